@@ -1,0 +1,1 @@
+"""A recording in, a frozen result out: no files, no drawing."""

@@ -1,0 +1,196 @@
+"""A recording in, everything the tables say out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from profiler_wrapper.analysis.attribution import Attribution, attribute
+from profiler_wrapper.analysis.charges import (
+    Charges,
+    CpuTime,
+    WorkOfOps,
+    cpu_charges,
+    cpu_time,
+    device_charges,
+    launches,
+)
+from profiler_wrapper.analysis.idle import idle_per_place
+from profiler_wrapper.analysis.layer_calls import CallTree, find_calls, layer_calls
+from profiler_wrapper.analysis.layer_memory import CallMemory, DeviceMemory, call_memory, device_memory
+from profiler_wrapper.analysis.layer_time import (
+    attention_rows,
+    class_rows,
+    exposed_communication,
+    layer_rows,
+    step_rows,
+    totals,
+    unattributed_rows,
+)
+from profiler_wrapper.analysis.layer_tree import LayerTree, find_layers
+from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.series import Track, function_series, named_series
+from profiler_wrapper.analysis.steps import Steps, find_steps
+from profiler_wrapper.analysis.trace_run import run_of_trace
+from profiler_wrapper.errors import EmptyRecording
+from profiler_wrapper.recording.columns import Category, Int64, Recording
+from profiler_wrapper.recording.nesting import Nesting, nest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attributed:
+    """A recording with a place for every event: what all tables and the layer lanes are made from."""
+
+    recording: Recording
+    nesting: Nesting
+    tree: LayerTree
+    attribution: Attribution
+    cpu: CpuTime
+    charges: Charges
+    calls: CallTree
+    steps: Steps
+
+
+def attributed(recording: Recording, *, described: Sequence[Mapping[str, Any]] = ()) -> Attributed:
+    """Attribute every event of `recording`.
+
+    `described`: the layers as the run's own description lists them, see `find_layers`.
+
+    Raises:
+        EmptyRecording: no event carries time.
+    """
+    spans = recording.spans
+    launch = launches(recording)
+    nesting = _nest_cpu(recording, launch)
+    parent: list[int] = nesting.parent.tolist()
+    tree = find_layers(recording, parent, described)
+    attribution = attribute(recording, nesting, tree)
+    order = [span for span in nesting.order.tolist() if attribution.place_of[span] >= 0]
+    cpu = cpu_time(recording, tree)
+    work_of = WorkOfOps(recording, parent, order, tree)
+    if recording.device_mask.any():
+        charges = device_charges(recording, attribution, launch, work_of)
+    else:
+        charges = cpu_charges(recording, attribution, cpu, work_of)
+    if not len(charges):
+        raise EmptyRecording(
+            f"{recording.path or 'the recording'}: {len(spans)} events, but no kernel, copy or CPU op among them. "
+            "Was the profiler stopped before the first step, or its schedule still waiting?"
+        )
+    calls = find_calls(recording, tree, parent, order)
+    steps = find_steps(recording, tree, attribution.node_of)
+    return Attributed(recording, nesting, tree, attribution, cpu, charges, calls, steps)
+
+
+def _nest_cpu(recording: Recording, launch: Int64) -> Nesting:
+    """Nesting of the CPU events that matter: of calls into the runtime only those that launched something."""
+    spans = recording.spans
+    chosen = np.flatnonzero(spans.category < Category.RUNTIME)
+    launched = np.unique(launch[launch >= 0])
+    launched = launched[spans.category[launched] == Category.RUNTIME]
+    chosen = np.sort(np.concatenate([chosen, launched]))
+    local = nest(spans.lane[chosen], spans.start_ns[chosen], spans.end_ns[chosen])
+    parent = np.full(len(spans), -1, dtype=np.int32)
+    parent[chosen] = np.where(local.parent >= 0, chosen[local.parent], -1)
+    return Nesting(chosen[local.order], parent, local.crossing_lanes)
+
+
+def analyse(recording: Recording, *, run: Mapping[str, Any] | None = None, track: Sequence[Track] = ()) -> Analysis:
+    """Time and memory of every layer of `recording`.
+
+    `run`: what is known of the run (run.json); its `layers` give raw names and model order. `track`:
+    names or patterns of ops, kernels and named blocks, and functions of a layer's events, to follow.
+
+    Raises:
+        EmptyRecording: no event carries time.
+    """
+    run = dict(run or {})
+    described = run.get("layers") or ()
+    return tables(attributed(recording, described=described), run=run, track=track)
+
+
+def tables(found: Attributed, *, run: Mapping[str, Any], track: Sequence[Track] = ()) -> Analysis:
+    """Everything the tables say of an attributed recording."""
+    recording, charges, attribution, tree = found.recording, found.charges, found.attribution, found.tree
+    run = {**run_of_trace(recording, found.steps.number), **run}
+    memory = device_memory(recording)
+    per_call = None if memory is None else call_memory(recording, found.calls, memory)
+    exposed, exposed_total = exposed_communication(recording, charges)
+    idle = idle_per_place(recording, found.nesting, attribution, charges)
+    functions = [item for item in track if callable(item)]
+    names = [item for item in track if not callable(item)]
+    series = named_series(recording, found.nesting.parent.tolist(), charges, found.steps, names)
+    series |= function_series(recording, tree, attribution, charges, found.steps, functions)
+    return Analysis(
+        time_basis=charges.basis,
+        complete=recording.complete and bool(run.get("complete", True)),
+        warnings=(*_strings(run.get("warnings")), *recording.warnings, *_notes(found, memory)),
+        run=run,
+        time=totals(recording, attribution, charges, exposed_total),
+        unattributed=unattributed_rows(attribution, charges),
+        layers=layer_rows(tree, attribution, charges, found.cpu, exposed, idle, found.calls, per_call),
+        attention=attention_rows(recording, tree, attribution, charges),
+        classes=class_rows(attribution, charges),
+        steps=step_rows(attribution, charges, found.steps, _peaks(found.steps, memory)),
+        series=series,
+        memory=_memory_summary(memory),
+        calls=_calls(found, per_call),
+    )
+
+
+def _calls(found: Attributed, memory: CallMemory | None) -> tuple[Any, ...]:
+    return layer_calls(found.recording, found.tree, found.calls, found.attribution, found.charges, found.steps, memory)
+
+
+def _strings(values: object) -> tuple[str, ...]:
+    return tuple(str(value) for value in values) if isinstance(values, (list, tuple)) else ()
+
+
+def _peaks(steps: Steps, memory: DeviceMemory | None) -> list[int | None]:
+    """Highest allocated per step, what was allocated when it began included."""
+    peaks: list[int | None] = []
+    for start, end in zip(steps.start_ns.tolist(), steps.end_ns.tolist(), strict=True):
+        if memory is None:
+            peaks.append(None)
+            continue
+        first, last = np.searchsorted(memory.time_ns, [start, end])
+        before = int(memory.allocated[first - 1]) if first > 0 else memory.allocated_at_start
+        peaks.append(max(before, int(memory.allocated[first:last].max(initial=before))))
+    return peaks
+
+
+def _memory_summary(memory: DeviceMemory | None) -> dict[str, Any]:
+    if memory is None:
+        return {"device": None, "allocated_bytes": None, "reserved_bytes": None, "peak": None, "categories": None}
+    peak = int(np.argmax(memory.allocated))
+    return {
+        "device": memory.device,
+        "allocated_bytes": int(memory.allocated[-1]),
+        "reserved_bytes": int(memory.reserved[-1]) if memory.device != "cpu" else None,
+        "peak": {
+            "allocated_bytes": int(memory.allocated[peak]),
+            "reserved_bytes": int(memory.reserved.max()) if memory.device != "cpu" else None,
+            "time_ns": int(memory.time_ns[peak]),
+        },
+        "categories": None,
+    }
+
+
+def _notes(found: Attributed, memory: DeviceMemory | None) -> list[str]:
+    """What is not known, and why."""
+    notes = []
+    if found.tree.source == "none":
+        notes.append(
+            "layers are not available, because the trace has no layer marks, no nn.Module events and no named blocks: "
+            "record it with ProfilerWrapper or mark(model), or with with_stack=True"
+        )
+    elif found.tree.source == "named blocks":
+        notes.append("layers are the blocks that the trace names: it has no layer marks and no nn.Module events")
+    if memory is None:
+        notes.append("memory is not available, because the trace has no allocation events (profile_memory=True)")
+    elif memory.device == "cpu":
+        notes.append("memory counts from the start of the recording: a CPU's allocator does not say what was before")
+    return notes

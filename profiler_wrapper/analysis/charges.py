@@ -1,0 +1,236 @@
+"""The time there is to give out, piece by piece: what, how long, where it belongs, when launched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN, Attribution, Place, Role, role_of
+from profiler_wrapper.analysis.layer_tree import LayerTree
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAUNCH
+from profiler_wrapper.recording.columns import Bool, Category, Int8, Int32, Int64, Recording
+from profiler_wrapper.recording.nesting import self_time
+
+TimeBasis = Literal["device", "cpu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Charges:
+    """One entry per device event; on a CPU-only trace per op with time of its own."""
+
+    basis: TimeBasis
+    span: Int64  # the event
+    cpu_span: Int64  # the launch on the CPU, -1 for none; on a CPU-only trace the op itself
+    time_ns: Int64
+    launch_ns: Int64  # when it was launched; without a launch, when it started
+    place: Int32  # index into Attribution.places
+    work: Int8  # index into classes.CLASSES
+    backend: Int8  # index into classes.BACKENDS, -1 for what is no attention
+    graph: Bool
+
+    def __len__(self) -> int:
+        return len(self.span)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuTime:
+    """Own CPU time of ops and marks: `time_ns[i]` of span `span[i]`."""
+
+    span: Int64
+    time_ns: Int64
+
+
+def cpu_time(recording: Recording, tree: LayerTree) -> CpuTime:
+    """CPU time as ops tell it: marks give names to it, never time."""
+    spans = recording.spans
+    ops = np.flatnonzero(spans.category == Category.CPU_OP)
+    counts = np.ones(len(ops), dtype=np.bool_)
+    if tree.source == "marks":
+        marked = np.fromiter(tree.layer_of_span, dtype=np.int64, count=len(tree.layer_of_span))
+        counts = ~np.isin(ops, marked)
+    return CpuTime(ops, self_time(spans.lane[ops], spans.start_ns[ops], spans.end_ns[ops], counts))
+
+
+def launches(recording: Recording) -> Int64:
+    """Per span, the CPU event that launched it; -1 for CPU events and where there is none.
+
+    The join is `correlation`. Device events without such an event join by `External id`, but only
+    in a file where that agrees wherever both exist.
+    """
+    spans = recording.spans
+    launch = np.full(len(spans), -1, dtype=np.int64)
+    device = np.flatnonzero(recording.device_mask)
+    runtime = np.flatnonzero((spans.category == Category.RUNTIME) & (spans.correlation >= 0))
+    launch[device] = _join(spans.correlation[device], spans.correlation[runtime], runtime)
+    missing = device[launch[device] < 0]
+    ops = np.flatnonzero((spans.category == Category.CPU_OP) & (spans.external_id >= 0))
+    if len(missing) and len(ops):
+        both = device[launch[device] >= 0]
+        by_id = _join(spans.external_id[both], spans.external_id[ops], ops)
+        joined = by_id >= 0
+        lane_agrees = spans.lane[by_id[joined]] == spans.lane[launch[both[joined]]]
+        at = spans.start_ns[launch[both[joined]]]
+        inside = (spans.start_ns[by_id[joined]] <= at) & (at <= spans.end_ns[by_id[joined]])
+        if joined.any() and bool(np.all(lane_agrees & inside)):
+            launch[missing] = _join(spans.external_id[missing], spans.external_id[ops], ops)
+    return launch
+
+
+def _join(wanted: Int64, keys: Int64, values: Int64) -> Int64:
+    found = np.full(len(wanted), -1, dtype=np.int64)
+    if len(keys) == 0 or len(wanted) == 0:
+        return found
+    order = np.argsort(keys, kind="stable")
+    place = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
+    match = (keys[order][place] == wanted) & (wanted >= 0)
+    found[match] = values[order][place[match]]
+    return found
+
+
+def device_charges(recording: Recording, attribution: Attribution, launch: Int64, work_of: WorkOfOps) -> Charges:
+    """Every kernel, copy and set, where its launch is."""
+    spans = recording.spans
+    device = np.flatnonzero(recording.device_mask)
+    device = device[np.argsort(spans.start_ns[device], kind="stable")]
+    cpu_span = launch[device]
+    launched = cpu_span >= 0
+    place = np.array(attribution.place_of, dtype=np.int32)[np.where(launched, cpu_span, 0)]
+    before = attribution.index_of(Place(UNKNOWN, "other", LAUNCHED_BEFORE))
+    nowhere = attribution.index_of(Place(UNKNOWN, "other", NO_LAUNCH))
+    place[~launched] = np.where(_launched_before(recording, device, launched)[~launched], before, nowhere)
+    launch_ns = np.where(launched, spans.start_ns[np.where(launched, cpu_span, 0)], spans.start_ns[device])
+    work, backend = work_of.device_events(device, cpu_span)
+    collective = work == classes.CLASSES.index("communication")
+    _collectives_of_several_layers(attribution, place, cpu_span, collective, recording)
+    return Charges(
+        basis="device",
+        span=device,
+        cpu_span=cpu_span,
+        time_ns=spans.duration_ns[device],
+        launch_ns=launch_ns,
+        place=place,
+        work=_optimizer_work(attribution, place, work),
+        backend=backend,
+        graph=spans.graph[device],
+    )
+
+
+def _launched_before(recording: Recording, device: Int64, launched: Bool) -> Bool:
+    """Without a launch, and ahead in its stream of all that have one, or of a lower correlation.
+
+    A stream runs in order, and correlations are given out in the order of launches.
+    """
+    spans = recording.spans
+    before = np.zeros(len(device), dtype=np.bool_)
+    runtime = (spans.category == Category.RUNTIME) & (spans.correlation >= 0)
+    lowest = int(spans.correlation[runtime].min()) if runtime.any() else 0
+    lane = spans.lane[device]
+    for stream in np.unique(lane).tolist():
+        members = np.flatnonzero(lane == stream)
+        known = np.flatnonzero(launched[members])
+        before[members[: known[0]] if len(known) else members[:0]] = True
+    before |= (spans.correlation[device] >= 0) & (spans.correlation[device] < lowest)
+    return before & ~launched
+
+
+def _collectives_of_several_layers(
+    attribution: Attribution, place: Int32, cpu_span: Int64, collective: Bool, recording: Recording
+) -> None:
+    """A collective launched where gradients are accumulated (DDP's buckets) belongs to no one layer."""
+    roles = np.array([role_of(name) for name in recording.names], dtype=np.int8)
+    no_layer = attribution.index_of(Place(NO_LAYER, "backward"))
+    for i in np.flatnonzero(collective & (cpu_span >= 0)).tolist():
+        node = attribution.node_of[int(cpu_span[i])]
+        if node >= 0 and roles[recording.spans.name[node]] == Role.ACCUMULATE:
+            place[i] = no_layer
+
+
+def cpu_charges(recording: Recording, attribution: Attribution, cpu: CpuTime, work_of: WorkOfOps) -> Charges:
+    """Every op's own CPU time, for a trace without device events."""
+    chosen = cpu.time_ns > 0
+    span, time_ns = cpu.span[chosen], cpu.time_ns[chosen]
+    place = np.array(attribution.place_of, dtype=np.int32)[span]
+    work, backend = work_of.ops(span)
+    return Charges(
+        basis="cpu",
+        span=span,
+        cpu_span=span,
+        time_ns=time_ns,
+        launch_ns=recording.spans.start_ns[span],
+        place=place,
+        work=_optimizer_work(attribution, place, work),
+        backend=backend,
+        graph=np.zeros(len(span), dtype=np.bool_),
+    )
+
+
+def _optimizer_work(attribution: Attribution, place: Int32, work: Int8) -> Int8:
+    in_optimizer = np.array([p.phase == "optimizer" for p in attribution.places], dtype=np.bool_)
+    keeps = work == classes.CLASSES.index("communication")
+    optimizer = np.int8(classes.CLASSES.index("optimizer"))
+    return np.where(in_optimizer[place] & ~keeps, optimizer, work).astype(np.int8)
+
+
+class WorkOfOps:
+    """The class and the attention backend of ops, inherited from the op around where a name says nothing."""
+
+    def __init__(self, recording: Recording, parent: list[int], order: list[int], tree: LayerTree) -> None:
+        self.recording = recording
+        class_ids = {name: i for i, name in enumerate(classes.CLASSES)}
+        backend_ids = {name: i for i, name in enumerate(classes.BACKENDS)}
+        work_of_name = [class_ids.get(classes.class_of_op(name), -1) for name in recording.names]
+        backend_of_name = [backend_ids.get(classes.attention_backend_of_op(name), -1) for name in recording.names]
+        names: list[int] = recording.spans.name.tolist()
+        self._work = [-1] * len(names)
+        self._backend = [-1] * len(names)
+        for span in order:
+            above = parent[span]
+            own = work_of_name[names[span]]
+            backend = backend_of_name[names[span]]
+            if above >= 0 and span not in tree.layer_of_span:
+                backend = self._backend[above] if self._backend[above] >= 0 else backend
+                own = own if own >= 0 else self._work[above]
+            self._work[span], self._backend[span] = own, backend
+
+    def ops(self, span: Int64) -> tuple[Int8, Int8]:
+        """(class, backend) per op."""
+        work = np.array(self._work, dtype=np.int8)[span]
+        backend = np.array(self._backend, dtype=np.int8)[span]
+        return self._settled(work, backend), backend
+
+    def device_events(self, device: Int64, cpu_span: Int64) -> tuple[Int8, Int8]:
+        """(class, backend) per device event, by its op first, by its own name second."""
+        recording = self.recording
+        class_ids = {name: i for i, name in enumerate(classes.CLASSES)}
+        backend_ids = {name: i for i, name in enumerate(classes.BACKENDS)}
+        used = np.unique(recording.spans.name[device]).tolist()
+        by_kernel = np.full(len(recording.names), -1, dtype=np.int8)
+        backend_by_kernel = np.full(len(recording.names), -1, dtype=np.int8)
+        communicates = np.zeros(len(recording.names), dtype=np.bool_)
+        for name_id in used:
+            name = recording.names[name_id]
+            by_kernel[name_id] = class_ids.get(classes.class_of_kernel(name), -1)
+            backend_by_kernel[name_id] = backend_ids.get(classes.attention_backend_of_kernel(name), -1)
+            communicates[name_id] = classes.is_communication(name)
+        name = recording.spans.name[device]
+        launched = cpu_span >= 0
+        at = np.where(launched, cpu_span, 0)
+        op_work = np.where(launched, np.array(self._work, dtype=np.int8)[at], np.int8(-1))
+        op_backend = np.where(launched, np.array(self._backend, dtype=np.int8)[at], np.int8(-1))
+        is_copy = recording.spans.category[device] != Category.KERNEL
+        communication, copy = np.int8(class_ids["communication"]), np.int8(class_ids["copy"])
+        # A collective's op launches plain copies and fills too: its kernel's name decides.
+        op_work = np.where((op_work == communication) & ~communicates[name], np.int8(-1), op_work)
+        work = np.where(op_work >= 0, op_work, by_kernel[name])
+        work = np.where(communicates[name], communication, np.where(is_copy, copy, work)).astype(np.int8)
+        backend = np.where(op_backend >= 0, op_backend, backend_by_kernel[name])
+        backend = np.where(communicates[name], np.int8(-1), backend).astype(np.int8)
+        return self._settled(work, backend), backend
+
+    @staticmethod
+    def _settled(work: Int8, backend: Int8) -> Int8:
+        attention, other = np.int8(classes.CLASSES.index("attention")), np.int8(classes.CLASSES.index("other"))
+        return np.where(backend >= 0, attention, np.where(work >= 0, work, other)).astype(np.int8)

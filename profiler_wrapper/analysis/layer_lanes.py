@@ -1,0 +1,91 @@
+"""When each layer ran: the spans that become lanes in the Chrome trace, on the device's time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from profiler_wrapper.analysis.analyse import Attributed
+from profiler_wrapper.analysis.model import LayerCall
+from profiler_wrapper.recording.columns import Int64
+from profiler_wrapper.recording.lanes import LaneSpan
+
+_BACKWARD = ("backward", "accumulate_grad")
+
+
+def layer_lanes(found: Attributed, calls: Sequence[LayerCall]) -> list[LaneSpan]:
+    """Spans of layers: forward and recompute call by call, backward as far as one layer ran on end.
+
+    On a device a span goes from the first to the last event that the layer launched; on a CPU-only
+    trace it is the time on the thread.
+    """
+    on_device = found.charges.basis == "device"
+    return [*_of_calls(calls, on_device=on_device), *_of_backward(found)]
+
+
+def _of_calls(calls: Sequence[LayerCall], *, on_device: bool) -> Iterator[LaneSpan]:
+    for call in calls:
+        start, end = (call.device_start_ns, call.device_end_ns) if on_device else (call.start_ns, call.end_ns)
+        if start is None or end is None:
+            continue  # nothing of it ran on the device
+        lane = "recompute" if call.phase == "recompute" else "forward"
+        arguments: dict[str, int | str] = {"phase": call.phase, "call": call.index, "self and below (us)": call.time_ns // 1000}
+        yield LaneSpan(lane, call.layer, start, end - start, call.device, arguments)
+
+
+def _of_backward(found: Attributed) -> Iterator[LaneSpan]:
+    """Neighbours in time with a common layer form one span of that layer, and of each above it."""
+    tree = found.tree
+    for device, span, layer in _backward_events(found):
+        start = found.recording.spans.start_ns[span]
+        end = start + found.recording.spans.duration_ns[span]
+        step = found.steps.place_of(start)
+        open_runs: list[tuple[int, int]] = []  # (layer, start), from the root down
+        open_step, last_end = -1, 0
+        for event_layer, begin, finish, in_step in zip(
+            layer.tolist(), start.tolist(), end.tolist(), step.tolist(), strict=True
+        ):
+            chain = tree.layers[event_layer].ancestors[::-1] if event_layer >= 0 else ()
+            kept = 0
+            if in_step == open_step:
+                while kept < min(len(chain), len(open_runs)) and open_runs[kept][0] == chain[kept]:
+                    kept += 1
+            for run_layer, run_start in reversed(open_runs[kept:]):
+                yield _backward_span(tree.layers[run_layer].name, run_start, last_end, device)
+            del open_runs[kept:]
+            open_runs += [(below, max(begin, last_end)) for below in chain[kept:]]
+            open_step, last_end = in_step, max(finish, last_end)
+        for run_layer, run_start in reversed(open_runs):
+            yield _backward_span(tree.layers[run_layer].name, run_start, last_end, device)
+
+
+def _backward_span(name: str, start_ns: int, end_ns: int, device: int | None) -> LaneSpan:
+    return LaneSpan("backward", name, start_ns, end_ns - start_ns, device, {"phase": "backward"})
+
+
+def _backward_events(found: Attributed) -> Iterator[tuple[int | None, Int64, Int64]]:
+    """(device, events in time order, their layers): the busiest backward stream of each device.
+
+    On a CPU-only trace, the outermost autograd nodes of each thread.
+    """
+    spans, places = found.recording.spans, found.attribution.places
+    backward = np.array([place.phase in _BACKWARD for place in places], dtype=np.bool_)
+    layer_of_place = np.array([place.layer for place in places], dtype=np.int64)
+    charges = found.charges
+    if charges.basis == "device":
+        chosen = backward[charges.place]
+        for device in np.unique(spans.device[charges.span[chosen]]).tolist():
+            here = np.flatnonzero(chosen & (spans.device[charges.span] == device))
+            streams, which = np.unique(spans.lane[charges.span[here]], return_inverse=True)
+            busiest = np.argmax(np.bincount(which, weights=charges.time_ns[here], minlength=len(streams)))
+            here = here[which == busiest]
+            yield device, charges.span[here], layer_of_place[charges.place[here]]
+        return
+    node_of, parent = found.attribution.node_of, found.nesting.parent
+    nodes = [s for s, node in enumerate(node_of) if node == s and (parent[s] < 0 or node_of[parent[s]] < 0)]
+    nodes.sort(key=lambda s: int(spans.start_ns[s]))
+    for lane in dict.fromkeys(int(spans.lane[s]) for s in nodes):
+        here = np.array([s for s in nodes if spans.lane[s] == lane], dtype=np.int64)
+        placed = np.array(found.attribution.place_of, dtype=np.int64)[here]
+        yield None, here, layer_of_place[placed]

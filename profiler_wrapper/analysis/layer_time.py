@@ -1,0 +1,302 @@
+"""Time per layer and phase, by class, by attention backend and per step, from the charges."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN, Attribution
+from profiler_wrapper.analysis.charges import Charges, CpuTime
+from profiler_wrapper.analysis.intervals import Union, union
+from profiler_wrapper.analysis.layer_calls import CallTree
+from profiler_wrapper.analysis.layer_memory import CallMemory
+from profiler_wrapper.analysis.layer_tree import Layer, LayerTree
+from profiler_wrapper.analysis.model import (
+    PHASES,
+    AttentionRow,
+    ClassRow,
+    LayerRow,
+    Phase,
+    StepRow,
+    TimeTotals,
+    UnattributedRow,
+)
+from profiler_wrapper.analysis.steps import Steps
+from profiler_wrapper.recording.columns import Bool, Int32, Int64, Recording
+
+_COMMUNICATION = classes.CLASSES.index("communication")
+_NO_MODULE = Layer("", "", "", "other", -1, -1)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What one layer gathers in one phase; the first of each pair is its own, the second inclusive."""
+
+    time_ns: list[int] = field(default_factory=lambda: [0, 0])
+    cpu_time_ns: list[int] = field(default_factory=lambda: [0, 0])
+    attention_ns: list[int] = field(default_factory=lambda: [0, 0])
+    communication_ns: list[int] = field(default_factory=lambda: [0, 0])
+    exposed_communication_ns: list[int] = field(default_factory=lambda: [0, 0])
+    idle_ns: list[int] = field(default_factory=lambda: [0, 0])
+    graph: bool = False
+
+
+Key = tuple[int, Phase]
+
+
+def layer_rows(
+    tree: LayerTree,
+    attribution: Attribution,
+    charges: Charges,
+    cpu: CpuTime,
+    exposed_ns: Int64,
+    idle_ns: Int64 | None,
+    calls: CallTree,
+    memory: CallMemory | None,
+) -> tuple[LayerRow, ...]:
+    """One row per (layer, phase); layers in model order, what has no module last."""
+    sums = _gather(tree, attribution, charges, cpu, exposed_ns, idle_ns)
+    entered = _entered(attribution, calls)
+    for key in entered:
+        sums.setdefault(key, _Sums())
+    place = {index: layer.order for index, layer in enumerate(tree.layers)}
+    order = sorted(sums, key=lambda key: (key[0] < 0, place.get(key[0], 0), key[0], PHASES.index(key[1])))
+    on_device = charges.basis == "device"
+    return tuple(_row(tree, key, sums[key], entered.get(key), memory, on_device=on_device) for key in order)
+
+
+def _gather(
+    tree: LayerTree,
+    attribution: Attribution,
+    charges: Charges,
+    cpu: CpuTime,
+    exposed_ns: Int64,
+    idle_ns: Int64 | None,
+) -> dict[Key, _Sums]:
+    places = attribution.places
+    communication = np.where(charges.work == _COMMUNICATION, charges.time_ns, 0)
+    attention = np.where(charges.backend >= 0, charges.time_ns, 0)
+    cpu_place = np.array(attribution.place_of, dtype=np.int64)[cpu.span]
+    per_place = {
+        "time_ns": _per_place(places, charges.place, charges.time_ns),
+        "attention_ns": _per_place(places, charges.place, attention),
+        "communication_ns": _per_place(places, charges.place, communication),
+        "exposed_communication_ns": _per_place(places, charges.place, exposed_ns),
+        "cpu_time_ns": _per_place(places, cpu_place, cpu.time_ns),
+    }
+    if idle_ns is not None:
+        per_place["idle_ns"] = idle_ns
+    graph = _per_place(places, charges.place, charges.graph.astype(np.int64))
+    sums: dict[Key, _Sums] = defaultdict(_Sums)
+    for index, place in enumerate(places):
+        if place.layer == UNKNOWN or not any(values[index] for values in per_place.values()):
+            continue
+        chain = tree.layers[place.layer].ancestors if place.layer >= 0 else (NO_LAYER,)
+        for depth, layer in enumerate(chain):
+            gathered = sums[layer, place.phase]
+            for name, values in per_place.items():
+                pair: list[int] = getattr(gathered, name)
+                pair[1] += int(values[index])
+                pair[0] += int(values[index]) if depth == 0 else 0
+            gathered.graph |= depth == 0 and bool(graph[index])
+    return dict(sums)
+
+
+def _per_place(places: Sequence[object], place: Int32 | Int64, values: Int64) -> Int64:
+    total = np.zeros(len(places), dtype=np.int64)
+    np.add.at(total, place, values)
+    return total
+
+
+def _entered(attribution: Attribution, calls: CallTree) -> dict[Key, list[int]]:
+    """The calls of each (layer, phase)."""
+    entered: dict[Key, list[int]] = defaultdict(list)
+    for call, (span, layer) in enumerate(zip(calls.span.tolist(), calls.layer.tolist(), strict=True)):
+        entered[layer, attribution.place(span).phase].append(call)
+    return dict(entered)
+
+
+def _row(
+    tree: LayerTree, key: Key, sums: _Sums, entered: list[int] | None, memory: CallMemory | None, *, on_device: bool
+) -> LayerRow:
+    index, phase = key
+    layer = tree.layers[index] if index >= 0 else _NO_MODULE
+    held = memory if entered else None
+    chosen = entered or []
+    forward = phase not in ("recompute", "backward")
+    return LayerRow(
+        layer=layer.name,
+        raw_name=layer.raw_name,
+        class_name=layer.class_name,
+        kind=layer.kind,
+        block=tree.layers[layer.block].name if layer.block >= 0 else None,
+        parent=tree.layers[layer.parent].name if layer.parent >= 0 else None,
+        depth=layer.depth,
+        order=layer.order,
+        phase=phase,
+        calls=len(chosen) if entered is not None else None,
+        self_time_ns=sums.time_ns[0],
+        time_ns=sums.time_ns[1],
+        cpu_time_ns=sums.cpu_time_ns[1],
+        attention_ns=sums.attention_ns[1],
+        communication_ns=sums.communication_ns[1],
+        exposed_communication_ns=sums.exposed_communication_ns[1] if on_device else None,
+        idle_ns=sums.idle_ns[1] if on_device else None,
+        flops_per_step=None,
+        self_flops_per_step=None,
+        allocated_bytes=_mean(held.exit_allocated, chosen) if held else None,
+        reserved_bytes=_mean(held.exit_reserved, chosen) if held else None,
+        entry_allocated_bytes=_mean(held.entry_allocated, chosen) if held else None,
+        entry_reserved_bytes=_mean(held.entry_reserved, chosen) if held else None,
+        peak_bytes=int(held.peak[chosen].max()) if held else None,
+        retained_bytes=_mean(held.retained, chosen) if held and forward else None,
+        self_retained_bytes=_mean(held.self_retained, chosen) if held and forward else None,
+        shared=layer.shared,
+        compiled=layer.compiled,
+        graph=sums.graph,
+    )
+
+
+def _mean(values: Int64, chosen: list[int]) -> float:
+    return float(values[chosen].mean())
+
+
+def unattributed_rows(attribution: Attribution, charges: Charges) -> tuple[UnattributedRow, ...]:
+    """Time without a layer, by reason, the largest first."""
+    time: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    for index, place in enumerate(attribution.places):
+        if place.layer == UNKNOWN:
+            members = charges.place == index
+            time[place.reason] += int(charges.time_ns[members].sum())
+            count[place.reason] += int(members.sum())
+    rows = [UnattributedRow(reason=r, time_ns=time[r], count=count[r]) for r in time if count[r]]
+    return tuple(sorted(rows, key=lambda row: (-row.time_ns, row.reason)))
+
+
+def attention_rows(
+    recording: Recording, tree: LayerTree, attribution: Attribution, charges: Charges
+) -> tuple[AttentionRow, ...]:
+    """Attention by innermost layer, phase and backend, layers in model order."""
+    time: Counter[tuple[int, Phase, int]] = Counter()
+    kernels: dict[tuple[int, Phase, int], Counter[str]] = defaultdict(Counter)
+    for i in np.flatnonzero(charges.backend >= 0).tolist():
+        place = attribution.places[charges.place[i]]
+        if place.layer != UNKNOWN:
+            key = (place.layer, place.phase, int(charges.backend[i]))
+            time[key] += int(charges.time_ns[i])
+            kernels[key][recording.name_of(int(charges.span[i]))] += int(charges.time_ns[i])
+    rows = [
+        (
+            tree.layers[layer].order if layer >= 0 else len(tree.layers),
+            PHASES.index(phase),
+            AttentionRow(
+                layer=tree.layers[layer].name if layer >= 0 else "",
+                phase=phase,
+                backend=classes.BACKENDS[backend],
+                kernels=tuple(name for name, _ in kernels[layer, phase, backend].most_common()),
+                time_ns=spent,
+            ),
+        )
+        for (layer, phase, backend), spent in time.items()
+    ]
+    return tuple(row for _, _, row in sorted(rows, key=lambda r: r[:2]))
+
+
+def class_rows(attribution: Attribution, charges: Charges) -> tuple[ClassRow, ...]:
+    """Time by class and phase, what has no layer included; the most expensive first."""
+    time: Counter[tuple[int, Phase]] = Counter()
+    count: Counter[tuple[int, Phase]] = Counter()
+    phase_of_place = [place.phase for place in attribution.places]
+    keys = charges.place.astype(np.int64) * len(classes.CLASSES) + charges.work
+    distinct, inverse = np.unique(keys, return_inverse=True)
+    spent = np.zeros(len(distinct), dtype=np.int64)
+    np.add.at(spent, inverse, charges.time_ns)
+    for key, nanoseconds, events in zip(
+        distinct.tolist(), spent.tolist(), np.bincount(inverse, minlength=len(distinct)).tolist(), strict=True
+    ):
+        place, work = divmod(key, len(classes.CLASSES))
+        time[work, phase_of_place[place]] += nanoseconds
+        count[work, phase_of_place[place]] += events
+    rows = [
+        ClassRow(class_name=classes.CLASSES[work], phase=phase, time_ns=spent_ns, count=count[work, phase])
+        for (work, phase), spent_ns in time.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.time_ns, row.class_name, row.phase)))
+
+
+def step_rows(
+    attribution: Attribution, charges: Charges, steps: Steps, peak_of_step: Sequence[int | None]
+) -> tuple[StepRow, ...]:
+    """A row per step, and a last one (`step` None) for what was launched in no step."""
+    place = steps.place_of(charges.launch_ns)
+    place[charges.cpu_span < 0] = -1
+    phase_of_place = np.array([PHASES.index(p.phase) for p in attribution.places], dtype=np.int64)
+    phase = phase_of_place[charges.place] if len(charges) else np.empty(0, np.int64)
+    rows = []
+    for i, number in [*enumerate(steps.number), (-1, None)]:
+        members = place == i
+        if number is None and not members.any():
+            continue
+        spent = np.zeros(len(PHASES), dtype=np.int64)
+        np.add.at(spent, phase[members], charges.time_ns[members])
+        bounded = number is not None and steps.end_ns[i] < np.iinfo(np.int64).max
+        rows.append(
+            StepRow(
+                step=number,
+                time_ns=int(charges.time_ns[members].sum()),
+                span_ns=int(steps.end_ns[i] - steps.start_ns[i]) if bounded else None,
+                phases_ns={name: int(ns) for name, ns in zip(PHASES, spent.tolist(), strict=True) if ns},
+                attention_ns=int(charges.time_ns[members & (charges.backend >= 0)].sum()),
+                peak_bytes=peak_of_step[i] if number is not None else None,
+            )
+        )
+    return tuple(rows)
+
+
+def exposed_communication(recording: Recording, charges: Charges) -> tuple[Int64, int | None]:
+    """(per event, in all) communication time with no compute running beside it on the same device.
+
+    Events that overlap one another each count; the second number counts an instant once.
+    """
+    exposed = np.zeros(len(charges), dtype=np.int64)
+    if charges.basis != "device":
+        return exposed, None
+    spans = recording.spans
+    start, end = spans.start_ns[charges.span], spans.end_ns[charges.span]
+    device = spans.device[charges.span]
+    communicates: Bool = charges.work == _COMMUNICATION
+    total = 0
+    for index in np.unique(device).tolist():
+        here = device == index
+        compute = union(start[here & ~communicates], end[here & ~communicates])
+        moving = here & communicates
+        exposed[moving] = charges.time_ns[moving] - compute.overlap(start[moving], end[moving])
+        moved: Union = union(start[moving], end[moving])
+        total += moved.length_ns - int(compute.overlap(moved.start_ns, moved.end_ns).sum())
+    return exposed, total
+
+
+def totals(recording: Recording, attribution: Attribution, charges: Charges, exposed_ns: int | None) -> TimeTotals:
+    """The sums over the whole trace."""
+    unknown = np.array([place.layer == UNKNOWN for place in attribution.places], dtype=np.bool_)
+    total = int(charges.time_ns.sum())
+    unattributed = int(charges.time_ns[unknown[charges.place]].sum())
+    spans = recording.spans
+    busy = None
+    if charges.basis == "device":
+        start, end, device = spans.start_ns[charges.span], spans.end_ns[charges.span], spans.device[charges.span]
+        busy = sum(union(start[device == d], end[device == d]).length_ns for d in np.unique(device).tolist())
+    span_ns = int(spans.end_ns.max() - spans.start_ns.min()) if len(spans) else 0
+    return TimeTotals(
+        total_ns=total,
+        attributed_ns=total - unattributed,
+        unattributed_ns=unattributed,
+        busy_ns=busy,
+        span_ns=span_ns,
+        exposed_communication_ns=exposed_ns,
+    )

@@ -1,0 +1,268 @@
+"""The layers of a recording: from our marks, else `nn.Module:` events, else named blocks."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from profiler_wrapper.recording.columns import Category, Recording
+from profiler_wrapper.recording.kinds import kind_of
+from profiler_wrapper.recording.marks import ROOT_PATH, Mark, parse_mark
+
+Source = Literal["marks", "modules", "named blocks", "none"]
+
+_MODULE_PREFIX = "nn.Module: "
+# Annotations that torch and its libraries make by themselves: they name no block of a model.
+_NOT_A_BLOCK = re.compile(
+    r"ProfilerStep|Optimizer\.|nccl:|gloo:|mpi:|ucc:|xccl:|c10d|FSDP::|FullyShardedDataParallel\.|DDP|enumerate\(|"
+    r"## Call|Torch-Compiled|TorchDynamo|torch/|torch\.|autograd|Pregraph|CompiledFunction|AOTDispatcher|Inductor|"
+    r"\[pytorch|iteration#|PyTorch Profiler|Iteration Start|cudaGraph|record_param_comms|"
+    r"execute_context_"
+)
+
+
+@dataclass(slots=True)
+class Layer:
+    """One layer as rows name it."""
+
+    name: str
+    raw_name: str
+    class_name: str
+    kind: str
+    parent: int  # index, -1 at a root
+    order: int
+    compiled: bool = False
+    shared: bool = False
+    block: int = -1
+    depth: int = 0
+    ancestors: tuple[int, ...] = ()  # itself first, the root last
+
+
+@dataclass(slots=True)
+class LayerTree:
+    """Layers and the spans that enter them."""
+
+    source: Source
+    layers: list[Layer] = field(default_factory=list)
+    layer_of_span: dict[int, int] = field(default_factory=dict)  # span index -> layer index
+    flags_of_span: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def by_name(self) -> dict[str, int]:
+        """Layer index by name."""
+        return {layer.name: i for i, layer in enumerate(self.layers)}
+
+    def common_ancestor(self, indices: Iterable[int]) -> int:
+        """The deepest layer that holds all of `indices`; -1 if they share none."""
+        common: Sequence[int] | None = None
+        for index in indices:
+            chain = self.layers[index].ancestors
+            common = chain if common is None else [a for a in common if a in chain]
+        return common[0] if common else -1
+
+
+def find_layers(
+    recording: Recording, parent_of: Sequence[int], described: Iterable[Mapping[str, Any]] = ()
+) -> LayerTree:
+    """The layer tree of `recording`.
+
+    `parent_of`: per span the span that encloses it, -1 for none. `described`: what the run's own
+    description (run.json) says of its layers, which gives raw names and the order of registration.
+    """
+    spans = recording.spans
+    marks = {i: mark for i, name in enumerate(recording.names) if (mark := parse_mark(name)) is not None}
+    by_start = spans.start_ns.argsort(kind="stable")
+    category, name_id = spans.category[by_start], spans.name[by_start]
+    if marks:
+        is_mark = (category == Category.CPU_OP) | (category == Category.ANNOTATION)
+        entries = [
+            (int(i), marks[n])
+            for i, n in zip(by_start[is_mark].tolist(), name_id[is_mark].tolist(), strict=True)
+            if n in marks
+        ]
+        tree = _from_marks(entries, described)
+    elif modules := by_start[category == Category.MODULE].tolist():
+        tree = _from_modules(recording, modules, parent_of)
+    else:
+        tree = _from_named_blocks(recording, by_start[category == Category.ANNOTATION].tolist(), parent_of)
+    _complete(tree)
+    return tree
+
+
+def is_named_block(name: str) -> bool:
+    """Whether an annotation of this name is a block that somebody named, not one of torch's own."""
+    return parse_mark(name) is None and _NOT_A_BLOCK.match(name) is None
+
+
+def _from_marks(entries: Sequence[tuple[int, Mark]], described: Iterable[Mapping[str, Any]]) -> LayerTree:
+    told = {(str(d.get("root")), str(d.get("path"))): (place, d) for place, d in enumerate(described)}
+    distinct = dict.fromkeys((mark.root, mark.path) for _, mark in entries)
+    first_mark: dict[tuple[str, str], Mark] = {}
+    for _, mark in entries:
+        first_mark.setdefault((mark.root, mark.path), mark)
+    prefix = _root_prefixes(distinct)
+    tree = LayerTree("marks")
+    index: dict[tuple[str, str], int] = {}
+    for place, key in enumerate(distinct):
+        mark = first_mark[key]
+        order, description = told.get(key, (place + len(told), {}))
+        name = _layer_name(key, prefix)
+        index[key] = len(tree.layers)
+        tree.layers.append(
+            Layer(
+                name=name,
+                raw_name=str(description.get("raw_name", name)) or name,
+                class_name=mark.class_name,
+                kind=mark.kind,
+                parent=-1,
+                order=order,
+                compiled="compiled" in mark.flags,
+                shared="shared" in mark.flags,
+            )
+        )
+    for root, path in distinct:
+        tree.layers[index[root, path]].parent = _parent_by_path(root, path, index)
+    _repeated_roots_are_blocks(tree, distinct, index)
+    for span, mark in entries:
+        tree.layer_of_span[span] = index[mark.root, mark.path]
+        phase_flags = tuple(f for f in mark.flags if f in ("prefill", "decode"))
+        if phase_flags:
+            tree.flags_of_span[span] = phase_flags
+    return tree
+
+
+def _root_prefixes(distinct: Iterable[tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """Per root: the root's own row name, and what its layers' names start with.
+
+    A root that its user named is the start of its layers' paths already. One that is named by its
+    class lends its name to its layers only where several such roots have layers.
+    """
+    with_layers: dict[str, bool] = {}
+    for root, path in distinct:
+        with_layers[root] = with_layers.get(root, False) or path != ROOT_PATH
+    anonymous = [root for root in with_layers if "#" in root]
+    like = Counter(root.rpartition("#")[0] for root in anonymous)
+    several = sum(with_layers[root] for root in anonymous) > 1
+    prefixes = {root: (root, "") for root in with_layers}
+    for root in anonymous:
+        class_name, _, number = root.rpartition("#")
+        name = class_name if like[class_name] == 1 else f"{class_name}_{number}"
+        prefixes[root] = (name, f"{name}." if several else "")
+    return prefixes
+
+
+def _layer_name(key: tuple[str, str], prefixes: Mapping[str, tuple[str, str]]) -> str:
+    root, path = key
+    own, prefix = prefixes[root]
+    return own if path == ROOT_PATH else prefix + path
+
+
+def _parent_by_path(root: str, path: str, index: Mapping[tuple[str, str], int]) -> int:
+    if path == ROOT_PATH:
+        return -1
+    above = path
+    while "." in above:
+        above = above.rpartition(".")[0]
+        if (root, above) in index:
+            return index[root, above]
+    return index.get((root, ROOT_PATH), -1)
+
+
+def _repeated_roots_are_blocks(
+    tree: LayerTree, distinct: Iterable[tuple[str, str]], index: Mapping[tuple[str, str], int]
+) -> None:
+    """Blocks that a user calls one by one are roots; like ones are blocks all the same."""
+    has_layers = {root for root, path in distinct if path != ROOT_PATH}
+    like = Counter(root.rpartition("#")[0] for root, path in distinct if path == ROOT_PATH and "#" in root)
+    for (root, path), i in index.items():
+        if path == ROOT_PATH and root in has_layers and like[root.rpartition("#")[0]] > 1:
+            tree.layers[i].kind = "block"
+
+
+def _nearest(span: int, parent_of: Sequence[int], wanted: Mapping[int, object]) -> int:
+    above = parent_of[span]
+    while above >= 0 and above not in wanted:
+        above = parent_of[above]
+    return above
+
+
+def _from_modules(recording: Recording, modules: Sequence[int], parent_of: Sequence[int]) -> LayerTree:
+    """A module's name is its path from the root, by class, numbered among like siblings."""
+    instance_of = {span: recording.name_of(span)[len(_MODULE_PREFIX) :] for span in modules}
+    first_parent: dict[str, str] = {}
+    for span, instance in instance_of.items():  # in order of start
+        if instance not in first_parent:
+            above = _nearest(span, parent_of, instance_of)
+            first_parent[instance] = instance_of[above] if above >= 0 else ""
+    like: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for instance, parent in first_parent.items():
+        like[parent, _module_class(instance)].append(instance)
+    tree = LayerTree("modules")
+    index: dict[str, int] = {}
+    for instance, parent in first_parent.items():  # a parent is entered before its children
+        class_name = _module_class(instance)
+        siblings = like[parent, class_name]
+        own = class_name if len(siblings) == 1 else f"{class_name}_{siblings.index(instance)}"
+        above = index[parent] if parent else -1
+        name = f"{tree.layers[above].name}.{own}" if parent else own
+        index[instance] = len(tree.layers)
+        layer = Layer(name, name, class_name, kind_of(class_name, ""), above, len(tree.layers))
+        tree.layers.append(layer)
+    _find_blocks(tree)
+    tree.layer_of_span = {span: index[instance] for span, instance in instance_of.items()}
+    return tree
+
+
+def _module_class(instance: str) -> str:
+    """`Qwen2DecoderLayer_7` -> `Qwen2DecoderLayer`: the profiler numbers instances per class."""
+    class_name, _, number = instance.rpartition("_")
+    return class_name if class_name and number.isdigit() else instance
+
+
+def _find_blocks(tree: LayerTree) -> None:
+    """Like siblings with layers of their own are blocks, the outermost such."""
+    has_children = {layer.parent for layer in tree.layers}
+    like: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for i, layer in enumerate(tree.layers):
+        if i in has_children and layer.parent >= 0:
+            like[layer.parent, layer.class_name].append(i)
+    candidates = {i for members in like.values() if len(members) > 1 for i in members}
+    for i in candidates:
+        above = tree.layers[i].parent
+        while above >= 0 and above not in candidates:
+            above = tree.layers[above].parent
+        if above < 0:
+            tree.layers[i].kind = "block"
+
+
+def _from_named_blocks(recording: Recording, annotations: Sequence[int], parent_of: Sequence[int]) -> LayerTree:
+    blocks = {i for i, name in enumerate(recording.names) if is_named_block(name)}
+    entries = {span: recording.name_of(span) for span in annotations if int(recording.spans.name[span]) in blocks}
+    tree = LayerTree("named blocks" if entries else "none")
+    index: dict[tuple[int, str], int] = {}
+    for span, name in entries.items():
+        above = _nearest(span, parent_of, entries)
+        above_layer = tree.layer_of_span[above] if above >= 0 else -1
+        if above_layer >= 0 and tree.layers[above_layer].raw_name == name:
+            tree.layer_of_span[span] = above_layer
+            continue
+        key = (above_layer, name)
+        if key not in index:
+            index[key] = len(tree.layers)
+            full = f"{tree.layers[above_layer].name}.{name}" if above_layer >= 0 else name
+            tree.layers.append(Layer(full, name, "", kind_of(name, ""), above_layer, len(tree.layers)))
+        tree.layer_of_span[span] = index[key]
+    return tree
+
+
+def _complete(tree: LayerTree) -> None:
+    for i, layer in enumerate(tree.layers):
+        chain = [i]
+        while (above := tree.layers[chain[-1]].parent) >= 0:
+            chain.append(above)
+        layer.ancestors = tuple(chain)
+        layer.depth = len(chain) - 1
+        blocks = [a for a in chain if tree.layers[a].kind == "block"]
+        layer.block = blocks[-1] if blocks else -1

@@ -1,0 +1,179 @@
+"""What an analysis says: frozen rows, in integer nanoseconds and bytes.
+
+`None` stands for "not known"; a warning of the analysis says why. `to_dict` gives the contract
+written to `result.json`, where times are microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SCHEMA_VERSION = 1
+
+Phase = Literal[
+    "forward",
+    "prefill",
+    "decode",
+    "backward",
+    "recompute",
+    "accumulate_grad",
+    "optimizer",
+    "other",
+]
+PHASES: tuple[Phase, ...] = (
+    "forward", "prefill", "decode", "backward", "recompute", "accumulate_grad", "optimizer", "other",
+)  # fmt: skip
+FORWARD_PHASES: tuple[Phase, ...] = ("forward", "prefill", "decode")
+
+# Why device time has no layer.
+LAUNCHED_BEFORE = "launched before the trace"
+NO_LAUNCH = "no launch found"
+NO_FORWARD_LINK = "no forward link"
+NO_LAYERS = "a trace without layers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRow:
+    """One layer in one phase, summed over the timed trace.
+
+    `self_*` counts what happens in the layer but in no layer below it, so it adds up over all rows;
+    the same field without `self_` includes every layer below.
+    """
+
+    layer: str  # full name in the plain model; "" for what by nature has no module
+    raw_name: str  # the name as the wrapped model has it
+    class_name: str
+    kind: str  # block, attention, mlp, norm, embedding, head, router, expert, adapter, modulation, conv, other
+    block: str | None  # the block this is in; a block's own name on the block's row
+    parent: str | None  # the layer above; None at a root
+    depth: int  # 0 at a root
+    order: int  # place in model order: by registration where known, else by first call
+    phase: Phase
+    calls: int | None  # entries of the layer; None where it is not entered (backward, optimizer)
+    self_time_ns: int
+    time_ns: int
+    cpu_time_ns: int | None
+    attention_ns: int
+    communication_ns: int
+    exposed_communication_ns: int | None
+    idle_ns: int | None
+    flops_per_step: int | None
+    self_flops_per_step: int | None
+    allocated_bytes: float | None  # allocated when the layer returns: mean over calls
+    reserved_bytes: float | None
+    entry_allocated_bytes: float | None  # allocated when the layer is entered: mean over calls
+    entry_reserved_bytes: float | None
+    peak_bytes: int | None  # highest allocated while inside, over all calls
+    retained_bytes: float | None  # allocated inside and alive when the outermost forward ends: mean over calls
+    self_retained_bytes: float | None
+    shared: bool  # one instance under several names
+    compiled: bool  # one compiled region: the layers inside it have no rows
+    graph: bool  # some of its time is kernels of a replayed CUDA graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnattributedRow:
+    """Time that should have a layer but whose layer is not known."""
+
+    reason: str
+    time_ns: int
+    count: int  # device events; on a CPU-only trace, ops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionRow:
+    """Attention of one layer, phase and backend; `layer` is the innermost one."""
+
+    layer: str
+    phase: Phase
+    backend: str  # flash, cudnn, mem_efficient, flex, math, external
+    kernels: tuple[str, ...]  # distinct kernel names (op names on a CPU-only trace), most expensive first
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassRow:
+    """Time of one class of events in one phase."""
+
+    class_name: str  # gemm, attention, norm, softmax, elementwise, reduction, embedding, copy, communication, ...
+    phase: Phase
+    time_ns: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """One step. `step` is None for what belongs to no step."""
+
+    step: int | None
+    time_ns: int  # time of the events launched in it
+    span_ns: int | None  # from its begin to its end on the CPU
+    phases_ns: Mapping[str, int] = field(default_factory=dict)  # time per phase
+    attention_ns: int = 0
+    peak_bytes: int | None = None  # highest allocated during the step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCall:
+    """One entry of one layer, in time order: what the per-call series and the lanes are drawn from."""
+
+    layer: str
+    phase: Phase
+    step: int | None
+    index: int  # which call of this layer and phase it is, from 0
+    start_ns: int  # on the CPU
+    end_ns: int
+    device_start_ns: int | None  # first and last device event launched in it
+    device_end_ns: int | None
+    device: int | None
+    time_ns: int  # device time (CPU time on a CPU-only trace) inside it, layers below included
+    attention_ns: int
+    entry_allocated_bytes: int | None
+    exit_allocated_bytes: int | None
+    entry_reserved_bytes: int | None
+    exit_reserved_bytes: int | None
+    peak_bytes: int | None
+    retained_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeTotals:
+    """Times of the whole trace."""
+
+    total_ns: int
+    attributed_ns: int
+    unattributed_ns: int
+    busy_ns: int | None  # union over streams; None without device events
+    span_ns: int
+    exposed_communication_ns: int | None
+
+    @property
+    def coverage(self) -> float:
+        """Attributed share of the total, 0 to 1; 1 for an empty total."""
+        return self.attributed_ns / self.total_ns if self.total_ns else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """Everything the tables say about one recorded window."""
+
+    time_basis: Literal["device", "cpu"]
+    complete: bool
+    warnings: tuple[str, ...]
+    run: Mapping[str, Any]
+    time: TimeTotals
+    unattributed: tuple[UnattributedRow, ...]
+    layers: tuple[LayerRow, ...]
+    attention: tuple[AttentionRow, ...]
+    classes: tuple[ClassRow, ...]
+    steps: tuple[StepRow, ...]
+    series: Mapping[str, tuple[float | None, ...]]  # tracked name -> per step, microseconds unless a function's own
+    memory: Mapping[str, Any]
+    calls: tuple[LayerCall, ...] = ()  # not in result.json
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+    def rows(self, layer: str) -> tuple[LayerRow, ...]:
+        """The rows of one layer, a row a phase; empty for a name that has none."""
+        return tuple(row for row in self.layers if row.layer == layer)

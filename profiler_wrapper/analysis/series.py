@@ -1,0 +1,135 @@
+"""Named things followed over the steps: ops, kernels, blocks somebody named, functions of events."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.attribution import Attribution
+from profiler_wrapper.analysis.charges import Charges
+from profiler_wrapper.analysis.layer_tree import LayerTree, is_named_block
+from profiler_wrapper.analysis.steps import Steps
+from profiler_wrapper.recording.columns import Bool, Category, Int64, Recording
+
+_MOST_NAMED_BLOCKS = 50
+
+
+class LayerEvent(NamedTuple):
+    """What a tracking function sees of one event."""
+
+    name: str
+    time_us: float
+    phase: str
+    class_name: str
+
+
+TrackFunction = Callable[[Sequence[LayerEvent]], float]
+Track = str | re.Pattern[str] | TrackFunction
+
+
+def named_series(
+    recording: Recording,
+    parent: list[int],
+    charges: Charges,
+    steps: Steps,
+    track: Iterable[str | re.Pattern[str]],
+) -> dict[str, tuple[float | None, ...]]:
+    """Microseconds per step of each tracked name, and of every block that the trace names.
+
+    A name is matched exactly; where nothing has it, as a regular expression anywhere in a name. An
+    event inside another one that matches counts once.
+    """
+    spans = recording.spans
+    wanted: dict[str, set[int]] = {}
+    for item in track:
+        pattern = re.compile(item)
+        exact = {i for i, name in enumerate(recording.names) if name == item}
+        wanted[pattern.pattern] = exact or {i for i, name in enumerate(recording.names) if pattern.search(name)}
+    used = np.unique(spans.name[spans.category == Category.ANNOTATION]).tolist()
+    blocks = [i for i in used if is_named_block(recording.names[i])]
+    for i in blocks[:_MOST_NAMED_BLOCKS]:
+        wanted.setdefault(recording.names[i], {i})
+    place = steps.place_of(charges.launch_ns) if len(steps) else np.zeros(len(charges), dtype=np.int64)
+    count = max(len(steps), 1)
+    series: dict[str, tuple[float | None, ...]] = {}
+    for name, ids in wanted.items():
+        members = _inside(recording, parent, charges, ids)
+        spent = np.zeros(count, dtype=np.int64)
+        chosen = members & (place >= 0)
+        np.add.at(spent, place[chosen], charges.time_ns[chosen])
+        series[name] = tuple(ns / 1000 for ns in spent.tolist())
+    return series
+
+
+def _inside(recording: Recording, parent: list[int], charges: Charges, ids: set[int]) -> Bool:
+    """Per charge: it, or an event around its launch, has one of these names."""
+    chosen = np.isin(recording.spans.name, list(ids))
+    is_chosen: list[bool] = chosen.tolist()
+    inside: dict[int, bool] = {-1: False}
+
+    def encloses(span: int) -> bool:
+        path = []
+        while span not in inside:
+            if is_chosen[span]:
+                inside[span] = True
+                break
+            path.append(span)
+            span = parent[span]
+        for below in path:
+            inside[below] = inside[span]
+        return inside[span]
+
+    by_launch = np.fromiter((encloses(s) for s in charges.cpu_span.tolist()), dtype=np.bool_, count=len(charges))
+    inside_any: Bool = by_launch | chosen[charges.span]
+    return inside_any
+
+
+def function_series(
+    recording: Recording,
+    tree: LayerTree,
+    attribution: Attribution,
+    charges: Charges,
+    steps: Steps,
+    functions: Iterable[TrackFunction],
+) -> dict[str, tuple[float | None, ...]]:
+    """Per step, what each function makes of a block's events: series `function[block]`.
+
+    Where the model has no blocks, a root's events are given.
+    """
+    functions = list(functions)
+    if not functions:
+        return {}
+    groups = _events_by_block(recording, tree, attribution, charges, steps.place_of(charges.launch_ns))
+    count = max(len(steps), 1)
+    series: dict[str, tuple[float | None, ...]] = {}
+    for function in functions:
+        name = getattr(function, "__name__", type(function).__name__)
+        for block in dict.fromkeys(block for block, _ in groups):
+            values = [groups.get((block, step)) for step in range(count)]
+            series[f"{name}[{block}]"] = tuple(None if v is None else float(function(v)) for v in values)
+    return series
+
+
+def _events_by_block(
+    recording: Recording, tree: LayerTree, attribution: Attribution, charges: Charges, step: Int64
+) -> dict[tuple[str, int], list[LayerEvent]]:
+    groups: dict[tuple[str, int], list[LayerEvent]] = defaultdict(list)
+    for i in range(len(charges)):
+        place = attribution.places[charges.place[i]]
+        if place.layer < 0:
+            continue
+        layer = tree.layers[place.layer]
+        block = tree.layers[layer.block if layer.block >= 0 else layer.ancestors[-1]]
+        event = LayerEvent(
+            recording.name_of(int(charges.span[i])),
+            int(charges.time_ns[i]) / 1000,
+            place.phase,
+            classes.CLASSES[charges.work[i]],
+        )
+        groups[block.name, max(int(step[i]), 0)].append(event)
+    return groups

@@ -1,0 +1,69 @@
+"""Where one step ends and the next begins."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiler_wrapper.analysis.layer_tree import LayerTree
+from profiler_wrapper.recording.columns import Category, Int64, Recording
+
+_PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)")
+_OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """Steps as intervals of CPU time, in order, without overlap."""
+
+    number: tuple[int, ...]
+    start_ns: Int64
+    end_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def place_of(self, time_ns: Int64) -> Int64:
+        """Per instant the place (not the number) of its step; -1 for none."""
+        if not self.number:
+            return np.full(len(time_ns), -1, dtype=np.int64)
+        place = np.searchsorted(self.start_ns, time_ns, side="right") - 1
+        return np.where((place >= 0) & (time_ns < self.end_ns[place]), place, -1)
+
+
+def find_steps(recording: Recording, tree: LayerTree, node_of: list[int]) -> Steps:
+    """The steps: `ProfilerStep#N`, else steps of the first optimizer, else calls of the first root."""
+    spans = recording.spans
+    numbered = {i: int(m.group(1)) for i, n in enumerate(recording.names) if (m := _PROFILER_STEP.fullmatch(n))}
+    annotations = np.flatnonzero(spans.category == Category.ANNOTATION)
+    annotations = annotations[np.argsort(spans.start_ns[annotations], kind="stable")]
+    marked = [i for i in annotations.tolist() if int(spans.name[i]) in numbered]
+    if marked:
+        return _cut([numbered[int(spans.name[i])] for i in marked], spans.start_ns[marked], spans.end_ns[marked])
+    optimizer = {i for i, name in enumerate(recording.names) if _OPTIMIZER_STEP.match(name)}
+    stepped = [i for i in annotations.tolist() if int(spans.name[i]) in optimizer]
+    if stepped:
+        first = [i for i in stepped if spans.name[i] == spans.name[stepped[0]]]
+        ends = spans.end_ns[first]
+        begin = int(spans.start_ns.min())
+        return _cut(list(range(len(first))), np.concatenate([[begin], ends[:-1]]), ends)
+    roots = {i for i, layer in enumerate(tree.layers) if layer.parent < 0}
+    calls = sorted(
+        (int(spans.start_ns[s]), s) for s, layer in tree.layer_of_span.items() if layer in roots and node_of[s] < 0
+    )
+    if not calls:
+        return _cut([], np.empty(0, np.int64), np.empty(0, np.int64))
+    first_root = tree.layer_of_span[calls[0][1]]
+    starts = np.array([start for start, s in calls if tree.layer_of_span[s] == first_root], dtype=np.int64)
+    ends = np.append(starts[1:], np.iinfo(np.int64).max)
+    return _cut(list(range(len(starts))), starts, ends)
+
+
+def _cut(numbers: list[int], start_ns: Int64, end_ns: Int64) -> Steps:
+    """Steps that do not overlap: one that is still open when the next begins ends there."""
+    starts, ends = start_ns.astype(np.int64), end_ns.astype(np.int64)
+    if len(starts) > 1:
+        ends = np.minimum(ends, np.append(starts[1:], ends[-1]))
+    return Steps(tuple(numbers), starts, ends)

@@ -1,0 +1,48 @@
+"""What a trace says of the run it is from: rank, device, versions, steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from profiler_wrapper.recording.columns import Recording
+
+_VERSIONS = {
+    "cuda_runtime_version": "cuda",
+    "cuda_driver_version": "cuda driver",
+    "hip_runtime_version": "hip",
+    "hip_driver_version": "hip driver",
+    "cupti_version": "cupti",
+}
+
+
+def run_of_trace(recording: Recording, step_numbers: tuple[int, ...]) -> dict[str, Any]:
+    """The keys of run.json that the trace itself can fill."""
+    metadata = recording.metadata
+    info = metadata.get("distributedInfo")
+    info = info if isinstance(info, Mapping) else {}
+    return {
+        "trace": recording.path,
+        "rank": recording.rank or 0,
+        "world_size": info.get("world_size", 1),
+        "device": _device_name(recording),
+        "versions": {short: metadata[key] for key, short in _VERSIONS.items() if key in metadata},
+        "timed_steps": list(step_numbers),
+        "full_steps": [],
+    }
+
+
+def _device_name(recording: Recording) -> str | None:
+    """The name of the device that most device events ran on; None without such or without its name."""
+    devices = recording.spans.device[recording.device_mask]
+    properties = recording.metadata.get("deviceProperties")
+    if len(devices) == 0 or not isinstance(properties, list):
+        return None
+    index, counts = np.unique(devices, return_counts=True)
+    busiest = int(index[np.argmax(counts)])
+    for entry in properties:
+        if isinstance(entry, Mapping) and entry.get("id") == busiest and isinstance(entry.get("name"), str):
+            return str(entry["name"])
+    return None

@@ -1,0 +1,1 @@
+"""What touches torch at run time: the profiler session, the layer marks, the machine."""

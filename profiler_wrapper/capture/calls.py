@@ -1,0 +1,136 @@
+"""Listens where every call of every module passes: `torch.nn.Module.__call__`.
+
+While somebody listens, one function of ours stands in its place. Compared with hooks on the modules
+this leaves nothing on them, costs a third, lies outside of their own hooks (an all-gather by FSDP2)
+and of a forward compiled in place, and closes whatever the exception.
+
+It also stays out of compiled code. Dynamo steps straight into `forward` if `Module.__call__` is the
+function that it knows, so it is told that ours is; it skips our frames; and where it must trace
+`__call__` it finds an early return. Graphs, guards and cache keys are those without us, for what was
+compiled before, during or after.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import FunctionType
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+
+class Listener(Protocol):
+    """Is told of calls of modules. Its methods must not raise, and are run outside of Dynamo."""
+
+    def open_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object | None:
+        """A module is about to be called. What this returns is given to `close_call`, unless it is None."""
+
+    def close_call(self, opened: Any) -> None:
+        """That call has returned or raised."""
+
+
+# Code that Dynamo compiled may guard on this global, so it keeps its value when the last listener goes.
+_plain_call: Any = nn.Module.__call__
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_listener: Listener | None = None  # the only one, or all of them behind one front
+_listeners: tuple[Listener, ...] = ()
+_in_place = False  # whether ours is `Module.__call__`, or under somebody's who patched it later
+_lock = threading.RLock()
+
+# What Dynamo takes for the call of a module that nobody patched.
+_KNOWN_TO_DYNAMO = (
+    ("torch._dynamo.utils", "unpatched_nn_module_call"),
+    ("torch._dynamo.variables.nn_module", "unpatched_nn_module_call"),
+)
+# Who else keeps the function it found when it was imported.
+_KEPT = (*_KNOWN_TO_DYNAMO, ("torch.fx._symbolic_trace", "_orig_module_call"))
+
+
+def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    if _is_dynamo_compiling():
+        return _plain_call(module, *args, **kwargs)
+    listener = _listener
+    if listener is None:
+        return _plain_call(module, *args, **kwargs)
+    opened = listener.open_call(module, args, kwargs)
+    if opened is None:
+        return _plain_call(module, *args, **kwargs)
+    try:
+        return _plain_call(module, *args, **kwargs)
+    finally:
+        listener.close_call(opened)
+
+
+class _All:
+    """Several listeners as one: each inside the one before it."""
+
+    def __init__(self, listeners: tuple[Listener, ...]) -> None:
+        self._listeners = listeners
+
+    def open_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object | None:
+        opened = [(one, one.open_call(module, args, kwargs)) for one in self._listeners]
+        return [pair for pair in reversed(opened) if pair[1] is not None] or None
+
+    def close_call(self, opened: list[tuple[Listener, object]]) -> None:
+        for listener, its in opened:
+            listener.close_call(its)
+
+
+def listen(listener: Listener) -> None:
+    """Tell `listener` of every call of a module from now on, in all threads."""
+    global _plain_call, _in_place
+    with _lock:
+        _keep_dynamo_out(type(listener))
+        _set_listeners((*_listeners, listener))
+        if not _in_place:
+            _plain_call = nn.Module.__call__
+            _put(_call, instead_of=_plain_call, known_as=_KNOWN_TO_DYNAMO)
+            _in_place = True
+
+
+def stop_listening(listener: Listener) -> None:
+    """Tell `listener` of no further call; with the last one, `Module.__call__` is as it was.
+
+    Where somebody else has patched it over ours, ours stays under theirs and only passes calls on.
+    """
+    global _in_place
+    with _lock:
+        _set_listeners(tuple(one for one in _listeners if one is not listener))
+        if not _listeners and vars(nn.Module)["__call__"] is _call:
+            _put(_plain_call, instead_of=_call, known_as=_KEPT)
+            _in_place = False
+
+
+def _set_listeners(listeners: tuple[Listener, ...]) -> None:
+    global _listener, _listeners
+    _listeners = listeners
+    _listener = listeners[0] if len(listeners) == 1 else _All(listeners) if listeners else None
+
+
+def _put(function: Any, *, instead_of: Any, known_as: tuple[tuple[str, str], ...]) -> None:
+    nn.Module.__call__ = function  # type: ignore[method-assign]
+    for module_name, attribute in known_as:
+        module = sys.modules.get(module_name)
+        if module is not None and getattr(module, attribute, None) is instead_of:
+            setattr(module, attribute, function)
+
+
+def _keep_dynamo_out(cls: type) -> None:
+    """Dynamo runs our frames as they are; below the listener's methods, everything."""
+    _skip(_call, and_below=False)
+    for owner in (_All, cls):
+        _skip(owner.open_call, and_below=True)  # type: ignore[attr-defined]
+        _skip(owner.close_call, and_below=True)  # type: ignore[attr-defined]
+
+
+def _skip(function: FunctionType, *, and_below: bool) -> None:
+    # In C, so that torch._dynamo, a second to import, need not be there yet.
+    dynamo = torch._C._dynamo.eval_frame
+    if hasattr(dynamo, "_FrameExecStrategy"):
+        action = dynamo._FrameAction
+        below = action.SKIP if and_below else action.DEFAULT
+        dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(action.SKIP, below))
+    elif hasattr(dynamo, "skip_code"):
+        dynamo.skip_code(function.__code__)

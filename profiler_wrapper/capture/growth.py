@@ -1,0 +1,100 @@
+"""Whether the process has grown too much while recording."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from profiler_wrapper.units import file_size
+
+MOST_GROWTH_BYTES = 4 << 30
+SHARE_OF_FREE_MEMORY = 0.25
+LOOK_EVERY_S = 0.2
+
+
+def resident_bytes() -> int | None:
+    """Memory of this process that is in RAM, None where the system does not tell."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except (OSError, IndexError):
+        return _peak_resident_bytes()
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _peak_resident_bytes() -> int | None:
+    try:
+        import resource
+    except ImportError:
+        return None
+    import sys
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def free_bytes() -> int | None:
+    """Memory that can still be had: of the machine, or of the container where that is less."""
+    known = [size for size in (_machine_free_bytes(), _container_free_bytes()) if size is not None]
+    return min(known) if known else None
+
+
+def _machine_free_bytes() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def _container_free_bytes() -> int | None:
+    """Of a control group with a limit (version 2)."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text(encoding="ascii"))
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no limit reads "max"
+        return None
+    return max(0, limit - used)
+
+
+class GrowthBound:
+    """Looks now and then how much the process has grown since `restart()`."""
+
+    def __init__(
+        self,
+        *,
+        resident: Callable[[], int | None] = resident_bytes,
+        free: Callable[[], int | None] = free_bytes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._resident, self._free, self._clock = resident, free, clock
+        self.bound_bytes = MOST_GROWTH_BYTES
+        self._start_bytes: int | None = None
+        self._next_look_s = 0.0
+
+    def restart(self) -> None:
+        """Count growth from now on."""
+        free = self._free()
+        self.bound_bytes = (
+            MOST_GROWTH_BYTES if free is None else min(MOST_GROWTH_BYTES, int(free * SHARE_OF_FREE_MEMORY))
+        )
+        self._start_bytes = self._resident()
+        self._next_look_s = self._clock() + LOOK_EVERY_S
+
+    def exceeded(self) -> str | None:
+        """Why recording has to end, or None. Looks at most every 0.2 s."""
+        now_s = self._clock()
+        if now_s < self._next_look_s or self._start_bytes is None:
+            return None
+        self._next_look_s = now_s + LOOK_EVERY_S
+        resident = self._resident()
+        if resident is None or resident - self._start_bytes <= self.bound_bytes:
+            return None
+        return (
+            f"the process grew by {file_size(resident - self._start_bytes)} while recording "
+            f"(the bound is {file_size(self.bound_bytes)}: 4 GiB, or a quarter of the free memory)"
+        )

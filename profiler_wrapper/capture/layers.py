@@ -1,0 +1,274 @@
+"""Names the modules of a model and chooses those that become layers.
+
+A layer goes by its full name in the plain model: what DDP, FSDP, `torch.compile`, checkpoint wrappers
+and PEFT put between is left out, so that the same rows come out whatever a model is wrapped in.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Union
+
+from torch import nn
+
+from profiler_wrapper.capture.wrappers import is_tuner_layer, plain_class, unwrap, wrapped_module
+from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.recording.kinds import kind_of, looks_like_block
+from profiler_wrapper.recording.marks import ROOT_PATH, Mark
+
+Pattern = Union[str, "re.Pattern[str]"]
+Selection = Union[str, int, "re.Pattern[str]", Sequence[Pattern]]
+
+# Names under which a list of a single entry still holds blocks.
+_BLOCK_LIST_NAME = re.compile(r"(\w+_)?(layers?|h|blocks?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A module whose outermost call is one pass through a model."""
+
+    label: str  # "LlamaForCausalLM#0", or the name its user gave it
+    module: nn.Module  # as the user holds it, wrappers included
+    named: bool = False  # by its user: then all names below start with the label
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One module that is a row of the tables. `holders` are the module and the wrappers around it, outermost first."""
+
+    mark: Mark
+    raw_name: str  # with what wrappers add; "" for a root that nothing wraps
+    holders: tuple[nn.Module, ...]
+    own_parameters: int  # registered on this module itself
+    parameters: int  # with all modules below it, each parameter once
+
+    @property
+    def module(self) -> nn.Module:
+        """The plain module, inside all wrappers."""
+        return self.holders[-1]
+
+
+class RootLabels:
+    """Labels for roots that nobody named: the class and a number, the lowest that is free."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, set[int]] = {}
+
+    def take(self, module: nn.Module) -> str:
+        """A label that no other root has: `LlamaForCausalLM#0`, then `#1`."""
+        class_name = plain_class(type(unwrap(module)[0])).__name__
+        taken = self._taken.setdefault(class_name, set())
+        number = next(number for number in range(len(taken) + 1) if number not in taken)
+        taken.add(number)
+        return f"{class_name}#{number}"
+
+    def give_back(self, label: str) -> None:
+        """The root of this label is no more."""
+        class_name, _, number = label.rpartition("#")
+        self._taken.get(class_name, set()).discard(int(number))
+
+
+def find_roots(model: object, labels: RootLabels | None = None) -> tuple[Root, ...]:
+    """The roots in what a user calls a model: a module, several in a list or dict, or a pipeline.
+
+    The keys of a dict, and the component names of a pipeline (anything with a `components` mapping
+    that holds modules), name their roots; other roots are named by class and number.
+
+    Raises:
+        WrongUse: there is no module in it.
+    """
+    labels = labels or RootLabels()
+    if isinstance(model, nn.ModuleDict):
+        model = dict(model.items())
+    elif isinstance(model, nn.ModuleList) or (not isinstance(model, nn.Module) and _is_listing(model)):
+        model = list(model)  # type: ignore[call-overload]
+    if isinstance(model, nn.Module):
+        return (Root(labels.take(model), model),)
+    if isinstance(model, Mapping):
+        roots = tuple(Root(str(key), value, named=True) for key, value in model.items() if isinstance(value, nn.Module))
+    elif isinstance(model, list):
+        distinct = {id(module): module for module in model if isinstance(module, nn.Module)}
+        roots = tuple(Root(labels.take(module), module) for module in distinct.values())
+    elif isinstance(components := getattr(model, "components", None), Mapping):
+        return find_roots(components, labels)
+    else:
+        roots = ()
+    if not roots:
+        raise WrongUse(
+            f"model={type(model).__name__} holds no torch.nn.Module. "
+            "Give a module, a list or dict of modules, a pipeline, or nothing."
+        )
+    return roots
+
+
+def _is_listing(model: object) -> bool:
+    is_listing = isinstance(model, Iterable) and not isinstance(model, (str, bytes, Mapping))
+    return is_listing and not hasattr(model, "components")
+
+
+def name_layers(root: Root, select: Selection = "auto") -> tuple[Layer, ...]:
+    """The layers of one root, in registration order, the root itself first.
+
+    `select` is "auto" (all modules but those more than one level inside a block), a depth below the
+    root, or one or several name patterns: `fnmatch` globs on the full name, regular expressions
+    searched in it. Lists of modules never run: they are neither a layer nor a level.
+
+    Raises:
+        WrongUse: `select` is none of these.
+    """
+    wanted = _selector(select)
+    layers = []
+    for spot in _walk(root):
+        if spot.path == ROOT_PATH or (not _never_runs(spot.module) and wanted(spot)):
+            layers.append(_layer(spot, root.label))
+    return tuple(layers)
+
+
+@dataclass(slots=True)
+class _Spot:
+    """A place in the module tree."""
+
+    path: str  # full name, "." for the root
+    raw_name: str  # "" for a root that nothing wraps
+    module: nn.Module
+    holders: tuple[nn.Module, ...]
+    depth: int  # below the root
+    depth_in_block: int | None  # 0 for the block itself, None outside
+    is_block: bool
+    in_tuner_layer: bool
+    shared: bool = False
+
+
+@dataclass(slots=True)
+class _Visit:
+    spots: dict[int, _Spot] = field(default_factory=dict)
+    paths: set[str] = field(default_factory=set)
+
+
+def _walk(root: Root) -> Iterator[_Spot]:
+    module, added = unwrap(root.module)
+    is_block = bool(module._modules) and looks_like_block(plain_class(type(module)).__name__)
+    top = _Spot(
+        path=ROOT_PATH,
+        raw_name=added[:-1],
+        module=module,
+        holders=_holders(root.module),
+        depth=0,
+        depth_in_block=0 if is_block else None,
+        is_block=is_block,
+        in_tuner_layer=False,
+    )
+    visit = _Visit({id(module): top}, {ROOT_PATH})
+    prefix = f"{root.label}." if root.named else ""
+    _descend(top, prefix, prefix + added, visit)
+    return iter(visit.spots.values())
+
+
+def _descend(parent: _Spot, prefix: str, raw_prefix: str, visit: _Visit) -> None:
+    blocks = () if parent.depth_in_block is not None else _blocks_in(parent)
+    for name, child in parent.module._modules.items():
+        if child is None:
+            continue
+        inner, added = unwrap(child)
+        path = prefix + name
+        if (seen := visit.spots.get(id(inner))) is not None:
+            seen.shared = True
+            continue
+        if path in visit.paths:  # two modules of one plain name: keep what tells them apart
+            path = raw_prefix + name
+        spot = _Spot(
+            path=path,
+            raw_name=raw_prefix + name + (f".{added[:-1]}" if added else ""),
+            module=inner,
+            holders=_holders(child),
+            depth=parent.depth + (not _never_runs(inner)),
+            depth_in_block=_depth_in_block(parent, inner, name in blocks),
+            is_block=name in blocks,
+            in_tuner_layer=parent.in_tuner_layer or is_tuner_layer(type(parent.module)),
+        )
+        visit.spots[id(inner)] = spot
+        visit.paths.add(path)
+        _descend(spot, f"{path}.", f"{raw_prefix}{name}.{added}", visit)
+
+
+def _depth_in_block(parent: _Spot, module: nn.Module, is_block: bool) -> int | None:
+    if parent.depth_in_block is not None:
+        return parent.depth_in_block + (not _never_runs(module))
+    return 0 if is_block else None
+
+
+def _holders(module: nn.Module) -> tuple[nn.Module, ...]:
+    held = [module]
+    while (inner := wrapped_module(held[-1])) is not None:
+        held.append(inner)
+    return tuple(held)
+
+
+def _never_runs(module: nn.Module) -> bool:
+    """Whether a module only holds others: `ModuleList`, `ModuleDict` and whatever else has no forward."""
+    return type(module).forward is nn.Module.forward and "forward" not in module.__dict__
+
+
+def _blocks_in(container: _Spot) -> tuple[str, ...]:
+    """Names of the entries that are a model's repeated units, judged by structure.
+
+    Entries of a list are blocks if at least two have one class and modules inside, and most of the
+    list has such company (several kinds may alternate); the only entry of a list is one if the
+    list's name says so.
+    """
+    module = container.module
+    if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+        return ()
+    classes = {
+        name: plain_class(type(inner))
+        for name, child in module._modules.items()
+        if child is not None and (inner := unwrap(child)[0])._modules and not _never_runs(inner)
+    }
+    counts = Counter(classes.values())
+    repeated = tuple(name for name, cls in classes.items() if counts[cls] > 1)
+    if len(repeated) * 2 > len(module._modules):
+        return tuple(classes)
+    list_name = container.path.rpartition(".")[2]
+    return tuple(classes) if len(module._modules) == 1 and _BLOCK_LIST_NAME.fullmatch(list_name) else ()
+
+
+def check_selection(select: Selection) -> None:
+    """Raise WrongUse if `select` is no selection of layers."""
+    _selector(select)
+
+
+def _selector(select: Selection) -> Callable[[_Spot], bool]:
+    if select == "auto":
+        return lambda spot: (spot.depth_in_block or 0) <= 1 and not spot.in_tuner_layer
+    if isinstance(select, int) and not isinstance(select, bool) and select >= 0:
+        deepest = select
+        return lambda spot: spot.depth <= deepest
+    patterns = [select] if isinstance(select, (str, re.Pattern)) else select
+    if isinstance(patterns, Sequence) and patterns and all(isinstance(one, (str, re.Pattern)) for one in patterns):
+        globs = [one if isinstance(one, re.Pattern) else re.compile(fnmatch.translate(one)) for one in patterns]
+        return lambda spot: any(glob.search(spot.path) for glob in globs)
+    raise WrongUse(f'layers={select!r} is no selection. Give "auto", a depth from 0, or one or several name patterns.')
+
+
+def _layer(spot: _Spot, label: str) -> Layer:
+    class_name = plain_class(type(spot.module)).__name__
+    kind = "block" if spot.is_block else kind_of(class_name, "" if spot.path == ROOT_PATH else spot.path)
+    mark = Mark(spot.path, class_name, kind, label, ("shared",) if spot.shared else ())
+    own, everything = _count_parameters(spot.module)
+    return Layer(mark, spot.raw_name, spot.holders, own, everything)
+
+
+def _count_parameters(module: nn.Module) -> tuple[int, int]:
+    """Own and all parameters, of the unsharded tensors where these know their full size."""
+    own = sum(_numel(parameter) for parameter in module._parameters.values() if parameter is not None)
+    return own, sum(_numel(parameter) for parameter in module.parameters())
+
+
+def _numel(parameter: nn.Parameter) -> int:
+    if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+        return 0
+    return int(getattr(parameter, "ds_numel", None) or parameter.numel())

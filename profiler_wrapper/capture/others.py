@@ -1,0 +1,78 @@
+"""Other profilers in this process: torch has one recorder, and whoever prepares it takes it.
+
+Measured on torch 2.13: a profiler that starts inside another one ends it without a word, and the
+export of the one that lost crashes the process. So ours never starts on top of another, and ends
+properly just before another one starts.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch.autograd.profiler as autograd_profiler
+from torch.profiler import profiler as torch_profiler
+
+_METHODS = ("_prepare_trace", "_start_trace")
+
+
+def profiler_is_on() -> bool:
+    """Some torch profiler records this thread."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+def profiler_is_waiting() -> bool:
+    """Some torch profiler is in its warm-up: prepared, and about to record."""
+    tracker = getattr(autograd_profiler, "KinetoStepTracker", None)
+    known = getattr(tracker, "_step_dict", None)
+    name = getattr(torch_profiler, "PROFILER_STEP_NAME", "ProfilerStep")
+    if known is not None and name not in known:
+        return False  # nobody has a torch.profiler.profile; saves the search below, some 50 ms
+    return any(_is_prepared(thing) for thing in gc.get_objects() if type(thing) is autograd_profiler.profile)
+
+
+def _is_prepared(profiler: Any) -> bool:
+    return bool(profiler.enabled and profiler.entered and profiler.kineto_results is None)
+
+
+class Watch:
+    """Calls `before_another` just before a torch profiler that is not ours takes the recorder.
+
+    Holds while `install()`ed. `is_another` is asked about each `torch.autograd.profiler.profile`.
+    """
+
+    def __init__(self, *, is_another: Callable[[object], bool], before_another: Callable[[], None]) -> None:
+        self._is_another, self._before_another = is_another, before_another
+        self._originals: dict[str, Any] = {}
+        self._installed: dict[str, Any] = {}
+        self._active = False
+
+    def install(self) -> None:
+        """Begin to watch; a torch without these methods is not watched."""
+        if self._active:
+            return
+        self._active = True
+        for name in _METHODS:
+            original = autograd_profiler.profile.__dict__.get(name)
+            if original is not None:
+                self._originals[name] = original
+                self._installed[name] = self._watched(original)
+                setattr(autograd_profiler.profile, name, self._installed[name])
+
+    def remove(self) -> None:
+        """End watching. Where somebody has replaced the method since, ours stays below it and does nothing."""
+        self._active = False
+        for name, installed in self._installed.items():
+            if autograd_profiler.profile.__dict__.get(name) is installed:
+                setattr(autograd_profiler.profile, name, self._originals[name])
+        self._installed.clear()
+        self._originals.clear()
+
+    def _watched(self, original: Any) -> Any:
+        def method(profiler: Any) -> Any:
+            if self._active and self._is_another(profiler):
+                self._before_another()
+            return original(profiler)
+
+        return method

@@ -1,0 +1,263 @@
+"""Marks layers in the trace: brackets each call of each selected module with a named range.
+
+The ranges are `torch._C._profiler._RecordFunctionFast`, a tenth of the cost of `record_function`.
+Modules are held weakly and nothing is written on them.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from profiler_wrapper.capture import calls
+from profiler_wrapper.capture.layers import Layer, Root, RootLabels, Selection, check_selection, find_roots, name_layers
+from profiler_wrapper.capture.phases import generation_phase, in_backward
+from profiler_wrapper.capture.wrappers import is_compiled, made_by_dynamo, unwrap
+from profiler_wrapper.recording.marks import ROOT_PATH, format_mark
+
+_Range = torch._C._profiler._RecordFunctionFast
+
+# A call that is running: its layer, the module called, its range in the trace, the root's call if it is one.
+_OpenCall: TypeAlias = "tuple[_Target, nn.Module, Any, RootCall | None]"
+
+
+@dataclass(frozen=True, slots=True)
+class RootCall:
+    """An outermost call of a root, outside of backward."""
+
+    label: str  # the root's: "LlamaForCausalLM#0", or the name its user gave it
+    phase: str  # forward, prefill, decode
+    grad_enabled: bool
+
+
+class LayerScopes:
+    """Marks the layers of `model` while attached.
+
+    Args:
+        model: a module, several in a list or dict, a pipeline; None: each outermost module that is
+            called is a root, found and named when it is first called.
+        layers: which modules are layers, see `name_layers`.
+        on_root_enter, on_root_exit: called before and after an outermost call of a root, outside of
+            its mark, on the calling thread. Not called for what backward recomputes.
+
+    Raises:
+        WrongUse: `model` holds no module, or `layers` is no selection.
+
+    No method raises for a failure while marking: it is in `warnings`, and marking stops.
+    """
+
+    def __init__(
+        self,
+        model: object | None,
+        *,
+        layers: Selection = "auto",
+        on_root_enter: Callable[[RootCall], None] | None = None,
+        on_root_exit: Callable[[RootCall], None] | None = None,
+    ) -> None:
+        check_selection(layers)
+        self.warnings: list[str] = []
+        self._select = layers
+        self._on_root_enter = on_root_enter
+        self._on_root_exit = on_root_exit
+        self._labels = RootLabels()
+        self._unnamed = find_roots(model, self._labels) if model is not None else ()
+        self._finds_roots = model is None
+        self._attached = False
+        self._entrances: dict[int, _Entrance] = {}  # by id of the module called
+        self._alive: dict[int, weakref.ref[nn.Module]] = {}
+        self._targets: dict[tuple[str, str], _Target] = {}  # by root and path, in model order
+        self._plain: set[type] = set()  # classes that wrap nothing
+        self._thread = _OpenCalls()
+
+    def attach(self) -> None:
+        """Start marking. Does nothing if already attached."""
+        if self._attached:
+            return
+        for root in self._unnamed:
+            self._add_root(root)
+        if self._unnamed and len(self._targets) == len(self._unnamed) and self._select not in ("auto", 0):
+            self.warnings.append(f"layers={self._select!r} selects no module below the root")
+        self._unnamed = ()
+        self._attached = True
+        calls.listen(self)
+
+    def detach(self) -> None:
+        """Stop marking and leave no trace in the process. Does nothing if not attached."""
+        if self._attached:
+            self._attached = False
+            calls.stop_listening(self)
+
+    def unwind(self) -> None:
+        """Close the marks that are still open on this thread: of a generator that was never finished."""
+        while self._thread.open:
+            _close(self._thread.open.pop())
+
+    def describe(self) -> list[dict[str, Any]]:
+        """What is known of each layer, in model order, as plain data."""
+        return [target.description() for target in self._targets.values()]
+
+    def open_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _OpenCall | None:
+        """A module is about to be called (see `calls.Listener`)."""
+        try:
+            open_here = self._thread.open
+            entrance = self._entrances.get(id(module))
+            if entrance is None:
+                if type(module) in self._plain and (open_here or not self._finds_roots):
+                    return None
+                entrance = self._first_seen(module)
+                if entrance is None:
+                    return None
+            target = entrance.target
+            if open_here and open_here[-1][0] is target and open_here[-1][1] is not module:
+                return None  # what wraps this module has the mark
+            if target.is_root:
+                return self._open_root(entrance, module, args, kwargs)
+            name = target.name
+            if entrance.compiled or module._compiled_call_impl is not None:
+                target.compiled, name = True, target.compiled_name
+            mark = _Range(name)  # anew for each call: one entered twice raises
+            mark.__enter__()
+            opened: _OpenCall = (target, module, mark, None)
+            open_here.append(opened)
+            return opened
+        except Exception as error:
+            self._give_up(error)
+            return None
+
+    def close_call(self, opened: _OpenCall) -> None:
+        """That call has returned or raised."""
+        try:
+            open_here = self._thread.open
+            if open_here and open_here[-1] is opened:
+                open_here.pop()
+                opened[2].__exit__(None, None, None)
+            else:
+                self._close_through(opened)
+            if opened[3] is not None and self._on_root_exit is not None and self._attached:
+                self._on_root_exit(opened[3])
+        except Exception as error:
+            self._give_up(error)
+
+    def _open_root(
+        self, entrance: _Entrance, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> _OpenCall | None:
+        phase = generation_phase(args, kwargs)
+        root_call = None
+        if not self._thread.open and not in_backward():
+            root_call = RootCall(entrance.target.layer.mark.root, phase, torch.is_grad_enabled())
+            if self._on_root_enter is not None:
+                self._on_root_enter(root_call)
+                if not self._attached:
+                    return None
+        target = entrance.target
+        target.compiled = entrance.compiled or module._compiled_call_impl is not None
+        mark = _Range(target.root_names[phase, target.compiled])
+        mark.__enter__()
+        self._thread.open.append((target, module, mark, root_call))
+        return self._thread.open[-1]
+
+    def _close_through(self, opened: _OpenCall) -> None:
+        open_here = self._thread.open
+        while any(one is opened for one in open_here):
+            _close(open_here.pop())
+
+    def _first_seen(self, module: nn.Module) -> _Entrance | None:
+        """A module not known yet: a new wrapper of a known one, a new root, or none of ours."""
+        inner, _ = unwrap(module)
+        if inner is module:
+            self._plain.add(type(module))
+        if inner is not module and (known := self._entrances.get(id(inner))) is not None:
+            return self._add_entrance(module, known.target)
+        if not self._finds_roots or self._thread.open or in_backward() or made_by_dynamo(module):
+            return None
+        return self._add_root(Root(self._labels.take(module), module))
+
+    def _add_root(self, root: Root) -> _Entrance:
+        for layer in name_layers(root, self._select):
+            target = _Target(layer)
+            self._targets[layer.mark.root, layer.mark.path] = target
+            for holder in layer.holders:
+                self._add_entrance(holder, target)
+        if self._finds_roots and not any(True for _ in root.module.parameters()):
+            # A loss made anew for every step is one row, not a thousand.
+            weakref.finalize(root.module, self._labels.give_back, root.label).atexit = False
+        return self._entrances[id(root.module)]
+
+    def _add_entrance(self, module: nn.Module, target: _Target) -> _Entrance:
+        key = id(module)
+        entrance = self._entrances[key] = _Entrance(target, is_compiled(module))
+        self._alive[key] = weakref.ref(module, partial(self._forget, key))
+        return entrance
+
+    def _forget(self, key: int, reference: object) -> None:
+        if self._alive.get(key) is reference:
+            del self._alive[key], self._entrances[key]
+
+    def _give_up(self, error: Exception) -> None:
+        self._entrances.clear()
+        self._alive.clear()
+        self._finds_roots = False
+        self.warnings.append(f"layers are no longer marked, since marking one failed: {type(error).__name__}: {error}")
+
+
+class _Target:
+    """A layer as its calls need it: the names of its marks, ready to be written."""
+
+    __slots__ = ("compiled", "compiled_name", "is_root", "layer", "name", "root_names")
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = replace(layer, holders=())
+        self.is_root = layer.mark.path == ROOT_PATH
+        self.compiled = False
+        self.name = self._name()
+        self.compiled_name = self._name("compiled")
+        self.root_names: dict[tuple[str, bool], str] = {}
+        for phase in ("forward", "prefill", "decode") if self.is_root else ():
+            flags = () if phase == "forward" else (phase,)
+            self.root_names[phase, False] = self._name(*flags)
+            self.root_names[phase, True] = self._name(*flags, "compiled")
+
+    def _name(self, *flags: str) -> str:
+        return format_mark(replace(self.layer.mark, flags=flags + self.layer.mark.flags))
+
+    def description(self) -> dict[str, Any]:
+        layer, mark = self.layer, self.layer.mark
+        return {
+            "root": mark.root,
+            "path": mark.path,
+            "raw_name": layer.raw_name,
+            "class_name": mark.class_name,
+            "kind": mark.kind,
+            "own_parameters": layer.own_parameters,
+            "parameters": layer.parameters,
+            "compiled": self.compiled,
+            "shared": "shared" in mark.flags,
+        }
+
+
+class _Entrance:
+    """One module through which a layer is entered: the plain one or one of its wrappers."""
+
+    __slots__ = ("compiled", "target")
+
+    def __init__(self, target: _Target, compiled: bool) -> None:
+        self.target = target
+        self.compiled = compiled
+
+
+def _close(opened: _OpenCall) -> None:
+    opened[2].__exit__(None, None, None)
+
+
+class _OpenCalls(threading.local):
+    """The calls that are running on this thread, outermost first."""
+
+    def __init__(self) -> None:
+        self.open: list[_OpenCall] = []

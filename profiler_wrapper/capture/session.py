@@ -1,0 +1,208 @@
+"""One session of torch.profiler: start, step, stop, export. Nothing here knows of layers."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.profiler import record_function
+from torch.profiler import ProfilerActivity, _KinetoProfile, supported_activities
+
+from profiler_wrapper.capture.others import profiler_is_on
+
+try:
+    from torch._C._profiler import _ExperimentalConfig
+except ImportError:  # pragma: no cover - every torch so far has it
+    _ExperimentalConfig = None
+
+_TAIL_BYTES = 4096
+
+
+class SessionLost(RuntimeError):
+    """The recording of a session cannot be had; the message says why."""
+
+
+def machine_activities() -> tuple[ProfilerActivity, ...]:
+    """All that torch.profiler can record on this machine."""
+    return tuple(sorted(supported_activities(), key=lambda activity: int(activity)))
+
+
+def safe_name(name: str) -> str:
+    """A name that torch's exporter cannot mangle: what would break the JSON is replaced.
+
+    A `"` in an event's name makes the whole exported file invalid, other control characters turn the
+    name into `unknown`, a lone surrogate raises.
+    """
+    text = "".join("'" if char == '"' else "/" if char == "\\" else char for char in str(name))
+    text = "".join(char if " " <= char <= "~" else _escaped(char) for char in text)
+    return text[:1000] or "(no name)"
+
+
+def _escaped(char: str) -> str:
+    return " " if char in "\t\n\r" else f"<U+{ord(char):04X}>"
+
+
+class Annotation:
+    """A named interval in the trace (`user_annotation`): what `record_function` writes, entered and left by calls."""
+
+    def __init__(self, name: str) -> None:
+        self._record: Any = record_function(safe_name(name))
+        self._record.__enter__()
+
+    def end(self) -> None:
+        """Close it; a second call does nothing."""
+        record, self._record = self._record, None
+        if record is not None:
+            record.__exit__(None, None, None)
+
+
+class Session:
+    """One recording with fixed flags.
+
+    `stop()` and `export()` are apart, so that a loop can go on in between. Both have to be called on
+    the thread that called `start()`.
+    """
+
+    def __init__(
+        self,
+        *,
+        activities: Iterable[Any],
+        record_shapes: bool = False,
+        profile_memory: bool = True,
+        with_stack: bool = False,
+    ) -> None:
+        self.record_shapes = record_shapes
+        self.problem: str | None = None
+        self._thread = threading.get_ident()
+        self._step: Annotation | None = None
+        self._profiler = _KinetoProfile(
+            activities=tuple(activities),
+            record_shapes=record_shapes,
+            profile_memory=profile_memory,
+            with_stack=with_stack,
+            experimental_config=_config(with_stack),
+        )
+        self._running = False
+
+    @property
+    def running(self) -> bool:
+        """Started and not stopped by us; another profiler may have ended it meanwhile."""
+        return self._running
+
+    def is_taken_by(self, profiler: object) -> bool:
+        """This session runs, and that `torch.autograd.profiler.profile` is another one."""
+        return self._running and self._profiler.profiler is not profiler
+
+    def start(self) -> None:
+        """Begin to record. Raises whatever torch raises, with the profiler off."""
+        self._thread = threading.get_ident()
+        try:
+            self._profiler.prepare_trace()
+            self._profiler.start_trace()
+        except BaseException:
+            _switch_off()
+            raise
+        self._running = True
+
+    def begin_step(self, number: int) -> None:
+        """Open the annotation that other tools know a step by."""
+        self.end_step()
+        self._step = Annotation(f"ProfilerStep#{number}")
+
+    def end_step(self) -> None:
+        """Close it."""
+        step, self._step = self._step, None
+        if step is not None:
+            step.end()
+
+    def stop(self) -> None:
+        """End the recording; `problem` says if something of it is missing.
+
+        Raises:
+            SessionLost: nothing of it can be exported.
+        """
+        if not self._running:
+            return
+        self._running = False
+        self.end_step()
+        if threading.get_ident() != self._thread:
+            raise SessionLost("it was ended on another thread than it began on")
+        if not profiler_is_on():
+            raise SessionLost("another profiler ended it")
+        if _device_gave_up():
+            self.problem = "the device's recorder stopped early (its buffer was full, or another tool took it)"
+        try:
+            self._profiler.stop_trace()
+        except BaseException as error:  # Ctrl-C too: no profiler may stay on
+            _switch_off()
+            if not isinstance(error, Exception):
+                raise
+            raise SessionLost(f"torch.profiler failed to stop: {type(error).__name__}: {error}") from error
+
+    def export(self, path: Path) -> None:
+        """Write the trace to `path` and read it back at its end.
+
+        Raises:
+            SessionLost: there is no whole file at `path`.
+        """
+        results = getattr(self._profiler.profiler, "kineto_results", None)
+        # An empty result has no start; exporting it crashes the process.
+        if results is None or results.trace_start_ns() == 0:
+            raise SessionLost("torch.profiler recorded nothing (another profiler took its place)")
+        try:
+            self._profiler.export_chrome_trace(str(path))
+        except Exception as error:
+            raise SessionLost(f"torch.profiler failed to export: {type(error).__name__}: {error}") from error
+        if not ends_whole(path):
+            raise SessionLost(f"{path} was not written to its end (is the disk full, the directory writable?)")
+
+    def export_again(self, path: Path) -> None:
+        """Write the trace by torch's exporter in Python: slower, but right whatever the names hold.
+
+        Raises:
+            SessionLost: this torch has none, or it failed.
+        """
+        try:
+            self._profiler.export_chrome_trace(str(path), use_python_export=True)
+        except Exception as error:
+            raise SessionLost(f"torch's exporter in Python: {type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """Let go of what was recorded."""
+        self._profiler.profiler = None
+
+
+def ends_whole(path: Path) -> bool:
+    """The file is there and its last character closes the JSON object."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            return file.read().rstrip().endswith(b"}")
+    except OSError:
+        return False
+
+
+def _config(with_stack: bool) -> Any:
+    """Skip the Python objects of every event, which nobody here reads; older torch cannot."""
+    if _ExperimentalConfig is None or with_stack:
+        return None
+    try:
+        return _ExperimentalConfig(trace_only=True)
+    except TypeError:
+        return None
+
+
+def _switch_off() -> None:
+    if profiler_is_on():
+        torch.autograd._disable_profiler()
+        torch.autograd.profiler._run_on_profiler_stop()
+
+
+def _device_gave_up() -> bool:
+    stopped = getattr(torch.autograd, "_is_kineto_stopped", None)
+    return bool(stopped()) if stopped is not None else False

@@ -1,0 +1,345 @@
+"""What to record of each step: pure decisions, without torch.
+
+`StepCounter` says when a step has ended, a `Plan` what is recorded of the next one. Steps are
+numbered from 0, as `torch.profiler` numbers them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal, Protocol
+
+from profiler_wrapper.errors import WrongUse
+
+WARM_UP_STEPS = 2
+MOST_WARM_UP_STEPS = 10  # while torch.compile is still compiling
+TIMED_STEPS = 3
+GENERATION_CALLS = WARM_UP_STEPS + TIMED_STEPS
+# Calls with gradients before any optimizer was seen: micro-batches, until there are too many of them.
+MOST_MICRO_BATCHES = 64
+
+Shapes = bool | Literal["auto"]
+
+
+class Mode(Enum):
+    """What is recorded of a step."""
+
+    IDLE = "nothing yet"
+    FULL = "in full: a warm-up step, with shapes where they are recorded at all"
+    TIMED = "a step whose times are reported"
+    OVER = "nothing, ever again"
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What happened in a step that has ended."""
+
+    compiled: bool = False  # torch.compile compiled something
+    phases: frozenset[str] = frozenset()  # of its root calls: "prefill", "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What comes after a step."""
+
+    mode: Mode
+    ends_window: bool = False  # what was recorded so far is one result
+
+
+class Plan(Protocol):
+    """Says what is recorded of which step."""
+
+    def first(self) -> Mode:
+        """What is recorded of step 0."""
+
+    def after(self, step: int, facts: StepFacts) -> Decision:
+        """What is recorded of step `step + 1`, now that `step` has ended."""
+
+    def restart(self, step: int) -> Mode | None:
+        """The steps before `step` turned out to be no steps: begin again, or None to go on as planned."""
+
+
+@dataclass(slots=True)
+class AutoPlan:
+    """A few warm-up steps in full, then the timed ones, then nothing.
+
+    Generation stays in one window in full: its prefill comes once, and a table needs it beside the decoding.
+    """
+
+    timed_steps: int | None = TIMED_STEPS  # None: no end
+    _recorded: int = 0
+    _mode: Mode = Mode.FULL
+    _phases: set[str] = field(default_factory=set)
+
+    def first(self) -> Mode:
+        return self._mode
+
+    def after(self, step: int, facts: StepFacts) -> Decision:
+        self._recorded += 1
+        self._phases |= facts.phases
+        if self._mode is Mode.FULL and self._warm_up_goes_on(facts):
+            return Decision(Mode.FULL)
+        if self._mode is Mode.FULL and not self.is_generation:
+            self._mode, self._recorded = Mode.TIMED, 0
+        elif self._mode is Mode.FULL or self._recorded == self.timed_steps:
+            self._mode = Mode.OVER
+        return Decision(self._mode, ends_window=self._mode is Mode.OVER)
+
+    def restart(self, step: int) -> Mode | None:
+        if self._mode is Mode.OVER:
+            return None
+        self._mode, self._recorded = Mode.FULL, 0
+        self._phases.clear()
+        return self._mode
+
+    @property
+    def is_generation(self) -> bool:
+        """A prefill and then decoding was seen in the steps recorded in full."""
+        return {"prefill", "decode"} <= self._phases
+
+    def _warm_up_goes_on(self, facts: StepFacts) -> bool:
+        if self.is_generation:
+            return self.timed_steps is None or self._recorded < GENERATION_CALLS
+        if self._recorded < WARM_UP_STEPS:
+            return True
+        return facts.compiled and self._recorded < MOST_WARM_UP_STEPS
+
+
+@dataclass(frozen=True, slots=True)
+class TimedFromTheStart:
+    """Every step is timed: `steps="all"` where all steps are recorded alike."""
+
+    def first(self) -> Mode:
+        return Mode.TIMED
+
+    def after(self, step: int, facts: StepFacts) -> Decision:
+        return Decision(Mode.TIMED)
+
+    def restart(self, step: int) -> Mode | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlan:
+    """Windows of steps; the step before each is recorded in full where shapes are asked for so."""
+
+    windows: tuple[range, ...]
+    full_step_before: bool
+
+    def first(self) -> Mode:
+        return self._mode(0)
+
+    def after(self, step: int, facts: StepFacts) -> Decision:
+        return Decision(self._mode(step + 1), ends_window=any(step == window[-1] for window in self.windows))
+
+    def restart(self, step: int) -> Mode | None:
+        return None
+
+    def _mode(self, step: int) -> Mode:
+        if any(step in window for window in self.windows):
+            return Mode.TIMED
+        if step > self.windows[-1][-1]:
+            return Mode.OVER
+        if self.full_step_before and any(step + 1 == window[0] for window in self.windows):
+            return Mode.FULL
+        return Mode.IDLE
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulePlan:
+    """A `torch.profiler.schedule(...)`: each of its cycles is a window."""
+
+    schedule: Callable[[int], Any]  # step -> torch.profiler.ProfilerAction
+    full_step_before: bool
+
+    def first(self) -> Mode:
+        return self._mode(0)
+
+    def after(self, step: int, facts: StepFacts) -> Decision:
+        return Decision(self._mode(step + 1), ends_window=self._action(step) == "RECORD_AND_SAVE")
+
+    def restart(self, step: int) -> Mode | None:
+        return None
+
+    def _action(self, step: int) -> str:
+        return str(getattr(self.schedule(step), "name", ""))
+
+    def _mode(self, step: int) -> Mode:
+        if self._action(step).startswith("RECORD"):
+            return Mode.TIMED
+        if self.full_step_before and self._action(step + 1).startswith("RECORD"):
+            return Mode.FULL
+        return Mode.IDLE
+
+
+@dataclass(slots=True)
+class OpenPlan:
+    """Everything until it is ended from outside: the block is entered again and again.
+
+    Until it has been entered a second time, nobody knows that it will be, so the first step ends it.
+    """
+
+    mode: Mode = Mode.FULL
+    entered_again: bool = False
+
+    def first(self) -> Mode:
+        return self.mode
+
+    def after(self, step: int, facts: StepFacts) -> Decision:
+        if self.entered_again:
+            return Decision(self.mode)
+        return Decision(Mode.OVER, ends_window=True)
+
+    def restart(self, step: int) -> Mode | None:
+        return None
+
+
+def make_plan(
+    steps: str | int | range = "auto",
+    *,
+    schedule: Callable[[int], Any] | None = None,
+    record_shapes: Shapes = "auto",
+) -> Plan:
+    """The plan for what a user asked for.
+
+    Args:
+        steps: `"auto"`, `"all"`, `"20-22"`, `"20-22,500"`; a number or a range of numbers.
+        schedule: a `torch.profiler.schedule(...)`, instead of `steps`.
+        record_shapes: `"auto"` records shapes in warm-up steps only, so there have to be some.
+
+    Raises:
+        WrongUse: `steps` is nothing of that, or `schedule` comes with `steps` or cannot be called.
+    """
+    full_step_before = record_shapes == "auto"
+    if schedule is not None:
+        if steps != "auto":
+            raise WrongUse(f"steps={steps!r} and a schedule were given. Give one of them.")
+        if not callable(schedule):
+            raise WrongUse(f"schedule={schedule!r} is no torch.profiler.schedule(...). Give one, or steps='20-22'.")
+        return SchedulePlan(schedule, full_step_before)
+    if steps == "auto":
+        return AutoPlan()
+    if steps == "all":
+        return AutoPlan(timed_steps=None) if record_shapes == "auto" else TimedFromTheStart()
+    return WindowPlan(parse_windows(steps), full_step_before)
+
+
+def parse_windows(steps: str | int | range) -> tuple[range, ...]:
+    """`"20-22,500"` -> `(range(20, 23), range(500, 501))`, in order and apart.
+
+    Raises:
+        WrongUse: it is no such text, or the windows overlap.
+    """
+    if isinstance(steps, range) and len(steps) and steps.step == 1 and steps.start >= 0:
+        return (steps,)
+    if isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0:
+        return (range(steps, steps + 1),)
+    if not isinstance(steps, str):
+        raise _not_steps(steps)
+    windows = sorted((_parse_window(part.strip(), steps) for part in steps.split(",")), key=lambda window: window.start)
+    for earlier, later in zip(windows, windows[1:], strict=False):
+        if later.start < earlier.stop:
+            raise WrongUse(f"steps={steps!r} asks for step {later.start} twice. Give windows that do not overlap.")
+    return tuple(windows)
+
+
+def _parse_window(part: str, steps: str) -> range:
+    match = re.fullmatch(r"([0-9]{1,12})(?:\s*-\s*([0-9]{1,12}))?", part)
+    if match is None:
+        raise _not_steps(steps)
+    first = int(match[1])
+    last = first if match[2] is None else int(match[2])
+    if last < first:
+        raise WrongUse(f"steps={steps!r}: the window {part} ends before it begins. Write {last}-{first}.")
+    return range(first, last + 1)
+
+
+def _not_steps(steps: object) -> WrongUse:
+    return WrongUse(f"steps={steps!r} means nothing here. Give 'auto', 'all', or step numbers such as '20-22,500'.")
+
+
+class Ended(Enum):
+    """What an event means for the step that is running."""
+
+    NO = "it goes on"
+    YES = "it has ended"
+    RESTART = "it has ended, and what was taken for steps before it was none"
+
+
+@dataclass(slots=True)
+class StepCounter:
+    """Says when a step has ended.
+
+    A step is what `prof.step()` ends. Without it, one step of the first optimizer seen. Without that,
+    one call of the root: when a root is called that was already called in this step, a new one begins.
+    With gradients an optimizer may still come, so such calls are micro-batches until there are
+    `MOST_MICRO_BATCHES` of them.
+    """
+
+    source: Literal["nothing yet", "prof.step()", "optimizer", "root calls"] = "nothing yet"
+    ended: int = 0
+    count_root_calls: bool = True
+    _optimizer: Hashable | None = None
+    _roots: set[Hashable] = field(default_factory=set)  # called in the running step
+    _trained: bool = False  # a root was called with gradients in the running step
+    _micro_batches: int = 0
+
+    def user_step(self) -> Ended:
+        """`prof.step()` was called: from now on nothing else counts."""
+        before, self.source = self.source, "prof.step()"
+        # The optimizer's step just before the first prof.step() was the same step.
+        if before == "optimizer" and not self._trained:
+            return Ended.NO
+        return self._end()
+
+    def optimizer_step(self, optimizer: Hashable) -> Ended:
+        """An optimizer has made a step."""
+        if self._optimizer is None:
+            self._optimizer = optimizer
+        if self.source == "prof.step()" or optimizer != self._optimizer:
+            return Ended.NO
+        before, self.source = self.source, "optimizer"
+        self._end()
+        return Ended.RESTART if before == "root calls" else Ended.YES
+
+    def root_enters(self, root: Hashable, *, gradients: bool) -> Ended:
+        """A root is about to be called; YES: the step before this call has ended."""
+        again = root in self._roots
+        self._roots.add(root)
+        self._trained |= gradients
+        if self.source in ("prof.step()", "optimizer") or not again or not self.count_root_calls:
+            return Ended.NO
+        self._micro_batches += gradients
+        if gradients and self._micro_batches < MOST_MICRO_BATCHES:
+            return Ended.NO
+        self.source = "root calls"
+        self._end()
+        self._roots.add(root)
+        self._trained = gradients
+        return Ended.YES
+
+    def last_step_counts(self) -> bool:
+        """The recording ends now: is what runs a step of its own, not just what follows the last one?"""
+        if self.source == "nothing yet":
+            return True
+        return self.source == "root calls" and bool(self._roots)
+
+    def _end(self) -> Ended:
+        self.ended += 1
+        self._roots.clear()
+        self._trained = False
+        return Ended.YES
+
+
+def describe_steps(steps: Sequence[int]) -> str:
+    """`[3, 4, 5, 9]` -> `"3-5, 9"`; nothing -> `"none"`."""
+    parts: list[list[int]] = []
+    for step in steps:
+        if parts and parts[-1][-1] == step - 1:
+            parts[-1][1:] = [step]
+        else:
+            parts.append([step])
+    return ", ".join("-".join(str(step) for step in part) for part in parts) or "none"

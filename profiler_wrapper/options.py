@@ -1,0 +1,198 @@
+"""What a user asked `ProfilerWrapper` for, checked; and what the environment overrides."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from profiler_wrapper.capture.steps import Plan, Shapes, make_plan
+from profiler_wrapper.errors import WrongUse
+
+ENVIRONMENT_NAME = "PROFILER_WRAPPER"
+RUN_NAME_ENVIRONMENT = "PROFILER_WRAPPER_RUN"
+PREFIXES = {True: "opensora", False: "cogvideo", None: "profile"}
+
+# What `files=` may name, and what each is on disk.
+FILES = {
+    "trace": "<prefix>_trace.json",
+    "full_trace": "<prefix>_full_trace.json",
+    "result": "result.json",
+    "time_plot": "<prefix>_cuda_time_plot.png",
+    "memory_plot": "<prefix>_memory_usage_line_chart.png",
+    "memory_text": "<prefix>_memory_usage.txt",
+    "log": "<prefix>_rank_<r>.log",
+}
+Trace = Literal["json", "json.gz", False]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Everything about a profile but the model. Fields are `ProfilerWrapper`'s parameters."""
+
+    is_st: bool | None = None
+    prefix: str = "profile"
+    run_name: str | None = None
+    steps: Any = "auto"
+    schedule: Callable[[int], Any] | None = None
+    activities: tuple[Any, ...] | None = None
+    profile_memory: bool = True
+    record_shapes: Shapes = "auto"
+    with_stack: bool = False
+    output_dir: Path = Path("outputs")
+    log_dir: Path | None = None
+    mem_dir: Path | None = None
+    files: frozenset[str] | Literal["auto", "all"] = "auto"
+    trace: Trace | None = None  # None: plain, gzipped past 8 ranks
+    enabled_record_memory_pickle: bool = False
+    enabled_record_cuda_average_time: bool = True
+    enable_record_cuda_mm: bool = True
+    enable_print_summary: bool = True
+    track: tuple[Any, ...] = ()
+    layers: Any = "auto"
+    rank: int | None = None
+    device_mesh: Any = None
+    ranks: frozenset[int] | None = None  # which ranks record at all; None: all
+    off: bool = False
+
+    def plan(self) -> Plan:
+        """What to record of which step."""
+        return make_plan(self.steps, schedule=self.schedule, record_shapes=self.record_shapes)
+
+    def shapes(self, *, warm_up: bool) -> bool:
+        """Whether shapes are recorded in warm-up steps, or in timed ones."""
+        return warm_up if self.record_shapes == "auto" else bool(self.record_shapes)
+
+
+def make_options(
+    *,
+    prefix: str | None = None,
+    is_st: bool | None = None,
+    output_dir: str | os.PathLike[str] = "outputs",
+    log_dir: str | os.PathLike[str] | None = None,
+    mem_dir: str | os.PathLike[str] | None = None,
+    files: str | Iterable[str] = "auto",
+    track: Any = (),
+    activities: Iterable[Any] | None = None,
+    record_shapes: object = "auto",
+    trace: object = None,
+    environment: Mapping[str, str] | None = None,
+    **others: Any,
+) -> Options:
+    """Check what a user gave and what the environment says.
+
+    Raises:
+        WrongUse: a value that means nothing; the message says which values do.
+    """
+    if is_st not in PREFIXES:
+        raise WrongUse(f"is_st={is_st!r} is neither True (opensora) nor False (cogvideo). Give one, or prefix='name'.")
+    options = Options(
+        is_st=is_st,
+        prefix=_file_name(PREFIXES[is_st] if prefix is None else prefix, "prefix"),
+        output_dir=Path(output_dir),
+        log_dir=None if log_dir is None else Path(log_dir),
+        mem_dir=None if mem_dir is None else Path(mem_dir),
+        files=_files(files),
+        track=_track(track),
+        activities=_activities(activities),
+        record_shapes=_shapes(record_shapes),
+        trace=_trace(trace),
+        **others,
+    )
+    options = _overridden(options, os.environ if environment is None else environment)
+    options.plan()  # so that wrong steps are said here and not in the loop
+    return options
+
+
+def _file_name(name: str, parameter: str) -> str:
+    if not isinstance(name, str) or not re.fullmatch(r"[^/\\\x00-\x1f]{1,100}", name) or name.strip(". ") == "":
+        raise WrongUse(f"{parameter}={name!r} cannot begin a file name. Give 1 to 100 characters without / and \\.")
+    return name
+
+
+def _files(files: str | Iterable[str]) -> frozenset[str] | Literal["auto", "all"]:
+    if isinstance(files, str):
+        if files in ("auto", "all"):
+            return "all" if files == "all" else "auto"
+        files = (files,)
+    wanted = frozenset(files)
+    unknown = sorted(wanted - set(FILES))
+    if unknown:
+        raise WrongUse(f"files names {unknown[0]!r}. Give 'auto', 'all', or some of: {', '.join(FILES)}.")
+    return wanted
+
+
+def _track(track: Any) -> tuple[Any, ...]:
+    if isinstance(track, (str, re.Pattern)) or callable(track):
+        track = (track,)
+    found = tuple(track) if isinstance(track, Sequence) else (track,)
+    for item in found:
+        if not (isinstance(item, (str, re.Pattern)) or callable(item)):
+            raise WrongUse(f"track holds {item!r}. Give names, regular expressions or functions.")
+    return found
+
+
+def _activities(activities: Iterable[Any] | None) -> tuple[Any, ...] | None:
+    if activities is None:
+        return None
+    found = tuple(activities)
+    if not found:
+        raise WrongUse("activities is empty, so nothing can be recorded. Leave it out for all that the machine has.")
+    return found
+
+
+def _shapes(record_shapes: object) -> Shapes:
+    if record_shapes is True or record_shapes is False:
+        return record_shapes
+    if record_shapes == "auto":
+        return "auto"
+    raise WrongUse(f"record_shapes={record_shapes!r} means nothing here. Give True, False or 'auto'.")
+
+
+def _trace(trace: object) -> Trace | None:
+    if trace is None or trace is True:
+        return None
+    if trace is False:
+        return False
+    if trace in ("json", "json.gz"):
+        return "json" if trace == "json" else "json.gz"
+    raise WrongUse(f"trace={trace!r} means nothing here. Give 'json', 'json.gz' or False.")
+
+
+def _overridden(options: Options, environment: Mapping[str, str]) -> Options:
+    """`off`, or `steps=20-22,ranks=0`: a part without `=` goes on with the value before it."""
+    text = environment.get(ENVIRONMENT_NAME, "").strip()
+    if text in ("", "on", "1"):
+        return options
+    if text.lower() in ("off", "0"):
+        return replace(options, off=True)
+    values: dict[str, list[str]] = {}
+    name = ""
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        name = key.strip() if equals else name
+        values.setdefault(name, []).append(value.strip() if equals else part.strip())
+    unknown = sorted(set(values) - {"steps", "ranks"})
+    if unknown:
+        raise WrongUse(
+            f"{ENVIRONMENT_NAME}={text!r} in the environment names {unknown[0] or text!r}. "
+            "Set it to off, or to something like steps=20-22,ranks=0."
+        )
+    if "steps" in values:
+        options = replace(options, steps=",".join(values["steps"]), schedule=None)
+    if "ranks" in values:
+        options = replace(options, ranks=_ranks(values["ranks"], text))
+    return options
+
+
+def _ranks(parts: Sequence[str], text: str) -> frozenset[int]:
+    found: set[int] = set()
+    for part in parts:
+        match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part)
+        if match is None:
+            raise WrongUse(f"{ENVIRONMENT_NAME}={text!r}: ranks={part!r} is no rank. Write ranks=0 or ranks=0-3,8.")
+        found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(found)

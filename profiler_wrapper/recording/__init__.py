@@ -1,0 +1,1 @@
+"""What was measured: a trace as columns, its reader, and a run on disk. Data, nothing else."""

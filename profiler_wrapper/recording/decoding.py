@@ -1,0 +1,196 @@
+"""One event of a Chrome trace as a typed struct, and what to do where the types do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+_LARGE_US = 1 << 43  # from here on a float is too coarse for nanoseconds
+_UNTIMED = -(1 << 62)  # where an event has no `ts`
+_TIME = attrgetter("ts")
+_ANYTHING = msgspec.json.Decoder(float_hook=Decimal)
+
+
+class Args(msgspec.Struct, frozen=True, gc=False):
+    """What an event says about itself, as far as we use it. -1: it does not say."""
+
+    correlation: int = -1
+    external_id: int = msgspec.field(default=-1, name="External id")
+    sequence: int = msgspec.field(default=-1, name="Sequence number")
+    forward_thread: int = msgspec.field(default=-1, name="Fwd thread id")
+    device: int = -1
+    stream: int = -1
+    graph_node: int = msgspec.field(default=0, name="graph node id")
+    address: int = msgspec.field(default=0, name="Addr")
+    size_bytes: int = msgspec.field(default=0, name="Bytes")
+    total_allocated_bytes: int = msgspec.field(default=-1, name="Total Allocated")
+    total_reserved_bytes: int = msgspec.field(default=-1, name="Total Reserved")
+    device_type: int = msgspec.field(default=-1, name="Device Type")
+    device_id: int = msgspec.field(default=-1, name="Device Id")
+
+
+class ShapedArgs(Args, frozen=True, gc=False):
+    """With the shapes, still undecoded: most of them repeat."""
+
+    dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
+    concrete: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Concrete Inputs")
+    old_dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input dims")
+
+
+_NO_ARGS = Args()
+_NO_SHAPED_ARGS = ShapedArgs()
+
+
+class Event(msgspec.Struct, gc=False):
+    """An event with its times in microseconds, as the file has them."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str = -1
+    tid: int | str = -1
+    ts: int | float = _UNTIMED
+    dur: int | float = -1
+    id: int | str = -1
+    args: Args = _NO_ARGS
+
+
+class ExactEvent(Event, gc=False):
+    """Where `ts` is so large that a float would lose its nanoseconds."""
+
+    ts: Decimal = Decimal(_UNTIMED)  # type: ignore[assignment]
+
+
+class ShapedEvent(Event, gc=False):
+    args: ShapedArgs = _NO_SHAPED_ARGS
+
+
+class ExactShapedEvent(ExactEvent, gc=False):
+    args: ShapedArgs = _NO_SHAPED_ARGS
+
+
+class EventDecoder:
+    """Decodes slices of traceEvents: exactly as typed if it fits, else event by event.
+
+    Attributes:
+        misfits: events that could not be understood at all, and were left out.
+    """
+
+    def __init__(self, *, shapes: bool = False) -> None:
+        self.misfits = 0
+        self._shapes = shapes
+        self._exact = False
+        self._use(ShapedEvent if shapes else Event)
+
+    def _use(self, event_type: type[Event]) -> None:
+        self._type = event_type
+        self._decoder: msgspec.json.Decoder[list[Event]] = msgspec.json.Decoder(list[event_type])  # type: ignore[valid-type]
+        self._one: msgspec.json.Decoder[Event] = msgspec.json.Decoder(event_type, strict=False)
+
+    def __call__(self, data: bytes) -> list[Event]:
+        """The events of a JSON array.
+
+        Raises:
+            msgspec.DecodeError, UnicodeDecodeError, RecursionError: it is not one.
+        """
+        events = self._decode(data)
+        if self._exact or not _too_coarse(events):
+            return events
+        self._exact = True
+        self._use(ExactShapedEvent if self._shapes else ExactEvent)
+        return self._decode(data)
+
+    def _decode(self, data: bytes) -> list[Event]:
+        try:
+            return self._decoder.decode(data)
+        except msgspec.ValidationError:
+            return self._one_by_one(data)
+
+    def _one_by_one(self, data: bytes) -> list[Event]:
+        events = []
+        for raw in msgspec.json.decode(data, type=list[msgspec.Raw]):
+            event = self._salvaged(raw)
+            if event is None:
+                self.misfits += 1
+            else:
+                events.append(event)
+        return events
+
+    def _salvaged(self, raw: msgspec.Raw) -> Event | None:
+        try:
+            return self._one.decode(raw)
+        except msgspec.ValidationError:
+            return self._field_by_field(raw)
+
+    def _field_by_field(self, raw: msgspec.Raw) -> Event | None:
+        """Keeps the fields that can be read; None if it is no event or has no time."""
+        try:
+            fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        except msgspec.ValidationError:
+            return None
+        args_type = ShapedArgs if self._shapes else Args
+        args: dict[str, Any] = {}
+        if "args" in fields:
+            args = _fitting(fields.pop("args"), args_type)
+        values: dict[str, Any] = {}
+        for field in msgspec.structs.fields(self._type):
+            if field.encode_name in fields:
+                value = _convert(fields[field.encode_name], field.type)
+                if value is not None:
+                    values[field.name] = value
+                elif field.name == "ts":
+                    return None
+        return self._type(**values, args=args_type(**args))
+
+
+def _too_coarse(events: list[Event]) -> bool:
+    """Whether some time is a float that has lost its nanoseconds."""
+    if max(map(_TIME, events), default=0) < _LARGE_US:
+        return False
+    return float in set(map(type, map(_TIME, events)))
+
+
+def _fitting(raw: msgspec.Raw, struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields of `struct` that `raw` has, with values that fit."""
+    try:
+        given = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:
+        return {}
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(struct):
+        if field.encode_name in given:
+            value = _convert(given[field.encode_name], field.type)
+            if value is not None:
+                values[field.name] = value
+    return values
+
+
+def _convert(raw: msgspec.Raw, kind: Any) -> Any:
+    """`raw` as `kind`, also from text, from a whole float or from a hexadecimal; None if it is none."""
+    try:
+        return msgspec.json.decode(raw, type=kind, strict=False)
+    except msgspec.ValidationError:
+        convert = _CONVERSIONS.get(kind)
+    if convert is None:
+        return None
+    try:
+        value = _ANYTHING.decode(raw)
+        return None if value is None else convert(value)
+    except (ValueError, TypeError, ArithmeticError):
+        return None
+
+
+def _whole_number(value: Any) -> int:
+    return int(value, 0) if isinstance(value, str) else int(value)
+
+
+_CONVERSIONS: dict[Any, Callable[[Any], Any]] = {
+    int: _whole_number,
+    str: str,
+    int | str: str,
+}

@@ -1,0 +1,72 @@
+"""Chrome trace -> Recording: any file that torch.profiler wrote, old or new, plain or gzipped."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from profiler_wrapper.errors import BrokenTrace
+from profiler_wrapper.recording.collector import Collector
+from profiler_wrapper.recording.columns import Recording
+from profiler_wrapper.recording.decoding import EventDecoder
+from profiler_wrapper.recording.jsonstream import TraceWalker
+from profiler_wrapper.recording.shapes import ShapeCollector, Shapes
+
+
+def read(path: str | os.PathLike[str]) -> Recording:
+    """Reads a trace in slices; a torn file up to the tear, with `complete=False` and a warning.
+
+    Raises:
+        BrokenTrace: the file is not a trace, or is malformed before its end; the message has the
+            file, the byte offset and the cause.
+        OSError: the file is missing, a directory or unreadable.
+    """
+    return _read(path, Collector(), EventDecoder(), None)
+
+
+def read_shapes(path: str | os.PathLike[str]) -> Shapes:
+    """The input shapes of the ops of a trace, by a second pass over the file.
+
+    Returns:
+        A mapping from the index of a span in `read(path).spans` to its shapes. Spans without
+        shapes are not in it.
+
+    Raises:
+        As `read`.
+    """
+    collector, shapes = Collector(), ShapeCollector()
+    _read(path, collector, EventDecoder(shapes=True), shapes)
+    return shapes.shapes(collector.kept)
+
+
+def _read(
+    path: str | os.PathLike[str], collector: Collector, decoder: EventDecoder, shapes: ShapeCollector | None
+) -> Recording:
+    walker = TraceWalker(path, decoder)
+    with _no_garbage_collection():
+        for events in walker.batches():
+            spans = collector.add(events)
+            if shapes is not None:
+                shapes.add(spans)
+        if decoder.misfits and not collector.count:
+            raise BrokenTrace(f"{path}: byte 0: none of its {decoder.misfits} entries is an event of a Chrome trace")
+        warnings = list(walker.warnings)
+        if decoder.misfits:
+            warnings.append(f"{decoder.misfits} entries of traceEvents could not be understood and were left out")
+        return collector.recording(
+            path=os.fspath(path), metadata=walker.metadata, complete=walker.complete, warnings=warnings
+        )
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Half of the time of decoding would go into looking for cycles that events cannot have."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,84 @@
+"""Input shapes of ops: many spans, few different shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from profiler_wrapper.recording.columns import Bool
+from profiler_wrapper.recording.decoding import Event, ShapedArgs
+
+
+@dataclass(frozen=True, slots=True)
+class OpShapes:
+    """What an op was called with, one entry per input.
+
+    `dims`: a list of ints for a tensor (`[]` for a scalar or none), a list of lists for a list of
+    tensors. `types`: `float`, `c10::BFloat16`, `Scalar`, `TensorList` ... `concrete`: the values of
+    inputs that are no tensors, as text, else `""`; empty where the trace has none.
+    """
+
+    dims: tuple[Any, ...]
+    types: tuple[str, ...]
+    concrete: tuple[str, ...]
+
+
+class Shapes(Mapping[int, OpShapes]):
+    """Index of a span -> its shapes, in file order."""
+
+    def __init__(self, number_of: Mapping[int, int], distinct: tuple[OpShapes, ...]) -> None:
+        self._number_of = number_of
+        self._distinct = distinct
+
+    def __getitem__(self, span: int) -> OpShapes:
+        return self._distinct[self._number_of[span]]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._number_of)
+
+    def __len__(self) -> int:
+        return len(self._number_of)
+
+
+class ShapeCollector:
+    """Gathers shapes from spans as they come, decoding each different one once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[bytes, bytes, bytes], int] = {}
+        self._found: list[tuple[int, int]] = []
+        self._seen = 0
+
+    def add(self, spans: list[Event]) -> None:
+        """The next spans, in the order in which they will be numbered."""
+        numbers = self._numbers
+        for index, span in enumerate(spans, self._seen):
+            args = span.args
+            if isinstance(args, ShapedArgs):
+                dims = bytes(args.dims) or bytes(args.old_dims)
+                if dims:
+                    key = (dims, bytes(args.types), bytes(args.concrete))
+                    self._found.append((index, numbers.setdefault(key, len(numbers))))
+        self._seen += len(spans)
+
+    def shapes(self, kept: Bool) -> Shapes:
+        """The mapping, for spans numbered as they are once those that are not `kept` are gone."""
+        final = np.cumsum(kept) - 1
+        number_of = {int(final[index]): number for index, number in self._found if kept[index]}
+        return Shapes(number_of, tuple(_decoded(*key) for key in self._numbers))
+
+
+def _decoded(dims: bytes, types: bytes, concrete: bytes) -> OpShapes:
+    return OpShapes(
+        dims=_list(dims),
+        types=tuple(map(str, _list(types))),
+        concrete=tuple(map(str, _list(concrete))),
+    )
+
+
+def _list(raw: bytes) -> tuple[Any, ...]:
+    value = msgspec.json.decode(raw) if raw else []
+    return tuple(value) if isinstance(value, list) else ()

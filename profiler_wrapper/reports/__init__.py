@@ -1,0 +1,1 @@
+"""A result in; text, picture or page out."""

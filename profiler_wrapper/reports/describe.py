@@ -1,0 +1,126 @@
+"""The words that all reports share: on what machine, how many steps, which time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.reports.folding import number_ranges
+from profiler_wrapper.reports.text import clean, shorten
+
+FLASH = "flash"
+
+
+def machine(analysis: Analysis) -> str:
+    """The name of what was measured: the device, or on a CPU-only trace the CPU."""
+    keys = ("device_name", "device", "accelerator") if analysis.time_basis == "device" else ("cpu_name", "cpu")
+    for key in keys:
+        name = _name(analysis.run.get(key))
+        if name:
+            return name
+    return "an unnamed device" if analysis.time_basis == "device" else "CPU"
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = value.get("name")
+    return value if isinstance(value, str) else ""
+
+
+def step_numbers(analysis: Analysis) -> list[int]:
+    """The numbers of the timed steps, ascending."""
+    return sorted(row.step for row in analysis.steps if row.step is not None)
+
+
+def step_count(analysis: Analysis) -> int:
+    """What sums over the timed trace are divided by to give one step; 1 where no step has a number."""
+    return max(1, len(step_numbers(analysis)))
+
+
+def steps_in_words(analysis: Analysis) -> str:
+    """`"3 steps (5..7)"`; without steps, `"all of the trace"`."""
+    numbers = step_numbers(analysis)
+    if not numbers:
+        return "all of the trace"
+    ranges = number_ranges(numbers)
+    return f"1 step ({ranges})" if len(numbers) == 1 else f"{len(numbers)} steps ({shorten(ranges, 24)})"
+
+
+def per_step(analysis: Analysis) -> str:
+    """`"per step"`, or `"in all"` where no step has a number."""
+    return "per step" if step_numbers(analysis) else "in all"
+
+
+def coverage_percent(analysis: Analysis) -> str:
+    """The attributed share, rounded down: 100.0 means all of it."""
+    return f"{math.floor(analysis.time.coverage * 1000) / 10:.1f}"
+
+
+def step_span_ns(analysis: Analysis) -> tuple[float, int, int] | None:
+    """Median, least and most time from the begin to the end of a step on the CPU; None where not known."""
+    spans = [row.span_ns for row in analysis.steps if row.step is not None and row.span_ns is not None]
+    return (median(spans), min(spans), max(spans)) if spans else None
+
+
+def rank_in_words(analysis: Analysis) -> str:
+    """`"rank 3"`, or `""` where the run does not say."""
+    rank = analysis.run.get("rank")
+    return f"rank {rank}" if isinstance(rank, int) and not isinstance(rank, bool) else ""
+
+
+def root_names(analysis: Analysis) -> str:
+    """The models that were profiled: `"LlamaForCausalLM"`, `"vae, transformer"`, `"vae and 3 more"`."""
+    roots = list(
+        dict.fromkeys(row.layer for row in sorted(analysis.layers, key=lambda row: row.order) if row.depth == 0)
+    )
+    roots = [root for root in roots if root]
+    if len(roots) > 3:
+        roots = [f"{roots[0]} and {len(roots) - 1} more"]
+    return ", ".join(roots)
+
+
+def title_parts(analysis: Analysis, *, unicode: bool = False) -> tuple[list[str], list[str]]:
+    """Two lines as parts, the most telling first: what was measured, and how the steps went."""
+    model = shorten(clean(root_names(analysis), unicode=unicode), 36)
+    where = shorten(clean(machine(analysis), unicode=unicode), 36)
+    count = step_count(analysis)
+    total_ms = f"{analysis.time.total_ns / count / 1e6:.3f} ms"
+    what = [
+        f"{model} on {where}" if model else where,
+        rank_in_words(analysis),
+        steps_in_words(analysis),
+        f"{'device' if analysis.time_basis == 'device' else 'CPU'} time {total_ms} {per_step(analysis)}",
+    ]
+    return [part for part in what if part], _course(analysis)
+
+
+def _course(analysis: Analysis) -> list[str]:
+    """How the steps went on the clock."""
+    parts = [f"{coverage_percent(analysis)} % attributed"]
+    if not analysis.complete:
+        parts.insert(0, "INCOMPLETE")
+    span = step_span_ns(analysis)
+    if span:
+        middle, least, most = (value / 1e6 for value in span)
+        parts.append(f"step takes {middle:.3f} ms" + (f" ({least:.3f}-{most:.3f})" if least != most else ""))
+    time = analysis.time
+    if time.busy_ns is not None and time.span_ns:
+        parts.append(f"device busy {100 * time.busy_ns / time.span_ns:.1f} %")
+    if time.exposed_communication_ns:
+        exposed_ms = time.exposed_communication_ns / step_count(analysis) / 1e6
+        parts.append(f"exposed communication {exposed_ms:.3f} ms {per_step(analysis)}")
+    backends = list(attention_backends(analysis))
+    if backends:
+        parts.append(f"attention: {' + '.join(clean(backend) for backend in backends)}")
+    return parts
+
+
+def attention_backends(analysis: Analysis) -> dict[str, int]:
+    """Attention time by backend in nanoseconds, most first."""
+    times: dict[str, int] = {}
+    for row in analysis.attention:
+        times[row.backend] = times.get(row.backend, 0) + row.time_ns
+    return dict(sorted(times.items(), key=lambda item: -item[1]))

@@ -1,0 +1,285 @@
+"""The layer tree with like siblings folded into one: plain data, which the tables draw.
+
+`layers.0` to `layers.31` become one `Fold`, and below it the 32 `self_attn` become one. What
+differs much from its likes is named as odd.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from statistics import median
+
+from profiler_wrapper.analysis.model import FORWARD_PHASES, Analysis, LayerRow, Phase
+
+FEWEST_FOLDED = 3
+ODD_SHARE = 0.2  # of the median
+ODD_DEVIATIONS = 5.0  # robust standard deviations
+_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+
+# A number that is a component of a name, or ends one: `layers.3.mlp`, `Qwen2DecoderLayer_7`.
+_NUMBER = re.compile(r"(?:(?<=[._#])|^)[0-9]{1,9}(?=\.|$)")
+_OPEN = "\0"  # stands for it in a pattern
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTotal:
+    """One layer with its phases side by side; times are sums over the timed trace."""
+
+    layer: str
+    class_name: str
+    kind: str
+    block: str | None
+    parent: str | None  # a layer that has a row, else None
+    order: int
+    phases_ns: Mapping[Phase, int]
+    attention_ns: int
+    calls: int | None
+    retained_bytes: float | None
+    peak_bytes: int | None
+    shared: bool
+    compiled: bool
+    graph: bool
+
+    @property
+    def time_ns(self) -> int:
+        return sum(self.phases_ns.values())
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A layer whose time or retained memory is far from the median of its likes."""
+
+    layer: LayerTotal
+    what: str  # "time" or "retained"
+    excess: float  # 0.97: 97 % above the median
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Like layers as one row: one of them, or many whose names differ in a number."""
+
+    label: str  # the name below its parent
+    members: tuple[LayerTotal, ...]
+    relative: tuple[str, ...]  # the members' names below their parents
+    numbered: bool  # many siblings under one name such as `layers.{0..31}`
+
+    @cached_property
+    def phases_ns(self) -> dict[Phase, int]:
+        sums: dict[Phase, int] = defaultdict(int)
+        for member in self.members:
+            for phase, time_ns in member.phases_ns.items():
+                sums[phase] += time_ns
+        return dict(sums)
+
+    @cached_property
+    def time_ns(self) -> int:
+        return sum(self.phases_ns.values())
+
+    @property
+    def order(self) -> int:
+        return min(member.order for member in self.members)
+
+    @property
+    def attention_ns(self) -> int:
+        return sum(member.attention_ns for member in self.members)
+
+    @property
+    def calls(self) -> int | None:
+        return _sum(member.calls for member in self.members)
+
+    @property
+    def retained_bytes(self) -> float | None:
+        return _sum(member.retained_bytes for member in self.members)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        return max((m.peak_bytes for m in self.members if m.peak_bytes is not None), default=None)
+
+
+def _sum(values: Iterable[float | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None  # type: ignore[return-value]  # ints stay ints
+
+
+def layer_totals(analysis: Analysis) -> list[LayerTotal]:
+    """One entry per layer with a name, in model order."""
+    by_layer: dict[str, list[LayerRow]] = defaultdict(list)
+    for row in analysis.layers:
+        if row.layer:
+            by_layer[row.layer].append(row)
+    parents = _parents(by_layer)
+    totals = [_layer_total(layer, rows, parents[layer]) for layer, rows in by_layer.items()]
+    return sorted(totals, key=lambda total: total.order)
+
+
+def _layer_total(layer: str, rows: Sequence[LayerRow], parent: str | None) -> LayerTotal:
+    first = rows[0]
+    forward = [row for row in rows if row.phase in FORWARD_PHASES]
+    phases: dict[Phase, int] = defaultdict(int)
+    for row in rows:
+        phases[row.phase] += row.time_ns
+    retained = [row.retained_bytes for row in forward if row.retained_bytes is not None]
+    return LayerTotal(
+        layer=layer,
+        class_name=first.class_name,
+        kind=first.kind,
+        block=first.block,
+        parent=parent,
+        order=first.order,
+        phases_ns=dict(phases),
+        attention_ns=sum(row.attention_ns for row in rows),
+        calls=_sum(row.calls for row in forward),
+        retained_bytes=max(retained, default=None),
+        peak_bytes=max((row.peak_bytes for row in rows if row.peak_bytes is not None), default=None),
+        shared=any(row.shared for row in rows),
+        compiled=any(row.compiled for row in rows),
+        graph=any(row.graph for row in rows),
+    )
+
+
+def _parents(by_layer: Mapping[str, Sequence[LayerRow]]) -> dict[str, str | None]:
+    """The nearest layer above each that has a row itself; nobody is above itself."""
+    parents: dict[str, str | None] = {}
+    for layer, rows in by_layer.items():
+        parent = rows[0].parent
+        while parent and parent not in by_layer:
+            parent = parent.rpartition(".")[0] or None
+        parents[layer] = parent or None
+    for layer in by_layer:
+        seen, above = {layer}, parents[layer]
+        while above is not None and above not in seen:
+            seen.add(above)
+            above = parents[above]
+        if above is not None:  # a ring, as only a damaged file has
+            parents[layer] = None
+    return parents
+
+
+class Tree:
+    """Folds and what is below them, worked out when asked for."""
+
+    def __init__(self, totals: Sequence[LayerTotal]) -> None:
+        self._children: dict[str | None, list[LayerTotal]] = defaultdict(list)
+        for total in totals:
+            self._children[total.parent].append(total)
+
+    def roots(self) -> list[Fold]:
+        return _folds([(total.layer, total) for total in self._children[None]], below_fold=False)
+
+    def children(self, fold: Fold) -> list[Fold]:
+        """The layers directly below any member of `fold`, like ones folded."""
+        named = [
+            (_relative(child.layer, member.layer), child)
+            for member in fold.members
+            for child in self._children.get(member.layer, ())
+        ]
+        return _folds(named, below_fold=len(fold.members) > 1)
+
+
+def _relative(layer: str, parent: str) -> str:
+    return layer[len(parent) + 1 :] if layer.startswith(parent + ".") else layer
+
+
+def _folds(named: Sequence[tuple[str, LayerTotal]], *, below_fold: bool) -> list[Fold]:
+    """`named` (relative name and layer) as folds: those of one class whose names differ in their last number."""
+    groups: dict[tuple[str, str], list[tuple[str, LayerTotal]]] = defaultdict(list)
+    for name, total in named:
+        groups[_pattern(name), total.class_name].append((name, total))
+    folds: list[Fold] = []
+    for (pattern, _), entries in groups.items():
+        names = {name for name, _ in entries}
+        if len(names) >= FEWEST_FOLDED:
+            folds.append(_fold(_numbered_label(pattern, names), entries, below_fold=below_fold, numbered=True))
+            continue
+        for name in sorted(names, key=lambda name: [entry[0] for entry in entries].index(name)):
+            same = [entry for entry in entries if entry[0] == name]
+            folds.append(_fold(name, same, below_fold=below_fold, numbered=False))
+    return _tell_apart(folds)
+
+
+def _fold(label: str, entries: Sequence[tuple[str, LayerTotal]], *, below_fold: bool, numbered: bool) -> Fold:
+    return Fold(
+        label="." + label if below_fold else label,
+        members=tuple(total for _, total in entries),
+        relative=tuple(name for name, _ in entries),
+        numbered=numbered,
+    )
+
+
+def split_number(name: str) -> tuple[str, int | None]:
+    """A name with its last number left open, and that number: equal for `layers.3` and `layers.4` but for it."""
+    matches = list(_NUMBER.finditer(name))
+    if not matches:
+        return name, None
+    last = matches[-1]
+    return name[: last.start()] + _OPEN + name[last.end() :], int(last.group())
+
+
+def _pattern(name: str) -> str:
+    return split_number(name)[0]
+
+
+def _numbered_label(pattern: str, names: Iterable[str]) -> str:
+    before, _, after = pattern.partition(_OPEN)
+    numbers = sorted({int(name[len(before) : len(name) - len(after)]) for name in names})
+    return f"{before}{{{number_ranges(numbers)}}}{after}"
+
+
+def number_ranges(numbers: Sequence[int]) -> str:
+    """`[0, 1, 2, 3, 7]` -> `"0..3,7"`, `[0, 2, 4, 6]` -> `"0,2..6"`; `numbers` ascend."""
+    distances = {after - before for before, after in pairwise(numbers)}
+    if len(numbers) > FEWEST_FOLDED and len(distances) == 1 and distances != {1}:
+        return f"{numbers[0]},{numbers[1]}..{numbers[-1]}"
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(
+        str(first) if first == last else f"{first},{last}" if last == first + 1 else f"{first}..{last}"
+        for first, last in ranges
+    )
+
+
+def _tell_apart(folds: list[Fold]) -> list[Fold]:
+    """Adds the class to labels that are equal: `.mlp` of dense and of expert blocks."""
+    counts: dict[str, int] = defaultdict(int)
+    for fold in folds:
+        counts[fold.label] += 1
+    return [
+        Fold(f"{fold.label} ({fold.members[0].class_name})", fold.members, fold.relative, fold.numbered)
+        if counts[fold.label] > 1
+        else fold
+        for fold in folds
+    ]
+
+
+def odd_ones(fold: Fold) -> list[Odd]:
+    """Members whose time or retained memory is over 20 % and 5 robust deviations off the median, worst first."""
+    times = [float(member.time_ns) for member in fold.members]
+    odd = [Odd(fold.members[i], "time", excess) for i, excess in outliers(times).items()]
+    retained = [member.retained_bytes for member in fold.members]
+    known = [size for size in retained if size is not None]
+    if len(known) == len(retained):
+        named = {one.layer.layer for one in odd}
+        more = outliers(known).items()
+        odd += [Odd(fold.members[i], "retained", e) for i, e in more if fold.members[i].layer not in named]
+    return sorted(odd, key=lambda one: -abs(one.excess))
+
+
+def outliers(values: Sequence[float]) -> dict[int, float]:
+    """Index and relative excess of each value far from the median of all; none among fewer than three."""
+    if len(values) < FEWEST_FOLDED:
+        return {}
+    middle = median(values)
+    if middle <= 0:
+        return {}
+    sigma = _MAD_TO_SIGMA * median(abs(value - middle) for value in values)
+    far = max(ODD_SHARE * middle, ODD_DEVIATIONS * sigma)
+    return {i: value / middle - 1 for i, value in enumerate(values) if abs(value - middle) > far}

@@ -1,0 +1,188 @@
+"""All that was measured as text, in model order, without a limit of rows or columns: for the log file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from profiler_wrapper.analysis.model import PHASES, Analysis, LayerRow
+from profiler_wrapper.reports.describe import per_step, step_count, title_parts
+from profiler_wrapper.reports.table_rows import outside_label
+from profiler_wrapper.reports.text import clean, grid
+from profiler_wrapper.units import mebibytes, milliseconds, percent
+
+Cell = Callable[[LayerRow], str]
+
+
+def full_table(analysis: Analysis) -> str:
+    """Every layer and phase, then attention, classes, steps, tracked series, memory and warnings.
+
+    Times are ms per step (sums over the timed trace divided by its steps), but in the table of the
+    steps; sizes MiB.
+    """
+    sections = [
+        "\n".join(", ".join(parts) for parts in title_parts(analysis) if parts),
+        _section(f"Layers, in model order: ms {per_step(analysis)}, MiB", layer_section(analysis)),
+        _section(f"Attention: ms {per_step(analysis)}", attention_section(analysis)),
+        _section(f"Classes: ms {per_step(analysis)}", class_section(analysis)),
+        _section("Steps: ms", step_section(analysis)),
+        _section("Tracked, per step: us, or what the function gave", series_section(analysis)),
+        _section("Memory: MiB", memory_section(analysis)),
+        _section("Warnings", "\n".join(clean(warning) for warning in analysis.warnings)),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _section(title: str, text: str) -> str:
+    return f"{title}\n\n{text}" if text else ""
+
+
+def layer_section(analysis: Analysis) -> str:
+    """One row per layer and phase, then what has no layer, `(unattributed)` by reason, and the total."""
+    columns = _layer_columns(analysis)
+    rows = sorted(analysis.layers, key=lambda row: (not row.layer, row.order, row.layer, PHASES.index(row.phase)))
+    drawn = [[cell(row) for _, cell in columns] for row in rows]
+    steps, total_ns = step_count(analysis), analysis.time.total_ns
+    titles = [title for title, _ in columns]
+
+    def closing(name: str, time_ns: int, calls: str = "") -> list[str]:
+        values = {
+            "layer": name,
+            "calls": calls,
+            "self": _per_step_ms(time_ns, steps),
+            "time": _per_step_ms(time_ns, steps),
+            "share %": percent(time_ns, total_ns),
+        }
+        return [values.get(title, "") for title in titles]
+
+    drawn += [closing(f"(unattributed) {clean(row.reason)}", row.time_ns) for row in analysis.unattributed]
+    drawn.append(closing("TOTAL", total_ns))
+    return grid(titles, drawn, left_columns=4)
+
+
+def _layer_columns(analysis: Analysis) -> list[tuple[str, Cell]]:
+    steps, total_ns = step_count(analysis), analysis.time.total_ns
+
+    def time(name: str) -> Cell:
+        return lambda row: _per_step_ms(getattr(row, name), steps)
+
+    def size(name: str) -> Cell:
+        return lambda row: _known(getattr(row, name), mebibytes)
+
+    return [
+        ("layer", lambda row: clean(row.layer or f"({outside_label(row)})")),
+        ("class", lambda row: clean(row.class_name)),
+        ("kind", lambda row: row.kind if row.layer else ""),
+        ("phase", lambda row: row.phase),
+        ("calls", lambda row: _known(row.calls, lambda calls: f"{calls / steps:.4g}")),
+        ("self", time("self_time_ns")),
+        ("time", time("time_ns")),
+        ("share %", lambda row: percent(row.time_ns, total_ns)),
+        ("CPU", time("cpu_time_ns")),
+        ("attention", lambda row: _per_step_ms(row.attention_ns or None, steps)),
+        ("communication", lambda row: _per_step_ms(row.communication_ns or None, steps)),
+        ("exposed", lambda row: _per_step_ms(row.exposed_communication_ns or None, steps)),
+        ("idle", lambda row: _per_step_ms(row.idle_ns or None, steps)),
+        ("GFLOP", lambda row: _known(row.flops_per_step, _giga)),
+        ("self GFLOP", lambda row: _known(row.self_flops_per_step, _giga)),
+        ("at entry", size("entry_allocated_bytes")),
+        ("at exit", size("allocated_bytes")),
+        ("reserved", size("reserved_bytes")),
+        ("peak", size("peak_bytes")),
+        ("retained", size("retained_bytes")),
+        ("self retained", size("self_retained_bytes")),
+        ("flags", lambda row: " ".join(name for name in ("compiled", "shared", "graph") if getattr(row, name))),
+    ]
+
+
+def _known(value: Any, text: Callable[[Any], str]) -> str:
+    return "" if value is None else text(value)
+
+
+def _per_step_ms(time_ns: int | None, steps: int) -> str:
+    return "" if time_ns is None else f"{time_ns / steps / 1e6:.6f}"
+
+
+def _giga(flops: int) -> str:
+    return f"{flops / 1e9:.3f}"
+
+
+def attention_section(analysis: Analysis) -> str:
+    """Attention by layer, phase and backend, with the kernels' names."""
+    steps = step_count(analysis)
+    order = {row.layer: row.order for row in analysis.layers}
+    rows = sorted(analysis.attention, key=lambda row: (order.get(row.layer, -1), PHASES.index(row.phase), row.backend))
+    drawn = [
+        [
+            clean(row.layer),
+            row.phase,
+            clean(row.backend),
+            _per_step_ms(row.time_ns, steps),
+            " " + clean(", ".join(row.kernels)),
+        ]
+        for row in rows
+    ]
+    return grid(("layer", "phase", "backend", "time", "kernels"), drawn, left_columns=3) if drawn else ""
+
+
+def class_section(analysis: Analysis) -> str:
+    """Time by class of event and phase."""
+    steps, total_ns = step_count(analysis), analysis.time.total_ns
+    rows = sorted(analysis.classes, key=lambda row: -row.time_ns)
+    drawn = [
+        [
+            clean(row.class_name),
+            row.phase,
+            _per_step_ms(row.time_ns, steps),
+            percent(row.time_ns, total_ns),
+            f"{row.count / steps:.6g}",
+        ]
+        for row in rows
+    ]
+    return grid(("class", "phase", "time", "share %", "events"), drawn, left_columns=2) if drawn else ""
+
+
+def step_section(analysis: Analysis) -> str:
+    """One row per step; `-` is what belongs to no step."""
+    phases = [phase for phase in PHASES if any(row.phases_ns.get(phase) for row in analysis.steps)]
+    drawn = [
+        [
+            "-" if row.step is None else str(row.step),
+            milliseconds(row.time_ns),
+            _known(row.span_ns, milliseconds),
+            *(_known(row.phases_ns.get(phase), milliseconds) for phase in phases),
+            _known(row.attention_ns or None, milliseconds),
+            _known(row.peak_bytes, lambda size: f"{mebibytes(size)} MiB"),
+        ]
+        for row in analysis.steps
+    ]
+    return grid(("step", "time", "span", *phases, "attention", "peak"), drawn) if drawn else ""
+
+
+def series_section(analysis: Analysis) -> str:
+    """The tracked series, one row each."""
+    rows = (
+        (name, ["-" if value is None else f"{value:.6g}" for value in values])
+        for name, values in analysis.series.items()
+    )
+    return "\n".join(f"{clean(name)}: {' '.join(values)}" for name, values in rows)
+
+
+def memory_section(analysis: Analysis) -> str:
+    """What is known of the whole device's memory, one value a line."""
+    return "\n".join(f"{name}: {text}" for name, text in _flat(analysis.memory))
+
+
+def _flat(values: Mapping[str, Any], above: str = "") -> Sequence[tuple[str, str]]:
+    lines: list[tuple[str, str]] = []
+    for name, value in values.items():
+        full = clean(f"{above}{name}")
+        if isinstance(value, Mapping):
+            lines += _flat(value, f"{full}.")
+        elif value is None:
+            lines.append((full, "not available"))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and "bytes" in full:
+            lines.append((full.replace("_bytes", ""), f"{mebibytes(value)} MiB"))
+        else:
+            lines.append((full, clean(str(value))))
+    return lines

@@ -1,0 +1,271 @@
+"""What the plots show, as numbers: bars and lines in ms per step and MiB. No drawing."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from profiler_wrapper.analysis.model import FORWARD_PHASES, PHASES, Analysis, LayerCall, Phase
+from profiler_wrapper.reports.describe import attention_backends, step_count
+from profiler_wrapper.reports.folding import LayerTotal, layer_totals, split_number
+from profiler_wrapper.units import MIB
+
+NS_PER_MS = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerBar:
+    """One layer of the plots; times in ms per step."""
+
+    layer: str
+    block: bool  # one of the repeated blocks
+    times_ms: Mapping[Phase, float]
+    attention_ms: Mapping[str, float]  # by backend
+    entry_mib: float | None
+    exit_mib: float | None
+    reserved_mib: float | None
+    peak_mib: float | None
+    retained_mib: float | None
+
+    @property
+    def time_ms(self) -> float:
+        return sum(self.times_ms.values())
+
+
+@dataclass(frozen=True)
+class Averages:
+    """What stands under the time plot, in ms per layer and step."""
+
+    layers: int  # how many the averages are over
+    what: str  # "block" or "layer"
+    average_ms: float
+    attention_ms: float
+    backends: tuple[str, ...]
+
+    @property
+    def flash(self) -> bool:
+        """Whether all of the attention is a flash backend's."""
+        return bool(self.backends) and all("flash" in backend for backend in self.backends)
+
+    @property
+    def ratio(self) -> float:
+        return self.attention_ms / self.average_ms if self.average_ms else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLines:
+    """Time per step: one line a phase, one for attention."""
+
+    steps: tuple[int, ...]
+    total_ms: tuple[float, ...]
+    phases_ms: Mapping[str, tuple[float, ...]]
+    attention_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class MemoryPoint:
+    """Allocated memory as one layer is entered or left."""
+
+    layer: str
+    phase: Phase
+    entry_mib: float
+    exit_mib: float
+    reserved_mib: float | None
+    peak_mib: float | None
+
+
+@dataclass(frozen=True)
+class MemoryCourse:
+    """Memory at the borders of the layers, in time order."""
+
+    points: list[MemoryPoint]
+    step: int | None  # the step they are of
+    means: bool  # means over all calls, in model order
+
+
+def shown_layers(totals: Sequence[LayerTotal]) -> list[LayerTotal]:
+    """Layers beside one another that together hold all below the roots, in model order.
+
+    The outermost blocks and what stands beside them or beside what holds them (embedding, norm,
+    head); without blocks the layers below the first one that has several.
+    """
+    below: dict[str | None, list[LayerTotal]] = defaultdict(list)
+    for total in totals:
+        below[total.parent].append(total)
+    holders = _holders(totals)
+    shown: list[LayerTotal] = []
+    open_ones = deque(below[None])
+    while open_ones:
+        total = open_ones.popleft()
+        if total.kind != "block" and total.layer in holders:
+            open_ones += below[total.layer]
+        else:
+            shown.append(total)
+    if not holders:
+        while len(shown) == 1 and below.get(shown[0].layer):
+            shown = list(below[shown[0].layer])
+    return sorted(shown, key=lambda total: total.order)
+
+
+def _holders(totals: Sequence[LayerTotal]) -> set[str]:
+    """The layers that have a block somewhere below them."""
+    parents = {total.layer: total.parent for total in totals}
+    holders: set[str] = set()
+    for total in totals:
+        above = total.parent if total.kind == "block" else None
+        while above is not None and above not in holders:
+            holders.add(above)
+            above = parents[above]
+    return holders
+
+
+def layer_bars(analysis: Analysis) -> list[LayerBar]:
+    """One bar per layer of `shown_layers`."""
+    totals = layer_totals(analysis)
+    shown = shown_layers(totals)
+    steps = step_count(analysis)
+    attention = _attention_by_layer(analysis, totals, {total.layer for total in shown})
+    sizes = _sizes(analysis)
+    return [
+        LayerBar(
+            layer=total.layer,
+            block=total.kind == "block",
+            times_ms={phase: time_ns / steps / NS_PER_MS for phase, time_ns in total.phases_ns.items()},
+            attention_ms={backend: ns / steps / NS_PER_MS for backend, ns in attention[total.layer].items()},
+            retained_mib=_mib(total.retained_bytes),
+            **sizes.get(total.layer, _NO_SIZES),
+        )
+        for total in shown
+    ]
+
+
+_NO_SIZES: dict[str, float | None] = {"entry_mib": None, "exit_mib": None, "reserved_mib": None, "peak_mib": None}
+
+
+def _sizes(analysis: Analysis) -> dict[str, dict[str, float | None]]:
+    """Allocated and reserved by layer, from the first forward phase that knows them."""
+    sizes: dict[str, dict[str, float | None]] = {}
+    for row in analysis.layers:
+        if row.layer not in sizes and row.phase in FORWARD_PHASES and row.allocated_bytes is not None:
+            sizes[row.layer] = {
+                "entry_mib": _mib(row.entry_allocated_bytes),
+                "exit_mib": _mib(row.allocated_bytes),
+                "reserved_mib": _mib(row.reserved_bytes or None),
+                "peak_mib": _mib(row.peak_bytes),
+            }
+    return sizes
+
+
+def _mib(size_bytes: float | None) -> float | None:
+    return None if size_bytes is None else size_bytes / MIB
+
+
+def _attention_by_layer(
+    analysis: Analysis, totals: Sequence[LayerTotal], shown: set[str]
+) -> defaultdict[str, dict[str, int]]:
+    """Attention time by shown layer and backend, in nanoseconds."""
+    parents = {total.layer: total.parent for total in totals}
+    times: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for row in analysis.attention:
+        layer: str | None = row.layer
+        while layer is not None and layer not in shown:
+            layer = parents.get(layer)
+        if layer is not None:
+            times[layer][row.backend] = times[layer].get(row.backend, 0) + row.time_ns
+    return times
+
+
+def averages(analysis: Analysis, bars: Sequence[LayerBar]) -> Averages | None:
+    """The seed's three numbers over the blocks, or over all layers where there are no blocks."""
+    blocks = [bar for bar in bars if bar.block]
+    over = blocks or list(bars)
+    if not over:
+        return None
+    return Averages(
+        layers=len(over),
+        what="block" if blocks else "layer",
+        average_ms=sum(bar.time_ms for bar in over) / len(over),
+        attention_ms=sum(sum(bar.attention_ms.values()) for bar in over) / len(over),
+        backends=tuple(attention_backends(analysis)),
+    )
+
+
+def step_lines(analysis: Analysis) -> StepLines:
+    """The steps that have a number, in order."""
+    rows = sorted((row for row in analysis.steps if row.step is not None), key=lambda row: row.step or 0)
+    phases = [phase for phase in PHASES if any(row.phases_ns.get(phase) for row in rows)]
+    return StepLines(
+        steps=tuple(row.step for row in rows if row.step is not None),
+        total_ms=tuple(row.time_ns / NS_PER_MS for row in rows),
+        phases_ms={phase: tuple(row.phases_ns.get(phase, 0) / NS_PER_MS for row in rows) for phase in phases},
+        attention_ms=tuple(row.attention_ns / NS_PER_MS for row in rows),
+    )
+
+
+def memory_course(analysis: Analysis, bars: Sequence[LayerBar]) -> MemoryCourse:
+    """Each layer's entry and exit in time order: of one typical step, or else the means over all calls.
+
+    The typical step is the one of the middle time. Without calls (a result read from its file)
+    the means per layer stand in, in model order.
+    """
+    shown = {bar.layer for bar in bars}
+    known = [call for call in analysis.calls if call.layer in shown and call.exit_allocated_bytes is not None]
+    step = _typical_step(analysis, {call.step for call in known})
+    calls = sorted((call for call in known if step is None or call.step == step), key=lambda call: call.start_ns)
+    points = [point for call in calls if (point := _point(call))]
+    if points:
+        return MemoryCourse(points, step, means=False)
+    means = [
+        MemoryPoint(bar.layer, "forward", bar.entry_mib, bar.exit_mib, bar.reserved_mib, bar.peak_mib)
+        for bar in bars
+        if bar.entry_mib is not None and bar.exit_mib is not None
+    ]
+    return MemoryCourse(means, None, means=True)
+
+
+def _typical_step(analysis: Analysis, known: Collection[int | None]) -> int | None:
+    """The step of the middle time among those in `known`; None if none is."""
+    rows = [row for row in analysis.steps if row.step is not None and row.step in known]
+    rows.sort(key=lambda row: row.time_ns)
+    return rows[len(rows) // 2].step if rows else None
+
+
+def _point(call: LayerCall) -> MemoryPoint | None:
+    if call.entry_allocated_bytes is None or call.exit_allocated_bytes is None:
+        return None
+    return MemoryPoint(
+        layer=call.layer,
+        phase=call.phase,
+        entry_mib=call.entry_allocated_bytes / MIB,
+        exit_mib=call.exit_allocated_bytes / MIB,
+        reserved_mib=_mib(call.exit_reserved_bytes or None),  # a CPU has no reserved memory, and says 0
+        peak_mib=_mib(call.peak_bytes),
+    )
+
+
+def layer_numbers(layers: Sequence[str]) -> list[int | None]:
+    """The number of each layer that differs only in it from the layer before; None for the others.
+
+    `["embed", "layers.0", "layers.1", "norm"]` gives `[None, None, 1, None]`.
+    """
+    numbers: list[int | None] = []
+    before = None
+    for layer in layers:
+        pattern, number = split_number(layer)
+        numbers.append(number if pattern == before else None)
+        before = pattern
+    return numbers
+
+
+def short_names(layers: Sequence[str]) -> list[str]:
+    """The last part of each name, with the part before it if that is a number's; whole where short ones are equal."""
+    short = [_last_parts(layer) for layer in layers]
+    counts = Counter(zip(short, layers, strict=True))
+    seen = Counter(name for name, _ in counts)
+    return [name if seen[name] == 1 else layer for name, layer in zip(short, layers, strict=True)]
+
+
+def _last_parts(layer: str) -> str:
+    before, _, last = layer.rpartition(".")
+    return ".".join([*before.rpartition(".")[2:], last]) if last.isdigit() and before else last

@@ -1,0 +1,176 @@
+"""An analysis as the plain data of `result.json`, and back.
+
+Field names are those of `analysis.model`; a time `x_ns` is written as `x_us`, a number with three
+decimals, so no nanosecond is lost. Calls are not written: they are in the trace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
+from functools import cache
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+
+from profiler_wrapper.analysis.model import (
+    SCHEMA_VERSION,
+    Analysis,
+    AttentionRow,
+    ClassRow,
+    LayerRow,
+    StepRow,
+    TimeTotals,
+    UnattributedRow,
+)
+from profiler_wrapper.errors import BrokenTrace
+
+Row = AttentionRow | ClassRow | LayerRow | StepRow | TimeTotals | UnattributedRow
+
+NS_PER_US = 1000
+# Without these a row says nothing; every other field has a value for "not known".
+_REQUIRED = {"layer", "phase", "reason", "backend", "time_ns", "self_time_ns", "total_ns", "unattributed_ns"}
+
+
+def to_dict(analysis: Analysis) -> dict[str, Any]:
+    """The contract of `result.json`, schema version 1: JSON types only, no NaN, no infinity."""
+    timed_steps = [row.step for row in analysis.steps if row.step is not None]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "summary": {"verdict": None, "findings": [], "comparable": {}} | _plain_mapping(analysis.summary),
+        "time_basis": analysis.time_basis,
+        "complete": analysis.complete,
+        "warnings": _plain(analysis.warnings),
+        "run": {"timed_steps": timed_steps, "full_steps": []} | _plain_mapping(analysis.run),
+        "time": _row_to_dict(analysis.time) | {"coverage": analysis.time.coverage},
+        "unattributed": _rows_to_dicts(analysis.unattributed),
+        "layers": _rows_to_dicts(analysis.layers),
+        "attention": _rows_to_dicts(analysis.attention),
+        "classes": _rows_to_dicts(analysis.classes),
+        "steps": _rows_to_dicts(analysis.steps),
+        "series": _plain_mapping(analysis.series),
+        "memory": _plain_mapping(analysis.memory),
+    }
+
+
+def from_dict(data: Mapping[str, Any]) -> Analysis:
+    """The analysis that `to_dict` wrote, without its calls.
+
+    Keys that are not known are ignored and those that may be missing get "not known", so results
+    of older and newer versions can be read.
+
+    Raises:
+        BrokenTrace: this is not the content of a `result.json`, or a field has the wrong type.
+    """
+    version = data.get("schema_version") if isinstance(data, Mapping) else None
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise BrokenTrace(
+            f"Not a result of profiler_wrapper: schema_version is {version!r}, expected {SCHEMA_VERSION} or later. "
+            "Give the result.json of a run, or its trace."
+        )
+    try:
+        return msgspec.convert(_prepared(data), Analysis)
+    except (msgspec.ValidationError, KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise BrokenTrace(f"Not a readable result of profiler_wrapper: {error}") from error
+
+
+def _prepared(data: Mapping[str, Any]) -> dict[str, Any]:
+    """`data` with the names and units of `Analysis` and a value for every missing optional field."""
+    known = {field.name for field in fields(Analysis)} - {"calls"}
+    prepared = {name: data[name] for name in known if data.get(name) is not None}
+    prepared["time"] = _row_from_dict(TimeTotals, data["time"])
+    lists: tuple[tuple[str, type[Row]], ...] = (
+        ("unattributed", UnattributedRow),
+        ("layers", LayerRow),
+        ("attention", AttentionRow),
+        ("classes", ClassRow),
+        ("steps", StepRow),
+    )
+    for name, row_type in lists:
+        prepared[name] = [_row_from_dict(row_type, row) for row in data.get(name) or ()]
+    unknown: dict[str, Any] = {"complete": False, "warnings": [], "run": {}, "series": {}, "memory": {}}
+    return unknown | prepared
+
+
+def _json_name(name: str) -> str:
+    return name[:-3] + "_us" if name.endswith("_ns") else name
+
+
+def _microseconds(time_ns: Any) -> Any:
+    """Integer nanoseconds as microseconds, inside mappings too; None stays None."""
+    if isinstance(time_ns, Mapping):
+        return {_text(name): _microseconds(value) for name, value in time_ns.items()}
+    return None if time_ns is None else int(time_ns) / NS_PER_US
+
+
+def _nanoseconds(time_us: Any) -> Any:
+    if isinstance(time_us, Mapping):
+        return {name: _nanoseconds(value) for name, value in time_us.items()}
+    return None if time_us is None else round(time_us * NS_PER_US)
+
+
+def _row_to_dict(row: Row) -> dict[str, Any]:
+    values = ((field.name, getattr(row, field.name)) for field in fields(row))
+    return {_json_name(name): _microseconds(value) if name.endswith("_ns") else _plain(value) for name, value in values}
+
+
+def _rows_to_dicts(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    return [_row_to_dict(row) for row in rows]
+
+
+@cache
+def _unknown_values(row_type: type[Any]) -> dict[str, Any]:
+    """What each optional field of a row type holds when the file does not say."""
+    hints = get_type_hints(row_type)
+    unknown: dict[str, Any] = {}
+    for field in fields(row_type):
+        if field.name in _REQUIRED:
+            continue
+        if NoneType in get_args(hints[field.name]):
+            unknown[field.name] = None
+        elif field.default is not MISSING:
+            unknown[field.name] = field.default
+        else:
+            empty: dict[Any, Any] = {str: "", int: 0, bool: False}
+            unknown[field.name] = empty.get(hints[field.name], () if hints[field.name] == tuple[str, ...] else {})
+    return unknown
+
+
+def _row_from_dict(row_type: type[Row], data: Mapping[str, Any]) -> dict[str, Any]:
+    row = dict(_unknown_values(row_type))
+    for field in fields(row_type):
+        name = _json_name(field.name)
+        if name in data:
+            row[field.name] = _nanoseconds(data[name]) if field.name.endswith("_ns") else data[name]
+    return row
+
+
+def _plain_mapping(mapping: Mapping[Any, Any]) -> dict[str, Any]:
+    return {_text(name): _plain(value) for name, value in mapping.items()}
+
+
+def _text(value: Any) -> str:
+    """Text that UTF-8 can hold: a lone surrogate becomes its escape."""
+    return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _plain(value: Any) -> Any:
+    """`value` in JSON types. What JSON has no word for becomes null (NaN, infinity) or its text."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return _plain_mapping(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((_plain(item) for item in value), key=str)
+    item = getattr(value, "item", None)  # a numpy number
+    if callable(item) and getattr(value, "shape", None) == ():
+        return _plain(item())
+    return _text(value)

@@ -1,0 +1,330 @@
+"""The rows of the printed layer table: which layers fit, and what each row says. Numbers, no drawing."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from statistics import median
+from typing import Literal
+
+from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
+from profiler_wrapper.reports.describe import step_count
+from profiler_wrapper.reports.folding import Fold, LayerTotal, Odd, Tree, layer_totals, odd_ones
+
+Order = Literal["cost", "model"]
+RowKind = Literal["layer", "median", "odd", "outside", "unattributed", "total"]
+
+MOST_ODD = 3
+# In which column the time of a phase is shown.
+COLUMN_OF_PHASE: Mapping[Phase, str] = {
+    "forward": "forward",
+    "prefill": "prefill",
+    "decode": "decode",
+    "backward": "backward",
+    "accumulate_grad": "backward",
+    "recompute": "recompute",
+    "optimizer": "other",
+    "other": "other",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRow:
+    """One row. Times are nanoseconds per step, in `times_ns` by column."""
+
+    kind: RowKind
+    label: str
+    depth: int
+    times_ns: Mapping[str, float]
+    total_ns: float
+    attention_ns: float = 0
+    calls: float | None = None  # per step
+    retained_bytes: float | None = None
+    peak_bytes: float | None = None
+    before: str = ""  # said before and after the label, never shortened
+    after: str = ""
+    range_ns: tuple[float, float] | None = None  # of a median: the least and the most total
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of a table and how many layers have none in it."""
+
+    rows: list[TableRow]
+    hidden_layers: int
+
+
+@dataclass
+class _Shown:
+    """A fold that got a row, the rows that belong to it and the folds below that got one."""
+
+    fold: Fold
+    depth: int
+    parent: _Shown | None = None
+    extras: list[TableRow] = field(default_factory=list)
+    children: list[_Shown] = field(default_factory=list)
+
+
+class _Steps:
+    """Sums over the timed trace as values per step."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def times(self, phases_ns: Mapping[Phase, int]) -> dict[str, float]:
+        sums: dict[str, int] = {}
+        for phase, time_ns in phases_ns.items():
+            column = COLUMN_OF_PHASE[phase]
+            sums[column] = sums.get(column, 0) + time_ns
+        return {column: time_ns / self._steps for column, time_ns in sums.items()}
+
+    def of(self, value: float) -> float:
+        return value / self._steps
+
+    def layer(self, source: Fold | LayerTotal, **more: object) -> TableRow:
+        """The row of a fold or of a single layer."""
+        calls = source.calls
+        values = {
+            "times_ns": self.times(source.phases_ns),
+            "total_ns": self.of(source.time_ns),
+            "attention_ns": self.of(source.attention_ns),
+            "calls": None if calls is None else self.of(calls),
+            "retained_bytes": source.retained_bytes,
+            "peak_bytes": source.peak_bytes,
+        }
+        return TableRow(**(values | more))  # type: ignore[arg-type]
+
+
+def table_rows(analysis: Analysis, *, most: int, order: Order = "cost") -> TableRows:
+    """At most `most` rows: layers, what is outside all layers, `(unattributed)` and the total.
+
+    Rows without indentation add up to the total; the dearest layers of the tree are chosen, each
+    below its parent.
+    """
+    steps = _Steps(step_count(analysis))
+    few = max(1, (most - 6) // 5)
+    outside = _merged(_outside_rows(analysis, steps), few, "(other work outside layers)")
+    unattributed = _merged(_unattributed_rows(analysis, steps), few, "(unattributed) other reasons")
+    totals = layer_totals(analysis)
+    shown, rest = _choose(Tree(totals), steps, most - 1 - len(outside) - len(unattributed))
+    rows = [row for root in _sorted(shown, order) for row in _rows_below(root, order, steps)]
+    if rest:
+        rows.append(
+            _sum_row(
+                "layer",
+                f"({len(rest)} more roots)",
+                [steps.layer(fold, kind="layer", label="", depth=0) for fold in rest],
+            )
+        )
+    visible = sum(len(one.fold.members) for root in shown for one in _walk(root))
+    rows += [*outside, *unattributed, _total_row(analysis, steps, totals)]
+    return TableRows(rows, len(totals) - visible)
+
+
+def _choose(tree: Tree, steps: _Steps, budget: int) -> tuple[list[_Shown], list[Fold]]:
+    """The dearest folds that fit into `budget` rows, parents first; and the roots that do not."""
+    roots = sorted(tree.roots(), key=lambda fold: -fold.time_ns)
+    fitting = roots if len(roots) <= budget else roots[: max(0, budget - 1)]
+    rest = roots[len(fitting) :]
+    budget -= len(fitting) + bool(rest)
+    number = count()
+    shown_roots = [_Shown(root, 0) for root in fitting]
+    waiting: list[tuple[int, int, _Shown]] = []
+
+    def wait(one: _Shown) -> None:
+        heapq.heappush(waiting, (-one.fold.time_ns, next(number), one))
+
+    for root in shown_roots:
+        wait(root)
+    while waiting:
+        _, _, one = heapq.heappop(waiting)
+        if one.parent is not None:
+            if budget < 1:
+                break
+            budget -= 1
+            one.parent.children.append(one)
+        if one.fold.numbered and not _inside_fold(one):
+            one.extras = _extras(one, steps)[:budget]
+            budget -= len(one.extras)
+        if budget > 0:
+            for fold in tree.children(one.fold):
+                wait(_Shown(fold, one.depth + 1, parent=one))
+    return shown_roots, rest
+
+
+def _inside_fold(one: _Shown) -> bool:
+    return one.parent is not None and len(one.parent.fold.members) > 1
+
+
+def _extras(one: _Shown, steps: _Steps) -> list[TableRow]:
+    """Below a fold: what one of them takes, and those that are odd."""
+    return [_median_row(one, steps), *_odd_rows(one, steps)]
+
+
+def _median_row(one: _Shown, steps: _Steps) -> TableRow:
+    rows = [steps.layer(member, kind="median", label="", depth=0) for member in one.fold.members]
+    totals = [row.total_ns for row in rows]
+    columns = sorted({column for row in rows for column in row.times_ns})
+    return TableRow(
+        kind="median",
+        label="",
+        before="median",
+        depth=one.depth + 1,
+        times_ns={column: median(row.times_ns.get(column, 0) for row in rows) for column in columns},
+        total_ns=median(totals),
+        attention_ns=median(row.attention_ns for row in rows),
+        calls=_median(row.calls for row in rows),
+        retained_bytes=_median(row.retained_bytes for row in rows),
+        peak_bytes=_median(row.peak_bytes for row in rows),
+        range_ns=(min(totals), max(totals)),
+    )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _odd_rows(one: _Shown, steps: _Steps) -> list[TableRow]:
+    odd = odd_ones(one.fold)
+    relative = dict(zip((member.layer for member in one.fold.members), one.fold.relative, strict=True))
+    more = len(odd) - MOST_ODD
+    rows = []
+    for i, this in enumerate(odd[:MOST_ODD]):
+        after = _excess(this) + (f", {more} more odd" if more > 0 and i == MOST_ODD - 1 else "")
+        label = relative[this.layer.layer]
+        rows.append(steps.layer(this.layer, kind="odd", label=label, depth=one.depth + 1, before="odd: ", after=after))
+    return rows
+
+
+def _excess(odd: Odd) -> str:
+    """How far off: ` +97 %`, ` retained -40 %`, or as a factor from 10 on."""
+    what = "" if odd.what == "time" else " retained"
+    return f"{what} {100 * odd.excess:+.0f} %" if odd.excess < 9 else f"{what} x{1 + odd.excess:.3g}"
+
+
+def _sorted(shown: Sequence[_Shown], order: Order) -> list[_Shown]:
+    if order == "model":
+        return sorted(shown, key=lambda one: one.fold.order)
+    return sorted(shown, key=lambda one: (-one.fold.time_ns, one.fold.order))
+
+
+def _rows_below(one: _Shown, order: Order, steps: _Steps) -> list[TableRow]:
+    """The row of `one` and of all below it, in drawing order."""
+    rows: list[TableRow] = []
+    stack = [one]
+    while stack:
+        this = stack.pop()
+        rows.append(
+            steps.layer(this.fold, kind="layer", label=this.fold.label, depth=this.depth, after=_flags(this.fold))
+        )
+        rows += this.extras
+        stack += reversed(_sorted(this.children, order))
+    return rows
+
+
+def _walk(one: _Shown) -> Iterable[_Shown]:
+    stack = [one]
+    while stack:
+        this = stack.pop()
+        yield this
+        stack += this.children
+
+
+def _flags(fold: Fold) -> str:
+    flags = [name for name in ("compiled", "shared", "graph") if all(getattr(m, name) for m in fold.members)]
+    return f" [{', '.join(flags)}]" if flags else ""
+
+
+def _outside_rows(analysis: Analysis, steps: _Steps) -> list[TableRow]:
+    """What has no module by nature, dearest first."""
+    rows = [
+        TableRow(
+            kind="outside",
+            label=outside_label(row),
+            depth=0,
+            times_ns=steps.times({row.phase: row.time_ns}),
+            total_ns=steps.of(row.time_ns),
+            attention_ns=steps.of(row.attention_ns),
+        )
+        for row in analysis.layers
+        if not row.layer and row.time_ns
+    ]
+    return sorted(rows, key=lambda row: -row.total_ns)
+
+
+def outside_label(row: LayerRow) -> str:
+    """What a row without a layer is called in tables."""
+    own = row.raw_name or row.class_name
+    if own:
+        return own
+    if row.phase == "optimizer":
+        return "optimizer"
+    if row.time_ns and row.communication_ns == row.time_ns:
+        return f"collectives of several layers ({row.phase})"
+    if row.phase == "other":
+        return "other code between calls"
+    return f"outside layers ({row.phase})"
+
+
+def _unattributed_rows(analysis: Analysis, steps: _Steps) -> list[TableRow]:
+    rows = [
+        TableRow(
+            kind="unattributed",
+            before="(unattributed) ",
+            label=row.reason,
+            depth=0,
+            times_ns={},
+            total_ns=steps.of(row.time_ns),
+        )
+        for row in analysis.unattributed
+        if row.time_ns
+    ]
+    return sorted(rows, key=lambda row: -row.total_ns)
+
+
+def _merged(rows: list[TableRow], most: int, label: str) -> list[TableRow]:
+    """At most `most` rows: the last ones in one."""
+    if len(rows) <= most:
+        return rows
+    merged = _sum_row(rows[0].kind, f"{label} ({len(rows) - most + 1})", rows[most - 1 :])
+    return [*rows[: most - 1], merged]
+
+
+def _sum_row(kind: RowKind, label: str, rows: Sequence[TableRow]) -> TableRow:
+    columns = {column for row in rows for column in row.times_ns}
+    return TableRow(
+        kind=kind,
+        label=label,
+        depth=0,
+        times_ns={column: sum(row.times_ns.get(column, 0) for row in rows) for column in columns},
+        total_ns=sum(row.total_ns for row in rows),
+        attention_ns=sum(row.attention_ns for row in rows),
+        calls=_known_sum(row.calls for row in rows),
+        retained_bytes=_known_sum(row.retained_bytes for row in rows),
+        peak_bytes=max((row.peak_bytes for row in rows if row.peak_bytes is not None), default=None),
+    )
+
+
+def _known_sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _total_row(analysis: Analysis, steps: _Steps, totals: Sequence[LayerTotal]) -> TableRow:
+    phases: dict[Phase, int] = {}
+    for row in analysis.layers:
+        phases[row.phase] = phases.get(row.phase, 0) + row.self_time_ns
+    roots = [total for total in totals if total.parent is None]
+    return TableRow(
+        kind="total",
+        label="TOTAL",
+        depth=0,
+        times_ns=steps.times(phases),
+        total_ns=steps.of(analysis.time.total_ns),
+        attention_ns=steps.of(sum(row.time_ns for row in analysis.attention)),
+        retained_bytes=_known_sum(root.retained_bytes for root in roots),
+        peak_bytes=max((root.peak_bytes for root in roots if root.peak_bytes is not None), default=None),
+    )

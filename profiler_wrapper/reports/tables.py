@@ -1,0 +1,210 @@
+"""The layer table as text: short for a terminal or a SLURM log, and in full for the log file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.reports.describe import per_step, title_parts
+from profiler_wrapper.reports.full_table import full_table
+from profiler_wrapper.reports.table_rows import Order, TableRow, table_rows
+from profiler_wrapper.reports.text import cells, clean, left, shorten, wrap
+from profiler_wrapper.units import MIB
+
+__all__ = ["FEWEST_ROWS", "NARROWEST", "console_table", "full_table"]
+
+FEWEST_ROWS = 12
+NARROWEST = 60
+_NAME_WIDTH = 24  # below this, columns give way to names
+_DEEPEST_INDENT = 6
+_WARNING_LINES = 3
+_PHASE_COLUMNS = ("forward", "prefill", "decode", "backward", "recompute", "other")
+_LARGEST_PLAIN = 1e11  # beyond, a number is written with an exponent
+
+
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    unit: str
+    value: Callable[[TableRow], float | None]
+    text: Callable[[float], str]
+    goes: int  # the highest goes first where there is no room
+
+
+def console_table(
+    analysis: Analysis, *, rows: int = 25, width: int = 100, unicode: bool = False, order: Order = "cost"
+) -> str:
+    """The layer tree with the dearest layers first (`order="model"`: as in the model), times in ms per step.
+
+    At most `rows` lines and `width` columns in all; ASCII unless `unicode`; no colour codes. Rows
+    without indentation add up to TOTAL. A row such as `layers.{0..31}` holds all 32; `median` below
+    it is one of them, with the least and the most total. Names are shortened, numbers never.
+
+    Raises:
+        WrongUse: `rows` or `width` is too small for any table, or `order` is neither of the two.
+    """
+    if rows < FEWEST_ROWS or width < NARROWEST:
+        raise WrongUse(f"A table of {rows} rows and {width} columns: give at least {FEWEST_ROWS} and {NARROWEST}.")
+    if order not in ("cost", "model"):
+        raise WrongUse(f"order={order!r}: give 'cost' or 'model'.")
+    head = _title_lines(analysis, width, unicode)
+    tail = _warning_lines(analysis, rows, width, unicode)
+    most = rows - len(head) - 2 - len(tail)  # 2: the heading and its units
+    table = table_rows(analysis, most=most, order=order)
+    if table.hidden_layers:
+        table = table_rows(analysis, most=most - 1, order=order)
+        tail.insert(0, f"({table.hidden_layers} smaller layers not shown; result.table() has them all)")
+    return "\n".join([*head, *_draw(table.rows, analysis, width, unicode), *tail])
+
+
+def _title_lines(analysis: Analysis, width: int, unicode: bool) -> list[str]:
+    return [_joined(parts, width) for parts in title_parts(analysis, unicode=unicode) if parts]
+
+
+def _joined(parts: Sequence[str], width: int) -> str:
+    """As many of `parts` as fit on one line."""
+    line = shorten(parts[0], width)
+    for part in parts[1:]:
+        if cells(line) + 2 + cells(part) <= width:
+            line += ", " + part
+    return line
+
+
+def _warning_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> list[str]:
+    """At most 3 lines of warnings (1 in a low table) and one that counts the others."""
+    room = _WARNING_LINES if rows >= 20 else 1
+    texts = ["warning: " + clean(warning, unicode=unicode) for warning in analysis.warnings]
+    lines: list[str] = []
+    for i, text in enumerate(texts[:room]):
+        others = min(len(texts), room) - i - 1
+        lines += wrap(text, width, room - len(lines) - others)
+    if len(texts) > room:
+        lines.append(f"({len(texts) - room} more in the log)")
+    return lines
+
+
+def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: bool) -> list[str]:
+    """The heading, its units and one line per row."""
+    columns = _columns(rows)
+    milliseconds = _time_text(rows)
+    needed = max([_NAME_WIDTH, *(_least_name_width(row, milliseconds) for row in rows)])
+    columns = _fitting(columns, rows, width - needed)
+    widths = [_column_width(column, rows) for column in columns]
+    gap = 2 if needed + sum(widths) + 2 * len(widths) <= width else 1
+    room = width - sum(widths) - gap * len(widths)
+    texts = [[_cell(column, row) for column in columns] for row in rows]
+    names = []
+    for row, line in zip(rows, texts, strict=True):
+        free = _leading_empty(line)
+        names.append(_name(row, room + sum(widths[:free]) + gap * free, milliseconds, unicode))
+    own = [name for name, line in zip(names, texts, strict=True) if line and line[0]]
+    name_width = max([cells(name) for name in own] + [len(per_step(analysis))])
+    lines = [
+        ("layer", [column.title for column in columns]),
+        (per_step(analysis), [column.unit for column in columns]),
+        *zip(names, texts, strict=True),
+    ]
+    return [_line(name, line, name_width, widths, gap) for name, line in lines]
+
+
+def _line(name: str, texts: Sequence[str], name_width: int, widths: Sequence[int], gap: int) -> str:
+    """A row; a long name runs on over the empty cells beside it."""
+    numbers = "".join(" " * gap + f"{text:>{size}}" for text, size in zip(texts, widths, strict=True))
+    over = max(0, cells(name) - name_width)
+    return (left(name, name_width) + numbers[over:]).rstrip()
+
+
+def _leading_empty(texts: Sequence[str]) -> int:
+    return next((i for i, text in enumerate(texts) if text), len(texts))
+
+
+def _fitting(columns: list[_Column], rows: Sequence[TableRow], width: int) -> list[_Column]:
+    """The columns that fit into `width`, less those that can go."""
+    while len(columns) > 1 and sum(_column_width(column, rows) + 1 for column in columns) > width:
+        first = max(columns, key=lambda column: column.goes)
+        columns = [column for column in columns if column is not first]
+    return columns
+
+
+def _column_width(column: _Column, rows: Sequence[TableRow]) -> int:
+    return max(len(column.title), len(column.unit), *(len(_cell(column, row)) for row in rows))
+
+
+def _cell(column: _Column, row: TableRow) -> str:
+    value = column.value(row)
+    return "" if value is None else column.text(value)
+
+
+def _name(row: TableRow, width: int, milliseconds: Callable[[float], str], unicode: bool) -> str:
+    """The indented name, with what stands before and after it whole."""
+    before, after = _fixed_text(row, milliseconds)
+    ellipsis = "…" if unicode else "..."
+    label = shorten(clean(row.label, unicode=unicode), max(0, width - cells(before) - cells(after)), ellipsis=ellipsis)
+    return shorten(before + label + after, width, ellipsis=ellipsis)
+
+
+def _fixed_text(row: TableRow, milliseconds: Callable[[float], str]) -> tuple[str, str]:
+    """What must not be shortened before and after a row's label."""
+    after = row.after
+    if row.range_ns is not None:
+        least, most = map(milliseconds, row.range_ns)
+        after = f" ({least}-{most})"
+    return "  " * min(row.depth, _DEEPEST_INDENT) + row.before, after
+
+
+def _least_name_width(row: TableRow, milliseconds: Callable[[float], str]) -> int:
+    before, after = _fixed_text(row, milliseconds)
+    return cells(before) + cells(after) + (min(12, cells(row.label)) if row.label else 0)
+
+
+def _time_text(rows: Sequence[TableRow]) -> Callable[[float], str]:
+    return _number(max((row.total_ns for row in rows), default=0), 1e6)
+
+
+def _columns(rows: Sequence[TableRow]) -> list[_Column]:
+    """The columns that hold anything, those of time first."""
+    time = _time_text(rows)
+    memory = _number(max((max(row.retained_bytes or 0, row.peak_bytes or 0) for row in rows), default=0), MIB)
+    total_ns = next((row.total_ns for row in rows if row.kind == "total"), 0)
+    # The optimizer alone needs no column beside the total.
+    used = {name for row in rows for name, time_ns in row.times_ns.items() if time_ns}
+    if not any(row.times_ns.get("other") for row in rows if row.kind == "layer"):
+        used.discard("other")
+    phases = [_phase_column(name, time, 6 - i) for i, name in enumerate(_PHASE_COLUMNS) if name in used]
+    total = _Column("total", "ms", lambda row: row.total_ns, time, 0)
+    optional = [
+        _Column("share", "%", lambda row: _share(row.total_ns, total_ns), lambda share: f"{share:.1f}", 7),
+        _Column("attention", "ms", lambda row: row.attention_ns or None, time, 8),
+        _Column("calls", "", lambda row: row.calls, _calls, 11),
+        _Column("retained", "MiB", lambda row: row.retained_bytes, memory, 9),
+        _Column("peak", "MiB", lambda row: row.peak_bytes, memory, 10),
+    ]
+    return [*phases, total, *(column for column in optional if any(column.value(row) for row in rows))]
+
+
+def _share(part_ns: float, total_ns: float) -> float | None:
+    return 100 * part_ns / total_ns if total_ns else None
+
+
+def _phase_column(name: str, text: Callable[[float], str], goes: int) -> _Column:
+    return _Column(name, "ms", lambda row: row.times_ns.get(name), text, goes)
+
+
+def _number(largest: float, unit: float) -> Callable[[float], str]:
+    """Writes values of one column alike: with as many decimals as the largest leaves room for."""
+    size = abs(largest) / unit
+    decimals = 3 if size < 100 else 2 if size < 1000 else 1 if size < 100_000 else 0
+
+    def text(value: float) -> str:
+        scaled = value / unit
+        return f"{scaled:.{decimals}f}" if abs(scaled) < _LARGEST_PLAIN else f"{scaled:.4g}"
+
+    return text
+
+
+def _calls(calls: float) -> str:
+    if calls >= _LARGEST_PLAIN:
+        return f"{calls:.4g}"
+    return str(round(calls)) if calls == round(calls) else f"{calls:.1f}"

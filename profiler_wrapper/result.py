@@ -1,0 +1,135 @@
+"""ProfileResult: what a profile says, live or from a file; and `load`, which makes one from any trace."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from profiler_wrapper.analysis.analyse import Attributed, attributed, tables
+from profiler_wrapper.analysis.model import Analysis, LayerRow
+from profiler_wrapper.analysis.series import Track
+from profiler_wrapper.errors import BrokenTrace, UnknownLayer
+from profiler_wrapper.recording.reader import read
+from profiler_wrapper.reports.full_table import full_table
+from profiler_wrapper.reports.result_json import from_dict, to_dict
+from profiler_wrapper.reports.tables import console_table
+
+RESULT_FILE = "result.json"
+RUN_FILE = "run.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileResult(Analysis):
+    """Time and memory of every layer. `print(result)` shows the layer table."""
+
+    def __str__(self) -> str:
+        return console_table(self, unicode=_unicode_terminal())
+
+    def table(self, *, order: Literal["cost", "model"] | None = None, rows: int = 25, width: int = 100) -> str:
+        """Every table in full; with `order`, the layer table as printed, at most `rows` by `width`."""
+        if order is None:
+            return full_table(self)
+        return console_table(self, rows=rows, width=width, order=order, unicode=_unicode_terminal())
+
+    def layer(self, name: str) -> tuple[LayerRow, ...]:
+        """The rows of one layer, a row a phase.
+
+        Raises:
+            UnknownLayer: no layer has this name; the message suggests the nearest.
+        """
+        found = self.rows(name)
+        if not found:
+            raise UnknownLayer(_unknown(name, sorted({row.layer for row in self.layers if row.layer})))
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `result.json` holds: schema version 1, times in microseconds, sizes in bytes."""
+        return to_dict(self)
+
+
+def _unknown(name: str, layers: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, layers, n=1)
+    hint = f"\nDid you mean {near[0]!r}?" if near else ""
+    return f"no layer {name!r} among the {len(layers)} recorded.{hint}"
+
+
+def _unicode_terminal() -> bool:
+    encoding = getattr(sys.stdout, "encoding", None) or ""
+    return sys.stdout.isatty() and encoding.lower().replace("-", "") == "utf8"
+
+
+def as_result(analysis: Analysis) -> ProfileResult:
+    """The same numbers as a `ProfileResult`."""
+    return ProfileResult(**{field.name: getattr(analysis, field.name) for field in fields(Analysis)})
+
+
+def attribute_trace(path: str | os.PathLike[str], *, run: Mapping[str, Any] | None = None) -> Attributed:
+    """Read a trace and give every event of it a layer; `run` describes the run it is from."""
+    return attributed(read(path), described=(run or {}).get("layers") or ())
+
+
+def analyse_trace(
+    path: str | os.PathLike[str], *, run: Mapping[str, Any] | None = None, track: Sequence[Track] = ()
+) -> ProfileResult:
+    """The result of one trace file; `run` describes the run it is from (run.json).
+
+    Raises:
+        BrokenTrace: the file is no trace.
+        EmptyRecording: no event in it carries time.
+        OSError: it cannot be read.
+    """
+    return as_result(tables(attribute_trace(path, run=run), run=run or {}, track=track))
+
+
+def load(path: str | os.PathLike[str]) -> ProfileResult:
+    """The result of any torch.profiler trace, plain or gzipped, or of a run directory.
+
+    Of a directory: the `result.json` in it, else its trace; of one with a directory per rank, the
+    first rank's.
+
+    Raises:
+        BrokenTrace: the file is no trace, or the directory holds none.
+        EmptyRecording: no event carries time.
+        OSError: it cannot be read.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = _result_or_trace(path)
+    if path.name == RESULT_FILE:
+        return as_result(from_dict(_json(path)))
+    run_file = path.parent / RUN_FILE
+    return analyse_trace(path, run=_json(run_file) if run_file.is_file() else None)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise BrokenTrace(f"{path}: not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise BrokenTrace(f"{path}: a {type(data).__name__} where an object was expected")
+    return data
+
+
+def _result_or_trace(directory: Path) -> Path:
+    """The result file of a directory, its trace, or those of its first rank."""
+    ranks = sorted(directory.glob("**/rank*/"), key=lambda p: (len(p.parts), _rank_number(p.name)))
+    for place in (directory, *ranks):
+        if (place / RESULT_FILE).is_file():
+            return place / RESULT_FILE
+        for pattern in ("*_trace.json", "*_trace.json.gz", "*.pt.trace.json", "*.pt.trace.json.gz"):
+            traces = sorted(place.glob(pattern), key=lambda p: ("_full_trace" in p.name, p.name))
+            if traces:
+                return traces[0]
+    raise BrokenTrace(f"{directory}: no {RESULT_FILE} and no trace in it")
+
+
+def _rank_number(name: str) -> int:
+    digits = "".join(c for c in name.removeprefix("rank").split("_")[0] if c.isdigit())
+    return int(digits) if digits else 0

@@ -1,0 +1,32 @@
+"""Numbers as people read them. Every text says its unit; MiB is 2^20 bytes."""
+
+from __future__ import annotations
+
+MIB = 1 << 20
+
+
+def milliseconds(time_ns: int | None) -> str:
+    """`1234567` -> `"1.235"`; None -> `"-"`."""
+    return "-" if time_ns is None else f"{time_ns / 1e6:.3f}"
+
+
+def mebibytes(size_bytes: float | None) -> str:
+    """Bytes as MiB with one decimal; None -> `"-"`."""
+    return "-" if size_bytes is None else f"{size_bytes / MIB:.1f}"
+
+
+def percent(part: float, whole: float) -> str:
+    """`part` of `whole` with one decimal; a whole of 0 has no share: `"-"`."""
+    return "-" if whole == 0 else f"{100 * part / whole:.1f}"
+
+
+def file_size(size_bytes: int) -> str:
+    """`"812 B"`, `"3.4 KiB"`, `"81.0 MiB"`, `"1.2 GiB"`."""
+    if size_bytes < 1024:
+        return f"{size_bytes} B"
+    size = float(size_bytes)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024 or unit == "GiB":
+            break
+    return f"{size:.1f} {unit}"

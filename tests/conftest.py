@@ -1,0 +1,44 @@
+"""What all tests share: quiet threads, no network, a process group where one is asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+# Before torch: two workers on two cores, one thread each; no test may reach for the network.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
+import torch
+import variants
+
+
+@pytest.fixture(autouse=True)
+def _clean_slate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test starts from the same seed, without our environment variables and compiled code of another test."""
+    for name in ("PROFILER_WRAPPER", "PROFILER_WRAPPER_RUN"):
+        monkeypatch.delenv(name, raising=False)
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset() if "torch._dynamo" in sys.modules else None
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """A gloo process group of one."""
+    with variants.process_group():
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared_traces() -> Path:
+    """The folder of recorded traces that lies beside the checkout; skips where it is not there."""
+    folder = Path(__file__).parents[2] / "shared" / "traces"
+    if not folder.is_dir():
+        pytest.skip("no folder of shared traces beside this checkout")
+    return folder
