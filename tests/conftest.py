@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 import torch
+
 import variants
 
 

@@ -7,7 +7,7 @@ test can check a report against numbers it can work out on paper.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from profiler_wrapper.analysis.model import (
@@ -46,7 +46,7 @@ def analysis_of(
     *,
     outside_us: Mapping[Phase, float] | None = None,
     unattributed_us: Mapping[str, float] | None = None,
-    parents: Mapping[str, str] | None = None,
+    parents: Mapping[str, str | None] | None = None,
     steps: int = 1,
     first_step: int = 2,
     memory: bool = True,
@@ -146,8 +146,6 @@ def _with_ancestors(name: str, above: Mapping[str, str | None]) -> list[str]:
 
 
 def _with_depth(rows: Sequence[LayerRow], above: Mapping[str, str | None]) -> list[LayerRow]:
-    from dataclasses import replace
-
     return [replace(row, depth=len(_with_ancestors(row.layer, above)) - 1) for row in rows]
 
 
@@ -229,6 +227,7 @@ def _steps(rows: Sequence[LayerRow], total_ns: int, attention_ns: int, steps: in
 def _calls(layers: Sequence[Layer], rows: Sequence[LayerRow], steps: int, first: int) -> tuple[LayerCall, ...]:
     """One call of each layer in each step, as its forward row has it."""
     entered = [row for row in rows if row.calls is not None and row.allocated_bytes is not None]
+    entered.sort(key=lambda row: ("forward", "prefill", "decode").index(row.phase))  # else the model's order
     return tuple(
         LayerCall(
             layer=row.layer,

@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from module_stack import OUTSIDE, ModuleStack, layer_names, root_name
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+
+from module_stack import OUTSIDE, ModuleStack, layer_names, root_name
 
 MARK_PREFIX = "layer: "  # spelled out here on purpose: the truths import nothing of the package
 

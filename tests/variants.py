@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from models import Case
 from torch import nn
+
+from models import Case
 
 
 @contextlib.contextmanager

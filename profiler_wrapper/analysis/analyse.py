@@ -117,7 +117,8 @@ def tables(found: Attributed, *, run: Mapping[str, Any], track: Sequence[Track] 
     recording, charges, attribution, tree = found.recording, found.charges, found.attribution, found.tree
     run = {**run_of_trace(recording, found.steps.number), **run}
     memory = device_memory(recording)
-    per_call = None if memory is None else call_memory(recording, found.calls, memory)
+    node_starts = np.sort(recording.spans.start_ns[[s for s, n in enumerate(attribution.node_of) if s == n]])
+    per_call = None if memory is None else call_memory(recording, found.calls, memory, node_starts)
     exposed, exposed_total = exposed_communication(recording, charges)
     idle = idle_per_place(recording, found.nesting, attribution, charges)
     functions = [item for item in track if callable(item)]

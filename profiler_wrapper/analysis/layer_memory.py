@@ -42,7 +42,7 @@ class CallMemory:
     entry_reserved: Int64
     exit_reserved: Int64
     peak: Int64  # highest allocated from entry to exit
-    retained: Int64  # allocated inside, alive when the outermost call around it ends; layers below included
+    retained: Int64  # allocated inside and kept for backward, see `_keeping_moments`; layers below included
     self_retained: Int64
 
 
@@ -103,15 +103,15 @@ def freed_at(memory: DeviceMemory) -> Int64:
     return freed
 
 
-def call_memory(recording: Recording, calls: CallTree, memory: DeviceMemory) -> CallMemory:
-    """Memory of every call, in the order of `calls`."""
+def call_memory(recording: Recording, calls: CallTree, memory: DeviceMemory, node_starts_ns: Int64) -> CallMemory:
+    """Memory of every call, in the order of `calls`; `node_starts_ns`: when autograd nodes began, ascending."""
     spans = recording.spans
     start, end = spans.start_ns[calls.span], spans.end_ns[calls.span]
     entry = np.searchsorted(memory.time_ns, start) - 1  # the last event before the call
     leave = np.searchsorted(memory.time_ns, end, side="right") - 1
     allocated = np.concatenate([[memory.allocated_at_start], memory.allocated])
     reserved = np.concatenate([memory.reserved[:1], memory.reserved])
-    self_retained, retained = _retained(recording, calls, memory, leave)
+    self_retained, retained = _retained(recording, calls, memory, node_starts_ns)
     return CallMemory(
         entry_allocated=allocated[entry + 1],
         exit_allocated=allocated[leave + 1],
@@ -133,17 +133,41 @@ def _highest(values: Int64, first: Int64, last: Int64) -> Int64:
     return highest
 
 
-def _retained(recording: Recording, calls: CallTree, memory: DeviceMemory, leave: Int64) -> tuple[Int64, Int64]:
-    """(own, with layers below) bytes that each call leaves alive at the end of the outermost call."""
-    freed = freed_at(memory)
+def _keeping_moments(recording: Recording, calls: CallTree, node_starts_ns: Int64) -> Int64:
+    """Per call, the instant at which what it allocated and is alive counts as retained.
+
+    That is when the outermost forward around it ends; where a backward begins before the same
+    outermost layer is entered again, it is then: outputs that nobody kept are gone by that time.
+    """
+    spans = recording.spans
     outermost = np.arange(len(calls))
-    for i, above in enumerate(calls.parent.tolist()):
+    next_entry = np.full(len(calls), _STILL_ALIVE, dtype=np.int64)
+    last_entry: dict[int, int] = {}
+    for i, (above, layer) in enumerate(zip(calls.parent.tolist(), calls.layer.tolist(), strict=True)):
         if above >= 0:
             outermost[i] = outermost[above]
+            continue
+        if layer in last_entry:
+            next_entry[last_entry[layer]] = spans.start_ns[calls.span[i]]
+        last_entry[layer] = i
+    end = spans.end_ns[calls.span]
+    nodes = np.append(node_starts_ns, _STILL_ALIVE)
+    backward = nodes[np.searchsorted(nodes, end)]
+    moment: Int64 = np.where(backward < next_entry, backward, end)[outermost]
+    return moment
+
+
+def _retained(
+    recording: Recording, calls: CallTree, memory: DeviceMemory, node_starts_ns: Int64
+) -> tuple[Int64, Int64]:
+    """(own, with layers below) bytes that each call leaves behind."""
+    freed = freed_at(memory)
+    moment = _keeping_moments(recording, calls, node_starts_ns)
+    last_before = np.searchsorted(memory.time_ns, moment, side="right") - 1
     innermost = _call_at(recording, calls, memory)
     allocations = np.flatnonzero((memory.size_bytes > 0) & (innermost >= 0))
     call = innermost[allocations]
-    alive = freed[allocations] > leave[outermost[call]]
+    alive = freed[allocations] > last_before[call]
     own = np.zeros(len(calls), dtype=np.int64)
     np.add.at(own, call[alive], memory.size_bytes[allocations[alive]])
     total = own.copy()

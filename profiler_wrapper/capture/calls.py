@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -117,15 +116,16 @@ def _put(function: Any, *, instead_of: Any, known_as: tuple[tuple[str, str], ...
             setattr(module, attribute, function)
 
 
-def _keep_dynamo_out(cls: type) -> None:
+def _keep_dynamo_out(cls: type[Listener]) -> None:
     """Dynamo runs our frames as they are; below the listener's methods, everything."""
     _skip(_call, and_below=False)
-    for owner in (_All, cls):
-        _skip(owner.open_call, and_below=True)  # type: ignore[attr-defined]
-        _skip(owner.close_call, and_below=True)  # type: ignore[attr-defined]
+    owners: tuple[type[Listener], ...] = (_All, cls)
+    for owner in owners:
+        _skip(owner.open_call, and_below=True)
+        _skip(owner.close_call, and_below=True)
 
 
-def _skip(function: FunctionType, *, and_below: bool) -> None:
+def _skip(function: Any, *, and_below: bool) -> None:
     # In C, so that torch._dynamo, a second to import, need not be there yet.
     dynamo = torch._C._dynamo.eval_frame
     if hasattr(dynamo, "_FrameExecStrategy"):

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Union
 
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
-from profiler_wrapper.capture.wrappers import is_tuner_layer, plain_class, unwrap, wrapped_module
+from profiler_wrapper.capture.wrappers import added_prefix, class_name, holders, is_adapted
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.recording.kinds import kind_of, looks_like_block
 from profiler_wrapper.recording.marks import ROOT_PATH, Mark
@@ -23,7 +24,7 @@ from profiler_wrapper.recording.marks import ROOT_PATH, Mark
 Pattern = Union[str, "re.Pattern[str]"]
 Selection = Union[str, int, "re.Pattern[str]", Sequence[Pattern]]
 
-# Names under which a list of a single entry still holds blocks.
+# Names under which a list holds blocks, be they a single one or each of its own class.
 _BLOCK_LIST_NAME = re.compile(r"(\w+_)?(layers?|h|blocks?)")
 
 
@@ -60,16 +61,16 @@ class RootLabels:
 
     def take(self, module: nn.Module) -> str:
         """A label that no other root has: `LlamaForCausalLM#0`, then `#1`."""
-        class_name = plain_class(type(unwrap(module)[0])).__name__
-        taken = self._taken.setdefault(class_name, set())
+        name = class_name(holders(module)[-1])
+        taken = self._taken.setdefault(name, set())
         number = next(number for number in range(len(taken) + 1) if number not in taken)
         taken.add(number)
-        return f"{class_name}#{number}"
+        return f"{name}#{number}"
 
     def give_back(self, label: str) -> None:
         """The root of this label is no more."""
-        class_name, _, number = label.rpartition("#")
-        self._taken.get(class_name, set()).discard(int(number))
+        name, _, number = label.rpartition("#")
+        self._taken.get(name, set()).discard(int(number))
 
 
 def find_roots(model: object, labels: RootLabels | None = None) -> tuple[Root, ...]:
@@ -139,7 +140,7 @@ class _Spot:
     depth: int  # below the root
     depth_in_block: int | None  # 0 for the block itself, None outside
     is_block: bool
-    in_tuner_layer: bool
+    in_adapted: bool
     shared: bool = False
 
 
@@ -150,17 +151,18 @@ class _Visit:
 
 
 def _walk(root: Root) -> Iterator[_Spot]:
-    module, added = unwrap(root.module)
-    is_block = bool(module._modules) and looks_like_block(plain_class(type(module)).__name__)
+    held = holders(root.module)
+    module, added = held[-1], added_prefix(held)
+    is_block = bool(module._modules) and looks_like_block(class_name(module))
     top = _Spot(
         path=ROOT_PATH,
         raw_name=added[:-1],
         module=module,
-        holders=_holders(root.module),
+        holders=held,
         depth=0,
         depth_in_block=0 if is_block else None,
         is_block=is_block,
-        in_tuner_layer=False,
+        in_adapted=False,
     )
     visit = _Visit({id(module): top}, {ROOT_PATH})
     prefix = f"{root.label}." if root.named else ""
@@ -173,7 +175,8 @@ def _descend(parent: _Spot, prefix: str, raw_prefix: str, visit: _Visit) -> None
     for name, child in parent.module._modules.items():
         if child is None:
             continue
-        inner, added = unwrap(child)
+        held = holders(child)
+        inner, added = held[-1], added_prefix(held)
         path = prefix + name
         if (seen := visit.spots.get(id(inner))) is not None:
             seen.shared = True
@@ -184,11 +187,11 @@ def _descend(parent: _Spot, prefix: str, raw_prefix: str, visit: _Visit) -> None
             path=path,
             raw_name=raw_prefix + name + (f".{added[:-1]}" if added else ""),
             module=inner,
-            holders=_holders(child),
+            holders=held,
             depth=parent.depth + (not _never_runs(inner)),
             depth_in_block=_depth_in_block(parent, inner, name in blocks),
             is_block=name in blocks,
-            in_tuner_layer=parent.in_tuner_layer or is_tuner_layer(type(parent.module)),
+            in_adapted=parent.in_adapted or is_adapted(parent.module),
         )
         visit.spots[id(inner)] = spot
         visit.paths.add(path)
@@ -201,13 +204,6 @@ def _depth_in_block(parent: _Spot, module: nn.Module, is_block: bool) -> int | N
     return 0 if is_block else None
 
 
-def _holders(module: nn.Module) -> tuple[nn.Module, ...]:
-    held = [module]
-    while (inner := wrapped_module(held[-1])) is not None:
-        held.append(inner)
-    return tuple(held)
-
-
 def _never_runs(module: nn.Module) -> bool:
     """Whether a module only holds others: `ModuleList`, `ModuleDict` and whatever else has no forward."""
     return type(module).forward is nn.Module.forward and "forward" not in module.__dict__
@@ -216,24 +212,21 @@ def _never_runs(module: nn.Module) -> bool:
 def _blocks_in(container: _Spot) -> tuple[str, ...]:
     """Names of the entries that are a model's repeated units, judged by structure.
 
-    Entries of a list are blocks if at least two have one class and modules inside, and most of the
-    list has such company (several kinds may alternate); the only entry of a list is one if the
-    list's name says so.
+    Entries of a list are blocks if they have modules inside and most of them have company of their
+    class (several kinds may alternate), or if the list's name says so.
     """
     module = container.module
     if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
         return ()
     classes = {
-        name: plain_class(type(inner))
+        name: class_name(inner)
         for name, child in module._modules.items()
-        if child is not None and (inner := unwrap(child)[0])._modules and not _never_runs(inner)
+        if child is not None and (inner := holders(child)[-1])._modules and not _never_runs(inner)
     }
     counts = Counter(classes.values())
     repeated = tuple(name for name, cls in classes.items() if counts[cls] > 1)
-    if len(repeated) * 2 > len(module._modules):
-        return tuple(classes)
-    list_name = container.path.rpartition(".")[2]
-    return tuple(classes) if len(module._modules) == 1 and _BLOCK_LIST_NAME.fullmatch(list_name) else ()
+    named_so = _BLOCK_LIST_NAME.fullmatch(container.path.rpartition(".")[2]) and len(classes) == len(module._modules)
+    return tuple(classes) if named_so or len(repeated) * 2 > len(module._modules) else ()
 
 
 def check_selection(select: Selection) -> None:
@@ -243,7 +236,7 @@ def check_selection(select: Selection) -> None:
 
 def _selector(select: Selection) -> Callable[[_Spot], bool]:
     if select == "auto":
-        return lambda spot: (spot.depth_in_block or 0) <= 1 and not spot.in_tuner_layer
+        return lambda spot: (spot.depth_in_block or 0) <= 1 and not spot.in_adapted
     if isinstance(select, int) and not isinstance(select, bool) and select >= 0:
         deepest = select
         return lambda spot: spot.depth <= deepest
@@ -255,9 +248,9 @@ def _selector(select: Selection) -> Callable[[_Spot], bool]:
 
 
 def _layer(spot: _Spot, label: str) -> Layer:
-    class_name = plain_class(type(spot.module)).__name__
-    kind = "block" if spot.is_block else kind_of(class_name, "" if spot.path == ROOT_PATH else spot.path)
-    mark = Mark(spot.path, class_name, kind, label, ("shared",) if spot.shared else ())
+    name = class_name(spot.module)
+    kind = "block" if spot.is_block else kind_of(name, "" if spot.path == ROOT_PATH else spot.path)
+    mark = Mark(spot.path, name, kind, label, ("shared",) if spot.shared else ())
     own, everything = _count_parameters(spot.module)
     return Layer(mark, spot.raw_name, spot.holders, own, everything)
 
@@ -269,6 +262,6 @@ def _count_parameters(module: nn.Module) -> tuple[int, int]:
 
 
 def _numel(parameter: nn.Parameter) -> int:
-    if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+    if isinstance(parameter, UninitializedParameter):
         return 0
     return int(getattr(parameter, "ds_numel", None) or parameter.numel())

@@ -11,6 +11,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.autograd.profiler as autograd_profiler
 from torch.profiler import profiler as torch_profiler
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ def generation_phase(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     if torch.is_grad_enabled() or not _has_cache(kwargs):
         return "forward"
     query = next((kwargs[name] for name in _QUERIES if kwargs.get(name) is not None), args[0] if args else None)
-    shape = getattr(query, "shape", ())
+    shape: Sequence[int] = getattr(query, "shape", ())
     return "decode" if len(shape) > 1 and shape[1] == 1 else "prefill"
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from profiler_wrapper.capture import calls
 from profiler_wrapper.capture.layers import Layer, Root, RootLabels, Selection, check_selection, find_roots, name_layers
 from profiler_wrapper.capture.phases import generation_phase, in_backward
-from profiler_wrapper.capture.wrappers import is_compiled, made_by_dynamo, unwrap
+from profiler_wrapper.capture.wrappers import holders, is_compiled, made_by_dynamo
 from profiler_wrapper.recording.marks import ROOT_PATH, format_mark
 
 _Range = torch._C._profiler._RecordFunctionFast
@@ -167,10 +167,11 @@ class LayerScopes:
         open_here = self._thread.open
         while any(one is opened for one in open_here):
             _close(open_here.pop())
+        _close(opened)
 
     def _first_seen(self, module: nn.Module) -> _Entrance | None:
         """A module not known yet: a new wrapper of a known one, a new root, or none of ours."""
-        inner, _ = unwrap(module)
+        inner = holders(module)[-1]
         if inner is module:
             self._plain.add(type(module))
         if inner is not module and (known := self._entrances.get(id(inner))) is not None:

@@ -6,6 +6,7 @@ Nothing here imports the packages that define the wrappers: a class that nobody 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from functools import lru_cache
 
 from torch import nn
@@ -23,70 +24,88 @@ _WRAPPED = {
     "megatron.core.transformer.module.Float16Module": "module",
 }
 _OPTIMIZED = "torch._dynamo.eval_frame.OptimizedModule"
-_TUNER_LAYER = "peft.tuners.tuners_utils.BaseTunerLayer"
+# Layers of PEFT that took the place of one of the model's, and the attribute that holds it.
+_ADAPTED = {
+    "peft.tuners.tuners_utils.BaseTunerLayer": "base_layer",
+    "peft.utils.other.AuxiliaryTrainingWrapper": "original_module",
+    "peft.utils.other.ModulesToSaveWrapper": "original_module",
+}
 # Classes made at run time, "FSDPLlamaModel" out of "LlamaModel": what the name then begins with.
 _DYNAMIC_PREFIXES = ("FSDP", "DDP", "Replicate", "Parametrized")
 
 
-def _names(cls: type) -> list[str]:
-    return [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__]
+@dataclass(frozen=True, slots=True)
+class _ClassFacts:
+    plain_name: str
+    wrapped_attribute: str | None
+    is_compiled_wrapper: bool
+    adapted_attribute: str | None
 
 
-@lru_cache(maxsize=4096)
-def wrapped_attribute(cls: type) -> str | None:
-    """The attribute under which instances of `cls` hold what they wrap; None for a class that wraps nothing."""
-    return next((_WRAPPED[name] for name in _names(cls) if name in _WRAPPED), None)
+def class_name(module: nn.Module) -> str:
+    """The class in the plain model.
+
+    FSDP2 and parametrizations make up a subclass, PEFT puts a layer of its own in the place of the model's.
+    """
+    adapted = module._modules.get(_facts(module).adapted_attribute or "")
+    return _facts(adapted or module).plain_name
 
 
-@lru_cache(maxsize=4096)
-def is_compiled_wrapper(cls: type) -> bool:
-    """Whether instances of `cls` are what `torch.compile(module)` returns."""
-    return _OPTIMIZED in _names(cls)
-
-
-@lru_cache(maxsize=4096)
-def is_tuner_layer(cls: type) -> bool:
-    """Whether instances of `cls` are a layer with PEFT adapters beside it."""
-    return _TUNER_LAYER in _names(cls)
-
-
-@lru_cache(maxsize=4096)
-def plain_class(cls: type) -> type:
-    """The class as its author named it: FSDP2 and parametrizations put a made-up subclass in its place."""
-    for base in reversed(cls.__bases__):
-        if any(cls.__name__ == prefix + base.__name__ for prefix in _DYNAMIC_PREFIXES):
-            return base
-    return cls
+def is_adapted(module: nn.Module) -> bool:
+    """Whether `module` is a layer of PEFT's, with the model's own inside and adapters beside it."""
+    return _facts(module).adapted_attribute is not None
 
 
 def wrapped_module(module: nn.Module) -> nn.Module | None:
     """What `module` wraps, one level down; None if it wraps nothing."""
-    attribute = wrapped_attribute(type(module))
+    attribute = _facts(module).wrapped_attribute
     inner = module._modules.get(attribute) if attribute else None
     return inner if isinstance(inner, nn.Module) else None
 
 
-def unwrap(module: nn.Module) -> tuple[nn.Module, str]:
-    """The module inside all wrappers, and the prefix that they add to the names below it."""
-    prefix = ""
-    while (inner := wrapped_module(module)) is not None:
-        prefix += f"{wrapped_attribute(type(module))}."
-        module = inner
-    return module, prefix
+def holders(module: nn.Module) -> tuple[nn.Module, ...]:
+    """`module`, what it wraps, what that wraps: the plain module is the last."""
+    held = [module]
+    while (inner := wrapped_module(held[-1])) is not None:
+        held.append(inner)
+    return tuple(held)
+
+
+def added_prefix(held: tuple[nn.Module, ...]) -> str:
+    """What wrappers add to the names below them: "module._orig_mod." for DDP around `torch.compile`."""
+    return "".join(f"{_facts(wrapper).wrapped_attribute}." for wrapper in held[:-1])
 
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether a call of `module` runs compiled code: `module.compile()` or a wrapper of `torch.compile`."""
-    while not (module._compiled_call_impl is not None or is_compiled_wrapper(type(module))):
-        inner = wrapped_module(module)
-        if inner is None:
-            return False
-        module = inner
-    return True
+    return any(one._compiled_call_impl is not None or _facts(one).is_compiled_wrapper for one in holders(module))
 
 
 def made_by_dynamo(module: nn.Module) -> bool:
     """Whether `module` is a graph that a compiler made and calls: part of a model, no model."""
-    graph_module = sys.modules.get("torch.fx.graph_module")
-    is_graph = graph_module is not None and isinstance(module, graph_module.GraphModule)
+    graphs = sys.modules.get("torch.fx.graph_module")
+    is_graph = graphs is not None and isinstance(module, graphs.GraphModule)
     return is_graph and "torch._dynamo" in sys.modules and type(module).__name__ in ("GraphModule", "<lambda>")
+
+
+def _facts(module: nn.Module) -> _ClassFacts:
+    cls: type = type(module)
+    return _facts_of(cls)
+
+
+@lru_cache(maxsize=4096)
+def _facts_of(cls: type) -> _ClassFacts:
+    names = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__]
+    return _ClassFacts(
+        plain_name=_plain_name(cls),
+        wrapped_attribute=next((_WRAPPED[name] for name in names if name in _WRAPPED), None),
+        is_compiled_wrapper=_OPTIMIZED in names,
+        adapted_attribute=next((_ADAPTED[name] for name in names if name in _ADAPTED), None),
+    )
+
+
+def _plain_name(cls: type) -> str:
+    for base in cls.__bases__:
+        if any(cls.__name__ == prefix + base.__name__ for prefix in _DYNAMIC_PREFIXES):
+            return base.__name__
+    return cls.__name__

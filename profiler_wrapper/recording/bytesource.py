@@ -113,8 +113,8 @@ class Window:
 
     def drop(self, size: int) -> None:
         """Takes `size` bytes off the start."""
+        self.base += min(size, len(self.data))
         self.data = self.data[size:]
-        self.base += size
 
     def peek(self, at_most: int) -> bytes:
         """The next byte that is not white space, now first in the data; empty at the end."""

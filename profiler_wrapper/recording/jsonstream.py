@@ -30,6 +30,7 @@ CHUNK_BYTES = 4 << 20  # small enough to stay in the cache, large enough to hide
 TOP_LEVEL_BYTES = 64 << 10  # read at a time between the keys of the top level
 _LIKELY_CUTS = 3  # tried before brackets are counted
 
+_USUAL_FIRST_KEYS = (b'"ph"', b'"name"', b'"cat"')
 _FIRST_KEY = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*("[^"\\]*")')
 
 
@@ -71,10 +72,9 @@ class TraceWalker(Generic[Event]):
 
     def _torn(self, cause: str) -> None:
         self.complete = False
+        offset = self._window.base + len(self._window.data)
         cause = self._window.tear or cause
-        self.warnings.append(
-            f"the file is torn at byte {self._window.base + len(self._window.data)}: {cause}; what lies before it was read"
-        )
+        self.warnings.append(f"the file is torn at byte {offset}: {cause}; what lies before it was read")
 
     # --- the top level ---
 
@@ -224,13 +224,14 @@ class TraceWalker(Generic[Event]):
 
     def _likely_cuts(self) -> list[int]:
         """Offsets of commas that probably part two events, best first."""
-        pattern = re.compile(rb"\}[ \t\r\n]*(,)[ \t\r\n]*\{[ \t\r\n]*" + re.escape(self._first_key))
-        for tail in (1 << 16, 1 << 20, len(self._window.data)):
-            cuts = [
-                match.start(1) for match in pattern.finditer(self._window.data, max(0, len(self._window.data) - tail))
-            ]
-            if cuts:
-                return cuts[: -_LIKELY_CUTS - 1 : -1]
+        keys = b"|".join({re.escape(self._first_key), *_USUAL_FIRST_KEYS})
+        data = self._window.data
+        for following in (b"(?:%b)" % keys, b""):
+            pattern = re.compile(rb"\}[ \t\r\n]*(,)[ \t\r\n]*\{[ \t\r\n]*" + following)
+            for tail in (1 << 16, 1 << 20):
+                cuts = [match.start(1) for match in pattern.finditer(data, max(0, len(data) - tail))]
+                if cuts:
+                    return cuts[: -_LIKELY_CUTS - 1 : -1]
         return []
 
     def _taken(self, cut: int) -> list[Event]:

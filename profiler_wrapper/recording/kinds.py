@@ -37,11 +37,11 @@ _CLASS_RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 _GENERAL = re.compile(r"Linear|Conv1D|Sequential|ModuleList|ModuleDict")
 _INERT = re.compile(r"Identity$|Dropout|ReLU$|GELU$|SiLU$|Tanh$|Softmax$|Activation$")
 
+_ADAPTER_PATH = re.compile(r"(^|\.)(lora_\w+|adapters?)(\.|$)")
 _EXPERT_PATH = re.compile(r"(^|\.)experts(\.\d+)?$")
 _NAME_RULES: tuple[tuple[str, bool, re.Pattern[str]], ...] = tuple(
     (kind, also_general, re.compile(pattern))
     for kind, also_general, pattern in (
-        ("adapter", True, r"lora_\w+|adapters?"),
         ("modulation", True, r"\w*modulation|adaln\w*|(img|txt|t)_mod|t_block|scale_shift_table"),
         ("router", True, r"router|gate|\w*expert_gate|wg"),
         ("expert", True, r"shared_experts?"),
@@ -64,6 +64,8 @@ def kind_of(class_name: str, path: str = "") -> str:
     name = path.rpartition(".")[2]
     if _INERT.search(class_name):
         return "other"
+    if _ADAPTER_PATH.search(path):
+        return "adapter"
     if _EXPERT_PATH.search(path):
         return "expert"
     general = _GENERAL.fullmatch(class_name) is not None

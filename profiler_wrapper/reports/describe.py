@@ -11,7 +11,7 @@ from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.folding import number_ranges
 from profiler_wrapper.reports.text import clean, shorten
 
-FLASH = "flash"
+_LONGEST_NAME = 36
 
 
 def machine(analysis: Analysis) -> str:
@@ -73,35 +73,32 @@ def rank_in_words(analysis: Analysis) -> str:
 
 def root_names(analysis: Analysis) -> str:
     """The models that were profiled: `"LlamaForCausalLM"`, `"vae, transformer"`, `"vae and 3 more"`."""
-    roots = list(
-        dict.fromkeys(row.layer for row in sorted(analysis.layers, key=lambda row: row.order) if row.depth == 0)
-    )
-    roots = [root for root in roots if root]
-    if len(roots) > 3:
-        roots = [f"{roots[0]} and {len(roots) - 1} more"]
-    return ", ".join(roots)
+    rows = sorted((row for row in analysis.layers if row.depth == 0 and row.layer), key=lambda row: row.order)
+    roots = list(dict.fromkeys(row.layer for row in rows))
+    names = ", ".join(roots)
+    return f"{roots[0]} and {len(roots) - 1} more" if len(roots) > 1 and len(names) > _LONGEST_NAME else names
 
 
-def title_parts(analysis: Analysis, *, unicode: bool = False) -> tuple[list[str], list[str]]:
-    """Two lines as parts, the most telling first: what was measured, and how the steps went."""
-    model = shorten(clean(root_names(analysis), unicode=unicode), 36)
-    where = shorten(clean(machine(analysis), unicode=unicode), 36)
-    count = step_count(analysis)
-    total_ms = f"{analysis.time.total_ns / count / 1e6:.3f} ms"
-    what = [
+def title_parts(analysis: Analysis, *, unicode: bool = False) -> list[str]:
+    """What was measured, and how the steps went: the most telling first."""
+    model = shorten(clean(root_names(analysis), unicode=unicode), _LONGEST_NAME)
+    where = shorten(clean(machine(analysis), unicode=unicode), _LONGEST_NAME)
+    total_ms = analysis.time.total_ns / step_count(analysis) / 1e6
+    parts = [
         f"{model} on {where}" if model else where,
         rank_in_words(analysis),
         steps_in_words(analysis),
-        f"{'device' if analysis.time_basis == 'device' else 'CPU'} time {total_ms} {per_step(analysis)}",
+        f"{'device' if analysis.time_basis == 'device' else 'CPU'} time {total_ms:.3f} ms {per_step(analysis)}",
+        "" if analysis.complete else "INCOMPLETE",
+        f"{coverage_percent(analysis)} % attributed",
+        *_course(analysis),
     ]
-    return [part for part in what if part], _course(analysis)
+    return [part for part in parts if part]
 
 
 def _course(analysis: Analysis) -> list[str]:
     """How the steps went on the clock."""
-    parts = [f"{coverage_percent(analysis)} % attributed"]
-    if not analysis.complete:
-        parts.insert(0, "INCOMPLETE")
+    parts = []
     span = step_span_ns(analysis)
     if span:
         middle, least, most = (value / 1e6 for value in span)
@@ -109,12 +106,12 @@ def _course(analysis: Analysis) -> list[str]:
     time = analysis.time
     if time.busy_ns is not None and time.span_ns:
         parts.append(f"device busy {100 * time.busy_ns / time.span_ns:.1f} %")
-    if time.exposed_communication_ns:
-        exposed_ms = time.exposed_communication_ns / step_count(analysis) / 1e6
-        parts.append(f"exposed communication {exposed_ms:.3f} ms {per_step(analysis)}")
     backends = list(attention_backends(analysis))
     if backends:
         parts.append(f"attention: {' + '.join(clean(backend) for backend in backends)}")
+    if time.exposed_communication_ns:
+        exposed_ms = time.exposed_communication_ns / step_count(analysis) / 1e6
+        parts.append(f"exposed communication {exposed_ms:.3f} ms {per_step(analysis)}")
     return parts
 
 

@@ -5,7 +5,10 @@ Figures are made without pyplot, so nothing of the user's own plotting changes.
 
 from __future__ import annotations
 
+import math
 import os
+import textwrap
+from bisect import bisect, insort
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,12 +18,16 @@ from profiler_wrapper.reports.text import clean, shorten
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 DPI = 110
 NARROWEST_IN, WIDEST_IN = 10.0, 22.0
 FONT_SIZE = 10
 _LABEL_IN = 0.155  # the width that one label standing upright takes
+_MANY, _NUMBERS_IN = 60, 0.5  # among more layers, numbers stand further apart
 _LONGEST_LABEL = 26
+_MESSAGE_LETTERS, _MESSAGE_LINES = 90, 6
+_LETTERS_PER_IN = 8.2  # of a figure's title
 _STEPS = (1, 2, 5)
 
 # Okabe and Ito, "Color Universal Design" (2008): told apart with any colour vision.
@@ -44,24 +51,37 @@ def new_figure(bars: int, *, height_in: float) -> Figure:
     from matplotlib.figure import Figure
 
     width = min(WIDEST_IN, max(NARROWEST_IN, 3.5 + 0.14 * bars))
-    figure = Figure(figsize=(width, height_in), dpi=DPI, layout="constrained", facecolor="white")
-    figure.get_layout_engine().set(h_pad=0.08, w_pad=0.08, hspace=0.05)  # type: ignore[union-attr]
+    figure = Figure(figsize=(width, height_in), dpi=DPI, layout=_layout(), facecolor="white")
     return figure
+
+
+def _layout() -> ConstrainedLayoutEngine:
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    return ConstrainedLayoutEngine(h_pad=0.08, w_pad=0.08, hspace=0.05)
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:
     """Writes a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    FigureCanvasAgg(figure).print_png(os.fspath(path), metadata={"Software": None})
+    FigureCanvasAgg(figure)
+    figure.savefig(os.fspath(path), format="png", metadata={"Software": None})
 
 
 def say(path: str | os.PathLike[str], title: str, message: str) -> None:
     """A picture that says why there is nothing to draw."""
     figure = new_figure(0, height_in=3.0)
-    figure.suptitle(literal(title), fontsize=FONT_SIZE + 3, fontweight="bold")
-    figure.text(0.5, 0.45, literal(message), ha="center", va="center", fontsize=FONT_SIZE + 1, wrap=True)
+    head(figure, title)
+    wrapped = "\n".join(textwrap.fill(line, _MESSAGE_LETTERS) for line in message.split("\n")[:_MESSAGE_LINES])
+    figure.text(0.5, 0.45, literal(wrapped), ha="center", va="center", fontsize=FONT_SIZE + 1)
     save(figure, path)
+
+
+def head(figure: Figure, title: str) -> None:
+    """The title of a whole figure, smaller where it is long."""
+    fitting = _LETTERS_PER_IN * figure.get_figwidth() / max(1, len(title))
+    figure.suptitle(literal(title), fontsize=(FONT_SIZE + 3) * min(1.0, fitting), fontweight="bold")
 
 
 def literal(text: str) -> str:
@@ -77,6 +97,14 @@ def prepare(axes: Axes, *, ylabel: str) -> None:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def from_zero(axes: Axes) -> None:
+    """The vertical axis from 0 (or the least value below it), with room for the marks at the top."""
+    axes.margins(y=0.0)
+    least, most = axes.get_ylim()
+    least = min(0.0, least)
+    axes.set_ylim(least, most + 0.07 * ((most - least) or 1.0))
 
 
 def legend_above(axes: Axes, title: str) -> None:
@@ -107,36 +135,34 @@ def legend_above(axes: Axes, title: str) -> None:
 
 def name_layers(axes: Axes, layers: Sequence[str], width_in: float) -> None:
     """Names below the bars 0, 1, ...: of each first in a row of like layers, then numbers, as many as fit."""
-    positions, texts = layer_ticks(layers, most=max(2, int((width_in - 1.3) / _LABEL_IN)))
+    room_in = width_in - 1.3
+    per_label = len(layers) / max(2, int(room_in / _LABEL_IN))
+    per_number = len(layers) * _NUMBERS_IN / room_in if len(layers) > _MANY else per_label
+    positions, texts = layer_ticks(layers, apart=math.ceil(per_label), numbers_apart=math.ceil(per_number))
     axes.set_xticks(positions, [literal(text) for text in texts], rotation=90, fontsize=FONT_SIZE - 2)
     axes.set_xlim(-0.8, len(layers) - 0.2)
 
 
-def layer_ticks(layers: Sequence[str], *, most: int) -> tuple[list[int], list[str]]:
-    """Where ticks go and what they say: at most `most`, with room for each.
+def layer_ticks(layers: Sequence[str], *, apart: int, numbers_apart: int) -> tuple[list[int], list[str]]:
+    """Where ticks go and what they say: names come before numbers, and `apart` bars lie between two.
 
-    Names come before numbers; numbers that stay are multiples of 1, 2, 5, 10, ...
+    Numbers that stay are multiples of 1, 2, 5, 10, ...: of the least that is `numbers_apart`.
     """
-    labels = list(zip(short_names(layers), layer_numbers(layers), strict=True))
-    apart = max(1, -(-len(layers) // most))  # bars from one label to the next
-    named = [i for i, (_, number) in enumerate(labels) if number is None]
+    names, numbers = short_names(layers), layer_numbers(layers)
     taken: list[int] = []
-    for i in named:
-        if not taken or i - taken[-1] >= apart:
+    for i, number in enumerate(numbers):
+        if number is None and (not taken or i - taken[-1] >= apart):
             taken.append(i)
-    every = _nice_step(apart)
-    for i, (_, number) in enumerate(labels):
+    every = _nice_step(numbers_apart)
+    for i, number in enumerate(numbers):
         if number is not None and number % every == 0 and all(abs(i - other) >= apart for other in _near(taken, i)):
-            taken.append(i)
-            taken.sort()
-    texts = [labels[i][0] if labels[i][1] is None else str(labels[i][1]) for i in taken]
+            insort(taken, i)
+    texts = [names[i] if numbers[i] is None else str(numbers[i]) for i in taken]
     return taken, [shorten(clean(text, unicode=True), _LONGEST_LABEL) for text in texts]
 
 
 def _near(taken: Sequence[int], position: int) -> list[int]:
     """The ticks on either side of `position`."""
-    from bisect import bisect
-
     at = bisect(taken, position)
     return list(taken[max(0, at - 1) : at + 1])
 

@@ -21,7 +21,7 @@ def full_table(analysis: Analysis) -> str:
     steps; sizes MiB.
     """
     sections = [
-        "\n".join(", ".join(parts) for parts in title_parts(analysis) if parts),
+        ", ".join(title_parts(analysis)),
         _section(f"Layers, in model order: ms {per_step(analysis)}, MiB", layer_section(analysis)),
         _section(f"Attention: ms {per_step(analysis)}", attention_section(analysis)),
         _section(f"Classes: ms {per_step(analysis)}", class_section(analysis)),

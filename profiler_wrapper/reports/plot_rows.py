@@ -269,3 +269,12 @@ def short_names(layers: Sequence[str]) -> list[str]:
 def _last_parts(layer: str) -> str:
     before, _, last = layer.rpartition(".")
     return ".".join([*before.rpartition(".")[2:], last]) if last.isdigit() and before else last
+
+
+def why_no_memory(analysis: Analysis) -> str:
+    """The reason as a clause, from the warnings where one names it."""
+    for warning in analysis.warnings:
+        what, because, reason = warning.partition(", because ")
+        if because and "memory" in what.lower():
+            return reason.rstrip(". ")
+    return "the trace holds no allocation events inside layers (profile_memory=True records them)"

@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING
 
 from profiler_wrapper.analysis.model import PHASES, Analysis
 from profiler_wrapper.reports import figures
-from profiler_wrapper.reports.describe import machine, per_step, rank_in_words, root_names, steps_in_words
+from profiler_wrapper.reports.describe import machine, per_step, rank_in_words, root_names, step_count, steps_in_words
 from profiler_wrapper.reports.plot_rows import (
     Averages,
     LayerBar,
     MemoryCourse,
+    StepLines,
     averages,
     layer_bars,
     memory_course,
     step_lines,
+    why_no_memory,
 )
 from profiler_wrapper.reports.text import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _MOST_TRACKED = 10
 _FEW = 60  # up to here lines carry a mark at each point
@@ -43,13 +44,13 @@ def draw_time(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     panels = 1 + bool(lines.steps) + bool(tracked)
     figure = figures.new_figure(len(bars), height_in=2.2 + 2.9 * panels)
     axes = figure.subplots(panels, 1, squeeze=False, height_ratios=[1.5, 1, 1][:panels])[:, 0]
-    figure.suptitle(figures.literal(title), fontsize=figures.FONT_SIZE + 3, fontweight="bold")
+    figures.head(figure, title)
     _draw_layers(axes[0], analysis, bars, figure.get_figwidth())
     if lines.steps:
-        _draw_steps(axes[1], analysis)
+        (_draw_one_step if len(lines.steps) == 1 else _draw_steps)(axes[1], lines)
     if tracked:
         _draw_tracked(axes[-1], tracked, lines.steps)
-    figure.supxlabel(figures.literal(caption(analysis, averages(analysis, bars))), fontsize=figures.FONT_SIZE)
+    figure.supxlabel(figures.literal(caption(analysis, bars)), fontsize=figures.FONT_SIZE)
     figures.save(figure, path)
 
 
@@ -65,10 +66,12 @@ def draw_memory(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     panels = 1 + bool(retained)
     figure = figures.new_figure(max(len(bars), len(course.points)), height_in=1.6 + 3.3 * panels)
     axes = figure.subplots(panels, 1, squeeze=False)[:, 0]
-    figure.suptitle(figures.literal(title), fontsize=figures.FONT_SIZE + 3, fontweight="bold")
-    _draw_course(axes[0], analysis, course, figure.get_figwidth())
+    figures.head(figure, title)
+    _draw_course(axes[0], course, figure.get_figwidth())
     if retained:
         _draw_retained(axes[1], retained, figure.get_figwidth())
+    if notes := _memory_notes(analysis, course):
+        figure.supxlabel(figures.literal(notes), fontsize=figures.FONT_SIZE)
     figures.save(figure, path)
 
 
@@ -90,30 +93,33 @@ def _why_no_time(analysis: Analysis) -> str:
     return "\n".join([total, *reasons])
 
 
-def why_no_memory(analysis: Analysis) -> str:
-    """The reason as a clause, from the warnings where they name one."""
-    for warning in analysis.warnings:
-        if "memory" in warning.lower() or "allocat" in warning.lower():
-            return warning.rstrip(". ")
-    return "the trace holds no allocation events inside layers (profile_memory=True records them)"
-
-
-def caption(analysis: Analysis, numbers: Averages | None) -> str:
-    """The three numbers of the seed, and what they are over."""
+def caption(analysis: Analysis, bars: Sequence[LayerBar]) -> str:
+    """The three numbers of the seed, what they are over, and what the bars leave out."""
+    numbers = averages(analysis, bars)
     if numbers is None:
         return ""
-    over = f"per {numbers.what} ({numbers.layers}), {per_step(analysis)}, all phases"
-    average = f"Average Time: {numbers.average_ms:.3f} ms"
-    if numbers.flash:
-        attention = f"FA Average Time: {numbers.attention_ms:.3f} ms     FA / Average Time Ratio: {numbers.ratio:.3f}"
-        return f"{average}     {attention}\n{over}; FA: attention by {' + '.join(numbers.backends)}"
-    if not numbers.backends:
-        return f"{average}     FA Average Time: no attention seen\n{over}"
-    attention = (
-        f"Attention Average Time: {numbers.attention_ms:.3f} ms     "
-        f"Attention / Average Time Ratio: {numbers.ratio:.3f}"
+    outside = analysis.time.total_ns / step_count(analysis) / 1e6 - sum(bar.time_ms for bar in bars)
+    over = (
+        f"per {numbers.what} (mean of {numbers.layers}), {per_step(analysis)}, all phases; "
+        f"{_attention_note(numbers)}; beside the bars: {max(0.0, outside):.3f} ms"
     )
-    return f"{average}     {attention}\n{over}; not FA: the attention backend is {' + '.join(numbers.backends)}"
+    return f"{'     '.join(_three_numbers(numbers))}\n{over}"
+
+
+def _three_numbers(numbers: Averages) -> list[str]:
+    name = "FA" if numbers.flash or not numbers.backends else "Attention"
+    texts = [f"Average Time: {numbers.average_ms:.3f} ms"]
+    if numbers.backends:
+        texts.append(f"{name} Average Time: {numbers.attention_ms:.3f} ms")
+        texts.append(f"{name} / Average Time Ratio: {numbers.ratio:.3f}")
+    return texts
+
+
+def _attention_note(numbers: Averages) -> str:
+    backends = " + ".join(numbers.backends)
+    if numbers.flash:
+        return f"FA: attention by {backends}"
+    return f"no FA: attention is {backends}" if backends else "no attention kernel seen"
 
 
 def _draw_layers(axes: Axes, analysis: Analysis, bars: Sequence[LayerBar], width_in: float) -> None:
@@ -141,11 +147,27 @@ def _mark_size(points: int) -> float:
     return 4.5 if points <= _FEW else 2.5
 
 
-def _draw_steps(axes: Axes, analysis: Analysis) -> None:
+def _draw_one_step(axes: Axes, lines: StepLines) -> None:
+    """A bar per phase, one for attention and one for the whole step."""
+    times = {phase.replace("_", " "): times[0] for phase, times in lines.phases_ms.items()}
+    times |= {"attention": lines.attention_ms[0]} if any(lines.attention_ms) else {}
+    colors = [figures.PHASE_COLORS[phase] for phase in lines.phases_ms] + [figures.INK] * (
+        len(times) - len(lines.phases_ms)
+    )
+    figures.prepare(axes, ylabel="")
+    bars = axes.barh([*times, "all"], [*times.values(), lines.total_ms[0]], 0.7, color=[*colors, "#666666"])
+    axes.bar_label(bars, fmt="%.3f ms", padding=4, fontsize=figures.FONT_SIZE - 1)
+    axes.grid(visible=False)
+    axes.margins(x=0.1)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms", fontsize=figures.FONT_SIZE)
+    figures.legend_above(axes, f"Step {lines.steps[0]}")
+
+
+def _draw_steps(axes: Axes, lines: StepLines) -> None:
     """A line per phase, one for attention and one for the whole step."""
     from matplotlib.ticker import MaxNLocator
 
-    lines = step_lines(analysis)
     figures.prepare(axes, ylabel="ms")
     size = _mark_size(len(lines.steps))
     axes.plot(lines.steps, lines.total_ms, "-s", color="#666666", markersize=size, linewidth=1.6, label="all")
@@ -155,13 +177,11 @@ def _draw_steps(axes: Axes, analysis: Analysis) -> None:
                   label=phase.replace("_", " "))  # fmt: skip
     if any(lines.attention_ms):
         axes.plot(lines.steps, lines.attention_ms, ":D", color=figures.INK, markersize=size, label="attention")
-    axes.set_ylim(bottom=0)
+    figures.from_zero(axes)
     axes.set_xlabel("step", fontsize=figures.FONT_SIZE)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.margins(x=0.03)
-    if len(lines.steps) == 1:
-        axes.set_xlim(lines.steps[0] - 1, lines.steps[0] + 1)
-    figures.legend_above(axes, f"Steps, {_basis(analysis).lower() if _basis(analysis) != 'CPU' else 'CPU'} time")
+    figures.legend_above(axes, "Steps")
 
 
 def _tracked(analysis: Analysis) -> dict[str, tuple[float | None, ...]]:
@@ -181,13 +201,13 @@ def _draw_tracked(axes: Axes, tracked: dict[str, tuple[float | None, ...]], step
         places = steps if by_step else range(len(heights))
         axes.plot(places, heights, ("-o", "--s", ":D")[i % 3], color=colors[(i * 3) % len(colors)],
                   markersize=_mark_size(len(heights)), label=figures.literal(shorten(name, 40)))  # fmt: skip
-    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    figures.from_zero(axes)
     axes.set_xlabel("step" if by_step else "iteration", fontsize=figures.FONT_SIZE)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     figures.legend_above(axes, "Tracked names")
 
 
-def _draw_course(axes: Axes, analysis: Analysis, course: MemoryCourse, width_in: float) -> None:
+def _draw_course(axes: Axes, course: MemoryCourse, width_in: float) -> None:
     """Allocated from entry to exit of each layer; reserved and peak where they are known."""
     points = course.points
     figures.prepare(axes, ylabel="MiB")
@@ -199,7 +219,9 @@ def _draw_course(axes: Axes, analysis: Analysis, course: MemoryCourse, width_in:
         for first, last in _runs(inside):
             axes.axvspan(first - 0.5, last + 0.5, color=figures.PHASE_COLORS[phase], alpha=0.12, linewidth=0,
                          label=phase if first == inside[0] else None)  # fmt: skip
-    axes.plot(borders, allocated, "-", color=figures.PHASE_COLORS["forward"], linewidth=1.8, label="allocated, entry to exit")
+    axes.plot(
+        borders, allocated, "-", color=figures.PHASE_COLORS["forward"], linewidth=1.8, label="allocated, entry to exit"
+    )
     peak = [math.nan if point.peak_mib is None else point.peak_mib for point in points]
     reserved = [math.nan if point.reserved_mib is None else point.reserved_mib for point in points]
     if not all(map(math.isnan, peak)):
@@ -207,15 +229,18 @@ def _draw_course(axes: Axes, analysis: Analysis, course: MemoryCourse, width_in:
     if not all(map(math.isnan, reserved)):
         axes.plot(positions, reserved, "--", color="#666666", drawstyle="steps-mid", label="reserved")
     figures.name_layers(axes, [point.layer for point in points], width_in)
-    figures.legend_above(axes, _course_title(analysis, course, all(map(math.isnan, reserved))))
-
-
-def _course_title(analysis: Analysis, course: MemoryCourse, no_reserved: bool) -> str:
-    when = "means over all calls, in model order" if course.means else "in the order of the calls"
     step = "" if course.step is None else f" of step {course.step}"
-    notes = "; reserved: not available" if no_reserved else ""
-    notes += "; a CPU counts only what was allocated while profiling" if analysis.time_basis == "cpu" else ""
-    return f"Memory at each layer{step}, {when}{notes}"
+    when = "means over all calls, in model order" if course.means else "in the order of the calls"
+    figures.legend_above(axes, f"Memory at each layer{step}, {when}")
+
+
+def _memory_notes(analysis: Analysis, course: MemoryCourse) -> str:
+    notes = []
+    if all(point.reserved_mib is None for point in course.points):
+        notes.append("reserved: not available")
+    if analysis.time_basis == "cpu":
+        notes.append("on a CPU only what was allocated while profiling counts")
+    return "; ".join(notes)
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:

@@ -121,8 +121,9 @@ def _rows_to_dicts(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 @cache
-def _unknown_values(row_type: type[Any]) -> dict[str, Any]:
+def _unknown_values(row_name: str) -> dict[str, Any]:
     """What each optional field of a row type holds when the file does not say."""
+    row_type = next(row_type for row_type in get_args(Row) if row_type.__name__ == row_name)
     hints = get_type_hints(row_type)
     unknown: dict[str, Any] = {}
     for field in fields(row_type):
@@ -139,7 +140,7 @@ def _unknown_values(row_type: type[Any]) -> dict[str, Any]:
 
 
 def _row_from_dict(row_type: type[Row], data: Mapping[str, Any]) -> dict[str, Any]:
-    row = dict(_unknown_values(row_type))
+    row = dict(_unknown_values(row_type.__name__))
     for field in fields(row_type):
         name = _json_name(field.name)
         if name in data:

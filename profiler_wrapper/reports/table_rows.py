@@ -17,6 +17,7 @@ Order = Literal["cost", "model"]
 RowKind = Literal["layer", "median", "odd", "outside", "unattributed", "total"]
 
 MOST_ODD = 3
+_NEARLY_ALL = 0.9
 # In which column the time of a phase is shown.
 COLUMN_OF_PHASE: Mapping[Phase, str] = {
     "forward": "forward",
@@ -262,7 +263,7 @@ def outside_label(row: LayerRow) -> str:
         return own
     if row.phase == "optimizer":
         return "optimizer"
-    if row.time_ns and row.communication_ns == row.time_ns:
+    if row.time_ns and row.communication_ns >= _NEARLY_ALL * row.time_ns:
         return f"collectives of several layers ({row.phase})"
     if row.phase == "other":
         return "other code between calls"

@@ -19,6 +19,7 @@ FEWEST_ROWS = 12
 NARROWEST = 60
 _NAME_WIDTH = 24  # below this, columns give way to names
 _DEEPEST_INDENT = 6
+_TITLE_LINES = 2
 _WARNING_LINES = 3
 _PHASE_COLUMNS = ("forward", "prefill", "decode", "backward", "recompute", "other")
 _LARGEST_PLAIN = 1e11  # beyond, a number is written with an exponent
@@ -49,7 +50,7 @@ def console_table(
         raise WrongUse(f"A table of {rows} rows and {width} columns: give at least {FEWEST_ROWS} and {NARROWEST}.")
     if order not in ("cost", "model"):
         raise WrongUse(f"order={order!r}: give 'cost' or 'model'.")
-    head = _title_lines(analysis, width, unicode)
+    head = _joined(title_parts(analysis, unicode=unicode), width)
     tail = _warning_lines(analysis, rows, width, unicode)
     most = rows - len(head) - 2 - len(tail)  # 2: the heading and its units
     table = table_rows(analysis, most=most, order=order)
@@ -59,17 +60,15 @@ def console_table(
     return "\n".join([*head, *_draw(table.rows, analysis, width, unicode), *tail])
 
 
-def _title_lines(analysis: Analysis, width: int, unicode: bool) -> list[str]:
-    return [_joined(parts, width) for parts in title_parts(analysis, unicode=unicode) if parts]
-
-
-def _joined(parts: Sequence[str], width: int) -> str:
-    """As many of `parts` as fit on one line."""
-    line = shorten(parts[0], width)
+def _joined(parts: Sequence[str], width: int) -> list[str]:
+    """`parts` with commas on at most 2 lines; what does not fit is left out."""
+    lines = [shorten(parts[0], width)]
     for part in parts[1:]:
-        if cells(line) + 2 + cells(part) <= width:
-            line += ", " + part
-    return line
+        if cells(lines[-1]) + 2 + cells(part) <= width:
+            lines[-1] += ", " + part
+        elif len(lines) < _TITLE_LINES and cells(part) <= width:
+            lines.append(part)
+    return lines
 
 
 def _warning_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> list[str]:
@@ -95,12 +94,13 @@ def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: boo
     gap = 2 if needed + sum(widths) + 2 * len(widths) <= width else 1
     room = width - sum(widths) - gap * len(widths)
     texts = [[_cell(column, row) for column in columns] for row in rows]
-    names = []
-    for row, line in zip(rows, texts, strict=True):
-        free = _leading_empty(line)
-        names.append(_name(row, room + sum(widths[:free]) + gap * free, milliseconds, unicode))
-    own = [name for name, line in zip(names, texts, strict=True) if line and line[0]]
-    name_width = max([cells(name) for name in own] + [len(per_step(analysis))])
+    free = [_free_beside(line, widths, gap) for line in texts]
+    names = [
+        _name(row, room + beside, milliseconds, unicode) for row, beside in zip(rows, free, strict=True)
+    ]
+    name_width = max(
+        [len(per_step(analysis)), *(cells(name) - beside for name, beside in zip(names, free, strict=True))]
+    )
     lines = [
         ("layer", [column.title for column in columns]),
         (per_step(analysis), [column.unit for column in columns]),
@@ -116,8 +116,10 @@ def _line(name: str, texts: Sequence[str], name_width: int, widths: Sequence[int
     return (left(name, name_width) + numbers[over:]).rstrip()
 
 
-def _leading_empty(texts: Sequence[str]) -> int:
-    return next((i for i, text in enumerate(texts) if text), len(texts))
+def _free_beside(texts: Sequence[str], widths: Sequence[int], gap: int) -> int:
+    """How many columns of the terminal are empty between the name and the first number."""
+    first = next((i for i, text in enumerate(texts) if text), len(texts))
+    return sum(widths[:first]) + gap * first
 
 
 def _fitting(columns: list[_Column], rows: Sequence[TableRow], width: int) -> list[_Column]:
@@ -166,7 +168,7 @@ def _time_text(rows: Sequence[TableRow]) -> Callable[[float], str]:
 def _columns(rows: Sequence[TableRow]) -> list[_Column]:
     """The columns that hold anything, those of time first."""
     time = _time_text(rows)
-    memory = _number(max((max(row.retained_bytes or 0, row.peak_bytes or 0) for row in rows), default=0), MIB)
+    memory = _number(max((max(row.retained_bytes or 0, row.peak_bytes or 0) for row in rows), default=0), MIB, 2)
     total_ns = next((row.total_ns for row in rows if row.kind == "total"), 0)
     # The optimizer alone needs no column beside the total.
     used = {name for row in rows for name, time_ns in row.times_ns.items() if time_ns}
@@ -192,10 +194,10 @@ def _phase_column(name: str, text: Callable[[float], str], goes: int) -> _Column
     return _Column(name, "ms", lambda row: row.times_ns.get(name), text, goes)
 
 
-def _number(largest: float, unit: float) -> Callable[[float], str]:
+def _number(largest: float, unit: float, precise: int = 3) -> Callable[[float], str]:
     """Writes values of one column alike: with as many decimals as the largest leaves room for."""
     size = abs(largest) / unit
-    decimals = 3 if size < 100 else 2 if size < 1000 else 1 if size < 100_000 else 0
+    decimals = 3 if size < 10 else precise if size < 100 else precise - 1 if size < 1000 else 1 if size < 1e5 else 0
 
     def text(value: float) -> str:
         scaled = value / unit

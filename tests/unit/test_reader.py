@@ -361,7 +361,7 @@ def test_every_truncation_is_read_up_to_the_tear(tmp_path: Path, content: Any, i
     data = json.dumps(content, indent=indent, ensure_ascii=False).encode()
     path.write_bytes(data)
     names_of_all = [read(path).name_of(span) for span in range(len(read(path).spans))]
-    kept = []
+    kept: list[int] = []
     for size in range(len(data)):
         path.write_bytes(data[:size])
         recording = read_or_broken(path)

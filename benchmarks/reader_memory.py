@@ -1,0 +1,133 @@
+"""Reads a synthetic trace of 1 GB, plain and gzipped: seconds and peak memory, each in a process of its own.
+
+    python benchmarks/reader_memory.py [--megabytes 1000]
+
+The trace repeats what one layer of a training step leaves behind: ops with sequence numbers, launches,
+kernels, flows, allocations and annotations, written as Kineto writes them.
+"""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+HEAD = '{\n  "schemaVersion": 1,\n  "deviceProperties": [\n    {\n      "id": 0, "name": "NVIDIA H100 80GB HBM3"\n    }\n  ],\n  "traceEvents": [\n'
+TAIL = '\n  ],\n  "traceName": "synthetic.json",\n  "displayTimeUnit": "ms",\n  "baseTimeNanoseconds": 1751410836000000000\n}\n'
+EVENTS = """\
+  {
+    "ph": "X", "cat": "cpu_op", "name": "aten::linear", "pid": 4242, "tid": 4242,
+    "ts": %(a).3f, "dur": 41.203,
+    "args": {
+      "External id": %(n)d,"Record function id": 0, "Sequence number": %(n)d, "Fwd thread id": 0, "Ev Idx": %(n)d
+    }
+  },
+  {
+    "ph": "X", "cat": "cpu_op", "name": "aten::addmm", "pid": 4242, "tid": 4242,
+    "ts": %(b).3f, "dur": 33.910,
+    "args": {
+      "External id": %(n)d,"Record function id": 0, "Concrete Inputs": ["", "", "", "1", "1"], "Input type": ["float", "float", "float", "Scalar", "Scalar"], "Input Strides": [[1], [768, 1], [1, 768], [], []], "Input Dims": [[2304], [4096, 768], [768, 2304], [], []], "Sequence number": %(n)d, "Fwd thread id": 0, "Ev Idx": %(n)d
+    }
+  },
+  {
+    "ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 4242, "tid": 4242,
+    "ts": %(c).3f, "dur": 5.021,
+    "args": {
+      "External id": %(n)d, "cbid": 211, "correlation": %(n)d
+    }
+  },
+  {
+    "ph": "s", "id": %(n)d, "pid": 4242, "tid": 4242, "ts": %(c).3f,
+    "cat": "ac2g", "name": "ac2g"
+  },
+  {
+    "ph": "X", "cat": "kernel", "name": "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_warpgroupsize2x1x1_execute_segment_k_off_kernel__5x_cublas", "pid": 0, "tid": 7,
+    "ts": %(d).3f, "dur": 63.487,
+    "args": {
+      "External id": %(n)d, "queued": 0, "device": 0, "context": 1, "stream": 7, "correlation": %(n)d, "registers per thread": 168, "shared memory": 132096, "blocks per SM": 1.0, "warps per SM": 12.0, "grid": [18, 32, 1], "block": [384, 1, 1], "est. achieved occupancy %%": 18
+    }
+  },
+  {
+    "ph": "f", "id": %(n)d, "pid": 0, "tid": 7, "ts": %(d).3f,
+    "cat": "ac2g", "name": "ac2g", "bp": "e"
+  },
+  {
+    "ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 4242, "tid": 4242,
+    "ts": %(b).3f,
+    "args": {
+      "Total Reserved": 8589934592, "Total Allocated": 4294967296, "Bytes": 37748736, "Addr": 140234567890944, "Device Id": 0, "Device Type": 1, "Ev Idx": %(n)d
+    }
+  }"""
+
+
+def pieces(size: int) -> Iterator[bytes]:
+    """The trace, about `size` bytes of it."""
+    written = len(HEAD)
+    yield HEAD.encode()
+    count, batch = 0, 2000
+    while written < size:
+        start = ",\n" if count else ""
+        numbers = range(count + 1, count + batch + 1)
+        times = (
+            {"n": n, "a": 50.125 * n, "b": 50.125 * n + 4.5, "c": 50.125 * n + 20, "d": 64.25 * n} for n in numbers
+        )
+        piece = (start + ",\n".join(EVENTS % values for values in times)).encode()
+        count += batch
+        written += len(piece)
+        yield piece
+    yield TAIL.encode()
+
+
+def measure(path: str) -> None:
+    """Reads `path` and prints what it took, as JSON."""
+    from profiler_wrapper.recording.reader import read
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    recording = read(path)
+    seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    counts = {"spans": len(recording.spans), "memory": len(recording.memory), "complete": recording.complete}
+    print(json.dumps({"seconds": seconds, "peak_kib": peak, "before_kib": before, **counts}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=1000)
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        measure(arguments.measure)
+        return
+    print(f"Python {platform.python_version()}, msgspec {version('msgspec')}, {platform.machine()} {platform.system()}")
+    with tempfile.TemporaryDirectory() as folder:
+        plain, packed = Path(folder, "trace.json"), Path(folder, "trace.json.gz")
+        with plain.open("wb") as file, gzip.open(packed, "wb", compresslevel=1) as compressed:
+            for piece in pieces(arguments.megabytes * 10**6):
+                file.write(piece)
+                compressed.write(piece)
+        for path in (plain, packed):
+            run = subprocess.run(
+                [sys.executable, __file__, "--measure", str(path)], check=True, capture_output=True, text=True
+            )
+            result = json.loads(run.stdout)
+            print(
+                f"{path.name:14} {path.stat().st_size / 1e6:7.0f} MB on disk: {result['seconds']:5.1f} s, "
+                f"peak {result['peak_kib'] / 2**10:.0f} MiB (of it {result['before_kib'] / 2**10:.0f} before reading), "
+                f"{result['spans']} spans, {result['memory']} memory events, complete: {result['complete']}"
+            )
+
+
+if __name__ == "__main__":
+    main()

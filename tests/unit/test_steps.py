@@ -1,0 +1,235 @@
+"""What is recorded of which step, and when a step has ended."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from profiler_wrapper.capture.steps import (
+    MOST_MICRO_BATCHES,
+    AutoPlan,
+    Ended,
+    Mode,
+    OpenPlan,
+    Plan,
+    StepCounter,
+    StepFacts,
+    describe_steps,
+    make_plan,
+    parse_windows,
+)
+from profiler_wrapper.errors import WrongUse
+
+FULL, TIMED, IDLE, OVER = Mode.FULL, Mode.TIMED, Mode.IDLE, Mode.OVER
+COMPILED = StepFacts(compiled=True)
+PREFILL = StepFacts(phases=frozenset({"prefill"}))
+DECODE = StepFacts(phases=frozenset({"decode"}))
+
+
+def modes(plan: Plan, facts: list[StepFacts]) -> list[Mode]:
+    """What is recorded of step 0 and of each step after one that went as in `facts`."""
+    return [plan.first(), *(plan.after(step, fact).mode for step, fact in enumerate(facts))]
+
+
+def window_ends(plan: Plan, steps: int) -> list[int]:
+    return [step for step in range(steps) if plan.after(step, StepFacts()).ends_window]
+
+
+def test_auto_records_two_steps_in_full_three_timed_and_stops() -> None:
+    assert modes(AutoPlan(), [StepFacts()] * 5) == [FULL, FULL, TIMED, TIMED, TIMED, OVER]
+    assert window_ends(AutoPlan(), 5) == [4]
+
+
+def test_auto_waits_for_the_compiler() -> None:
+    facts = [COMPILED, COMPILED, COMPILED, StepFacts(), StepFacts()]
+    assert modes(AutoPlan(), facts) == [FULL, FULL, FULL, FULL, TIMED, TIMED]
+
+
+def test_auto_waits_for_the_compiler_ten_steps_and_no_longer() -> None:
+    assert modes(AutoPlan(), [COMPILED] * 13) == [FULL] * 10 + [TIMED] * 3 + [OVER]
+
+
+def test_generation_is_one_window_of_five_calls_in_full() -> None:
+    plan = AutoPlan()
+    assert modes(plan, [PREFILL] + [DECODE] * 4) == [FULL] * 5 + [OVER]
+    assert plan.is_generation
+
+
+def test_calls_that_are_all_prefill_are_no_generation() -> None:
+    assert modes(AutoPlan(), [PREFILL] * 5) == [FULL, FULL, TIMED, TIMED, TIMED, OVER]
+
+
+def test_auto_begins_again_when_its_steps_turn_out_to_be_none() -> None:
+    plan = AutoPlan()
+    modes(plan, [StepFacts()] * 3)
+    assert plan.restart(3) is FULL
+    assert [plan.after(step, StepFacts()).mode for step in range(3, 8)] == [FULL, TIMED, TIMED, TIMED, OVER]
+    assert plan.restart(8) is None
+
+
+def test_all_goes_on_without_end() -> None:
+    assert modes(make_plan("all"), [StepFacts()] * 100) == [FULL, FULL] + [TIMED] * 99
+    assert modes(make_plan("all", record_shapes=True), [StepFacts()] * 3) == [TIMED] * 4
+
+
+def test_windows_come_with_a_full_step_before_each() -> None:
+    plan = make_plan("2-3,6")
+    assert modes(plan, [StepFacts()] * 7) == [IDLE, FULL, TIMED, TIMED, IDLE, FULL, TIMED, OVER]
+    assert window_ends(plan, 7) == [3, 6]
+
+
+def test_a_window_from_step_0_has_no_step_before_it() -> None:
+    assert modes(make_plan("0-1"), [StepFacts()] * 2) == [TIMED, TIMED, OVER]
+
+
+def test_no_full_step_where_all_steps_are_recorded_alike() -> None:
+    assert modes(make_plan("2", record_shapes=False), [StepFacts()] * 3) == [IDLE, IDLE, TIMED, OVER]
+
+
+def test_a_schedule_is_followed_cycle_by_cycle() -> None:
+    # wait=1, warmup=1, active=2, repeat=2
+    names = ["NONE", "WARMUP", "RECORD", "RECORD_AND_SAVE"] * 2
+    plan = make_plan(schedule=lambda step: SimpleNamespace(name=names[step] if step < 8 else "NONE"))
+    assert modes(plan, [StepFacts()] * 8) == [IDLE, FULL, TIMED, TIMED] * 2 + [IDLE]
+    assert window_ends(plan, 8) == [3, 7]
+
+
+def test_an_open_plan_ends_with_a_step_unless_entered_again() -> None:
+    assert OpenPlan().after(0, StepFacts()).mode is OVER
+    assert OpenPlan(entered_again=True).after(0, StepFacts()).mode is FULL
+
+
+@pytest.mark.parametrize(
+    ("steps", "windows"),
+    [
+        ("20-22", (range(20, 23),)),
+        ("500, 20 - 22", (range(20, 23), range(500, 501))),
+        ("7", (range(7, 8),)),
+        (7, (range(7, 8),)),
+        (range(3, 5), (range(3, 5),)),
+        ("1-2,3", (range(1, 3), range(3, 4))),
+    ],
+)
+def test_windows_are_read(steps: str | int | range, windows: tuple[range, ...]) -> None:
+    assert parse_windows(steps) == windows
+
+
+@pytest.mark.parametrize("steps", ["", "sometimes", "-3", "5-", "3-1", "1-5,4", 1.5, -1, True, range(0), None])
+def test_steps_that_mean_nothing_are_refused_with_what_was_found(steps: object) -> None:
+    with pytest.raises(WrongUse) as refused:
+        make_plan(steps)  # type: ignore[arg-type]
+    assert repr(steps) in str(refused.value)
+
+
+def test_steps_and_a_schedule_are_too_much() -> None:
+    with pytest.raises(WrongUse, match="Give one of them"):
+        make_plan("3", schedule=lambda step: None)
+
+
+class Loop:
+    """Plays a loop into a counter; `ended` has what each event meant."""
+
+    def __init__(self) -> None:
+        self.counter = StepCounter()
+
+    def train(self, root: str = "model") -> Ended:
+        return self.counter.root_enters(root, gradients=True)
+
+    def infer(self, root: str = "model") -> Ended:
+        return self.counter.root_enters(root, gradients=False)
+
+    def optimizer(self, name: str = "first") -> Ended:
+        return self.counter.optimizer_step(name)
+
+
+def test_accumulating_eight_micro_batches_is_one_step() -> None:
+    loop = Loop()
+    for _ in range(3):
+        assert {loop.train() for _ in range(8)} == {Ended.NO}
+        assert loop.optimizer() is Ended.YES
+    assert loop.counter.ended == 3
+
+
+def test_only_the_first_optimizer_counts() -> None:
+    loop = Loop()
+    for _ in range(2):
+        loop.train("discriminator")
+        loop.optimizer("discriminator")
+        loop.train("generator")
+        assert loop.optimizer("generator") is Ended.NO
+    assert loop.counter.ended == 2
+
+
+def test_the_users_step_right_after_the_optimizers_is_the_same() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.train()
+        loop.optimizer()
+        loop.infer()  # an evaluation in between does not make it another
+        loop.counter.user_step()
+    assert loop.counter.ended == 3
+    assert loop.counter.source == "prof.step()"
+
+
+def test_with_the_users_steps_the_optimizers_no_longer_count() -> None:
+    loop = Loop()
+    for _ in range(2):
+        for _ in range(4):
+            loop.train()
+            loop.optimizer()
+        loop.counter.user_step()
+    assert loop.optimizer() is Ended.NO
+
+
+def test_a_call_of_the_root_is_a_step_where_nothing_learns() -> None:
+    loop = Loop()
+    assert [loop.infer() for _ in range(4)] == [Ended.NO, Ended.YES, Ended.YES, Ended.YES]
+    assert loop.counter.last_step_counts()
+
+
+def test_several_roots_in_turn_are_one_step() -> None:
+    loop = Loop()
+    sweep = ["text_encoder", "transformer", "vae"]
+    assert [loop.infer(root) for root in sweep] == [Ended.NO] * 3
+    assert loop.infer("text_encoder") is Ended.YES
+    assert loop.infer("transformer") is Ended.NO
+
+
+def test_the_users_step_after_a_call_is_that_call() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.infer()
+        assert loop.counter.user_step() is Ended.YES
+    assert loop.counter.ended == 3
+
+
+def test_calls_with_gradients_wait_for_an_optimizer_for_a_while() -> None:
+    loop = Loop()
+    ended = [loop.train() for _ in range(MOST_MICRO_BATCHES + 3)]
+    assert ended.index(Ended.YES) == MOST_MICRO_BATCHES
+    assert ended[MOST_MICRO_BATCHES:] == [Ended.YES] * 3
+
+
+def test_an_evaluation_before_training_was_no_step() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.infer()
+    loop.train()
+    assert loop.optimizer() is Ended.RESTART
+    loop.train()
+    assert loop.optimizer() is Ended.YES
+
+
+def test_what_follows_the_last_step_is_no_step() -> None:
+    loop = Loop()
+    assert loop.counter.last_step_counts()  # a block that ends no step is one
+    loop.train()
+    loop.optimizer()
+    loop.infer()
+    assert not loop.counter.last_step_counts()
+
+
+def test_steps_in_words() -> None:
+    assert describe_steps([3, 4, 5, 9, 11, 12]) == "3-5, 9, 11-12"
+    assert describe_steps([]) == "none"

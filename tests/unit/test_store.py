@@ -1,0 +1,193 @@
+"""Where a run's files go, and that a file is whole or not there."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from profiler_wrapper.errors import ProfilerWrapperError
+from profiler_wrapper.recording import store
+from profiler_wrapper.recording.store import RunDirectory, open_run, rank_directories, read_run, safe_name
+
+NOW = 1_700_000_000.0
+
+
+@pytest.fixture(autouse=True)
+def _nothing_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_opened", {})
+    monkeypatch.setenv("TZ", "UTC")
+
+
+def run_in(folder: Path, environment: dict[str, str] | None = None, **options: Any) -> RunDirectory:
+    return open_run(folder, prefix="profile", environment=environment or {}, now=NOW, **options)
+
+
+# --- names ---
+
+
+@pytest.mark.parametrize(
+    ("environment", "run_name", "expected"),
+    [
+        ({"PROFILER_WRAPPER_RUN": "mine", "SLURM_JOB_ID": "7"}, "other", "mine"),
+        ({"SLURM_JOB_ID": "7"}, "other", "other"),
+        ({"TORCHELASTIC_RUN_ID": "abc", "SLURM_JOB_ID": "7"}, None, "profile-abc"),
+        ({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2"}, None, "profile-7.2"),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "batch"}, "", "profile-7"),
+        ({"TORCHELASTIC_RUN_ID": "abc", "TORCHELASTIC_RESTART_COUNT": "2"}, None, "profile-abc/attempt2"),
+        ({"TORCHELASTIC_RUN_ID": "abc", "TORCHELASTIC_RESTART_COUNT": "0"}, None, "profile-abc"),
+        ({"TORCHELASTIC_RUN_ID": "abc", "TORCHELASTIC_RESTART_COUNT": "x"}, None, "profile-abc"),
+    ],
+)
+def test_a_run_is_named_by_its_job(
+    tmp_path: Path, environment: dict[str, str], run_name: str | None, expected: str
+) -> None:
+    run = run_in(tmp_path, environment, run_name=run_name, rank=3, world_size=8)
+    assert run.directory == tmp_path / expected / "rank3"
+    assert run.directory.is_dir()
+
+
+def test_without_a_job_the_time_names_the_run_and_nobody_shares_it(tmp_path: Path) -> None:
+    first, second, third = run_in(tmp_path), run_in(tmp_path), run_in(tmp_path)
+    assert first.root.name.startswith("profile-2023111")
+    assert [run.root.name for run in (second, third)] == [f"{first.root.name}-2", f"{first.root.name}-3"]
+
+
+def test_ranks_of_one_launcher_meet_without_a_job_id(tmp_path: Path) -> None:
+    ranks = [run_in(tmp_path, {"MASTER_PORT": "29500"}, rank=rank, world_size=2) for rank in (0, 1)]
+    assert ranks[0].root == ranks[1].root
+    assert ranks[0].root.name.endswith("-29500")
+
+
+def _open_in_child(folder: str) -> str:
+    return str(open_run(folder, prefix="p", rank=os.getpid() % 2, world_size=2, environment={}).root)
+
+
+def test_child_processes_meet_in_one_directory(tmp_path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        assert len(set(pool.map(_open_in_child, [str(tmp_path)] * 4, chunksize=1))) <= 2  # a worker's second is its -2
+    assert len(list(tmp_path.glob("p-*"))) <= 2
+
+
+def test_a_second_profile_of_the_same_job_lies_beside_the_first(tmp_path: Path) -> None:
+    environment = {"SLURM_JOB_ID": "7"}
+    names = [run_in(tmp_path, environment, rank=rank).root.name for rank in (0, 0, 1, 0)]
+    assert names == ["profile-7", "profile-7-2", "profile-7", "profile-7-3"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../x", "/etc/passwd", "..", ".", "a" * 300, "nul\0l", "a\nb", "\ud800", "é" * 200, "C:\\x", " ", "~root", "-rf", "a/b"],
+)  # fmt: skip
+def test_no_name_leads_out_of_the_output_directory(tmp_path: Path, name: str) -> None:
+    run = open_run(tmp_path / "out", prefix=name, run_name=name, rank_name=name, environment={})
+    assert run.directory.is_dir()
+    assert run.root.parent == tmp_path / "out"
+    assert run.directory.parent == run.root
+    path = run.write_text("<prefix>_trace.txt", "x")
+    assert path.parent == run.directory
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_safe_names() -> None:
+    assert safe_name("run_1-a.b+c=d@e", "x") == "run_1-a.b+c=d@e"
+    assert safe_name("größe", "x") == "größe"
+    assert safe_name("", "x") == "x"
+    assert safe_name("a/b", "x") != safe_name("a_b", "x") != safe_name("a\\b", "x")
+    assert len(safe_name("é" * 300, "x").encode()) <= 120
+
+
+# --- paths and files ---
+
+
+def test_paths_and_windows(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path, "rank3_dp1_tp0_pp0", "opensora", 3)
+    assert run.path("<prefix>_rank_<r>.log") == tmp_path / "rank3_dp1_tp0_pp0" / "opensora_rank_3.log"
+    later = run.for_window(500, 502)
+    assert later.path("run.json") == tmp_path / "rank3_dp1_tp0_pp0" / "steps_500-502" / "run.json"
+    assert later.for_window(1, 2).directory.name == "steps_1-2"
+
+
+def test_files_are_written_whole(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    assert run.write_text("a.txt", "é\ud800").read_bytes() == "é?".encode()
+    value = {
+        "a": float("nan"),
+        "b": [float("inf"), 1.5],
+        "c": np.float32(2),
+        "d": np.arange(2),
+        "e": Path("x"),
+        "f": {2, 1},
+    }
+    written = json.loads(run.write_json("a.json", value).read_text())
+    assert written == {"a": None, "b": [None, 1.5], "c": 2.0, "d": [0, 1], "e": "x", "f": [1, 2]}
+    assert run.write_with("b.json.gz", lambda path: path.write_bytes(gzip.compress(b"[]"))).is_file()
+    assert sorted(os.listdir(run.directory)) == ["a.json", "a.txt", "b.json.gz"]
+
+
+def test_run_json(tmp_path: Path) -> None:
+    run = run_in(tmp_path, rank=2, run_name="r")
+    run.write_run({"rank": 2}, complete=False)
+    assert read_run(run.directory) == {"rank": 2, "complete": False}
+    run_in(tmp_path, rank=10, run_name="r").write_run({"rank": 10}, complete=True)
+    assert [path.name for path in rank_directories(run.root)] == ["rank2", "rank10"]
+    assert rank_directories(run.directory) == [run.directory]
+    attempt = run_in(tmp_path, {"TORCHELASTIC_RESTART_COUNT": "1"}, rank=4, run_name="r")
+    attempt.write_run({}, complete=True)
+    assert rank_directories(run.root) == [attempt.directory]
+    with pytest.raises(FileNotFoundError):
+        read_run(tmp_path)
+    for damaged in ("{", "[]"):
+        run.path("run.json").write_text(damaged)
+        with pytest.raises(ProfilerWrapperError, match=r"run\.json"):
+            read_run(run.directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("t.json", b'{"traceEvents": ['), ("t.json", b""), ("t.json.gz", gzip.compress(b"{}")[:-3]),
+        ("t.json.gz", gzip.compress(b'{"a"')), ("t.json.gz", b""), ("p.png", b"\x89PNG...."), ("m.pickle", b"\x80\x04"),
+    ],
+)  # fmt: skip
+def test_a_file_without_its_end_is_not_moved_into_place(tmp_path: Path, name: str, data: bytes) -> None:
+    run = run_in(tmp_path)
+    run.path(name).write_bytes(b"before")
+    with pytest.raises(OSError, match="is the disk full") as caught:
+        run.write_with(name, lambda path: path.write_bytes(data))
+    assert caught.value.filename == str(run.path(name))
+    assert run.path(name).read_bytes() == b"before"
+    assert os.listdir(run.directory) == [name]
+
+
+def test_a_writer_that_writes_nothing_or_fails(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    with pytest.raises(OSError, match="could not be written"):
+        run.write_with("t.json", lambda path: None)
+
+    def fail(path: Path) -> None:
+        path.write_bytes(b"part")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.write_with("t.json", fail)
+    assert os.listdir(run.directory) == []
+
+
+def test_a_directory_that_vanished_is_made_again(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    run.directory.rmdir()
+    run.root.rmdir()
+    assert run.write_text("a.txt", "x").read_text() == "x"
+
+
+def test_a_file_in_the_way_of_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(OSError, match="out"):
+        run_in(tmp_path / "out", run_name="r")

@@ -1,0 +1,332 @@
+"""The printed table: its rows, its limits and its text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sample_results import Layer, analysis_of, llama
+
+from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.reports.folding import Tree, layer_totals, number_ranges, odd_ones, outliers
+from profiler_wrapper.reports.table_rows import TableRow, table_rows
+from profiler_wrapper.reports.tables import console_table, full_table
+from profiler_wrapper.reports.text import cells, clean, shorten, wrap
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+US_PER_STEP = 1000.0  # in nanoseconds
+
+
+def golden(name: str) -> str:
+    return (GOLDEN / name).read_text(encoding="utf-8")
+
+
+def row_of(rows: list[TableRow], label: str) -> TableRow:
+    found = [row for row in rows if row.label == label]
+    assert len(found) == 1, [row.label for row in rows]
+    return found[0]
+
+
+# ---- rows -------------------------------------------------------------------------------------
+
+
+def test_like_blocks_are_one_row_and_their_children_too() -> None:
+    rows = table_rows(llama(4), most=20).rows
+    labels = [(row.depth, row.before or row.label) for row in rows]
+    assert labels == [
+        (0, "LlamaForCausalLM"),
+        (1, "model"),
+        (2, "layers.{0..3}"),
+        (3, "median"),
+        (3, ".mlp"),
+        (3, ".self_attn"),
+        (3, ".input_layernorm"),
+        (2, "embed_tokens"),
+        (2, "norm"),
+        (1, "lm_head"),
+        (0, "optimizer"),
+        (0, "TOTAL"),
+    ]
+
+
+def test_times_are_per_step_and_a_fold_is_the_sum_of_its_members() -> None:
+    rows = table_rows(llama(4, steps=3), most=20).rows
+    blocks = row_of(rows, "layers.{0..3}")
+    # A block: 10 + 100 + 200 + 3 us forward, twice that backward.
+    assert blocks.times_ns == {"forward": 4 * 313 * US_PER_STEP, "backward": 4 * 626 * US_PER_STEP}
+    assert blocks.total_ns == 4 * 939 * US_PER_STEP
+    assert blocks.attention_ns == 4 * 300 * US_PER_STEP
+    assert blocks.calls == 4
+    assert blocks.retained_bytes == 4 * 54 * 2**20
+
+
+def test_median_row_has_the_median_of_each_column_and_the_range_of_the_total() -> None:
+    rows = table_rows(llama(5, odd=2), most=25).rows
+    median = next(row for row in rows if row.kind == "median")
+    assert median.total_ns == 939 * US_PER_STEP
+    assert median.times_ns["backward"] == 626 * US_PER_STEP
+    assert median.range_ns == (939 * US_PER_STEP, (2 * 310 + 3) * 3 * US_PER_STEP)
+    assert median.calls == 1
+    assert median.retained_bytes == 54 * 2**20
+
+
+def test_the_odd_one_is_named_with_how_far_off_it_is() -> None:
+    rows = table_rows(llama(32, odd=17), most=20).rows
+    odd = [row for row in rows if row.kind == "odd"]
+    assert [(row.label, row.after) for row in odd] == [("layers.17", " +99 %")]  # 1869 against 939 us
+    assert odd[0].total_ns == 1869 * US_PER_STEP
+
+
+def test_rows_without_indentation_add_up_to_the_total() -> None:
+    analysis = llama(12, outside_us={"optimizer": 90.0, "other": 33.0}, unattributed_us={"no forward link": 12.5})
+    rows = table_rows(analysis, most=20).rows
+    top = [row for row in rows if row.depth == 0 and row.kind != "total"]
+    total = rows[-1]
+    assert total.total_ns == pytest.approx(sum(row.total_ns for row in top))
+    assert total.total_ns == pytest.approx(analysis.time.total_ns / 3)
+    for column in ("forward", "backward"):
+        assert total.times_ns[column] == pytest.approx(sum(row.times_ns.get(column, 0) for row in top))
+
+
+def test_many_roots_still_add_up() -> None:
+    layers = [Layer("a0", "A", self_us={"forward": 1.0})]
+    layers += [Layer(f"r{'x' * i}", f"Root{i}", self_us={"forward": float(i)}) for i in range(1, 40)]
+    table = table_rows(analysis_of(layers, parents={layer.name: None for layer in layers}), most=10)
+    assert row_of(table.rows, "(32 more roots)").total_ns == (1 + sum(range(1, 32))) * 1000
+    assert sum(row.total_ns for row in table.rows[:-1]) == table.rows[-1].total_ns
+    assert table.hidden_layers == 32
+
+
+def test_few_rows_show_the_dearest_and_count_the_others() -> None:
+    table = table_rows(llama(4), most=6)
+    assert [row.before or row.label for row in table.rows] == [
+        "LlamaForCausalLM", "model", "layers.{0..3}", "median", "optimizer", "TOTAL",
+    ]  # fmt: skip
+    assert table.hidden_layers == 4 * 3 + 3
+
+
+def test_model_order() -> None:
+    rows = table_rows(llama(4), most=20, order="model").rows
+    labels = [row.label for row in rows if row.depth == 2]
+    assert labels == ["embed_tokens", "layers.{0..3}", "norm"]
+
+
+def test_a_fold_that_holds_two_classes_is_two() -> None:
+    layers = [Layer("M", "M")]
+    layers += [Layer(f"layers.{i}", "Block", "block", {"forward": 1.0}) for i in range(6)]
+    layers += [Layer(f"layers.{i}.mlp", "MLP" if i < 3 else "MoE", "mlp", {"forward": 10.0}) for i in range(6)]
+    rows = table_rows(analysis_of(layers), most=20).rows
+    assert {row.label for row in rows if row.depth == 2 and row.kind == "layer"} == {".mlp (MLP)", ".mlp (MoE)"}
+
+
+def test_alternating_classes_fold_by_class() -> None:
+    layers = [Layer("M", "M")]
+    layers += [Layer(f"layers.{i}", ("Full", "Sliding")[i % 2], "block", {"forward": 1.0}) for i in range(12)]
+    rows = table_rows(analysis_of(layers), most=20).rows
+    assert {row.label for row in rows if row.depth == 1 and row.kind == "layer"} == {
+        "layers.{0,2..10}",
+        "layers.{1,3..11}",
+    }
+
+
+def test_experts_of_all_blocks_are_one_row() -> None:
+    layers = [Layer("M", "M")]
+    for i in range(3):
+        layers.append(Layer(f"layers.{i}", "Block", "block", {"forward": 1.0}))
+        layers += [Layer(f"layers.{i}.experts.{k}", "Expert", "expert", {"forward": 5.0}) for k in range(8)]
+    experts = row_of(table_rows(analysis_of(layers), most=20).rows, ".experts.{0..7}")
+    assert experts.total_ns == 3 * 8 * 5000
+
+
+def test_compiled_is_said() -> None:
+    analysis = analysis_of([Layer("M", "M", self_us={"forward": 5.0}, compiled=True)])
+    assert "M [compiled]" in console_table(analysis)
+
+
+def test_ring_of_parents_in_a_damaged_file_hides_nothing() -> None:
+    analysis = llama(2)
+    rows = tuple(
+        replace(row, parent="model.layers.0" if row.layer == "LlamaForCausalLM" else row.parent)
+        for row in analysis.layers
+    )
+    totals = layer_totals(replace(analysis, layers=rows))
+    assert any(total.parent is None for total in totals)
+    assert Tree(totals).roots()
+
+
+# ---- folding ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [([0], "0"), ([0, 1], "0,1"), ([0, 1, 2, 3, 7], "0..3,7"), ([0, 2, 4, 6], "0,2..6"), ([1, 3, 4, 5], "1,3..5")],
+)
+def test_number_ranges(numbers: list[int], text: str) -> None:
+    assert number_ranges(numbers) == text
+
+
+def test_outliers_need_a_fifth_and_five_deviations() -> None:
+    assert outliers([10, 10, 10, 11.9]) == {}  # under 20 %
+    assert outliers([10, 10, 10, 15]) == {3: 0.5}
+    assert outliers([5, 8, 10, 12, 15]) == {}  # all spread: nobody is odd
+    assert outliers([10, 20]) == {}
+    assert outliers([0, 0, 0, 5]) == {}
+    assert outliers([]) == {}
+
+
+def test_odd_memory_is_named_too() -> None:
+    layers = [Layer("M", "M")]
+    layers += [Layer(f"b.{i}", "B", "block", {"forward": 5.0}, retained_mib=30.0 if i == 2 else 10.0) for i in range(6)]
+    fold = Tree(layer_totals(analysis_of(layers))).children(Tree(layer_totals(analysis_of(layers))).roots()[0])[0]
+    assert [(one.layer.layer, one.what, one.excess) for one in odd_ones(fold)] == [("b.2", "retained", 2.0)]
+
+
+# ---- text -------------------------------------------------------------------------------------
+
+
+def test_shortens_in_the_middle() -> None:
+    assert shorten("model.layers.31.self_attn", 20) == "model.la...self_attn"
+    assert shorten("short", 20) == "short"
+    assert cells(shorten("層" * 40, 21)) <= 21
+
+
+def test_clean_keeps_one_printable_line() -> None:
+    assert clean('a\nb\x00"é\ud800') == 'a\\nb\\x00"\\xe9\\ud800'
+    assert clean("é\u202e", unicode=True) == "é\\u202e"
+
+
+def test_wrap_marks_what_is_left_out() -> None:
+    lines = wrap("word " * 100, 40, 2)
+    assert len(lines) == 2
+    assert lines[-1].endswith("...")
+    assert max(map(len, lines)) <= 40
+
+
+# ---- golden -----------------------------------------------------------------------------------
+
+
+def test_training_table() -> None:
+    assert console_table(llama(4)) + "\n" == golden("table_training.txt")
+
+
+def test_table_with_everything() -> None:
+    analysis = llama(
+        32,
+        odd=17,
+        recompute=True,
+        outside_us={"optimizer": 270.0, "other": 33.0},
+        unattributed_us={"no forward link": 30.5, "launched before the trace": 1000.0},
+        warnings=("first: " + "word " * 40, "second", "third", "fourth"),
+        complete=False,
+    )
+    assert console_table(analysis) + "\n" == golden("table_everything.txt")
+
+
+def test_inference_table() -> None:
+    analysis = llama(12, steps=1, phases=("prefill", "decode"), outside_us={}, memory=False)
+    assert console_table(analysis, order="model") + "\n" == golden("table_inference.txt")
+
+
+def test_full_table() -> None:
+    analysis = llama(
+        1,
+        steps=2,
+        unattributed_us={"no launch found": 4.0},
+        series={"aten::mm": (1.5, None)},
+        warnings=("something is not available, because of a reason",),
+    )
+    assert full_table(analysis) == golden("full_table.txt")
+
+
+def test_nothing_recorded() -> None:
+    text = console_table(analysis_of([]))
+    assert "TOTAL" in text
+    assert full_table(analysis_of([]))
+
+
+def test_no_colour_codes_and_ascii() -> None:
+    analysis = llama(2, warnings=("größer",), run={"device": "Grün\x1b[31m", "rank": 0})
+    text = console_table(analysis)
+    assert text.isascii()
+    assert "\x1b" not in text
+
+
+# ---- limits -----------------------------------------------------------------------------------
+
+
+def assert_fits(analysis: Analysis, rows: int, width: int, unicode: bool = False) -> None:
+    for order in ("cost", "model"):
+        text = console_table(analysis, rows=rows, width=width, unicode=unicode, order=order)  # type: ignore[arg-type]
+        lines = text.split("\n")
+        assert len(lines) <= rows
+        assert max(map(cells, lines)) <= width, max(lines, key=cells)
+        assert unicode or text.isascii()
+        assert any(line.startswith("TOTAL") for line in lines)
+
+
+@pytest.mark.parametrize("unicode", [False, True])
+@pytest.mark.parametrize(("rows", "width"), [(25, 100), (12, 60), (200, 250)])
+def test_limits_hold_for_awkward_results(rows: int, width: int, unicode: bool) -> None:
+    long = "very_long_name_" * 20
+    huge = {"forward": 1e12, "backward": 3e12, "recompute": 1e12}
+    blocks = [Layer(f"{long}.{i}", long, "block", {"forward": 1.0 + i % 7}) for i in range(1000)]
+    awkward = [
+        llama(1000, odd=5, recompute=True),
+        analysis_of([Layer("root", "Root"), *blocks]),
+        analysis_of([Layer("模型" * 80, "模", "block", {"forward": 1.0}), Layer("a\n\x1b[31mb\ud800", "x", "block")]),
+        analysis_of([Layer("M", "M", self_us=huge, attention="flash", calls=10**9, retained_mib=1e9)]),
+        analysis_of(
+            [Layer("M", "M", self_us={"forward": 1.0})],
+            unattributed_us={f"reason {i} {long}": float(i) for i in range(20)},
+            outside_us={"optimizer": 1.0, "other": 2.0, "backward": 3.0, "forward": 4.0, "accumulate_grad": 5.0},
+            warnings=tuple(f"{i} {long} " * 5 for i in range(50)),
+        ),
+        analysis_of([Layer(".".join(["deep"] * n), "Deep", self_us={"forward": 1.0}) for n in range(1, 120)]),
+    ]
+    for analysis in awkward:
+        assert_fits(analysis, rows, width, unicode)
+
+
+names = st.text(min_size=1, max_size=40).filter(lambda name: name.strip("."))
+times = st.dictionaries(
+    st.sampled_from(["forward", "prefill", "decode", "backward", "recompute", "accumulate_grad", "optimizer", "other"]),
+    st.floats(0, 1e15),
+    max_size=4,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(names, names, times, st.floats(0, 1e12), st.integers(0, 10**15)), max_size=25, unique_by=lambda x: x[0]),
+    st.lists(st.text(max_size=300), max_size=6),
+    st.integers(12, 40),
+    st.integers(60, 140),
+    st.booleans(),
+    st.booleans(),
+)
+def test_limits_hold_whatever_the_input(
+    layers: list[tuple[str, str, dict[str, float], float, int]],
+    warnings: list[str],
+    rows: int,
+    width: int,
+    unicode: bool,
+    memory: bool,
+) -> None:
+    made = [
+        Layer(name, class_name, "block", times, "flash" if i % 3 == 0 else None, calls, size)  # type: ignore[arg-type]
+        for i, (name, class_name, times, size, calls) in enumerate(layers)
+    ]
+    analysis = analysis_of(made, memory=memory, warnings=tuple(warnings), with_calls=False)
+    assert_fits(analysis, rows, width, unicode)
+    full_table(analysis)
+
+
+def test_too_small_a_table_is_refused() -> None:
+    with pytest.raises(WrongUse, match="at least 12 and 60"):
+        console_table(llama(1), rows=3)
+    with pytest.raises(WrongUse, match="'cost' or 'model'"):
+        console_table(llama(1), order="size")  # type: ignore[arg-type]
