@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from profiler_wrapper.capture.recorder import RecordedTrace, Window
+from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.capture.runinfo import RunInfo
 from profiler_wrapper.capture.session import safe_name
 from profiler_wrapper.capture.snapshot import AllocatorHistory, SnapshotUnavailable, snapshot_name
-from profiler_wrapper.capture.steps import describe_steps
+from profiler_wrapper.capture.window import RecordedTrace, Window
 from profiler_wrapper.errors import EmptyRecording
+from profiler_wrapper.files import WindowFiles
 from profiler_wrapper.notices import tell
 from profiler_wrapper.options import Options
-from profiler_wrapper.result import ProfileResult, analyse_trace
+from profiler_wrapper.recording.store import RunDirectory, open_run
+from profiler_wrapper.result import ProfileResult, as_result, attribute_trace
 
 Describe = Callable[[], Sequence[dict[str, Any]]]
 
@@ -29,12 +33,168 @@ class Finisher:
         self._options, self._info, self._describe = options, info, describe
         self._followed: dict[str, None] = {}  # names of blocks, in the order they came
         self._history: AllocatorHistory | None = None
+        self._run: RunDirectory | None = None
+        self._fallback: tempfile.TemporaryDirectory[str] | None = None
         self._parts: list[Path] = []
+        self._notes: list[str] = list(info.warnings)  # said once, in the first result
 
     @property
     def rank(self) -> int:
+        """This process's rank."""
         return self._info.rank
+
+    @property
+    def directory(self) -> Path | None:
+        """Where this rank's files are; None before there are any, or where none can be."""
+        return self._run.directory if self._run is not None else None
 
     def follow(self, name: str) -> None:
         """A named block was run: its time becomes a series."""
         self._followed[safe_name(name)] = None
+
+    def part_path(self, name: str) -> Path:
+        """Where to export a session for now: beside its later place, or where that cannot be, a temporary one."""
+        path = self._parts_directory() / f".{self._options.prefix}_part{name}_trace.json"
+        self._parts.append(path)
+        return path
+
+    def _parts_directory(self) -> Path:
+        if self._run is None and self._fallback is None:
+            try:
+                self._run = self._open_run()
+                self._run.write_run(self._info.to_dict(), complete=False)
+            except OSError as error:
+                self._fallback = tempfile.TemporaryDirectory(prefix="profiler_wrapper_")
+                self._notes.append(f"no files were written, because {self._options.output_dir} cannot be used: {error}")
+                tell(self._notes[-1])
+        return self._run.directory if self._run is not None else Path(self._fallback.name)  # type: ignore[union-attr]
+
+    def _open_run(self) -> RunDirectory:
+        return open_run(
+            self._options.output_dir,
+            prefix=self._options.prefix,
+            rank=self._info.rank,
+            rank_name=self._info.directory_name,
+            world_size=self._info.world_size,
+            run_name=self._options.run_name,
+        )
+
+    # -- the allocator's history ------------------------------------------------------------------
+
+    def begin_history(self) -> None:
+        """Record the allocator's history, if that was asked for."""
+        if not self._options.enabled_record_memory_pickle or self._history is not None:
+            return
+        history = AllocatorHistory()
+        try:
+            history.start()
+        except SnapshotUnavailable as reason:
+            self._notes.append(str(reason))
+            tell(str(reason))
+        self._history = history
+
+    def end_history(self) -> None:
+        """Dump what was recorded of it, and end recording."""
+        history, self._history = self._history, None
+        if history is None or not history.running:
+            return
+        try:
+            history.dump(self._history_path())
+        except (SnapshotUnavailable, OSError) as reason:
+            self._notes.append(str(reason))
+            tell(str(reason))
+        finally:
+            history.stop()
+
+    def _history_path(self) -> Path:
+        options = self._options
+        if options.mem_dir is None:
+            return self._parts_directory() / "memory" / snapshot_name(options.prefix)
+        several = self._info.world_size > 1
+        return options.mem_dir / snapshot_name(f"{options.prefix}_rank_{self.rank}" if several else options.prefix)
+
+    # -- a window ---------------------------------------------------------------------------------
+
+    def write(self, window: Window) -> None:
+        """Analyse a window, write its files, print its table; nothing of it, if nothing was recorded."""
+        main, full = _choose(window)
+        if main is None:
+            tell("nothing was recorded: " + ("; ".join(window.warnings) or "the block ended before its first step"))
+            return
+        notes = [*self._notes, *_notes(window, main)]
+        self._notes = []
+        run = self._describe_run(main, full, notes, complete=window.complete)
+        files = WindowFiles(self._options, self._info, self._run_directory(main), run)
+        try:
+            found = attribute_trace(main.path, run=run)
+            result = as_result(tables(found, run=run, track=(*self._options.track, *self._followed)))
+        except EmptyRecording as error:
+            tell(f"nothing was recorded: {error}")
+            return
+        self.results.append(result)
+        files.write(result, found, main=main.path, full=full.path if full is not None else None)
+        self._drop_parts()
+        if self._options.enable_print_summary and self._prints:
+            sys.stdout.write(f"{result}\n{files.summary()}\n")
+            sys.stdout.flush()
+
+    @property
+    def _prints(self) -> bool:
+        """One rank prints: the first of those that record."""
+        ranks = self._options.ranks
+        return self.rank == (min(ranks) if ranks else 0)
+
+    def _run_directory(self, main: RecordedTrace) -> RunDirectory | None:
+        """The rank's own directory, and for each later window one in it."""
+        if self._run is None or not self.results:
+            return self._run
+        first, last = (main.steps[0], main.steps[-1]) if main.steps else (len(self.results), len(self.results))
+        directory = self._run.for_window(first, last)
+        if directory.directory.exists():
+            directory = replace(directory, window=f"{directory.window}_{len(self.results)}")
+        return directory
+
+    def _describe_run(
+        self, main: RecordedTrace, full: RecordedTrace | None, notes: list[str], *, complete: bool
+    ) -> dict[str, Any]:
+        """What run.json says."""
+        full_steps = full.steps if full is not None else main.steps if main.shapes else ()
+        return {
+            **self._info.to_dict(),
+            "prefix": self._options.prefix,
+            "timed_steps": list(main.steps),
+            "full_steps": list(full_steps),
+            "complete": complete,
+            "warnings": notes,
+            "layers": list(self._describe()),
+        }
+
+    def _drop_parts(self) -> None:
+        parts, self._parts = self._parts, []
+        for part in parts:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+
+    def give_up(self) -> None:
+        """Something of ours failed: keep what is whole, mark the run incomplete, remove what is half written."""
+        self._drop_parts()
+        if self._run is not None:
+            with suppress(OSError):
+                self._run.write_run(self._info.to_dict(), complete=False)
+
+
+def _choose(window: Window) -> tuple[RecordedTrace | None, RecordedTrace | None]:
+    """The trace whose times are reported, and beside it the one in full, if that says more."""
+    timed, full = window.timed, window.full
+    if timed is None or (not timed.steps and full is not None and full.steps):
+        return full, None
+    return timed, full if full is not None and full.shapes and not timed.shapes else None
+
+
+def _notes(window: Window, main: RecordedTrace) -> Iterator[str]:
+    yield from window.warnings
+    if main is window.full:
+        shapes = ", shapes included, which cost about 10 % of a launch-bound step" if main.shapes else ""
+        yield f"the reported times are those of steps recorded in full{shapes}, because {window.why_full}"
+    if not main.steps and not window.warnings:
+        yield "no step was recorded from its begin to its end"

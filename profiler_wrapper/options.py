@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from profiler_wrapper.capture.steps import Plan, Shapes, make_plan
 from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.recording.store import safe_name
 
 ENVIRONMENT_NAME = "PROFILER_WRAPPER"
-RUN_NAME_ENVIRONMENT = "PROFILER_WRAPPER_RUN"
 PREFIXES = {True: "opensora", False: "cogvideo", None: "profile"}
 
 # What `files=` may name, and what each is on disk.
@@ -91,7 +91,7 @@ def make_options(
         raise WrongUse(f"is_st={is_st!r} is neither True (opensora) nor False (cogvideo). Give one, or prefix='name'.")
     options = Options(
         is_st=is_st,
-        prefix=_file_name(PREFIXES[is_st] if prefix is None else prefix, "prefix"),
+        prefix=_prefix(PREFIXES[is_st] if prefix is None else prefix),
         output_dir=Path(output_dir),
         log_dir=None if log_dir is None else Path(log_dir),
         mem_dir=None if mem_dir is None else Path(mem_dir),
@@ -107,10 +107,10 @@ def make_options(
     return options
 
 
-def _file_name(name: str, parameter: str) -> str:
-    if not isinstance(name, str) or not re.fullmatch(r"[^/\\\x00-\x1f]{1,100}", name) or name.strip(". ") == "":
-        raise WrongUse(f"{parameter}={name!r} cannot begin a file name. Give 1 to 100 characters without / and \\.")
-    return name
+def _prefix(prefix: object) -> str:
+    if not isinstance(prefix, str) or not prefix:
+        raise WrongUse(f"prefix={prefix!r} begins no file name. Give a text.")
+    return safe_name(prefix, "profile")
 
 
 def _files(files: str | Iterable[str]) -> frozenset[str] | Literal["auto", "all"]:

@@ -103,11 +103,13 @@ def analysis_of(
 
 
 def _parents(names: Sequence[str]) -> dict[str, str | None]:
-    root = names[0] if names else None
+    known = set(names)
     found: dict[str, str | None] = {}
     for name in names:
-        above = [other for other in names if name.startswith(other + ".")]
-        found[name] = max(above, key=len) if above else (None if name == root else root)
+        above = name.rpartition(".")[0]
+        while above and above not in known:
+            above = above.rpartition(".")[0]
+        found[name] = above or (None if name == names[0] else names[0])
     return found
 
 
@@ -119,6 +121,9 @@ def _rows(layers: Sequence[Layer], above: Mapping[str, str | None], memory: bool
                 entry = sums.setdefault((name, phase), [0, 0])
                 entry[0] += round(us * US)
                 entry[1] += round(us * US) if layer.attention else 0
+    by_name: dict[str, list[Phase]] = {}
+    for name, phase in sums:
+        by_name.setdefault(name, []).append(phase)
     rows: list[LayerRow] = []
     allocated = base_mib
     retained = {layer.name: 0.0 for layer in layers}
@@ -127,8 +132,7 @@ def _rows(layers: Sequence[Layer], above: Mapping[str, str | None], memory: bool
             retained[name] += layer.retained_mib
     for order, layer in enumerate(layers):
         entry_mib, allocated = allocated, allocated + layer.retained_mib
-        phases = [phase for (name, phase) in sums if name == layer.name] or ["forward"]
-        for phase in dict.fromkeys(phases):
+        for phase in by_name.get(layer.name, ["forward"]):
             time_ns, attention_ns = sums.get((layer.name, phase), (0, 0))
             sizes = (entry_mib, entry_mib + retained[layer.name], retained[layer.name]) if memory else None
             row = _row(layer, phase, int(time_ns), above[layer.name], order, sizes, int(attention_ns))
@@ -295,4 +299,5 @@ def llama(
         Layer("model.norm", "LlamaRMSNorm", "norm", times(3), calls=steps, retained_mib=2),
         Layer("lm_head", "Linear", "head", times(150), calls=steps, retained_mib=64),
     ]
-    return analysis_of(layers, **({"steps": steps, "outside_us": {"optimizer": 90.0 * steps}} | more))
+    settings: dict[str, Any] = {"steps": steps, "outside_us": {"optimizer": 90.0 * steps}}
+    return analysis_of(layers, **(settings | more))

@@ -88,15 +88,20 @@ def layer_calls(
                 device=device if ran_on_device else None,
                 time_ns=int(time_ns[i]),
                 attention_ns=int(attention_ns[i]),
-                entry_allocated_bytes=None if memory is None else int(memory.entry_allocated[i]),
-                exit_allocated_bytes=None if memory is None else int(memory.exit_allocated[i]),
-                entry_reserved_bytes=None if memory is None else int(memory.entry_reserved[i]),
-                exit_reserved_bytes=None if memory is None else int(memory.exit_reserved[i]),
-                peak_bytes=None if memory is None else int(memory.peak[i]),
-                retained_bytes=None if memory is None else int(memory.retained[i]),
+                entry_allocated_bytes=_at(memory, "entry_allocated", i),
+                exit_allocated_bytes=_at(memory, "exit_allocated", i),
+                entry_reserved_bytes=_at(memory, "entry_reserved", i),
+                exit_reserved_bytes=_at(memory, "exit_reserved", i),
+                peak_bytes=_at(memory, "peak", i),
+                retained_bytes=_at(memory, "retained", i),
             )
         )
     return tuple(rows)
+
+
+def _at(memory: CallMemory | None, name: str, call: int) -> int | None:
+    values: Int64 | None = None if memory is None else getattr(memory, name)
+    return None if values is None else int(values[call])
 
 
 def _cost(recording: Recording, calls: CallTree, charges: Charges) -> tuple[Int64, Int64, Int64, Int64]:

@@ -19,7 +19,7 @@ _CPU = 0
 class DeviceMemory(NamedTuple):
     """The memory events of one device, in time order."""
 
-    device: str  # "cpu", "cuda:0", ...
+    device: str  # "cpu", "cuda:0", ...; a CPU's allocator reserves nothing
     lane: Int32
     time_ns: Int64
     address: Int64
@@ -39,8 +39,8 @@ class CallMemory:
 
     entry_allocated: Int64
     exit_allocated: Int64
-    entry_reserved: Int64
-    exit_reserved: Int64
+    entry_reserved: Int64 | None  # None on a CPU, where nothing is reserved
+    exit_reserved: Int64 | None
     peak: Int64  # highest allocated from entry to exit
     retained: Int64  # allocated inside and kept for backward, see `_keeping_moments`; layers below included
     self_retained: Int64
@@ -54,7 +54,7 @@ def device_memory(recording: Recording) -> DeviceMemory | None:
     memory = recording.memory
     if len(memory) == 0:
         return None
-    keys = memory.device_type.astype(np.int64) * 4096 + memory.device.astype(np.int64)
+    keys = memory.device_type.astype(np.int64) * 4096 + np.maximum(memory.device, 0)  # a CPU has index -1
     candidates, counts = np.unique(keys, return_counts=True)
     accelerated = candidates >= 4096
     if accelerated.any():
@@ -115,8 +115,8 @@ def call_memory(recording: Recording, calls: CallTree, memory: DeviceMemory, nod
     return CallMemory(
         entry_allocated=allocated[entry + 1],
         exit_allocated=allocated[leave + 1],
-        entry_reserved=reserved[entry + 1],
-        exit_reserved=reserved[leave + 1],
+        entry_reserved=None if memory.device == "cpu" else reserved[entry + 1],
+        exit_reserved=None if memory.device == "cpu" else reserved[leave + 1],
         peak=_highest(allocated, entry + 1, leave + 1),
         retained=retained,
         self_retained=self_retained,

@@ -161,8 +161,8 @@ def _row(
     )
 
 
-def _mean(values: Int64, chosen: list[int]) -> float:
-    return float(values[chosen].mean())
+def _mean(values: Int64 | None, chosen: list[int]) -> float | None:
+    return None if values is None else float(values[chosen].mean())
 
 
 def unattributed_rows(attribution: Attribution, charges: Charges) -> tuple[UnattributedRow, ...]:

@@ -47,17 +47,17 @@ _KNOWN_TO_DYNAMO = (
 _KEPT = (*_KNOWN_TO_DYNAMO, ("torch.fx._symbolic_trace", "_orig_module_call"))
 
 
-def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     if _is_dynamo_compiling():
-        return _plain_call(module, *args, **kwargs)
+        return _plain_call(self, *args, **kwargs)
     listener = _listener
     if listener is None:
-        return _plain_call(module, *args, **kwargs)
-    opened = listener.open_call(module, args, kwargs)
+        return _plain_call(self, *args, **kwargs)
+    opened = listener.open_call(self, args, kwargs)
     if opened is None:
-        return _plain_call(module, *args, **kwargs)
+        return _plain_call(self, *args, **kwargs)
     try:
-        return _plain_call(module, *args, **kwargs)
+        return _plain_call(self, *args, **kwargs)
     finally:
         listener.close_call(opened)
 

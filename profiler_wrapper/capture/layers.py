@@ -16,7 +16,7 @@ from typing import Union
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from profiler_wrapper.capture.wrappers import added_prefix, class_name, holders, is_adapted
+from profiler_wrapper.capture.wrappers import added_prefix, children, class_name, holders, is_adapted
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.recording.kinds import kind_of, looks_like_block
 from profiler_wrapper.recording.marks import ROOT_PATH, Mark
@@ -153,7 +153,7 @@ class _Visit:
 def _walk(root: Root) -> Iterator[_Spot]:
     held = holders(root.module)
     module, added = held[-1], added_prefix(held)
-    is_block = bool(module._modules) and looks_like_block(class_name(module))
+    is_block = bool(children(module)) and looks_like_block(class_name(module))
     top = _Spot(
         path=ROOT_PATH,
         raw_name=added[:-1],
@@ -172,9 +172,7 @@ def _walk(root: Root) -> Iterator[_Spot]:
 
 def _descend(parent: _Spot, prefix: str, raw_prefix: str, visit: _Visit) -> None:
     blocks = () if parent.depth_in_block is not None else _blocks_in(parent)
-    for name, child in parent.module._modules.items():
-        if child is None:
-            continue
+    for name, child in children(parent.module).items():
         held = holders(child)
         inner, added = held[-1], added_prefix(held)
         path = prefix + name
@@ -218,15 +216,14 @@ def _blocks_in(container: _Spot) -> tuple[str, ...]:
     module = container.module
     if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
         return ()
+    entries = {name: holders(child)[-1] for name, child in children(module).items()}
     classes = {
-        name: class_name(inner)
-        for name, child in module._modules.items()
-        if child is not None and (inner := holders(child)[-1])._modules and not _never_runs(inner)
+        name: class_name(entry) for name, entry in entries.items() if children(entry) and not _never_runs(entry)
     }
     counts = Counter(classes.values())
     repeated = tuple(name for name, cls in classes.items() if counts[cls] > 1)
-    named_so = _BLOCK_LIST_NAME.fullmatch(container.path.rpartition(".")[2]) and len(classes) == len(module._modules)
-    return tuple(classes) if named_so or len(repeated) * 2 > len(module._modules) else ()
+    named_so = _BLOCK_LIST_NAME.fullmatch(container.path.rpartition(".")[2]) and len(classes) == len(entries)
+    return tuple(classes) if named_so or len(repeated) * 2 > len(entries) else ()
 
 
 def check_selection(select: Selection) -> None:

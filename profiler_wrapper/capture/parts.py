@@ -16,12 +16,19 @@ class FirstCall:
 
     def __init__(self) -> None:
         self._module: weakref.ref[nn.Module] | None = None
+        self._gradient: object = None
         self._listening = False
 
     @property
     def module(self) -> nn.Module | None:
         """The first module that was called; None if none was, or it is no more."""
         return self._module() if self._module is not None else None
+
+    @property
+    def had_backward(self) -> bool:
+        """Its parameters' gradients have changed since it was called."""
+        module = self.module
+        return module is not None and _gradient_state(module) != self._gradient
 
     def listen(self) -> None:
         """Begin."""
@@ -38,10 +45,19 @@ class FirstCall:
         """A module is about to be called (see `calls.Listener`)."""
         if self._listening:
             self._module = weakref.ref(module)
+            self._gradient = _gradient_state(module)
             self.stop()
 
     def close_call(self, opened: object) -> None:
         """Never called: no call was opened."""
+
+
+def _gradient_state(module: nn.Module) -> tuple[int, int] | None:
+    """Differs after a backward: what the first parameter that learns has as its gradient, and which version of it."""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            return None if parameter.grad is None else (id(parameter.grad), parameter.grad._version)
+    return None
 
 
 def is_part(module: nn.Module) -> bool:
@@ -63,7 +79,9 @@ def _is_list_of_layers(holder: list[Any], module: nn.Module) -> bool:
 
 def _may_be_children(holder: dict[Any, Any], module: nn.Module) -> bool:
     """Nothing but modules under names, as `Module._modules` is."""
-    return all(isinstance(key, str) and (value is None or isinstance(value, nn.Module)) for key, value in holder.items())
+    return all(
+        isinstance(key, str) and (value is None or isinstance(value, nn.Module)) for key, value in holder.items()
+    )
 
 
 def _belongs_to_module(children: dict[Any, Any]) -> bool:

@@ -95,8 +95,8 @@ def run_info(
     warnings: list[str] = []
     mesh = device_mesh if device_mesh is not None else _mesh_of(modules)
     group_rank, group_size = _process_group()
-    world_size = group_size or _number(environment, "WORLD_SIZE", warnings) or _number(
-        environment, "SLURM_NTASKS", warnings
+    world_size = (
+        group_size or _number(environment, "WORLD_SIZE", warnings) or _number(environment, "SLURM_NTASKS", warnings)
     )
     rank_candidates = (
         rank,
@@ -131,16 +131,6 @@ def versions(own: str) -> dict[str, str]:
         if version:
             found[package] = str(version)
     return found
-
-
-def job_id(environment: Mapping[str, str] | None = None) -> str | None:
-    """What all ranks of a job have in common: torchelastic's run id, SLURM's job id; None outside of both."""
-    environment = os.environ if environment is None else environment
-    for name in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
-        value = environment.get(name, "")
-        if value and value != "none":  # torchrun without --rdzv-id
-            return re.sub(r"[^A-Za-z0-9._-]+", "-", value)[:80]
-    return None
 
 
 def mesh_coordinates(mesh: Any) -> dict[str, int]:
@@ -218,7 +208,7 @@ def _device() -> tuple[str, str | None]:
     current = accelerator.current_accelerator() if accelerator is not None and accelerator.is_available() else None
     if current is None:
         return "cpu", None
-    module = getattr(torch, current.type, None)
+    module: Any = getattr(torch, current.type, None)
     try:
         return current.type, str(module.get_device_name()) if module.is_initialized() else None
     except (RuntimeError, AttributeError):

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd.profiler import record_function
-from torch.profiler import ProfilerActivity, _KinetoProfile, supported_activities
+from torch.profiler import profiler as torch_profiler
 
 from profiler_wrapper.capture.others import profiler_is_on
 
-try:
-    from torch._C._profiler import _ExperimentalConfig
-except ImportError:  # pragma: no cover - every torch so far has it
-    _ExperimentalConfig = None
+# Most of what is used here has no types.
+_KinetoProfile: Any = torch_profiler._KinetoProfile
+_ExperimentalConfig: Any = torch._C._profiler._ExperimentalConfig
+_autograd: Any = torch.autograd
+_record_function: Any = torch.autograd.profiler.record_function
+_supported_activities: Any = torch_profiler.supported_activities
 
 _TAIL_BYTES = 4096
 
@@ -26,9 +27,9 @@ class SessionLost(RuntimeError):
     """The recording of a session cannot be had; the message says why."""
 
 
-def machine_activities() -> tuple[ProfilerActivity, ...]:
+def machine_activities() -> tuple[Any, ...]:
     """All that torch.profiler can record on this machine."""
-    return tuple(sorted(supported_activities(), key=lambda activity: int(activity)))
+    return tuple(sorted(_supported_activities(), key=lambda activity: str(activity.name)))
 
 
 def safe_name(name: str) -> str:
@@ -50,7 +51,7 @@ class Annotation:
     """A named interval in the trace (`user_annotation`): what `record_function` writes, entered and left by calls."""
 
     def __init__(self, name: str) -> None:
-        self._record: Any = record_function(safe_name(name))
+        self._record: Any = _record_function(safe_name(name))
         self._record.__enter__()
 
     def end(self) -> None:
@@ -189,7 +190,7 @@ def ends_whole(path: Path) -> bool:
 
 def _config(with_stack: bool) -> Any:
     """Skip the Python objects of every event, which nobody here reads; older torch cannot."""
-    if _ExperimentalConfig is None or with_stack:
+    if with_stack:
         return None
     try:
         return _ExperimentalConfig(trace_only=True)
@@ -199,10 +200,10 @@ def _config(with_stack: bool) -> Any:
 
 def _switch_off() -> None:
     if profiler_is_on():
-        torch.autograd._disable_profiler()
-        torch.autograd.profiler._run_on_profiler_stop()
+        _autograd._disable_profiler()
+        _autograd.profiler._run_on_profiler_stop()
 
 
 def _device_gave_up() -> bool:
-    stopped = getattr(torch.autograd, "_is_kineto_stopped", None)
+    stopped = getattr(_autograd, "_is_kineto_stopped", None)
     return bool(stopped()) if stopped is not None else False

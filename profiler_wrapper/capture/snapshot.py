@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +24,8 @@ class AllocatorHistory:
 
     def __init__(self, *, most_entries: int = MOST_ENTRIES) -> None:
         self._most_entries = most_entries
-        self._running = False
+        self._started = False  # by us
+        self.running = False
 
     def start(self) -> None:
         """Begin to record.
@@ -36,6 +38,7 @@ class AllocatorHistory:
                 "the memory snapshot is not available, because it is the history of torch's CUDA allocator "
                 "and no CUDA or ROCm device is here"
             )
+        self.running = True
         if _somebody_records():
             return  # the user's own history: we dump it, and leave it on
         try:
@@ -43,8 +46,9 @@ class AllocatorHistory:
                 enabled="all", context="all", stacks="python", max_entries=self._most_entries
             )
         except Exception as error:
+            self.running = False
             raise SnapshotUnavailable(f"the memory snapshot is not available, because torch said: {error}") from error
-        self._running = True
+        self._started = True
 
     def dump(self, path: Path) -> None:
         """Write what there is.
@@ -55,15 +59,17 @@ class AllocatorHistory:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_name(path.name + ".part")
-            torch.cuda.memory._dump_snapshot(str(part))
+            dump: Any = torch.cuda.memory._dump_snapshot
+            dump(str(part))
             part.replace(path)
         except Exception as error:
             raise SnapshotUnavailable(f"the memory snapshot was not written: {error}") from error
 
     def stop(self) -> None:
         """End recording; a second call does nothing."""
-        if self._running:
-            self._running = False
+        self.running = False
+        if self._started:
+            self._started = False
             torch.cuda.memory._record_memory_history(enabled=None)
 
 

@@ -1,15 +1,15 @@
-"""What to record of each step: pure decisions, without torch.
+"""What to record of which step: pure decisions, without torch.
 
-`StepCounter` says when a step has ended, a `Plan` what is recorded of the next one. Steps are
-numbered from 0, as `torch.profiler` numbers them.
+Steps are numbered from 0, as `torch.profiler` numbers them; `counting` says when one has ended.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 from profiler_wrapper.errors import WrongUse
@@ -18,8 +18,6 @@ WARM_UP_STEPS = 2
 MOST_WARM_UP_STEPS = 10  # while torch.compile is still compiling
 TIMED_STEPS = 3
 GENERATION_CALLS = WARM_UP_STEPS + TIMED_STEPS
-# Calls with gradients before any optimizer was seen: micro-batches, until there are too many of them.
-MOST_MICRO_BATCHES = 64
 
 Shapes = bool | Literal["auto"]
 
@@ -240,7 +238,7 @@ def parse_windows(steps: str | int | range) -> tuple[range, ...]:
     if not isinstance(steps, str):
         raise _not_steps(steps)
     windows = sorted((_parse_window(part.strip(), steps) for part in steps.split(",")), key=lambda window: window.start)
-    for earlier, later in zip(windows, windows[1:], strict=False):
+    for earlier, later in pairwise(windows):
         if later.start < earlier.stop:
             raise WrongUse(f"steps={steps!r} asks for step {later.start} twice. Give windows that do not overlap.")
     return tuple(windows)
@@ -259,79 +257,6 @@ def _parse_window(part: str, steps: str) -> range:
 
 def _not_steps(steps: object) -> WrongUse:
     return WrongUse(f"steps={steps!r} means nothing here. Give 'auto', 'all', or step numbers such as '20-22,500'.")
-
-
-class Ended(Enum):
-    """What an event means for the step that is running."""
-
-    NO = "it goes on"
-    YES = "it has ended"
-    RESTART = "it has ended, and what was taken for steps before it was none"
-
-
-@dataclass(slots=True)
-class StepCounter:
-    """Says when a step has ended.
-
-    A step is what `prof.step()` ends. Without it, one step of the first optimizer seen. Without that,
-    one call of the root: when a root is called that was already called in this step, a new one begins.
-    With gradients an optimizer may still come, so such calls are micro-batches until there are
-    `MOST_MICRO_BATCHES` of them.
-    """
-
-    source: Literal["nothing yet", "prof.step()", "optimizer", "root calls"] = "nothing yet"
-    ended: int = 0
-    count_root_calls: bool = True
-    _optimizer: Hashable | None = None
-    _roots: set[Hashable] = field(default_factory=set)  # called in the running step
-    _trained: bool = False  # a root was called with gradients in the running step
-    _micro_batches: int = 0
-
-    def user_step(self) -> Ended:
-        """`prof.step()` was called: from now on nothing else counts."""
-        before, self.source = self.source, "prof.step()"
-        # The optimizer's step just before the first prof.step() was the same step.
-        if before == "optimizer" and not self._trained:
-            return Ended.NO
-        return self._end()
-
-    def optimizer_step(self, optimizer: Hashable) -> Ended:
-        """An optimizer has made a step."""
-        if self._optimizer is None:
-            self._optimizer = optimizer
-        if self.source == "prof.step()" or optimizer != self._optimizer:
-            return Ended.NO
-        before, self.source = self.source, "optimizer"
-        self._end()
-        return Ended.RESTART if before == "root calls" else Ended.YES
-
-    def root_enters(self, root: Hashable, *, gradients: bool) -> Ended:
-        """A root is about to be called; YES: the step before this call has ended."""
-        again = root in self._roots
-        self._roots.add(root)
-        self._trained |= gradients
-        if self.source in ("prof.step()", "optimizer") or not again or not self.count_root_calls:
-            return Ended.NO
-        self._micro_batches += gradients
-        if gradients and self._micro_batches < MOST_MICRO_BATCHES:
-            return Ended.NO
-        self.source = "root calls"
-        self._end()
-        self._roots.add(root)
-        self._trained = gradients
-        return Ended.YES
-
-    def last_step_counts(self) -> bool:
-        """The recording ends now: is what runs a step of its own, not just what follows the last one?"""
-        if self.source == "nothing yet":
-            return True
-        return self.source == "root calls" and bool(self._roots)
-
-    def _end(self) -> Ended:
-        self.ended += 1
-        self._roots.clear()
-        self._trained = False
-        return Ended.YES
 
 
 def describe_steps(steps: Sequence[int]) -> str:

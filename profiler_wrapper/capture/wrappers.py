@@ -42,13 +42,18 @@ class _ClassFacts:
     adapted_attribute: str | None
 
 
+def children(module: nn.Module) -> dict[str, nn.Module]:
+    """The modules right below by name, an instance under each of its names."""
+    return {name: child for name, child in module._modules.items() if child is not None}
+
+
 def class_name(module: nn.Module) -> str:
     """The class in the plain model.
 
     FSDP2 and parametrizations make up a subclass, PEFT puts a layer of its own in the place of the model's.
     """
-    adapted = module._modules.get(_facts(module).adapted_attribute or "")
-    return _facts(adapted or module).plain_name
+    adapted = children(module).get(_facts(module).adapted_attribute or "")
+    return _facts(module if adapted is None else adapted).plain_name
 
 
 def is_adapted(module: nn.Module) -> bool:
@@ -59,8 +64,7 @@ def is_adapted(module: nn.Module) -> bool:
 def wrapped_module(module: nn.Module) -> nn.Module | None:
     """What `module` wraps, one level down; None if it wraps nothing."""
     attribute = _facts(module).wrapped_attribute
-    inner = module._modules.get(attribute) if attribute else None
-    return inner if isinstance(inner, nn.Module) else None
+    return children(module).get(attribute) if attribute else None
 
 
 def holders(module: nn.Module) -> tuple[nn.Module, ...]:

@@ -11,6 +11,7 @@ from profiler_wrapper.errors import BrokenTrace
 from profiler_wrapper.recording.repair import repair
 
 _COMPRESSED_BYTES = 1 << 20
+_LONGEST_VALUE_BYTES = 256 << 20  # a larger one is damage, or meant to fill the memory
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _GZIP = b"\x1f\x8b"
 
@@ -101,6 +102,8 @@ class Window:
         """Appends the next bytes; False at the end of the file."""
         if self.ended:
             return False
+        if len(self.data) > _LONGEST_VALUE_BYTES:
+            raise self.broken(0, f"one value of more than {_LONGEST_VALUE_BYTES >> 20} MiB; no trace has that")
         chunk = self._source.read(at_most)
         if not chunk:
             self.ended = True

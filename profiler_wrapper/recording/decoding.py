@@ -98,28 +98,22 @@ class EventDecoder:
         Raises:
             msgspec.DecodeError, UnicodeDecodeError, RecursionError: it is not one.
         """
-        events = self._decode(data)
-        if self._exact or not _too_coarse(events):
-            return events
-        self._exact = True
-        self._use(ExactShapedEvent if self._shapes else ExactEvent)
-        return self._decode(data)
-
-    def _decode(self, data: bytes) -> list[Event]:
-        try:
-            return self._decoder.decode(data)
-        except msgspec.ValidationError:
-            return self._one_by_one(data)
-
-    def _one_by_one(self, data: bytes) -> list[Event]:
-        events = []
-        for raw in msgspec.json.decode(data, type=list[msgspec.Raw]):
-            event = self._salvaged(raw)
-            if event is None:
-                self.misfits += 1
-            else:
-                events.append(event)
+        events, misfits = self._decode(data)
+        if not self._exact and _too_coarse(events):
+            self._exact = True
+            self._use(ExactShapedEvent if self._shapes else ExactEvent)
+            events, misfits = self._decode(data)
+        self.misfits += misfits
         return events
+
+    def _decode(self, data: bytes) -> tuple[list[Event], int]:
+        """The events, and how many could not be understood."""
+        try:
+            return self._decoder.decode(data), 0
+        except msgspec.ValidationError:
+            raws = msgspec.json.decode(data, type=list[msgspec.Raw])
+        events = [event for raw in raws if (event := self._salvaged(raw)) is not None]
+        return events, len(raws) - len(events)
 
     def _salvaged(self, raw: msgspec.Raw) -> Event | None:
         try:

@@ -210,17 +210,31 @@ class TraceWalker(Generic[Event]):
         """The next events off the buffer, and whether the array ended with them."""
         if len(self._window.data) < CHUNK_BYTES:
             self._window.more(CHUNK_BYTES)
-        known: Exception | None = None  # what is wrong inside an event, wherever the cut
-        for cut in [] if self._window.ended else self._likely_cuts():
-            try:
-                return self._taken(cut), False
-            except (ValueError, RecursionError) as error:
-                if (end := array_end(self._window.data, error)) is not None:
-                    return self._last_slice(end)
-                if not is_cut_inside(error, cut):
-                    known = error
-                    break
-        return self._careful_slice(known)
+        damage: Exception | None = None  # inside an event, wherever the cut
+        for repaired in (False, True):
+            damage = None
+            for cut in [] if self._window.ended else self._likely_cuts():
+                try:
+                    return self._taken(cut), False
+                except (ValueError, RecursionError) as error:
+                    if (end := array_end(self._window.data, error)) is not None:
+                        return self._last_slice(end)
+                    if not is_cut_inside(error, cut):
+                        damage = error
+                        break
+            if damage is None or repaired or not self._repair():
+                break
+        return self._careful_slice(damage)
+
+    def _repair(self) -> bool:
+        """Mends what can be mended in the buffer; whether there was anything."""
+        whole = self._window.data.rfind(b"}") + 1  # never inside a character of several bytes
+        before = self._window.data[:whole]
+        after = self._window.repaired(before)
+        if after == before:
+            return False
+        self._window.data = after + self._window.data[whole:]
+        return True
 
     def _likely_cuts(self) -> list[int]:
         """Offsets of commas that probably part two events, best first."""
@@ -249,24 +263,21 @@ class TraceWalker(Generic[Event]):
         self._window.drop(end + 1)
         return events, True
 
-    def _careful_slice(self, known: Exception | None) -> tuple[list[Event], bool]:
-        """Counts brackets to find the last boundary in the buffer; repairs once what can be repaired."""
-        try:
-            return self._slice_at_boundary(known)
-        except BrokenTrace:
-            raise
-        except (ValueError, RecursionError) as error:
-            whole = self._window.data.rfind(b"}") + 1  # never inside a character of several bytes
-            repaired = self._window.repaired(self._window.data[:whole])
-            if repaired == self._window.data[:whole]:
-                raise self._malformed(error) from error
-            self._window.data = repaired + self._window.data[whole:]
-        try:
-            return self._slice_at_boundary(None)
-        except BrokenTrace:
-            raise
-        except (ValueError, RecursionError) as error:
-            raise self._malformed(error) from error
+    def _careful_slice(self, damage: Exception | None) -> tuple[list[Event], bool]:
+        """Counts brackets to find the last boundary in the buffer.
+
+        Args:
+            damage: what is known to be wrong in the buffer and cannot be repaired.
+        """
+        for repaired in (damage is not None, True):
+            try:
+                return self._slice_at_boundary(damage)
+            except BrokenTrace:
+                raise
+            except (ValueError, RecursionError) as error:
+                if repaired or not self._repair():
+                    raise self._malformed(error) from error
+        raise AssertionError("the second round returns or raises")
 
     def _malformed(self, error: Exception) -> BrokenTrace:
         if isinstance(error, RecursionError):
@@ -276,15 +287,15 @@ class TraceWalker(Generic[Event]):
             f"malformed JSON: {_told(error)}. A quote inside a name does this; record again.",
         )
 
-    def _slice_at_boundary(self, known: Exception | None) -> tuple[list[Event], bool]:
+    def _slice_at_boundary(self, damage: Exception | None) -> tuple[list[Event], bool]:
         cut, ended = last_boundary(self._window.data)
         try:
             if ended:
                 return self._last_slice(cut)
             if cut:
                 return self._taken(cut), False
-            if known is not None:
-                raise known
+            if damage is not None:
+                raise damage
             return self._incomplete_event(), False
         except ValueError as error:
             end = array_end(self._window.data, error)
@@ -294,7 +305,7 @@ class TraceWalker(Generic[Event]):
 
     def _incomplete_event(self) -> list[Event]:
         """No boundary in the buffer: reads on, or at the end of the file keeps what is whole."""
-        if self._window.more(CHUNK_BYTES):
+        if self._window.more(max(CHUNK_BYTES, len(self._window.data))):
             return []
         data = b"[" + self._window.data
         try:

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import msgspec
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
+from profiler_wrapper.recording.atomic import replacing
 from profiler_wrapper.recording.categories import OUR_CATEGORY
 from profiler_wrapper.recording.decoding import EventDecoder
 from profiler_wrapper.recording.jsonstream import TraceWalker
-from profiler_wrapper.recording.store import replacing
 
 _FIRST_ID = 1_000_000_000  # beyond the process numbers of Linux (2^22) and of Kineto's own lanes
 _FIRST_SORT_INDEX = -1000  # Kineto's start at 0: ours lie above
@@ -109,7 +109,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
             yield file
             return
         with gzip.GzipFile(fileobj=file) as decompressed:
-            yield decompressed
+            yield cast("IO[bytes]", decompressed)
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def _written(beside: Path, original: Path) -> Iterator[IO[bytes]]:
             yield file
             return
         with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=1) as compressed:
-            yield compressed
+            yield cast("IO[bytes]", compressed)
 
 
 def _copy(source: IO[bytes], target: IO[bytes], size: int) -> None:

@@ -7,19 +7,29 @@ Nothing here waits for another rank: each writes only into its own directory.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import math
 import os
 import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.errors import ProfilerWrapperError
+from profiler_wrapper.recording.atomic import json_bytes, replacing
+
+__all__ = [
+    "RUN_FILE",
+    "RUN_NAME_VARIABLE",
+    "RunDirectory",
+    "json_bytes",
+    "open_run",
+    "rank_directories",
+    "read_run",
+    "replacing",
+    "safe_name",
+]
 
 RUN_FILE = "run.json"
 RUN_NAME_VARIABLE = "PROFILER_WRAPPER_RUN"
@@ -27,7 +37,6 @@ RUN_NAME_VARIABLE = "PROFILER_WRAPPER_RUN"
 _JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE", "LSB_JOBID", "PBS_JOBID")
 _ATTEMPT_VARIABLES = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 _LONGEST_NAME_BYTES = 120  # leaves room in the 255 bytes that a file name may have
-_PIECE_BYTES = 1 << 20
 
 _opened: dict[Path, int] = {}  # rank directories of this process -> how often each was asked for
 
@@ -103,9 +112,9 @@ def open_run(
     """The directory for this rank's files, made now.
 
     The run is named by PROFILER_WRAPPER_RUN or `run_name`, else by the job's id, so that all ranks
-    and restarts meet in it; else by the time: of the launcher's start if there are several ranks,
-    of now if there is one, and then no other process gets the same. Whoever asks twice in one
-    process gets a second run beside the first.
+    meet in it; else by the time: of the launcher's start if there are several ranks, of now if there
+    is one. A run that we name is never written into twice: the second profile of a job, or of a
+    process, gets `<run>-2` on every rank. One that the user names is, but not twice by one process.
 
     Raises:
         OSError: the directory cannot be made.
@@ -113,14 +122,16 @@ def open_run(
     prefix = safe_name(prefix, "profile")
     rank_name = safe_name(rank_name or f"rank{rank}", f"rank{rank}")
     parent = Path(output_dir).expanduser()
-    named = environment.get(RUN_NAME_VARIABLE) or run_name
-    job = None if named else _job_name(environment)
-    if named or job or world_size > 1:
-        name = named or f"{prefix}-{job or _launch_name(environment)}"
-        root = _not_opened_before(parent / safe_name(name, prefix), rank_name) / _attempt(environment)
+    attempt = _attempt(environment)
+    job = _job_name(environment)
+    if named := environment.get(RUN_NAME_VARIABLE) or run_name:
+        root = _not_opened_before(parent / safe_name(named, prefix), rank_name) / attempt
+    elif job or world_size > 1:
+        name = safe_name(f"{prefix}-{job or _launch_name(environment)}", prefix)
+        root = _first_without(parent, name, Path(attempt, rank_name)) / attempt
     else:
-        started = time.localtime(now)
-        root = _claimed(parent, f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', started)}")
+        name = f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
+        root = _first_without(parent, name, Path())
     run = RunDirectory(root, rank_name, prefix, rank)
     run.directory.mkdir(parents=True, exist_ok=True)
     return run
@@ -212,14 +223,13 @@ def _not_opened_before(root: Path, rank_name: str) -> Path:
     return root if times == 1 else root.with_name(f"{root.name}-{times}")
 
 
-def _claimed(parent: Path, name: str) -> Path:
-    """A directory that this call made: `name`, or `name-2` and so on where that is taken."""
-    parent.mkdir(parents=True, exist_ok=True)
+def _first_without(parent: Path, name: str, below: Path) -> Path:
+    """The first of `name`, `name-2` ... in `parent` that does not hold `below` yet; makes it there."""
     number = 1
     while True:
         root = parent / (name if number == 1 else f"{name}-{number}")
         try:
-            root.mkdir()
+            (root / below).mkdir(parents=True)
         except FileExistsError:
             number += 1
         else:
@@ -229,92 +239,3 @@ def _claimed(parent: Path, name: str) -> Path:
 def _number_in(name: str) -> int:
     digits = "".join(letter if letter.isdigit() else " " for letter in name).split()
     return int(digits[0]) if digits else -1
-
-
-# --- writing ---
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Gives a path beside `path` to write to; at the end reads it back and moves it into place.
-
-    If anything fails, what was there before stays, and nothing is left beside it.
-
-    Raises:
-        OSError: the file could not be written whole; always with the path.
-    """
-    beside = path.with_name(f".{os.getpid()}-{path.name}")  # keeps the ending, which writers go by
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield beside
-        _check_end(beside)
-        os.replace(beside, path)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise OSError(error.errno, f"could not be written: {reason}", str(path)) from error
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-
-
-def _check_end(path: Path) -> None:
-    """Raises OSError unless the file ends as one of its kind must; a full disk may cut it silently."""
-    if path.name.endswith(".gz"):
-        end = _end_of_gzip(path)
-    else:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 64))
-            end = file.read()
-    kind = path.name.removesuffix(".gz").rpartition(".")[2]
-    whole = {
-        "json": end.rstrip().endswith((b"}", b"]")),
-        "png": end.endswith(b"IEND\xaeB`\x82"),
-        "pickle": end.endswith(b"."),
-    }
-    if not whole.get(kind, True):
-        raise OSError(f"its end is missing (the last bytes are {end[-12:]!r}); is the disk full?")
-
-
-def _end_of_gzip(path: Path) -> bytes:
-    """The last decompressed bytes. Raises OSError if the file is cut or damaged."""
-    inflate = zlib.decompressobj(wbits=31)
-    end = b""
-    with path.open("rb") as file:
-        try:
-            while piece := file.read(_PIECE_BYTES):
-                while piece and not inflate.eof:
-                    end = (end + inflate.decompress(piece, _PIECE_BYTES))[-64:]
-                    piece = inflate.unconsumed_tail
-        except zlib.error as error:
-            raise OSError(f"its gzip data are damaged ({error}); is the disk full?") from error
-    if not inflate.eof:
-        raise OSError("its gzip data stop in the middle; is the disk full?")
-    return end
-
-
-def json_bytes(value: Any) -> bytes:
-    """`value` as JSON that every parser reads: numbers that are not finite are null."""
-    try:
-        text = json.dumps(value, indent=1, allow_nan=False, default=_plain)
-    except ValueError:
-        text = json.dumps(_finite(value), indent=1, allow_nan=False, default=_plain)
-    return text.encode() + b"\n"
-
-
-def _plain(value: Any) -> Any:
-    """What json does not know, as what it does: numpy's numbers and arrays, sets; the rest as text."""
-    if hasattr(value, "tolist"):
-        return _finite(value.tolist())
-    if isinstance(value, (set, frozenset)):
-        return sorted(value, key=str)
-    return str(value)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value

@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 import os
 import textwrap
+import warnings
 from bisect import bisect, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from profiler_wrapper.reports.plot_rows import layer_numbers, short_names
@@ -51,8 +53,7 @@ def new_figure(bars: int, *, height_in: float) -> Figure:
     from matplotlib.figure import Figure
 
     width = min(WIDEST_IN, max(NARROWEST_IN, 3.5 + 0.14 * bars))
-    figure = Figure(figsize=(width, height_in), dpi=DPI, layout=_layout(), facecolor="white")
-    return figure
+    return Figure(figsize=(width, height_in), dpi=DPI, layout=_layout(), facecolor="white")
 
 
 def _layout() -> ConstrainedLayoutEngine:
@@ -62,11 +63,22 @@ def _layout() -> ConstrainedLayoutEngine:
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Writes a PNG."""
+    """Writes a PNG of the figure's own size."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    FigureCanvasAgg(figure)
-    figure.savefig(os.fspath(path), format="png", metadata={"Software": None})
+    canvas = FigureCanvasAgg(figure)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # a box stands for it
+        canvas.print_png(os.fspath(path), metadata={"Software": None})  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def own_style() -> Iterator[None]:
+    """Text is set by matplotlib itself, whatever the user's settings, in the user's font."""
+    import matplotlib
+
+    with matplotlib.rc_context({"text.usetex": False, "axes.formatter.use_mathtext": False}):
+        yield
 
 
 def say(path: str | os.PathLike[str], title: str, message: str) -> None:

@@ -181,7 +181,7 @@ def _flat(values: Mapping[str, Any], above: str = "") -> Sequence[tuple[str, str
             lines += _flat(value, f"{full}.")
         elif value is None:
             lines.append((full, "not available"))
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and "bytes" in full:
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and not full.endswith("_ns"):
             lines.append((full.replace("_bytes", ""), f"{mebibytes(value)} MiB"))
         else:
             lines.append((full, clean(str(value))))

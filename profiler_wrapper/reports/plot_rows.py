@@ -12,6 +12,7 @@ from profiler_wrapper.reports.folding import LayerTotal, layer_totals, split_num
 from profiler_wrapper.units import MIB
 
 NS_PER_MS = 1e6
+_MOST_POINTS = 400  # of a memory course with a point a call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +41,9 @@ class Averages:
     layers: int  # how many the averages are over
     what: str  # "block" or "layer"
     average_ms: float
-    attention_ms: float
-    backends: tuple[str, ...]
-
-    @property
-    def flash(self) -> bool:
-        """Whether all of the attention is a flash backend's."""
-        return bool(self.backends) and all("flash" in backend for backend in self.backends)
+    attention_ms: float  # of FlashAttention where there is any, else of all attention
+    flash: tuple[str, ...]  # backends that are FlashAttention
+    others: tuple[str, ...]  # the other backends of attention
 
     @property
     def ratio(self) -> float:
@@ -81,7 +78,8 @@ class MemoryCourse:
 
     points: list[MemoryPoint]
     step: int | None  # the step they are of
-    means: bool  # means over all calls, in model order
+    means: bool = False  # means over all calls, in model order
+    passes: bool = False  # a point is one pass through all layers: there are too many calls for one each
 
 
 def shown_layers(totals: Sequence[LayerTotal]) -> list[LayerTotal]:
@@ -182,13 +180,25 @@ def averages(analysis: Analysis, bars: Sequence[LayerBar]) -> Averages | None:
     over = blocks or list(bars)
     if not over:
         return None
+    backends = list(attention_backends(analysis))
+    flash = tuple(backend for backend in backends if _is_flash(analysis, backend))
+    counted = flash or backends
     return Averages(
         layers=len(over),
         what="block" if blocks else "layer",
         average_ms=sum(bar.time_ms for bar in over) / len(over),
-        attention_ms=sum(sum(bar.attention_ms.values()) for bar in over) / len(over),
-        backends=tuple(attention_backends(analysis)),
+        attention_ms=sum(bar.attention_ms.get(backend, 0.0) for bar in over for backend in counted) / len(over),
+        flash=flash,
+        others=tuple(backend for backend in backends if backend not in flash),
     )
+
+
+def _is_flash(analysis: Analysis, backend: str) -> bool:
+    """By its name, or, of an external library's, by the names of all its kernels."""
+    if "flash" in backend.lower():
+        return True
+    kernels = [kernel for row in analysis.attention if row.backend == backend for kernel in row.kernels]
+    return backend == "external" and bool(kernels) and all("flash" in kernel.lower() for kernel in kernels)
 
 
 def step_lines(analysis: Analysis) -> StepLines:
@@ -214,14 +224,41 @@ def memory_course(analysis: Analysis, bars: Sequence[LayerBar]) -> MemoryCourse:
     step = _typical_step(analysis, {call.step for call in known})
     calls = sorted((call for call in known if step is None or call.step == step), key=lambda call: call.start_ns)
     points = [point for call in calls if (point := _point(call))]
+    if len(points) > _MOST_POINTS:
+        return MemoryCourse(_passes(points), step, passes=True)
     if points:
-        return MemoryCourse(points, step, means=False)
+        return MemoryCourse(points, step)
     means = [
         MemoryPoint(bar.layer, "forward", bar.entry_mib, bar.exit_mib, bar.reserved_mib, bar.peak_mib)
         for bar in bars
         if bar.entry_mib is not None and bar.exit_mib is not None
     ]
     return MemoryCourse(means, None, means=True)
+
+
+def _passes(points: Sequence[MemoryPoint]) -> list[MemoryPoint]:
+    """One point for each pass through the layers; a pass ends where a layer comes again."""
+    groups: list[list[MemoryPoint]] = []
+    seen: set[str] = set()
+    for point in points:
+        if not groups or point.layer in seen:
+            groups.append([])
+            seen = set()
+        groups[-1].append(point)
+        seen.add(point.layer)
+    return [_pass(number, group) for number, group in enumerate(groups)]
+
+
+def _pass(number: int, points: Sequence[MemoryPoint]) -> MemoryPoint:
+    peaks = [point.peak_mib for point in points if point.peak_mib is not None]
+    return MemoryPoint(
+        layer=f"pass.{number}",
+        phase=points[0].phase,
+        entry_mib=points[0].entry_mib,
+        exit_mib=points[-1].exit_mib,
+        reserved_mib=points[-1].reserved_mib,
+        peak_mib=max(peaks, default=None),
+    )
 
 
 def _typical_step(analysis: Analysis, known: Collection[int | None]) -> int | None:

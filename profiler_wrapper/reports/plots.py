@@ -30,6 +30,7 @@ _MOST_TRACKED = 10
 _FEW = 60  # up to here lines carry a mark at each point
 
 
+@figures.own_style()
 def draw_time(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     """Writes a PNG: time by layer (phases stacked, attention as a line), by step, and the tracked series.
 
@@ -54,6 +55,7 @@ def draw_time(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     figures.save(figure, path)
 
 
+@figures.own_style()
 def draw_memory(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     """Writes a PNG: allocated, reserved and peak memory layer after layer, and what each layer retains, in MiB."""
     bars = layer_bars(analysis)
@@ -107,19 +109,19 @@ def caption(analysis: Analysis, bars: Sequence[LayerBar]) -> str:
 
 
 def _three_numbers(numbers: Averages) -> list[str]:
-    name = "FA" if numbers.flash or not numbers.backends else "Attention"
     texts = [f"Average Time: {numbers.average_ms:.3f} ms"]
-    if numbers.backends:
+    if numbers.flash or numbers.others:
+        name = "FA" if numbers.flash else "Attention"
         texts.append(f"{name} Average Time: {numbers.attention_ms:.3f} ms")
         texts.append(f"{name} / Average Time Ratio: {numbers.ratio:.3f}")
     return texts
 
 
 def _attention_note(numbers: Averages) -> str:
-    backends = " + ".join(numbers.backends)
-    if numbers.flash:
-        return f"FA: attention by {backends}"
-    return f"no FA: attention is {backends}" if backends else "no attention kernel seen"
+    flash, others = " + ".join(numbers.flash), " + ".join(numbers.others)
+    if flash:
+        return f"FA: attention by {flash}" + (f", without {others}" if others else "")
+    return f"no FA: attention is {others}" if others else "no attention kernel seen"
 
 
 def _draw_layers(axes: Axes, analysis: Analysis, bars: Sequence[LayerBar], width_in: float) -> None:
@@ -231,7 +233,8 @@ def _draw_course(axes: Axes, course: MemoryCourse, width_in: float) -> None:
     figures.name_layers(axes, [point.layer for point in points], width_in)
     step = "" if course.step is None else f" of step {course.step}"
     when = "means over all calls, in model order" if course.means else "in the order of the calls"
-    figures.legend_above(axes, f"Memory at each layer{step}, {when}")
+    where = "pass through the layers" if course.passes else "layer"
+    figures.legend_above(axes, f"Memory at each {where}{step}, {when}")
 
 
 def _memory_notes(analysis: Analysis, course: MemoryCourse) -> str:

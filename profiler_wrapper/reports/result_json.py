@@ -80,7 +80,9 @@ def _prepared(data: Mapping[str, Any]) -> dict[str, Any]:
     """`data` with the names and units of `Analysis` and a value for every missing optional field."""
     known = {field.name for field in fields(Analysis)} - {"calls"}
     prepared = {name: data[name] for name in known if data.get(name) is not None}
-    prepared["time"] = _row_from_dict(TimeTotals, data["time"])
+    prepared["time"] = time = _row_from_dict(TimeTotals, data["time"])
+    if "attributed_us" not in data["time"]:
+        time["attributed_ns"] = time["total_ns"] - time["unattributed_ns"]
     lists: tuple[tuple[str, type[Row]], ...] = (
         ("unattributed", UnattributedRow),
         ("layers", LayerRow),
@@ -94,7 +96,9 @@ def _prepared(data: Mapping[str, Any]) -> dict[str, Any]:
     return unknown | prepared
 
 
-def _json_name(name: str) -> str:
+def _json_name(row_type: type[Any], name: str) -> str:
+    if row_type is ClassRow and name == "class_name":
+        return "class"
     return name[:-3] + "_us" if name.endswith("_ns") else name
 
 
@@ -113,7 +117,10 @@ def _nanoseconds(time_us: Any) -> Any:
 
 def _row_to_dict(row: Row) -> dict[str, Any]:
     values = ((field.name, getattr(row, field.name)) for field in fields(row))
-    return {_json_name(name): _microseconds(value) if name.endswith("_ns") else _plain(value) for name, value in values}
+    return {
+        _json_name(type(row), name): _microseconds(value) if name.endswith("_ns") else _plain(value)
+        for name, value in values
+    }
 
 
 def _rows_to_dicts(rows: Iterable[Row]) -> list[dict[str, Any]]:
@@ -142,7 +149,7 @@ def _unknown_values(row_name: str) -> dict[str, Any]:
 def _row_from_dict(row_type: type[Row], data: Mapping[str, Any]) -> dict[str, Any]:
     row = dict(_unknown_values(row_type.__name__))
     for field in fields(row_type):
-        name = _json_name(field.name)
+        name = _json_name(row_type, field.name)
         if name in data:
             row[field.name] = _nanoseconds(data[name]) if field.name.endswith("_ns") else data[name]
     return row

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
 from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
+from profiler_wrapper.reports.choosing import Order, Shown, choose, in_order
 from profiler_wrapper.reports.describe import step_count
 from profiler_wrapper.reports.folding import Fold, LayerTotal, Odd, Tree, layer_totals, odd_ones
 
-Order = Literal["cost", "model"]
 RowKind = Literal["layer", "median", "odd", "outside", "unattributed", "total"]
 
 MOST_ODD = 3
@@ -57,17 +55,6 @@ class TableRows:
     hidden_layers: int
 
 
-@dataclass
-class _Shown:
-    """A fold that got a row, the rows that belong to it and the folds below that got one."""
-
-    fold: Fold
-    depth: int
-    parent: _Shown | None = None
-    extras: list[TableRow] = field(default_factory=list)
-    children: list[_Shown] = field(default_factory=list)
-
-
 class _Steps:
     """Sums over the timed trace as values per step."""
 
@@ -109,8 +96,10 @@ def table_rows(analysis: Analysis, *, most: int, order: Order = "cost") -> Table
     outside = _merged(_outside_rows(analysis, steps), few, "(other work outside layers)")
     unattributed = _merged(_unattributed_rows(analysis, steps), few, "(unattributed) other reasons")
     totals = layer_totals(analysis)
-    shown, rest = _choose(Tree(totals), steps, most - 1 - len(outside) - len(unattributed))
-    rows = [row for root in _sorted(shown, order) for row in _rows_below(root, order, steps)]
+    shown, rest = choose(
+        Tree(totals), most=most - 1 - len(outside) - len(unattributed), extras=lambda one: _extras(one, steps)
+    )
+    rows = [row for root in in_order(shown, order) for row in _rows_below(root, order, steps)]
     if rest:
         rows.append(
             _sum_row(
@@ -119,52 +108,17 @@ def table_rows(analysis: Analysis, *, most: int, order: Order = "cost") -> Table
                 [steps.layer(fold, kind="layer", label="", depth=0) for fold in rest],
             )
         )
-    visible = sum(len(one.fold.members) for root in shown for one in _walk(root))
+    visible = sum(len(one.fold.members) for root in shown for one in root.walk())
     rows += [*outside, *unattributed, _total_row(analysis, steps, totals)]
     return TableRows(rows, len(totals) - visible)
 
 
-def _choose(tree: Tree, steps: _Steps, budget: int) -> tuple[list[_Shown], list[Fold]]:
-    """The dearest folds that fit into `budget` rows, parents first; and the roots that do not."""
-    roots = sorted(tree.roots(), key=lambda fold: -fold.time_ns)
-    fitting = roots if len(roots) <= budget else roots[: max(0, budget - 1)]
-    rest = roots[len(fitting) :]
-    budget -= len(fitting) + bool(rest)
-    number = count()
-    shown_roots = [_Shown(root, 0) for root in fitting]
-    waiting: list[tuple[int, int, _Shown]] = []
-
-    def wait(one: _Shown) -> None:
-        heapq.heappush(waiting, (-one.fold.time_ns, next(number), one))
-
-    for root in shown_roots:
-        wait(root)
-    while waiting:
-        _, _, one = heapq.heappop(waiting)
-        if one.parent is not None:
-            if budget < 1:
-                break
-            budget -= 1
-            one.parent.children.append(one)
-        if one.fold.numbered and not _inside_fold(one):
-            one.extras = _extras(one, steps)[:budget]
-            budget -= len(one.extras)
-        if budget > 0:
-            for fold in tree.children(one.fold):
-                wait(_Shown(fold, one.depth + 1, parent=one))
-    return shown_roots, rest
-
-
-def _inside_fold(one: _Shown) -> bool:
-    return one.parent is not None and len(one.parent.fold.members) > 1
-
-
-def _extras(one: _Shown, steps: _Steps) -> list[TableRow]:
+def _extras(one: Shown[TableRow], steps: _Steps) -> list[TableRow]:
     """Below a fold: what one of them takes, and those that are odd."""
     return [_median_row(one, steps), *_odd_rows(one, steps)]
 
 
-def _median_row(one: _Shown, steps: _Steps) -> TableRow:
+def _median_row(one: Shown[TableRow], steps: _Steps) -> TableRow:
     rows = [steps.layer(member, kind="median", label="", depth=0) for member in one.fold.members]
     totals = [row.total_ns for row in rows]
     columns = sorted({column for row in rows for column in row.times_ns})
@@ -188,7 +142,7 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _odd_rows(one: _Shown, steps: _Steps) -> list[TableRow]:
+def _odd_rows(one: Shown[TableRow], steps: _Steps) -> list[TableRow]:
     odd = odd_ones(one.fold)
     relative = dict(zip((member.layer for member in one.fold.members), one.fold.relative, strict=True))
     more = len(odd) - MOST_ODD
@@ -206,13 +160,7 @@ def _excess(odd: Odd) -> str:
     return f"{what} {100 * odd.excess:+.0f} %" if odd.excess < 9 else f"{what} x{1 + odd.excess:.3g}"
 
 
-def _sorted(shown: Sequence[_Shown], order: Order) -> list[_Shown]:
-    if order == "model":
-        return sorted(shown, key=lambda one: one.fold.order)
-    return sorted(shown, key=lambda one: (-one.fold.time_ns, one.fold.order))
-
-
-def _rows_below(one: _Shown, order: Order, steps: _Steps) -> list[TableRow]:
+def _rows_below(one: Shown[TableRow], order: Order, steps: _Steps) -> list[TableRow]:
     """The row of `one` and of all below it, in drawing order."""
     rows: list[TableRow] = []
     stack = [one]
@@ -222,16 +170,8 @@ def _rows_below(one: _Shown, order: Order, steps: _Steps) -> list[TableRow]:
             steps.layer(this.fold, kind="layer", label=this.fold.label, depth=this.depth, after=_flags(this.fold))
         )
         rows += this.extras
-        stack += reversed(_sorted(this.children, order))
+        stack += reversed(in_order(this.children, order))
     return rows
-
-
-def _walk(one: _Shown) -> Iterable[_Shown]:
-    stack = [one]
-    while stack:
-        this = stack.pop()
-        yield this
-        stack += this.children
 
 
 def _flags(fold: Fold) -> str:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.reports.choosing import Order
 from profiler_wrapper.reports.describe import per_step, title_parts
 from profiler_wrapper.reports.full_table import full_table
-from profiler_wrapper.reports.table_rows import Order, TableRow, table_rows
+from profiler_wrapper.reports.table_rows import TableRow, table_rows
 from profiler_wrapper.reports.text import cells, clean, left, shorten, wrap
 from profiler_wrapper.units import MIB
 
@@ -95,9 +96,7 @@ def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: boo
     room = width - sum(widths) - gap * len(widths)
     texts = [[_cell(column, row) for column in columns] for row in rows]
     free = [_free_beside(line, widths, gap) for line in texts]
-    names = [
-        _name(row, room + beside, milliseconds, unicode) for row, beside in zip(rows, free, strict=True)
-    ]
+    names = [_name(row, room + beside, milliseconds, unicode) for row, beside in zip(rows, free, strict=True)]
     name_width = max(
         [len(per_step(analysis)), *(cells(name) - beside for name, beside in zip(names, free, strict=True))]
     )

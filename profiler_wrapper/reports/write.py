@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.recording.store import json_bytes, replacing
+from profiler_wrapper.recording.atomic import json_bytes, replacing
 from profiler_wrapper.reports import plots
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.memory_text import memory_usage_text

@@ -62,7 +62,7 @@ def test_bars_labels_and_numbers(tmp_path: Path) -> None:
     splice_lanes(path, SPANS)
     content = load(path)
     labels = {
-        (event["pid"], event["tid"], event["name"]): list(event["args"].values())[0]
+        (event["pid"], event["tid"], event["name"]): next(iter(event["args"].values()))
         for event in content
         if event["ph"] == "M"
     }
@@ -163,5 +163,5 @@ def test_a_trace_of_this_torch_gets_no_new_violation(tmp_path: Path, name: str) 
     assert list(map(str, validator.validate_trace(str(path))[1])) == list(map(str, before[1]))
     after = read(path)
     assert after.spans.start_ns.tolist() == recording.spans.start_ns.tolist()
-    assert after.skipped == recording.skipped | {"ph M": recording.skipped["ph M"] + 4}
+    assert after.skipped == {**recording.skipped, "ph M": recording.skipped["ph M"] + 4}
     assert after.metadata == recording.metadata

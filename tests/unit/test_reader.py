@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from profiler_wrapper.errors import BrokenTrace
-from profiler_wrapper.recording import jsonstream
+from profiler_wrapper.recording import bytesource, jsonstream
 from profiler_wrapper.recording.columns import Category, Lane, Recording
 from profiler_wrapper.recording.reader import read, read_shapes
 
@@ -333,6 +333,7 @@ def test_numbers_that_are_not_finite_are_left_out(read_json: Callable[..., Recor
     strange = KERNEL | {"args": {"correlation": 11, "est. achieved occupancy %": "@"}, "name": "says nan, inf"}
     recording = read_json(json.dumps(trace(strange)).replace('"@"', number).encode())
     assert recording.names == ("says nan, inf",)
+    assert "1 numbers that are not finite were left out" in recording.warnings[0]
     assert recording.spans.correlation.tolist() == [11]
 
 
@@ -410,6 +411,33 @@ def test_a_file_filled_up_with_nul_bytes_is_torn(tmp_path: Path) -> None:
     assert not recording.complete
     assert recording.names == ("aten::mm",)
     assert "NUL" in recording.warnings[0]
+
+
+def test_a_gzip_bomb_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bytesource, "_LONGEST_VALUE_BYTES", 1 << 20)
+    path = tmp_path / "bomb.gz"
+    for start in (b'[{"name": "', b'{"a": "', b'[{"args": [', b'{"a": ['):
+        path.write_bytes(gzip.compress(start + b"1," * (8 << 20)))
+        with pytest.raises(BrokenTrace, match="one value of more than 1 MiB"):
+            read(path)
+    path.write_bytes(gzip.compress(b" " * (16 << 20)))
+    with pytest.raises(BrokenTrace, match="the file is empty"):
+        read(path)
+
+
+def test_random_damage_is_read_or_named(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    path = tmp_path / "trace.json"
+    whole = json.dumps(trace(*NASTY, ALLOCATION, LAUNCH), ensure_ascii=False).encode()
+    outcomes = set()
+    for _ in range(1500):
+        data = bytearray(whole)
+        for position in rng.integers(0, len(data), rng.integers(1, 4)):
+            data[position] = rng.choice(list(b'"{}[],:\\\0\xff9-.e x'))
+        path.write_bytes(data)
+        recording = read_or_broken(path)
+        outcomes.add(recording is None or recording.complete)
+    assert outcomes == {True, False}
 
 
 # --- shapes ---

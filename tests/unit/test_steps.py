@@ -6,14 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from profiler_wrapper.capture.counting import MOST_MICRO_BATCHES, Ended, StepCounter
 from profiler_wrapper.capture.steps import (
-    MOST_MICRO_BATCHES,
     AutoPlan,
-    Ended,
     Mode,
     OpenPlan,
     Plan,
-    StepCounter,
     StepFacts,
     describe_steps,
     make_plan,

@@ -65,14 +65,30 @@ def test_ranks_of_one_launcher_meet_without_a_job_id(tmp_path: Path) -> None:
     assert ranks[0].root.name.endswith("-29500")
 
 
-def _open_in_child(folder: str) -> str:
-    return str(open_run(folder, prefix="p", rank=os.getpid() % 2, world_size=2, environment={}).root)
+def _open_in_child(folder: str, rank: int) -> str:
+    return str(open_run(folder, prefix="p", rank=rank, world_size=2, environment={}).root)
 
 
 def test_child_processes_meet_in_one_directory(tmp_path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
+        roots = pool.starmap(_open_in_child, [(str(tmp_path), rank) for rank in range(2)], chunksize=1)
+    assert len(set(roots)) == 1
+
+
+def _open_by_time(folder: str) -> str:
+    return str(open_run(folder, prefix="p", environment={}, now=NOW).root)
+
+
+def test_processes_at_the_same_time_do_not_share(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        assert len(set(pool.map(_open_in_child, [str(tmp_path)] * 4, chunksize=1))) <= 2  # a worker's second is its -2
-    assert len(list(tmp_path.glob("p-*"))) <= 2
+        assert len(set(pool.map(_open_by_time, [str(tmp_path)] * 20, chunksize=1))) == 20
+
+
+def test_a_named_run_is_written_again_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = run_in(tmp_path, run_name="r"), run_in(tmp_path, run_name="r")
+    assert (first.root.name, second.root.name) == ("r", "r-2")
+    monkeypatch.setattr(store, "_opened", {})  # as in another process
+    assert run_in(tmp_path, run_name="r").root == first.root
 
 
 def test_a_second_profile_of_the_same_job_lies_beside_the_first(tmp_path: Path) -> None:
@@ -83,7 +99,7 @@ def test_a_second_profile_of_the_same_job_lies_beside_the_first(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "name",
-    ["../../x", "/etc/passwd", "..", ".", "a" * 300, "nul\0l", "a\nb", "\ud800", "é" * 200, "C:\\x", " ", "~root", "-rf", "a/b"],
+    ["../../x", "/etc/x", "..", ".", "a" * 300, "nul\0l", "a\nb", "\ud800", "é" * 200, "C:\\x", " ", "~x", "-rf"],
 )  # fmt: skip
 def test_no_name_leads_out_of_the_output_directory(tmp_path: Path, name: str) -> None:
     run = open_run(tmp_path / "out", prefix=name, run_name=name, rank_name=name, environment={})
@@ -152,8 +168,8 @@ def test_run_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data"),
     [
-        ("t.json", b'{"traceEvents": ['), ("t.json", b""), ("t.json.gz", gzip.compress(b"{}")[:-3]),
-        ("t.json.gz", gzip.compress(b'{"a"')), ("t.json.gz", b""), ("p.png", b"\x89PNG...."), ("m.pickle", b"\x80\x04"),
+        ("t.json", b'{"traceEvents": ['), ("t.json", b""), ("t.json.gz", gzip.compress(b"{}", mtime=0)[:-3]),
+        ("t.json.gz", gzip.compress(b'{"a"', mtime=0)), ("t.json.gz", b""), ("p.png", b"\x89PNG...."), ("m.pickle", b"\x80\x04"),
     ],
 )  # fmt: skip
 def test_a_file_without_its_end_is_not_moved_into_place(tmp_path: Path, name: str, data: bytes) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sample_results import Layer, analysis_of, llama
 
-from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.model import Analysis, Phase
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.folding import Tree, layer_totals, number_ranges, odd_ones, outliers
 from profiler_wrapper.reports.table_rows import TableRow, table_rows
 from profiler_wrapper.reports.tables import console_table, full_table
 from profiler_wrapper.reports.text import cells, clean, shorten, wrap
+from sample_results import Layer, analysis_of, llama
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 US_PER_STEP = 1000.0  # in nanoseconds
@@ -260,7 +260,7 @@ def test_no_colour_codes_and_ascii() -> None:
 
 def assert_fits(analysis: Analysis, rows: int, width: int, unicode: bool = False) -> None:
     for order in ("cost", "model"):
-        text = console_table(analysis, rows=rows, width=width, unicode=unicode, order=order)  # type: ignore[arg-type]
+        text = console_table(analysis, rows=rows, width=width, unicode=unicode, order=order)
         lines = text.split("\n")
         assert len(lines) <= rows
         assert max(map(cells, lines)) <= width, max(lines, key=cells)
@@ -272,7 +272,7 @@ def assert_fits(analysis: Analysis, rows: int, width: int, unicode: bool = False
 @pytest.mark.parametrize(("rows", "width"), [(25, 100), (12, 60), (200, 250)])
 def test_limits_hold_for_awkward_results(rows: int, width: int, unicode: bool) -> None:
     long = "very_long_name_" * 20
-    huge = {"forward": 1e12, "backward": 3e12, "recompute": 1e12}
+    huge: dict[Phase, float] = {"forward": 1e12, "backward": 3e12, "recompute": 1e12}
     blocks = [Layer(f"{long}.{i}", long, "block", {"forward": 1.0 + i % 7}) for i in range(1000)]
     awkward = [
         llama(1000, odd=5, recompute=True),
@@ -301,7 +301,11 @@ times = st.dictionaries(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    st.lists(st.tuples(names, names, times, st.floats(0, 1e12), st.integers(0, 10**15)), max_size=25, unique_by=lambda x: x[0]),
+    st.lists(
+        st.tuples(names, names, times, st.floats(0, 1e12), st.integers(0, 10**15)),
+        max_size=25,
+        unique_by=lambda x: x[0],
+    ),
     st.lists(st.text(max_size=300), max_size=6),
     st.integers(12, 40),
     st.integers(60, 140),

@@ -1,0 +1,65 @@
+"""Where the time and the memory of every layer of a Transformer go: from one with-block, or from a trace.
+
+from profiler_wrapper import ProfilerWrapper
+
+with ProfilerWrapper(model) as prof:
+    train(model)
+print(prof.result)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from profiler_wrapper.errors import (
+    BrokenTrace,
+    EmptyRecording,
+    ProfilerWrapperError,
+    ProfilerWrapperWarning,
+    UnknownLayer,
+    WrongUse,
+)
+
+if TYPE_CHECKING:
+    from profiler_wrapper.marking import mark, trace_handler
+    from profiler_wrapper.result import ProfileResult, load
+    from profiler_wrapper.wrapper import ProfilerWrapper
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BrokenTrace",
+    "EmptyRecording",
+    "ProfileResult",
+    "ProfilerWrapper",
+    "ProfilerWrapperError",
+    "ProfilerWrapperWarning",
+    "UnknownLayer",
+    "WrongUse",
+    "load",
+    "mark",
+    "trace_handler",
+]
+
+# Imported when first asked for: reading a trace on a laptop should not wait for what capture needs.
+_HOMES = {
+    "ProfilerWrapper": "profiler_wrapper.wrapper",
+    "mark": "profiler_wrapper.marking",
+    "trace_handler": "profiler_wrapper.marking",
+    "ProfileResult": "profiler_wrapper.result",
+    "load": "profiler_wrapper.result",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

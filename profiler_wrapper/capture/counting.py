@@ -1,0 +1,84 @@
+"""When a step has ended: by what the user says, what the optimizer does, what is called. Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+# Calls with gradients before any optimizer was seen: micro-batches, until there are too many of them.
+MOST_MICRO_BATCHES = 64
+
+
+class Ended(Enum):
+    """What an event means for the step that is running."""
+
+    NO = "it goes on"
+    YES = "it has ended"
+    RESTART = "it has ended, and what was taken for steps before it was none"
+
+
+@dataclass(slots=True)
+class StepCounter:
+    """Says when a step has ended.
+
+    A step is what `prof.step()` ends. Without it, one step of the first optimizer seen. Without that,
+    one call of the root: when a root is called that was already called in this step, a new one begins.
+    With gradients an optimizer may still come, so such calls are micro-batches until there are
+    `MOST_MICRO_BATCHES` of them.
+    """
+
+    source: Literal["nothing yet", "prof.step()", "optimizer", "root calls"] = "nothing yet"
+    ended: int = 0
+    count_root_calls: bool = True
+    _optimizer: Hashable | None = None
+    _roots: set[Hashable] = field(default_factory=set)  # called in the running step
+    _trained: bool = False  # a root was called with gradients in the running step
+    _micro_batches: int = 0
+
+    def user_step(self) -> Ended:
+        """`prof.step()` was called: from now on nothing else counts."""
+        before, self.source = self.source, "prof.step()"
+        # The optimizer's step just before the first prof.step() was the same step.
+        if before == "optimizer" and not self._trained:
+            return Ended.NO
+        return self._end()
+
+    def optimizer_step(self, optimizer: Hashable) -> Ended:
+        """An optimizer has made a step."""
+        if self._optimizer is None:
+            self._optimizer = optimizer
+        if self.source == "prof.step()" or optimizer != self._optimizer:
+            return Ended.NO
+        before, self.source = self.source, "optimizer"
+        self._end()
+        return Ended.RESTART if before == "root calls" else Ended.YES
+
+    def root_enters(self, root: Hashable, *, gradients: bool) -> Ended:
+        """A root is about to be called; YES: the step before this call has ended."""
+        again = root in self._roots
+        self._roots.add(root)
+        self._trained |= gradients
+        if self.source in ("prof.step()", "optimizer") or not again or not self.count_root_calls:
+            return Ended.NO
+        self._micro_batches += gradients
+        if gradients and self._micro_batches < MOST_MICRO_BATCHES:
+            return Ended.NO
+        self.source = "root calls"
+        self._end()
+        self._roots.add(root)
+        self._trained = gradients
+        return Ended.YES
+
+    def last_step_counts(self) -> bool:
+        """The recording ends now: is what runs a step of its own, not just what follows the last one?"""
+        if self.source == "nothing yet":
+            return True
+        return self.source == "root calls" and bool(self._roots)
+
+    def _end(self) -> Ended:
+        self.ended += 1
+        self._roots.clear()
+        self._trained = False
+        return Ended.YES

@@ -1,0 +1,131 @@
+"""One session after the other, and the window that they fill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from profiler_wrapper.capture.others import Watch
+from profiler_wrapper.capture.session import Annotation, Session, SessionLost
+from profiler_wrapper.capture.steps import Mode, describe_steps
+from profiler_wrapper.capture.window import RecordedTrace, Window
+
+
+class Tape:
+    """Records sessions into windows.
+
+    Args:
+        new_session: makes the session for a mode.
+        part_path: where to export one for now.
+        before_another: called just before somebody else's profiler takes the recorder from a session of ours.
+    """
+
+    def __init__(
+        self,
+        *,
+        new_session: Callable[[Mode], Session],
+        part_path: Callable[[str], Path],
+        before_another: Callable[[], None],
+    ) -> None:
+        self.window = Window()
+        self.mode = Mode.IDLE  # of the running session, or of the last one
+        self._new_session, self._part_path = new_session, part_path
+        self._watch = Watch(is_another=self._is_another, before_another=before_another)
+        self._session: Session | None = None
+        self._steps: list[int] = []
+        self._block: Annotation | None = None
+        self._parts = 0
+
+    @property
+    def running(self) -> bool:
+        """A session is being recorded."""
+        return self._session is not None
+
+    def start(self, mode: Mode, step: int) -> None:
+        """Begin a session with this step. Raises what torch raises."""
+        session = self._new_session(mode)
+        session.start()
+        self.mode, self._session, self._steps = mode, session, []
+        self._watch.install()
+        session.begin_step(step)
+
+    def begin_step(self, step: int) -> None:
+        """The next step of the running session."""
+        if self._session is not None:
+            self._session.begin_step(step)
+
+    def end_step(self, step: int) -> None:
+        """That step was recorded from begin to end."""
+        if self._session is not None:
+            self._session.end_step()
+            self._steps.append(step)
+
+    def begin_block(self, name: str) -> None:
+        """Name what is recorded from now on, until `end_block` or the session's end."""
+        self.end_block()
+        if self._session is not None:
+            self._block = Annotation(name)
+
+    def end_block(self) -> None:
+        """End it; a second call does nothing."""
+        block, self._block = self._block, None
+        if block is not None:
+            block.end()
+
+    def stop(self) -> None:
+        """End the running session and keep its trace in the window."""
+        session = self._let_go()
+        if session is None:
+            return
+        try:
+            session.stop()
+            trace = self._export(session)
+        except SessionLost as lost:
+            what = f"steps {describe_steps(self._steps)}" if self._steps else "an unfinished step"
+            self.window.warn(f"the recording of {what} is lost: {lost}", incomplete=True)
+            return
+        finally:
+            session.close()
+        if session.problem is not None:
+            self.window.warn(session.problem, incomplete=True)
+        if self.mode is Mode.FULL:
+            self.window.full = trace
+        else:
+            self.window.timed = trace
+
+    def discard(self) -> None:
+        """End the running session and forget the window."""
+        session = self._let_go()
+        for trace in (self.window.full, self.window.timed):
+            if trace is not None:
+                trace.path.unlink(missing_ok=True)
+        self.window = Window()
+        if session is not None:
+            try:
+                session.stop()
+            finally:
+                session.close()
+
+    def take_window(self) -> Window:
+        """The window so far; the next begins."""
+        window, self.window = self.window, Window()
+        return window
+
+    def _let_go(self) -> Session | None:
+        self._watch.remove()
+        session, self._session = self._session, None
+        self.end_block()
+        return session
+
+    def _export(self, session: Session) -> RecordedTrace:
+        self._parts += 1
+        path = self._part_path(f"{self._parts}_{self.mode.name.lower()}")
+        try:
+            session.export(path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return RecordedTrace(path, tuple(self._steps), session.record_shapes)
+
+    def _is_another(self, profiler: object) -> bool:
+        return self._session is not None and self._session.is_taken_by(profiler)

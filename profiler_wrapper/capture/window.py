@@ -1,0 +1,37 @@
+"""What was recorded, as files: one stretch of steps, and what has to be said of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTrace:
+    """One exported session."""
+
+    path: Path
+    steps: tuple[int, ...]  # those that were recorded from begin to end
+    shapes: bool
+
+
+@dataclass(slots=True)
+class Window:
+    """One stretch of recording: at most one trace in full and one timed."""
+
+    full: RecordedTrace | None = None
+    timed: RecordedTrace | None = None
+    complete: bool = True
+    warnings: list[str] = field(default_factory=list)
+    why_full: str = "recording ended before a timed step did"  # where nothing was timed
+
+    @property
+    def empty(self) -> bool:
+        """Nothing of it was recorded."""
+        return self.full is None and self.timed is None
+
+    def warn(self, message: str, *, incomplete: bool = False) -> None:
+        """Keep a message for the result."""
+        if message not in self.warnings:
+            self.warnings.append(message)
+        self.complete = self.complete and not incomplete

@@ -1,0 +1,225 @@
+"""One `ProfilerWrapper` at work: enters and leaves the block, records, finishes. Its failures are warnings."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+
+from profiler_wrapper.capture.others import profiler_is_on, profiler_is_waiting
+from profiler_wrapper.capture.parts import FirstCall, is_part
+from profiler_wrapper.capture.recorder import Recorder
+from profiler_wrapper.capture.runinfo import run_info
+from profiler_wrapper.capture.scopes import LayerScopes, RootCall
+from profiler_wrapper.capture.session import Session, machine_activities
+from profiler_wrapper.capture.steps import Mode, OpenPlan, Plan
+from profiler_wrapper.finishing import Finisher
+from profiler_wrapper.notices import tell
+from profiler_wrapper.options import Options
+
+_FEW_CALLS = 2  # of parts of a model in one turn of a loop over layers: a spatial and a temporal block
+_inside: list[Profiling] = []  # entered and not left, outermost first
+
+
+class Profiling:
+    """What stands behind one `ProfilerWrapper`.
+
+    Raises:
+        WrongUse: `model` holds no module, or `options.layers` is no selection.
+    """
+
+    def __init__(self, model: object | None, options: Options) -> None:
+        self.finisher: Finisher | None = None
+        self._model, self._options = model, options
+        self._scopes = LayerScopes(model, layers=options.layers, on_root_enter=self._root_enters)
+        self._recorder: Recorder | None = None
+        self._first_call = FirstCall()
+        self._only_marks = False
+        self._depth = 0
+        self._entries = 0
+        self._root_calls = 0
+        self._gradients = False  # some call was made with gradients
+        self._held = False  # the recording goes on though the block was left
+
+    # -- the block --------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """The block begins; within itself it changes nothing."""
+        self._depth += 1
+        if self._depth == 1:
+            self._safely("starting", self._enter)
+            _inside.append(self)
+
+    def exit(self, error: BaseException | None) -> None:
+        """The block ends, by `error` if there is one."""
+        if self._depth == 0:
+            return
+        self._depth -= 1
+        if self._depth == 0:
+            _inside.remove(self)
+            self._safely("finishing", lambda: self._exit(error), in_the_way_of=error)
+
+    def step(self) -> None:
+        """The user says that a step has ended."""
+        if self._recorder is not None:
+            self._recorder.user_step()
+
+    def finish(self) -> None:
+        """End recording and write the files."""
+        self._safely("finishing", self._finish)
+
+    def report(self) -> None:
+        """Write what has been recorded; ends a recording that goes on outside of its block."""
+        if self._held and self._depth == 0:
+            self.finish()
+        self._safely("writing the reports of", self._report)
+
+    def _enter(self) -> None:
+        entry = self._entries
+        self._entries += 1
+        if not self._takes_part():
+            return
+        if self._held and self._recorder is not None and not self._recorder.over:
+            self._recorder.begin_entry(entry)
+        elif profiler_is_on() or profiler_is_waiting():
+            self._mark_only()
+        elif entry == 0:
+            self._begin(self._options.plan())
+        else:
+            self._finish()
+            self._begin(OpenPlan(entered_again=True))
+            self._hold()
+
+    def _exit(self, error: BaseException | None) -> None:
+        if self._only_marks:
+            self._only_marks = False
+            self._scopes.detach()
+        recorder = self._recorder
+        if recorder is None:
+            return
+        recorder.end_entry()
+        if error is not None:
+            recorder.note(f"the block was left by {type(error).__name__}", incomplete=True)
+        elif self._held and not recorder.over:
+            return
+        elif self._may_be_entered_again(recorder):
+            recorder.hold_open()
+            self._hold()
+            return
+        self._finish()
+
+    def _takes_part(self) -> bool:
+        if self._options.off:
+            return False
+        if self.finisher is None:
+            info = run_info(rank=self._options.rank, device_mesh=self._options.device_mesh)
+            self.finisher = Finisher(self._options, info, self._scopes.describe)
+        return self._options.ranks is None or self.finisher.rank in self._options.ranks
+
+    def _begin(self, plan: Plan) -> None:
+        assert self.finisher is not None
+        recorder = Recorder(
+            plan=plan,
+            marks=self._scopes,
+            new_session=self._new_session,
+            part_path=self.finisher.part_path,
+            on_failure=lambda what, error: tell(f"profiling ended, because {what} failed: {error}"),
+            on_over=self.finisher.end_history,
+            first_step=self._recorder.counter.ended if self._recorder is not None else 0,
+        )
+        self._recorder = recorder
+        self.finisher.begin_history()
+        if self._entries == 1:
+            self._first_call.listen()
+        recorder.start()
+        recorder.begin_entry(self._entries - 1)
+
+    def _new_session(self, mode: Mode) -> Session:
+        options = self._options
+        return Session(
+            activities=options.activities or machine_activities(),
+            record_shapes=options.shapes(warm_up=mode is Mode.FULL),
+            profile_memory=options.profile_memory,
+            with_stack=options.with_stack,
+        )
+
+    def _mark_only(self) -> None:
+        marked = any(outer._model is None or outer._model is self._model for outer in _inside)
+        if not marked:
+            self._only_marks = True
+            self._scopes.attach()
+        tell(
+            "another torch profiler is on, and torch runs one at a time: this ProfilerWrapper records nothing "
+            "of its own and has no result. The layers are marked in the other one's trace."
+        )
+
+    def _may_be_entered_again(self, recorder: Recorder) -> bool:
+        """The block called a part of a model and ended no step: perhaps one turn of a loop over layers."""
+        if self._entries != 1 or recorder.over or recorder.counter.source != "nothing yet":
+            return False
+        called = self._first_call
+        if called.module is None or called.had_backward or not is_part(called.module):
+            return False
+        return self._gradients or self._root_calls <= _FEW_CALLS
+
+    def _hold(self) -> None:
+        self._held = True
+        atexit.register(self._at_exit)
+
+    def _root_enters(self, call: RootCall) -> None:
+        self._root_calls += 1
+        self._gradients |= call.grad_enabled
+        if self._recorder is not None:
+            self._recorder.root_enters(call)
+
+    # -- afterwards -------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        recorder, self._held = self._recorder, False
+        atexit.unregister(self._at_exit)
+        self._first_call.stop()
+        if recorder is not None:
+            try:
+                recorder.stop()
+            finally:
+                self._scopes.detach()
+            self._report()
+
+    def _report(self) -> None:
+        if self._recorder is None or self.finisher is None:
+            return
+        while self._recorder.windows:
+            window = self._recorder.windows.pop(0)
+            for warning in self._scopes.warnings:
+                window.warn(warning)
+            self.finisher.write(window)
+
+    def _at_exit(self) -> None:
+        if self._recorder is not None and self._recorder.at_home:
+            self.finish()
+
+    def _safely(self, what: str, action: Callable[[], None], *, in_the_way_of: BaseException | None = None) -> None:
+        """Run something of ours: what it raises becomes a warning, but for Ctrl-C and the like."""
+        try:
+            action()
+        except Exception as error:
+            self._abandon()
+            tell(f"{what} the profile failed: {type(error).__name__}: {error}")
+        except BaseException:
+            self._abandon()
+            if in_the_way_of is None:
+                raise
+
+    def _abandon(self) -> None:
+        """Take everything away, whatever state it is in."""
+        recorder, self._recorder, self._held = self._recorder, None, False
+        atexit.unregister(self._at_exit)
+        actions: list[Callable[[], object]] = [self._first_call.stop, self._scopes.detach]
+        if recorder is not None:
+            actions.insert(0, recorder.stop)
+        if self.finisher is not None:
+            actions.append(self.finisher.give_up)
+        for action in actions:
+            try:
+                action()
+            except Exception as error:
+                tell(f"taking the profiler away failed: {error}")

@@ -1,0 +1,100 @@
+"""Writing a file so that it is either whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+_PIECE_BYTES = 1 << 20
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a path beside `path` to write to; at the end reads it back and moves it into place.
+
+    If anything fails, what was there before stays, and nothing is left beside it.
+
+    Raises:
+        OSError: the file could not be written whole; always with the path.
+    """
+    beside = path.with_name(f".{os.getpid()}-{path.name}")  # keeps the ending, which writers go by
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield beside
+        _check_end(beside)
+        os.replace(beside, path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(error.errno, f"could not be written: {reason}", str(path)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+
+
+def _check_end(path: Path) -> None:
+    """Raises OSError unless the file ends as one of its kind must; a full disk may cut it silently."""
+    if path.name.endswith(".gz"):
+        end = _end_of_gzip(path)
+    else:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 64))
+            end = file.read()
+    kind = path.name.removesuffix(".gz").rpartition(".")[2]
+    whole = {
+        "json": end.rstrip().endswith((b"}", b"]")),
+        "png": end.endswith(b"IEND\xaeB`\x82"),
+        "pickle": end.endswith(b"."),
+    }
+    if not whole.get(kind, True):
+        raise OSError(f"its end is missing (the last bytes are {end[-12:]!r}); is the disk full?")
+
+
+def _end_of_gzip(path: Path) -> bytes:
+    """The last decompressed bytes. Raises OSError if the file is cut or damaged."""
+    inflate = zlib.decompressobj(wbits=31)
+    end = b""
+    with path.open("rb") as file:
+        try:
+            while piece := file.read(_PIECE_BYTES):
+                while piece and not inflate.eof:
+                    end = (end + inflate.decompress(piece, _PIECE_BYTES))[-64:]
+                    piece = inflate.unconsumed_tail
+        except zlib.error as error:
+            raise OSError(f"its gzip data are damaged ({error}); is the disk full?") from error
+    if not inflate.eof:
+        raise OSError("its gzip data stop in the middle; is the disk full?")
+    return end
+
+
+def json_bytes(value: Any) -> bytes:
+    """`value` as JSON that every parser reads: numbers that are not finite are null."""
+    try:
+        text = json.dumps(value, indent=1, allow_nan=False, default=_plain)
+    except ValueError:
+        text = json.dumps(_finite(value), indent=1, allow_nan=False, default=_plain)
+    return text.encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    """What json does not know, as what it does: numpy's numbers and arrays, sets; the rest as text."""
+    if hasattr(value, "tolist"):
+        return _finite(value.tolist())
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=str)
+    return str(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,127 @@
+"""The command line: what it prints and writes, its exit codes, and that it overwrites nothing unasked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import profile
+
+from profiler_wrapper import demo, mark
+from profiler_wrapper.__main__ import main
+
+TINY = demo.DemoConfig(layers=4, hidden=32, heads=2, key_value_heads=1, intermediate=64, vocabulary=64, tokens=8)
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace of one training step of a tiny model, with its layers marked."""
+    path = tmp_path_factory.mktemp("trace") / "tiny.pt.trace.json"
+    model = demo.DemoLlama(TINY)
+    with mark(model), profile(profile_memory=True) as profiler:
+        model(demo.sequences(TINY, 0, torch.device("cpu"))).backward()
+    profiler.export_chrome_trace(str(path))
+    return path
+
+
+def test_analyze_prints_the_layer_table(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(trace)]) == 0
+    output = capsys.readouterr().out
+    assert "layers.{0..3}" in output
+    assert "TOTAL" in output
+
+
+def test_analyze_as_json_is_the_result(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(trace), "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["schema_version"] == 1
+    assert {row["layer"] for row in data["layers"]} >= {"layers.0", "layers.1", "DemoLlama"}
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_output_goes_into_a_file(trace: Path, tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "new" / "out"
+    assert main(["analyze", str(trace), "--format", form, "-o", str(output)]) == 0
+    assert capsys.readouterr().out == f"{output}\n"
+    assert "layers.1" in output.read_text()
+    assert list(output.parent.iterdir()) == [output]
+
+
+def test_output_into_a_directory_has_every_report(trace: Path, tmp_path: Path) -> None:
+    assert main(["analyze", str(trace), "-o", str(tmp_path)]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "result.json",
+        "tiny.log",
+        "tiny_cuda_time_plot.png",
+        "tiny_memory_usage.txt",
+        "tiny_memory_usage_line_chart.png",
+    ]
+    # What was written is itself a result to analyse.
+    assert main(["analyze", str(tmp_path)]) == 0
+
+
+def test_a_file_is_overwritten_only_with_force(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "out.json"
+    output.write_text("mine")
+    arguments = ["analyze", str(trace), "--format", "json", "-o", str(output)]
+    assert main(arguments) == 1
+    assert capsys.readouterr().err == f"error: File already exists, will not overwrite without --force: {output}\n"
+    assert output.read_text() == "mine"
+    assert main([*arguments, "--force"]) == 0
+    assert json.loads(output.read_text())["schema_version"] == 1
+
+
+def test_nothing_is_written_when_one_file_of_a_directory_is_in_the_way(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text("{}")
+    assert main(["analyze", str(trace), "-o", str(tmp_path)]) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize("content", [b"", b"no trace", b'{"traceEvents": []}', b"\x1f\x8b\x08broken"])
+def test_what_is_no_trace_is_one_line_of_error(
+    tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    assert main(["analyze", str(path), "-o", str(tmp_path / "out.txt")]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert "bad.json" in captured.err
+    assert not (tmp_path / "out.txt").exists()
+
+
+def test_a_missing_file_is_one_line_of_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(tmp_path / "absent.json")]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["analyze"], ["analyze", "x", "--format", "xml"]])
+def test_wrong_use_is_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+
+
+def test_run_as_a_module_when_the_reader_goes_away(trace: Path) -> None:
+    command = f"{sys.executable} -m profiler_wrapper analyze {trace} --format json | head -c 10"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("{")
+    assert "Traceback" not in done.stderr
+
+
+def test_demo_prints_the_table_and_where_the_files_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = demo.run_demo(output_dir=tmp_path, config=TINY)
+    output = capsys.readouterr().out
+    assert result.time.coverage > 0.99
+    assert "layers.{0..3}" in output
+    (run,) = tmp_path.iterdir()
+    assert str(run) in output
+    assert {path.name for path in run.rglob("*.png")} == {
+        "demo_cuda_time_plot.png",
+        "demo_memory_usage_line_chart.png",
+    }

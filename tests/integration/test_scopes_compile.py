@@ -1,0 +1,249 @@
+"""Marks beside `torch.compile`: no graph, break or recompilation more or less than without us."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+
+from profiler_wrapper.capture.scopes import LayerScopes
+from profiler_wrapper.recording.marks import Mark, parse_mark
+
+PLAIN_CALL = nn.Module.__call__
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(4), Mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+class Net(nn.Module):
+    def __init__(self, *, breaks: bool, user_hook: bool) -> None:
+        super().__init__()
+        self.breaks = breaks
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+        if user_hook:  # then Dynamo traces `__call__`, not just `forward`
+            for layer in self.layers:
+                layer.register_forward_hook(lambda module, args, out: out * 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.breaks:
+                torch._dynamo.graph_break()
+            x = layer(x)
+        return x.sum()
+
+
+class Graphs:
+    """A backend that counts what it is given."""
+
+    def __init__(self) -> None:
+        self.code: list[str] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        self.code.append(graph.code)
+        return graph.forward
+
+
+def whole(model: nn.Module, backend: Any) -> Callable[..., Any]:
+    return torch.compile(model, backend=backend)  # type: ignore[no-any-return]
+
+
+def in_place(model: nn.Module, backend: Any) -> Callable[..., Any]:
+    model.compile(backend=backend)
+    return model
+
+
+def each_block(model: nn.Module, backend: Any) -> Callable[..., Any]:
+    for index, layer in enumerate(model.layers):
+        model.layers[index] = torch.compile(layer, backend=backend)
+    return model
+
+
+def each_block_in_place(model: nn.Module, backend: Any) -> Callable[..., Any]:
+    for layer in model.layers:
+        layer.compile(backend=backend)
+    return model
+
+
+def function(model: nn.Module, backend: Any) -> Callable[..., Any]:
+    return torch.compile(lambda x: model(x), backend=backend)  # type: ignore[no-any-return]
+
+
+WAYS = (whole, in_place, each_block, each_block_in_place, function)
+X = torch.ones(2, 4)
+
+
+@pytest.fixture(autouse=True)
+def _count_from_zero() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+    assert nn.Module.__call__ is PLAIN_CALL
+    assert torch._dynamo.utils.unpatched_nn_module_call is PLAIN_CALL
+    assert torch._dynamo.variables.nn_module.unpatched_nn_module_call is PLAIN_CALL
+
+
+def run(way: Callable[..., Any], *, before: bool, scopes_for: str, **net: bool) -> tuple[list[str], Any, list[Mark]]:
+    """Graphs, Dynamo's counters and marks of a run with three phases: before, inside and after our block."""
+    torch.manual_seed(0)
+    model = Net(**net)
+    backend = Graphs()
+    call = way(model, backend) if before else None
+    if call is not None:
+        call(X).backward()
+    scopes = None if scopes_for == "nobody" else LayerScopes(model if scopes_for == "model" else None, layers=2)
+    with torch.profiler.profile() as profile:
+        if scopes:
+            scopes.attach()
+        call = way(model, backend) if call is None else call
+        for _ in range(2):
+            call(X).backward()
+        if scopes:
+            scopes.detach()
+            assert not scopes.warnings
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        call(X).backward()
+    counters = {name: dict(counter) for name, counter in torch._dynamo.utils.counters.items()}
+    return backend.code, counters, marks_in(profile)
+
+
+def marks_in(profile: torch.profiler.profile) -> list[Mark]:
+    with tempfile.TemporaryDirectory() as folder:
+        profile.export_chrome_trace(f"{folder}/trace.json")
+        events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
+    return [mark for event in events if (mark := parse_mark(event.get("name", "")))]
+
+
+@pytest.mark.parametrize("user_hook", [False, True], ids=["", "hooked"])
+@pytest.mark.parametrize("breaks", [False, True], ids=["whole graph", "broken"])
+@pytest.mark.parametrize("before", [True, False], ids=["before", "inside"])
+@pytest.mark.parametrize("way", WAYS)
+def test_graphs_breaks_and_recompilations_are_those_without_us(
+    way: Callable[..., Any], before: bool, breaks: bool, user_hook: bool
+) -> None:
+    results = []
+    for scopes_for in ("nobody", "model", "outermost"):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        results.append(run(way, before=before, scopes_for=scopes_for, breaks=breaks, user_hook=user_hook)[:2])
+    assert results[0][0], "nothing was compiled"
+    assert results[1] == results[0]
+    assert results[2] == results[0]
+
+
+COMPILED = ("compiled",)
+
+
+@pytest.mark.parametrize("scopes_for", ["model", "outermost"])
+@pytest.mark.parametrize("before", [True, False], ids=["before", "inside"])
+@pytest.mark.parametrize(
+    ("way", "expected"),
+    [
+        (whole, {(".", COMPILED): 2}),
+        (in_place, {(".", COMPILED): 2}),
+        (each_block, {(".", ()): 2} | {(f"layers.{k}", COMPILED): 2 for k in range(3)}),
+        (each_block_in_place, {(".", ()): 2} | {(f"layers.{k}", COMPILED): 2 for k in range(3)}),
+        (function, {}),
+    ],
+)
+def test_compiled_regions_are_marked_as_such(
+    way: Callable[..., Any], before: bool, scopes_for: str, expected: dict[Any, int]
+) -> None:
+    _, _, marks = run(way, before=before, scopes_for=scopes_for, breaks=False, user_hook=False)
+    assert Counter((mark.path, mark.flags) for mark in marks) == expected
+    assert {mark.root for mark in marks} <= {"Net#0"}
+
+
+def test_what_runs_eagerly_between_breaks_has_its_marks() -> None:
+    _, _, marks = run(whole, before=False, scopes_for="model", breaks=True, user_hook=False)
+    paths = Counter(mark.path for mark in marks)
+    assert {path for path in paths if path.count(".") < 2} == {".", "layers.0", "layers.1", "layers.2"}
+
+
+def test_autograd_backend_makes_no_root_of_its_graphs() -> None:
+    scopes = LayerScopes(None)
+    model = Net(breaks=False, user_hook=False)
+    step = torch.compile(lambda x: model(x) * 2, backend="aot_eager")
+    scopes.attach()
+    step(X).backward()
+    scopes.detach()
+    assert scopes.describe() == []
+
+
+def test_guards_see_nothing_of_us() -> None:
+    """What is compiled inside our block has the guards that it has without us."""
+
+    def guards(*, attached: bool) -> list[str]:
+        torch._dynamo.reset()
+        found: list[str] = []
+
+        def keep_all(guards: Any) -> list[bool]:
+            found.extend(re.sub(r"(__builtins_dict___|_)\d+", "", f"{guard.guard_type} {guard.name}") for guard in guards)
+            return [True] * len(guards)
+
+        torch.manual_seed(0)
+        model = Net(breaks=False, user_hook=False)
+        scopes = LayerScopes(model)
+        if attached:
+            scopes.attach()
+        torch.compile(model, backend="eager", options={"guard_filter_fn": keep_all})(X)
+        scopes.detach()
+        return found
+
+    assert guards(attached=True) == guards(attached=False) != []
+
+
+def test_dynamo_imported_inside_the_block() -> None:
+    """Dynamo then finds our function in the place of the call that it takes for unpatched."""
+    script = """
+        import sys, torch
+        from torch import nn
+        from profiler_wrapper.capture.scopes import LayerScopes
+
+        assert "torch._dynamo" not in sys.modules
+        plain = nn.Module.__call__
+        model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        scopes = LayerScopes(model)
+        scopes.attach()
+        graphs = []
+        compiled = torch.compile(model, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+        compiled(torch.ones(1, 2)).sum().backward()
+        scopes.detach()
+        torch._dynamo.config.error_on_recompile = True
+        compiled(torch.ones(1, 2))
+        assert len(graphs) == 1, graphs
+        assert torch._dynamo.utils.unpatched_nn_module_call is plain
+        assert torch._dynamo.variables.nn_module.unpatched_nn_module_call is plain
+        assert torch.fx._symbolic_trace._orig_module_call is plain
+        assert [row["compiled"] for row in scopes.describe() if row["path"] == "."] == [True]
+        print("fine")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("fine\n"), done.stderr

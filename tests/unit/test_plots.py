@@ -1,0 +1,244 @@
+"""The plots: the numbers they are drawn from, their labels, and that a picture comes out."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.reports.figures import DPI, layer_ticks
+from profiler_wrapper.reports.plot_rows import averages, layer_bars, memory_course, short_names, step_lines
+from profiler_wrapper.reports.plots import caption, draw_memory, draw_time
+from sample_results import Layer, analysis_of, llama
+
+
+def test_bars_are_the_blocks_and_what_stands_beside_them_in_model_order() -> None:
+    bars = layer_bars(llama(3))
+    assert [bar.layer for bar in bars] == [
+        "model.embed_tokens",
+        "model.layers.0",
+        "model.layers.1",
+        "model.layers.2",
+        "model.norm",
+        "lm_head",
+    ]
+    assert [bar.block for bar in bars] == [False, True, True, True, False, False]
+
+
+def test_bars_are_ms_per_step() -> None:
+    bar = layer_bars(llama(3, steps=5, recompute=True))[1]
+    assert bar.times_ms == pytest.approx({"forward": 0.313, "backward": 0.626, "recompute": 0.313})
+    assert bar.attention_ms == pytest.approx({"flash": 0.4})
+    assert (bar.entry_mib, bar.exit_mib, bar.reserved_mib) == (1008, 1062, 1562)
+    assert bar.retained_mib == 54
+
+
+def test_bars_and_what_is_beside_them_are_the_total() -> None:
+    analysis = llama(3)
+    bars = sum(bar.time_ms for bar in layer_bars(analysis))
+    # root 5, model 4 us forward and twice that backward, optimizer 90 us
+    assert analysis.time.total_ns / 3e6 - bars == pytest.approx(0.117)
+    assert "beside the bars: 0.117 ms" in caption(analysis, layer_bars(analysis))
+
+
+def test_without_blocks_the_first_layers_that_are_several() -> None:
+    layers = [Layer("M", "M"), Layer("net", "Net")]
+    layers += [Layer(f"net.{name}", "Linear", self_us={"forward": 1.0}) for name in ("a", "b", "c")]
+    assert [bar.layer for bar in layer_bars(analysis_of(layers))] == ["net.a", "net.b", "net.c"]
+
+
+def test_nested_blocks_are_part_of_the_outer_one() -> None:
+    layers = [Layer("M", "M")]
+    for i in range(2):
+        layers.append(Layer(f"down.{i}", "Down", "block"))
+        layers += [Layer(f"down.{i}.resnets.{k}", "Res", "block", {"forward": 2.0}) for k in range(2)]
+    bars = layer_bars(analysis_of(layers))
+    assert [(bar.layer, bar.time_ms) for bar in bars] == [("down.0", 0.004), ("down.1", 0.004)]
+
+
+def test_averages_are_over_the_blocks() -> None:
+    analysis = llama(4, steps=3)
+    numbers = averages(analysis, layer_bars(analysis))
+    assert numbers is not None
+    assert (numbers.layers, numbers.what, numbers.flash) == (4, "block", ("flash",))
+    assert numbers.average_ms == pytest.approx(0.939)
+    assert numbers.attention_ms == pytest.approx(0.3)
+    assert numbers.ratio == pytest.approx(0.3 / 0.939)
+
+
+def test_caption_has_the_words_of_the_seed() -> None:
+    analysis = llama(4)
+    text = caption(analysis, layer_bars(analysis))
+    assert "Average Time: 0.939 ms     FA Average Time: 0.300 ms     FA / Average Time Ratio: 0.319" in text
+
+
+def test_caption_names_the_backend_where_it_is_not_flash() -> None:
+    analysis = llama(4, backend="math")
+    text = caption(analysis, layer_bars(analysis))
+    assert "Attention Average Time: 0.300 ms" in text
+    assert "no FA: attention is math" in text
+
+
+def test_fa_is_flash_attention_alone() -> None:
+    layers = [Layer("M", "M"), Layer("b.0", "B", "block", {"forward": 1000.0}, "flash")]
+    layers += [Layer("b.1", "B", "block", {"forward": 3000.0}, "math")]
+    analysis = analysis_of(layers)
+    numbers = averages(analysis, layer_bars(analysis))
+    assert numbers is not None
+    assert (numbers.attention_ms, numbers.average_ms, numbers.others) == (0.5, 2.0, ("math",))
+    assert "FA: attention by flash, without math" in caption(analysis, layer_bars(analysis))
+
+
+@pytest.mark.parametrize(("kernel", "flash"), [("flash_fwd_kernel<128>", ("external",)), ("fmha_cutlassF", ())])
+def test_an_external_backend_is_flash_if_its_kernels_are(kernel: str, flash: tuple[str, ...]) -> None:
+    analysis = llama(2, backend="external")
+    analysis = replace(analysis, attention=tuple(replace(row, kernels=(kernel,)) for row in analysis.attention))
+    numbers = averages(analysis, layer_bars(analysis))
+    assert numbers is not None
+    assert numbers.flash == flash
+
+
+def test_step_lines() -> None:
+    lines = step_lines(llama(1, steps=3))
+    assert lines.steps == (2, 3, 4)
+    assert lines.total_ms == pytest.approx((1.575, 1.575, 1.575))
+    assert lines.phases_ms["backward"] == pytest.approx((0.99, 0.99, 0.99))
+    assert lines.attention_ms == pytest.approx((0.3, 0.3, 0.3))
+
+
+def test_memory_course_is_one_typical_step_in_time_order() -> None:
+    analysis = llama(2, steps=3)
+    course = memory_course(analysis, layer_bars(analysis))
+    assert not course.means
+    assert course.step in (2, 3, 4)
+    assert [(point.layer, point.entry_mib, point.exit_mib) for point in course.points] == [
+        ("model.embed_tokens", 1000, 1008),
+        ("model.layers.0", 1008, 1062),
+        ("model.layers.1", 1062, 1116),
+        ("model.norm", 1116, 1118),
+        ("lm_head", 1118, 1182),
+    ]
+
+
+def test_memory_course_without_calls_is_the_means() -> None:
+    analysis = replace(llama(2), calls=())
+    course = memory_course(analysis, layer_bars(analysis))
+    assert course.means
+    assert len(course.points) == 5
+
+
+def test_many_calls_are_one_point_a_pass() -> None:
+    analysis = llama(2, steps=1)
+    step = len(analysis.calls)
+    calls = [
+        replace(call, start_ns=call.start_ns + i * step * 1000, exit_allocated_bytes=(2000 + i) * 2**20)
+        for i in range(100)
+        for call in analysis.calls
+    ]
+    analysis = replace(analysis, calls=tuple(calls))
+    course = memory_course(analysis, layer_bars(analysis))
+    assert course.passes
+    assert [point.layer for point in course.points] == [f"pass.{i}" for i in range(100)]
+    assert [(point.entry_mib, point.exit_mib) for point in course.points] == [(1000, 2000 + i) for i in range(100)]
+
+
+def test_reserved_0_is_not_known() -> None:
+    analysis = llama(1)
+    analysis = replace(analysis, layers=tuple(replace(row, reserved_bytes=0.0) for row in analysis.layers))
+    assert layer_bars(analysis)[0].reserved_mib is None
+
+
+# ---- labels -----------------------------------------------------------------------------------
+
+
+def test_short_names_stay_apart() -> None:
+    assert short_names(["vae.layers.0", "dit.layers.0", "a.norm", "lm_head"]) == [
+        "vae.layers.0", "dit.layers.0", "norm", "lm_head",
+    ]  # fmt: skip
+
+
+def test_all_labels_where_there_is_room() -> None:
+    layers = ["m.embed", *(f"m.layers.{i}" for i in range(3)), "m.norm"]
+    assert layer_ticks(layers, apart=1, numbers_apart=1) == ([0, 1, 2, 3, 4], ["embed", "layers.0", "1", "2", "norm"])
+
+
+def test_fewer_labels_where_there_is_none() -> None:
+    layers = ["m.embed", *(f"m.layers.{i}" for i in range(1000)), "m.norm"]
+    positions, texts = layer_ticks(layers, apart=8, numbers_apart=70)
+    assert texts[:2] == ["embed", "100"]
+    assert all(after - before >= 8 for before, after in pairwise(positions))
+    assert len(texts) <= 12
+
+
+# ---- pictures ---------------------------------------------------------------------------------
+
+CASES = {
+    "one_layer": llama(1, steps=1),
+    "small": llama(2, series={"aten::mm": (1.0, None, 2.0)}),
+    "n12": llama(12, recompute=True, odd=5),
+    "n126": llama(126, steps=12),
+    "inference": llama(12, phases=("prefill", "decode"), outside_us={}),
+    "from_file": replace(llama(4), calls=(), time_basis="cpu"),
+    "names": analysis_of(
+        [Layer("$M_{x}$\n\x1b", "M"), Layer("層" * 80, "L", "block", {"forward": 1.0}, "back$end"), Layer("b", "B")],
+        series={"$x$" * 60: (1.0,)},
+    ),
+    "no_time": analysis_of([Layer("M", "M")]),
+    "no_layers": analysis_of([], unattributed_us={"a trace without layers": 500.0}, memory=False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("draw", [draw_time, draw_memory])
+def test_a_picture_comes_out(name: str, draw: object, tmp_path: Path) -> None:
+    path = tmp_path / "plot.png"
+    draw(CASES[name], path)  # type: ignore[operator]
+    with Image.open(path) as image:
+        image.load()
+        width, height = image.size
+    assert 10 * DPI <= width <= 22 * DPI
+    assert 3 * DPI <= height <= 12 * DPI
+    assert image.format == "PNG"
+
+
+def test_more_layers_make_a_wider_picture(tmp_path: Path) -> None:
+    widths = []
+    for blocks in (12, 126):
+        draw_time(llama(blocks), tmp_path / "plot.png")
+        with Image.open(tmp_path / "plot.png") as image:
+            widths.append(image.size[0])
+    assert widths == [round(10 * DPI), pytest.approx((3.5 + 0.14 * 129) * DPI, abs=1)]
+
+
+def test_says_why_there_is_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("profiler_wrapper.reports.figures.say", lambda path, title, message: said.append(message))
+    reason = "memory is not available, because the trace has no allocation events (profile_memory=True)"
+    draw_memory(llama(2, memory=False, warnings=(reason,)), tmp_path / "plot.png")
+    assert said == [
+        "Memory by layer is not available, because the trace has no allocation events (profile_memory=True)."
+    ]
+
+
+def test_leaves_the_users_pyplot_alone(tmp_path: Path) -> None:
+    import subprocess
+
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]);"
+        "from sample_results import llama; from profiler_wrapper.reports.plots import draw_time;"
+        "assert 'matplotlib' not in sys.modules;"
+        "draw_time(llama(2), sys.argv[2]); assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    tests = Path(__file__).parents[1]
+    subprocess.run([sys.executable, "-c", code, str(tests), str(tmp_path / "p.png")], check=True, cwd=tests.parent)
+
+
+def test_mathtext_is_not_read(tmp_path: Path) -> None:
+    broken: Analysis = analysis_of([Layer("$\\frac{$", "M"), Layer("$\\x$.0", "B", "block", {"forward": 1.0}, "$\\q$")])
+    draw_time(broken, tmp_path / "plot.png")
+    draw_memory(broken, tmp_path / "plot.png")
