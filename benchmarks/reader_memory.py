@@ -94,12 +94,14 @@ def measure(path: str) -> None:
     from profiler_wrapper.recording.reader import read
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     recording = read(path)
-    seconds = time.perf_counter() - start
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     counts = {"spans": len(recording.spans), "memory": len(recording.memory), "complete": recording.complete}
-    print(json.dumps({"seconds": seconds, "peak_kib": peak, "before_kib": before, **counts}))
+    print(
+        json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_kib": peak, "before_kib": before, **counts})
+    )
 
 
 def main() -> None:
@@ -123,7 +125,8 @@ def main() -> None:
             )
             result = json.loads(run.stdout)
             print(
-                f"{path.name:14} {path.stat().st_size / 1e6:7.0f} MB on disk: {result['seconds']:5.1f} s, "
+                f"{path.name:14} {path.stat().st_size / 1e6:7.0f} MB on disk: {result['seconds']:5.1f} s "
+                f"({result['cpu_seconds']:.1f} s of CPU time), "
                 f"peak {result['peak_kib'] / 2**10:.0f} MiB (of it {result['before_kib'] / 2**10:.0f} before reading), "
                 f"{result['spans']} spans, {result['memory']} memory events, complete: {result['complete']}"
             )

@@ -80,6 +80,7 @@ def _command(
 
 def demo(options: argparse.Namespace) -> None:
     """Train a small Transformer for a few seconds, print its layer table and where the files are."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler logs each start and stop on stderr
     from profiler_wrapper.demo import run_demo
 
     run_demo(output_dir=options.output_dir)

@@ -133,7 +133,7 @@ class Finisher:
             return
         self.results.append(result)
         files.write(result, found, main=main.path, full=full.path if full is not None else None)
-        self._drop_parts()
+        self._drop_parts({trace.path for trace in (window.full, window.timed) if trace is not None})
         if self._options.enable_print_summary and self._prints:
             sys.stdout.write(f"{result}\n{files.summary()}\n")
             sys.stdout.flush()
@@ -169,15 +169,16 @@ class Finisher:
             "layers": list(self._describe()),
         }
 
-    def _drop_parts(self) -> None:
-        parts, self._parts = self._parts, []
+    def _drop_parts(self, parts: set[Path]) -> None:
+        """Remove what is still where it was exported to."""
+        self._parts = [part for part in self._parts if part not in parts]
         for part in parts:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
 
     def give_up(self) -> None:
         """Something of ours failed: keep what is whole, mark the run incomplete, remove what is half written."""
-        self._drop_parts()
+        self._drop_parts(set(self._parts))
         if self._run is not None:
             with suppress(OSError):
                 self._run.write_run(self._info.to_dict(), complete=False)

@@ -38,6 +38,7 @@ class Profiling:
         self._entries = 0
         self._root_calls = 0
         self._gradients = False  # some call was made with gradients
+        self._failed = False  # and that was said
         self._held = False  # the recording goes on though the block was left
 
     # -- the block --------------------------------------------------------------------------------
@@ -122,7 +123,7 @@ class Profiling:
             marks=self._scopes,
             new_session=self._new_session,
             part_path=self.finisher.part_path,
-            on_failure=lambda what, error: tell(f"profiling ended, because {what} failed: {error}"),
+            on_failure=self._failure,
             on_over=self.finisher.end_history,
             first_step=self._recorder.counter.ended if self._recorder is not None else 0,
         )
@@ -132,6 +133,11 @@ class Profiling:
             self._first_call.listen()
         recorder.start()
         recorder.begin_entry(self._entries - 1)
+
+    def _failure(self, what: str, error: Exception) -> None:
+        if not self._failed:
+            self._failed = True
+            tell(f"profiling ended, because {what} failed: {type(error).__name__}: {error}")
 
     def _new_session(self, mode: Mode) -> Session:
         options = self._options
@@ -191,7 +197,8 @@ class Profiling:
             window = self._recorder.windows.pop(0)
             for warning in self._scopes.warnings:
                 window.warn(warning)
-            self.finisher.write(window)
+            if not (window.empty and self._failed):
+                self.finisher.write(window)
 
     def _at_exit(self) -> None:
         if self._recorder is not None and self._recorder.at_home:
@@ -203,7 +210,7 @@ class Profiling:
             action()
         except Exception as error:
             self._abandon()
-            tell(f"{what} the profile failed: {type(error).__name__}: {error}")
+            self._failure(f"{what} the profile", error)
         except BaseException:
             self._abandon()
             if in_the_way_of is None:
@@ -222,4 +229,4 @@ class Profiling:
             try:
                 action()
             except Exception as error:
-                tell(f"taking the profiler away failed: {error}")
+                self._failure("taking the profiler away", error)

@@ -18,6 +18,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch._C import _profiler
+
+from profiler_wrapper.capture.others import profiler_is_on, profiler_is_waiting
 
 
 class Listener(Protocol):
@@ -36,6 +39,7 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _listener: Listener | None = None  # the only one, or all of them behind one front
 _listeners: tuple[Listener, ...] = ()
 _in_place = False  # whether ours is `Module.__call__`, or under somebody's who patched it later
+_seen_by_tracer = False
 _lock = threading.RLock()
 
 # What Dynamo takes for the call of a module that nobody patched.
@@ -47,6 +51,7 @@ _KNOWN_TO_DYNAMO = (
 _KEPT = (*_KNOWN_TO_DYNAMO, ("torch.fx._symbolic_trace", "_orig_module_call"))
 
 
+# The first parameter is `self` as in the original: torch's stack tracer reads it by name.
 def _call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     if _is_dynamo_compiling():
         return _plain_call(self, *args, **kwargs)
@@ -84,6 +89,7 @@ def listen(listener: Listener) -> None:
         _keep_dynamo_out(type(listener))
         _set_listeners((*_listeners, listener))
         if not _in_place:
+            _let_stack_tracer_see_the_original()
             _plain_call = nn.Module.__call__
             _put(_call, instead_of=_plain_call, known_as=_KNOWN_TO_DYNAMO)
             _in_place = True
@@ -100,6 +106,25 @@ def stop_listening(listener: Listener) -> None:
         if not _listeners and vars(nn.Module)["__call__"] is _call:
             _put(_plain_call, instead_of=_call, known_as=_KEPT)
             _in_place = False
+
+
+def _let_stack_tracer_see_the_original() -> None:
+    """Start and stop the tracer behind `with_stack` once, before ours takes the place of the original.
+
+    It knows the call of a module by the code of `Module.__call__`, which it reads at its first start
+    and never again: had that been ours, later profiles would have no `nn.Module:` events. About 1 ms.
+    """
+    global _seen_by_tracer
+    if _seen_by_tracer or sys.getprofile() is not None or profiler_is_on() or profiler_is_waiting():
+        return
+    _seen_by_tracer = True
+    activities = {_profiler.ProfilerActivity.CPU}
+    config = _profiler.ProfilerConfig(
+        _profiler.ProfilerState.KINETO, False, False, True, False, False, _profiler._ExperimentalConfig()
+    )
+    torch._C._autograd._prepare_profiler(config, activities)
+    torch._C._autograd._enable_profiler(config, activities)
+    torch._C._autograd._disable_profiler()
 
 
 def _set_listeners(listeners: tuple[Listener, ...]) -> None:

@@ -217,9 +217,7 @@ def _blocks_in(container: _Spot) -> tuple[str, ...]:
     if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
         return ()
     entries = {name: holders(child)[-1] for name, child in children(module).items()}
-    classes = {
-        name: class_name(entry) for name, entry in entries.items() if children(entry) and not _never_runs(entry)
-    }
+    classes = {name: class_name(entry) for name, entry in entries.items() if children(entry) and not _never_runs(entry)}
     counts = Counter(classes.values())
     repeated = tuple(name for name, cls in classes.items() if counts[cls] > 1)
     named_so = _BLOCK_LIST_NAME.fullmatch(container.path.rpartition(".")[2]) and len(classes) == len(entries)

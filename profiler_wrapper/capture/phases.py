@@ -17,7 +17,7 @@ def in_backward() -> bool:
 
 
 def generation_phase(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """"prefill" or "decode" for a call with a cache and without gradients, else "forward".
+    """ "prefill" or "decode" for a call with a cache and without gradients, else "forward".
 
     One token of query is decoding, more are a prompt.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -19,7 +19,7 @@ from torch import nn
 from profiler_wrapper.capture import calls
 from profiler_wrapper.capture.layers import Layer, Root, RootLabels, Selection, check_selection, find_roots, name_layers
 from profiler_wrapper.capture.phases import generation_phase, in_backward
-from profiler_wrapper.capture.wrappers import holders, is_compiled, made_by_dynamo
+from profiler_wrapper.capture.wrappers import holders, is_compiled, is_part_of_a_model
 from profiler_wrapper.recording.marks import ROOT_PATH, format_mark
 
 _Range = torch._C._profiler._RecordFunctionFast
@@ -80,11 +80,12 @@ class LayerScopes:
         """Start marking. Does nothing if already attached."""
         if self._attached:
             return
-        for root in self._unnamed:
-            self._add_root(root)
-        if self._unnamed and len(self._targets) == len(self._unnamed) and self._select not in ("auto", 0):
+        unnamed, self._unnamed = self._unnamed, ()
+        for root in unnamed:
+            # What several roots share goes by its name in the first.
+            self._add_layers(one for one in name_layers(root, self._select) if id(one.module) not in self._entrances)
+        if unnamed and len(self._targets) <= len(unnamed) and self._select not in ("auto", 0):
             self.warnings.append(f"layers={self._select!r} selects no module below the root")
-        self._unnamed = ()
         self._attached = True
         calls.listen(self)
 
@@ -93,6 +94,7 @@ class LayerScopes:
         if self._attached:
             self._attached = False
             calls.stop_listening(self)
+            self._plain.clear()
 
     def unwind(self) -> None:
         """Close the marks that are still open on this thread: of a generator that was never finished."""
@@ -157,8 +159,9 @@ class LayerScopes:
                 if not self._attached:
                     return None
         target = entrance.target
-        target.compiled = entrance.compiled or module._compiled_call_impl is not None
-        mark = _Range(target.root_names[phase, target.compiled])
+        compiled = is_compiled(module)
+        target.compiled |= compiled
+        mark = _Range(target.root_names[phase, compiled])
         mark.__enter__()
         self._thread.open.append((target, module, mark, root_call))
         return self._thread.open[-1]
@@ -176,20 +179,21 @@ class LayerScopes:
             self._plain.add(type(module))
         if inner is not module and (known := self._entrances.get(id(inner))) is not None:
             return self._add_entrance(module, known.target)
-        if not self._finds_roots or self._thread.open or in_backward() or made_by_dynamo(module):
+        if not self._finds_roots or self._thread.open or in_backward() or is_part_of_a_model(module):
             return None
-        return self._add_root(Root(self._labels.take(module), module))
+        root = Root(self._labels.take(module), module)
+        self._add_layers(name_layers(root, self._select))
+        if not any(True for _ in module.parameters()):
+            # A loss made anew for every step is one row, not a thousand.
+            weakref.finalize(module, self._labels.give_back, root.label).atexit = False
+        return self._entrances[id(module)]
 
-    def _add_root(self, root: Root) -> _Entrance:
-        for layer in name_layers(root, self._select):
+    def _add_layers(self, layers: Iterable[Layer]) -> None:
+        for layer in layers:
             target = _Target(layer)
             self._targets[layer.mark.root, layer.mark.path] = target
             for holder in layer.holders:
                 self._add_entrance(holder, target)
-        if self._finds_roots and not any(True for _ in root.module.parameters()):
-            # A loss made anew for every step is one row, not a thousand.
-            weakref.finalize(root.module, self._labels.give_back, root.label).atexit = False
-        return self._entrances[id(root.module)]
 
     def _add_entrance(self, module: nn.Module, target: _Target) -> _Entrance:
         key = id(module)

@@ -129,14 +129,14 @@ class Session:
         if not self._running:
             return
         self._running = False
-        self.end_step()
         if threading.get_ident() != self._thread:
             raise SessionLost("it was ended on another thread than it began on")
         if not profiler_is_on():
             raise SessionLost("another profiler ended it")
-        if _device_gave_up():
-            self.problem = "the device's recorder stopped early (its buffer was full, or another tool took it)"
         try:
+            self.end_step()
+            if _device_gave_up():
+                self.problem = "the device's recorder stopped early (its buffer was full, or another tool took it)"
             self._profiler.stop_trace()
         except BaseException as error:  # Ctrl-C too: no profiler may stay on
             _switch_off()

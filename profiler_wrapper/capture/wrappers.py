@@ -6,8 +6,8 @@ Nothing here imports the packages that define the wrappers: a class that nobody 
 from __future__ import annotations
 
 import sys
+import weakref
 from dataclasses import dataclass
-from functools import lru_cache
 
 from torch import nn
 
@@ -40,6 +40,9 @@ class _ClassFacts:
     wrapped_attribute: str | None
     is_compiled_wrapper: bool
     adapted_attribute: str | None
+
+
+_known: weakref.WeakKeyDictionary[type, _ClassFacts] = weakref.WeakKeyDictionary()
 
 
 def children(module: nn.Module) -> dict[str, nn.Module]:
@@ -85,8 +88,10 @@ def is_compiled(module: nn.Module) -> bool:
     return any(one._compiled_call_impl is not None or _facts(one).is_compiled_wrapper for one in holders(module))
 
 
-def made_by_dynamo(module: nn.Module) -> bool:
-    """Whether `module` is a graph that a compiler made and calls: part of a model, no model."""
+def is_part_of_a_model(module: nn.Module) -> bool:
+    """Whether `module` is none that a user made: DataParallel's copy for a device, or a compiler's graph."""
+    if getattr(module, "_is_replica", False):
+        return True
     graphs = sys.modules.get("torch.fx.graph_module")
     is_graph = graphs is not None and isinstance(module, graphs.GraphModule)
     return is_graph and "torch._dynamo" in sys.modules and type(module).__name__ in ("GraphModule", "<lambda>")
@@ -94,11 +99,13 @@ def made_by_dynamo(module: nn.Module) -> bool:
 
 def _facts(module: nn.Module) -> _ClassFacts:
     cls: type = type(module)
-    return _facts_of(cls)
+    facts = _known.get(cls)
+    if facts is None:
+        facts = _known[cls] = _find_out(cls)
+    return facts
 
 
-@lru_cache(maxsize=4096)
-def _facts_of(cls: type) -> _ClassFacts:
+def _find_out(cls: type) -> _ClassFacts:
     names = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__]
     return _ClassFacts(
         plain_name=_plain_name(cls),

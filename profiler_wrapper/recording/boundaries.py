@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]|"', re.DOTALL)
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _SCALAR = re.compile(rb"[^\s,\]}\[{\"]+")
+# What decoding raises for data that are not JSON. (Only from 0.21 on is msgspec's own a ValueError.)
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 BYTE = re.compile(r"\(byte (\d+)\)")
 
 

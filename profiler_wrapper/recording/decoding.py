@@ -175,7 +175,7 @@ def _convert(raw: msgspec.Raw, kind: Any) -> Any:
     try:
         value = _ANYTHING.decode(raw)
         return None if value is None else convert(value)
-    except (ValueError, TypeError, ArithmeticError):
+    except (msgspec.DecodeError, ValueError, TypeError, ArithmeticError):
         return None
 
 

@@ -17,6 +17,7 @@ import msgspec
 from profiler_wrapper.errors import BrokenTrace
 from profiler_wrapper.recording.boundaries import (
     BYTE,
+    DECODE_ERRORS,
     array_end,
     end_of_value,
     error_offset,
@@ -172,10 +173,10 @@ class TraceWalker(Generic[Event]):
         try:
             try:
                 value = msgspec.json.decode(data, type=kind)
-            except (ValueError, RecursionError):
+            except DECODE_ERRORS:
                 data = self._window.repaired(data)
                 value = msgspec.json.decode(data, type=kind)
-        except (ValueError, RecursionError) as error:
+        except DECODE_ERRORS as error:
             raise self._window.broken(error_offset(error), f"malformed JSON: {_told(error)}") from error
         self._window.drop(end)
         return value
@@ -216,7 +217,7 @@ class TraceWalker(Generic[Event]):
             for cut in [] if self._window.ended else self._likely_cuts():
                 try:
                     return self._taken(cut), False
-                except (ValueError, RecursionError) as error:
+                except DECODE_ERRORS as error:
                     if (end := array_end(self._window.data, error)) is not None:
                         return self._last_slice(end)
                     if not is_cut_inside(error, cut):
@@ -272,9 +273,7 @@ class TraceWalker(Generic[Event]):
         for repaired in (damage is not None, True):
             try:
                 return self._slice_at_boundary(damage)
-            except BrokenTrace:
-                raise
-            except (ValueError, RecursionError) as error:
+            except DECODE_ERRORS as error:
                 if repaired or not self._repair():
                     raise self._malformed(error) from error
         raise AssertionError("the second round returns or raises")
@@ -297,7 +296,7 @@ class TraceWalker(Generic[Event]):
             if damage is not None:
                 raise damage
             return self._incomplete_event(), False
-        except ValueError as error:
+        except msgspec.DecodeError as error:
             end = array_end(self._window.data, error)
             if end is None:
                 raise
@@ -310,7 +309,7 @@ class TraceWalker(Generic[Event]):
         data = b"[" + self._window.data
         try:
             self._decode(data)
-        except ValueError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             # A tear shows at the very end of the data; anything earlier is damage.
             if BYTE.search(str(error)) and error_offset(error) < len(data) - 6:
                 raise

@@ -9,6 +9,8 @@ import numpy as np
 
 from profiler_wrapper.recording.columns import Bool, Int32, Int64
 
+_AT_ONCE = 1 << 16  # events as Python numbers at a time: a big trace would need gigabytes of them
+
 
 class Nesting(NamedTuple):
     """The forest that events of CPU threads form."""
@@ -24,30 +26,50 @@ def nest(lane: Int32, start_ns: Int64, end_ns: Int64) -> Nesting:
     Events may cross (an annotation and a Python frame do): only full enclosure makes a parent. Of
     two events with the same extent the one that comes first in the file is the outer one.
     """
-    order = np.lexsort((np.arange(len(lane)), -end_ns, start_ns, lane))
-    found = [-1] * len(lane)
+    order = np.lexsort((-end_ns, start_ns, lane))
+    parent = np.full(len(lane), -1, dtype=np.int32)
     crossing: set[int] = set()
     stack: list[int] = []
     stack_end: list[int] = []
     current_lane = -1
-    lanes, starts, ends = lane[order].tolist(), start_ns[order].tolist(), end_ns[order].tolist()
-    for i, event_lane, start, end in zip(order.tolist(), lanes, starts, ends, strict=True):
-        if event_lane != current_lane:
-            current_lane = event_lane
-            stack.clear()
-            stack_end.clear()
-        while stack_end and stack_end[-1] <= start and (start < end or stack_end[-1] < start):
-            stack_end.pop()
-            stack.pop()
-        if stack_end:
-            if stack_end[-1] >= end:
-                found[i] = stack[-1]
-            else:
-                crossing.add(event_lane)
-                found[i] = next((stack[k] for k in range(len(stack) - 1, -1, -1) if stack_end[k] >= end), -1)
-        stack.append(i)
-        stack_end.append(end)
-    return Nesting(order, np.array(found, dtype=np.int32), tuple(sorted(crossing)))
+    for first in range(0, len(order), _AT_ONCE):
+        chunk = order[first : first + _AT_ONCE]
+        found = [-1] * len(chunk)
+        columns = (chunk, lane[chunk], start_ns[chunk], end_ns[chunk])
+        for place, (i, event_lane, start, end) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+            if event_lane != current_lane:
+                current_lane = event_lane
+                stack.clear()
+                stack_end.clear()
+            while stack_end and stack_end[-1] <= start and (start < end or stack_end[-1] < start):
+                stack_end.pop()
+                stack.pop()
+            if stack_end:
+                if stack_end[-1] >= end:
+                    found[place] = stack[-1]
+                else:
+                    crossing.add(event_lane)
+                    found[place] = next((stack[k] for k in range(len(stack) - 1, -1, -1) if stack_end[k] >= end), -1)
+            stack.append(i)
+            stack_end.append(end)
+        parent[chunk] = found
+    return Nesting(order, parent, tuple(sorted(crossing)))
+
+
+def nearest(parent: Int32, chosen: Bool) -> Int32:
+    """Per event: itself, else the innermost event around it, that is `chosen`; -1 for none."""
+    near = np.where(chosen, np.arange(len(parent), dtype=np.int32), parent)
+    unsettled = np.flatnonzero((near >= 0) & ~chosen)
+    while len(unsettled):  # each round looks twice as far
+        unsettled = unsettled[~chosen[near[unsettled]]]
+        near[unsettled] = near[near[unsettled]]
+        unsettled = unsettled[near[unsettled] >= 0]
+    return near
+
+
+def nearest_above(parent: Int32, near: Int32) -> Int32:
+    """Per event: what `nearest` found for the event around it; -1 where there is none."""
+    return np.where(parent >= 0, near[parent], np.int32(-1))
 
 
 def self_time(lane: Int32, start_ns: Int64, end_ns: Int64, counts: Bool) -> Int64:
@@ -62,11 +84,7 @@ def self_time(lane: Int32, start_ns: Int64, end_ns: Int64, counts: Bool) -> Int6
     own: Int64 = duration.copy()
     children = np.flatnonzero(nesting.parent >= 0)
     np.subtract.at(own, nesting.parent[children], duration[children])
-    covered: list[bool] = counts.tolist()
-    parent = nesting.parent.tolist()
-    for i in nesting.order[~counts[nesting.order]].tolist():
-        covered[i] = parent[i] >= 0 and covered[parent[i]]
-    own[~np.array(covered, dtype=np.bool_)] = 0
+    own[nearest(nesting.parent, counts) < 0] = 0
     for crossing_lane in nesting.crossing_lanes:
         members = nesting.order[lane[nesting.order] == crossing_lane]
         own[members] = _innermost_sweep(start_ns[members].tolist(), end_ns[members].tolist(), counts[members].tolist())

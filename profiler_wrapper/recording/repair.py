@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_NOT_FINITE = re.compile(rb'(?<=":)([ \t]*)(-?(?:nan|NaN|inf|Infinity))(?=[ \t\r\n]*[,}])')
+_NOT_FINITE = re.compile(rb'(":[ \t]*)(-?(?:nan|NaN|inf|Infinity))(?=[ \t\r\n]*[,}])')
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 _SURROGATES = re.compile(  # a pair of them, or a lone one as group 1
@@ -54,6 +54,9 @@ def _mend_numbers(data: bytes, notes: dict[str, tuple[int, int]]) -> bytes:
 
 
 def _mend_surrogates(data: bytes, notes: dict[str, tuple[int, int]]) -> bytes:
+    if b"\\u" not in data:
+        return data
+
     def replaced(match: re.Match[bytes]) -> bytes:
         if match[1] is None:
             return match[0]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.describe import machine, rank_in_words, steps_in_words
-from profiler_wrapper.reports.plot_rows import LayerBar, layer_bars, why_no_memory
+from profiler_wrapper.reports.memory_rows import why_no_memory
+from profiler_wrapper.reports.plot_rows import LayerBar, layer_bars
 from profiler_wrapper.reports.text import clean
 
 

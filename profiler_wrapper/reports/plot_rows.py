@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from profiler_wrapper.analysis.model import FORWARD_PHASES, PHASES, Analysis, LayerCall, Phase
+from profiler_wrapper.analysis.model import FORWARD_PHASES, PHASES, Analysis, Phase
 from profiler_wrapper.reports.describe import attention_backends, step_count
 from profiler_wrapper.reports.folding import LayerTotal, layer_totals, split_number
 from profiler_wrapper.units import MIB
 
 NS_PER_MS = 1e6
-_MOST_POINTS = 400  # of a memory course with a point a call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,28 +57,6 @@ class StepLines:
     total_ms: tuple[float, ...]
     phases_ms: Mapping[str, tuple[float, ...]]
     attention_ms: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class MemoryPoint:
-    """Allocated memory as one layer is entered or left."""
-
-    layer: str
-    phase: Phase
-    entry_mib: float
-    exit_mib: float
-    reserved_mib: float | None
-    peak_mib: float | None
-
-
-@dataclass(frozen=True)
-class MemoryCourse:
-    """Memory at the borders of the layers, in time order."""
-
-    points: list[MemoryPoint]
-    step: int | None  # the step they are of
-    means: bool = False  # means over all calls, in model order
-    passes: bool = False  # a point is one pass through all layers: there are too many calls for one each
 
 
 def shown_layers(totals: Sequence[LayerTotal]) -> list[LayerTotal]:
@@ -131,7 +108,7 @@ def layer_bars(analysis: Analysis) -> list[LayerBar]:
             block=total.kind == "block",
             times_ms={phase: time_ns / steps / NS_PER_MS for phase, time_ns in total.phases_ns.items()},
             attention_ms={backend: ns / steps / NS_PER_MS for backend, ns in attention[total.layer].items()},
-            retained_mib=_mib(total.retained_bytes),
+            retained_mib=mib(total.retained_bytes),
             **sizes.get(total.layer, _NO_SIZES),
         )
         for total in shown
@@ -147,15 +124,16 @@ def _sizes(analysis: Analysis) -> dict[str, dict[str, float | None]]:
     for row in analysis.layers:
         if row.layer not in sizes and row.phase in FORWARD_PHASES and row.allocated_bytes is not None:
             sizes[row.layer] = {
-                "entry_mib": _mib(row.entry_allocated_bytes),
-                "exit_mib": _mib(row.allocated_bytes),
-                "reserved_mib": _mib(row.reserved_bytes or None),
-                "peak_mib": _mib(row.peak_bytes),
+                "entry_mib": mib(row.entry_allocated_bytes),
+                "exit_mib": mib(row.allocated_bytes),
+                "reserved_mib": mib(row.reserved_bytes or None),
+                "peak_mib": mib(row.peak_bytes),
             }
     return sizes
 
 
-def _mib(size_bytes: float | None) -> float | None:
+def mib(size_bytes: float | None) -> float | None:
+    """Bytes as MiB; None stays None."""
     return None if size_bytes is None else size_bytes / MIB
 
 
@@ -213,74 +191,6 @@ def step_lines(analysis: Analysis) -> StepLines:
     )
 
 
-def memory_course(analysis: Analysis, bars: Sequence[LayerBar]) -> MemoryCourse:
-    """Each layer's entry and exit in time order: of one typical step, or else the means over all calls.
-
-    The typical step is the one of the middle time. Without calls (a result read from its file)
-    the means per layer stand in, in model order.
-    """
-    shown = {bar.layer for bar in bars}
-    known = [call for call in analysis.calls if call.layer in shown and call.exit_allocated_bytes is not None]
-    step = _typical_step(analysis, {call.step for call in known})
-    calls = sorted((call for call in known if step is None or call.step == step), key=lambda call: call.start_ns)
-    points = [point for call in calls if (point := _point(call))]
-    if len(points) > _MOST_POINTS:
-        return MemoryCourse(_passes(points), step, passes=True)
-    if points:
-        return MemoryCourse(points, step)
-    means = [
-        MemoryPoint(bar.layer, "forward", bar.entry_mib, bar.exit_mib, bar.reserved_mib, bar.peak_mib)
-        for bar in bars
-        if bar.entry_mib is not None and bar.exit_mib is not None
-    ]
-    return MemoryCourse(means, None, means=True)
-
-
-def _passes(points: Sequence[MemoryPoint]) -> list[MemoryPoint]:
-    """One point for each pass through the layers; a pass ends where a layer comes again."""
-    groups: list[list[MemoryPoint]] = []
-    seen: set[str] = set()
-    for point in points:
-        if not groups or point.layer in seen:
-            groups.append([])
-            seen = set()
-        groups[-1].append(point)
-        seen.add(point.layer)
-    return [_pass(number, group) for number, group in enumerate(groups)]
-
-
-def _pass(number: int, points: Sequence[MemoryPoint]) -> MemoryPoint:
-    peaks = [point.peak_mib for point in points if point.peak_mib is not None]
-    return MemoryPoint(
-        layer=f"pass.{number}",
-        phase=points[0].phase,
-        entry_mib=points[0].entry_mib,
-        exit_mib=points[-1].exit_mib,
-        reserved_mib=points[-1].reserved_mib,
-        peak_mib=max(peaks, default=None),
-    )
-
-
-def _typical_step(analysis: Analysis, known: Collection[int | None]) -> int | None:
-    """The step of the middle time among those in `known`; None if none is."""
-    rows = [row for row in analysis.steps if row.step is not None and row.step in known]
-    rows.sort(key=lambda row: row.time_ns)
-    return rows[len(rows) // 2].step if rows else None
-
-
-def _point(call: LayerCall) -> MemoryPoint | None:
-    if call.entry_allocated_bytes is None or call.exit_allocated_bytes is None:
-        return None
-    return MemoryPoint(
-        layer=call.layer,
-        phase=call.phase,
-        entry_mib=call.entry_allocated_bytes / MIB,
-        exit_mib=call.exit_allocated_bytes / MIB,
-        reserved_mib=_mib(call.exit_reserved_bytes or None),  # a CPU has no reserved memory, and says 0
-        peak_mib=_mib(call.peak_bytes),
-    )
-
-
 def layer_numbers(layers: Sequence[str]) -> list[int | None]:
     """The number of each layer that differs only in it from the layer before; None for the others.
 
@@ -306,12 +216,3 @@ def short_names(layers: Sequence[str]) -> list[str]:
 def _last_parts(layer: str) -> str:
     before, _, last = layer.rpartition(".")
     return ".".join([*before.rpartition(".")[2:], last]) if last.isdigit() and before else last
-
-
-def why_no_memory(analysis: Analysis) -> str:
-    """The reason as a clause, from the warnings where one names it."""
-    for warning in analysis.warnings:
-        what, because, reason = warning.partition(", because ")
-        if because and "memory" in what.lower():
-            return reason.rstrip(". ")
-    return "the trace holds no allocation events inside layers (profile_memory=True records them)"

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING
 from profiler_wrapper.analysis.model import PHASES, Analysis
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.describe import machine, per_step, rank_in_words, root_names, step_count, steps_in_words
+from profiler_wrapper.reports.memory_rows import MemoryCourse, memory_course, why_no_memory
 from profiler_wrapper.reports.plot_rows import (
     Averages,
     LayerBar,
-    MemoryCourse,
     StepLines,
     averages,
     layer_bars,
-    memory_course,
     step_lines,
-    why_no_memory,
 )
 from profiler_wrapper.reports.text import shorten
 

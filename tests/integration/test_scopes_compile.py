@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, *, breaks: bool, user_hook: bool) -> None:
+    def __init__(self, *, breaks: bool = False, user_hook: bool = False) -> None:
         super().__init__()
         self.breaks = breaks
         self.layers = nn.ModuleList(Block() for _ in range(3))
@@ -110,8 +110,10 @@ def _count_from_zero() -> Iterator[None]:
     assert torch._dynamo.variables.nn_module.unpatched_nn_module_call is PLAIN_CALL
 
 
-def run(way: Callable[..., Any], *, before: bool, scopes_for: str, **net: bool) -> tuple[list[str], Any, list[Mark]]:
-    """Graphs, Dynamo's counters and marks of a run with three phases: before, inside and after our block."""
+def run(way: Callable[..., Any], *, before: bool, scopes_for: str, **net: bool) -> tuple[list[str], Any]:
+    """Graphs and Dynamo's counters of a run with three phases: before, inside and after our block."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
     model = Net(**net)
     backend = Graphs()
@@ -119,43 +121,49 @@ def run(way: Callable[..., Any], *, before: bool, scopes_for: str, **net: bool) 
     if call is not None:
         call(X).backward()
     scopes = None if scopes_for == "nobody" else LayerScopes(model if scopes_for == "model" else None, layers=2)
-    with torch.profiler.profile() as profile:
-        if scopes:
-            scopes.attach()
-        call = way(model, backend) if call is None else call
-        for _ in range(2):
-            call(X).backward()
-        if scopes:
-            scopes.detach()
-            assert not scopes.warnings
+    if scopes:
+        scopes.attach()
+    call = way(model, backend) if call is None else call
+    for _ in range(2):
+        call(X).backward()
+    if scopes:
+        scopes.detach()
+        assert not scopes.warnings
     with torch._dynamo.config.patch(error_on_recompile=True):
         call(X).backward()
     counters = {name: dict(counter) for name, counter in torch._dynamo.utils.counters.items()}
-    return backend.code, counters, marks_in(profile)
+    return backend.code, counters
 
 
-def marks_in(profile: torch.profiler.profile) -> list[Mark]:
+def marks(way: Callable[..., Any], *, before: bool = False, scopes_for: str = "model", **net: bool) -> list[Mark]:
+    """The marks in the trace of such a run."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run(way, before=before, scopes_for=scopes_for, **net)
     with tempfile.TemporaryDirectory() as folder:
         profile.export_chrome_trace(f"{folder}/trace.json")
         events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
     return [mark for event in events if (mark := parse_mark(event.get("name", "")))]
 
 
-@pytest.mark.parametrize("user_hook", [False, True], ids=["", "hooked"])
-@pytest.mark.parametrize("breaks", [False, True], ids=["whole graph", "broken"])
+@pytest.mark.parametrize("net", [{}, {"breaks": True}, {"user_hook": True}], ids=["plain", "broken", "hooked"])
 @pytest.mark.parametrize("before", [True, False], ids=["before", "inside"])
 @pytest.mark.parametrize("way", WAYS)
 def test_graphs_breaks_and_recompilations_are_those_without_us(
-    way: Callable[..., Any], before: bool, breaks: bool, user_hook: bool
+    way: Callable[..., Any], before: bool, net: dict[str, bool]
 ) -> None:
-    results = []
-    for scopes_for in ("nobody", "model", "outermost"):
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
-        results.append(run(way, before=before, scopes_for=scopes_for, breaks=breaks, user_hook=user_hook)[:2])
-    assert results[0][0], "nothing was compiled"
-    assert results[1] == results[0]
-    assert results[2] == results[0]
+    without_us, with_model, without_model = (
+        run(way, before=before, scopes_for=scopes_for, **net) for scopes_for in ("nobody", "model", "outermost")
+    )
+    assert without_us[0], "nothing was compiled"
+    assert with_model == without_us
+    assert without_model == without_us
+
+
+def run_alone(script: str, *arguments: str) -> None:
+    """Run `script`, which ends by printing "fine", in a process of its own."""
+    command = [sys.executable, "-c", textwrap.dedent(script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("fine\n"), done.stderr
 
 
 COMPILED = ("compiled",)
@@ -176,20 +184,19 @@ COMPILED = ("compiled",)
 def test_compiled_regions_are_marked_as_such(
     way: Callable[..., Any], before: bool, scopes_for: str, expected: dict[Any, int]
 ) -> None:
-    _, _, marks = run(way, before=before, scopes_for=scopes_for, breaks=False, user_hook=False)
-    assert Counter((mark.path, mark.flags) for mark in marks) == expected
-    assert {mark.root for mark in marks} <= {"Net#0"}
+    found = marks(way, before=before, scopes_for=scopes_for)
+    assert Counter((mark.path, mark.flags) for mark in found) == expected
+    assert {mark.root for mark in found} <= {"Net#0"}
 
 
 def test_what_runs_eagerly_between_breaks_has_its_marks() -> None:
-    _, _, marks = run(whole, before=False, scopes_for="model", breaks=True, user_hook=False)
-    paths = Counter(mark.path for mark in marks)
-    assert {path for path in paths if path.count(".") < 2} == {".", "layers.0", "layers.1", "layers.2"}
+    paths = {mark.path for mark in marks(whole, breaks=True)}
+    assert paths == {".", "layers.0", "layers.1", "layers.2"}
 
 
 def test_autograd_backend_makes_no_root_of_its_graphs() -> None:
     scopes = LayerScopes(None)
-    model = Net(breaks=False, user_hook=False)
+    model = Net()
     step = torch.compile(lambda x: model(x) * 2, backend="aot_eager")
     scopes.attach()
     step(X).backward()
@@ -205,11 +212,13 @@ def test_guards_see_nothing_of_us() -> None:
         found: list[str] = []
 
         def keep_all(guards: Any) -> list[bool]:
-            found.extend(re.sub(r"(__builtins_dict___|_)\d+", "", f"{guard.guard_type} {guard.name}") for guard in guards)
+            found.extend(
+                re.sub(r"(__builtins_dict___|_)\d+", "", f"{guard.guard_type} {guard.name}") for guard in guards
+            )
             return [True] * len(guards)
 
         torch.manual_seed(0)
-        model = Net(breaks=False, user_hook=False)
+        model = Net()
         scopes = LayerScopes(model)
         if attached:
             scopes.attach()
@@ -218,6 +227,32 @@ def test_guards_see_nothing_of_us() -> None:
         return found
 
     assert guards(attached=True) == guards(attached=False) != []
+
+
+def test_stack_tracer_still_knows_modules_afterwards(tmp_path: Path) -> None:
+    """The tracer behind `with_stack` looks at `Module.__call__` once in a process."""
+    script = """
+        import json, sys, torch
+        from torch import nn
+        from profiler_wrapper.capture.scopes import LayerScopes
+
+        model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+
+        def modules_seen():
+            with torch.profiler.profile(with_stack=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                model(torch.ones(1, 2))
+            profile.export_chrome_trace(sys.argv[1])
+            names = [event.get("name", "") for event in json.load(open(sys.argv[1]))["traceEvents"]]
+            return [name for name in names if name.startswith("nn.Module: ")]
+
+        scopes = LayerScopes(model)
+        scopes.attach()
+        inside = modules_seen()
+        scopes.detach()
+        assert inside == modules_seen() == ["nn.Module: Sequential_0", "nn.Module: Linear_0", "nn.Module: ReLU_0"]
+        print("fine")
+    """
+    run_alone(script, str(tmp_path / "trace.json"))
 
 
 def test_dynamo_imported_inside_the_block() -> None:
@@ -245,5 +280,4 @@ def test_dynamo_imported_inside_the_block() -> None:
         assert [row["compiled"] for row in scopes.describe() if row["path"] == "."] == [True]
         print("fine")
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
-    assert done.stdout.endswith("fine\n"), done.stderr
+    run_alone(script)

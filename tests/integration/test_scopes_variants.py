@@ -7,12 +7,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import models
 import pytest
 import torch
-import variants
 from torch import nn
 
+import models
+import variants
 from profiler_wrapper.capture.scopes import LayerScopes
 from profiler_wrapper.recording.marks import Mark, parse_mark
 
@@ -61,7 +61,8 @@ def test_rows_and_calls_are_those_of_the_plain_model(name: str, variant: str, tm
     calls = Counter(mark.path for mark in marks_in(events))
     blocks = tuple(row["path"] for row in wrapped.describe() if row["kind"] == "block")
     if variant in INSIDE_COMPILED:
-        plain_calls = Counter({path: n for path, n in plain_calls.items() if path in blocks or not path.startswith(blocks)})
+        inside = {path for path in plain_calls if path.startswith(blocks)} - set(blocks)
+        plain_calls = Counter({path: n for path, n in plain_calls.items() if path not in inside})
     if variant in CHECKPOINTED:  # what is in a block runs again in backward
         again = {path for path in plain_calls if path.startswith(blocks)}
         assert all(calls[path] == 2 for path in again - set(blocks))
@@ -78,7 +79,6 @@ def test_real_models_have_blocks_attention_and_mlp(name: str) -> None:
     kinds = Counter(row["kind"] for row in scopes.describe() if row["path"].startswith(f"{case.blocks}."))
     assert kinds["block"] == kinds["attention"] == len(variants.blocks_of(case))
     assert kinds["mlp"] >= kinds["block"]
-    assert kinds["norm"] + kinds["modulation"] >= kinds["block"]
 
 
 @pytest.mark.usefixtures("process_group")
@@ -86,9 +86,7 @@ def test_an_all_gather_lies_in_the_block_it_is_for(tmp_path: Path) -> None:
     case = models.build("llama")
     model = variants.fsdp2(case)
     _, events = record(model, lambda: models.train(case, steps=1, model=model), tmp_path)
-    blocks = {
-        mark.path: event for event in events if (mark := parse_mark(event["name"])) and mark.kind == "block"
-    }
+    blocks = {mark.path: event for event in events if (mark := parse_mark(event["name"])) and mark.kind == "block"}
     gathers = {event["name"]: event for event in events if event["name"].startswith("FSDP::pre_forward")}
     assert len(blocks) == 2
     for path, block in blocks.items():
@@ -102,10 +100,9 @@ def _lies_in(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
 
 def test_generation_marks_prefill_and_decode(tmp_path: Path) -> None:
     case = models.build("llama")
+    options = {"max_new_tokens": 4, "use_cache": True, "do_sample": False, "pad_token_id": 0}
     prompt = torch.ones(1, 5, dtype=torch.long)
-    _, events = record(
-        case.model, lambda: case.model.generate(prompt, max_new_tokens=4, do_sample=False, pad_token_id=0), tmp_path
-    )
+    _, events = record(case.model, lambda: case.model.generate(prompt, **options), tmp_path)
     assert [mark.flags for mark in marks_in(events) if mark.path == "."] == [("prefill",), *[("decode",)] * 3]
 
 

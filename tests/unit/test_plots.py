@@ -12,7 +12,8 @@ from PIL import Image
 
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.figures import DPI, layer_ticks
-from profiler_wrapper.reports.plot_rows import averages, layer_bars, memory_course, short_names, step_lines
+from profiler_wrapper.reports.memory_rows import memory_course
+from profiler_wrapper.reports.plot_rows import averages, layer_bars, short_names, step_lines
 from profiler_wrapper.reports.plots import caption, draw_memory, draw_time
 from sample_results import Layer, analysis_of, llama
 

@@ -417,10 +417,10 @@ def test_a_gzip_bomb_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(bytesource, "_LONGEST_VALUE_BYTES", 1 << 20)
     path = tmp_path / "bomb.gz"
     for start in (b'[{"name": "', b'{"a": "', b'[{"args": [', b'{"a": ['):
-        path.write_bytes(gzip.compress(start + b"1," * (8 << 20)))
+        path.write_bytes(gzip.compress(start + b"1," * (3 << 20)))
         with pytest.raises(BrokenTrace, match="one value of more than 1 MiB"):
             read(path)
-    path.write_bytes(gzip.compress(b" " * (16 << 20)))
+    path.write_bytes(gzip.compress(b" " * (6 << 20)))
     with pytest.raises(BrokenTrace, match="the file is empty"):
         read(path)
 

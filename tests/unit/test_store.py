@@ -169,7 +169,8 @@ def test_run_json(tmp_path: Path) -> None:
     ("name", "data"),
     [
         ("t.json", b'{"traceEvents": ['), ("t.json", b""), ("t.json.gz", gzip.compress(b"{}", mtime=0)[:-3]),
-        ("t.json.gz", gzip.compress(b'{"a"', mtime=0)), ("t.json.gz", b""), ("p.png", b"\x89PNG...."), ("m.pickle", b"\x80\x04"),
+        ("t.json.gz", gzip.compress(b'{"a"', mtime=0)), ("t.json.gz", b""),
+        ("p.png", b"\x89PNG...."), ("m.pickle", b"\x80\x04"),
     ],
 )  # fmt: skip
 def test_a_file_without_its_end_is_not_moved_into_place(tmp_path: Path, name: str, data: bytes) -> None:

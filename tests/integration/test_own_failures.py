@@ -1,0 +1,98 @@
+"""What of ours fails is one warning and an artefact marked incomplete."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+
+import models
+import profiler_wrapper as pw
+from models import Case
+from profiler_wrapper.capture import session
+from profiling import directory_of, profiler, result_of
+from unchanged import fails, nothing_left
+
+
+@pytest.fixture
+def case() -> Case:
+    return models.build("llama")
+
+
+# --- failures of ours ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("owner", "where"),
+    [
+        (session.Session, "start"),
+        (session.Session, "begin_step"),
+        (session.Session, "end_step"),
+        (session.Session, "export"),
+        (session._KinetoProfile, "stop_trace"),
+        (session._KinetoProfile, "prepare_trace"),
+        (session._KinetoProfile, "start_trace"),
+        (session._KinetoProfile, "export_chrome_trace"),
+    ],
+)
+def test_what_of_ours_fails_is_one_warning(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, where: str
+) -> None:
+    monkeypatch.setattr(owner, where, fails)
+    with nothing_left(case), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with profiler(case, tmp_path) as prof:
+            losses = models.train(case, steps=8)
+        assert len(losses) == 8
+    ours = [warning for warning in said if warning.category is pw.ProfilerWrapperWarning]
+    assert len(ours) == 1
+    assert "ours" in str(ours[0].message)
+    assert prof.result is None or not prof.result.complete
+
+
+def test_a_report_that_fails_takes_no_other_with_it(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("profiler_wrapper.files.splice_lanes", fails)
+    with pytest.warns(pw.ProfilerWrapperWarning, match="lanes"), profiler(case, tmp_path) as prof:
+        models.train(case, steps=1)
+    assert (directory_of(prof) / "profile_trace.json").is_file()
+    assert (directory_of(prof) / "result.json").is_file()
+    assert json.loads((directory_of(prof) / "run.json").read_text())["complete"] is False
+
+
+def test_warnings_that_are_errors_do_not_reach_the_loop(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(session.Session, "start", fails)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pw.ProfilerWrapperWarning)
+        with profiler(case, tmp_path):
+            models.train(case, steps=1)
+    assert "ours" in capsys.readouterr().err
+
+
+def test_a_directory_that_cannot_be_used_costs_the_files_only(case: Case, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with (
+        pytest.warns(pw.ProfilerWrapperWarning, match="cannot be used") as said,
+        profiler(case, tmp_path / "taken") as prof,
+    ):
+        models.train(case, steps=6)
+    assert len(said) == 1
+    assert result_of(prof).run["timed_steps"] == [2, 3, 4]
+    assert prof.directory is None
+
+
+def test_a_directory_that_vanishes_meanwhile(case: Case, tmp_path: Path) -> None:
+
+    with nothing_left(case), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with profiler(case, tmp_path) as prof:
+            models.train(case, steps=3)
+            shutil.rmtree(tmp_path)
+            models.train(case, steps=3)
+    assert prof.result is None or not prof.result.complete or prof.result.run["timed_steps"]

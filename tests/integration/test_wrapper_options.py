@@ -1,0 +1,162 @@
+"""What ProfilerWrapper is told by its arguments and by the environment, and the package itself."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import models
+import profiler_wrapper as pw
+from models import Case
+from profiling import QUICK, directory_of, profiler, result_of
+
+
+@pytest.fixture
+def case() -> Case:
+    return models.build("llama")
+
+
+# --- parameters ---------------------------------------------------------------------------------
+
+
+def test_prefixes(tmp_path: Path) -> None:
+    case = models.build("llama", layers=1)
+    for first, options, name in [
+        (True, {}, "opensora"),
+        (False, {}, "cogvideo"),
+        (case.model, {"is_st": True}, "opensora"),
+        (False, {"prefix": "mine"}, "mine"),
+    ]:
+        prof = pw.ProfilerWrapper(first, output_dir=tmp_path, files="trace", enable_print_summary=False, **options)
+        with prof:
+            models.train(case, steps=1)
+        assert directory_of(prof) is not None
+        assert (directory_of(prof) / f"{name}_trace.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"steps": "soon"}, "'soon'"),
+        ({"steps": "3", "schedule": lambda step: None}, "'3'"),
+        ({"record_shapes": "always"}, "'always'"),
+        ({"files": ("trace", "movie")}, "'movie'"),
+        ({"trace": "xml"}, "'xml'"),
+        ({"track": 3}, "3"),
+        ({"activities": ()}, "activities"),
+        ({"is_st": "yes"}, "'yes'"),
+    ],
+)
+def test_wrong_use_is_said_at_once(options: dict[str, Any], found: str) -> None:
+    with pytest.raises(pw.WrongUse) as refused:
+        pw.ProfilerWrapper(None, **options)
+    assert found in str(refused.value)
+
+
+def test_is_st_twice_is_refused() -> None:
+    with pytest.raises(pw.WrongUse, match="Give one"):
+        pw.ProfilerWrapper(True, False)
+
+
+def test_the_trace_zipped_or_left_out(case: Case, tmp_path: Path) -> None:
+    with profiler(case, tmp_path, trace="json.gz", steps="1") as prof:
+        models.train(case, steps=2)
+    with gzip.open(directory_of(prof) / "profile_trace.json.gz") as file:
+        assert json.load(file)["traceEvents"]
+    with profiler(case, tmp_path, trace=False, steps="1", files="auto") as prof:
+        models.train(case, steps=2)
+    assert not list(directory_of(prof).rglob("*trace*"))
+    assert (directory_of(prof) / "result.json").is_file()
+
+
+def test_tables_go_to_log_dir(case: Case, tmp_path: Path) -> None:
+    with profiler(case, tmp_path, log_dir=tmp_path / "logs", files="log"):
+        models.train(case, steps=1)
+    assert "LlamaForCausalLM" in (tmp_path / "logs" / "profile_rank_0.log").read_text()
+
+
+def test_a_memory_snapshot_that_cannot_be_is_said_once(case: Case, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has snapshots")
+    with (
+        pytest.warns(pw.ProfilerWrapperWarning, match="snapshot is not available") as said,
+        profiler(case, tmp_path, enabled_record_memory_pickle=True) as prof,
+    ):
+        models.train(case, steps=6)
+    assert len(said) == 1
+    assert any("snapshot is not available" in warning for warning in result_of(prof).warnings)
+
+
+def test_several_models_by_name(tmp_path: Path) -> None:
+    parts = {"encoder": nn.Linear(4, 4), "decoder": nn.Sequential(nn.Linear(4, 4), nn.ReLU())}
+    prof = pw.ProfilerWrapper(parts, output_dir=tmp_path, files=QUICK, enable_print_summary=False)
+    with prof, torch.no_grad():
+        for _ in range(6):
+            parts["decoder"](parts["encoder"](torch.randn(2, 4)))
+    assert {"encoder", "decoder", "decoder.0"} <= {row.layer for row in result_of(prof).layers}
+    assert result_of(prof).run["timed_steps"] == [2, 3, 4]
+
+
+# --- the environment ----------------------------------------------------------------------------
+
+
+def test_off_is_off_and_everything_still_works(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROFILER_WRAPPER", "off")
+    with profiler(case, tmp_path) as prof:
+        loss = prof.record_function("it", lambda: case.loss(case.model, case.batch(0)))
+        with prof.record_function("it"):
+            loss.backward()
+        prof.step()
+    prof.leave()
+    assert prof.result is None
+    assert prof.results == ()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_environment_overrides_steps_and_ranks(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROFILER_WRAPPER", "steps=1,3,ranks=0-2")
+    with profiler(case, tmp_path, steps="all") as prof:
+        models.train(case, steps=6)
+    assert [result.run["timed_steps"] for result in prof.results] == [[1], [3]]
+    monkeypatch.setenv("PROFILER_WRAPPER", "ranks=1")
+    with profiler(case, tmp_path) as prof:
+        models.train(case, steps=2)
+    assert prof.result is None
+
+
+@pytest.mark.parametrize("text", ["nonsense", "steps=soon", "ranks=all", "rank=0"])
+def test_an_environment_that_means_nothing_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROFILER_WRAPPER", text)
+    with pytest.raises(pw.WrongUse):
+        pw.ProfilerWrapper()
+
+
+# --- the package --------------------------------------------------------------------------------
+
+
+def test_importing_is_light() -> None:
+    program = "import sys, profiler_wrapper; print([m for m in ('torch', 'matplotlib', 'plotly') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+    program = (
+        "import sys; from profiler_wrapper import ProfilerWrapper; ProfilerWrapper(); "
+        "print([m for m in ('matplotlib', 'plotly', 'torch._dynamo') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_names_are_there() -> None:
+    for name in pw.__all__:
+        assert getattr(pw, name) is not None
+    assert set(pw.__all__) <= set(dir(pw))
+    with pytest.raises(AttributeError):
+        _ = pw.nothing_of_the_kind

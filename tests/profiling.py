@@ -1,0 +1,40 @@
+"""Profiles for tests: small, quiet, in a directory of their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import profiler_wrapper as pw
+from models import Case
+
+QUICK = ("trace", "full_trace", "result")  # no plots: they take most of the time
+
+
+def profiler(case: Case | None, output_dir: Path, **options: Any) -> pw.ProfilerWrapper:
+    """A wrapper around the case's model, or around none, that prints nothing and draws nothing."""
+    options = {"output_dir": output_dir, "files": QUICK, "enable_print_summary": False, **options}
+    return pw.ProfilerWrapper(case.model if case is not None else None, **options)
+
+
+def result_of(prof: pw.ProfilerWrapper) -> pw.ProfileResult:
+    """Its result, which there has to be."""
+    assert prof.result is not None
+    return prof.result
+
+
+def directory_of(prof: pw.ProfilerWrapper) -> Path:
+    """Where its files are, which there have to be."""
+    assert prof.directory is not None
+    return prof.directory
+
+
+def rows_with_time(result: pw.ProfileResult, phase: str, kind: str = "block") -> list[str]:
+    """The layers of that kind that took time in that phase."""
+    return [row.layer for row in result.layers if row.phase == phase and row.kind == kind and row.time_ns]
+
+
+def event_names(path: Path, category: str) -> list[str]:
+    """Names of the events of one category, in file order."""
+    return [event["name"] for event in json.loads(path.read_text())["traceEvents"] if event.get("cat") == category]

@@ -1,0 +1,129 @@
+"""Roots: named by their user, or found when they are called."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from mark_tape import Block, Net, Tape, X
+from profiler_wrapper.capture.scopes import RootCall
+
+
+def test_callbacks_lie_around_outermost_calls(tape: Tape, attach: Any) -> None:
+    model = Net(1)
+    attach(
+        [model, model.layers[0]],
+        layers=0,
+        on_root_enter=lambda call: tape.events.append(f"enter {call.label}"),
+        on_root_exit=lambda call: tape.events.append(f"exit {call.label}"),
+    )
+    model(X)
+    model.layers[0](X)
+    assert tape.events == [
+        "enter Net#0", "+.", "+.", "-.", "-.", "exit Net#0", "enter Block#0", "+.", "-.", "exit Block#0",
+    ]  # fmt: skip
+
+
+def test_a_recomputed_root_is_no_call_of_its_own(tape: Tape, attach: Any) -> None:
+    calls: list[RootCall] = []
+    model = Net(1)
+    attach(model, on_root_enter=calls.append, on_root_exit=calls.append)
+    checkpoint(model, X.clone().requires_grad_(), use_reentrant=False).sum().backward()
+    assert tape.entered.count(".") == 2
+    assert calls == [RootCall("Net#0", "forward", True)] * 2
+    assert tape.events.count("+layers.0") == tape.events.count("-layers.0") == 2
+
+
+def test_prefill_and_decode_are_flags_of_the_root(tape: Tape, attach: Any) -> None:
+    class Generates(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Identity()
+
+        def forward(self, x: torch.Tensor, use_cache: bool = False) -> torch.Tensor:
+            return self.inner(x)
+
+    phases = []
+    attach(model := Generates(), on_root_enter=lambda call: phases.append(call.phase))
+    with torch.no_grad():
+        model(torch.ones(1, 5), use_cache=True)
+        model(torch.ones(1, 1), use_cache=True)
+    model(torch.ones(1, 1), use_cache=True)
+    assert phases == ["prefill", "decode", "forward"]
+    assert tape.flags == [("prefill",), (), ("decode",), (), (), ()]
+
+
+def test_without_a_model_the_outermost_modules_called_are_roots(tape: Tape, attach: Any) -> None:
+    blocks = [Block() for _ in range(42)]
+    one = attach()
+    for _ in range(2):
+        for block in blocks:
+            block(X)
+    assert tape.roots == [f"Block#{k}" for k in range(42)] * 2
+    assert tape.entered[:3] == [".", "norm", "linear"]
+    assert {row["kind"] for row in one.describe() if row["path"] == "."} == {"block"}
+
+
+def test_a_root_found_late_takes_over_what_it_contains(tape: Tape, attach: Any) -> None:
+    model = Net(1)
+    attach()
+    model.layers[0](X)
+    model(X)
+    model.layers[0](X)
+    assert tape.roots == ["Block#0", "Net#0"]
+    assert tape.entered[-3:] == ["layers.0", "layers.0.norm", "layers.0.linear"]
+
+
+def test_a_loss_made_anew_for_each_step_is_one_root(tape: Tape, attach: Any) -> None:
+    one = attach()
+    for _ in range(5):
+        nn.MSELoss()(X, X)
+    assert tape.roots == ["MSELoss#0"] * 5
+    assert len(one.describe()) == 1
+
+
+def test_models_are_held_weakly(tape: Tape, attach: Any) -> None:
+    one = attach()
+    model = Net()
+    model(X)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert len(one.describe()) == 7
+
+
+def test_a_layer_called_alone_is_marked_without_a_root(tape: Tape, attach: Any) -> None:
+    calls: list[RootCall] = []
+    model = Net(1)
+    attach(model, on_root_enter=calls.append)
+    model.layers[0](X)
+    assert tape.entered == ["layers.0", "layers.0.norm", "layers.0.linear"]
+    assert not calls
+
+
+def test_what_two_roots_share_goes_by_its_name_in_the_first(tape: Tape, attach: Any) -> None:
+    backbone = Net(1)
+    actor, critic = nn.Sequential(backbone, nn.ReLU()), nn.Sequential(backbone, nn.Tanh())
+    one = attach({"actor": actor, "critic": critic})
+    critic(X)
+    assert tape.roots == ["critic"]
+    assert tape.entered == [
+        ".",
+        "actor.0",
+        "actor.0.layers.0",
+        *(f"actor.0.layers.0.{x}" for x in ("norm", "linear")),
+        "critic.1",
+    ]
+    assert len({(row["root"], row["path"]) for row in one.describe()}) == len(one.describe()) == 8
+
+
+def test_copies_by_data_parallel_are_no_roots(tape: Tape, attach: Any) -> None:
+    attach()
+    nn.ReLU()._replicate_for_data_parallel()(X)
+    assert tape.events == []
