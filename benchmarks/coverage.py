@@ -32,8 +32,8 @@ FORWARD_AND_BACKWARD = {"forward", "prefill", "decode", "backward", "recompute",
 def layer_coverage(result: ProfileResult) -> float:
     """Share of the forward and backward time that is in a layer by name.
 
-    The unattributed counts against it, and so does what has no module; collectives of several layers do
-    not, as they belong to none of them.
+    The unattributed counts against it, and so does what has no module (a loss that is computed outside of
+    the model); collectives of several layers do not, as they belong to none of them.
     """
     rows = [row for row in result.layers if row.phase in FORWARD_AND_BACKWARD]
     named = sum(row.self_time_ns for row in rows if row.layer)
@@ -50,7 +50,7 @@ def adds_up(result: ProfileResult, path: Path) -> bool:
 
 
 def profile(name: str, variant: str, backend: str, folder: Path) -> tuple[ProfileResult, Path]:
-    case = models.build(name)
+    case = models.build(name, layers=4, hidden=128)
     if variant.startswith("compiled"):
         model = variants.VARIANTS[variant](case, backend=backend)  # type: ignore[call-arg]
         models.train(case, model=model, steps=2)  # compile outside of the profile

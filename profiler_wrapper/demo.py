@@ -50,7 +50,7 @@ def rotary_table(tokens: int, head_dim: int, device: torch.device) -> torch.Tens
 
 def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Turn each pair of channels of `x` by its position's angle. Shape of x: (batch, heads, tokens, head_dim)."""
-    first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+    first, second = x.reshape(*x.shape[:-1], -1, 2).unbind(-1)
     cosine, sine = table.to(x.dtype).unbind(-1)
     turned = (first * cosine - second * sine, first * sine + second * cosine)
     return torch.stack(turned, dim=-1).flatten(-2)

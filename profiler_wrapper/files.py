@@ -29,6 +29,7 @@ class WindowFiles:
     def __init__(self, options: Options, info: RunInfo, directory: RunDirectory | None, run: Mapping[str, Any]) -> None:
         self._options, self._info, self._directory, self._run = options, info, directory, run
         self._written: list[Path] = []
+        self._whole = True
 
     def write(self, result: ProfileResult, found: Attributed, *, main: Path, full: Path | None) -> None:
         """Everything, `run.json` last: what it calls complete is there.
@@ -40,17 +41,28 @@ class WindowFiles:
         if self._directory is None:
             return
         wanted = self.wanted()
-        self._directory.write_run(self._run, complete=False)
-        whole = True
         if "trace" in wanted:
-            whole &= self._attempt("the layer lanes", lambda: splice_lanes(main, layer_lanes(found, result.calls)))
-            whole &= self._attempt("the trace", lambda: self._move(main, FILES["trace"]))
-        if full is not None and "full_trace" in wanted:
-            whole &= self._attempt("the trace with shapes", lambda: self._move(full, FILES["full_trace"]))
+            self._attempt("the layer lanes", lambda: splice_lanes(main, layer_lanes(found, result.calls)))
+        self._move_traces(main, full)
         for name, write in self._reports(result).items():
             if name in wanted:
-                whole &= self._attempt(name.replace("_", " "), write)
-        complete = bool(self._run.get("complete", True)) and whole
+                self._attempt(name.replace("_", " "), write)
+        self._write_run(complete=bool(self._run.get("complete", True)) and self._whole)
+
+    def write_traces(self, *, main: Path, full: Path | None) -> None:
+        """The traces alone: nothing could be made of them."""
+        if self._directory is not None:
+            self._move_traces(main, full)
+            self._write_run(complete=False)
+
+    def _move_traces(self, main: Path, full: Path | None) -> None:
+        wanted = self.wanted()
+        if "trace" in wanted:
+            self._attempt("the trace", lambda: self._move(main, FILES["trace"]))
+        if full is not None and "full_trace" in wanted:
+            self._attempt("the trace with shapes", lambda: self._move(full, FILES["full_trace"]))
+
+    def _write_run(self, *, complete: bool) -> None:
         self._attempt("run.json", lambda: self._keep(self._directory_path().write_run(self._run, complete=complete)))
 
     def wanted(self) -> frozenset[str]:
@@ -128,13 +140,12 @@ class WindowFiles:
     def _keep(self, path: Path) -> None:
         self._written.append(path)
 
-    def _attempt(self, what: str, write: Callable[[], object]) -> bool:
+    def _attempt(self, what: str, write: Callable[[], object]) -> None:
         try:
             write()
         except Exception as error:
+            self._whole = False
             tell(f"{what} could not be written: {type(error).__name__}: {error}")
-            return False
-        return True
 
 
 def _zip(source: Path, target: Path) -> None:

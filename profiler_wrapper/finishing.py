@@ -131,6 +131,10 @@ class Finisher:
         except EmptyRecording as error:
             tell(f"nothing was recorded: {error}")
             return
+        except Exception as error:
+            files.write_traces(main=main.path, full=full.path if full is not None else None)
+            tell(f"what was recorded could not be analysed ({type(error).__name__}: {error}); {files.summary()}")
+            return
         self.results.append(result)
         files.write(result, found, main=main.path, full=full.path if full is not None else None)
         self._drop_parts({trace.path for trace in (window.full, window.timed) if trace is not None})

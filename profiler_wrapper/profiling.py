@@ -11,6 +11,7 @@ from profiler_wrapper.capture.recorder import Recorder
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.session import Session, machine_activities
+from profiler_wrapper.capture.signals import Updates
 from profiler_wrapper.capture.steps import Mode, OpenPlan, Plan
 from profiler_wrapper.finishing import Finisher
 from profiler_wrapper.notices import tell
@@ -33,6 +34,7 @@ class Profiling:
         self._scopes = LayerScopes(model, layers=options.layers, on_root_enter=self._root_enters)
         self._recorder: Recorder | None = None
         self._first_call = FirstCall()
+        self._updates = Updates()
         self._only_marks = False
         self._depth = 0
         self._entries = 0
@@ -175,7 +177,7 @@ class Profiling:
         self._root_calls += 1
         self._gradients |= call.grad_enabled
         if self._recorder is not None:
-            self._recorder.root_enters(call)
+            self._recorder.root_enters(call, updated=self._updates.since_last(self._first_call.module))
 
     # -- afterwards -------------------------------------------------------------------------------
 

@@ -91,7 +91,9 @@ class Trace:
         fields = {"sequence": number, "forward_thread": forward_thread} if number >= 0 else {}
         return self.op(NODE + name, start, end, thread=thread, **fields)
 
-    def arrow(self, forward: int, backward: int, *, forward_thread: int = MAIN, backward_thread: int = AUTOGRAD) -> Trace:
+    def arrow(
+        self, forward: int, backward: int, *, forward_thread: int = MAIN, backward_thread: int = AUTOGRAD
+    ) -> Trace:
         """A `fwdbwd` flow between the starts of a forward op and of its node."""
         lanes = (self._lane(Lane(_PROCESS, forward_thread)), self._lane(Lane(_PROCESS, backward_thread)))
         self._flows.append((lanes[0], forward, lanes[1], backward))
@@ -160,9 +162,7 @@ class Trace:
     def recording(self, **fields: Any) -> Recording:
         """The trace as columns; fields of `Recording` to replace."""
         empty = {"category": 0, "name": 0, "lane": 0, "start_ns": 0, "duration_ns": 0, **_span_fields()}
-        spans = {
-            key: np.array([span[key] for span in self._spans], dtype=_DTYPES.get(key, np.int64)) for key in empty
-        }
+        spans = {key: np.array([span[key] for span in self._spans], dtype=_DTYPES.get(key, np.int64)) for key in empty}
         ordered = sorted(self._memory, key=lambda event: event["time_ns"])
         memory = {
             key: np.array([event[key] for event in ordered], dtype=dtype)

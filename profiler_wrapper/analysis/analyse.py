@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.attribution import Attribution, attribute
+from profiler_wrapper.analysis.attribution import Attribution, Role, attribute, role_of
 from profiler_wrapper.analysis.charges import (
     Charges,
     CpuTime,
@@ -36,8 +36,9 @@ from profiler_wrapper.analysis.series import Track, function_series, named_serie
 from profiler_wrapper.analysis.steps import Steps, find_steps
 from profiler_wrapper.analysis.trace_run import run_of_trace
 from profiler_wrapper.errors import EmptyRecording
-from profiler_wrapper.recording.columns import Category, Int64, Recording
-from profiler_wrapper.recording.nesting import Nesting, nest
+from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Recording
+from profiler_wrapper.recording.marks import parse_mark
+from profiler_wrapper.recording.nesting import Nesting, crossed, nest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +47,7 @@ class Attributed:
 
     recording: Recording
     nesting: Nesting
+    enclosing: Int32  # as `nesting.parent`, but with the annotations that cross layers
     tree: LayerTree
     attribution: Attribution
     cpu: CpuTime
@@ -64,13 +66,11 @@ def attributed(recording: Recording, *, described: Sequence[Mapping[str, Any]] =
     """
     spans = recording.spans
     launch = launches(recording)
-    nesting = _nest_cpu(recording, launch)
-    parent: list[int] = nesting.parent.tolist()
-    tree = find_layers(recording, parent, described)
+    nesting, enclosing = _nest_cpu(recording, launch)
+    tree = find_layers(recording, nesting.parent, described)
     attribution = attribute(recording, nesting, tree)
-    order = [span for span in nesting.order.tolist() if attribution.place_of[span] >= 0]
-    cpu = cpu_time(recording, tree)
-    work_of = WorkOfOps(recording, parent, order, tree)
+    cpu = cpu_time(recording, nesting, tree)
+    work_of = WorkOfOps(recording, nesting.parent, tree)
     if recording.device_mask.any():
         charges = device_charges(recording, attribution, launch, work_of)
     else:
@@ -80,22 +80,55 @@ def attributed(recording: Recording, *, described: Sequence[Mapping[str, Any]] =
             f"{recording.path or 'the recording'}: {len(spans)} events, but no kernel, copy or CPU op among them. "
             "Was the profiler stopped before the first step, or its schedule still waiting?"
         )
-    calls = find_calls(recording, tree, parent, order)
+    calls = find_calls(tree, nesting, spans.start_ns, attribution.node_of)
     steps = find_steps(recording, tree, attribution.node_of)
-    return Attributed(recording, nesting, tree, attribution, cpu, charges, calls, steps)
+    return Attributed(recording, nesting, enclosing, tree, attribution, cpu, charges, calls, steps)
 
 
-def _nest_cpu(recording: Recording, launch: Int64) -> Nesting:
-    """Nesting of the CPU events that matter: of calls into the runtime only those that launched something."""
+def _nest_cpu(recording: Recording, launch: Int64) -> tuple[Nesting, Int32]:
+    """Nesting of the CPU events that matter: of calls into the runtime only those that launched something.
+
+    An annotation that begins in one layer and ends in another would hide the layers around what lies
+    in both, so it is left out of the first answer. The second gives the parents with it.
+    """
     spans = recording.spans
-    chosen = np.flatnonzero(spans.category < Category.RUNTIME)
+    chosen = spans.category < Category.RUNTIME
     launched = np.unique(launch[launch >= 0])
-    launched = launched[spans.category[launched] == Category.RUNTIME]
-    chosen = np.sort(np.concatenate([chosen, launched]))
-    local = nest(spans.lane[chosen], spans.start_ns[chosen], spans.end_ns[chosen])
+    chosen[launched[spans.category[launched] == Category.RUNTIME]] = True
+    everything = _nest(recording, chosen)
+    hiding = _crossing_annotations(recording, everything)
+    if not hiding.any():
+        return everything, everything.parent
+    return _nest(recording, chosen & ~hiding), everything.parent
+
+
+def _nest(recording: Recording, chosen: Bool) -> Nesting:
+    spans, members = recording.spans, np.flatnonzero(chosen)
+    local = nest(spans.lane[members], spans.start_ns[members], spans.end_ns[members])
     parent = np.full(len(spans), -1, dtype=np.int32)
-    parent[chosen] = np.where(local.parent >= 0, chosen[local.parent], -1)
-    return Nesting(chosen[local.order], parent, local.crossing_lanes)
+    parent[members] = np.where(local.parent >= 0, members[local.parent], -1)
+    return Nesting(members[local.order], parent, local.crossing_lanes)
+
+
+def _crossing_annotations(recording: Recording, nesting: Nesting) -> Bool:
+    """Annotations without a meaning of their own that cross a layer or an autograd node."""
+    spans = recording.spans
+    crossing = np.zeros(len(spans), dtype=np.bool_)
+    if not nesting.crossing_lanes:
+        return crossing
+    marks = np.array([parse_mark(name) is not None for name in recording.names], dtype=np.bool_)[spans.name]
+    layers = marks | (spans.category == Category.MODULE)
+    if not layers.any():
+        return crossing  # annotations are the layers
+    plain = np.array([role_of(name) == Role.PLAIN for name in recording.names], dtype=np.bool_)[spans.name]
+    annotation = (spans.category == Category.ANNOTATION) & plain & ~marks
+    bearing = (spans.category <= Category.MODULE) & (layers | ~plain)
+    for lane in nesting.crossing_lanes:
+        doubtful, others = np.flatnonzero(annotation & (spans.lane == lane)), bearing & (spans.lane == lane)
+        crossing[doubtful] = crossed(
+            spans.start_ns[doubtful], spans.end_ns[doubtful], spans.start_ns[others], spans.end_ns[others]
+        )
+    return crossing
 
 
 def analyse(recording: Recording, *, run: Mapping[str, Any] | None = None, track: Sequence[Track] = ()) -> Analysis:
@@ -117,13 +150,13 @@ def tables(found: Attributed, *, run: Mapping[str, Any], track: Sequence[Track] 
     recording, charges, attribution, tree = found.recording, found.charges, found.attribution, found.tree
     run = {**run_of_trace(recording, found.steps.number), **run}
     memory = device_memory(recording)
-    node_starts = np.sort(recording.spans.start_ns[[s for s, n in enumerate(attribution.node_of) if s == n]])
+    node_starts = np.sort(recording.spans.start_ns[attribution.is_node])
     per_call = None if memory is None else call_memory(recording, found.calls, memory, node_starts)
     exposed, exposed_total = exposed_communication(recording, charges)
     idle = idle_per_place(recording, found.nesting, attribution, charges)
     functions = [item for item in track if callable(item)]
     names = [item for item in track if not callable(item)]
-    series = named_series(recording, found.nesting.parent.tolist(), charges, found.steps, names)
+    series = named_series(recording, found.enclosing, charges, found.steps, names)
     series |= function_series(recording, tree, attribution, charges, found.steps, functions)
     return Analysis(
         time_basis=charges.basis,
@@ -193,5 +226,8 @@ def _notes(found: Attributed, memory: DeviceMemory | None) -> list[str]:
     if memory is None:
         notes.append("memory is not available, because the trace has no allocation events (profile_memory=True)")
     elif memory.device == "cpu":
-        notes.append("memory counts from the start of the recording: a CPU's allocator does not say what was before")
+        notes.append(
+            "memory counts what was allocated or freed during the recording: "
+            "a CPU's allocator does not say what else was there"
+        )
     return notes

@@ -23,8 +23,8 @@ import numpy as np
 from profiler_wrapper.analysis.forward_ops import ForwardOps
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import NO_FORWARD_LINK, NO_LAYERS, Phase
-from profiler_wrapper.recording.columns import Category, Recording
-from profiler_wrapper.recording.nesting import Nesting
+from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Recording
+from profiler_wrapper.recording.nesting import Nesting, nearest, nearest_above
 
 NO_LAYER = -1  # by nature: the optimizer, data loading, collectives of several layers, code between calls
 UNKNOWN = -2  # should have a layer; `Place.reason` says why it has none
@@ -57,7 +57,8 @@ _NODE_PREFIX = "autograd::engine::evaluate_function: "
 _COLLECTIVE = re.compile(
     r"(nccl|gloo|mpi|ucc|xccl|hccl|mccl|c10d|c10d_functional|_c10d_functional):|record_param_comms"
 )
-_FSDP_NAME = re.compile(r"\((?P<held>[^()\s]+)\)|prefetch for (?P<prefetched>\S+)")
+_FSDP_NAME = re.compile(r"\((?P<held>[^()]+)\)|prefetch for (?P<prefetched>.+)")
+_WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 _FSDP_BACKWARD = re.compile(r"FSDP::\w*(post_backward|pre_backward|backward_prefetch)")
 
 
@@ -91,14 +92,20 @@ class Attribution:
     """The place of every CPU span of a recording."""
 
     places: list[Place]
-    place_of: list[int]  # per span: index into places; -1 for device spans
-    node_of: list[int]  # per span: the innermost autograd node around it (or itself), -1 outside backward
+    place_of: Int32  # per span: index into places; -1 for device spans
+    node_of: Int32  # per span: the innermost autograd node around it (or itself), -1 outside backward
     links: list[NodeLink]
     outside: int  # the place of what nothing encloses
 
+    @property
+    def is_node(self) -> Bool:
+        """True for the spans that are autograd nodes."""
+        mask: Bool = self.node_of == np.arange(len(self.node_of))
+        return mask
+
     def place(self, span: int) -> Place:
         """The place of CPU span `span`."""
-        return self.places[self.place_of[span]]
+        return self.places[int(self.place_of[span])]
 
     def index_of(self, place: Place) -> int:
         """The index of `place`, which is added where it is new."""
@@ -113,45 +120,57 @@ def attribute(recording: Recording, nesting: Nesting, tree: LayerTree) -> Attrib
 
 
 class _Walk:
-    """One walk over the CPU spans in the order they started, enclosing ones first."""
+    """One walk over the CPU spans in the order they started, enclosing ones first.
+
+    Only spans that may change the place are visited: nodes, marks, what `Role` knows, and ops that
+    may be recomputed. All others are where the nearest visited one around them is.
+    """
 
     def __init__(self, recording: Recording, nesting: Nesting, tree: LayerTree) -> None:
         spans = recording.spans
         self.recording, self.tree = recording, tree
+        self.parent = nesting.parent
         roles = np.array([role_of(name) for name in recording.names], dtype=np.int8)
-        self.role: list[int] = roles[spans.name].tolist() if len(spans) else []
-        self.parent: list[int] = nesting.parent.tolist()
-        self.lane: list[int] = spans.lane.tolist()
-        self.start: list[int] = spans.start_ns.tolist()
-        self.end: list[int] = spans.end_ns.tolist()
-        self.number: list[int] = spans.sequence.tolist()
-        self.forward_thread: list[int] = spans.forward_thread.tolist()
-        self.order = _start_order(recording, nesting)
-        self.node_of = self._innermost_nodes()
+        self.role = roles[spans.name] if len(spans) else np.empty(0, dtype=np.int8)
+        self.role[spans.category > Category.RUNTIME] = Role.PLAIN
+        self.node_of = nearest(self.parent, np.isin(self.role, _NODES))
+        visited = self._visited()
+        self.near = nearest(self.parent, visited)
+        self.order = _start_order(recording, nesting, visited)
+        self.around = nearest_above(self.parent[self.order], self.near)
         self.common_layer = self._layers_entered_in_nodes()
         self.numbered_child = self._numbered_children()
         self.forward_ops = ForwardOps(recording)
         self.layer_by_name = tree.by_name()
+        held = {layer.parent for layer in tree.layers}
+        self.roots_with_layers = [i for i, layer in enumerate(tree.layers) if layer.parent < 0 and i in held]
         self.places: list[Place] = []
         self.index: dict[Place, int] = {}
         self.outside = self._intern(self._without_layer("other"))
-        self.place_of = [-1] * len(spans)
+        self.place_of = np.full(len(spans), -1, dtype=np.int32)  # of visited spans, until the walk ends
         self.links: list[NodeLink] = []
-        self.open_nodes: dict[int, list[int]] = defaultdict(list)  # per lane
+        self.open_nodes: dict[int, list[tuple[int, int]]] = defaultdict(list)  # per lane: (end, place)
         self.last_finished: dict[int, int] = {}  # per lane: the place of the node that finished last
 
     def run(self) -> Attribution:
-        parent, role, place_of = self.parent, self.role, self.place_of
-        number, mark_of = self.number, self.tree.layer_of_span
-        for span in self.order:
-            if role[span] == Role.PLAIN and number[span] < 0 and span not in mark_of:
-                above = parent[span]
-                place_of[span] = place_of[above] if above >= 0 else self.outside
-            elif role[span] in _NODES:
-                place_of[span] = self._node(span)
+        spans, place_of = self.recording.spans, self.place_of
+        columns = (self.order, self.around, self.role[self.order], self.parent[self.order], self.node_of[self.order])
+        for span, around, role, above, node in zip(*(c.tolist() for c in columns), strict=True):
+            if role in _NODES:
+                place_of[span] = self._node(span, role)
             else:
-                place_of[span] = self._intern(self._special(span))
-        return Attribution(self.places, place_of, self.node_of, self.links, self.outside)
+                around_place = self.places[place_of[around] if around >= 0 else self.outside]
+                place_of[span] = self._intern(self._special(span, role, around_place, above, node))
+        on_cpu = spans.category <= Category.RUNTIME
+        found = np.where(self.near >= 0, place_of[self.near], np.int32(self.outside))
+        return Attribution(self.places, np.where(on_cpu, found, np.int32(-1)), self.node_of, self.links, self.outside)
+
+    def _visited(self) -> Bool:
+        spans = self.recording.spans
+        visited: Bool = (self.role != Role.PLAIN) & (spans.category < Category.RUNTIME)
+        visited |= (spans.sequence >= 0) & (spans.forward_thread <= 0) & (self.node_of >= 0)
+        visited[list(self.tree.layer_of_span)] = True
+        return visited
 
     def _intern(self, place: Place) -> int:
         index = self.index.setdefault(place, len(self.places))
@@ -163,67 +182,66 @@ class _Walk:
         """Code outside of all layers; nothing can be said of it in a trace that has none."""
         return Place(UNKNOWN, phase, NO_LAYERS) if self.tree.source == "none" else Place(NO_LAYER, phase)
 
-    def _innermost_nodes(self) -> list[int]:
-        node_of = [-1] * len(self.parent)
-        for span in self.order:
-            above = self.parent[span]
-            node_of[span] = span if self.role[span] in _NODES else (node_of[above] if above >= 0 else -1)
-        return node_of
-
     def _layers_entered_in_nodes(self) -> dict[int, int]:
         """Per node that encloses marks: the deepest layer above all of them."""
         found: dict[int, set[int]] = defaultdict(set)
         for span, layer in self.tree.layer_of_span.items():
             if self.node_of[span] >= 0:
-                found[self.node_of[span]].add(layer)
+                found[int(self.node_of[span])].add(layer)
         return {node: self.tree.common_ancestor(layers) for node, layers in found.items()}
 
     def _numbered_children(self) -> dict[int, int]:
         """Per node: its direct child of the node's own name, which has the number if the node has none."""
-        names, name_id = self.recording.names, self.recording.spans.name
+        spans, names = self.recording.spans, self.recording.names
+        candidates = np.flatnonzero((spans.forward_thread > 0) & (self.parent >= 0))
+        candidates = candidates[self.role[self.parent[candidates]] == Role.NODE]
+        candidates = candidates[np.argsort(spans.start_ns[candidates], kind="stable")]
+        nodes = self.parent[candidates]
+        columns = (candidates, nodes, spans.name[candidates], spans.name[nodes])
         children: dict[int, int] = {}
-        for span in self.order:
-            above = self.parent[span]
-            numbered = above >= 0 and self.forward_thread[span] > 0 and self.role[above] == Role.NODE
-            if numbered and names[name_id[above]].endswith(names[name_id[span]]):
-                children.setdefault(above, span)
+        for span, node, name, node_name in zip(*(c.tolist() for c in columns), strict=True):
+            if names[node_name].endswith(names[name]):
+                children.setdefault(node, span)
         return children
 
-    def _node(self, span: int) -> int:
-        lane = self.lane[span]
+    def _node(self, span: int, role: int) -> int:
+        spans = self.recording.spans
+        lane, start = int(spans.lane[span]), int(spans.start_ns[span])
         lane_nodes = self.open_nodes[lane]
-        while lane_nodes and self.end[lane_nodes[-1]] <= self.start[span]:
-            self.last_finished[lane] = self.place_of[lane_nodes.pop()]
-        if self.role[span] == Role.ACCUMULATE:
+        while lane_nodes and lane_nodes[-1][0] <= start:
+            self.last_finished[lane] = lane_nodes.pop()[1]
+        if role == Role.ACCUMULATE:
             owner = self.last_finished.get(lane)
             return self._intern(self._owned_by(None if owner is None else self.places[owner], "accumulate_grad"))
-        lane_nodes.append(span)
-        if self.role[span] == Role.GRAPH_ROOT:
-            return self._intern(self._without_layer("backward"))
-        return self._intern(self._linked(span))
+        place = self._intern(self._without_layer("backward") if role == Role.GRAPH_ROOT else self._linked(span))
+        lane_nodes.append((start + int(spans.duration_ns[span]), place))
+        return place
 
     def _linked(self, span: int) -> Place:
+        spans = self.recording.spans
         child = self.numbered_child.get(span, -1)
-        numbered = span if self.number[span] >= 0 else child
-        if numbered < 0 or self.number[numbered] < 0:
+        numbered = span if spans.sequence[span] >= 0 else child
+        if numbered < 0 or spans.sequence[numbered] < 0:
             return self._owned_by(None, "backward")
+        number, thread = int(spans.sequence[numbered]), int(spans.forward_thread[numbered])
         events = (span,) if child < 0 else (span, child)
-        forward_op = self.forward_ops.find(
-            self.number[numbered], self.forward_thread[numbered], tuple((self.lane[e], self.start[e]) for e in events)
-        )
-        self.links.append(NodeLink(span, self.number[numbered], forward_op))
-        return self._owned_by(None if forward_op < 0 else self.places[self.place_of[forward_op]], "backward")
+        ends = tuple((int(spans.lane[e]), int(spans.start_ns[e])) for e in events)
+        forward_op = self.forward_ops.find(number, thread, ends)
+        self.links.append(NodeLink(span, number, forward_op))
+        return self._owned_by(None if forward_op < 0 else self._placed(forward_op), "backward")
+
+    def _placed(self, span: int) -> Place:
+        """The place of a span that the walk has passed."""
+        near = self.near[span]
+        return self.places[self.place_of[near] if near >= 0 else self.outside]
 
     def _owned_by(self, owner: Place | None, phase: Phase) -> Place:
         if owner is None:
             return Place(UNKNOWN, phase, NO_LAYERS if self.tree.source == "none" else NO_FORWARD_LINK)
         return Place(owner.layer, phase, owner.reason)
 
-    def _special(self, span: int) -> Place:
+    def _special(self, span: int, role: int, around: Place, above: int, node: int) -> Place:
         """The place of a mark, of what role gives one, or of an op that may be recomputed."""
-        above = self.parent[span]
-        around = self.places[self.place_of[above] if above >= 0 else self.outside]
-        role, node = self.role[span], self.node_of[span]
         layer = self.tree.layer_of_span.get(span)
         if layer is not None:
             return Place(layer, "recompute" if node >= 0 else self._forward_phase(span, around))
@@ -235,7 +253,9 @@ class _Walk:
             return self._fsdp(span, around)
         if role == Role.COLLECTIVE:
             return self._collective(around, above, node)
-        if self.number[span] >= 0 and self.forward_thread[span] <= 0 and around.phase == "backward" and node >= 0:
+        spans = self.recording.spans
+        creates_nodes = node >= 0 and spans.sequence[span] >= 0 and spans.forward_thread[span] <= 0
+        if creates_nodes and around.phase == "backward":
             if node in self.common_layer:
                 common = self.common_layer[node]
                 return Place(common, "recompute") if common >= 0 else around._replace(phase="recompute")
@@ -271,26 +291,35 @@ class _Walk:
         match = _FSDP_NAME.search(name)
         if match is None and above >= 0 and self.role[above] == Role.FSDP:
             return around._replace(phase=phase)
-        return Place(self._layer_by_fsdp_name(match.group("held") or match.group("prefetched") if match else ""), phase)
+        held = (match["held"] or match["prefetched"]).split(", ") if match else []
+        layers = [layer for layer in map(self._layer_of_module, held) if layer >= 0]
+        if layers:  # one group of parameters may be that of several modules
+            return Place(self.tree.common_ancestor(layers), phase)
+        if around.layer >= 0:
+            return Place(self.tree.layers[around.layer].ancestors[-1], phase)
+        return Place(self.roots_with_layers[0] if len(self.roots_with_layers) == 1 else NO_LAYER, phase)
 
-    def _layer_by_fsdp_name(self, name: str) -> int:
-        """The layer of a module's name as FSDP knows it: the same, or what is left below wrappers."""
-        while name:
-            if name in self.layer_by_name:
-                return self.layer_by_name[name]
-            shorter = [full for full in self.layer_by_name if full.endswith(f".{name}") or name.endswith(f".{full}")]
-            if len(shorter) == 1:
-                return self.layer_by_name[shorter[0]]
-            name = name.rpartition(".")[0]
-        roots = [i for i, layer in enumerate(self.tree.layers) if layer.parent < 0]
-        return roots[0] if len(roots) == 1 else NO_LAYER
+    def _layer_of_module(self, name: str) -> int:
+        """The layer of a module's name as FSDP knows it, or the nearest above it; -1 for none.
+
+        What wrappers put before the name is not in a layer's, and a root's prefix is not in FSDP's.
+        """
+        parts = [part for part in name.split(".") if part not in _WRAPPERS]
+        for dropped in range(len(parts)):
+            for kept in range(len(parts), dropped, -1):
+                layer = self.layer_by_name.get(".".join(parts[dropped:kept]), -1)
+                if layer >= 0:
+                    return layer
+        for kept in range(len(parts), 0, -1):
+            ending = "." + ".".join(parts[:kept])
+            below_root = [layer for full, layer in self.layer_by_name.items() if full.endswith(ending)]
+            if len(below_root) == 1:
+                return below_root[0]
+        return -1
 
 
-def _start_order(recording: Recording, nesting: Nesting) -> list[int]:
-    """CPU spans of all threads by start, an enclosing one before what it encloses."""
-    spans = recording.spans
-    rank = np.empty(len(spans), dtype=np.int64)
-    rank[nesting.order] = np.arange(len(nesting.order))
-    cpu = np.flatnonzero(spans.category <= Category.RUNTIME)
-    order: list[int] = cpu[np.lexsort((rank[cpu], spans.start_ns[cpu]))].tolist()
-    return order
+def _start_order(recording: Recording, nesting: Nesting, chosen: Bool) -> Int64:
+    """The chosen spans of all threads by start, an enclosing one before what it encloses."""
+    members = nesting.order[chosen[nesting.order]]
+    in_order: Int64 = members[np.argsort(recording.spans.start_ns[members], kind="stable")]
+    return in_order

@@ -12,7 +12,7 @@ from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN, Attribution
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAUNCH
 from profiler_wrapper.recording.columns import Bool, Category, Int8, Int32, Int64, Recording
-from profiler_wrapper.recording.nesting import self_time
+from profiler_wrapper.recording.nesting import Nesting, nearest, nearest_above, self_time
 
 TimeBasis = Literal["device", "cpu"]
 
@@ -43,15 +43,16 @@ class CpuTime:
     time_ns: Int64
 
 
-def cpu_time(recording: Recording, tree: LayerTree) -> CpuTime:
+def cpu_time(recording: Recording, nesting: Nesting, tree: LayerTree) -> CpuTime:
     """CPU time as ops tell it: marks give names to it, never time."""
     spans = recording.spans
-    ops = np.flatnonzero(spans.category == Category.CPU_OP)
-    counts = np.ones(len(ops), dtype=np.bool_)
+    is_op = spans.category == Category.CPU_OP
+    counts = is_op.copy()
     if tree.source == "marks":
-        marked = np.fromiter(tree.layer_of_span, dtype=np.int64, count=len(tree.layer_of_span))
-        counts = ~np.isin(ops, marked)
-    return CpuTime(ops, self_time(spans.lane[ops], spans.start_ns[ops], spans.end_ns[ops], counts))
+        counts[list(tree.layer_of_span)] = False
+    own = self_time(nesting, spans.lane, spans.start_ns, spans.end_ns, counts=counts, takes=is_op)
+    ops = np.flatnonzero(is_op)
+    return CpuTime(ops, own[ops])
 
 
 def launches(recording: Recording) -> Int64:
@@ -97,7 +98,7 @@ def device_charges(recording: Recording, attribution: Attribution, launch: Int64
     device = device[np.argsort(spans.start_ns[device], kind="stable")]
     cpu_span = launch[device]
     launched = cpu_span >= 0
-    place = np.array(attribution.place_of, dtype=np.int32)[np.where(launched, cpu_span, 0)]
+    place = attribution.place_of[np.where(launched, cpu_span, 0)]
     before = attribution.index_of(Place(UNKNOWN, "other", LAUNCHED_BEFORE))
     nowhere = attribution.index_of(Place(UNKNOWN, "other", NO_LAUNCH))
     place[~launched] = np.where(_launched_before(recording, device, launched)[~launched], before, nowhere)
@@ -143,7 +144,7 @@ def _collectives_of_several_layers(
     roles = np.array([role_of(name) for name in recording.names], dtype=np.int8)
     no_layer = attribution.index_of(Place(NO_LAYER, "backward"))
     for i in np.flatnonzero(collective & (cpu_span >= 0)).tolist():
-        node = attribution.node_of[int(cpu_span[i])]
+        node = int(attribution.node_of[cpu_span[i]])
         if node >= 0 and roles[recording.spans.name[node]] == Role.ACCUMULATE:
             place[i] = no_layer
 
@@ -152,7 +153,7 @@ def cpu_charges(recording: Recording, attribution: Attribution, cpu: CpuTime, wo
     """Every op's own CPU time, for a trace without device events."""
     chosen = cpu.time_ns > 0
     span, time_ns = cpu.span[chosen], cpu.time_ns[chosen]
-    place = np.array(attribution.place_of, dtype=np.int32)[span]
+    place = attribution.place_of[span]
     work, backend = work_of.ops(span)
     return Charges(
         basis="cpu",
@@ -177,29 +178,35 @@ def _optimizer_work(attribution: Attribution, place: Int32, work: Int8) -> Int8:
 class WorkOfOps:
     """The class and the attention backend of ops, inherited from the op around where a name says nothing."""
 
-    def __init__(self, recording: Recording, parent: list[int], order: list[int], tree: LayerTree) -> None:
+    def __init__(self, recording: Recording, parent: Int32, tree: LayerTree) -> None:
         self.recording = recording
         class_ids = {name: i for i, name in enumerate(classes.CLASSES)}
         backend_ids = {name: i for i, name in enumerate(classes.BACKENDS)}
-        work_of_name = [class_ids.get(classes.class_of_op(name), -1) for name in recording.names]
-        backend_of_name = [backend_ids.get(classes.attention_backend_of_op(name), -1) for name in recording.names]
-        names: list[int] = recording.spans.name.tolist()
-        self._work = [-1] * len(names)
-        self._backend = [-1] * len(names)
-        for span in order:
-            above = parent[span]
-            own = work_of_name[names[span]]
-            backend = backend_of_name[names[span]]
-            if above >= 0 and span not in tree.layer_of_span:
-                backend = self._backend[above] if self._backend[above] >= 0 else backend
-                own = own if own >= 0 else self._work[above]
-            self._work[span], self._backend[span] = own, backend
+        self._work_of_name = _ids([class_ids.get(classes.class_of_op(name), -1) for name in recording.names])
+        self._backend_of_name = _ids(
+            [backend_ids.get(classes.attention_backend_of_op(name), -1) for name in recording.names]
+        )
+        name = recording.spans.name
+        on_cpu = recording.spans.category <= Category.RUNTIME
+        is_mark = np.zeros(len(name), dtype=np.bool_)
+        is_mark[list(tree.layer_of_span)] = True  # nothing is inherited from beyond a layer's own mark
+        tells_work = on_cpu & ((self._work_of_name[name] >= 0) | is_mark)
+        self._work_from = nearest(parent, tells_work)
+        tells_backend = on_cpu & ((self._backend_of_name[name] >= 0) | is_mark)
+        self._backend_from = _outermost(parent, tells_backend, is_mark, nearest(parent, tells_backend))
 
     def ops(self, span: Int64) -> tuple[Int8, Int8]:
         """(class, backend) per op."""
-        work = np.array(self._work, dtype=np.int8)[span]
-        backend = np.array(self._backend, dtype=np.int8)[span]
+        work, backend = self._own(span)
         return self._settled(work, backend), backend
+
+    def _own(self, span: Int64) -> tuple[Int8, Int8]:
+        """(class, backend) as names of ops tell, -1 for unknown."""
+        name, work_from, backend_from = self.recording.spans.name, self._work_from[span], self._backend_from[span]
+        unknown = np.int8(-1)
+        work = np.where(work_from >= 0, self._work_of_name[name[work_from]], unknown)
+        backend = np.where(backend_from >= 0, self._backend_of_name[name[backend_from]], unknown)
+        return work, backend
 
     def device_events(self, device: Int64, cpu_span: Int64) -> tuple[Int8, Int8]:
         """(class, backend) per device event, by its op first, by its own name second."""
@@ -218,8 +225,9 @@ class WorkOfOps:
         name = recording.spans.name[device]
         launched = cpu_span >= 0
         at = np.where(launched, cpu_span, 0)
-        op_work = np.where(launched, np.array(self._work, dtype=np.int8)[at], np.int8(-1))
-        op_backend = np.where(launched, np.array(self._backend, dtype=np.int8)[at], np.int8(-1))
+        op_work, op_backend = self._own(at)
+        op_work = np.where(launched, op_work, np.int8(-1))
+        op_backend = np.where(launched, op_backend, np.int8(-1))
         is_copy = recording.spans.category[device] != Category.KERNEL
         communication, copy = np.int8(class_ids["communication"]), np.int8(class_ids["copy"])
         # A collective's op launches plain copies and fills too: its kernel's name decides.
@@ -234,3 +242,21 @@ class WorkOfOps:
     def _settled(work: Int8, backend: Int8) -> Int8:
         attention, other = np.int8(classes.CLASSES.index("attention")), np.int8(classes.CLASSES.index("other"))
         return np.where(backend >= 0, attention, np.where(work >= 0, work, other)).astype(np.int8)
+
+
+def _ids(values: list[int]) -> Int8:
+    return np.array(values, dtype=np.int8)
+
+
+def _outermost(parent: Int32, tells: Bool, is_mark: Bool, near: Int32) -> Int32:
+    """Per event: of those around it that tell, up to the next mark, the outermost."""
+    above = nearest_above(parent, near)
+    outermost = near.copy()
+    while True:
+        further = above[outermost]
+        moves = (outermost >= 0) & ~is_mark[outermost] & (further >= 0) & ~is_mark[further]
+        if not moves.any():
+            break
+        outermost[moves] = further[moves]
+    found: Int32 = outermost
+    return found

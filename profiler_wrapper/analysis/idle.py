@@ -57,10 +57,11 @@ def _places_over_time(
 ) -> tuple[Int64, Int64]:
     """Instants at which the place of a thread changes, and the place from there on."""
     spans = recording.spans
+    place_of, outside = attribution.place_of, attribution.outside
+    around = np.where(nesting.parent >= 0, place_of[nesting.parent], np.int32(outside))
     members = nesting.order[spans.lane[nesting.order] == thread]
-    members = members[np.array(attribution.place_of)[members] >= 0]
-    outside = attribution.outside
-    times: list[int] = [0]
+    members = members[place_of[members] != around[members]]  # the others change nothing
+    times: list[int] = [np.iinfo(np.int64).min]
     places: list[int] = [outside]
     stack: list[tuple[int, int]] = []
 
@@ -71,9 +72,9 @@ def _places_over_time(
             places.append(stack[-1][1] if stack else outside)
 
     ends = (spans.start_ns + spans.duration_ns)[members].tolist()
-    for span, start, end in zip(members.tolist(), spans.start_ns[members].tolist(), ends, strict=True):
+    starts, own = spans.start_ns[members].tolist(), place_of[members].tolist()
+    for place, start, end in zip(own, starts, ends, strict=True):
         close_until(start)
-        place = attribution.place_of[span]
         if not stack or stack[-1][1] != place:
             times.append(max(start, times[-1]))
             places.append(place)

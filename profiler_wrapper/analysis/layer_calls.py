@@ -13,7 +13,8 @@ from profiler_wrapper.analysis.layer_memory import CallMemory
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import LayerCall
 from profiler_wrapper.analysis.steps import Steps
-from profiler_wrapper.recording.columns import Int32, Int64, Recording
+from profiler_wrapper.recording.columns import Int16, Int32, Int64, Recording
+from profiler_wrapper.recording.nesting import Nesting, nearest, nearest_above
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -31,26 +32,21 @@ class CallTree:
         return len(self.span)
 
 
-def find_calls(recording: Recording, tree: LayerTree, parent: list[int], order: list[int]) -> CallTree:
+def find_calls(tree: LayerTree, nesting: Nesting, start_ns: Int64, node_of: Int32) -> CallTree:
     """The calls of a recording. What an autograd node runs belongs to calls only inside that node."""
-    nodes = {i for i, name in enumerate(recording.names) if name.startswith("autograd::engine::evaluate_function: ")}
-    is_node = np.isin(recording.spans.name, list(nodes)).tolist()
-    entries = [span for span in order if span in tree.layer_of_span]
-    index = {span: i for i, span in enumerate(entries)}
-    call_of = [-1] * len(recording.spans)
-    above_call = [-1] * len(entries)
-    for span in order:
-        above = parent[span]
-        around = call_of[above] if above >= 0 and not is_node[span] else -1
-        own = index.get(span)
-        if own is not None:
-            above_call[own] = around
-        call_of[span] = around if own is None else own
+    is_entry = np.zeros(len(node_of), dtype=np.bool_)
+    is_entry[list(tree.layer_of_span)] = True
+    entries = nesting.order[is_entry[nesting.order]]
+    entries = entries[np.argsort(start_ns[entries], kind="stable")]
+    is_node = node_of == np.arange(len(node_of))
+    near = nearest(nesting.parent, is_entry | is_node)
+    call_at = np.full(len(node_of) + 1, -1, dtype=np.int32)  # the last one is for "none"
+    call_at[entries] = np.arange(len(entries))
     return CallTree(
-        np.array(entries, dtype=np.int64),
-        np.array([tree.layer_of_span[s] for s in entries], dtype=np.int32),
-        np.array(above_call, dtype=np.int32),
-        np.array(call_of, dtype=np.int32),
+        entries,
+        np.array([tree.layer_of_span[span] for span in entries.tolist()], dtype=np.int32),
+        call_at[nearest_above(nesting.parent, near)[entries]],
+        call_at[near],
     )
 
 
@@ -65,9 +61,8 @@ def layer_calls(
 ) -> tuple[LayerCall, ...]:
     """One row per call, in the order they began."""
     spans = recording.spans
-    time_ns, attention_ns, first, last = _cost(recording, calls, charges)
+    time_ns, attention_ns, first, last, device = _cost(recording, calls, charges)
     step_of = steps.place_of(spans.start_ns[calls.span]).tolist()
-    device = int(spans.device[charges.span[0]]) if charges.basis == "device" and len(charges) else None
     seen: Counter[tuple[int, str]] = Counter()
     rows = []
     for i, (span, layer) in enumerate(zip(calls.span.tolist(), calls.layer.tolist(), strict=True)):
@@ -85,7 +80,7 @@ def layer_calls(
                 end_ns=int(spans.start_ns[span] + spans.duration_ns[span]),
                 device_start_ns=int(first[i]) if ran_on_device else None,
                 device_end_ns=int(last[i]) if ran_on_device else None,
-                device=device if ran_on_device else None,
+                device=int(device[i]) if ran_on_device else None,
                 time_ns=int(time_ns[i]),
                 attention_ns=int(attention_ns[i]),
                 entry_allocated_bytes=_at(memory, "entry_allocated", i),
@@ -104,8 +99,8 @@ def _at(memory: CallMemory | None, name: str, call: int) -> int | None:
     return None if values is None else int(values[call])
 
 
-def _cost(recording: Recording, calls: CallTree, charges: Charges) -> tuple[Int64, Int64, Int64, Int64]:
-    """Per call, layers below included: time, attention time, first start and last end of its events."""
+def _cost(recording: Recording, calls: CallTree, charges: Charges) -> tuple[Int64, Int64, Int64, Int64, Int16]:
+    """Per call, layers below included: time, attention time, first start and last end of its events, first device."""
     spans = recording.spans
     time_ns, attention_ns = np.zeros(len(calls), np.int64), np.zeros(len(calls), np.int64)
     first, last = np.full(len(calls), _NEVER, np.int64), np.full(len(calls), -_NEVER, np.int64)
@@ -119,11 +114,14 @@ def _cost(recording: Recording, calls: CallTree, charges: Charges) -> tuple[Int6
     start = spans.start_ns[charges.span[inside]]
     np.minimum.at(first, call[inside], start)
     np.maximum.at(last, call[inside], start + spans.duration_ns[charges.span[inside]])
+    device = np.full(len(calls), -1, np.int16)
+    device[call[inside][::-1]] = spans.device[charges.span[inside]][::-1]  # in order of start: the first one stays
     for i in range(len(calls) - 1, -1, -1):  # a call begins after the one around it
         above = calls.parent[i]
         if above >= 0:
             time_ns[above] += time_ns[i]
             attention_ns[above] += attention_ns[i]
-            first[above] = min(first[above], first[i])
+            if first[i] < first[above]:
+                first[above], device[above] = first[i], device[i]
             last[above] = max(last[above], last[i])
-    return time_ns, attention_ns, first, last
+    return time_ns, attention_ns, first, last, device

@@ -10,6 +10,7 @@ from profiler_wrapper.analysis.analyse import Attributed
 from profiler_wrapper.analysis.model import LayerCall
 from profiler_wrapper.recording.columns import Int64
 from profiler_wrapper.recording.lanes import LaneSpan
+from profiler_wrapper.recording.nesting import nearest_above
 
 _BACKWARD = ("backward", "accumulate_grad")
 
@@ -30,7 +31,11 @@ def _of_calls(calls: Sequence[LayerCall], *, on_device: bool) -> Iterator[LaneSp
         if start is None or end is None:
             continue  # nothing of it ran on the device
         lane = "recompute" if call.phase == "recompute" else "forward"
-        arguments: dict[str, int | str] = {"phase": call.phase, "call": call.index, "self and below (us)": call.time_ns // 1000}
+        arguments: dict[str, int | str] = {
+            "phase": call.phase,
+            "call": call.index,
+            "self and below (us)": call.time_ns // 1000,
+        }
         yield LaneSpan(lane, call.layer, start, end - start, call.device, arguments)
 
 
@@ -82,10 +87,9 @@ def _backward_events(found: Attributed) -> Iterator[tuple[int | None, Int64, Int
             here = here[which == busiest]
             yield device, charges.span[here], layer_of_place[charges.place[here]]
         return
-    node_of, parent = found.attribution.node_of, found.nesting.parent
-    nodes = [s for s, node in enumerate(node_of) if node == s and (parent[s] < 0 or node_of[parent[s]] < 0)]
-    nodes.sort(key=lambda s: int(spans.start_ns[s]))
-    for lane in dict.fromkeys(int(spans.lane[s]) for s in nodes):
-        here = np.array([s for s in nodes if spans.lane[s] == lane], dtype=np.int64)
-        placed = np.array(found.attribution.place_of, dtype=np.int64)[here]
-        yield None, here, layer_of_place[placed]
+    node_around = nearest_above(found.nesting.parent, found.attribution.node_of)
+    nodes = np.flatnonzero(found.attribution.is_node & (node_around < 0))
+    nodes = nodes[np.argsort(spans.start_ns[nodes], kind="stable")]
+    for lane in dict.fromkeys(spans.lane[nodes].tolist()):
+        here = nodes[spans.lane[nodes] == lane]
+        yield None, here, layer_of_place[found.attribution.place_of[here]]

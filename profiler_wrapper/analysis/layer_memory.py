@@ -84,23 +84,32 @@ def _running_total(memory: MemoryEvents, chosen: Bool, *, on_cpu: bool) -> Int64
     """Allocated after each event.
 
     An accelerator's allocator states it. On a CPU the stated total only counts what happened while
-    some profile ran, so the running sum of the events themselves is taken: differences are exact.
+    some profile ran, so it is counted anew: what the events allocate, and what was there before, as
+    far as one of them frees it. Differences are exact.
     """
     if not on_cpu:
         return memory.total_allocated_bytes[chosen]
-    return np.cumsum(memory.size_bytes[chosen])
+    size = memory.size_bytes[chosen]
+    first, second = _neighbours(memory.address[chosen])
+    allocated_before = size < 0
+    allocated_before[second[size[first] > 0]] = False
+    return np.cumsum(size) - int(size[allocated_before].sum())
 
 
 def freed_at(memory: DeviceMemory) -> Int64:
     """Per event: the index of the event that frees what it allocated; a huge number for never."""
     freed = np.full(len(memory.time_ns), _STILL_ALIVE, dtype=np.int64)
-    live: dict[int, int] = {}
-    for i, (address, size) in enumerate(zip(memory.address.tolist(), memory.size_bytes.tolist(), strict=True)):
-        if size > 0:
-            live[address] = i
-        elif address in live:
-            freed[live.pop(address)] = i
+    first, second = _neighbours(memory.address)
+    pairs = (memory.size_bytes[first] > 0) & (memory.size_bytes[second] < 0)
+    freed[first[pairs]] = second[pairs]
     return freed
+
+
+def _neighbours(address: Int64) -> tuple[Int64, Int64]:
+    """Pairs of events that follow one another at one address."""
+    order = np.argsort(address, kind="stable")
+    same = address[order[:-1]] == address[order[1:]]
+    return order[:-1][same], order[1:][same]
 
 
 def call_memory(recording: Recording, calls: CallTree, memory: DeviceMemory, node_starts_ns: Int64) -> CallMemory:

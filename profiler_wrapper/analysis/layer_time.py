@@ -80,7 +80,7 @@ def _gather(
     places = attribution.places
     communication = np.where(charges.work == _COMMUNICATION, charges.time_ns, 0)
     attention = np.where(charges.backend >= 0, charges.time_ns, 0)
-    cpu_place = np.array(attribution.place_of, dtype=np.int64)[cpu.span]
+    cpu_place = attribution.place_of[cpu.span]
     per_place = {
         "time_ns": _per_place(places, charges.place, charges.time_ns),
         "attention_ns": _per_place(places, charges.place, attention),
@@ -235,23 +235,24 @@ def step_rows(
     """A row per step, and a last one (`step` None) for what was launched in no step."""
     place = steps.place_of(charges.launch_ns)
     place[charges.cpu_span < 0] = -1
-    phase_of_place = np.array([PHASES.index(p.phase) for p in attribution.places], dtype=np.int64)
-    phase = phase_of_place[charges.place] if len(charges) else np.empty(0, np.int64)
+    phase = np.array([PHASES.index(p.phase) for p in attribution.places], dtype=np.int64)[charges.place]
+    spent = np.zeros((len(steps) + 1, len(PHASES)), dtype=np.int64)  # the last row is for no step
+    np.add.at(spent, (place, phase), charges.time_ns)
+    attention = np.zeros(len(steps) + 1, dtype=np.int64)
+    is_attention = charges.backend >= 0
+    np.add.at(attention, place[is_attention], charges.time_ns[is_attention])
     rows = []
     for i, number in [*enumerate(steps.number), (-1, None)]:
-        members = place == i
-        if number is None and not members.any():
+        if number is None and not (place < 0).any():
             continue
-        spent = np.zeros(len(PHASES), dtype=np.int64)
-        np.add.at(spent, phase[members], charges.time_ns[members])
         bounded = number is not None and steps.end_ns[i] < np.iinfo(np.int64).max
         rows.append(
             StepRow(
                 step=number,
-                time_ns=int(charges.time_ns[members].sum()),
+                time_ns=int(spent[i].sum()),
                 span_ns=int(steps.end_ns[i] - steps.start_ns[i]) if bounded else None,
-                phases_ns={name: int(ns) for name, ns in zip(PHASES, spent.tolist(), strict=True) if ns},
-                attention_ns=int(charges.time_ns[members & (charges.backend >= 0)].sum()),
+                phases_ns={name: int(ns) for name, ns in zip(PHASES, spent[i].tolist(), strict=True) if ns},
+                attention_ns=int(attention[i]),
                 peak_bytes=peak_of_step[i] if number is not None else None,
             )
         )

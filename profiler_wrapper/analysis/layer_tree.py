@@ -8,16 +8,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from profiler_wrapper.recording.columns import Category, Recording
+import numpy as np
+
+from profiler_wrapper.recording.columns import Bool, Category, Int32, Recording
 from profiler_wrapper.recording.kinds import kind_of
 from profiler_wrapper.recording.marks import ROOT_PATH, Mark, parse_mark
+from profiler_wrapper.recording.nesting import nearest, nearest_above
 
 Source = Literal["marks", "modules", "named blocks", "none"]
 
 _MODULE_PREFIX = "nn.Module: "
+_ANONYMOUS = re.compile(r".+#\d+")  # a root named by its class, numbered
 # Annotations that torch and its libraries make by themselves: they name no block of a model.
 _NOT_A_BLOCK = re.compile(
-    r"ProfilerStep|Optimizer\.|nccl:|gloo:|mpi:|ucc:|xccl:|c10d|FSDP::|FullyShardedDataParallel\.|DDP|enumerate\(|"
+    r"ProfilerStep|Optimizer\.|nccl:|gloo:|mpi:|ucc:|xccl:|c10d|FSDP::|FullyShardedDataParallel\.|(Distributed)?DataParallel\.|enumerate\(|"
     r"## Call|Torch-Compiled|TorchDynamo|torch/|torch\.|autograd|Pregraph|CompiledFunction|AOTDispatcher|Inductor|"
     r"\[pytorch|iteration#|PyTorch Profiler|Iteration Start|cudaGraph|record_param_comms|"
     r"execute_context_"
@@ -63,32 +67,34 @@ class LayerTree:
         return common[0] if common else -1
 
 
-def find_layers(
-    recording: Recording, parent_of: Sequence[int], described: Iterable[Mapping[str, Any]] = ()
-) -> LayerTree:
+def find_layers(recording: Recording, parent: Int32, described: Iterable[Mapping[str, Any]] = ()) -> LayerTree:
     """The layer tree of `recording`.
 
-    `parent_of`: per span the span that encloses it, -1 for none. `described`: what the run's own
+    `parent`: per span the span that encloses it, -1 for none. `described`: what the run's own
     description (run.json) says of its layers, which gives raw names and the order of registration.
     """
     spans = recording.spans
     marks = {i: mark for i, name in enumerate(recording.names) if (mark := parse_mark(name)) is not None}
-    by_start = spans.start_ns.argsort(kind="stable")
-    category, name_id = spans.category[by_start], spans.name[by_start]
     if marks:
-        is_mark = (category == Category.CPU_OP) | (category == Category.ANNOTATION)
-        entries = [
-            (int(i), marks[n])
-            for i, n in zip(by_start[is_mark].tolist(), name_id[is_mark].tolist(), strict=True)
-            if n in marks
-        ]
-        tree = _from_marks(entries, described)
-    elif modules := by_start[category == Category.MODULE].tolist():
-        tree = _from_modules(recording, modules, parent_of)
+        named = np.zeros(len(recording.names), dtype=np.bool_)
+        named[list(marks)] = True
+        written_by_us = (spans.category == Category.CPU_OP) | (spans.category == Category.ANNOTATION)
+        entries = _by_start(recording, written_by_us & named[spans.name])
+        tree = _from_marks([(span, marks[int(spans.name[span])]) for span in entries], described)
+    elif modules := _by_start(recording, spans.category == Category.MODULE):
+        tree = _from_modules(recording, modules, parent)
     else:
-        tree = _from_named_blocks(recording, by_start[category == Category.ANNOTATION].tolist(), parent_of)
+        tree = _from_named_blocks(recording, _by_start(recording, spans.category == Category.ANNOTATION), parent)
     _complete(tree)
     return tree
+
+
+def _by_start(recording: Recording, chosen: Bool) -> list[int]:
+    """The chosen spans in order of start, one that encloses another before it."""
+    spans = recording.spans
+    found = np.flatnonzero(chosen)
+    ordered: list[int] = found[np.lexsort((-spans.duration_ns[found], spans.start_ns[found]))].tolist()
+    return ordered
 
 
 def is_named_block(name: str) -> bool:
@@ -98,10 +104,14 @@ def is_named_block(name: str) -> bool:
 
 def _from_marks(entries: Sequence[tuple[int, Mark]], described: Iterable[Mapping[str, Any]]) -> LayerTree:
     told = {(str(d.get("root")), str(d.get("path"))): (place, d) for place, d in enumerate(described)}
-    distinct = dict.fromkeys((mark.root, mark.path) for _, mark in entries)
     first_mark: dict[tuple[str, str], Mark] = {}
+    compiled = set()  # sooner or later: a block may be compiled after its first call
     for _, mark in entries:
-        first_mark.setdefault((mark.root, mark.path), mark)
+        key = (mark.root, mark.path)
+        first_mark.setdefault(key, mark)
+        if "compiled" in mark.flags:
+            compiled.add(key)
+    distinct = list(first_mark)
     prefix = _root_prefixes(distinct)
     tree = LayerTree("marks")
     index: dict[tuple[str, str], int] = {}
@@ -118,7 +128,7 @@ def _from_marks(entries: Sequence[tuple[int, Mark]], described: Iterable[Mapping
                 kind=mark.kind,
                 parent=-1,
                 order=order,
-                compiled="compiled" in mark.flags,
+                compiled=key in compiled,
                 shared="shared" in mark.flags,
             )
         )
@@ -142,7 +152,7 @@ def _root_prefixes(distinct: Iterable[tuple[str, str]]) -> dict[str, tuple[str, 
     with_layers: dict[str, bool] = {}
     for root, path in distinct:
         with_layers[root] = with_layers.get(root, False) or path != ROOT_PATH
-    anonymous = [root for root in with_layers if "#" in root]
+    anonymous = [root for root in with_layers if _ANONYMOUS.fullmatch(root)]
     like = Counter(root.rpartition("#")[0] for root in anonymous)
     several = sum(with_layers[root] for root in anonymous) > 1
     prefixes = {root: (root, "") for root in with_layers}
@@ -175,38 +185,41 @@ def _repeated_roots_are_blocks(
 ) -> None:
     """Blocks that a user calls one by one are roots; like ones are blocks all the same."""
     has_layers = {root for root, path in distinct if path != ROOT_PATH}
-    like = Counter(root.rpartition("#")[0] for root, path in distinct if path == ROOT_PATH and "#" in root)
+    like = Counter(
+        root.rpartition("#")[0] for root, path in distinct if path == ROOT_PATH and _ANONYMOUS.fullmatch(root)
+    )
     for (root, path), i in index.items():
         if path == ROOT_PATH and root in has_layers and like[root.rpartition("#")[0]] > 1:
             tree.layers[i].kind = "block"
 
 
-def _nearest(span: int, parent_of: Sequence[int], wanted: Mapping[int, object]) -> int:
-    above = parent_of[span]
-    while above >= 0 and above not in wanted:
-        above = parent_of[above]
-    return above
+def _above(parent: Int32, entries: Sequence[int]) -> dict[int, int]:
+    """Per entry: the innermost other entry around it, -1 for none."""
+    chosen = np.zeros(len(parent), dtype=np.bool_)
+    chosen[list(entries)] = True
+    above = nearest_above(parent, nearest(parent, chosen))
+    return {entry: int(above[entry]) for entry in entries}
 
 
-def _from_modules(recording: Recording, modules: Sequence[int], parent_of: Sequence[int]) -> LayerTree:
+def _from_modules(recording: Recording, modules: Sequence[int], parent: Int32) -> LayerTree:
     """A module's name is its path from the root, by class, numbered among like siblings."""
     instance_of = {span: recording.name_of(span)[len(_MODULE_PREFIX) :] for span in modules}
-    first_parent: dict[str, str] = {}
+    around = _above(parent, modules)
+    first_holder: dict[str, str] = {}
     for span, instance in instance_of.items():  # in order of start
-        if instance not in first_parent:
-            above = _nearest(span, parent_of, instance_of)
-            first_parent[instance] = instance_of[above] if above >= 0 else ""
+        if instance not in first_holder:
+            first_holder[instance] = instance_of[around[span]] if around[span] >= 0 else ""
     like: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for instance, parent in first_parent.items():
-        like[parent, _module_class(instance)].append(instance)
+    for instance, holder in first_holder.items():
+        like[holder, _module_class(instance)].append(instance)
+    number = {instance: i for siblings in like.values() for i, instance in enumerate(siblings)}
     tree = LayerTree("modules")
     index: dict[str, int] = {}
-    for instance, parent in first_parent.items():  # a parent is entered before its children
+    for instance, holder in first_holder.items():  # a holder is entered before what it holds
         class_name = _module_class(instance)
-        siblings = like[parent, class_name]
-        own = class_name if len(siblings) == 1 else f"{class_name}_{siblings.index(instance)}"
-        above = index[parent] if parent else -1
-        name = f"{tree.layers[above].name}.{own}" if parent else own
+        own = class_name if len(like[holder, class_name]) == 1 else f"{class_name}_{number[instance]}"
+        above = index[holder] if holder else -1
+        name = f"{tree.layers[above].name}.{own}" if holder else own
         index[instance] = len(tree.layers)
         layer = Layer(name, name, class_name, kind_of(class_name, ""), above, len(tree.layers))
         tree.layers.append(layer)
@@ -237,13 +250,14 @@ def _find_blocks(tree: LayerTree) -> None:
             tree.layers[i].kind = "block"
 
 
-def _from_named_blocks(recording: Recording, annotations: Sequence[int], parent_of: Sequence[int]) -> LayerTree:
+def _from_named_blocks(recording: Recording, annotations: Sequence[int], parent: Int32) -> LayerTree:
     blocks = {i for i, name in enumerate(recording.names) if is_named_block(name)}
     entries = {span: recording.name_of(span) for span in annotations if int(recording.spans.name[span]) in blocks}
     tree = LayerTree("named blocks" if entries else "none")
+    around = _above(parent, list(entries))
     index: dict[tuple[int, str], int] = {}
     for span, name in entries.items():
-        above = _nearest(span, parent_of, entries)
+        above = around[span]
         above_layer = tree.layer_of_span[above] if above >= 0 else -1
         if above_layer >= 0 and tree.layers[above_layer].raw_name == name:
             tree.layer_of_span[span] = above_layer

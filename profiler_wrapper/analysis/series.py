@@ -14,7 +14,8 @@ from profiler_wrapper.analysis.attribution import Attribution
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.layer_tree import LayerTree, is_named_block
 from profiler_wrapper.analysis.steps import Steps
-from profiler_wrapper.recording.columns import Bool, Category, Int64, Recording
+from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Recording
+from profiler_wrapper.recording.nesting import nearest
 
 _MOST_NAMED_BLOCKS = 50
 
@@ -34,7 +35,7 @@ Track = str | re.Pattern[str] | TrackFunction
 
 def named_series(
     recording: Recording,
-    parent: list[int],
+    parent: Int32,
     charges: Charges,
     steps: Steps,
     track: Iterable[str | re.Pattern[str]],
@@ -66,27 +67,12 @@ def named_series(
     return series
 
 
-def _inside(recording: Recording, parent: list[int], charges: Charges, ids: set[int]) -> Bool:
+def _inside(recording: Recording, parent: Int32, charges: Charges, ids: set[int]) -> Bool:
     """Per charge: it, or an event around its launch, has one of these names."""
     chosen = np.isin(recording.spans.name, list(ids))
-    is_chosen: list[bool] = chosen.tolist()
-    inside: dict[int, bool] = {-1: False}
-
-    def encloses(span: int) -> bool:
-        path = []
-        while span not in inside:
-            if is_chosen[span]:
-                inside[span] = True
-                break
-            path.append(span)
-            span = parent[span]
-        for below in path:
-            inside[below] = inside[span]
-        return inside[span]
-
-    by_launch = np.fromiter((encloses(s) for s in charges.cpu_span.tolist()), dtype=np.bool_, count=len(charges))
-    inside_any: Bool = by_launch | chosen[charges.span]
-    return inside_any
+    inside = nearest(parent, chosen) >= 0
+    found: Bool = ((charges.cpu_span >= 0) & inside[charges.cpu_span]) | chosen[charges.span]
+    return found
 
 
 def function_series(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiler_wrapper.analysis.layer_tree import LayerTree
-from profiler_wrapper.recording.columns import Category, Int64, Recording
+from profiler_wrapper.recording.columns import Category, Int32, Int64, Recording
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)")
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
@@ -33,7 +33,7 @@ class Steps:
         return np.where((place >= 0) & (time_ns < self.end_ns[place]), place, -1)
 
 
-def find_steps(recording: Recording, tree: LayerTree, node_of: list[int]) -> Steps:
+def find_steps(recording: Recording, tree: LayerTree, node_of: Int32) -> Steps:
     """The steps: `ProfilerStep#N`, else steps of the first optimizer, else calls of the first root."""
     spans = recording.spans
     numbered = {i: int(m.group(1)) for i, n in enumerate(recording.names) if (m := _PROFILER_STEP.fullmatch(n))}

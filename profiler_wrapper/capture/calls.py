@@ -1,7 +1,7 @@
 """Listens where every call of every module passes: `torch.nn.Module.__call__`.
 
 While somebody listens, one function of ours stands in its place. Compared with hooks on the modules
-this leaves nothing on them, costs a third, lies outside of their own hooks (an all-gather by FSDP2)
+this leaves nothing on them, costs half, lies outside of their own hooks (an all-gather by FSDP2)
 and of a forward compiled in place, and closes whatever the exception.
 
 It also stays out of compiled code. Dynamo steps straight into `forward` if `Module.__call__` is the

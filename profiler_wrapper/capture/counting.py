@@ -23,13 +23,14 @@ class Ended(Enum):
 class StepCounter:
     """Says when a step has ended.
 
-    A step is what `prof.step()` ends. Without it, one step of the first optimizer seen. Without that,
-    one call of the root: when a root is called that was already called in this step, a new one begins.
-    With gradients an optimizer may still come, so such calls are micro-batches until there are
+    A step is what `prof.step()` ends. Without it, one step of the first optimizer seen; of one that tells
+    nobody (compiled, or not torch's), what changes the parameters between two calls. Without that, one
+    call of the root: when a root is called that was already called in this step, a new one begins. With
+    gradients an optimizer may still come, so such calls are micro-batches until there are
     `MOST_MICRO_BATCHES` of them.
     """
 
-    source: Literal["nothing yet", "prof.step()", "optimizer", "root calls"] = "nothing yet"
+    source: Literal["nothing yet", "prof.step()", "optimizer", "updates", "root calls"] = "nothing yet"
     ended: int = 0
     count_root_calls: bool = True
     _optimizer: Hashable | None = None
@@ -55,17 +56,25 @@ class StepCounter:
         self._end()
         return Ended.RESTART if before == "root calls" else Ended.YES
 
-    def root_enters(self, root: Hashable, *, gradients: bool) -> Ended:
-        """A root is about to be called; YES: the step before this call has ended."""
+    def root_enters(self, root: Hashable, *, gradients: bool, updated: bool = False) -> Ended:
+        """A root is about to be called; YES: the step before this call has ended.
+
+        `updated`: the parameters have changed since the last call.
+        """
         again = root in self._roots
         self._roots.add(root)
         self._trained |= gradients
         if self.source in ("prof.step()", "optimizer") or not again or not self.count_root_calls:
             return Ended.NO
-        self._micro_batches += gradients
-        if gradients and self._micro_batches < MOST_MICRO_BATCHES:
+        if updated:
+            self.source = "updates"
+        elif self.source == "updates":
             return Ended.NO
-        self.source = "root calls"
+        else:
+            self._micro_batches += gradients
+            if gradients and self._micro_batches < MOST_MICRO_BATCHES:
+                return Ended.NO
+            self.source = "root calls"
         self._end()
         self._roots.add(root)
         self._trained = gradients
@@ -75,7 +84,7 @@ class StepCounter:
         """The recording ends now: is what runs a step of its own, not just what follows the last one?"""
         if self.source == "nothing yet":
             return True
-        return self.source == "root calls" and bool(self._roots)
+        return self.source in ("updates", "root calls") and bool(self._roots)
 
     def _end(self) -> Ended:
         self.ended += 1

@@ -147,16 +147,16 @@ class Recorder:
         """Some optimizer has made a step."""
         self._safely("the optimizer's step", lambda: self._count(self.counter.optimizer_step(optimizer)))
 
-    def root_enters(self, call: RootCall) -> None:
-        """A model is about to be called."""
-        self._safely("a call of the model", lambda: self._root_enters(call))
+    def root_enters(self, call: RootCall, *, updated: bool = False) -> None:
+        """A model is about to be called; `updated`: its parameters have changed since the last call."""
+        self._safely("a call of the model", lambda: self._root_enters(call, updated))
 
-    def _root_enters(self, call: RootCall) -> None:
+    def _root_enters(self, call: RootCall, updated: bool) -> None:
         reason = self._growth.exceeded() if self._tape.running else None
         if reason is not None:
             self._end_early(reason)
             return
-        self._count(self.counter.root_enters(call.label, gradients=call.grad_enabled))
+        self._count(self.counter.root_enters(call.label, gradients=call.grad_enabled, updated=updated))
         self._phases.add(call.phase)
 
     def _count(self, ended: Ended) -> None:
@@ -211,7 +211,7 @@ class Recorder:
             self._make_room()
             return
         # Calls of the model are what counts steps until something better does.
-        self._mark(recording or self.counter.source in ("nothing yet", "root calls"))
+        self._mark(recording or self.counter.source not in ("prof.step()", "optimizer"))
         if recording:
             self._tape.start(mode, self.counter.ended)
             self._growth.restart()

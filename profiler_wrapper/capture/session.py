@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch.profiler import profiler as torch_profiler
 
@@ -20,6 +23,7 @@ _autograd: Any = torch.autograd
 _record_function: Any = torch.autograd.profiler.record_function
 _supported_activities: Any = torch_profiler.supported_activities
 
+_any_json = msgspec.json.Decoder(msgspec.Raw)
 _TAIL_BYTES = 4096
 
 
@@ -145,7 +149,7 @@ class Session:
             raise SessionLost(f"torch.profiler failed to stop: {type(error).__name__}: {error}") from error
 
     def export(self, path: Path) -> None:
-        """Write the trace to `path` and read it back at its end.
+        """Write the trace to `path` and read it back; `problem` says if its JSON is not valid.
 
         Raises:
             SessionLost: there is no whole file at `path`.
@@ -154,23 +158,25 @@ class Session:
         # An empty result has no start; exporting it crashes the process.
         if results is None or results.trace_start_ns() == 0:
             raise SessionLost("torch.profiler recorded nothing (another profiler took its place)")
+        self._export(path)
+        if is_json(path):
+            return
+        # A `"` in somebody's annotation: the exporter in Python is slower, but right.
+        with contextlib.suppress(SessionLost):
+            self._export(path, use_python_export=True)
+        if not is_json(path):
+            self.problem = (
+                "an annotation has a quote in its name, and this torch writes that as invalid JSON: "
+                "rename it and record again"
+            )
+
+    def _export(self, path: Path, **options: bool) -> None:
         try:
-            self._profiler.export_chrome_trace(str(path))
+            self._profiler.export_chrome_trace(str(path), **options)
         except Exception as error:
             raise SessionLost(f"torch.profiler failed to export: {type(error).__name__}: {error}") from error
         if not ends_whole(path):
             raise SessionLost(f"{path} was not written to its end (is the disk full, the directory writable?)")
-
-    def export_again(self, path: Path) -> None:
-        """Write the trace by torch's exporter in Python: slower, but right whatever the names hold.
-
-        Raises:
-            SessionLost: this torch has none, or it failed.
-        """
-        try:
-            self._profiler.export_chrome_trace(str(path), use_python_export=True)
-        except Exception as error:
-            raise SessionLost(f"torch's exporter in Python: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Let go of what was recorded."""
@@ -186,6 +192,16 @@ def ends_whole(path: Path) -> bool:
             return file.read().rstrip().endswith(b"}")
     except OSError:
         return False
+
+
+def is_json(path: Path) -> bool:
+    """The file is valid JSON; a second for a gigabyte, and no memory."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        try:
+            _any_json.decode(content)
+        except msgspec.DecodeError:
+            return False
+    return True
 
 
 def _config(with_stack: bool) -> Any:

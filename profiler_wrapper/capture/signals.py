@@ -7,21 +7,48 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from profiler_wrapper.capture import calls
+
+is_compiling = torch.compiler.is_compiling
 
 
 def on_optimizer_step(stepped: Callable[[Hashable], None]) -> Any:
     """Call `stepped` after each step of any optimizer, with what stands for that optimizer.
 
-    The handle's `remove()` ends it.
+    The handle's `remove()` ends it. Steps that `torch.compile` has compiled are not told: Dynamo finds
+    nothing to trace here, and `Updates` sees what they did.
     """
     # An object of ours stands for it: its id could be given to another one.
     known: weakref.WeakKeyDictionary[Any, object] = weakref.WeakKeyDictionary()
 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        stepped(known.setdefault(optimizer, object()))
+        if not is_compiling():
+            stepped(known.setdefault(optimizer, object()))
 
+    calls._skip(after_step, and_below=True)
     return register_optimizer_step_post_hook(after_step)
+
+
+class Updates:
+    """Whether a model's parameters have changed since it was last asked: a step of an optimizer that told nobody."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[int, int] | None = None
+
+    def since_last(self, module: nn.Module | None) -> bool:
+        """By the first parameter that learns; False where another one took its place."""
+        before, self._seen = self._seen, None
+        for parameter in module.parameters() if module is not None else ():
+            if parameter.requires_grad:
+                self._seen = (id(parameter), parameter._version)
+                break
+        if before is None or self._seen is None:
+            return False
+        return before[0] == self._seen[0] and before[1] < self._seen[1]
 
 
 def compilations() -> int:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import heapq
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.recording.columns import Bool, Int32, Int64
-
-_AT_ONCE = 1 << 16  # events as Python numbers at a time: a big trace would need gigabytes of them
 
 
 class Nesting(NamedTuple):
@@ -27,33 +26,39 @@ def nest(lane: Int32, start_ns: Int64, end_ns: Int64) -> Nesting:
     two events with the same extent the one that comes first in the file is the outer one.
     """
     order = np.lexsort((-end_ns, start_ns, lane))
-    parent = np.full(len(lane), -1, dtype=np.int32)
-    crossing: set[int] = set()
-    stack: list[int] = []
-    stack_end: list[int] = []
-    current_lane = -1
-    for first in range(0, len(order), _AT_ONCE):
-        chunk = order[first : first + _AT_ONCE]
-        found = [-1] * len(chunk)
-        columns = (chunk, lane[chunk], start_ns[chunk], end_ns[chunk])
-        for place, (i, event_lane, start, end) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
-            if event_lane != current_lane:
-                current_lane = event_lane
-                stack.clear()
-                stack_end.clear()
-            while stack_end and stack_end[-1] <= start and (start < end or stack_end[-1] < start):
-                stack_end.pop()
-                stack.pop()
-            if stack_end:
-                if stack_end[-1] >= end:
-                    found[place] = stack[-1]
-                else:
-                    crossing.add(event_lane)
-                    found[place] = next((stack[k] for k in range(len(stack) - 1, -1, -1) if stack_end[k] >= end), -1)
-            stack.append(i)
-            stack_end.append(end)
-        parent[chunk] = found
-    return Nesting(order, parent, tuple(sorted(crossing)))
+    lanes, ends = lane[order], end_ns[order]
+    above = np.arange(-1, len(order) - 1, dtype=np.int32)  # places in `order`; the one before is the first guess
+    wrong = np.arange(len(order), dtype=np.int32)
+    while len(wrong):  # what a wrong guess has tried in vain encloses neither: take over its guess
+        wrong = wrong[above[wrong] >= 0]
+        guess = above[wrong]
+        other_lane = lanes[guess] != lanes[wrong]
+        above[wrong[other_lane]] = -1
+        wrong = wrong[~other_lane & (ends[guess] < ends[wrong])]
+        above[wrong] = above[above[wrong]]
+    parent = np.empty(len(order), dtype=np.int32)
+    parent[order] = np.where(above >= 0, order[above], -1)
+    return Nesting(order, parent, _crossing_lanes(lanes, start_ns[order], ends, above))
+
+
+def _crossing_lanes(lane: Int32, start_ns: Int64, end_ns: Int64, above: Int32) -> tuple[int, ...]:
+    """Lanes with an event that ends inside a later one: then two neighbours below one parent overlap."""
+    siblings = np.argsort(above, kind="stable")
+    before, after = siblings[:-1], siblings[1:]
+    overlap = (above[before] == above[after]) & (lane[before] == lane[after]) & (end_ns[before] > start_ns[after])
+    return tuple(np.unique(lane[before[overlap]]).tolist())
+
+
+def crossed(start_ns: Int64, end_ns: Int64, others_start_ns: Int64, others_end_ns: Int64) -> Bool:
+    """Per interval: whether one of the others overlaps it and neither holds the other."""
+    by_start, by_end = np.argsort(others_start_ns), np.argsort(others_end_ns)
+    starts, ends = others_start_ns[by_start], others_end_ns[by_end]
+    found = np.zeros(len(start_ns), dtype=np.bool_)
+    for i, (start, end) in enumerate(zip(start_ns.tolist(), end_ns.tolist(), strict=True)):
+        begun_inside = by_start[np.searchsorted(starts, start, side="right") : np.searchsorted(starts, end)]
+        ended_inside = by_end[np.searchsorted(ends, start, side="right") : np.searchsorted(ends, end)]
+        found[i] = (others_end_ns[begun_inside] > end).any() or (others_start_ns[ended_inside] < start).any()
+    return found
 
 
 def nearest(parent: Int32, chosen: Bool) -> Int32:
@@ -72,21 +77,23 @@ def nearest_above(parent: Int32, near: Int32) -> Int32:
     return np.where(parent >= 0, near[parent], np.int32(-1))
 
 
-def self_time(lane: Int32, start_ns: Int64, end_ns: Int64, counts: Bool) -> Int64:
-    """Per event, the nanoseconds in which it is the innermost of its lane.
+def self_time(
+    nesting: Nesting, lane: Int32, start_ns: Int64, end_ns: Int64, *, counts: Bool, takes: Bool | None = None
+) -> Int64:
+    """Per event, the nanoseconds in which it is the innermost of its lane; 0 for one that takes none.
 
-    Only instants inside at least one event that `counts` are given out, so the sum over a lane is
-    the length of the union of those, also where events cross: each instant goes to the live event
-    that started last.
+    Only instants inside at least one event that `counts` are given out, to events that count and to
+    those that only take. So the sum over a lane is the length of the union of events that count,
+    also where events cross: each instant goes to the live event that started last.
     """
-    nesting = nest(lane, start_ns, end_ns)
-    duration = end_ns - start_ns
-    own: Int64 = duration.copy()
-    children = np.flatnonzero(nesting.parent >= 0)
-    np.subtract.at(own, nesting.parent[children], duration[children])
+    takes = counts if takes is None else takes | counts
+    around = nearest_above(nesting.parent, nearest(nesting.parent, takes))
+    own = np.where(takes, end_ns - start_ns, 0)
+    inner = np.flatnonzero(takes & (around >= 0))
+    np.subtract.at(own, around[inner], end_ns[inner] - start_ns[inner])
     own[nearest(nesting.parent, counts) < 0] = 0
     for crossing_lane in nesting.crossing_lanes:
-        members = nesting.order[lane[nesting.order] == crossing_lane]
+        members = nesting.order[(lane[nesting.order] == crossing_lane) & takes[nesting.order]]
         own[members] = _innermost_sweep(start_ns[members].tolist(), end_ns[members].tolist(), counts[members].tolist())
     return own
 
@@ -98,7 +105,7 @@ def _innermost_sweep(starts: list[int], ends: list[int], counts: list[bool]) -> 
     live: list[int] = []  # a heap of negated places: the last in nesting order on top
     counting_until = boundaries[0] if boundaries else 0  # some live event counts up to here
     upcoming = 0
-    for left, right in zip(boundaries, boundaries[1:], strict=False):
+    for left, right in pairwise(boundaries):
         while upcoming < len(starts) and starts[upcoming] == left:
             heapq.heappush(live, -upcoming)
             if counts[upcoming]:

@@ -64,6 +64,19 @@ def test_a_report_that_fails_takes_no_other_with_it(
     assert json.loads((directory_of(prof) / "run.json").read_text())["complete"] is False
 
 
+def test_an_analysis_that_fails_keeps_the_trace(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profiler_wrapper.finishing.tables", fails)
+    with pytest.warns(pw.ProfilerWrapperWarning, match="could not be analysed"), profiler(case, tmp_path) as prof:
+        models.train(case, steps=6)
+    assert prof.result is None
+    assert {path.name for path in directory_of(prof).iterdir()} == {
+        "profile_trace.json",
+        "profile_full_trace.json",
+        "run.json",
+    }
+    assert json.loads((directory_of(prof) / "run.json").read_text())["complete"] is False
+
+
 def test_warnings_that_are_errors_do_not_reach_the_loop(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,38 @@ def test_a_memory_snapshot_that_cannot_be_is_said_once(case: Case, tmp_path: Pat
         models.train(case, steps=6)
     assert len(said) == 1
     assert any("snapshot is not available" in warning for warning in result_of(prof).warnings)
+
+
+@pytest.mark.parametrize("is_st", [True, False])
+def test_the_example_its_first_users_know(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_st: bool
+) -> None:
+    def forward_fn() -> torch.Tensor:
+        loss = case.loss(case.model, case.batch(0))
+        loss.backward()
+        return loss
+
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the memory snapshot is not available")
+        with pw.ProfilerWrapper(
+            is_st=is_st,
+            enabled_record_memory_pickle=True,
+            enabled_record_cuda_average_time=True,
+            enable_record_cuda_mm=True,
+            enable_print_summary=True,
+        ) as profiler:
+            profiler.record_function("block", forward_fn)
+    prefix = "opensora" if is_st else "cogvideo"
+    files = {path.name for path in (tmp_path / "outputs").rglob("*") if path.is_file()}
+    assert files >= {
+        f"{prefix}_trace.json",
+        f"{prefix}_cuda_time_plot.png",
+        f"{prefix}_memory_usage_line_chart.png",
+        f"{prefix}_memory_usage.txt",
+        f"{prefix}_rank_0.log",
+    }
+    assert any(name.endswith(".pickle") for name in files) == torch.cuda.is_available()
 
 
 def test_several_models_by_name(tmp_path: Path) -> None:

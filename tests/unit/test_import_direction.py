@@ -76,7 +76,11 @@ def test_every_package_has_a_direction() -> None:
     [
         ("analysis/a.py", "from profiler_wrapper.recording.columns import Spans", []),
         ("analysis/a.py", "from profiler_wrapper.reports import tables", ["analysis/a.py: imports reports"]),
-        ("recording/a.py", "def f():\n    from ..capture.session import S", ["recording/a.py: imports capture.session"]),
+        (
+            "recording/a.py",
+            "def f():\n    from ..capture.session import S",
+            ["recording/a.py: imports capture.session"],
+        ),
         ("recording/a.py", "from . import columns", []),
         ("capture/a.py", "import profiler_wrapper.analysis.model as m", ["capture/a.py: imports analysis.model"]),
         ("reports/a.py", "from profiler_wrapper import wrapper", ["reports/a.py: imports wrapper"]),

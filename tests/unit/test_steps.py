@@ -134,6 +134,9 @@ class Loop:
     def train(self, root: str = "model") -> Ended:
         return self.counter.root_enters(root, gradients=True)
 
+    def train_after_update(self) -> Ended:
+        return self.counter.root_enters("model", gradients=True, updated=True)
+
     def infer(self, root: str = "model") -> Ended:
         return self.counter.root_enters(root, gradients=False)
 
@@ -207,6 +210,14 @@ def test_calls_with_gradients_wait_for_an_optimizer_for_a_while() -> None:
     ended = [loop.train() for _ in range(MOST_MICRO_BATCHES + 3)]
     assert ended.index(Ended.YES) == MOST_MICRO_BATCHES
     assert ended[MOST_MICRO_BATCHES:] == [Ended.YES] * 3
+
+
+def test_an_optimizer_that_tells_nobody_is_seen_by_what_it_changed() -> None:
+    loop = Loop()
+    for step in range(3):
+        assert (loop.train_after_update() if step else loop.train()) is (Ended.YES if step else Ended.NO)
+        assert {loop.train() for _ in range(100)} == {Ended.NO} or step == 0
+    assert loop.counter.last_step_counts()
 
 
 def test_an_evaluation_before_training_was_no_step() -> None:

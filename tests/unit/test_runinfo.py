@@ -1,0 +1,131 @@
+"""Rank, mesh, growth: what is found out about the process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from profiler_wrapper.capture.growth import MOST_GROWTH_BYTES, GrowthBound, free_bytes, resident_bytes
+from profiler_wrapper.capture.runinfo import RunInfo, mesh_coordinates, run_info
+
+
+def mesh(**places: tuple[int, int]) -> SimpleNamespace:
+    """Of dimensions given as name=(place, size)."""
+    return SimpleNamespace(
+        mesh_dim_names=tuple(places),
+        shape=tuple(size for _, size in places.values()),
+        get_coordinate=lambda: [place for place, _ in places.values()],
+        get_rank=lambda: 5,
+    )
+
+
+def test_alone() -> None:
+    info = run_info(environment={}, version="1.2")
+    assert (info.rank, info.world_size, info.directory_name) == (0, 1, "rank0")
+    assert info.versions["profiler_wrapper"] == "1.2"
+    assert info.writes_everything
+    assert info.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "rank"),
+    [
+        ({"rank": 3, "device_mesh": mesh(dp=(0, 8))}, {"RANK": "1"}, 3),
+        ({"device_mesh": mesh(dp=(0, 8))}, {"RANK": "1"}, 5),
+        ({}, {"RANK": "1", "SLURM_PROCID": "2"}, 1),
+        ({}, {"SLURM_PROCID": "2", "SLURM_NTASKS": "4"}, 2),
+    ],
+)
+def test_the_rank_is_told_by_the_first_that_knows(
+    options: dict[str, object], environment: dict[str, str], rank: int
+) -> None:
+    assert run_info(environment=environment, **options).rank == rank  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "abc", "-1", "1.5"])
+def test_a_rank_that_is_none_is_ignored_and_said(text: str) -> None:
+    info = run_info(environment={"RANK": text})
+    assert info.rank == 0
+    assert f"RANK={text!r}" in info.warnings[0]
+
+
+def test_a_rank_beyond_the_world_is_said() -> None:
+    info = run_info(environment={"RANK": "9", "WORLD_SIZE": "4"})
+    assert info.rank == 9
+    assert "beyond the world of 4" in info.warnings[0]
+
+
+def test_coordinates_are_read_by_name_and_like_ones_counted_through() -> None:
+    found = mesh_coordinates(mesh(pp=(1, 2), dp_replicate=(1, 2), dp_shard=(2, 4), tp=(0, 2)))
+    assert found == {"dp": 6, "tp": 0, "pp": 1}
+    assert mesh_coordinates(mesh(dp=(1, 2), cp=(1, 2))) == {"dp": 1, "tp": 0, "pp": 0, "cp": 1}
+    assert mesh_coordinates(SimpleNamespace(mesh_dim_names=None)) == {}
+    assert mesh_coordinates(None) == {}
+
+
+def test_one_rank_of_each_pipeline_stage_writes_everything_in_a_large_world() -> None:
+    def info(rank: int, **coordinates: int) -> RunInfo:
+        return RunInfo(rank=rank, world_size=16, coordinates=coordinates)
+
+    assert info(8, dp=0, tp=0, pp=1).writes_everything
+    assert not info(9, dp=0, tp=1, pp=1).writes_everything
+    assert info(0).writes_everything
+    assert not info(1).writes_everything
+    assert RunInfo(rank=7, world_size=8).writes_everything
+    assert info(9, dp=0, tp=1, pp=1).directory_name == "rank9_dp0_tp1_pp1"
+
+
+class Process:
+    """Memory and time that a test moves."""
+
+    def __init__(self, free: int | None = 100 << 30) -> None:
+        self.resident: int | None = 1 << 30
+        self.now_s = 0.0
+        self.looks = 0
+        self.bound = GrowthBound(resident=self._resident, free=lambda: free, clock=lambda: self.now_s)
+        self.bound.restart()
+
+    def _resident(self) -> int | None:
+        self.looks += 1
+        return self.resident
+
+    def grow(self, size: int, *, after_s: float = 1.0) -> str | None:
+        assert self.resident is not None
+        self.resident += size
+        self.now_s += after_s
+        return self.bound.exceeded()
+
+
+def test_growth_beyond_4_gib_ends_recording() -> None:
+    process = Process()
+    assert process.grow(MOST_GROWTH_BYTES) is None
+    reason = process.grow(1 << 20)
+    assert reason is not None
+    assert "the process grew by 4.0 GiB" in reason
+
+
+def test_growth_beyond_a_quarter_of_what_is_free_ends_recording() -> None:
+    process = Process(free=4 << 30)
+    assert process.grow(1 << 30) is None
+    assert process.grow(1) is not None
+
+
+def test_growth_is_looked_at_every_fifth_of_a_second() -> None:
+    process = Process()
+    for _ in range(100):
+        process.grow(0, after_s=0.01)
+    assert process.looks <= 6
+
+
+def test_where_the_system_does_not_tell_nothing_is_ended() -> None:
+    process = Process(free=None)
+    process.resident = None
+    process.bound.restart()
+    process.now_s += 1
+    assert process.bound.exceeded() is None
+
+
+def test_this_machine_tells() -> None:
+    assert (resident_bytes() or 1) > 0
+    assert (free_bytes() or 1) > 0
