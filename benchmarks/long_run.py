@@ -9,6 +9,8 @@ course of the run, the hooks left on the model and the size of the files.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import statistics
 import tempfile
 import time
@@ -57,7 +59,8 @@ def main(steps: int) -> None:
     before, _ = timed_steps(steps // 10)
     hooks_before = hooks(case.model)
     with tempfile.TemporaryDirectory() as folder:
-        with pw.ProfilerWrapper(case.model, output_dir=folder) as prof:
+        prof = pw.ProfilerWrapper(case.model, output_dir=folder)
+        with contextlib.redirect_stdout(io.StringIO()), prof:
             during, memory = timed_steps(steps, prof)
             hooks_inside = hooks(case.model)
         files = [path for path in Path(folder).rglob("*") if path.is_file()]

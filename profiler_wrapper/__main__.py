@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,7 +80,6 @@ def _command(
 
 def demo(options: argparse.Namespace) -> None:
     """Train a small Transformer for a few seconds, print its layer table and where the files are."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler logs each start and stop on stderr
     from profiler_wrapper.demo import run_demo
 
     run_demo(output_dir=options.output_dir)
@@ -88,58 +87,48 @@ def demo(options: argparse.Namespace) -> None:
 
 def analyze(options: argparse.Namespace) -> None:
     """Print or write the layer table of any torch.profiler trace, or of a run's directory."""
+    from profiler_wrapper.reports.write import REPORTS
     from profiler_wrapper.result import load
 
     output = options.output
     if output is None:
         result = load(options.path)
-        print(_as_json(result) if options.format == "json" else result)
+        print(json.dumps(result.to_dict(), indent=2) if options.format == "json" else result)
         return
     if output.endswith(("/", os.sep)) or Path(output).is_dir():
         _write(_report_writers(Path(output), _stem(options.path)), load, options)
-    elif options.format == "json":
-        _write({Path(output): _json_file}, load, options)
     else:
-        _write({Path(output): _table_file}, load, options)
+        report = REPORTS["result" if options.format == "json" else "log"]
+        _write({Path(output): report.write}, load, options)
 
 
 Writer = Callable[["ProfileResult", Path], None]
 
 
-def _write(writers: dict[Path, Writer], load: Callable[[str], ProfileResult], options: argparse.Namespace) -> None:
+def _write(writers: Mapping[Path, Writer], load: Callable[[str], ProfileResult], options: argparse.Namespace) -> None:
     """Write each file whole, or not at all; look for files in the way before the work is done.
 
     Raises:
         FileExistsError: one of them is there, and --force was not given.
     """
+    from profiler_wrapper.recording.atomic import replacing
+
     for path in writers:
         if path.exists() and not options.force:
             raise FileExistsError(f"File already exists, will not overwrite without --force: {path}")
     result = load(options.path)
     for path, write in writers.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".part-{os.getpid()}-{path.name}")  # a plot's format is its suffix
-        try:
-            write(result, part)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        with replacing(path) as beside:
+            write(result, beside)
         print(path)
 
 
-def _report_writers(directory: Path, stem: str) -> dict[Path, Writer]:
-    from profiler_wrapper.reports.memory_text import memory_usage_text
-    from profiler_wrapper.reports.plots import draw_memory, draw_time
-
-    def memory_file(result: ProfileResult, path: Path) -> None:
-        path.write_text(memory_usage_text(result), encoding="utf-8")
+def _report_writers(directory: Path, prefix: str) -> dict[Path, Writer]:
+    from profiler_wrapper.reports.write import REPORTS
 
     return {
-        directory / "result.json": _json_file,
-        directory / f"{stem}.log": _table_file,
-        directory / f"{stem}_memory_usage.txt": memory_file,
-        directory / f"{stem}_cuda_time_plot.png": draw_time,
-        directory / f"{stem}_memory_usage_line_chart.png": draw_memory,
+        directory / report.file_name.replace("<prefix>", prefix).replace("<r>", "0"): report.write
+        for report in REPORTS.values()
     }
 
 
@@ -149,18 +138,6 @@ def _stem(path: str) -> str:
     while trace.suffix in TRACE_SUFFIXES:
         trace = trace.with_suffix("")
     return trace.name
-
-
-def _as_json(result: ProfileResult) -> str:
-    return json.dumps(result.to_dict(), indent=2)
-
-
-def _json_file(result: ProfileResult, path: Path) -> None:
-    path.write_text(_as_json(result) + "\n", encoding="utf-8")
-
-
-def _table_file(result: ProfileResult, path: Path) -> None:
-    path.write_text(result.table().rstrip("\n") + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

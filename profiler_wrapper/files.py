@@ -6,6 +6,7 @@ import gzip
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from profiler_wrapper.options import FILES, Options
 from profiler_wrapper.recording.atomic import replacing
 from profiler_wrapper.recording.lanes import splice_lanes
 from profiler_wrapper.recording.store import RunDirectory
+from profiler_wrapper.reports.write import REPORTS
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.units import file_size
 
@@ -44,9 +46,9 @@ class WindowFiles:
         if "trace" in wanted:
             self._attempt("the layer lanes", lambda: splice_lanes(main, layer_lanes(found, result.calls)))
         self._move_traces(main, full)
-        for name, write in self._reports(result).items():
+        for name in REPORTS:
             if name in wanted:
-                self._attempt(name.replace("_", " "), write)
+                self._attempt(name.replace("_", " "), partial(self._report, name, result))
         self._write_run(complete=bool(self._run.get("complete", True)) and self._whole)
 
     def write_traces(self, *, main: Path, full: Path | None) -> None:
@@ -92,34 +94,15 @@ class WindowFiles:
         size = sum(path.stat().st_size for path in self._written if path.exists())
         return f"{len(self._written)} files, {file_size(size)}, in {self._directory.directory}"
 
-    def _reports(self, result: ProfileResult) -> dict[str, Callable[[], None]]:
-        from profiler_wrapper.reports.full_table import full_table
-        from profiler_wrapper.reports.memory_text import memory_usage_text
-
-        directory = self._directory_path()
-        return {
-            "result": lambda: self._keep(directory.write_json(FILES["result"], result.to_dict())),
-            "log": lambda: self._write_log(f"{result.table(order='cost')}\n\n{full_table(result)}\n"),
-            "memory_text": lambda: self._keep(directory.write_text(FILES["memory_text"], memory_usage_text(result))),
-            "time_plot": lambda: self._draw("time_plot", result),
-            "memory_plot": lambda: self._draw("memory_plot", result),
-        }
-
-    def _draw(self, name: str, result: ProfileResult) -> None:
-        from profiler_wrapper.reports import plots  # matplotlib takes a second to import
-
-        draw = plots.draw_time if name == "time_plot" else plots.draw_memory
-        self._keep(self._directory_path().write_with(FILES[name], lambda path: draw(result, path)))
-
-    def _write_log(self, text: str) -> None:
-        directory = self._directory_path()
-        if self._options.log_dir is None:
-            self._keep(directory.write_text(FILES["log"], text))
+    def _report(self, name: str, result: ProfileResult) -> None:
+        report, directory = REPORTS[name], self._directory_path()
+        if name != "log" or self._options.log_dir is None:
+            self._keep(directory.write_with(report.file_name, lambda path: report.write(result, path)))
             return
-        name = directory.path(FILES["log"]).name
-        path = self._options.log_dir / (f"{directory.window}_{name}" if directory.window else name)
+        file_name = directory.path(report.file_name).name
+        path = self._options.log_dir / (f"{directory.window}_{file_name}" if directory.window else file_name)
         with replacing(path) as beside:
-            beside.write_bytes(text.encode("utf-8", "replace"))
+            report.write(result, beside)
         self._keep(path)
 
     def _move(self, part: Path, name: str) -> None:

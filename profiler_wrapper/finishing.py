@@ -22,6 +22,8 @@ from profiler_wrapper.options import Options
 from profiler_wrapper.recording.store import RunDirectory, open_run
 from profiler_wrapper.result import ProfileResult, as_result, attribute_trace
 
+PRINTED_ROWS = 25  # with the line that says where the files are
+
 Describe = Callable[[], Sequence[dict[str, Any]]]
 
 
@@ -139,7 +141,7 @@ class Finisher:
         files.write(result, found, main=main.path, full=full.path if full is not None else None)
         self._drop_parts({trace.path for trace in (window.full, window.timed) if trace is not None})
         if self._options.enable_print_summary and self._prints:
-            sys.stdout.write(f"{result}\n{files.summary()}\n")
+            sys.stdout.write(f"{result.table(order='cost', rows=PRINTED_ROWS - 1)}\n{files.summary()}\n")
             sys.stdout.flush()
 
     @property

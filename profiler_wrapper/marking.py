@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from profiler_wrapper import __version__
 from profiler_wrapper.analysis.series import Track
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.capture.scopes import LayerScopes
@@ -96,7 +97,7 @@ def trace_handler(
             return
         try:
             if not finisher:
-                finisher.append(Finisher(options, run_info(), _marked_layers))
+                finisher.append(Finisher(options, run_info(version=__version__), _marked_layers))
             _handle(profiler, finisher[0])
         except Exception as error:
             tell(f"the reports of this trace were not written: {type(error).__name__}: {error}")

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from profiler_wrapper.capture.steps import Plan, Shapes, make_plan
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.recording.store import safe_name
+from profiler_wrapper.reports.write import REPORTS
 
 ENVIRONMENT_NAME = "PROFILER_WRAPPER"
 PREFIXES = {True: "opensora", False: "cogvideo", None: "profile"}
@@ -20,11 +21,7 @@ PREFIXES = {True: "opensora", False: "cogvideo", None: "profile"}
 FILES = {
     "trace": "<prefix>_trace.json",
     "full_trace": "<prefix>_full_trace.json",
-    "result": "result.json",
-    "time_plot": "<prefix>_cuda_time_plot.png",
-    "memory_plot": "<prefix>_memory_usage_line_chart.png",
-    "memory_text": "<prefix>_memory_usage.txt",
-    "log": "<prefix>_rank_<r>.log",
+    **{name: report.file_name for name, report in REPORTS.items()},
 }
 Trace = Literal["json", "json.gz", False]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable
 
+from profiler_wrapper import __version__
+from profiler_wrapper.capture.layers import find_roots
 from profiler_wrapper.capture.others import profiler_is_on, profiler_is_waiting
 from profiler_wrapper.capture.parts import FirstCall, is_part
 from profiler_wrapper.capture.recorder import Recorder
@@ -114,7 +116,12 @@ class Profiling:
         if self._options.off:
             return False
         if self.finisher is None:
-            info = run_info(rank=self._options.rank, device_mesh=self._options.device_mesh)
+            info = run_info(
+                modules=(root.module for root in find_roots(self._model)) if self._model is not None else (),
+                rank=self._options.rank,
+                device_mesh=self._options.device_mesh,
+                version=__version__,
+            )
             self.finisher = Finisher(self._options, info, self._scopes.describe)
         return self._options.ranks is None or self.finisher.rank in self._options.ranks
 
@@ -127,6 +134,7 @@ class Profiling:
             part_path=self.finisher.part_path,
             on_failure=self._failure,
             on_over=self.finisher.end_history,
+            on_window=lambda: self._safely("writing the reports of", self._report),
             first_step=self._recorder.counter.ended if self._recorder is not None else 0,
         )
         self._recorder = recorder

@@ -71,7 +71,7 @@ def as_result(analysis: Analysis) -> ProfileResult:
 
 def attribute_trace(path: str | os.PathLike[str], *, run: Mapping[str, Any] | None = None) -> Attributed:
     """Read a trace and give every event of it a layer; `run` describes the run it is from."""
-    return attributed(read(path), described=(run or {}).get("layers") or ())
+    return attributed(read(path), run=run)
 
 
 def analyse_trace(

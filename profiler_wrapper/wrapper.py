@@ -32,8 +32,8 @@ class ProfilerWrapper:
         print(prof.result)
 
     Under defaults two steps are recorded in full as warm-up (more while `torch.compile` compiles), then
-    three without shapes, whose times are reported; then every hook is gone and the loop runs on. The
-    files are written when the block ends.
+    three without shapes, whose times are reported; then every hook is gone, the files are written, the
+    table is printed and the loop runs on. A block that ends earlier reports what it has.
 
     The block may be entered again and again, as around each layer of a loop over layers. From the second
     entry on one session stays open until `leave()`, the growth bound or the exit; each entry is one more

@@ -56,18 +56,20 @@ class Attributed:
     steps: Steps
 
 
-def attributed(recording: Recording, *, described: Sequence[Mapping[str, Any]] = ()) -> Attributed:
+def attributed(recording: Recording, *, run: Mapping[str, Any] | None = None) -> Attributed:
     """Attribute every event of `recording`.
 
-    `described`: the layers as the run's own description lists them, see `find_layers`.
+    `run`: what is known of the run (run.json): its `layers`, see `find_layers`, and which steps were
+    recorded whole (`timed_steps`, `full_steps`): events of others belong to no step.
 
     Raises:
         EmptyRecording: no event carries time.
     """
+    run = run or {}
     spans = recording.spans
     launch = launches(recording)
     nesting, enclosing = _nest_cpu(recording, launch)
-    tree = find_layers(recording, nesting.parent, described)
+    tree = find_layers(recording, nesting.parent, run.get("layers") or ())
     attribution = attribute(recording, nesting, tree)
     cpu = cpu_time(recording, nesting, tree)
     work_of = WorkOfOps(recording, nesting.parent, tree)
@@ -81,7 +83,8 @@ def attributed(recording: Recording, *, described: Sequence[Mapping[str, Any]] =
             "Was the profiler stopped before the first step, or its schedule still waiting?"
         )
     calls = find_calls(tree, nesting, spans.start_ns, attribution.node_of)
-    steps = find_steps(recording, tree, attribution.node_of)
+    whole_steps = {*run.get("timed_steps", ()), *run.get("full_steps", ())}
+    steps = find_steps(recording, tree, attribution.node_of).only(whole_steps)
     return Attributed(recording, nesting, enclosing, tree, attribution, cpu, charges, calls, steps)
 
 
@@ -141,8 +144,7 @@ def analyse(recording: Recording, *, run: Mapping[str, Any] | None = None, track
         EmptyRecording: no event carries time.
     """
     run = dict(run or {})
-    described = run.get("layers") or ()
-    return tables(attributed(recording, described=described), run=run, track=track)
+    return tables(attributed(recording, run=run), run=run, track=track)
 
 
 def tables(found: Attributed, *, run: Mapping[str, Any], track: Sequence[Track] = ()) -> Analysis:
@@ -226,8 +228,5 @@ def _notes(found: Attributed, memory: DeviceMemory | None) -> list[str]:
     if memory is None:
         notes.append("memory is not available, because the trace has no allocation events (profile_memory=True)")
     elif memory.device == "cpu":
-        notes.append(
-            "memory counts what was allocated or freed during the recording: "
-            "a CPU's allocator does not say what else was there"
-        )
+        notes.append("on a CPU, memory counts from the start of the recording, and reserved is not available")
     return notes

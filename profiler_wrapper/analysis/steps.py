@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,13 @@ class Steps:
     def __len__(self) -> int:
         return len(self.number)
 
+    def only(self, numbers: Collection[int]) -> Steps:
+        """Without the steps whose number is not among `numbers`; all of them if there are none."""
+        if not numbers:
+            return self
+        kept = [i for i, number in enumerate(self.number) if number in numbers]
+        return Steps(tuple(self.number[i] for i in kept), self.start_ns[kept], self.end_ns[kept])
+
     def place_of(self, time_ns: Int64) -> Int64:
         """Per instant the place (not the number) of its step; -1 for none."""
         if not self.number:
@@ -39,7 +47,12 @@ def find_steps(recording: Recording, tree: LayerTree, node_of: Int32) -> Steps:
     numbered = {i: int(m.group(1)) for i, n in enumerate(recording.names) if (m := _PROFILER_STEP.fullmatch(n))}
     annotations = np.flatnonzero(spans.category == Category.ANNOTATION)
     annotations = annotations[np.argsort(spans.start_ns[annotations], kind="stable")]
-    marked = [i for i in annotations.tolist() if int(spans.name[i]) in numbered]
+    marked: list[int] = []
+    for i in annotations[np.isin(spans.name[annotations], list(numbered))].tolist():
+        last = marked[-1] if marked else i
+        seen_elsewhere = last != i and spans.name[last] == spans.name[i] and spans.start_ns[i] < spans.end_ns[last]
+        if not seen_elsewhere:  # a second thread tells of the same step
+            marked.append(i)
     if marked:
         return _cut([numbered[int(spans.name[i])] for i in marked], spans.start_ns[marked], spans.end_ns[marked])
     optimizer = {i for i, name in enumerate(recording.names) if _OPTIMIZER_STEP.match(name)}

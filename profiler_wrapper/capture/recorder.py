@@ -52,6 +52,7 @@ class Recorder:
         new_session, part_path: see `Tape`.
         on_failure: told what failed.
         on_over: told once that nothing more will be recorded.
+        on_window: told that a window has ended while the loop runs on.
         first_step: the number of the first step.
     """
 
@@ -64,12 +65,14 @@ class Recorder:
         part_path: Callable[[str], Path],
         on_failure: Callable[[str, Exception], None],
         on_over: Callable[[], None] = lambda: None,
+        on_window: Callable[[], None] = lambda: None,
         growth: GrowthBound | None = None,
         first_step: int = 0,
     ) -> None:
         self.windows: list[Window] = []
         self.counter = StepCounter(ended=first_step)
-        self._plan, self._marks, self._on_failure, self._on_over = plan, marks, on_failure, on_over
+        self._plan, self._marks, self._on_failure = plan, marks, on_failure
+        self._on_over, self._on_window = on_over, on_window
         self._growth = growth or GrowthBound()
         self._tape = Tape(new_session=new_session, part_path=part_path, before_another=self._before_another)
         self._mode = Mode.IDLE
@@ -200,6 +203,8 @@ class Recorder:
         if decision.ends_window:
             self._close_window()
         self._switch_to(decision.mode)
+        if decision.ends_window:
+            self._on_window()
 
     def _switch_to(self, mode: Mode) -> None:
         self._mode = mode
@@ -221,6 +226,7 @@ class Recorder:
         self._tape.stop()
         self._close_window()
         self._take_down()
+        self._on_window()
 
     def _close_window(self) -> None:
         window = self._tape.take_window()

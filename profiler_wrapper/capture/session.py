@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import os
 import threading
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,9 @@ class Session:
         """Begin to record. Raises whatever torch raises, with the profiler off."""
         self._thread = threading.get_ident()
         try:
-            self._profiler.prepare_trace()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch 2.11 says that events are cleared after each cycle
+                self._profiler.prepare_trace()
             self._profiler.start_trace()
         except BaseException:
             _switch_off()

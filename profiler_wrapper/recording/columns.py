@@ -56,9 +56,7 @@ class Spans:
     correlation: Int64
     external_id: Int64
     sequence: Int64  # autograd's `Sequence number`
-    forward_thread: (
-        Int32  # `Fwd thread id`: the profiler's own thread number; 0 on forward ops
-    )
+    forward_thread: Int32  # `Fwd thread id`: the profiler's own thread number; 0 on forward ops
     device: Int16  # device events: the device's index
     stream: Int32  # device events: the stream
     graph: Bool  # device events: a node of a replayed CUDA graph
@@ -81,9 +79,7 @@ class MemoryEvents:
     size_bytes: Int64  # negative: freed
     total_allocated_bytes: Int64
     total_reserved_bytes: Int64
-    device_type: (
-        Int8  # c10::DeviceType: 0 CPU, 1 CUDA (and ROCm), 9 MPS, 12 XPU, 20 private use
-    )
+    device_type: Int8  # c10::DeviceType: 0 CPU, 1 CUDA (and ROCm), 9 MPS, 12 XPU, 20 private use
     device: Int16
 
     def __len__(self) -> int:

@@ -22,9 +22,7 @@ PREFIX = "layer: "
 ROOT_PATH = "."
 # One mark nobody can break: printable ASCII without space, quote, backslash, percent and brackets.
 _SAFE = "!#$&'()*+,-./:;<=>?@^_`{|}~"
-_MARK = re.compile(
-    r"layer: (?P<path>\S+) \[(?P<class_name>\S+) (?P<kind>\S+) @(?P<root>\S+)(?P<flags>(?: \S+)*)\]"
-)
+_MARK = re.compile(r"layer: (?P<path>\S+) \[(?P<class_name>\S+) (?P<kind>\S+) @(?P<root>\S+)(?P<flags>(?: \S+)*)\]")
 
 FLAGS = ("prefill", "decode", "compiled", "shared")
 _LONGEST_PART = 400  # a name of a megabyte is cut; the hash keeps it unique

@@ -36,8 +36,16 @@ def step_numbers(analysis: Analysis) -> list[int]:
 
 
 def step_count(analysis: Analysis) -> int:
-    """What sums over the timed trace are divided by to give one step; 1 where no step has a number."""
-    return max(1, len(step_numbers(analysis)))
+    """What sums over the timed trace are divided by to give one step.
+
+    1 where no step has a number, and in generation, whose steps are not alike: one prefill, many decodes.
+    """
+    return 1 if generates(analysis) else max(1, len(step_numbers(analysis)))
+
+
+def generates(analysis: Analysis) -> bool:
+    """Whether tokens were generated."""
+    return any(row.phase in ("prefill", "decode") for row in analysis.layers)
 
 
 def steps_in_words(analysis: Analysis) -> str:
@@ -50,8 +58,8 @@ def steps_in_words(analysis: Analysis) -> str:
 
 
 def per_step(analysis: Analysis) -> str:
-    """`"per step"`, or `"in all"` where no step has a number."""
-    return "per step" if step_numbers(analysis) else "in all"
+    """`"per step"`, or `"in all"` where `step_count` is 1 whatever the steps."""
+    return "per step" if step_numbers(analysis) and not generates(analysis) else "in all"
 
 
 def coverage_percent(analysis: Analysis) -> str:
@@ -103,6 +111,9 @@ def _course(analysis: Analysis) -> list[str]:
     if span:
         middle, least, most = (value / 1e6 for value in span)
         parts.append(f"step takes {middle:.3f} ms" + (f" ({least:.3f}-{most:.3f})" if least != most else ""))
+    for row in analysis.layers:
+        if row.depth == 0 and row.phase in ("prefill", "decode") and row.calls:
+            parts.append(f"{row.phase} {row.time_ns / row.calls / 1e6:.3f} ms a call")
     time = analysis.time
     if time.busy_ns is not None and time.span_ns:
         parts.append(f"device busy {100 * time.busy_ns / time.span_ns:.1f} %")

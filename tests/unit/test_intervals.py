@@ -32,7 +32,9 @@ def test_length_is_the_number_of_instants(intervals: list[tuple[int, int]]) -> N
 
 @settings(max_examples=100, deadline=None)
 @given(INTERVALS, INTERVALS)
-def test_overlap_is_the_number_of_common_instants(covering: list[tuple[int, int]], asked: list[tuple[int, int]]) -> None:
+def test_overlap_is_the_number_of_common_instants(
+    covering: list[tuple[int, int]], asked: list[tuple[int, int]]
+) -> None:
     overlap = union(*columns(covering)).overlap(*columns(asked))
     assert overlap.tolist() == [len(instants(covering) & instants([interval])) for interval in asked]
 

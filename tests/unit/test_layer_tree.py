@@ -13,7 +13,7 @@ from recordings import Trace
 
 def tree_of(trace: Trace, *, described: list[dict[str, Any]] | None = None) -> LayerTree:
     trace.op("aten::mm", 1, 2)  # something that takes time
-    return attributed(trace.recording(), described=described or ()).tree
+    return attributed(trace.recording(), run={"layers": described or ()}).tree
 
 
 def layers(trace: Trace, **more: Any) -> dict[str, Layer]:
@@ -42,7 +42,9 @@ def test_an_anonymous_root_without_layers_takes_no_prefix_and_gives_none() -> No
 
 
 def test_several_roots_with_layers_prefix_them() -> None:
-    trace = Trace().mark(".", 0, 100).mark("a", 10, 50).mark(".", 100, 200, root="Vae#0").mark("a", 110, 150, root="Vae#0")
+    trace = (
+        Trace().mark(".", 0, 100).mark("a", 10, 50).mark(".", 100, 200, root="Vae#0").mark("a", 110, 150, root="Vae#0")
+    )
     assert parents(trace) == {"Net": None, "Net.a": "Net", "Vae": None, "Vae.a": "Vae"}
 
 
@@ -122,7 +124,9 @@ def test_modules_are_numbered_among_like_siblings_in_order_of_first_call() -> No
 
 
 def test_a_shared_module_goes_under_its_first_parent() -> None:
-    trace = Trace().module("A_0", 0, 100).module("Shared_0", 10, 20).module("B_0", 200, 300).module("Shared_0", 210, 220)
+    trace = (
+        Trace().module("A_0", 0, 100).module("Shared_0", 10, 20).module("B_0", 200, 300).module("Shared_0", 210, 220)
+    )
     tree = tree_of(trace)
     assert [layer.name for layer in tree.layers] == ["A", "A.Shared", "B"]
     assert [tree.layers[layer].name for layer in tree.layer_of_span.values()] == ["A", "A.Shared", "B", "A.Shared"]

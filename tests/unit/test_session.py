@@ -76,6 +76,7 @@ def test_what_another_profiler_ended_is_lost_and_does_not_crash(tmp_path: Path) 
         session.stop()
     with pytest.raises(SessionLost):
         session.export(tmp_path / "trace.json")
+    session.close()
 
 
 def test_a_session_belongs_to_its_thread() -> None:
@@ -93,6 +94,7 @@ def test_a_session_belongs_to_its_thread() -> None:
     thread.start()
     thread.join()
     assert "another thread" in str(caught[0])
+    session.close()
     torch.autograd._disable_profiler()  # type: ignore[attr-defined]
 
 

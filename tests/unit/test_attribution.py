@@ -1,0 +1,279 @@
+"""Which layer and phase each event of hand-written recordings gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from profiler_wrapper.analysis.analyse import Attributed, attributed
+from profiler_wrapper.analysis.model import NO_FORWARD_LINK, NO_LAYERS
+from recordings import AUTOGRAD, MAIN, NODE, Trace
+
+
+def found_in(trace: Trace) -> Attributed:
+    return attributed(trace.recording())
+
+
+def place(found: Attributed, name: str, occurrence: int = 0) -> tuple[str, str]:
+    """(layer, phase) of a span by its name; for what has no layer its reason in brackets."""
+    spans = [i for i in range(len(found.recording.spans)) if found.recording.name_of(i) == name]
+    where = found.attribution.place(spans[occurrence])
+    if where.layer >= 0:
+        return found.tree.layers[where.layer].name, where.phase
+    return f"[{where.reason}]" if where.reason else "", where.phase
+
+
+def trained(**node: Any) -> Trace:
+    """One layer with one numbered op, and its node in backward on another thread."""
+    return (
+        Trace()
+        .mark(".", 0, 100)
+        .mark("fc", 10, 50)
+        .op("aten::linear", 20, 40, sequence=5, forward_thread=0)
+        .op("aten::addmm", 25, 35, sequence=5, forward_thread=0)
+        .op("loss", 60, 70)
+        .node("AddmmBackward0", 200, 260, number=5, **node)
+        .op("aten::mm", 210, 220, thread=AUTOGRAD)
+    )
+
+
+# --- forward ---
+
+
+def test_an_op_is_in_the_innermost_layer_around_it() -> None:
+    trace = Trace().op("before", 0, 5).mark(".", 10, 100).op("own", 11, 12).mark("a", 20, 80).mark("a.b", 30, 40)
+    found = found_in(trace.op("inner", 31, 32).op("after_inner", 50, 51).op("after", 110, 120))
+    assert place(found, "own") == ("Net", "forward")
+    assert place(found, "inner") == ("a.b", "forward")
+    assert place(found, "after_inner") == ("a", "forward")
+    assert place(found, "before") == place(found, "after") == ("", "other")
+
+
+def test_a_layer_on_one_thread_is_not_around_another_thread() -> None:
+    found = found_in(Trace().mark("a", 0, 100).op("mine", 10, 20).op("other", 10, 20, thread=9))
+    assert place(found, "mine") == ("a", "forward")
+    assert place(found, "other") == ("", "other")
+
+
+def test_each_thread_has_layers_of_its_own() -> None:
+    trace = Trace().mark("a", 0, 100).mark("b", 0, 100, thread=9).op("x", 10, 20).op("y", 10, 20, thread=9)
+    found = found_in(trace)
+    assert (place(found, "x"), place(found, "y")) == (("a", "forward"), ("b", "forward"))
+
+
+def test_prefill_and_decode_hold_for_all_layers_below() -> None:
+    trace = Trace().mark(".", 0, 100, flags=("prefill",)).mark("a", 10, 20).op("first", 11, 12)
+    found = found_in(trace.mark(".", 200, 300, flags=("decode",)).mark("a", 210, 220).op("next", 211, 212))
+    assert place(found, "first") == ("a", "prefill")
+    assert place(found, "next") == ("a", "decode")
+
+
+def test_an_annotation_that_crosses_a_layer_hides_it_from_nothing() -> None:
+    # Begun inside the module, ended after it: the op lies in both.
+    trace = Trace().module("Net_0", 0, 100).annotation("block", 50, 150).op("aten::mm", 60, 70)
+    found = found_in(trace)
+    assert place(found, "aten::mm") == ("Net", "forward")
+    assert found.enclosing[2] == 1  # the named block still has it
+
+
+def test_a_zero_long_op_at_a_boundary_of_whole_microseconds() -> None:
+    trace = Trace().mark("a", 0, 5000).mark("b", 5000, 9000).op("aten::t", 5000, 5000).op("aten::mm", 6000, 7000)
+    assert place(found_in(trace), "aten::t") == ("b", "forward")
+
+
+# --- backward ---
+
+
+def test_a_node_belongs_to_the_layer_of_its_forward_op_by_arrow() -> None:
+    found = found_in(trained().arrow(25, 200))
+    assert place(found, NODE + "AddmmBackward0") == ("fc", "backward")
+    assert place(found, "aten::mm") == ("fc", "backward")
+    (link,) = found.attribution.links
+    assert (link.number, found.recording.name_of(link.forward_op)) == (5, "aten::addmm")
+
+
+def test_a_node_belongs_to_the_layer_of_its_forward_op_by_number() -> None:
+    assert place(found_in(trained()), "aten::mm") == ("fc", "backward")
+
+
+def test_a_forward_op_after_the_node_did_not_make_it() -> None:
+    trace = trained().mark("later", 300, 400).op("aten::addmm", 310, 320, sequence=5, forward_thread=0)
+    assert place(found_in(trace), "aten::mm") == ("fc", "backward")
+
+
+def test_numbers_count_per_thread_and_the_arrow_tells_which() -> None:
+    trace = (
+        trained().mark("elsewhere", 0, 100, thread=9).op("aten::mul", 30, 40, thread=9, sequence=5, forward_thread=0)
+    )
+    assert place(found_in(trace), "aten::mm") == (f"[{NO_FORWARD_LINK}]", "backward")
+    assert place(found_in(trace.arrow(25, 200)), "aten::mm") == ("fc", "backward")
+
+
+def test_another_arrow_of_the_same_thread_tells_the_thread() -> None:
+    # retain_graph: the second run of a node has no arrow.
+    trace = (
+        trained()
+        .arrow(25, 200)
+        .mark("elsewhere", 0, 100, thread=9)
+        .op("aten::mul", 30, 40, thread=9, sequence=5, forward_thread=0)
+        .node("AddmmBackward0", 300, 360, number=5)
+        .op("second run", 310, 320, thread=AUTOGRAD)
+    )
+    assert place(found_in(trace), "second run") == ("fc", "backward")
+
+
+def test_the_node_inside_an_unnumbered_wrapper_has_the_number() -> None:
+    trace = trained()
+    trace.node("MulBackward0", 300, 400).op("hook", 301, 310, thread=AUTOGRAD)
+    trace.op("MulBackward0", 320, 390, thread=AUTOGRAD, sequence=5, forward_thread=1).op("x", 330, 340, thread=AUTOGRAD)
+    found = found_in(trace)
+    assert place(found, "hook") == place(found, "x") == ("fc", "backward")
+
+
+def test_a_number_of_another_op_inside_a_wrapper_says_nothing() -> None:
+    trace = trained().node("MulBackward0", 300, 400)
+    trace.op("OtherBackward0", 320, 390, thread=AUTOGRAD, sequence=5, forward_thread=1)
+    assert place(found_in(trace), "OtherBackward0") == (f"[{NO_FORWARD_LINK}]", "backward")
+
+
+def test_a_node_of_the_loss_is_outside_of_all_layers() -> None:
+    trace = trained().op("aten::sum", 80, 90, thread=7, sequence=8, forward_thread=0)
+    found = found_in(trace.node("SumBackward0", 190, 195, number=8))
+    assert place(found, NODE + "SumBackward0") == ("", "backward")
+
+
+def test_gradients_are_accumulated_for_the_owner_of_the_node_that_finished_last() -> None:
+    accumulate = "torch::autograd::AccumulateGrad"
+    trace = trained().mark("b", 101, 120).op("aten::mul", 102, 110, sequence=6, forward_thread=0)
+    trace.node("MulBackward0", 150, 160, number=6).node(accumulate, 161, 170)
+    found = found_in(trace.node(accumulate, 270, 280).node(accumulate, 281, 290))
+    phases = [place(found, NODE + accumulate, i) for i in range(3)]
+    assert phases == [("b", "accumulate_grad"), ("fc", "accumulate_grad"), ("fc", "accumulate_grad")]
+
+
+def test_a_collective_launched_where_gradients_accumulate_belongs_to_no_layer() -> None:
+    trace = trained().node("torch::autograd::AccumulateGrad", 270, 400)
+    trace.op("c10d::allreduce_", 300, 350, thread=AUTOGRAD).kernel("ncclDevKernel_AllReduce", 500, 600, launched=310)
+    trace.op("aten::div_", 360, 370, thread=AUTOGRAD)
+    found = found_in(trace)
+    assert place(found, "c10d::allreduce_") == ("", "backward")
+    assert place(found, "aten::div_") == ("fc", "accumulate_grad")
+
+
+def test_the_graph_root_is_outside() -> None:
+    found = found_in(trained().node("torch::autograd::GraphRoot", 150, 160).op("g", 151, 155, thread=AUTOGRAD))
+    assert place(found, "g") == ("", "backward")
+
+
+# --- recompute ---
+
+
+def test_a_mark_inside_a_node_is_recomputed() -> None:
+    trace = trained().mark("fc", 230, 250, thread=AUTOGRAD).op("again", 235, 240, thread=AUTOGRAD)
+    found = found_in(trace)
+    assert place(found, "again") == ("fc", "recompute")
+    assert place(found, "aten::mm") == ("fc", "backward")
+
+
+def test_the_blocks_own_recomputed_ops_go_to_what_the_marks_beside_them_have_in_common() -> None:
+    # Transformers checkpoints forward inside the hooks: the block's own mark does not fire again.
+    trace = Trace().mark("h.0", 0, 100).mark("h.0.attn", 10, 20).mark("h.0.mlp", 30, 40)
+    trace.op("aten::add", 50, 60, sequence=9, forward_thread=0)
+    trace.node("AddBackward0", 200, 400, number=9)
+    trace.mark("h.0.attn", 210, 220, thread=AUTOGRAD).mark("h.0.mlp", 240, 250, thread=AUTOGRAD)
+    trace.op("residual", 230, 235, thread=AUTOGRAD, sequence=20, forward_thread=0).op("sub", 231, 232, thread=AUTOGRAD)
+    trace.op("gradient", 300, 310, thread=AUTOGRAD)
+    found = found_in(trace)
+    assert place(found, "residual") == place(found, "sub") == ("h.0", "recompute")
+    assert place(found, "gradient") == ("h.0", "backward")
+
+
+def test_reentrant_checkpointing_recomputes_and_runs_backward_inside_one_node() -> None:
+    trace = Trace().mark("h.0", 0, 100).op("CheckpointFunction", 10, 90, sequence=4, forward_thread=0)
+    trace.node("CheckpointFunctionBackward", 200, 500, number=4)
+    trace.op("CheckpointFunctionBackward", 201, 499, thread=AUTOGRAD, sequence=4, forward_thread=1)
+    trace.op("aten::mul", 210, 220, thread=AUTOGRAD, sequence=30, forward_thread=0)
+    trace.node("MulBackward0", 300, 400, number=30).op("gradient", 310, 320, thread=AUTOGRAD)
+    trace.op("copy", 450, 460, thread=AUTOGRAD)
+    found = found_in(trace)
+    assert place(found, "aten::mul") == ("h.0", "recompute")
+    assert place(found, "gradient") == ("h.0", "backward")
+    assert place(found, "copy") == ("h.0", "backward")
+
+
+def test_nodes_made_in_backward_inherit_the_layer() -> None:
+    trace = trained()  # create_graph: backward's own op 240 makes node 12, run later
+    trace.op("aten::mul", 240, 250, thread=AUTOGRAD, sequence=12, forward_thread=0)
+    trace.node("MulBackward0", 300, 330, number=12, forward_thread=2).op("second", 310, 320, thread=AUTOGRAD)
+    found = found_in(trace.arrow(25, 200).arrow(240, 300, forward_thread=AUTOGRAD))
+    assert place(found, "aten::mul") == place(found, "second") == ("fc", "backward")
+
+
+# --- what has no layer ---
+
+
+def test_optimizer_data_loading_and_gloo_threads() -> None:
+    trace = trained().annotation("Optimizer.step#SGD.step", 400, 500).op("aten::add_", 410, 420)
+    trace.annotation("enumerate(DataLoader)#x.__next__", 500, 600).op("aten::stack", 510, 520)
+    trace.op("gloo:all_gather", 10, 90, thread=77).op("aten::cat", 20, 30, thread=77)
+    found = found_in(trace)
+    assert place(found, "aten::add_") == ("", "optimizer")
+    assert place(found, "aten::stack") == ("", "other")
+    assert place(found, "aten::cat") == ("", "other")
+
+
+def test_a_trace_without_layers_says_so() -> None:
+    trace = Trace().op("aten::mm", 0, 10, sequence=1, forward_thread=0).node("MmBackward0", 20, 30, number=1)
+    trace.annotation("Optimizer.step#SGD.step", 40, 60).op("aten::add_", 45, 50)
+    found = found_in(trace)
+    assert place(found, "aten::mm") == (f"[{NO_LAYERS}]", "other")
+    assert place(found, NODE + "MmBackward0") == (f"[{NO_LAYERS}]", "backward")
+    assert place(found, "aten::add_") == ("", "optimizer")
+
+
+# --- FSDP ---
+
+
+def sharded(annotation: str, *, thread: int = MAIN, root: str = "Net#0", prefix: str = "") -> tuple[str, str]:
+    """The place of an op in an annotation of FSDP between two blocks of a model."""
+    trace = Trace().mark(".", 0, 1000, root=root)
+    for path in ("layers.0", "layers.0.attn", "layers.1", "norm"):
+        trace.mark(prefix + path, 10, 20, root=root)
+    trace.annotation(annotation, 100, 200, thread=thread).op("aten::copy_", 110, 120, thread=thread)
+    return place(found_in(trace), "aten::copy_")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "layer"),
+    [
+        ("FSDP::all_gather (layers.1)", "layers.1"),
+        ("FSDP::all_gather (layers.0.attn.norm)", "layers.0.attn"),  # not the model's own norm
+        ("FSDP::all_gather (layers.0._checkpoint_wrapped_module.attn)", "layers.0.attn"),
+        ("FSDP::all_gather (base_model.model.layers.1)", "layers.1"),
+        ("FSDP::all_gather (layers.0, layers.0.attn)", "layers.0"),
+        ("FSDP::all_gather (layers.0, norm)", "Net"),
+        ("FSDP::forward_prefetch for layers.1", "layers.1"),
+        ("FSDP::forward_prefetch for None", "Net"),
+        ("FSDP::root_pre_forward", "Net"),
+        ("FSDP::all_gather", "Net"),
+    ],
+)
+def test_fsdp_names_the_layer(annotation: str, layer: str) -> None:
+    assert sharded(annotation) == (layer, "forward")
+
+
+def test_fsdp_names_no_root_where_several_have_one() -> None:
+    assert sharded("FSDP::all_gather (layers.1)", root="dit", prefix="dit.") == ("dit.layers.1", "forward")
+
+
+@pytest.mark.parametrize("event", ["post_backward_reduce", "pre_backward", "backward_prefetch for", "post_backward"])
+def test_fsdp_in_backward(event: str) -> None:
+    name = f"FSDP::{event} layers.0" if event.endswith("for") else f"FSDP::{event} (layers.0)"
+    assert sharded(name, thread=AUTOGRAD) == ("layers.0", "backward")
+
+
+def test_a_nameless_part_of_fsdp_is_in_the_layer_around_it() -> None:
+    trace = Trace().mark(".", 0, 100).mark("layers.0", 10, 20).mark("layers.1", 21, 22)
+    trace.annotation("FSDP::pre_forward (layers.0)", 30, 60).annotation("FSDP::copy_in", 35, 50).op("x", 40, 45)
+    assert place(found_in(trace), "x") == ("layers.0", "forward")

@@ -1,0 +1,211 @@
+"""What each device event costs and where it belongs, in hand-written recordings."""
+
+from __future__ import annotations
+
+import pytest
+
+from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.analyse import Attributed, analyse, attributed
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAUNCH, NO_LAYERS
+from profiler_wrapper.errors import EmptyRecording
+from profiler_wrapper.recording.columns import Category
+from recordings import AUTOGRAD, Trace
+
+
+def charged(found: Attributed, name: str) -> tuple[str, str, str, str]:
+    """(layer or reason, phase, class, attention backend) of the first charge of this name."""
+    charges = found.charges
+    for i in range(len(charges)):
+        if found.recording.name_of(int(charges.span[i])) == name:
+            place = found.attribution.places[charges.place[i]]
+            layer = found.tree.layers[place.layer].name if place.layer >= 0 else place.reason
+            backend = classes.BACKENDS[charges.backend[i]] if charges.backend[i] >= 0 else ""
+            return layer, place.phase, classes.CLASSES[charges.work[i]], backend
+    raise AssertionError(f"nothing is charged for {name}")
+
+
+def found_in(trace: Trace) -> Attributed:
+    return attributed(trace.recording())
+
+
+# --- which launch ---
+
+
+def test_a_kernel_is_where_it_was_launched_not_where_it_ran() -> None:
+    trace = Trace().mark("a", 0, 50).op("aten::mm", 10, 40).kernel("gemm", 70, 90, launched=20)
+    found = found_in(trace.mark("b", 60, 100).op("aten::mul", 65, 95))
+    assert charged(found, "gemm") == ("a", "forward", "gemm", "")
+    assert found.charges.time_ns.tolist() == [20]
+    assert found.charges.launch_ns.tolist() == [20]
+
+
+def test_kernels_ahead_of_all_launched_ones_were_launched_before_the_trace() -> None:
+    trace = (
+        Trace()
+        .mark("a", 0, 50)
+        .kernel("early", 5, 9, correlation=900)
+        .kernel("gemm", 70, 90, launched=20, correlation=901)
+    )
+    found = found_in(trace.kernel("late", 95, 99, correlation=950))
+    assert charged(found, "early")[:2] == (LAUNCHED_BEFORE, "other")
+    assert charged(found, "late")[:2] == (NO_LAUNCH, "other")
+
+
+def test_a_lower_correlation_than_any_launch_has_was_launched_before_on_any_stream() -> None:
+    trace = Trace().mark("a", 0, 50).kernel("gemm", 70, 90, launched=20, correlation=500)
+    found = found_in(trace.kernel("other stream", 95, 99, correlation=499, stream=9))
+    assert charged(found, "other stream")[0] == LAUNCHED_BEFORE
+
+
+@pytest.mark.parametrize("ids_agree", [True, False])
+def test_external_ids_join_only_where_they_agree_with_correlations(ids_agree: bool) -> None:
+    trace = (
+        Trace()
+        .mark("a", 0, 50)
+        .op("aten::mm", 10, 20, external_id=1)
+        .kernel("known", 100, 110, launched=12, external_id=1 if ids_agree else 2)
+        .mark("b", 50, 90)
+        .op("aten::mul", 60, 70, external_id=2)
+        .kernel("unknown", 120, 130, correlation=999, external_id=2)
+    )
+    assert charged(found_in(trace), "unknown")[0] == ("b" if ids_agree else NO_LAUNCH)
+
+
+def test_kernels_alone() -> None:
+    trace = Trace().kernel("gemm", 0, 10).kernel("softmax_kernel", 10, 25)
+    result = analyse(trace.recording())
+    assert (result.time_basis, result.time.total_ns, result.time.unattributed_ns) == ("device", 25, 25)
+    assert [(row.reason, row.time_ns, row.count) for row in result.unattributed] == [(NO_LAUNCH, 25, 2)]
+    assert result.layers == ()
+    assert {row.class_name: row.time_ns for row in result.classes} == {"softmax": 15, "gemm": 10}
+
+
+def test_kernels_and_launches_without_ops() -> None:
+    result = analyse(Trace().kernel("gemm", 5, 10, launched=1).recording())
+    assert [(row.reason, row.time_ns) for row in result.unattributed] == [(NO_LAYERS, 5)]
+
+
+def test_streams_and_devices_count_each() -> None:
+    trace = Trace().mark("a", 0, 99)
+    trace.kernel("x", 100, 200, launched=1).kernel("y", 100, 200, launched=2, stream=8)
+    trace.kernel("z", 100, 200, launched=3, device=1)
+    result = analyse(trace.recording())
+    assert result.time.total_ns == 300
+    assert result.time.busy_ns == 200  # two streams of one device at once, and the other device
+
+
+def test_kernels_of_a_replayed_graph_are_where_the_replay_was_launched() -> None:
+    trace = Trace().mark(".", 0, 90).mark("a", 10, 50).launch(20, 25, correlation=5)
+    for i in range(3):
+        trace.kernel("gemm", 100 + 10 * i, 110 + 10 * i, correlation=5, graph=True)
+    result = analyse(trace.kernel("eager", 140, 150, launched=60).recording())
+    rows = {row.layer: row for row in result.layers}
+    assert (rows["a"].self_time_ns, rows["a"].graph) == (30, True)
+    assert (rows["Net"].self_time_ns, rows["Net"].graph) == (10, False)
+
+
+def test_an_empty_recording() -> None:
+    with pytest.raises(EmptyRecording, match="stopped before the first step"):
+        analyse(Trace().annotation("ProfilerStep#1", 0, 10).recording())
+
+
+# --- what kind of work ---
+
+
+def test_the_op_tells_the_class_and_the_kernel_where_it_does_not() -> None:
+    trace = Trace().op("aten::layer_norm", 0, 10).kernel("elementwise_kernel", 100, 110, launched=5)
+    trace.op("my::op", 20, 30).kernel("softmax_warp", 110, 120, launched=25)
+    trace.op("my::op", 40, 50).kernel("unheard_of", 120, 130, launched=45)
+    found = found_in(trace)
+    assert [charged(found, name)[2] for name in ("elementwise_kernel", "softmax_warp", "unheard_of")] == [
+        "norm",
+        "softmax",
+        "other",
+    ]
+
+
+def test_an_op_within_another_tells_for_itself() -> None:
+    trace = Trace().op("aten::linear", 0, 50).op("aten::copy_", 5, 10).kernel("k", 100, 110, launched=6)
+    assert charged(found_in(trace.op("aten::t", 20, 30).kernel("l", 110, 120, launched=25)), "k")[2] == "copy"
+    assert charged(found_in(trace), "l")[2] == "gemm"
+
+
+def test_a_layer_inside_an_op_does_not_inherit_its_class() -> None:
+    trace = (
+        Trace().op("aten::layer_norm", 0, 50).mark("a", 10, 40).op("my::op", 20, 30).kernel("k", 100, 110, launched=25)
+    )
+    assert charged(found_in(trace), "k") == ("a", "forward", "other", "")
+
+
+def test_attention_is_known_by_its_op() -> None:
+    trace = Trace().op("aten::_scaled_dot_product_flash_attention", 0, 90).op("aten::_flash_attention_forward", 10, 80)
+    trace.kernel("strange_name", 100, 150, launched=20).op("aten::fill_", 30, 40).kernel("fill", 150, 155, launched=35)
+    found = found_in(trace)
+    assert charged(found, "strange_name")[2:] == ("attention", "flash")
+    assert charged(found, "fill")[2:] == ("attention", "flash")  # part of it
+
+
+def test_an_attention_backend_is_the_outermost_that_tells() -> None:
+    trace = Trace().op("aten::_scaled_dot_product_attention_math", 0, 90).op("aten::bmm", 10, 20)
+    assert charged(found_in(trace.kernel("gemm", 100, 150, launched=15)), "gemm")[2:] == ("attention", "math")
+
+
+def test_attention_is_known_by_its_kernel_where_the_op_says_nothing() -> None:
+    trace = Trace().op("my::op", 0, 90).kernel("fmha_cutlassF_bf16", 100, 150, launched=15)
+    assert charged(found_in(trace), "fmha_cutlassF_bf16")[2:] == ("attention", "mem_efficient")
+
+
+def test_copies_are_copies_whatever_launched_them() -> None:
+    trace = Trace().op("aten::mm", 0, 90).kernel("Memcpy HtoD", 100, 150, launched=15, category=Category.MEMCPY)
+    assert charged(found_in(trace), "Memcpy HtoD")[2] == "copy"
+
+
+def test_a_collectives_own_kernel_communicates_and_its_helpers_do_not() -> None:
+    trace = Trace().op("c10d::allreduce_", 0, 90).kernel("ncclDevKernel_AllReduce", 100, 150, launched=15)
+    found = found_in(trace.kernel("void at::native::elementwise_kernel", 150, 160, launched=30))
+    assert charged(found, "ncclDevKernel_AllReduce")[2] == "communication"
+    assert charged(found, "void at::native::elementwise_kernel")[2] == "elementwise"
+
+
+def test_what_the_optimizer_launches() -> None:
+    trace = Trace().mark("a", 0, 5).annotation("Optimizer.step#AdamW.step", 10, 90).op("aten::_foreach_add_", 20, 30)
+    trace.kernel("multi_tensor_apply", 100, 130, launched=25).kernel("ncclDevKernel", 130, 140, launched=50)
+    found = found_in(trace)
+    assert charged(found, "multi_tensor_apply")[1:3] == ("optimizer", "optimizer")
+    assert charged(found, "ncclDevKernel")[1:3] == ("optimizer", "communication")
+
+
+def test_a_collective_launched_bare_where_gradients_accumulate_has_no_layer() -> None:
+    trace = Trace().mark("fc", 0, 50).op("aten::mm", 10, 20, sequence=1, forward_thread=0)
+    trace.node("MmBackward0", 100, 150, number=1).node("torch::autograd::AccumulateGrad", 160, 200)
+    trace.kernel("ncclKernel_AllReduce", 300, 400, launched=170, thread=AUTOGRAD)
+    trace.kernel("add", 400, 410, launched=180, thread=AUTOGRAD)
+    found = found_in(trace)
+    assert charged(found, "ncclKernel_AllReduce")[:3] == ("", "backward", "communication")
+    assert charged(found, "add")[:2] == ("fc", "accumulate_grad")
+
+
+# --- CPU-only traces ---
+
+
+def test_own_time_of_ops_on_a_cpu() -> None:
+    trace = Trace().mark(".", 0, 1000).mark("fc", 100, 300).op("aten::linear", 110, 290).op("aten::addmm", 150, 250)
+    result = analyse(trace.op("aten::relu", 400, 450).annotation("named", 0, 900).recording())
+    assert result.time_basis == "cpu"
+    assert {row.layer: row.self_time_ns for row in result.layers} == {"Net": 50, "fc": 180}
+    assert {row.layer: row.time_ns for row in result.layers} == {"Net": 230, "fc": 180}
+    assert result.time.busy_ns is None
+    assert all(row.idle_ns is None and row.exposed_communication_ns is None for row in result.layers)
+
+
+def test_a_layer_recomputed_inside_a_node_takes_the_nodes_time() -> None:
+    # The node [200, 400] is an op; the mark [220, 300] inside it has an op [240, 250].
+    trace = Trace().mark("fc", 0, 100).op("aten::mm", 10, 60, sequence=1, forward_thread=0)
+    trace.node("MmBackward0", 200, 400, number=1).mark("fc", 220, 300, thread=AUTOGRAD)
+    result = analyse(trace.op("aten::mm", 240, 250, thread=AUTOGRAD).recording())
+    assert {(row.phase, row.self_time_ns) for row in result.rows("fc")} == {
+        ("forward", 50),
+        ("recompute", 80),
+        ("backward", 120),
+    }
+    assert result.time.total_ns == 250

@@ -1,0 +1,126 @@
+"""Names of ops and kernels, as real traces have them, and the class and backend they stand for."""
+
+from __future__ import annotations
+
+import pytest
+
+from profiler_wrapper.analysis import classes
+
+OPS = {
+    "aten::addmm": "gemm",
+    "aten::_scaled_mm": "gemm",
+    "aten::convolution_backward": "gemm",
+    "aten::matmul": "gemm",
+    "aten::native_layer_norm_backward": "norm",
+    "aten::_fused_rms_norm": "norm",
+    "aten::native_batch_norm": "norm",
+    "aten::_softmax": "softmax",
+    "aten::_log_softmax_backward_data": "softmax",
+    "aten::embedding_dense_backward": "embedding",
+    "aten::index_select": "embedding",
+    "aten::sum": "reduction",
+    "aten::linalg_vector_norm": "reduction",
+    "aten::copy_": "copy",
+    "aten::_to_copy": "copy",
+    "aten::zero_": "copy",
+    "aten::cat": "copy",
+    "aten::add_": "elementwise",
+    "aten::silu": "elementwise",
+    "aten::gelu_backward": "elementwise",
+    "aten::_foreach_addcdiv_": "elementwise",
+    "aten::mul": "elementwise",
+    "aten::mm": "gemm",
+    "aten::mse_loss": "reduction",
+    "c10d::allreduce_": "communication",
+    "nccl:all_reduce": "communication",
+    "_c10d_functional::all_gather_into_tensor": "communication",
+    "record_param_comms": "communication",
+    "Optimizer.step#AdamW.step": "optimizer",
+    "aten::_fused_adamw_": "optimizer",
+    "aten::detach": "",
+    "aten::view": "",
+    "my_library::thing": "",
+    "allgather": "communication",
+    "MulBackward0": "",
+}
+KERNELS = {
+    "ampere_sgemm_128x64_tn": "gemm",
+    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64": "gemm",
+    "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32": "gemm",
+    "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT": "gemm",
+    "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm>": "gemm",
+    "void splitKreduce_kernel<32, 16, int>": "gemm",
+    "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>": "norm",
+    "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>": "norm",
+    "void (anonymous namespace)::softmax_warp_forward<float, float, float, 8>": "softmax",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>>": "elementwise",
+    "triton_poi_fused_add_mul_0": "elementwise",
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>": "reduction",
+    "triton_red_fused_mean_1": "reduction",
+    "void at::native::(anonymous namespace)::indexSelectLargeIndex<float>": "embedding",
+    "Memcpy DtoD (Device -> Device)": "copy",
+    "Memset (Device)": "copy",
+    "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float>": "copy",
+    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "communication",
+    "ncclKernel_AllReduce_RING_LL_Sum_float": "communication",
+    "rccl_AllReduce": "communication",
+    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<>": "optimizer",
+    "something_nobody_knows": "",
+}
+BACKENDS_BY_OP = {
+    "aten::_scaled_dot_product_flash_attention": "flash",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
+    "aten::_scaled_dot_product_flash_attention_backward": "flash",
+    "aten::_flash_attention_forward": "flash",
+    "aten::_scaled_dot_product_efficient_attention": "mem_efficient",
+    "aten::_efficient_attention_backward": "mem_efficient",
+    "aten::_scaled_dot_product_cudnn_attention": "cudnn",
+    "aten::_cudnn_attention_forward": "cudnn",
+    "aten::_scaled_dot_product_attention_math": "math",
+    "flash_attn::_flash_attn_forward": "external",
+    "flash_attn_3::fwd": "external",
+    "FlashAttnFunc": "external",
+    "FlashAttnVarlenFuncBackward": "external",
+    "xformers_flash::flash_fwd": "external",
+    "vllm::unified_attention_with_output": "external",
+    "aten::scaled_dot_product_attention": "",  # the one below it tells
+    "aten::softmax": "",
+    "aten::bmm": "",
+}
+BACKENDS_BY_KERNEL = {
+    "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4>>": "flash",
+    "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64": "cudnn",
+    "fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<>::Params)": "mem_efficient",
+    "triton_tem_fused_flex_attention_0": "flex",
+    "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64>>": "external",
+    "kernel_unified_attention_2d": "external",
+    "attn_fwd": "flash",
+    "ampere_sgemm_128x64_tn": "",
+    "softmax_warp_forward": "",
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), OPS.items())
+def test_class_of_op(name: str, expected: str) -> None:
+    assert classes.class_of_op(name) == expected
+
+
+@pytest.mark.parametrize(("name", "expected"), KERNELS.items())
+def test_class_of_kernel(name: str, expected: str) -> None:
+    assert classes.class_of_kernel(name) == expected
+
+
+@pytest.mark.parametrize(("name", "expected"), BACKENDS_BY_OP.items())
+def test_attention_backend_of_op(name: str, expected: str) -> None:
+    assert classes.attention_backend_of_op(name) == expected
+
+
+@pytest.mark.parametrize(("name", "expected"), BACKENDS_BY_KERNEL.items())
+def test_attention_backend_of_kernel(name: str, expected: str) -> None:
+    assert classes.attention_backend_of_kernel(name) == expected
+
+
+def test_what_moves_data_between_ranks() -> None:
+    assert classes.is_communication("ncclDevKernel_AllGather_RING_LL")
+    assert not classes.is_communication("vectorized_gather_kernel")
+    assert not classes.is_communication("reduce_kernel")

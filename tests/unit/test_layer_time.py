@@ -1,0 +1,204 @@
+"""Rows per layer, class, backend and step, and the laws that hold between them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profiler_wrapper.analysis.analyse import analyse
+from profiler_wrapper.analysis.model import Analysis
+from recordings import AUTOGRAD, Trace
+
+PATHS = (".", "a", "a.b", "a.c", "d")
+
+
+def training_step() -> Trace:
+    """Two layers, one attention kernel each way, a collective beside compute, an optimizer kernel."""
+    return (
+        Trace()
+        .annotation("ProfilerStep#4", 0, 1000)
+        .mark(".", 0, 300)
+        .mark("attn", 10, 100, kind="attention")
+        .op("aten::_flash_attention_forward", 20, 60, sequence=1, forward_thread=0)
+        .kernel("flash_fwd_kernel", 1000, 1400, launched=30)
+        .mark("mlp", 110, 200)
+        .op("aten::mm", 120, 150, sequence=2, forward_thread=0)
+        .kernel("gemm", 1400, 1500, launched=130)
+        .op("aten::add", 250, 260)
+        .kernel("elementwise_kernel", 1500, 1510, launched=255)
+        .node("MmBackward0", 400, 500, number=2)
+        .kernel("gemm", 1600, 1800, launched=450, thread=AUTOGRAD)
+        .kernel("ncclDevKernel_AllReduce", 1700, 2000, launched=460, thread=AUTOGRAD, stream=20)
+        .node("FlashAttentionBackward0", 600, 700, number=1)
+        .op("aten::_flash_attention_backward", 610, 690, thread=AUTOGRAD)
+        .kernel("flash_bwd_kernel", 2100, 3100, launched=650, thread=AUTOGRAD)
+        .annotation("Optimizer.step#AdamW.step", 800, 900)
+        .kernel("multi_tensor_apply", 3100, 3150, launched=850)
+        .kernel("copy_kernel", 3150, 3157, launched=1100)
+    )
+
+
+def test_a_training_step_by_hand() -> None:
+    result = analyse(training_step().recording())
+    times = {(row.layer, row.phase): (row.self_time_ns, row.time_ns) for row in result.layers}
+    assert times == {
+        ("Net", "forward"): (10, 510),
+        ("Net", "backward"): (0, 1500),
+        ("attn", "forward"): (400, 400),
+        ("attn", "backward"): (1000, 1000),
+        ("mlp", "forward"): (100, 100),
+        ("mlp", "backward"): (500, 500),
+        ("", "optimizer"): (50, 50),
+        ("", "other"): (7, 7),
+    }
+    assert (result.time.total_ns, result.time.unattributed_ns, result.time.coverage) == (2067, 0, 1.0)
+    assert [(r.layer, r.phase, r.backend, r.kernels, r.time_ns) for r in result.attention] == [
+        ("attn", "forward", "flash", ("flash_fwd_kernel",), 400),
+        ("attn", "backward", "flash", ("flash_bwd_kernel",), 1000),
+    ]
+    attention = {(row.layer, row.phase): row.attention_ns for row in result.layers if row.attention_ns}
+    assert attention == {
+        ("Net", "forward"): 400,
+        ("Net", "backward"): 1000,
+        ("attn", "forward"): 400,
+        ("attn", "backward"): 1000,
+    }
+    assert result.time.exposed_communication_ns == 200  # [1800, 2000]
+    assert {(row.layer, row.phase): row.exposed_communication_ns for row in result.layers if row.communication_ns} == {
+        ("Net", "backward"): 200,
+        ("mlp", "backward"): 200,
+    }
+    assert result.time.busy_ns == 510 + 400 + 1057
+    step, rest = result.steps
+    assert (step.step, step.time_ns, step.span_ns, step.attention_ns) == (4, 2060, 1000, 1400)
+    assert step.phases_ns == {"forward": 510, "backward": 1500, "optimizer": 50}
+    assert (rest.step, rest.time_ns) == (None, 7)
+    assert {(row.class_name, row.phase): (row.time_ns, row.count) for row in result.classes} == {
+        ("attention", "forward"): (400, 1),
+        ("attention", "backward"): (1000, 1),
+        ("gemm", "forward"): (100, 1),
+        ("gemm", "backward"): (200, 1),
+        ("communication", "backward"): (300, 1),
+        ("elementwise", "forward"): (10, 1),
+        ("optimizer", "optimizer"): (50, 1),
+        ("copy", "other"): (7, 1),
+    }
+
+
+def test_calls_are_counted_where_a_layer_is_entered() -> None:
+    trace = training_step().mark("mlp", 220, 230)
+    calls = {(row.layer, row.phase): row.calls for row in analyse(trace.recording()).layers}
+    assert calls["mlp", "forward"] == 2
+    assert calls["mlp", "backward"] is None
+    assert calls["", "optimizer"] is None
+
+
+def test_a_layer_that_costs_nothing_has_its_row() -> None:
+    result = analyse(training_step().mark("dropout", 205, 210).recording())
+    (row,) = result.rows("dropout")
+    assert (row.self_time_ns, row.calls) == (0, 1)
+
+
+def test_calls_of_layers_with_their_place_in_time() -> None:
+    trace = training_step().kernel("gemm", 5000, 5010, launched=140, device=1)
+    found = {call.layer: call for call in analyse(trace.recording()).calls}
+    assert list(found) == ["Net", "attn", "mlp"]
+    mlp = found["mlp"]
+    assert (mlp.start_ns, mlp.end_ns, mlp.time_ns, mlp.step, mlp.index) == (110, 200, 110, 4, 0)
+    assert (mlp.device, mlp.device_start_ns, mlp.device_end_ns) == (0, 1400, 5010)
+    assert (found["Net"].time_ns, found["Net"].attention_ns) == (520, 400)
+
+
+def test_a_call_on_the_second_device_says_so() -> None:
+    trace = Trace().mark("a", 0, 10).kernel("x", 100, 110, launched=5).mark("b", 20, 30)
+    found = analyse(trace.kernel("y", 120, 130, launched=25, device=1).recording()).calls
+    assert [(call.layer, call.device) for call in found] == [("a", 0), ("b", 1)]
+
+
+def test_calls_come_in_order_of_time_whatever_their_thread() -> None:
+    trace = Trace().mark("a", 50, 60).mark("b", 0, 10, thread=9).mark("c", 100, 110).op("aten::mm", 1, 2, thread=9)
+    assert [call.layer for call in analyse(trace.recording()).calls] == ["b", "a", "c"]
+
+
+# --- laws ---
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    """Nested marks with kernels launched inside and outside of them, on two streams of two devices."""
+    trace, now = Trace(), 0
+    for _ in range(draw(st.integers(0, 3))):
+        trace.annotation(f"ProfilerStep#{now}", now, now + 90)
+        for path in draw(st.permutations(PATHS)):
+            trace.mark(path, now + 5, now + 15 + draw(st.integers(0, 10)))
+            now += 30
+    for i in range(draw(st.integers(1, 12))):
+        start, stream = draw(st.integers(0, 400)), draw(st.integers(1, 2))
+        name = draw(st.sampled_from(["gemm", "ncclDevKernel", "flash_fwd"]))
+        launched = draw(st.none() | st.integers(0, 200))
+        length = draw(st.integers(0, 60))
+        trace.kernel(name, start, start + length, launched=launched, stream=stream, device=draw(st.integers(0, 1)))
+        if draw(st.booleans()):
+            trace.op("aten::mm", 7 * i, 7 * i + 3)
+    return trace
+
+
+def assert_conserved(result: Analysis) -> None:
+    assert sum(row.self_time_ns for row in result.layers) + result.time.unattributed_ns == result.time.total_ns
+    assert sum(row.time_ns for row in result.unattributed) == result.time.unattributed_ns
+    assert sum(row.time_ns for row in result.steps) == result.time.total_ns
+    assert sum(row.time_ns for row in result.classes) == result.time.total_ns
+    assert all(sum(row.phases_ns.values()) == row.time_ns for row in result.steps)
+    below: dict[tuple[str, str], int] = defaultdict(int)
+    for row in result.layers:
+        below[row.parent or "", row.phase] += row.time_ns if row.parent is not None else 0
+    for row in result.layers:
+        if row.layer:
+            assert row.time_ns == row.self_time_ns + below[row.layer, row.phase]
+        assert 0 <= row.attention_ns <= row.time_ns
+        if row.exposed_communication_ns is not None:
+            assert 0 <= row.exposed_communication_ns <= row.communication_ns <= row.time_ns
+    keys = [(row.layer, row.phase) for row in result.layers]
+    assert len(keys) == len(set(keys))
+
+
+@settings(max_examples=80, deadline=None)
+@given(traces())
+def test_nothing_is_lost_or_counted_twice(trace: Trace) -> None:
+    recording = trace.recording()
+    result = analyse(recording)
+    assert_conserved(result)
+    spans = recording.spans
+    assert result.time.total_ns == int(spans.duration_ns[recording.device_mask].sum())
+    busy = sum(len(running(recording, device)) for device in (0, 1))
+    assert result.time.busy_ns == busy
+
+
+def running(recording: object, device: int, *, communicating: bool | None = None) -> set[int]:
+    """The instants at which something runs on a device."""
+    spans = recording.spans  # type: ignore[attr-defined]
+    chosen = np.flatnonzero(recording.device_mask & (spans.device == device))  # type: ignore[attr-defined]
+    return {
+        instant
+        for i in chosen.tolist()
+        if communicating is None or ("nccl" in recording.name_of(i)) is communicating  # type: ignore[attr-defined]
+        for instant in range(spans.start_ns[i], spans.start_ns[i] + spans.duration_ns[i])
+    }
+
+
+@settings(max_examples=80, deadline=None)
+@given(traces())
+def test_exposed_communication_is_that_of_every_instant(trace: Trace) -> None:
+    recording = trace.recording()
+    expected = sum(
+        len(running(recording, device, communicating=True) - running(recording, device, communicating=False))
+        for device in (0, 1)
+    )
+    assert analyse(recording).time.exposed_communication_ns == expected
+
+
+def test_training_step_is_conserved() -> None:
+    assert_conserved(analyse(training_step().recording()))
