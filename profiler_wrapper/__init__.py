@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from profiler_wrapper.capture import compiled as _compiled
 from profiler_wrapper.errors import (
     BrokenTrace,
     EmptyRecording,
@@ -41,6 +42,9 @@ __all__ = [
     "mark",
     "trace_handler",
 ]
+
+# Models that are compiled from now on can be told apart by layer. Imports neither torch nor its compiler.
+_compiled.install()
 
 # Imported when first asked for: reading a trace on a laptop should not wait for what capture needs.
 _HOMES = {

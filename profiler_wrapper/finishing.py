@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.analysis.analyse import tables
+from profiler_wrapper.analysis.compiled_regions import graph_keys
 from profiler_wrapper.capture.runinfo import RunInfo
 from profiler_wrapper.capture.session import safe_name
 from profiler_wrapper.capture.snapshot import AllocatorHistory, SnapshotUnavailable, snapshot_name
@@ -30,9 +31,16 @@ Describe = Callable[[], Sequence[dict[str, Any]]]
 class Finisher:
     """Writes one process's part of a run, window by window."""
 
-    def __init__(self, options: Options, info: RunInfo, describe: Describe) -> None:
+    def __init__(
+        self,
+        options: Options,
+        info: RunInfo,
+        describe: Describe,
+        describe_compiled: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
         self.results: list[ProfileResult] = []
         self._options, self._info, self._describe = options, info, describe
+        self._describe_compiled = describe_compiled
         self._followed: dict[str, None] = {}  # names of blocks, in the order they came
         self._history: AllocatorHistory | None = None
         self._run: RunDirectory | None = None
@@ -129,6 +137,8 @@ class Finisher:
         files = WindowFiles(self._options, self._info, self._run_directory(main), run)
         try:
             found = attribute_trace(main.path, run=run)
+            keys = graph_keys(found.recording.names)
+            run["compiled"] = {key: graph for key, graph in run["compiled"].items() if key in keys}
             result = as_result(tables(found, run=run, track=(*self._options.track, *self._followed)))
         except EmptyRecording as error:
             tell(f"nothing was recorded: {error}")
@@ -173,7 +183,16 @@ class Finisher:
             "complete": complete,
             "warnings": notes,
             "layers": list(self._describe()),
+            "compiled": self._compiled(notes),
         }
+
+    def _compiled(self, notes: list[str]) -> dict[str, Any]:
+        """What is known of compiled code; without it, its layers have no rows."""
+        try:
+            return self._describe_compiled()
+        except Exception as error:
+            notes.append(f"the layers inside compiled code have no rows, because {type(error).__name__}: {error}")
+            return {}
 
     def _drop_parts(self, parts: set[Path]) -> None:
         """Remove what is still where it was exported to."""

@@ -32,6 +32,10 @@ class LayerMarking:
         """The layers that were marked, as `run.json` lists them."""
         return self._scopes.describe()
 
+    def describe_compiled(self) -> dict[str, Any]:
+        """The compiled code that ran in them, as `run.json` has it."""
+        return self._scopes.describe_compiled()
+
     def remove(self) -> None:
         """Take the marks away; a second call does nothing."""
         self._scopes.detach()
@@ -97,7 +101,7 @@ def trace_handler(
             return
         try:
             if not finisher:
-                finisher.append(Finisher(options, run_info(version=__version__), _marked_layers))
+                finisher.append(Finisher(options, run_info(version=__version__), _marked_layers, _compiled_code))
             _handle(profiler, finisher[0])
         except Exception as error:
             tell(f"the reports of this trace were not written: {type(error).__name__}: {error}")
@@ -107,6 +111,15 @@ def trace_handler(
 
 def _marked_layers() -> list[dict[str, Any]]:
     return [layer for marking in _marking for layer in marking.describe()]
+
+
+def _compiled_code() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for marking in _marking:
+        for key, graph in marking.describe_compiled().items():
+            if not isinstance(graph, str) or key not in found:
+                found[key] = graph
+    return found
 
 
 def _handle(profiler: Any, finisher: Finisher) -> None:

@@ -122,7 +122,7 @@ class Profiling:
                 device_mesh=self._options.device_mesh,
                 version=__version__,
             )
-            self.finisher = Finisher(self._options, info, self._scopes.describe)
+            self.finisher = Finisher(self._options, info, self._scopes.describe, self._scopes.describe_compiled)
         return self._options.ranks is None or self.finisher.rank in self._options.ranks
 
     def _begin(self, plan: Plan) -> None:

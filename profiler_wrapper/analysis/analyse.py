@@ -18,6 +18,7 @@ from profiler_wrapper.analysis.charges import (
     device_charges,
     launches,
 )
+from profiler_wrapper.analysis.compiled_regions import join_calls, layers_without_marks, place_regions, read_graphs
 from profiler_wrapper.analysis.idle import idle_per_place
 from profiler_wrapper.analysis.layer_calls import CallTree, find_calls, layer_calls
 from profiler_wrapper.analysis.layer_memory import CallMemory, DeviceMemory, call_memory, device_memory
@@ -54,6 +55,7 @@ class Attributed:
     charges: Charges
     calls: CallTree
     steps: Steps
+    notes: tuple[str, ...] = ()  # what is not known of it, and why
 
 
 def attributed(recording: Recording, *, run: Mapping[str, Any] | None = None) -> Attributed:
@@ -66,11 +68,19 @@ def attributed(recording: Recording, *, run: Mapping[str, Any] | None = None) ->
         EmptyRecording: no event carries time.
     """
     run = run or {}
-    spans = recording.spans
     launch = launches(recording)
     nesting, enclosing = _nest_cpu(recording, launch)
-    tree = find_layers(recording, nesting.parent, run.get("layers") or ())
+    graphs = read_graphs(run.get("compiled"))
+    regions = join_calls(recording, nesting.parent, graphs)
+    if regions.recording is not recording:
+        recording = regions.recording
+        launch = launches(recording)
+        nesting, enclosing = _nest_cpu(recording, launch)
+    spans = recording.spans
+    described = run.get("layers") or ()
+    tree = find_layers(recording, nesting.parent, described, layers_without_marks(recording, graphs, described))
     attribution = attribute(recording, nesting, tree)
+    place_regions(regions, nesting.parent, tree, attribution)
     cpu = cpu_time(recording, nesting, tree)
     work_of = WorkOfOps(recording, nesting.parent, tree)
     if recording.device_mask.any():
@@ -85,7 +95,8 @@ def attributed(recording: Recording, *, run: Mapping[str, Any] | None = None) ->
     calls = find_calls(tree, nesting, spans.start_ns, attribution.node_of)
     whole_steps = {*run.get("timed_steps", ()), *run.get("full_steps", ())}
     steps = find_steps(recording, tree, attribution.node_of).only(whole_steps)
-    return Attributed(recording, nesting, enclosing, tree, attribution, cpu, charges, calls, steps)
+    notes = tuple(regions.notes())
+    return Attributed(recording, nesting, enclosing, tree, attribution, cpu, charges, calls, steps, notes)
 
 
 def _nest_cpu(recording: Recording, launch: Int64) -> tuple[Nesting, Int32]:
@@ -163,8 +174,8 @@ def tables(found: Attributed, *, run: Mapping[str, Any], track: Sequence[Track] 
     return Analysis(
         time_basis=charges.basis,
         complete=recording.complete and bool(run.get("complete", True)),
-        warnings=(*_strings(run.get("warnings")), *recording.warnings, *_notes(found, memory)),
-        run=run,
+        warnings=(*_strings(run.get("warnings")), *recording.warnings, *found.notes, *_notes(found, memory)),
+        run={name: told for name, told in run.items() if name != "compiled"},  # of use with a trace only
         time=totals(recording, attribution, charges, exposed_total),
         unattributed=unattributed_rows(attribution, charges),
         layers=layer_rows(tree, attribution, charges, found.cpu, exposed, idle, found.calls, per_call),

@@ -53,6 +53,7 @@ class LayerTree:
     layers: list[Layer] = field(default_factory=list)
     layer_of_span: dict[int, int] = field(default_factory=dict)  # span index -> layer index
     flags_of_span: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    layer_of_mark: dict[tuple[str, str], int] = field(default_factory=dict)  # (root, path) -> layer index
 
     def by_name(self) -> dict[str, int]:
         """Layer index by name."""
@@ -67,11 +68,17 @@ class LayerTree:
         return common[0] if common else -1
 
 
-def find_layers(recording: Recording, parent: Int32, described: Iterable[Mapping[str, Any]] = ()) -> LayerTree:
+def find_layers(
+    recording: Recording,
+    parent: Int32,
+    described: Iterable[Mapping[str, Any]] = (),
+    unmarked: Iterable[Mark] = (),
+) -> LayerTree:
     """The layer tree of `recording`.
 
     `parent`: per span the span that encloses it, -1 for none. `described`: what the run's own
     description (run.json) says of its layers, which gives raw names and the order of registration.
+    `unmarked`: layers beside those that are entered through marks.
     """
     spans = recording.spans
     marks = {i: mark for i, name in enumerate(recording.names) if (mark := parse_mark(name)) is not None}
@@ -80,7 +87,7 @@ def find_layers(recording: Recording, parent: Int32, described: Iterable[Mapping
         named[list(marks)] = True
         written_by_us = (spans.category == Category.CPU_OP) | (spans.category == Category.ANNOTATION)
         entries = _by_start(recording, written_by_us & named[spans.name])
-        tree = _from_marks([(span, marks[int(spans.name[span])]) for span in entries], described)
+        tree = _from_marks([(span, marks[int(spans.name[span])]) for span in entries], described, unmarked)
     elif modules := _by_start(recording, spans.category == Category.MODULE):
         tree = _from_modules(recording, modules, parent)
     else:
@@ -102,11 +109,13 @@ def is_named_block(name: str) -> bool:
     return parse_mark(name) is None and _NOT_A_BLOCK.match(name) is None
 
 
-def _from_marks(entries: Sequence[tuple[int, Mark]], described: Iterable[Mapping[str, Any]]) -> LayerTree:
+def _from_marks(
+    entries: Sequence[tuple[int, Mark]], described: Iterable[Mapping[str, Any]], unmarked: Iterable[Mark] = ()
+) -> LayerTree:
     told = {(str(d.get("root")), str(d.get("path"))): (place, d) for place, d in enumerate(described)}
     first_mark: dict[tuple[str, str], Mark] = {}
     compiled = set()  # sooner or later: a block may be compiled after its first call
-    for _, mark in entries:
+    for mark in (*(mark for _, mark in entries), *unmarked):
         key = (mark.root, mark.path)
         first_mark.setdefault(key, mark)
         if "compiled" in mark.flags:
@@ -135,6 +144,7 @@ def _from_marks(entries: Sequence[tuple[int, Mark]], described: Iterable[Mapping
     for root, path in distinct:
         tree.layers[index[root, path]].parent = _parent_by_path(root, path, index)
     _repeated_roots_are_blocks(tree, distinct, index)
+    tree.layer_of_mark = index
     for span, mark in entries:
         tree.layer_of_span[span] = index[mark.root, mark.path]
         phase_flags = tuple(f for f in mark.flags if f in ("prefill", "decode"))

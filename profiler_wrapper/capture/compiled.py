@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 from profiler_wrapper.capture import compiled_nodes as nodes
@@ -27,8 +27,8 @@ _TRACING = "set_kernel_post_grad_provenance_tracing"
 _VERSION = 1  # of what is pickled with a graph
 
 MADE_WITHOUT_US = (
-    "their code comes from Inductor's cache, where it was put without profiler_wrapper "
-    "(TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 hides the layers too; an empty TORCHINDUCTOR_CACHE_DIR shows them)"
+    "their code comes from Inductor's cache, where a process without profiler_wrapper had put it "
+    "(TORCHINDUCTOR_CACHE_DIR set to a new directory has it made again)"
 )
 UNCHECKED = "their code comes from a cache, and for which modules cannot be checked"
 OTHER_MODULES = "one piece of code, from Inductor's cache, serves several places of the model"
@@ -167,7 +167,8 @@ def _register(compiled: Any, arguments: Iterable[Any]) -> None:
         known = _known(compiled, is_fresh, arguments)
     except Exception as error:
         known = f"their kernels could not be read ({type(error).__name__}: {error})"
-    _graphs[key] = known if _graphs.get(key, known) == known else OTHER_MODULES
+    before = _graphs.get(key, known)
+    _graphs[key] = before if before == known or isinstance(before, str) else OTHER_MODULES
 
 
 def _known(compiled: Any, is_fresh: bool, arguments: Iterable[Any]) -> tuple[Kernel, ...] | str:
@@ -194,9 +195,9 @@ def _graph_being_compiled(arguments: Iterable[Any]) -> Any | None:
         graph = getattr(argument, "gm", None)
         if graph is not None:
             return graph
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "compile_fx" and frame.f_globals.get("__name__") == "torch._inductor.compile_fx":
             return frame.f_locals.get("model_")
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None

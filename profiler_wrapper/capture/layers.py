@@ -129,6 +129,11 @@ def name_layers(root: Root, select: Selection = "auto") -> tuple[Layer, ...]:
     return tuple(layers)
 
 
+def module_paths(root: Root) -> dict[int, str]:
+    """Full name in the plain model of every module of a root, by id; wrappers have the name of what they wrap."""
+    return {id(holder): spot.path for spot in _walk(root) for holder in spot.holders}
+
+
 @dataclass(slots=True)
 class _Spot:
     """A place in the module tree."""

@@ -45,6 +45,7 @@ class RunInfo:
     coordinates: Mapping[str, int] = field(default_factory=dict)  # "dp" -> 3; empty: no mesh known
     device: str | None = None  # "NVIDIA H100 80GB HBM3"; None: no accelerator
     device_type: str = "cpu"
+    cpu_name: str = ""  # "AMD EPYC 9534 64-Core Processor, 8 threads": those that torch's ops use
     versions: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -70,6 +71,7 @@ class RunInfo:
             "coordinates": dict(self.coordinates),
             "device": self.device,
             "device_type": self.device_type,
+            "cpu_name": self.cpu_name,
             "versions": dict(self.versions),
         }
 
@@ -115,9 +117,21 @@ def run_info(
         coordinates=mesh_coordinates(mesh),
         device=device,
         device_type=device_type,
+        cpu_name=f"{_processor()}, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}",
         versions=versions(version),
         warnings=tuple(warnings),
     )
+
+
+def _processor() -> str:
+    """The processor's own name where the system tells it, else its architecture."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+            name = next(names, "")
+    except OSError:  # no Linux
+        name = ""
+    return name.replace("(R)", "").replace("(TM)", "") or platform.processor() or platform.machine()
 
 
 def versions(own: str) -> dict[str, str]:

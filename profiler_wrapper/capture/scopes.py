@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from profiler_wrapper.capture import calls
+from profiler_wrapper.capture.compiled_layers import MarkedModule, describe_compiled
 from profiler_wrapper.capture.layers import Layer, Root, RootLabels, Selection, check_selection, find_roots, name_layers
 from profiler_wrapper.capture.phases import generation_phase, in_backward
 from profiler_wrapper.capture.wrappers import holders, is_compiled, is_part_of_a_model
@@ -104,6 +105,15 @@ class LayerScopes:
     def describe(self) -> list[dict[str, Any]]:
         """What is known of each layer, in model order, as plain data."""
         return [target.description() for target in self._targets.values()]
+
+    def describe_compiled(self) -> dict[str, Any]:
+        """What is known of the compiled code that ran in the layers, as plain data."""
+        live = ((self._alive[key](), entrance.target) for key, entrance in self._entrances.items())
+        return describe_compiled(
+            MarkedModule(target.layer.mark.root, target.layer.mark.path, module, target.compiled)
+            for module, target in live
+            if module is not None
+        )
 
     def open_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _OpenCall | None:
         """A module is about to be called (see `calls.Listener`)."""

@@ -107,7 +107,7 @@ def title_parts(analysis: Analysis, *, unicode: bool = False) -> list[str]:
 def _course(analysis: Analysis) -> list[str]:
     """How the steps went on the clock."""
     parts = []
-    span = step_span_ns(analysis)
+    span = None if generates(analysis) else step_span_ns(analysis)
     if span:
         middle, least, most = (value / 1e6 for value in span)
         parts.append(f"step takes {middle:.3f} ms" + (f" ({least:.3f}-{most:.3f})" if least != most else ""))

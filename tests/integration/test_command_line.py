@@ -55,10 +55,10 @@ def test_output_into_a_directory_has_every_report(trace: Path, tmp_path: Path) -
     assert main(["analyze", str(trace), "-o", str(tmp_path)]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "result.json",
-        "tiny.log",
         "tiny_cuda_time_plot.png",
         "tiny_memory_usage.txt",
         "tiny_memory_usage_line_chart.png",
+        "tiny_rank_0.log",
     ]
     # What was written is itself a result to analyse.
     assert main(["analyze", str(tmp_path)]) == 0

@@ -1,0 +1,79 @@
+"""For which modules of a model the compiled graphs were made: what run.json says of compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from profiler_wrapper.capture.compiled import Kernel, known_graphs
+from profiler_wrapper.capture.compiled_nodes import OWN
+from profiler_wrapper.capture.layers import Root, module_paths
+from profiler_wrapper.recording.marks import ROOT_PATH
+
+NO_SUCH_MODULES = "they were compiled for modules that are not in this model"
+
+
+class MarkedModule(NamedTuple):
+    """A module that marks a layer when it is called: the plain one or one of its wrappers."""
+
+    root: str  # as marks have them
+    path: str
+    module: nn.Module
+    compiled: bool  # some call of the layer ran compiled code
+
+
+def describe_compiled(modules: Iterable[MarkedModule]) -> dict[str, Any]:
+    """The compiled graphs that were made for `modules`, by cache key, as plain data.
+
+        {"kernels": [[name, is_extern, phase, [number of a module, ...]], ...],     in the order of the calls
+         "inside": [[root, path, [full name of each module, by number]], ...]}      the layers that it may run in
+
+    or why a graph's kernels are not known. A graph may run in a layer if all its modules are there, with
+    their classes: caches know nothing of names.
+    """
+    graphs = known_graphs()
+    modules = list(modules) if graphs else []
+    names = {place: _names_below(place, full_names) for place, full_names in _compiled_places(modules)}
+    return {key: _describe(kernels, names) for key, kernels in graphs.items()}
+
+
+def _compiled_places(modules: list[MarkedModule]) -> Iterable[tuple[MarkedModule, dict[int, str]]]:
+    full_names: dict[str, dict[int, str]] = {}
+    for marked in modules:
+        if marked.path == ROOT_PATH:
+            root = Root(marked.root, marked.module, named="#" not in marked.root)
+            full_names.setdefault(marked.root, {}).update(module_paths(root))
+    for marked in modules:
+        if marked.compiled:
+            yield marked, full_names.get(marked.root, {})
+
+
+def _names_below(place: MarkedModule, full_names: dict[int, str]) -> dict[tuple[str, str], str]:
+    """Full name of each module below, by the path and the class that Dynamo knows."""
+    found = {(OWN, ""): place.path}
+    for path, module in place.module.named_modules(remove_duplicate=False):
+        relative = ".".join(step for step in path.split(".") if step != "_orig_mod")
+        if relative and id(module) in full_names:
+            found[relative, type(module).__name__] = full_names[id(module)]
+    return found
+
+
+def _describe(
+    kernels: tuple[Kernel, ...] | str, names: dict[MarkedModule, dict[tuple[str, str], str]]
+) -> dict[str, Any] | str:
+    if isinstance(kernels, str):
+        return kernels
+    modules = {module: i for i, module in enumerate(dict.fromkeys(m for kernel in kernels for m in kernel.modules))}
+    inside = {
+        (place.root, place.path): [below[module] for module in modules]
+        for place, below in names.items()
+        if all(module in below for module in modules)
+    }
+    if not inside:
+        return NO_SUCH_MODULES
+    return {
+        "kernels": [[k.name, k.is_extern, k.phase, [modules[module] for module in k.modules]] for k in kernels],
+        "inside": [[root, path, full_names] for (root, path), full_names in inside.items()],
+    }

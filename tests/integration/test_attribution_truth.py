@@ -1,0 +1,176 @@
+"""Every numbered autograd node lands in the layer that made it: all of them, against a truth found without a profiler."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+import models
+import variants
+from module_stack import OUTSIDE, layer_names, nearest, root_name
+from processes import run_in_processes
+from profiler_wrapper.analysis.analyse import attributed
+from profiler_wrapper.capture.scopes import LayerScopes
+from profiler_wrapper.recording.reader import read
+from recordings import NODE
+from small_models import SMALL_MODELS, Checkpointed, Plain, backward_of
+from truths import Node, NodeTruth, next_number
+
+
+class Ran(NamedTuple):
+    """A node that ran in a profiled run, and the layer that our attribution gives it."""
+
+    node: Node
+    layer: str
+    phase: str
+
+
+def attributed_nodes(model: nn.Module, run: Callable[[], object], path: Path) -> tuple[list[Ran], set[str]]:
+    """What attribution says of every numbered node of a profiled run, and the names of all rows."""
+    scopes = LayerScopes(model)
+    scopes.attach()
+    begin = next_number()
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            run()
+    finally:
+        scopes.detach()
+    profiler.export_chrome_trace(str(path))
+    found = attributed(read(path))
+    nodes = []
+    for link in found.attribution.links:
+        name = found.recording.name_of(link.node).removeprefix(NODE)
+        place = found.attribution.place(link.node)
+        layer = found.tree.layers[place.layer].name if place.layer >= 0 else place.reason
+        nodes.append(Ran(Node(link.number - begin, name), layer, place.phase))
+    return nodes, {layer.name for layer in found.tree.layers}
+
+
+def assert_all_right(truth: NodeTruth, ran: list[Ran], rows: set[str], root: str) -> None:
+    """Each node the truth has ran, no other did, and each is in the layer that made it."""
+    assert {item.node for item in ran} == set(truth.nodes)
+    wrong = {
+        item.node: (item.layer, truth.nodes[item.node])
+        for item in ran
+        if item.layer != nearest(truth.nodes[item.node], rows, root)
+    }
+    assert wrong == {}
+    assert {item.phase for item in ran} == {"backward"}
+    assert len({item.layer for item in ran} - {OUTSIDE}) > 1  # the truth told layers apart
+
+
+def check_small(build: Callable[[], nn.Module], run: Callable[[nn.Module], object], tmp_path: Path) -> None:
+    """`run` on two equal models: one gives the truth, the other is profiled."""
+    model = build()
+    with NodeTruth(model) as truth:
+        run(model)
+    model = build()
+    ran, rows = attributed_nodes(model, lambda: run(model), tmp_path / "trace.json")
+    assert_all_right(truth, ran, rows, root_name(model))
+
+
+@pytest.mark.parametrize("small_model", SMALL_MODELS, ids=lambda model: model.__name__)
+def test_shared_called_twice_custom_function_in_place(small_model: type[nn.Module], tmp_path: Path) -> None:
+    check_small(small_model, functools.partial(backward_of, steps=2), tmp_path)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_both_kinds_of_checkpointing(reentrant: bool, tmp_path: Path) -> None:
+    check_small(functools.partial(Checkpointed, reentrant=reentrant), functools.partial(backward_of, steps=2), tmp_path)
+
+
+def backward_twice(model: nn.Module) -> None:
+    loss = model(torch.linspace(-1, 1, 8).reshape(2, 4).requires_grad_()).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def test_a_graph_run_twice(tmp_path: Path) -> None:
+    check_small(Plain, backward_twice, tmp_path)
+
+
+def test_each_run_of_a_retained_graph_counts(tmp_path: Path) -> None:
+    model = Plain()
+    ran, _ = attributed_nodes(model, lambda: backward_twice(model), tmp_path / "trace.json")
+    tanh = Counter(item.layer for item in ran if item.node.name == "TanhBackward0")
+    assert tanh == {"layers.0": 2, "layers.1": 2}
+
+
+def test_nodes_made_in_backward_belong_to_the_layer_whose_backward_made_them(tmp_path: Path) -> None:
+    model = Plain()
+
+    def double_backward() -> None:
+        x = torch.linspace(-1, 1, 8).reshape(2, 4).requires_grad_()
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+
+    ran, _ = attributed_nodes(model, double_backward, tmp_path / "trace.json")
+    layers = Counter((item.node.name, item.layer) for item in ran)
+    # tanh(linear(x)) twice, then a square: their derivatives, run by the second backward.
+    assert layers["TanhBackwardBackward0", "layers.0"] == layers["TanhBackwardBackward0", "layers.1"] == 1
+    assert {layer for name, layer in layers if name == "MmBackward0"} == {"layers.0.linear", "layers.1.linear"}
+    assert {layer for name, layer in layers if name == "PowBackward0"} == {OUTSIDE}
+    assert all(layer in ("", "Plain", *_layers_of(model)) for _, layer in layers)
+
+
+def _layers_of(model: nn.Module) -> list[str]:
+    return [name for name, _ in model.named_modules()]
+
+
+def check_variant(variant: str, folder: str, *, accumulate: int = 1, name: str = "llama") -> int:
+    """A model in a variant, trained for two steps; returns how many nodes were compared."""
+
+    def prepare() -> tuple[models.Case, nn.Module, dict[int, str]]:
+        case = models.build(name)
+        names = layer_names(case.model)
+        return case, variants.VARIANTS[variant](case), names
+
+    case, model, names = prepare()
+    with NodeTruth(model, names) as truth:
+        models.train(case, steps=2, model=model, accumulate=accumulate)
+    case, model, names = prepare()
+    ran, rows = attributed_nodes(
+        model, lambda: models.train(case, steps=2, model=model, accumulate=accumulate), Path(folder) / "trace.json"
+    )
+    assert_all_right(truth, ran, rows, type(case.model).__name__)
+    blocks = {f"{case.blocks}.{i}" for i in range(2)}
+    assert blocks <= {item.layer for item in ran}  # residual additions are the blocks' own
+    return len(ran)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    ["plain", "checkpoint_wrapped", "gradient_checkpointing", "gradient_checkpointing_reentrant", "lora"],
+)
+def test_llama(variant: str, tmp_path: Path) -> None:
+    assert check_variant(variant, str(tmp_path)) > 200
+
+
+def test_gpt2(tmp_path: Path) -> None:
+    assert check_variant("plain", str(tmp_path), name="gpt2") > 100
+
+
+def test_gradient_accumulation(tmp_path: Path) -> None:
+    assert check_variant("plain", str(tmp_path), accumulate=4) > 800
+
+
+def test_ddp(process_group: None, tmp_path: Path) -> None:
+    assert check_variant("ddp", str(tmp_path)) > 200
+
+
+def on_this_rank(variant: str) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        return check_variant(variant, folder)
+
+
+@pytest.mark.parametrize("variant", ["fsdp2", "ddp"])
+def test_two_processes(variant: str) -> None:
+    assert min(run_in_processes(on_this_rank, variant)) > 200

@@ -1,0 +1,114 @@
+"""Results: what `load` finds in files and directories, and what a result answers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from profiler_wrapper.analysis.analyse import analyse
+from profiler_wrapper.errors import BrokenTrace, EmptyRecording, UnknownLayer
+from profiler_wrapper.result import ProfileResult, as_result, load
+from recordings import Trace
+
+
+def trace(own_ns: int = 50) -> Trace:
+    return Trace().mark(".", 0, 9000).mark("layers.0", 1000, 8000).op("aten::mm", 2000, 2000 + own_ns)
+
+
+def time_of(path: Path) -> int:
+    return load(path).time.total_ns
+
+
+def test_load_gives_what_analyse_gives(tmp_path: Path) -> None:
+    found = load(trace().write(tmp_path / "any.json"))
+    assert isinstance(found, ProfileResult)
+    assert found.layers == analyse(trace().recording()).layers
+    assert {row.layer: row.self_time_ns for row in found.layers} == {"Net": 0, "layers.0": 50}
+
+
+def test_a_gzipped_trace(tmp_path: Path) -> None:
+    plain = trace().write(tmp_path / "plain.json")
+    packed = tmp_path / "packed.json.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert load(packed).layers == load(plain).layers
+
+
+def test_the_description_beside_a_trace_is_used(tmp_path: Path) -> None:
+    layers = [{"root": "Net#0", "path": "layers.0", "raw_name": "module.layers.0"}]
+    (tmp_path / "run.json").write_text(json.dumps({"layers": layers, "rank": 3, "complete": False}))
+    found = load(trace().write(tmp_path / "x_trace.json"))
+    assert found.rows("layers.0")[0].raw_name == "module.layers.0"
+    assert (found.run["rank"], found.complete) == (3, False)
+
+
+def test_a_result_survives_its_file(tmp_path: Path) -> None:
+    found = as_result(analyse(trace().recording()))
+    (tmp_path / "result.json").write_text(json.dumps(found.to_dict()))
+    again = load(tmp_path / "result.json")
+    assert again.to_dict() == found.to_dict()
+    assert again.time.total_ns == found.time.total_ns
+
+
+def test_a_directory_gives_its_result_before_its_trace(tmp_path: Path) -> None:
+    trace(10).write(tmp_path / "x_trace.json")
+    assert time_of(tmp_path) == 10
+    (tmp_path / "result.json").write_text(json.dumps(as_result(analyse(trace(20).recording())).to_dict()))
+    assert time_of(tmp_path) == 20
+
+
+def test_a_directory_gives_the_timed_trace_before_the_one_with_shapes(tmp_path: Path) -> None:
+    trace(10).write(tmp_path / "a_full_trace.json")
+    trace(20).write(tmp_path / "b_trace.json")
+    assert time_of(tmp_path) == 20
+
+
+def test_a_run_gives_its_first_rank(tmp_path: Path) -> None:
+    for rank in (10, 2):
+        (tmp_path / f"rank{rank}_dp{rank}").mkdir()
+        trace(rank).write(tmp_path / f"rank{rank}_dp{rank}" / "x_trace.json")
+    assert time_of(tmp_path) == 2
+
+
+def test_a_directory_without_any(tmp_path: Path) -> None:
+    with pytest.raises(BrokenTrace, match=r"no result\.json and no trace in it"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "null"])
+def test_a_broken_result_names_itself(tmp_path: Path, content: str) -> None:
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(BrokenTrace, match=r"result\.json"):
+        load(tmp_path)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "nothing.json")
+
+
+def test_a_trace_without_time(tmp_path: Path) -> None:
+    with pytest.raises(EmptyRecording, match=r"empty\.json"):
+        load(Trace().annotation("ProfilerStep#1", 0, 10).write(tmp_path / "empty.json"))
+
+
+def test_rows_of_a_layer() -> None:
+    found = as_result(analyse(trace().recording()))
+    assert [row.phase for row in found.layer("layers.0")] == ["forward"]
+    with pytest.raises(UnknownLayer) as caught:
+        found.layer("layer.0")
+    assert str(caught.value) == "no layer 'layer.0' among the 2 recorded.\nDid you mean 'layers.0'?"
+    with pytest.raises(UnknownLayer) as caught:
+        found.layer("something else entirely")
+    assert "Did you mean" not in str(caught.value)
+
+
+def test_a_result_prints_its_layers() -> None:
+    found = as_result(analyse(trace().recording()))
+    assert "layers.0" in str(found)
+    assert max(map(len, str(found).splitlines())) <= 100
+    assert str(found).isascii()
+    assert "layers.0" in found.table()
+    assert "layers.0" in found.table(order="model", rows=12, width=80)
