@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.analysis.analyse import tables
-from profiler_wrapper.analysis.compiled_regions import graph_keys
+from profiler_wrapper.analysis.compiled_regions import only_called
 from profiler_wrapper.capture.runinfo import RunInfo
 from profiler_wrapper.capture.session import safe_name
 from profiler_wrapper.capture.snapshot import AllocatorHistory, SnapshotUnavailable, snapshot_name
@@ -137,8 +137,7 @@ class Finisher:
         files = WindowFiles(self._options, self._info, self._run_directory(main), run)
         try:
             found = attribute_trace(main.path, run=run)
-            keys = graph_keys(found.recording.names)
-            run["compiled"] = {key: graph for key, graph in run["compiled"].items() if key in keys}
+            run["compiled"] = only_called(run["compiled"], found.recording)
             result = as_result(tables(found, run=run, track=(*self._options.track, *self._followed)))
         except EmptyRecording as error:
             tell(f"nothing was recorded: {error}")

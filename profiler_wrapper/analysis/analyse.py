@@ -82,7 +82,7 @@ def attributed(recording: Recording, *, run: Mapping[str, Any] | None = None) ->
     attribution = attribute(recording, nesting, tree)
     place_regions(regions, nesting.parent, tree, attribution)
     cpu = cpu_time(recording, nesting, tree)
-    work_of = WorkOfOps(recording, nesting.parent, tree)
+    work_of = WorkOfOps(recording, nesting.parent, tree, attribution)
     if recording.device_mask.any():
         charges = device_charges(recording, attribution, launch, work_of)
     else:

@@ -178,7 +178,7 @@ def _optimizer_work(attribution: Attribution, place: Int32, work: Int8) -> Int8:
 class WorkOfOps:
     """The class and the attention backend of ops, inherited from the op around where a name says nothing."""
 
-    def __init__(self, recording: Recording, parent: Int32, tree: LayerTree) -> None:
+    def __init__(self, recording: Recording, parent: Int32, tree: LayerTree, attribution: Attribution) -> None:
         self.recording = recording
         class_ids = {name: i for i, name in enumerate(classes.CLASSES)}
         backend_ids = {name: i for i, name in enumerate(classes.BACKENDS)}
@@ -194,6 +194,18 @@ class WorkOfOps:
         self._work_from = nearest(parent, tells_work)
         tells_backend = on_cpu & ((self._backend_of_name[name] >= 0) | is_mark)
         self._backend_from = _outermost(parent, tells_backend, is_mark, nearest(parent, tells_backend))
+        self._node_of = attribution.node_of
+        self._in_backward = np.array([p.phase == "backward" for p in attribution.places])[attribution.place_of]
+        self._backend_of_node = self._backends_of_nodes(attribution)
+
+    def _backends_of_nodes(self, attribution: Attribution) -> Int8:
+        """Per span that is an autograd node: the backend of the attention its forward op was part of."""
+        backends = np.full(len(attribution.node_of) + 1, -1, dtype=np.int8)  # the last one is for "no node"
+        links = [link for link in attribution.links if link.forward_op >= 0]
+        forward_ops = self._backend_from[[link.forward_op for link in links]]
+        names = self.recording.spans.name[forward_ops]
+        backends[[link.node for link in links]] = np.where(forward_ops >= 0, self._backend_of_name[names], np.int8(-1))
+        return backends
 
     def ops(self, span: Int64) -> tuple[Int8, Int8]:
         """(class, backend) per op."""
@@ -206,6 +218,8 @@ class WorkOfOps:
         unknown = np.int8(-1)
         work = np.where(work_from >= 0, self._work_of_name[name[work_from]], unknown)
         backend = np.where(backend_from >= 0, self._backend_of_name[name[backend_from]], unknown)
+        by_node = np.where(self._in_backward[span], self._backend_of_node[self._node_of[span]], unknown)
+        backend = np.where(backend >= 0, backend, by_node)
         return work, backend
 
     def device_events(self, device: Int64, cpu_span: Int64) -> tuple[Int8, Int8]:

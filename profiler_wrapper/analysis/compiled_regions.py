@@ -22,6 +22,7 @@ import numpy as np
 from profiler_wrapper.analysis.attribution import Attribution, Place
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.recording.columns import Category, Int32, Recording, Spans
+from profiler_wrapper.recording.compiled_graphs import ALL_GRAPHS
 from profiler_wrapper.recording.marks import ROOT_PATH, Mark, parse_mark
 from profiler_wrapper.recording.nesting import nearest
 
@@ -92,13 +93,21 @@ class Regions:
         return [*notes, _SHARED_KERNELS] if self.pieces else notes
 
 
-def graph_keys(names: Iterable[str]) -> set[str]:
-    """The cache keys of the compiled graphs whose calls have these names."""
+def only_called(compiled: Mapping[str, Any], recording: Recording) -> dict[str, Any]:
+    """Of what a run says of its compiled graphs, what concerns those that `recording` calls."""
+    called = _graph_keys(recording.names) | {ALL_GRAPHS}
+    return {key: told for key, told in compiled.items() if key in called}
+
+
+def _graph_keys(names: Iterable[str]) -> set[str]:
     return {match[1] for name in names if (match := _CALL.fullmatch(name))}
 
 
 def read_graphs(compiled: object) -> dict[str, Graph | str] | None:
-    """What a run says of its compiled graphs, by cache key; a text says why nothing is known. None: it says nothing."""
+    """What a run says of its compiled graphs, by cache key; None if it says nothing of any.
+
+    A text says why nothing is known of a graph, under `ALL_GRAPHS` why of any that is not listed.
+    """
     if not isinstance(compiled, Mapping):
         return None
     return {key: told if isinstance(told, str) else _read_graph(told) for key, told in compiled.items()}
@@ -141,7 +150,7 @@ def layers_without_marks(
     if not graphs:
         return []
     marks = {(m.root, m.path): m for name in recording.names if (m := parse_mark(name)) is not None}
-    called = graph_keys(recording.names)
+    called = _graph_keys(recording.names)
     known = [graph for key, graph in graphs.items() if key in called and isinstance(graph, Graph)]
     around = {place for graph in known for place in graph.inside} & set(marks)
     found = []
@@ -175,7 +184,7 @@ def join_calls(recording: Recording, parent: Int32, graphs: Mapping[str, Graph |
     only_cpu = not recording.device_mask.any()
     for call in calls.tolist():
         key = key_of_name[int(recording.spans.name[call])]
-        graph = graphs.get(key, WITHOUT_KEY if key == "None" else NOT_REMEMBERED)
+        graph = graphs.get(key) or graphs.get(ALL_GRAPHS, WITHOUT_KEY if key == "None" else NOT_REMEMBERED)
         if isinstance(graph, str):
             regions.missing[graph] += 1
             continue

@@ -22,7 +22,9 @@ def layer_lanes(found: Attributed, calls: Sequence[LayerCall]) -> list[LaneSpan]
     trace it is the time on the thread.
     """
     on_device = found.charges.basis == "device"
-    return [*_of_calls(calls, on_device=on_device), *_of_backward(found)]
+    spans = list(_of_calls(calls, on_device=on_device))
+    forward_starts = np.sort(np.array([span.start_ns for span in spans if span.lane == "forward"], dtype=np.int64))
+    return [*spans, *_of_backward(found, forward_starts)]
 
 
 def _of_calls(calls: Sequence[LayerCall], *, on_device: bool) -> Iterator[LaneSpan]:
@@ -39,28 +41,31 @@ def _of_calls(calls: Sequence[LayerCall], *, on_device: bool) -> Iterator[LaneSp
         yield LaneSpan(lane, call.layer, start, end - start, call.device, arguments)
 
 
-def _of_backward(found: Attributed) -> Iterator[LaneSpan]:
-    """Neighbours in time with a common layer form one span of that layer, and of each above it."""
+def _of_backward(found: Attributed, forward_starts: Int64) -> Iterator[LaneSpan]:
+    """Neighbours in time with a common layer form one span of that layer, and of each above it.
+
+    A span ends where a forward or a step begins.
+    """
     tree = found.tree
     for device, span, layer in _backward_events(found):
         start = found.recording.spans.start_ns[span]
         end = start + found.recording.spans.duration_ns[span]
-        step = found.steps.place_of(start)
+        stretch = list(zip(np.searchsorted(forward_starts, start), found.steps.place_of(start), strict=True))
         open_runs: list[tuple[int, int]] = []  # (layer, start), from the root down
-        open_step, last_end = -1, 0
-        for event_layer, begin, finish, in_step in zip(
-            layer.tolist(), start.tolist(), end.tolist(), step.tolist(), strict=True
+        open_stretch, last_end = None, 0
+        for event_layer, begin, finish, in_stretch in zip(
+            layer.tolist(), start.tolist(), end.tolist(), stretch, strict=True
         ):
             chain = tree.layers[event_layer].ancestors[::-1] if event_layer >= 0 else ()
             kept = 0
-            if in_step == open_step:
+            if in_stretch == open_stretch:
                 while kept < min(len(chain), len(open_runs)) and open_runs[kept][0] == chain[kept]:
                     kept += 1
             for run_layer, run_start in reversed(open_runs[kept:]):
                 yield _backward_span(tree.layers[run_layer].name, run_start, last_end, device)
             del open_runs[kept:]
             open_runs += [(below, max(begin, last_end)) for below in chain[kept:]]
-            open_step, last_end = in_step, max(finish, last_end)
+            open_stretch, last_end = in_stretch, max(finish, last_end)
         for run_layer, run_start in reversed(open_runs):
             yield _backward_span(tree.layers[run_layer].name, run_start, last_end, device)
 

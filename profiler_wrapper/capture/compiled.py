@@ -40,7 +40,7 @@ class Kernel(NamedTuple):
     name: str
     is_extern: bool  # a call of a library, not generated code
     phase: str  # forward, backward, recompute
-    modules: tuple[tuple[str, str], ...]  # (path below the compiled module, class)
+    modules: tuple[nodes.Module, ...]
 
 
 class _Here(threading.local):
@@ -151,7 +151,10 @@ def _keep_notes(compiled: Any, graph: Any) -> None:
     failure, _here.failure = _here.failure, None
     try:
         notes = vars(graph).get(_ATTRIBUTE, ())
-        kernels = tuple(tuple(kernel) for kernel in notes)
+        roots = {module.root for kernel in notes for module in kernel.modules if module.root}
+        if len(roots) > 1:
+            failure = f"they run modules of several arguments ({', '.join(sorted(roots))})"
+        kernels = tuple((*kernel[:3], tuple(tuple(module) for module in kernel.modules)) for kernel in notes)
         vars(compiled)[_ATTRIBUTE] = (_VERSION, failure if failure is not None else kernels)
         _here.fresh = id(compiled)
     except Exception as error:
@@ -174,10 +177,13 @@ def _register(compiled: Any, arguments: Iterable[Any]) -> None:
 def _known(compiled: Any, is_fresh: bool, arguments: Iterable[Any]) -> tuple[Kernel, ...] | str:
     version, notes = vars(compiled).get(_ATTRIBUTE, (0, ()))
     if version != _VERSION:
-        return MADE_WITHOUT_US
+        return _unavailable or MADE_WITHOUT_US
     if isinstance(notes, str):
         return notes
-    kernels = tuple(Kernel(*note) for note in notes)
+    kernels = tuple(
+        Kernel(name, is_extern, phase, tuple(nodes.Module(*module) for module in modules))
+        for name, is_extern, phase, modules in notes
+    )
     if is_fresh:
         return kernels
     # The key of a cache does not hold the names of modules: the entry may have been made for others.
@@ -185,7 +191,7 @@ def _known(compiled: Any, is_fresh: bool, arguments: Iterable[Any]) -> tuple[Ker
     if graph is None:
         return UNCHECKED
     here = nodes.modules_of(graph.graph.nodes)
-    named = {module for kernel in kernels for module in kernel.modules if module[0] != nodes.OWN}
+    named = {module for kernel in kernels for module in kernel.modules if module != nodes.OWN}
     return kernels if named <= here else OTHER_MODULES
 
 

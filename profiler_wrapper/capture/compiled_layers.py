@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from profiler_wrapper.capture.compiled import Kernel, known_graphs
+from profiler_wrapper.capture.compiled import Kernel, known_graphs, why_unavailable
 from profiler_wrapper.capture.compiled_nodes import OWN
 from profiler_wrapper.capture.layers import Root, module_paths
+from profiler_wrapper.recording.compiled_graphs import ALL_GRAPHS
 from profiler_wrapper.recording.marks import ROOT_PATH
 
 NO_SUCH_MODULES = "they were compiled for modules that are not in this model"
@@ -25,14 +26,13 @@ class MarkedModule(NamedTuple):
 
 
 def describe_compiled(modules: Iterable[MarkedModule]) -> dict[str, Any]:
-    """The compiled graphs that were made for `modules`, by cache key, as plain data.
+    """The compiled graphs that were made for `modules`, as `recording.compiled_graphs` has them.
 
-        {"kernels": [[name, is_extern, phase, [number of a module, ...]], ...],     in the order of the calls
-         "inside": [[root, path, [full name of each module, by number]], ...]}      the layers that it may run in
-
-    or why a graph's kernels are not known. A graph may run in a layer if all its modules are there, with
-    their classes: caches know nothing of names.
+    A graph may run in a layer if all its modules are there, with their classes: caches know nothing of names.
     """
+    unavailable = why_unavailable()
+    if unavailable is not None:
+        return {ALL_GRAPHS: unavailable}
     graphs = known_graphs()
     modules = list(modules) if graphs else []
     names = {place: _names_below(place, full_names) for place, full_names in _compiled_places(modules)}
@@ -52,7 +52,7 @@ def _compiled_places(modules: list[MarkedModule]) -> Iterable[tuple[MarkedModule
 
 def _names_below(place: MarkedModule, full_names: dict[int, str]) -> dict[tuple[str, str], str]:
     """Full name of each module below, by the path and the class that Dynamo knows."""
-    found = {(OWN, ""): place.path}
+    found = {OWN[:2]: place.path}
     for path, module in place.module.named_modules(remove_duplicate=False):
         relative = ".".join(step for step in path.split(".") if step != "_orig_mod")
         if relative and id(module) in full_names:
@@ -65,7 +65,7 @@ def _describe(
 ) -> dict[str, Any] | str:
     if isinstance(kernels, str):
         return kernels
-    modules = {module: i for i, module in enumerate(dict.fromkeys(m for kernel in kernels for m in kernel.modules))}
+    modules = {module: i for i, module in enumerate(dict.fromkeys(m[:2] for k in kernels for m in k.modules))}
     inside = {
         (place.root, place.path): [below[module] for module in modules]
         for place, below in names.items()
@@ -74,6 +74,6 @@ def _describe(
     if not inside:
         return NO_SUCH_MODULES
     return {
-        "kernels": [[k.name, k.is_extern, k.phase, [modules[module] for module in k.modules]] for k in kernels],
+        "kernels": [[k.name, k.is_extern, k.phase, [modules[module[:2]] for module in k.modules]] for k in kernels],
         "inside": [[root, path, full_names] for (root, path), full_names in inside.items()],
     }

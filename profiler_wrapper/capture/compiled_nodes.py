@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-OWN = ""  # the path of the compiled module itself
-_SELF = "L['self']"
+_ROOT = re.compile(r"L\['\w+'\]")
 _STEPS = re.compile(r"""\._modules\[['"](\w+)['"]\]|\[['"](\w+)['"]\]|\[(\d+)\]|\.([^.\[\]@]+)""")
 _MADE_BY_A_PASS = "made by a pass"
 
@@ -21,16 +20,28 @@ class ForeignModule(ValueError):
     """A graph runs a module that does not belong to the module that was compiled."""
 
 
-def relative_path(source: str) -> str:
-    """`L['self'].layers.0._orig_mod.mlp` -> `layers.0.mlp`, the path below the compiled module.
+class Module(NamedTuple):
+    """A module as Dynamo knows it."""
+
+    path: str  # below the compiled module; "" for that one itself
+    class_name: str
+    root: str  # the compiled module in its own code: L['self']
+
+
+OWN = Module("", "", "")  # the compiled module
+
+
+def split_source(source: str) -> tuple[str, str]:
+    """`L['self'].layers.0._orig_mod.mlp` -> `L['self']`, `layers.0.mlp`.
 
     Raises:
-        ForeignModule: it is none of the compiled module's own.
+        ForeignModule: it is no module below an argument of the compiled code.
     """
     plain = re.sub(r"@\d+$", "", source)  # a later call of the same module
-    if not plain.startswith(_SELF):
+    root = _ROOT.match(plain)
+    if root is None:
         raise ForeignModule(source)
-    rest = plain[len(_SELF) :]
+    rest = plain[root.end() :]
     steps, end = [], 0
     for match in _STEPS.finditer(rest):
         if match.start() != end:
@@ -39,22 +50,22 @@ def relative_path(source: str) -> str:
         steps.append(next(group for group in match.groups() if group is not None))
     if end != len(rest):
         raise ForeignModule(source)
-    return ".".join(step for step in steps if step not in ("_orig_mod", "_modules"))
+    return root[0], ".".join(step for step in steps if step not in ("_orig_mod", "_modules"))
 
 
-def module_of(node: Any) -> tuple[str, str] | None:
-    """(path, class) of the innermost module a node belongs to; None where it names none."""
+def module_of(node: Any) -> Module | None:
+    """The innermost module a node belongs to; None where it names none."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return None
     source, cls = list(stack.values())[-1][:2]
     name = cls.__name__ if isinstance(cls, type) else str(cls).rpartition(".")[2]
-    path = relative_path(source)
-    return (path, name) if path else None
+    root, path = split_source(source)
+    return Module(path, name, root) if path else None
 
 
-def modules_of(nodes: Iterable[Any]) -> set[tuple[str, str]]:
-    """(path, class) of every module that some node belongs to; what is foreign is left out."""
+def modules_of(nodes: Iterable[Any]) -> set[Module]:
+    """Every module that some node belongs to; what is foreign is left out."""
     found = set()
     for node in nodes:
         try:
@@ -94,32 +105,32 @@ def _is_view(node: Any) -> bool:
     return bool(getattr(target, "is_view", False)) or str(target).startswith("aten._unsafe_view")
 
 
-def owners(nodes: Iterable[Any]) -> list[tuple[str, str]]:
-    """(path, class) of the modules that a kernel works for; `(OWN, "")` stands for the compiled one itself.
+def owners(nodes: Iterable[Any]) -> list[Module]:
+    """The modules that a kernel works for; `OWN` stands for the compiled one itself.
 
     The sum of two gradients of one tensor belongs to nobody. What a pass made belongs to whom its
     nearest inputs belong.
     """
-    found: dict[tuple[str, str], None] = {}
+    found: dict[Module, None] = {}
     for node in nodes:
         if not node.meta.get("is_gradient_acc"):
             found.update(dict.fromkeys(_owners_of_node(node, set())))
-    return list(found) or [(OWN, "")]
+    return list(found) or [OWN]
 
 
-def _owners_of_node(node: Any, seen: set[Any]) -> list[tuple[str, str]]:
+def _owners_of_node(node: Any, seen: set[Any]) -> list[Module]:
     module = module_of(node)
     if module is not None:
         return [module]
     if "seq_nr" in node.meta:
-        return [(OWN, "")]
-    inferred: dict[tuple[str, str], None] = {}
+        return [OWN]
+    inferred: dict[Module, None] = {}
     for above in node.all_input_nodes:
         if above not in seen and above.op not in ("placeholder", "get_attr"):
             seen.add(above)
             if not above.meta.get("is_gradient_acc"):
                 inferred.update(dict.fromkeys(_owners_of_node(above, seen)))
-    return list(inferred) or [(OWN, "")]
+    return list(inferred) or [OWN]
 
 
 def is_recomputed(nodes: Iterable[Any]) -> bool:

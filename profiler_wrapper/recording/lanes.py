@@ -23,6 +23,9 @@ from profiler_wrapper.recording.jsonstream import TraceWalker
 _FIRST_ID = 1_000_000_000  # beyond the process numbers of Linux (2^22) and of Kineto's own lanes
 _FIRST_SORT_INDEX = -1000  # Kineto's start at 0: ours lie above
 _PIECE_BYTES = 1 << 20
+# Viewers hold times as floating point and round start and length each by itself: a bar that ends just
+# where the next begins, or the one around it ends, would cross it by a nanosecond and be dropped.
+_ROUNDING_NS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ def splice_lanes(path: str | os.PathLike[str], spans: Sequence[LaneSpan]) -> Non
     """Adds `spans` to the trace at `path`, plain or gzipped, as complete events that viewers show on top.
 
     A bar that reaches beyond the end of one it began in is cut there, and its args say by how much:
-    viewers cannot draw bars that cross. The file is replaced in one step; if anything fails it
+    viewers cannot draw bars that cross. Each is drawn a few nanoseconds short, for they round. The file is replaced in one step; if anything fails it
     stays as it was.
 
     Raises:
@@ -177,8 +180,9 @@ def _nested(bars: Iterable[LaneSpan]) -> Iterator[LaneSpan]:
         if ends and end > ends[-1]:
             cut_ns = end - ends[-1]
             bar = replace(bar, duration_ns=bar.duration_ns - cut_ns, args={**bar.args, "cut at its end (ns)": cut_ns})
+        shorter_ns = _ROUNDING_NS * (len(ends) + 1)
         ends.append(bar.start_ns + bar.duration_ns)
-        yield bar
+        yield replace(bar, duration_ns=max(bar.duration_ns - shorter_ns, 0))
 
 
 def _bar(bar: LaneSpan, pid: int, tid: int) -> str:

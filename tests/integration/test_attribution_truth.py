@@ -1,4 +1,4 @@
-"""Every numbered autograd node lands in the layer that made it: all of them, against a truth found without a profiler."""
+"""Every numbered autograd node lands in the layer that made it, against a truth found without a profiler."""
 
 from __future__ import annotations
 

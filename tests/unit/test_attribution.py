@@ -99,7 +99,10 @@ def test_a_node_belongs_to_the_layer_of_its_forward_op_by_number() -> None:
 
 def test_a_forward_op_after_the_node_did_not_make_it() -> None:
     trace = trained().mark("later", 300, 400).op("aten::addmm", 310, 320, sequence=5, forward_thread=0)
-    assert place(found_in(trace), "aten::mm") == ("fc", "backward")
+    found = found_in(trace)
+    assert place(found, "aten::mm") == ("fc", "backward")
+    (link,) = found.attribution.links
+    assert found.recording.spans.start_ns[link.forward_op] == 25
 
 
 def test_numbers_count_per_thread_and_the_arrow_tells_which() -> None:
@@ -121,6 +124,16 @@ def test_another_arrow_of_the_same_thread_tells_the_thread() -> None:
         .op("second run", 310, 320, thread=AUTOGRAD)
     )
     assert place(found_in(trace), "second run") == ("fc", "backward")
+
+
+def test_an_arrow_counts_more_than_the_profilers_number_of_the_thread() -> None:
+    # Two threads, one after the other, went by one number.
+    trace = trained().arrow(25, 200)
+    trace.mark("elsewhere", 0, 100, thread=9).op("aten::mul", 30, 40, thread=9, sequence=5, forward_thread=0)
+    trace.node("MulBackward0", 300, 360, number=5).op("theirs", 310, 320, thread=AUTOGRAD)
+    found = found_in(trace.arrow(30, 300, forward_thread=9))
+    assert place(found, "aten::mm") == ("fc", "backward")
+    assert place(found, "theirs") == ("elsewhere", "backward")
 
 
 def test_the_node_inside_an_unnumbered_wrapper_has_the_number() -> None:

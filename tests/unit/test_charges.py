@@ -43,7 +43,7 @@ def test_kernels_ahead_of_all_launched_ones_were_launched_before_the_trace() -> 
     trace = (
         Trace()
         .mark("a", 0, 50)
-        .kernel("early", 5, 9, correlation=900)
+        .kernel("early", 5, 9, correlation=960)
         .kernel("gemm", 70, 90, launched=20, correlation=901)
     )
     found = found_in(trace.kernel("late", 95, 99, correlation=950))
@@ -150,6 +150,11 @@ def test_an_attention_backend_is_the_outermost_that_tells() -> None:
     assert charged(found_in(trace.kernel("gemm", 100, 150, launched=15)), "gemm")[2:] == ("attention", "math")
 
 
+def test_another_backend_inside_of_one_is_part_of_it() -> None:
+    trace = Trace().op("aten::_scaled_dot_product_flash_attention", 0, 90).op("flash_attn_3::fwd", 10, 80)
+    assert charged(found_in(trace.kernel("k", 100, 150, launched=15)), "k")[3] == "flash"
+
+
 def test_attention_is_known_by_its_kernel_where_the_op_says_nothing() -> None:
     trace = Trace().op("my::op", 0, 90).kernel("fmha_cutlassF_bf16", 100, 150, launched=15)
     assert charged(found_in(trace), "fmha_cutlassF_bf16")[2:] == ("attention", "mem_efficient")
@@ -209,3 +214,15 @@ def test_a_layer_recomputed_inside_a_node_takes_the_nodes_time() -> None:
         ("backward", 120),
     }
     assert result.time.total_ns == 250
+
+
+def test_the_backward_of_attention_made_of_plain_ops_is_attention_too() -> None:
+    trace = Trace().mark("attn", 0, 90).op("aten::_scaled_dot_product_attention_math", 10, 80)
+    trace.op("aten::bmm", 20, 30, sequence=1, forward_thread=0).op("aten::mm", 82, 88, sequence=2, forward_thread=0)
+    trace.node("MmBackward0", 100, 150, number=2).kernel("projection", 300, 310, launched=110, thread=AUTOGRAD)
+    trace.node("BmmBackward0", 200, 290, number=1).kernel("scores", 310, 320, launched=210, thread=AUTOGRAD)
+    trace.mark("attn", 220, 280, thread=AUTOGRAD).kernel("recomputed", 320, 330, launched=230, thread=AUTOGRAD)
+    found = found_in(trace)
+    assert charged(found, "scores") == ("attn", "backward", "attention", "math")
+    assert charged(found, "projection")[3] == ""
+    assert charged(found, "recomputed")[1:] == ("recompute", "other", "")

@@ -80,16 +80,16 @@ def test_bars_labels_and_numbers(tmp_path: Path) -> None:
     }
     bars = [(bar["tid"], bar["name"], bar["ts"], bar["dur"], bar["args"]) for bar in ours(content)]
     assert bars == [
-        (1_000_000_003, "model", Decimal("0.500"), Decimal("0.100"), {}),
-        (1_000_000_005, "model", Decimal("1.000"), Decimal("9.000"), {}),
+        (1_000_000_003, "model", Decimal("0.500"), Decimal("0.098"), {}),
+        (1_000_000_005, "model", Decimal("1.000"), Decimal("8.998"), {}),
         (
             1_000_000_005,
             'layers.0 "quoted" \\ \n é ?',
             Decimal("2.500"),
-            Decimal("1.001"),
+            Decimal("0.997"),
             {"phase": "forward", "call": 3},
         ),
-        (1_000_000_006, "model", Decimal("12.000"), Decimal("3.000"), {}),
+        (1_000_000_006, "model", Decimal("12.000"), Decimal("2.998"), {}),
     ]
 
 
@@ -105,7 +105,9 @@ def test_crossing_bars_are_cut_and_say_so(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.json", [KERNEL])
     bars = [(0, 10), (5, 10), (6, 8), (10, 5), (10, 5), (12, 1), (20, 0)]
     splice_lanes(path, [LaneSpan("l", f"{start}+{length}", start * 1000, length * 1000, 1) for start, length in bars])
-    written = {bar["name"]: (int(bar["ts"]), int(bar["dur"]), bar["args"]) for bar in ours(load(path))}
+    written = {
+        bar["name"]: (int(bar["ts"]), int(bar["dur"] + Decimal("0.006")), bar["args"]) for bar in ours(load(path))
+    }
     assert written == {
         "0+10": (0, 10, {}),
         "5+10": (5, 5, {"cut at its end (ns)": 5000}),
@@ -114,6 +116,23 @@ def test_crossing_bars_are_cut_and_say_so(tmp_path: Path) -> None:
         "12+1": (12, 1, {}),
         "20+0": (20, 0, {}),
     }
+
+
+def test_bars_that_touch_stay_apart_where_viewers_round(tmp_path: Path) -> None:
+    """A viewer makes integer nanoseconds of start and length, each rounded from floating-point microseconds."""
+    path = write_trace(tmp_path / "trace.json", [KERNEL])
+    start, length = 4_402_204_334_582_283, 333
+    bars = [LaneSpan("l", "outer", start, 100 * length), LaneSpan("l", "inner", start, 100 * length)]
+    bars += [LaneSpan("l", str(i), start + i * length, length) for i in range(100)]
+    splice_lanes(path, bars)
+    ends: list[int] = []
+    for bar in ours(load(path)):
+        begin = round(float(bar["ts"]) * 1000)
+        end = begin + round(float(bar["dur"]) * 1000)
+        while ends and ends[-1] <= begin:
+            ends.pop()
+        assert all(end <= outer for outer in ends)
+        ends.append(end)
 
 
 def test_no_spans_leave_the_file_alone(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.analyse import analyse
+from profiler_wrapper.analysis.analyse import analyse, attributed
 from profiler_wrapper.analysis.model import Analysis
-from recordings import AUTOGRAD, Trace
+from profiler_wrapper.recording.columns import Category, Recording
+from recordings import AUTOGRAD, MAIN, Trace
 
 PATHS = (".", "a", "a.b", "a.c", "d")
 
@@ -123,6 +124,20 @@ def test_calls_come_in_order_of_time_whatever_their_thread() -> None:
     assert [call.layer for call in analyse(trace.recording()).calls] == ["b", "a", "c"]
 
 
+def test_a_kernel_without_a_launch_is_in_no_step() -> None:
+    result = analyse(training_step().kernel("stray", 500, 511, correlation=77777).recording())
+    assert [(step.step, step.time_ns) for step in result.steps] == [(4, 2060), (None, 18)]
+
+
+def test_a_backward_run_inside_a_layers_forward_is_no_part_of_that_call() -> None:
+    trace = Trace().mark(".", 0, 1000).mark("a", 10, 50).op("aten::mm", 20, 30, sequence=1, forward_thread=0)
+    trace.node("MmBackward0", 100, 200, number=1, thread=MAIN).op("aten::mm", 110, 150)
+    trace.mark("a", 160, 190).op("aten::mm", 170, 180)
+    net, first, again = analyse(trace.recording()).calls
+    assert (net.time_ns, first.time_ns, again.time_ns) == (10, 10, 30)  # the node is an op: its time counts
+    assert (first.phase, again.phase) == ("forward", "recompute")
+
+
 # --- laws ---
 
 
@@ -177,14 +192,14 @@ def test_nothing_is_lost_or_counted_twice(trace: Trace) -> None:
     assert result.time.busy_ns == busy
 
 
-def running(recording: object, device: int, *, communicating: bool | None = None) -> set[int]:
+def running(recording: Recording, device: int, *, communicating: bool | None = None) -> set[int]:
     """The instants at which something runs on a device."""
-    spans = recording.spans  # type: ignore[attr-defined]
-    chosen = np.flatnonzero(recording.device_mask & (spans.device == device))  # type: ignore[attr-defined]
+    spans = recording.spans
+    chosen = np.flatnonzero(recording.device_mask & (spans.device == device))
     return {
         instant
         for i in chosen.tolist()
-        if communicating is None or ("nccl" in recording.name_of(i)) is communicating  # type: ignore[attr-defined]
+        if communicating is None or ("nccl" in recording.name_of(i)) is communicating
         for instant in range(spans.start_ns[i], spans.start_ns[i] + spans.duration_ns[i])
     }
 
@@ -202,3 +217,56 @@ def test_exposed_communication_is_that_of_every_instant(trace: Trace) -> None:
 
 def test_training_step_is_conserved() -> None:
     assert_conserved(analyse(training_step().recording()))
+
+
+NAMES = ("aten::mm", "c10d::allreduce_", "CheckpointFunctionBackward", "aten::_flash_attention_forward", "x")
+NODES = ("MmBackward0", "torch::autograd::AccumulateGrad", "torch::autograd::GraphRoot", "CheckpointFunctionBackward")
+ANNOTATIONS = ("ProfilerStep#3", "Optimizer.step#SGD.step", "FSDP::all_gather (a.b)", "FSDP::post_backward", "block")
+
+
+@st.composite
+def wild_traces(draw: st.DrawFn) -> Trace:
+    """Anything at any time: crossing marks, nodes without forward, numbers used twice, arrows to nowhere."""
+    trace, small = Trace(), st.integers(0, 60)
+    for _ in range(draw(st.integers(1, 14))):
+        start, length, thread = draw(small), draw(st.integers(0, 30)), draw(st.integers(1, 3))
+        end, number = start + length, draw(st.integers(-1, 3))
+        match draw(st.integers(0, 7)):
+            case 0:
+                trace.mark(draw(st.sampled_from(PATHS)), start, end, thread=thread)
+            case 1:
+                trace.op(draw(st.sampled_from(NAMES)), start, end, thread=thread, sequence=number, forward_thread=0)
+            case 2:
+                trace.node(
+                    draw(st.sampled_from(NODES)), start, end, thread=thread, number=number, forward_thread=thread
+                )
+            case 3:
+                trace.annotation(draw(st.sampled_from(ANNOTATIONS)), start, end, thread=thread)
+            case 4:
+                trace.module(f"Net_{draw(st.integers(0, 3))}", start, end, thread=thread)
+            case 5:
+                launched = draw(st.none() | small)
+                trace.kernel("ncclKernel" if number else "k", start, end, launched=launched, thread=thread)
+            case 6:
+                trace.memory(start, draw(st.sampled_from([8, -8])), address=number, thread=thread)
+            case _:
+                trace.arrow(start, end, forward_thread=thread, backward_thread=draw(st.integers(1, 3)))
+    return trace
+
+
+@settings(max_examples=150, deadline=None)
+@given(wild_traces())
+def test_no_trace_is_too_wild(trace: Trace) -> None:
+    recording = trace.op("aten::mm", 0, 1, thread=4).recording()
+    result = analyse(recording, track=["aten::mm", len])
+    assert_conserved(result)
+    found = attributed(recording)
+    assert sum(found.cpu.time_ns.tolist()) == covered_by_ops(recording, set(found.tree.layer_of_span))
+
+
+def covered_by_ops(recording: Recording, marks: set[int]) -> int:
+    """Instants of each thread at which an op runs that is no mark."""
+    spans = recording.spans
+    ops = [i for i in np.flatnonzero(spans.category == Category.CPU_OP).tolist() if i not in marks]
+    end = spans.end_ns
+    return len({(int(spans.lane[i]), instant) for i in ops for instant in range(spans.start_ns[i], end[i])})
