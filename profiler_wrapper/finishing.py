@@ -173,12 +173,11 @@ class Finisher:
         self, main: RecordedTrace, full: RecordedTrace | None, notes: list[str], *, complete: bool
     ) -> dict[str, Any]:
         """What run.json says."""
-        full_steps = full.steps if full is not None else main.steps if main.shapes else ()
+        steps = {} if main.steps is None else {"timed_steps": list(main.steps), "full_steps": _full_steps(main, full)}
         return {
             **self._info.to_dict(),
             "prefix": self._options.prefix,
-            "timed_steps": list(main.steps),
-            "full_steps": list(full_steps),
+            **steps,
             "complete": complete,
             "warnings": notes,
             "layers": list(self._describe()),
@@ -216,10 +215,17 @@ def _choose(window: Window) -> tuple[RecordedTrace | None, RecordedTrace | None]
     return timed, full if full is not None and full.shapes and not timed.shapes else None
 
 
+def _full_steps(main: RecordedTrace, full: RecordedTrace | None) -> list[int]:
+    """Steps whose shapes were recorded."""
+    if full is not None:
+        return list(full.steps or ())
+    return list(main.steps or ()) if main.shapes else []
+
+
 def _notes(window: Window, main: RecordedTrace) -> Iterator[str]:
     yield from window.warnings
     if main is window.full:
         shapes = ", shapes included, which cost about 10 % of a launch-bound step" if main.shapes else ""
         yield f"the reported times are those of steps recorded in full{shapes}, because {window.why_full}"
-    if not main.steps and not window.warnings:
+    if main.steps == () and not window.warnings:
         yield "no step was recorded from its begin to its end"

@@ -125,5 +125,5 @@ def _compiled_code() -> dict[str, Any]:
 def _handle(profiler: Any, finisher: Finisher) -> None:
     path = finisher.part_path(f"{len(finisher.results)}_theirs")
     profiler.export_chrome_trace(str(path))
-    window = Window(timed=RecordedTrace(Path(path), (), bool(getattr(profiler, "record_shapes", False))))
+    window = Window(timed=RecordedTrace(Path(path), None, bool(getattr(profiler, "record_shapes", False))))
     finisher.write(window)

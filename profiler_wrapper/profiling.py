@@ -173,7 +173,10 @@ class Profiling:
         if self._entries != 1 or recorder.over or recorder.counter.source != "nothing yet":
             return False
         called = self._first_call
-        if called.module is None or called.had_backward or not is_part(called.module):
+        if called.module is None or called.had_backward:
+            return False
+        known = self._scopes.is_part(called.module)
+        if not (is_part(called.module) if known is None else known):
             return False
         return self._gradients or self._root_calls <= _FEW_CALLS
 

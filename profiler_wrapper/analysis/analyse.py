@@ -34,7 +34,7 @@ from profiler_wrapper.analysis.layer_time import (
 from profiler_wrapper.analysis.layer_tree import LayerTree, find_layers
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.analysis.series import Track, function_series, named_series
-from profiler_wrapper.analysis.steps import Steps, find_steps
+from profiler_wrapper.analysis.steps import Steps, find_iterations, find_steps
 from profiler_wrapper.analysis.trace_run import run_of_trace
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Recording
@@ -169,8 +169,10 @@ def tables(found: Attributed, *, run: Mapping[str, Any], track: Sequence[Track] 
     idle = idle_per_place(recording, found.nesting, attribution, charges)
     functions = [item for item in track if callable(item)]
     names = [item for item in track if not callable(item)]
-    series = named_series(recording, found.enclosing, charges, found.steps, names)
-    series |= function_series(recording, tree, attribution, charges, found.steps, functions)
+    iterations = find_iterations(recording)
+    per = iterations if len(iterations) > 1 else found.steps  # the points of the series
+    series = named_series(recording, found.enclosing, charges, per, names)
+    series |= function_series(recording, tree, attribution, charges, per, functions)
     return Analysis(
         time_basis=charges.basis,
         complete=recording.complete and bool(run.get("complete", True)),

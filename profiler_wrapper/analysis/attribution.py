@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from profiler_wrapper.analysis import fsdp_names
 from profiler_wrapper.analysis.forward_ops import ForwardOps
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import NO_FORWARD_LINK, NO_LAYERS, Phase
@@ -57,9 +58,6 @@ _NODE_PREFIX = "autograd::engine::evaluate_function: "
 _COLLECTIVE = re.compile(
     r"(nccl|gloo|mpi|ucc|xccl|hccl|mccl|c10d|c10d_functional|_c10d_functional):|record_param_comms"
 )
-_FSDP_NAME = re.compile(r"\((?P<held>[^()]+)\)|prefetch for (?P<prefetched>.+)")
-_WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
-_FSDP_BACKWARD = re.compile(r"FSDP::\w*(post_backward|pre_backward|backward_prefetch)")
 
 
 def role_of(name: str) -> Role:
@@ -141,7 +139,7 @@ class _Walk:
         self.common_layer = self._layers_entered_in_nodes()
         self.numbered_child = self._numbered_children()
         self.forward_ops = ForwardOps(recording)
-        self.layer_by_name = tree.by_name()
+        self.fsdp_layers = fsdp_names.LayersByModule(tree)
         held = {layer.parent for layer in tree.layers}
         self.roots_with_layers = [i for i, layer in enumerate(tree.layers) if layer.parent < 0 and i in held]
         self.places: list[Place] = []
@@ -281,41 +279,22 @@ class _Walk:
         name = self.recording.name_of(span)
         if self.node_of[span] >= 0 and around.phase == "recompute":
             phase: Phase = "recompute"
-        elif self.node_of[span] >= 0 or around.phase == "backward" or _FSDP_BACKWARD.match(name):
+        elif self.node_of[span] >= 0 or around.phase == "backward" or fsdp_names.is_backward(name):
             phase = "backward"
         else:
             phase = around.phase if around.phase in ("prefill", "decode") else "forward"
         if self.tree.source == "none":
             return Place(UNKNOWN, phase, NO_LAYERS)
         above = self.parent[span]
-        match = _FSDP_NAME.search(name)
-        if match is None and above >= 0 and self.role[above] == Role.FSDP:
+        modules = fsdp_names.modules_named(name)
+        if not modules and above >= 0 and self.role[above] == Role.FSDP:
             return around._replace(phase=phase)
-        held = (match["held"] or match["prefetched"]).split(", ") if match else []
-        layers = [layer for layer in map(self._layer_of_module, held) if layer >= 0]
+        layers = [layer for layer in map(self.fsdp_layers.find, modules) if layer >= 0]
         if layers:  # one group of parameters may be that of several modules
             return Place(self.tree.common_ancestor(layers), phase)
         if around.layer >= 0:
             return Place(self.tree.layers[around.layer].ancestors[-1], phase)
         return Place(self.roots_with_layers[0] if len(self.roots_with_layers) == 1 else NO_LAYER, phase)
-
-    def _layer_of_module(self, name: str) -> int:
-        """The layer of a module's name as FSDP knows it, or the nearest above it; -1 for none.
-
-        What wrappers put before the name is not in a layer's, and a root's prefix is not in FSDP's.
-        """
-        parts = [part for part in name.split(".") if part not in _WRAPPERS]
-        for dropped in range(len(parts)):
-            for kept in range(len(parts), dropped, -1):
-                layer = self.layer_by_name.get(".".join(parts[dropped:kept]), -1)
-                if layer >= 0:
-                    return layer
-        for kept in range(len(parts), 0, -1):
-            ending = "." + ".".join(parts[:kept])
-            below_root = [layer for full, layer in self.layer_by_name.items() if full.endswith(ending)]
-            if len(below_root) == 1:
-                return below_root[0]
-        return -1
 
 
 def _start_order(recording: Recording, nesting: Nesting, chosen: Bool) -> Int64:

@@ -69,7 +69,7 @@ class LayerRow:
     retained_bytes: float | None  # allocated inside and alive when the outermost forward ends: mean over calls
     self_retained_bytes: float | None
     shared: bool  # one instance under several names
-    compiled: bool  # one compiled region: the layers inside it have no rows
+    compiled: bool  # its code is compiled, or is part of what is: then a fused kernel may be in a row above it
     graph: bool  # some of its time is kernels of a replayed CUDA graph
 
 
@@ -169,7 +169,7 @@ class Analysis:
     attention: tuple[AttentionRow, ...]
     classes: tuple[ClassRow, ...]
     steps: tuple[StepRow, ...]
-    series: Mapping[str, tuple[float | None, ...]]  # tracked name -> per step, microseconds unless a function's own
+    series: Mapping[str, tuple[float | None, ...]]  # tracked name -> per step or entry, microseconds or a function's own
     memory: Mapping[str, Any]
     calls: tuple[LayerCall, ...] = ()  # not in result.json
     summary: Mapping[str, Any] = field(default_factory=dict)

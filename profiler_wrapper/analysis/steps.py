@@ -12,6 +12,7 @@ from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.recording.columns import Category, Int32, Int64, Recording
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)")
+_ITERATION = re.compile(r"iteration#(\d+)")
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
 
 
@@ -39,6 +40,15 @@ class Steps:
             return np.full(len(time_ns), -1, dtype=np.int64)
         place = np.searchsorted(self.start_ns, time_ns, side="right") - 1
         return np.where((place >= 0) & (time_ns < self.end_ns[place]), place, -1)
+
+
+def find_iterations(recording: Recording) -> Steps:
+    """Entries of a block that is entered again and again, as around each layer of a loop over layers."""
+    spans = recording.spans
+    numbered = {i: int(m.group(1)) for i, n in enumerate(recording.names) if (m := _ITERATION.fullmatch(n))}
+    chosen = np.flatnonzero((spans.category == Category.ANNOTATION) & np.isin(spans.name, list(numbered)))
+    chosen = chosen[np.argsort(spans.start_ns[chosen], kind="stable")]
+    return _cut([numbered[n] for n in spans.name[chosen].tolist()], spans.start_ns[chosen], spans.end_ns[chosen])
 
 
 def find_steps(recording: Recording, tree: LayerTree, node_of: Int32) -> Steps:

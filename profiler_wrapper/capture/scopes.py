@@ -69,6 +69,7 @@ class LayerScopes:
         self._on_root_exit = on_root_exit
         self._labels = RootLabels()
         self._unnamed = find_roots(model, self._labels) if model is not None else ()
+        self._given = model is not None
         self._finds_roots = model is None
         self._attached = False
         self._entrances: dict[int, _Entrance] = {}  # by id of the module called
@@ -105,6 +106,14 @@ class LayerScopes:
     def describe(self) -> list[dict[str, Any]]:
         """What is known of each layer, in model order, as plain data."""
         return [target.description() for target in self._targets.values()]
+
+    def is_part(self, module: nn.Module) -> bool | None:
+        """Whether `module` lies in a model that was given, and is none itself; None where that cannot be told."""
+        entrance = self._entrances.get(id(module))
+        if not self._given or entrance is None:
+            return None
+        mark = entrance.target.layer.mark
+        return mark.path not in (ROOT_PATH, mark.root)
 
     def describe_compiled(self) -> dict[str, Any]:
         """What is known of the compiled code that ran in the layers, as plain data."""

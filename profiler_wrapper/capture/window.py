@@ -11,7 +11,7 @@ class RecordedTrace:
     """One exported session."""
 
     path: Path
-    steps: tuple[int, ...]  # those that were recorded from begin to end
+    steps: tuple[int, ...] | None  # those that were recorded from begin to end; None: the trace tells
     shapes: bool
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler_wrapper.analysis.analyse import attributed
-from profiler_wrapper.analysis.steps import Steps
+from profiler_wrapper.analysis.analyse import analyse, attributed
+from profiler_wrapper.analysis.steps import Steps, find_iterations
 from recordings import AUTOGRAD, Trace
 
 
@@ -77,3 +77,22 @@ def test_no_steps_at_all() -> None:
     steps = steps_of(Trace())
     assert len(steps) == 0
     assert steps.place_of(np.array([5])).tolist() == [-1]
+
+
+def test_entries_of_a_block_are_iterations() -> None:
+    trace = Trace().op("aten::mm", 0, 5)
+    for number, (start, end) in enumerate([(10, 20), (30, 40), (50, 60)]):
+        trace.annotation(f"iteration#{number}", start, end)
+    iterations = find_iterations(trace.recording())
+    assert iterations.number == (0, 1, 2)
+    assert iterations.place_of(np.array([5, 10, 25, 35, 59, 60])).tolist() == [-1, 0, -1, 1, 2, -1]
+
+
+def test_series_of_entries_have_a_value_per_entry() -> None:
+    trace = Trace()
+    for number in range(3):
+        base = 100 * number
+        trace.annotation(f"iteration#{number}", base, base + 50).annotation("vae", base + 1, base + 40)
+        trace.op("aten::mm", base + 10, base + 20 + number)
+    trace.annotation("ProfilerStep#0", 0, 1000)
+    assert analyse(trace.recording()).series == {"vae": (0.010, 0.011, 0.012)}

@@ -1,0 +1,125 @@
+"""Trains small compiled models in a process of its own: `python compiled_training.py <directory> us|nobody`.
+
+`us`: profiled, a run directory per model and selection of layers. `nobody`: without our package. Writes
+what Dynamo and Inductor counted to `counters_<who>.json`, and the calls of compiled graphs to `keys_<who>.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+IDS = torch.arange(32).reshape(2, 16)
+
+
+class Mlp(nn.Module):
+    """Two Linears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Up, tanh, down."""
+        return self.down(torch.tanh(self.up(x)))
+
+
+class Block(nn.Module):
+    """A residual block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(32), Mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Pre-norm."""
+        return x + self.mlp(self.norm(x))
+
+
+class Net(nn.Module):
+    """Two blocks and a head, which is compiled whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The mean, as a loss."""
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x).mean()
+
+
+def llama() -> LlamaForCausalLM:
+    """Two layers, 32 wide."""
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=64,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config)
+
+
+def main(directory: Path, who: str) -> None:
+    """Compile both models and train them."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    net, by_block = Net(), llama()
+    for block in by_block.model.layers:
+        block.compile(fullgraph=True)
+    whole = torch.compile(net, fullgraph=True)
+    x = torch.randn(4, 32)
+    training = {
+        "whole": (net, lambda: whole(x).backward()),
+        "by_block": (by_block, lambda: by_block(input_ids=IDS, labels=IDS).loss.backward()),
+    }
+    keys: list[str] = []
+    for name, (model, step) in training.items():
+        step()
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            if who == "us":
+                profile(directory, name, model, step)
+            keys += calls_of_graphs(step)
+    counted = {kind: dict(counter) for kind, counter in torch._dynamo.utils.counters.items() if counter}
+    directory.joinpath(f"counters_{who}.json").write_text(json.dumps(counted))
+    directory.joinpath(f"keys_{who}.json").write_text(json.dumps(keys))
+    if who == "us" and not counted["inductor"].get("fxgraph_cache_hit"):
+        plain = llama()
+        profile(directory, "plain", plain, lambda: plain(input_ids=IDS, labels=IDS).loss.backward())
+
+
+def profile(directory: Path, name: str, model: nn.Module, step: Callable[[], Any]) -> None:
+    """Two runs of two steps: with the layers that are rows by default, and with all."""
+    for selection, layers in (("auto", "auto"), ("all", "*")):
+        run = f"{name}_{selection}"
+        with ProfilerWrapper(
+            model, steps="all", layers=layers, output_dir=directory, run_name=run, enable_print_summary=False
+        ) as prof:
+            for _ in range(2):
+                step()
+                prof.step()
+
+
+def calls_of_graphs(step: Callable[[], Any]) -> list[str]:
+    """The names of the calls of compiled graphs in one step."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        step()
+    return [event.name for event in profiler.events() if "CompiledFxGraph" in event.name]
+
+
+if __name__ == "__main__":
+    if sys.argv[2] == "us":
+        from profiler_wrapper import ProfilerWrapper
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,148 @@
+"""Rows for the layers inside compiled code: Inductor on a CPU, forward and backward."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from profiler_wrapper import load
+from profiler_wrapper.analysis.analyse import Attributed
+from profiler_wrapper.result import ProfileResult, attribute_trace
+
+SCRIPT = Path(__file__).parents[1] / "compiled_training.py"
+STEPS = 2
+NORMS_IN_SHARED_KERNELS = {"post_attention_layernorm"}  # one kernel with the residual addition before it
+
+
+def train(directory: Path, cache: Path, who: str) -> Path:
+    """Run the script with Inductor's cache at `cache`."""
+    directory.mkdir()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(SCRIPT.parents[1]),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, SCRIPT, directory, who], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("inductor")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """Runs whose code was compiled there and then."""
+    return train(tmp_path_factory.mktemp("first") / "runs", cache, "us")
+
+
+@pytest.fixture(scope="module")
+def trained_again(tmp_path_factory: pytest.TempPathFactory, cache: Path, trained: Path) -> Path:
+    """Runs whose code came from the cache."""
+    return train(tmp_path_factory.mktemp("second") / "runs", cache, "us")
+
+
+def rank(runs: Path, name: str) -> Path:
+    return runs / name / "rank0"
+
+
+def attributed(runs: Path, name: str) -> Attributed:
+    run = json.loads((rank(runs, name) / "run.json").read_text())
+    return attribute_trace(rank(runs, name) / "profile_trace.json", run=run)
+
+
+def library_calls(runs: Path, name: str) -> Counter[tuple[str, str]]:
+    """Matrix products by layer and phase: those right in compiled code."""
+    found = attributed(runs, name)
+    spans, counted = found.recording.spans, Counter[tuple[str, str]]()
+    for span in range(len(spans)):
+        above = found.nesting.parent[span]
+        is_product = found.recording.name_of(span) in ("aten::mm", "aten::addmm")
+        if is_product and above >= 0 and found.recording.name_of(above).startswith("## Call CompiledFxGraph"):
+            place = found.attribution.place(span)
+            counted[found.tree.layers[place.layer].name, place.phase] += 1
+    return counted
+
+
+def assert_adds_up(result: ProfileResult) -> None:
+    time = result.time
+    assert sum(row.self_time_ns for row in result.layers) + time.unattributed_ns == time.total_ns
+    assert time.coverage == 1
+    assert not [warning for warning in result.warnings if "have no rows" in warning]
+
+
+@pytest.mark.parametrize(
+    ("name", "linears"),
+    [
+        (
+            "by_block_all",
+            [
+                f"model.layers.{k}.{linear}"
+                for k in range(2)
+                for linear in (
+                    *(f"self_attn.{p}_proj" for p in "qkvo"),
+                    *(f"mlp.{p}_proj" for p in ("gate", "up", "down")),
+                )
+            ],
+        ),
+        ("whole_all", [*(f"layers.{k}.mlp.{linear}" for k in range(2) for linear in ("up", "down")), "head"]),
+    ],
+)
+def test_every_linear_has_one_product_forward_and_two_backward(trained: Path, name: str, linears: list[str]) -> None:
+    expected = {(linear, "forward"): STEPS for linear in linears}
+    expected |= {(linear, "backward"): 2 * STEPS for linear in linears}
+    assert library_calls(trained, name) == expected
+
+
+@pytest.mark.parametrize("name", ["by_block_auto", "by_block_all", "whole_auto", "whole_all"])
+def test_times_add_up(trained: Path, name: str) -> None:
+    result = load(rank(trained, name) / "profile_trace.json")
+    assert_adds_up(result)
+    assert_adds_up(load(rank(trained, name)))
+
+
+def test_rows_are_those_of_the_plain_model(trained: Path) -> None:
+    def rows(name: str) -> set[tuple[str, str]]:
+        return {(row.layer, row.phase) for row in load(rank(trained, name)).layers if row.phase != "accumulate_grad"}
+
+    compiled, plain = rows("by_block_auto"), rows("plain_auto")
+    assert compiled <= plain
+    missing = {layer.rpartition(".")[2] for layer, _ in plain - compiled}
+    assert missing <= NORMS_IN_SHARED_KERNELS
+
+
+def test_rows_inside_compiled_code_say_so(trained: Path) -> None:
+    result = load(rank(trained, "by_block_auto"))
+    inside = {row.layer: row for row in result.layers if row.block and row.layer != row.block}
+    assert {name.rpartition(".")[2] for name in inside} >= {"self_attn", "mlp", "input_layernorm"}
+    assert all(row.compiled and row.calls is None for row in inside.values())
+    assert result.layer("model.layers.0.mlp")[0].kind == "mlp"
+    assert "compiled" not in result.run
+
+
+def test_code_from_the_cache_brings_its_layers_back(trained: Path, trained_again: Path) -> None:
+    counted = json.loads((trained_again / "counters_us.json").read_text())
+    assert counted["inductor"]["fxgraph_cache_hit"] == 4 and "fxgraph_cache_miss" not in counted["inductor"]
+    for name in ("by_block_auto", "whole_all"):
+        first, again = load(rank(trained, name)), load(rank(trained_again, name))
+        assert [(row.layer, row.phase) for row in again.layers] == [(row.layer, row.phase) for row in first.layers]
+    assert library_calls(trained_again, "whole_all") == library_calls(trained, "whole_all")
+
+
+def test_compiler_does_the_same_without_us(tmp_path: Path, cache: Path, trained_again: Path) -> None:
+    """Same graphs, breaks and recompilations; what was compiled with us is found in the cache without us."""
+    without_us = train(tmp_path / "runs", cache, "nobody")
+    assert (without_us / "counters_nobody.json").read_text() == (trained_again / "counters_us.json").read_text()
+    assert (without_us / "keys_nobody.json").read_text() == (trained_again / "keys_us.json").read_text()

@@ -1,0 +1,268 @@
+"""What is remembered of compiled graphs: from FX nodes to modules, over caches, and never in the way."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn
+
+from profiler_wrapper.capture import compiled, compiled_layers, post_import
+from profiler_wrapper.capture.compiled import Kernel
+from profiler_wrapper.capture.compiled_layers import MarkedModule, describe_compiled
+from profiler_wrapper.capture.compiled_nodes import OWN, ForeignModule, Module, is_recomputed, owners, split_source
+from profiler_wrapper.capture.layers import Root, find_roots, name_layers
+
+SELF = "L['self']"
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ("L['self'].layers.0.mlp", "layers.0.mlp"),
+        ("L['self']._modules['layers']._modules['0'].mlp", "layers.0.mlp"),
+        ("L['self'].layers[0]['up']", "layers.0.up"),
+        ("L['self']._orig_mod.layers.0._orig_mod.mlp@3", "layers.0.mlp"),
+        ("L['self']", ""),
+    ],
+)
+def test_paths_of_modules_as_dynamo_writes_them(source: str, path: str) -> None:
+    assert split_source(source) == (SELF, path)
+
+
+@pytest.mark.parametrize("source", ["G['net'].mlp", "L['self'].layers[0:1].mlp", "___stack0"])
+def test_modules_from_elsewhere_are_foreign(source: str) -> None:
+    with pytest.raises(ForeignModule):
+        split_source(source)
+
+
+def node(path: str | None = None, *inputs: Any, backward: bool = False, **meta: Any) -> Any:
+    """An FX node of AOTAutograd's in the module of this path; without one, of the compiled module itself."""
+    meta = {"seq_nr": 1, "fwd_source_fn_stack" if backward else "source_fn_stack": ["x"], **meta}
+    if path is not None:
+        stack = "fwd_nn_module_stack" if backward else "nn_module_stack"
+        meta[stack] = {"outer": (SELF, nn.Module), "inner": (f"{SELF}.{path}", nn.Linear)}
+    return SimpleNamespace(meta=meta, all_input_nodes=list(inputs), op="call_function", target="aten.mul")
+
+
+def made_by_a_pass(*inputs: Any) -> Any:
+    return SimpleNamespace(meta={}, all_input_nodes=list(inputs), op="call_function", target="aten.addmm")
+
+
+def linear(path: str) -> Module:
+    return Module(path, "Linear", SELF)
+
+
+# SimpleNamespace has no hash, FX nodes have.
+class Node(SimpleNamespace):
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+def hashable(one: Any) -> Any:
+    return Node(**{**vars(one), "all_input_nodes": [hashable(above) for above in one.all_input_nodes]})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([node("up"), node("down"), node("up")], [linear("up"), linear("down")]),
+        ([node("up"), node()], [linear("up"), OWN]),
+        ([node("up", backward=True), node(is_gradient_acc=True)], [linear("up")]),
+        ([node(is_gradient_acc=True)], [OWN]),
+        ([made_by_a_pass(node("up"), node("down"))], [linear("up"), linear("down")]),
+        ([made_by_a_pass(made_by_a_pass(node("up")))], [linear("up")]),
+        ([made_by_a_pass()], [OWN]),
+    ],
+)
+def test_kernels_work_for_the_modules_of_their_nodes(nodes: list[Any], expected: list[Module]) -> None:
+    assert owners(hashable(one) for one in nodes) == expected
+
+
+def test_a_kernel_of_forward_nodes_alone_is_recomputation() -> None:
+    assert is_recomputed([node("up"), node(), made_by_a_pass()])
+    assert not is_recomputed([node("up"), node("up", backward=True)])
+    assert not is_recomputed([made_by_a_pass()])
+
+
+# -- over Inductor's caches ---------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(compiled, "_graphs", {})
+    yield
+
+
+class Graph:
+    """Stands for a CompiledFxGraph."""
+
+    def __init__(self, key: str | None = "key") -> None:
+        self._fx_graph_cache_key = key
+
+
+def finished(*kernels: Kernel, key: str | None = "key") -> Graph:
+    """A graph that was compiled just now."""
+    graph = Graph(key)
+    compiled._keep_notes(graph, SimpleNamespace(**{compiled._ATTRIBUTE: list(kernels)}))
+    return graph
+
+
+def from_cache(graph: Graph) -> Graph:
+    """The same as a cache brings it back."""
+    loaded = Graph()
+    vars(loaded).update(vars(graph))
+    return loaded
+
+
+def constants(*nodes: Any) -> Any:
+    """What holds the FX graph for which a cache was asked."""
+    return SimpleNamespace(gm=SimpleNamespace(graph=SimpleNamespace(nodes=nodes)))
+
+
+MM = Kernel("extern_kernels.mm", True, "forward", (linear("up"),))
+
+
+def test_notes_are_plain_tuples_and_come_back_from_a_cache() -> None:
+    graph = finished(MM)
+    assert vars(graph)[compiled._ATTRIBUTE] == (1, ((MM.name, True, "forward", (("up", "Linear", SELF),)),))
+    assert type(vars(graph)[compiled._ATTRIBUTE][1][0][3][0]) is tuple
+    compiled._register(graph, [])
+    compiled._register(from_cache(graph), [constants(node("up"), node("down"))])
+    assert compiled.known_graphs() == {"key": (MM,)}
+
+
+@pytest.mark.parametrize(
+    ("graph", "arguments", "reason"),
+    [
+        (Graph(), [], compiled.MADE_WITHOUT_US),
+        (from_cache(finished(MM)), [], compiled.UNCHECKED),
+        (from_cache(finished(MM)), [constants(node("down"))], compiled.OTHER_MODULES),
+    ],
+)
+def test_graphs_of_doubtful_origin_are_not_known(graph: Graph, arguments: list[Any], reason: str) -> None:
+    compiled._register(graph, arguments)
+    assert compiled.known_graphs() == {"key": reason}
+
+
+def test_one_key_for_two_places_is_not_known() -> None:
+    first = finished(MM)
+    compiled._register(first, [])
+    compiled._register(from_cache(first), [constants(node("down"))])
+    compiled._register(from_cache(first), [constants(node("up"))])
+    assert compiled.known_graphs() == {"key": compiled.OTHER_MODULES}
+
+
+def test_graphs_without_a_key_are_not_kept() -> None:
+    compiled._register(finished(MM, key=None), [])
+    assert compiled.known_graphs() == {}
+
+
+def test_failed_note_drops_the_graph_and_the_next_one_is_whole() -> None:
+    compiled._note_kernel(object(), "kernel")
+    compiled._register(finished(MM, key="first"), [])
+    compiled._register(finished(MM, key="second"), [])
+    known = compiled.known_graphs()
+    assert "could not be noted" in known["first"]
+    assert known["second"] == (MM,)
+
+
+def test_unknown_torch_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_unavailable", None)
+    compiled._guarded(compiled._stand_before_tracing)(SimpleNamespace())  # type: ignore[arg-type]
+    assert "this version of torch is not known" in str(compiled.why_unavailable())
+    assert set(describe_compiled([])) == {"*"}
+
+
+# -- for which modules of the model -------------------------------------------------------------------
+
+
+def two_blocks() -> nn.Module:
+    block = lambda: nn.Sequential(nn.Linear(1, 1), nn.ReLU())  # noqa: E731
+    return nn.Sequential(block(), block())
+
+
+def marked(model: nn.Module, *compiled_paths: str) -> list[MarkedModule]:
+    (root,) = find_roots(model)
+    return [
+        MarkedModule(root.label, layer.mark.path, holder, layer.mark.path in compiled_paths)
+        for layer in name_layers(Root(root.label, model))
+        for holder in layer.holders
+    ]
+
+
+def test_one_graph_may_run_in_every_block_that_has_its_modules() -> None:
+    compiled._graphs["key"] = (Kernel("mm", True, "forward", (Module("0", "Linear", SELF), OWN)),)
+    described = describe_compiled(marked(two_blocks(), "0", "1"))
+    assert described == {
+        "key": {
+            "kernels": [["mm", True, "forward", [0, 1]]],
+            "inside": [["Sequential#0", "0", ["0.0", "0"]], ["Sequential#0", "1", ["1.0", "1"]]],
+        }
+    }
+
+
+@pytest.mark.parametrize("module", [Module("0", "Conv2d", SELF), Module("7", "Linear", SELF)])
+def test_modules_that_the_model_does_not_have(module: Module) -> None:
+    compiled._graphs["key"] = (Kernel("mm", True, "forward", (module,)),)
+    assert describe_compiled(marked(two_blocks(), "0")) == {"key": compiled_layers.NO_SUCH_MODULES}
+
+
+def test_graphs_run_only_in_what_was_compiled() -> None:
+    compiled._graphs["key"] = (Kernel("mm", True, "forward", (Module("0", "Linear", SELF),)),)
+    assert describe_compiled(marked(two_blocks())) == {"key": compiled_layers.NO_SUCH_MODULES}
+
+
+# -- standing in the way of nothing --------------------------------------------------------------------
+
+
+@pytest.fixture
+def module_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    tmp_path.joinpath("waited_for.py").write_text("def f():\n    return 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(post_import, "_waiting", {})
+    yield "waited_for"
+    sys.modules.pop("waited_for", None)
+
+
+def test_function_is_called_once_the_module_is_imported(module_file: str) -> None:
+    seen: list[Any] = []
+    post_import.after_import(module_file, lambda module: seen.append(module.f()))
+    assert importlib.util.find_spec(module_file) is not None and not seen
+    module = importlib.import_module(module_file)
+    assert seen == [1]
+    assert post_import._finder not in sys.meta_path
+    assert module.__spec__ is not None and "exec_module" not in vars(module.__spec__.loader)
+    post_import.after_import(module_file, lambda module: seen.append(module.f() + 1))
+    assert seen == [1, 2]
+
+
+def test_importing_us_imports_neither_torch_nor_its_compiler() -> None:
+    script = """
+        import sys
+        import profiler_wrapper
+        assert "torch" not in sys.modules
+        import torch, inspect
+        assert "torch._inductor.debug" not in sys.modules and "torch._dynamo" not in sys.modules
+        from torch._inductor import debug, output_code
+        from torch._inductor.codegen import cpp
+        assert cpp.set_kernel_post_grad_provenance_tracing is debug.set_kernel_post_grad_provenance_tracing
+        assert "profiler_wrapper" in inspect.getsourcefile(output_code.CompiledFxGraph.post_compile.__code__)
+        assert "def post_compile" in inspect.getsource(output_code.CompiledFxGraph.post_compile)
+        assert not [finder for finder in sys.meta_path if "profiler_wrapper" in type(finder).__module__]
+        print("fine")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.stdout == "fine\n", done.stderr
