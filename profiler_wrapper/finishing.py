@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.analysis.analyse import tables
-from profiler_wrapper.analysis.compiled_regions import only_called
+from profiler_wrapper.analysis.compiled_graphs import only_called
 from profiler_wrapper.capture.runinfo import RunInfo
 from profiler_wrapper.capture.session import safe_name
 from profiler_wrapper.capture.snapshot import AllocatorHistory, SnapshotUnavailable, snapshot_name
@@ -73,7 +73,7 @@ class Finisher:
             try:
                 self._run = self._open_run()
                 self._run.write_run(self._info.to_dict(), complete=False)
-            except OSError as error:
+            except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
                 self._fallback = tempfile.TemporaryDirectory(prefix="profiler_wrapper_")
                 self._notes.append(f"no files were written, because {self._options.output_dir} cannot be used: {error}")
                 tell(self._notes[-1])
@@ -128,9 +128,19 @@ class Finisher:
     def write(self, window: Window) -> None:
         """Analyse a window, write its files, print its table; nothing of it, if nothing was recorded."""
         main, full = _choose(window)
-        if main is None:
-            tell("nothing was recorded: " + ("; ".join(window.warnings) or "the block ended before its first step"))
-            return
+        try:
+            if main is None:
+                self._tell_nothing(window, "the block ended before its first step")
+            else:
+                self._write(window, main, full)
+        finally:
+            self._drop_parts({trace.path for trace in (window.full, window.timed) if trace is not None})
+
+    def _tell_nothing(self, window: Window, reason: str) -> None:
+        more = "more " if self.results else ""
+        tell(f"nothing {more}was recorded: {'; '.join(window.warnings) or reason}")
+
+    def _write(self, window: Window, main: RecordedTrace, full: RecordedTrace | None) -> None:
         notes = [*self._notes, *_notes(window, main)]
         self._notes = []
         run = self._describe_run(main, full, notes, complete=window.complete)
@@ -139,16 +149,18 @@ class Finisher:
             found = attribute_trace(main.path, run=run)
             run["compiled"] = only_called(run["compiled"], found.recording)
             result = as_result(tables(found, run=run, track=(*self._options.track, *self._followed)))
-        except EmptyRecording as error:
-            tell(f"nothing was recorded: {error}")
+        except EmptyRecording:
+            self._tell_nothing(window, "no op of torch ran in the block, on the thread that entered it")
             return
         except Exception as error:
             files.write_traces(main=main.path, full=full.path if full is not None else None)
             tell(f"what was recorded could not be analysed ({type(error).__name__}: {error}); {files.summary()}")
             return
+        except BaseException:  # Ctrl-C; the traces are whole, and moving them takes no time
+            files.write_traces(main=main.path, full=full.path if full is not None else None)
+            raise
         self.results.append(result)
         files.write(result, found, main=main.path, full=full.path if full is not None else None)
-        self._drop_parts({trace.path for trace in (window.full, window.timed) if trace is not None})
         if self._options.enable_print_summary and self._prints:
             sys.stdout.write(f"{result.table(order='cost', rows=PRINTED_ROWS - 1)}\n{files.summary()}\n")
             sys.stdout.flush()

@@ -89,9 +89,9 @@ def make_options(
     options = Options(
         is_st=is_st,
         prefix=_prefix(PREFIXES[is_st] if prefix is None else prefix),
-        output_dir=Path(output_dir),
-        log_dir=None if log_dir is None else Path(log_dir),
-        mem_dir=None if mem_dir is None else Path(mem_dir),
+        output_dir=_directory(output_dir, "output_dir"),
+        log_dir=None if log_dir is None else _directory(log_dir, "log_dir"),
+        mem_dir=None if mem_dir is None else _directory(mem_dir, "mem_dir"),
         files=_files(files),
         track=_track(track),
         activities=_activities(activities),
@@ -99,9 +99,17 @@ def make_options(
         trace=_trace(trace),
         **others,
     )
+    _check_names(options)
     options = _overridden(options, os.environ if environment is None else environment)
     options.plan()  # so that wrong steps are said here and not in the loop
     return options
+
+
+def _check_names(options: Options) -> None:
+    if options.run_name is not None and not isinstance(options.run_name, str):
+        raise WrongUse(f"run_name={options.run_name!r} names no directory. Give a text, the same on all ranks.")
+    if options.rank is not None and not (isinstance(options.rank, int) and options.rank >= 0):
+        raise WrongUse(f"rank={options.rank!r} is no rank. Give a number from 0.")
 
 
 def _prefix(prefix: object) -> str:
@@ -110,13 +118,21 @@ def _prefix(prefix: object) -> str:
     return safe_name(prefix, "profile")
 
 
+def _directory(path: object, parameter: str) -> Path:
+    if isinstance(path, (str, os.PathLike)):
+        return Path(path)
+    raise WrongUse(f"{parameter}={path!r} is no directory. Give a path.")
+
+
 def _files(files: str | Iterable[str]) -> frozenset[str] | Literal["auto", "all"]:
     if isinstance(files, str):
         if files in ("auto", "all"):
             return "all" if files == "all" else "auto"
         files = (files,)
+    if not isinstance(files, Iterable):
+        raise WrongUse(f"files={files!r} names no files. Give 'auto', 'all', or some of: {', '.join(FILES)}.")
     wanted = frozenset(files)
-    unknown = sorted(wanted - set(FILES))
+    unknown = sorted(wanted - set(FILES), key=str)
     if unknown:
         raise WrongUse(f"files names {unknown[0]!r}. Give 'auto', 'all', or some of: {', '.join(FILES)}.")
     return wanted

@@ -18,7 +18,8 @@ from profiler_wrapper.analysis.charges import (
     device_charges,
     launches,
 )
-from profiler_wrapper.analysis.compiled_regions import join_calls, layers_without_marks, place_regions, read_graphs
+from profiler_wrapper.analysis.compiled_graphs import read_graphs
+from profiler_wrapper.analysis.compiled_regions import join_calls, layers_without_marks, place_regions
 from profiler_wrapper.analysis.idle import idle_per_place
 from profiler_wrapper.analysis.layer_calls import CallTree, find_calls, layer_calls
 from profiler_wrapper.analysis.layer_memory import CallMemory, DeviceMemory, call_memory, device_memory
@@ -242,4 +243,5 @@ def _notes(found: Attributed, memory: DeviceMemory | None) -> list[str]:
         notes.append("memory is not available, because the trace has no allocation events (profile_memory=True)")
     elif memory.device == "cpu":
         notes.append("on a CPU, memory counts from the start of the recording, and reserved is not available")
+    notes.append("FLOPs are not available: this version does not count them")
     return notes

@@ -20,17 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis.attribution import Attribution, Place
+from profiler_wrapper.analysis.compiled_graphs import Graph, Kernel, graph_key, graph_keys
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.recording.columns import Category, Int32, Recording, Spans
 from profiler_wrapper.recording.compiled_graphs import ALL_GRAPHS
 from profiler_wrapper.recording.marks import ROOT_PATH, Mark, parse_mark
 from profiler_wrapper.recording.nesting import nearest
 
-_CALL = re.compile(r"## Call CompiledFxGraph (\S+) ##")
-_LIBRARY = re.compile(r"(?:torch\.ops\.)?(?P<space>\w+)\.(?P<op>\w+)(\.\w+)?")
-_GENERATED_FOR_CPU = "cpp_"
-# Calls of a library under a name of Inductor's own.
-_CALLED_AS = {"aten::bias_addmm": "aten::addmm"}
 # These look at memory or allocate it: what Inductor calls may do so first, in an event of its own.
 _NO_WORK = frozenset(
     f"aten::{name}"
@@ -43,28 +39,11 @@ _NO_WORK = frozenset(
 NOT_REMEMBERED = "they were compiled before profiler_wrapper was imported"
 WITHOUT_KEY = "without Inductor's cache their graphs have no names"
 OTHER_CALLS = "the trace shows other calls than were generated"
-DAMAGED = "what the run says of them is damaged"
 NO_LAYER_AROUND = "the layer they ran in is not the one they were compiled for"
 _SHARED_KERNELS = (
     "in compiled code a kernel that serves several layers is charged to the layer that holds them all: "
     "layers with no kernel of their own have no row"
 )
-
-
-class _Kernel(NamedTuple):
-    name: str
-    event: str  # what its event is called
-    silent: bool  # on a CPU it may have no event
-    phase: str
-    modules: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """One compiled graph, as the run describes it."""
-
-    kernels: tuple[_Kernel, ...]
-    inside: Mapping[tuple[str, str], Sequence[str]]  # (root, path) of a layer it may run in -> names of its modules
 
 
 class Piece(NamedTuple):
@@ -73,7 +52,7 @@ class Piece(NamedTuple):
     span: int
     call: int  # the span of the call
     graph: Graph
-    kernels: tuple[_Kernel, ...]
+    kernels: tuple[Kernel, ...]
 
 
 @dataclass(slots=True)
@@ -93,56 +72,6 @@ class Regions:
         return [*notes, _SHARED_KERNELS] if self.pieces else notes
 
 
-def only_called(compiled: Mapping[str, Any], recording: Recording) -> dict[str, Any]:
-    """Of what a run says of its compiled graphs, what concerns those that `recording` calls."""
-    called = _graph_keys(recording.names) | {ALL_GRAPHS}
-    return {key: told for key, told in compiled.items() if key in called}
-
-
-def _graph_keys(names: Iterable[str]) -> set[str]:
-    return {match[1] for name in names if (match := _CALL.fullmatch(name))}
-
-
-def read_graphs(compiled: object) -> dict[str, Graph | str] | None:
-    """What a run says of its compiled graphs, by cache key; None if it says nothing of any.
-
-    A text says why nothing is known of a graph, under `ALL_GRAPHS` why of any that is not listed.
-    """
-    if not isinstance(compiled, Mapping):
-        return None
-    return {key: told if isinstance(told, str) else _read_graph(told) for key, told in compiled.items()}
-
-
-def _read_graph(told: Mapping[str, Any]) -> Graph | str:
-    try:
-        return _graph(told)
-    except (KeyError, TypeError, ValueError):
-        return DAMAGED
-
-
-def _graph(told: Mapping[str, Any]) -> Graph:
-    kernels = []
-    for name, is_extern, phase, modules in told["kernels"]:
-        event = _event_of_library(name) if is_extern else name
-        silent = not is_extern and name.startswith(_GENERATED_FOR_CPU)
-        kernels.append(_Kernel(name, event, silent, phase, tuple(modules)))
-    inside = {(str(root), str(path)): [str(name) for name in names] for root, path, names in told["inside"]}
-    numbers = {number for kernel in kernels for number in kernel.modules}
-    if any(not 0 <= number < len(names) for names in inside.values() for number in numbers):
-        raise ValueError("a module without a name")
-    return Graph(tuple(kernels), inside)
-
-
-def _event_of_library(name: str) -> str:
-    """`extern_kernels.mm` -> `aten::mm`, `torch.ops.aten.cumsum.default` -> `aten::cumsum`."""
-    match = _LIBRARY.fullmatch(name)
-    if match is None:
-        return name
-    space = "aten" if match["space"] == "extern_kernels" else match["space"]
-    event = f"{space}::{match['op']}"
-    return _CALLED_AS.get(event, event)
-
-
 def layers_without_marks(
     recording: Recording, graphs: Mapping[str, Graph | str] | None, described: Iterable[Mapping[str, Any]]
 ) -> list[Mark]:
@@ -150,7 +79,7 @@ def layers_without_marks(
     if not graphs:
         return []
     marks = {(m.root, m.path): m for name in recording.names if (m := parse_mark(name)) is not None}
-    called = _graph_keys(recording.names)
+    called = graph_keys(recording.names)
     known = [graph for key, graph in graphs.items() if key in called and isinstance(graph, Graph)]
     around = {place for graph in known for place in graph.inside} & set(marks)
     found = []
@@ -176,7 +105,7 @@ def join_calls(recording: Recording, parent: Int32, graphs: Mapping[str, Graph |
     regions = Regions(recording)
     if graphs is None:
         return regions
-    key_of_name = {i: m[1] for i, name in enumerate(recording.names) if (m := _CALL.fullmatch(name))}
+    key_of_name = {i: key for i, name in enumerate(recording.names) if (key := graph_key(name)) is not None}
     on_cpu = recording.spans.category < Category.MODULE
     calls = np.flatnonzero(np.isin(recording.spans.name, list(key_of_name)) & on_cpu)
     children = _children(recording, parent, calls.tolist())
@@ -213,7 +142,7 @@ def _children(recording: Recording, parent: Int32, calls: Sequence[int]) -> dict
     return found
 
 
-def _match(kernels: Sequence[_Kernel], events: Sequence[str]) -> list[int] | None:
+def _match(kernels: Sequence[Kernel], events: Sequence[str]) -> list[int] | None:
     """Per kernel which event it is, -1 for a kernel without one; None where the events are others."""
     found = []
     place = 0
@@ -230,7 +159,7 @@ def _match(kernels: Sequence[_Kernel], events: Sequence[str]) -> list[int] | Non
     return found if all(event in _NO_WORK for event in events[place:]) else None
 
 
-def _is_event_of(kernel: _Kernel, event: str) -> bool:
+def _is_event_of(kernel: Kernel, event: str) -> bool:
     return event == kernel.event or (kernel.silent and re.sub(r"^graph_\d+_", "", event) == kernel.event)
 
 

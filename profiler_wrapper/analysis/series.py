@@ -42,15 +42,15 @@ def named_series(
 ) -> dict[str, tuple[float | None, ...]]:
     """Microseconds per step of each tracked name, and of every block that the trace names.
 
-    A name is matched exactly; where nothing has it, as a regular expression anywhere in a name. An
-    event inside another one that matches counts once.
+    A name is matched exactly; where nothing has it, as a regular expression anywhere in a name (as it
+    stands, if it is none). An event inside another one that matches counts once.
     """
     spans = recording.spans
     wanted: dict[str, set[int]] = {}
     for item in track:
-        pattern = re.compile(item)
+        pattern = _pattern(item)
         exact = {i for i, name in enumerate(recording.names) if name == item}
-        wanted[pattern.pattern] = exact or {i for i, name in enumerate(recording.names) if pattern.search(name)}
+        wanted[item if isinstance(item, str) else item.pattern] = exact or {i for i, name in enumerate(recording.names) if pattern.search(name)}
     used = np.unique(spans.name[spans.category == Category.ANNOTATION]).tolist()
     blocks = [i for i in used if is_named_block(recording.names[i])]
     for i in blocks[:_MOST_NAMED_BLOCKS]:
@@ -65,6 +65,13 @@ def named_series(
         np.add.at(spent, place[chosen], charges.time_ns[chosen])
         series[name] = tuple(ns / 1000 for ns in spent.tolist())
     return series
+
+
+def _pattern(item: str | re.Pattern[str]) -> re.Pattern[str]:
+    try:
+        return re.compile(item)
+    except re.error:
+        return re.compile(re.escape(str(item)))
 
 
 def _inside(recording: Recording, parent: Int32, charges: Charges, ids: set[int]) -> Bool:

@@ -26,8 +26,13 @@ from profiler_wrapper.capture.others import profiler_is_on, profiler_is_waiting
 class Listener(Protocol):
     """Is told of calls of modules. Its methods must not raise, and are run outside of Dynamo."""
 
-    def open_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object | None:
-        """A module is about to be called. What this returns is given to `close_call`, unless it is None."""
+    def open_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], marked: set[str] | None = None
+    ) -> object | None:
+        """A module is about to be called. What this returns is given to `close_call`, unless it is None.
+
+        `marked`: the names that listeners before this one gave that call in the trace; None: there are none.
+        """
 
     def close_call(self, opened: Any) -> None:
         """That call has returned or raised."""
@@ -74,7 +79,8 @@ class _All:
         self._listeners = listeners
 
     def open_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object | None:
-        opened = [(one, one.open_call(module, args, kwargs)) for one in self._listeners]
+        names: set[str] = set()
+        opened = [(one, one.open_call(module, args, kwargs, names)) for one in self._listeners]
         return [pair for pair in reversed(opened) if pair[1] is not None] or None
 
     def close_call(self, opened: list[tuple[Listener, object]]) -> None:
@@ -88,7 +94,7 @@ def listen(listener: Listener) -> None:
     with _lock:
         _keep_dynamo_out(type(listener))
         _set_listeners((*_listeners, listener))
-        if not _in_place:
+        if not _in_place or vars(nn.Module)["__call__"] is _plain_call:  # or somebody has put the original back
             _let_stack_tracer_see_the_original()
             _plain_call = nn.Module.__call__
             _put(_call, instead_of=_plain_call, known_as=_KNOWN_TO_DYNAMO)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -9,6 +11,8 @@ from typing import Literal
 
 # Calls with gradients before any optimizer was seen: micro-batches, until there are too many of them.
 MOST_MICRO_BATCHES = 64
+# Steps of another optimizer while the first makes none: then that one has taken over.
+MOST_OTHER_STEPS = 16
 
 
 class Ended(Enum):
@@ -23,8 +27,9 @@ class Ended(Enum):
 class StepCounter:
     """Says when a step has ended.
 
-    A step is what `prof.step()` ends. Without it, one step of the first optimizer seen; of one that tells
-    nobody (compiled, or not torch's), what changes the parameters between two calls. Without that, one
+    A step is what `prof.step()` ends. Without it, one step of the first optimizer seen, or of the next one
+    once that is no more or has made none for `MOST_OTHER_STEPS` steps of another; of one that tells
+    nobody (compiled, not torch's, or made inside of backward), what changes the parameters between two calls. Without that, one
     call of the root: when a root is called that was already called in this step, a new one begins. With
     gradients an optimizer may still come, so such calls are micro-batches until there are
     `MOST_MICRO_BATCHES` of them.
@@ -34,6 +39,7 @@ class StepCounter:
     ended: int = 0
     count_root_calls: bool = True
     _optimizer: Hashable | None = None
+    _others: Counter[Hashable] = field(default_factory=Counter)  # their steps since the first one's last
     _roots: set[Hashable] = field(default_factory=set)  # called in the running step
     _trained: bool = False  # a root was called with gradients in the running step
     _micro_batches: int = 0
@@ -47,9 +53,12 @@ class StepCounter:
         return self._end()
 
     def optimizer_step(self, optimizer: Hashable) -> Ended:
-        """An optimizer has made a step."""
-        if self._optimizer is None:
+        """An optimizer, or what a weak reference to it refers to, has made a step."""
+        self._others[optimizer] += 1
+        if _is_gone(self._optimizer) or self._others[optimizer] > MOST_OTHER_STEPS:
             self._optimizer = optimizer
+        if optimizer == self._optimizer:
+            self._others.clear()
         if self.source == "prof.step()" or optimizer != self._optimizer:
             return Ended.NO
         before, self.source = self.source, "optimizer"
@@ -91,3 +100,7 @@ class StepCounter:
         self._roots.clear()
         self._trained = False
         return Ended.YES
+
+
+def _is_gone(optimizer: Hashable | None) -> bool:
+    return optimizer is None or (isinstance(optimizer, weakref.ref) and optimizer() is None)

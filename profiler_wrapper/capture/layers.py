@@ -7,6 +7,7 @@ and PEFT put between is left out, so that the same rows come out whatever a mode
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -209,7 +210,8 @@ def _depth_in_block(parent: _Spot, module: nn.Module, is_block: bool) -> int | N
 
 def _never_runs(module: nn.Module) -> bool:
     """Whether a module only holds others: `ModuleList`, `ModuleDict` and whatever else has no forward."""
-    return type(module).forward is nn.Module.forward and "forward" not in module.__dict__
+    forward = inspect.getattr_static(type(module), "forward", None)  # TorchScript's answers to an instance only
+    return forward is nn.Module.forward and "forward" not in module.__dict__
 
 
 def _blocks_in(container: _Spot) -> tuple[str, ...]:

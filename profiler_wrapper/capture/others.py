@@ -15,7 +15,13 @@ import torch
 import torch.autograd.profiler as autograd_profiler
 from torch.profiler import profiler as torch_profiler
 
-_METHODS = ("_prepare_trace", "_start_trace")
+# Where they take it.
+_ENTRANCES = (
+    ("profile", "_prepare_trace"),
+    ("profile", "_start_trace"),
+    ("emit_itt", "__enter__"),
+    ("emit_nvtx", "__enter__"),
+)
 
 
 def profiler_is_on() -> bool:
@@ -45,8 +51,7 @@ class Watch:
 
     def __init__(self, *, is_another: Callable[[object], bool], before_another: Callable[[], None]) -> None:
         self._is_another, self._before_another = is_another, before_another
-        self._originals: dict[str, Any] = {}
-        self._installed: dict[str, Any] = {}
+        self._installed: list[tuple[type, str, Any, Any]] = []  # class, method, the original, ours
         self._active = False
 
     def install(self) -> None:
@@ -54,21 +59,20 @@ class Watch:
         if self._active:
             return
         self._active = True
-        for name in _METHODS:
-            original = autograd_profiler.profile.__dict__.get(name)
+        for class_name, name in _ENTRANCES:
+            owner = getattr(autograd_profiler, class_name, None)
+            original = vars(owner).get(name) if owner is not None else None
             if original is not None:
-                self._originals[name] = original
-                self._installed[name] = self._watched(original)
-                setattr(autograd_profiler.profile, name, self._installed[name])
+                self._installed.append((owner, name, original, self._watched(original)))
+                setattr(owner, name, self._installed[-1][3])
 
     def remove(self) -> None:
         """End watching. Where somebody has replaced the method since, ours stays below it and does nothing."""
         self._active = False
-        for name, installed in self._installed.items():
-            if autograd_profiler.profile.__dict__.get(name) is installed:
-                setattr(autograd_profiler.profile, name, self._originals[name])
+        for owner, name, original, installed in self._installed:
+            if vars(owner).get(name) is installed:
+                setattr(owner, name, original)
         self._installed.clear()
-        self._originals.clear()
 
     def _watched(self, original: Any) -> Any:
         def method(profiler: Any) -> Any:

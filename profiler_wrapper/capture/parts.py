@@ -41,7 +41,9 @@ class FirstCall:
             self._listening = False
             calls.stop_listening(self)
 
-    def open_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def open_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], marked: set[str] | None = None
+    ) -> None:
         """A module is about to be called (see `calls.Listener`)."""
         if self._listening:
             self._module = weakref.ref(module)
@@ -55,8 +57,10 @@ class FirstCall:
 def _gradient_state(module: nn.Module) -> tuple[int, int] | None:
     """Differs after a backward: what the first parameter that learns has as its gradient, and which version of it."""
     for parameter in module.parameters():
-        if parameter.requires_grad:
-            return None if parameter.grad is None else (id(parameter.grad), parameter.grad._version)
+        # A call by `torch.func.functional_call` may bring tensors that are no leaves: torch warns of their gradients.
+        if parameter.requires_grad and parameter.is_leaf:
+            gradient = parameter.grad
+            return None if gradient is None or gradient.is_inference() else (id(gradient), gradient._version)
     return None
 
 

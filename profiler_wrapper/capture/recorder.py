@@ -11,9 +11,10 @@ from typing import Any, Protocol
 from profiler_wrapper.capture.counting import Ended, StepCounter
 from profiler_wrapper.capture.growth import GrowthBound
 from profiler_wrapper.capture.others import profiler_is_on, profiler_is_waiting
+from profiler_wrapper.capture.phases import in_backward
 from profiler_wrapper.capture.session import Session
 from profiler_wrapper.capture.signals import compilations, on_optimizer_step
-from profiler_wrapper.capture.steps import AutoPlan, Decision, Mode, OpenPlan, Plan, StepFacts
+from profiler_wrapper.capture.steps import AutoPlan, Decision, Mode, OpenPlan, Plan, StepFacts, WindowPlan
 from profiler_wrapper.capture.tape import Tape
 from profiler_wrapper.capture.window import Window
 
@@ -79,6 +80,8 @@ class Recorder:
         self._marking = False
         self._steps_hook: Any = None
         self._phases: set[str] = set()
+        self._owes_step = False  # prof.step() was called inside of backward
+        self._calls_elsewhere = False
         self._compilations = 0
         self._over = False
         self._home = (os.getpid(), threading.get_ident())
@@ -92,6 +95,11 @@ class Recorder:
     def at_home(self) -> bool:
         """On the process and thread that started it; forked workers and other threads are not."""
         return self._home == (os.getpid(), threading.get_ident())
+
+    @property
+    def _is_another_thread(self) -> bool:
+        process, thread = self._home
+        return process == os.getpid() and thread != threading.get_ident()
 
     # -- from outside the loop --------------------------------------------------------------------
 
@@ -111,13 +119,21 @@ class Recorder:
         try:
             if not self.at_home:
                 self.note("it was ended on another thread or process than it began on", incomplete=True)
-            elif not self._over:
-                if self.counter.last_step_counts():
-                    self._tape.end_step(self.counter.ended)
-                self._tape.stop()
-                self._close_window()
+            else:
+                self._settle_step()
+                if not self._over:
+                    self._end_loop()
         finally:
             self._take_down()
+
+    def _end_loop(self) -> None:
+        if self.counter.last_step_counts():
+            self._tape.end_step(self.counter.ended)
+        missed = self._plan.missed(self.counter.ended) if isinstance(self._plan, WindowPlan) else None
+        if missed is not None:
+            self.note(f"of the steps asked for, {missed} never came: the block ended after {self.counter.ended} steps")
+        self._tape.stop()
+        self._close_window()
 
     def hold_open(self) -> None:
         """Go on recording after the block: it may be entered again."""
@@ -144,15 +160,30 @@ class Recorder:
 
     def user_step(self) -> None:
         """`prof.step()`."""
-        self._safely("prof.step()", lambda: self._count(self.counter.user_step()))
+        if in_backward():
+            self._owes_step = True
+        else:
+            self._safely("prof.step()", lambda: self._count(self.counter.user_step()))
 
     def optimizer_stepped(self, optimizer: Hashable) -> None:
-        """Some optimizer has made a step."""
-        self._safely("the optimizer's step", lambda: self._count(self.counter.optimizer_step(optimizer)))
+        """Some optimizer has made a step.
+
+        Inside of backward that ends nothing: the engine puts torch's state of a profiler back as it was
+        when backward began, so none may begin or end there. What changed the parameters is seen later.
+        """
+        if not in_backward():
+            self._safely("the optimizer's step", lambda: self._count(self.counter.optimizer_step(optimizer)))
 
     def root_enters(self, call: RootCall, *, updated: bool = False) -> None:
         """A model is about to be called; `updated`: its parameters have changed since the last call."""
+        self._calls_elsewhere |= self._tape.running and self._is_another_thread
+        self._settle_step()
         self._safely("a call of the model", lambda: self._root_enters(call, updated))
+
+    def _settle_step(self) -> None:
+        if self._owes_step and not in_backward():
+            self._owes_step = False
+            self.user_step()
 
     def _root_enters(self, call: RootCall, updated: bool) -> None:
         reason = self._growth.exceeded() if self._tape.running else None
@@ -230,6 +261,9 @@ class Recorder:
 
     def _close_window(self) -> None:
         window = self._tape.take_window()
+        if self._calls_elsewhere:
+            self._calls_elsewhere = False
+            window.warn("the model was called on other threads too: torch.profiler does not record what runs there")
         if isinstance(self._plan, AutoPlan) and self._plan.is_generation:
             window.why_full = "a prefill comes once, and belongs beside the decoding"
         elif isinstance(self._plan, OpenPlan):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -124,7 +125,9 @@ class LayerScopes:
             if module is not None
         )
 
-    def open_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _OpenCall | None:
+    def open_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], marked: set[str] | None = None
+    ) -> _OpenCall | None:
         """A module is about to be called (see `calls.Listener`)."""
         try:
             open_here = self._thread.open
@@ -139,12 +142,11 @@ class LayerScopes:
             if open_here and open_here[-1][0] is target and open_here[-1][1] is not module:
                 return None  # what wraps this module has the mark
             if target.is_root:
-                return self._open_root(entrance, module, args, kwargs)
+                return self._open_root(entrance, module, args, kwargs, marked)
             name = target.name
             if entrance.compiled or module._compiled_call_impl is not None:
                 target.compiled, name = True, target.compiled_name
-            mark = _Range(name)  # anew for each call: one entered twice raises
-            mark.__enter__()
+            mark = _begin_mark(name, marked)
             opened: _OpenCall = (target, module, mark, None)
             open_here.append(opened)
             return opened
@@ -167,7 +169,12 @@ class LayerScopes:
             self._give_up(error)
 
     def _open_root(
-        self, entrance: _Entrance, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        entrance: _Entrance,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        marked: set[str] | None,
     ) -> _OpenCall | None:
         phase = generation_phase(args, kwargs)
         root_call = None
@@ -180,8 +187,7 @@ class LayerScopes:
         target = entrance.target
         compiled = is_compiled(module)
         target.compiled |= compiled
-        mark = _Range(target.root_names[phase, compiled])
-        mark.__enter__()
+        mark = _begin_mark(target.root_names[phase, compiled], marked)
         self._thread.open.append((target, module, mark, root_call))
         return self._thread.open[-1]
 
@@ -274,6 +280,17 @@ class _Entrance:
     def __init__(self, target: _Target, compiled: bool) -> None:
         self.target = target
         self.compiled = compiled
+
+
+def _begin_mark(name: str, marked: set[str] | None) -> Any:
+    """Enter a range; none, if somebody else of us has marked this call with that name already."""
+    if marked is not None:
+        if name in marked:
+            return nullcontext()
+        marked.add(name)
+    mark = _Range(name)  # anew for each call: one entered twice raises
+    mark.__enter__()
+    return mark
 
 
 def _close(opened: _OpenCall) -> None:

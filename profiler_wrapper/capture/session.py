@@ -167,6 +167,10 @@ class Session:
         # A `"` in somebody's annotation: the exporter in Python is slower, but right.
         with contextlib.suppress(SessionLost):
             self._export(path, use_python_export=True)
+            self.problem = (
+                "allocations are missing, since an annotation has a quote in its name: torch's own exporter writes "
+                "that as invalid JSON, and the one in Python leaves allocations out. Rename it and record again"
+            )
         if not is_json(path):
             self.problem = (
                 "an annotation has a quote in its name, and this torch writes that as invalid JSON: "

@@ -17,17 +17,14 @@ is_compiling = torch.compiler.is_compiling
 
 
 def on_optimizer_step(stepped: Callable[[Hashable], None]) -> Any:
-    """Call `stepped` after each step of any optimizer, with what stands for that optimizer.
+    """Call `stepped` after each step of any optimizer, with a weak reference to it.
 
     The handle's `remove()` ends it. Steps that `torch.compile` has compiled are not told: Dynamo finds
     nothing to trace here, and `Updates` sees what they did.
     """
-    # An object of ours stands for it: its id could be given to another one.
-    known: weakref.WeakKeyDictionary[Any, object] = weakref.WeakKeyDictionary()
-
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if not is_compiling():
-            stepped(known.setdefault(optimizer, object()))
+            stepped(weakref.ref(optimizer))
 
     calls._skip(after_step, and_below=True)
     return register_optimizer_step_post_hook(after_step)
@@ -43,7 +40,7 @@ class Updates:
         """By the first parameter that learns; False where another one took its place."""
         before, self._seen = self._seen, None
         for parameter in module.parameters() if module is not None else ():
-            if parameter.requires_grad:
+            if parameter.requires_grad and not parameter.is_inference():
                 self._seen = (id(parameter), parameter._version)
                 break
         if before is None or self._seen is None:

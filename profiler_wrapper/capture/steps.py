@@ -136,6 +136,11 @@ class WindowPlan:
     def restart(self, step: int) -> Mode | None:
         return None
 
+    def missed(self, steps: int) -> str | None:
+        """Which of the steps asked for were not among the first `steps`; None if all were."""
+        left = [(max(window[0], steps), window[-1]) for window in self.windows if window[-1] >= steps]
+        return ", ".join(str(last) if first == last else f"{first}-{last}" for first, last in left) or None
+
     def _mode(self, step: int) -> Mode:
         if any(step in window for window in self.windows):
             return Mode.TIMED

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -17,12 +18,12 @@ from profiler_wrapper.result import ProfileResult, attribute_trace
 
 SCRIPT = Path(__file__).parents[1] / "compiled_training.py"
 STEPS = 2
+PATIENCE_S = 200
 NORMS_IN_SHARED_KERNELS = {"post_attention_layernorm"}  # one kernel with the residual addition before it
 
 
 def train(directory: Path, cache: Path, who: str) -> Path:
     """Run the script with Inductor's cache at `cache`."""
-    directory.mkdir()
     environment = {
         **os.environ,
         "PYTHONPATH": str(SCRIPT.parents[1]),
@@ -30,28 +31,49 @@ def train(directory: Path, cache: Path, who: str) -> Path:
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
+    directory.mkdir(parents=True)
     done = subprocess.run(
         [sys.executable, SCRIPT, directory, who], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+    (directory / "done").touch()
     return directory
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("inductor")
+def train_once(directory: Path, cache: Path) -> Path:
+    """The same, profiled, but not by every worker that runs some of these tests."""
+    try:
+        return train(directory, cache, "us")
+    except FileExistsError:
+        deadline = time.monotonic() + PATIENCE_S
+        while not (directory / "done").exists():
+            assert time.monotonic() < deadline, "the worker that trains never finished"
+            time.sleep(0.1)
+        return directory
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that all workers have in common."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled"
+
+
+@pytest.fixture(scope="module")
+def cache(shared: Path) -> Path:
+    return shared / "inductor"
+
+
+@pytest.fixture(scope="module")
+def trained(shared: Path, cache: Path) -> Path:
     """Runs whose code was compiled there and then."""
-    return train(tmp_path_factory.mktemp("first") / "runs", cache, "us")
+    return train_once(shared / "first", cache)
 
 
 @pytest.fixture(scope="module")
-def trained_again(tmp_path_factory: pytest.TempPathFactory, cache: Path, trained: Path) -> Path:
+def trained_again(shared: Path, cache: Path, trained: Path) -> Path:
     """Runs whose code came from the cache."""
-    return train(tmp_path_factory.mktemp("second") / "runs", cache, "us")
+    return train_once(shared / "second", cache)
 
 
 def rank(runs: Path, name: str) -> Path:

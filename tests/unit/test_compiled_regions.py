@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from profiler_wrapper.analysis import compiled_regions
+from profiler_wrapper.analysis import compiled_graphs, compiled_regions
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.recording.columns import Recording
@@ -147,8 +147,8 @@ def test_other_calls_than_generated_leave_the_block_whole(ops: list[tuple[str, i
         ({"layers": LAYERS, "compiled": {}}, compiled_regions.NOT_REMEMBERED),
         ({"layers": LAYERS, "compiled": {"key": "of the weather"}}, "of the weather"),
         ({"layers": LAYERS, "compiled": {"*": "of torch"}}, "of torch"),
-        ({"layers": LAYERS, "compiled": {"key": {"kernels": [[1, 2]]}}}, compiled_regions.DAMAGED),
-        (run_of(extern("extern_kernels.mm", [9])), compiled_regions.DAMAGED),
+        ({"layers": LAYERS, "compiled": {"key": {"kernels": [[1, 2]]}}}, compiled_graphs.DAMAGED),
+        (run_of(extern("extern_kernels.mm", [9])), compiled_graphs.DAMAGED),
         (run_of(*KERNELS, inside=[["Net#0", "layers.1", MODULES]]), compiled_regions.NO_LAYER_AROUND),
     ],
 )
