@@ -87,6 +87,18 @@ class WindowFiles:
             left_out |= {"trace", "full_trace"}
         return frozenset(FILES) - left_out
 
+    @property
+    def trace_name(self) -> str | None:
+        """The file that the timed trace goes to; None if it is not kept."""
+        if self._directory is None or "trace" not in self.wanted():
+            return None
+        return self._directory.path(FILES["trace"]).name + (".gz" if self._zipped else "")
+
+    @property
+    def _zipped(self) -> bool:
+        chosen = self._options.trace
+        return chosen == "json.gz" or (chosen is None and self._info.world_size > FULL_SET_WORLD_SIZE)
+
     def summary(self) -> str:
         """Where the files are and how big."""
         if not self._written or self._directory is None:
@@ -107,10 +119,7 @@ class WindowFiles:
 
     def _move(self, part: Path, name: str) -> None:
         directory = self._directory_path()
-        zipped = self._options.trace == "json.gz" or (
-            self._options.trace is None and self._info.world_size > FULL_SET_WORLD_SIZE
-        )
-        if not zipped:
+        if not self._zipped:
             self._keep(directory.write_with(name, lambda path: os.replace(part, path)))
             return
         self._keep(directory.write_with(f"{name}.gz", lambda path: _zip(part, path)))

@@ -145,6 +145,7 @@ class Finisher:
         self._notes = []
         run = self._describe_run(main, full, notes, complete=window.complete)
         files = WindowFiles(self._options, self._info, self._run_directory(main), run)
+        run["trace"] = files.trace_name
         try:
             found = attribute_trace(main.path, run=run)
             run["compiled"] = only_called(run["compiled"], found.recording)
@@ -237,7 +238,7 @@ def _full_steps(main: RecordedTrace, full: RecordedTrace | None) -> list[int]:
 def _notes(window: Window, main: RecordedTrace) -> Iterator[str]:
     yield from window.warnings
     if main is window.full:
-        shapes = ", shapes included, which cost about 10 % of a launch-bound step" if main.shapes else ""
-        yield f"the reported times are those of steps recorded in full{shapes}, because {window.why_full}"
+        cost = " with shapes (about +10 % where launch-bound)" if main.shapes else ""
+        yield f"times are of warm-up steps{cost}: {window.why_full}"
     if main.steps == () and not window.warnings:
         yield "no step was recorded from its begin to its end"

@@ -43,6 +43,7 @@ class Profiling:
         self._root_calls = 0
         self._gradients = False  # some call was made with gradients
         self._failed = False  # and that was said
+        self._reported = False  # a window was, be it empty
         self._held = False  # the recording goes on though the block was left
 
     # -- the block --------------------------------------------------------------------------------
@@ -202,12 +203,16 @@ class Profiling:
             finally:
                 self._scopes.detach()
             self._report()
+            if not self._reported:
+                ended = recorder.counter.ended
+                tell(f"nothing was recorded: the block ended after {ended} steps, before those that steps= names")
 
     def _report(self) -> None:
         if self._recorder is None or self.finisher is None:
             return
         while self._recorder.windows:
             window = self._recorder.windows.pop(0)
+            self._reported = True
             for warning in self._scopes.warnings:
                 window.warn(warning)
             if not (window.empty and self._failed):

@@ -94,7 +94,7 @@ def load(path: str | os.PathLike[str]) -> ProfileResult:
     first rank's.
 
     Raises:
-        BrokenTrace: the file is no trace, or the directory holds none.
+        BrokenTrace: the file is no trace, or the directory holds none, or several runs.
         EmptyRecording: no event carries time.
         OSError: it cannot be read.
     """
@@ -104,13 +104,23 @@ def load(path: str | os.PathLike[str]) -> ProfileResult:
     if path.name == RESULT_FILE:
         return as_result(from_dict(_json(path)))
     run_file = path.parent / RUN_FILE
-    return analyse_trace(path, run=_json(run_file) if run_file.is_file() else None)
+    return analyse_trace(path, run=_run_of(run_file) if run_file.is_file() else None)
+
+
+def _run_of(path: Path) -> dict[str, Any]:
+    run = _json(path)
+    layers, compiled = run.get("layers", []), run.get("compiled", {})
+    if not (isinstance(layers, list) and all(isinstance(layer, dict) for layer in layers)):
+        raise BrokenTrace(f"{path}: its layers are not what was written. Delete it, and the trace is read alone.")
+    if not isinstance(compiled, dict):
+        raise BrokenTrace(f"{path}: its compiled is not what was written. Delete it, and the trace is read alone.")
+    return run
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BrokenTrace(f"{path}: not JSON: {error}") from error
     if not isinstance(data, dict):
         raise BrokenTrace(f"{path}: a {type(data).__name__} where an object was expected")
@@ -120,6 +130,10 @@ def _json(path: Path) -> dict[str, Any]:
 def _result_or_trace(directory: Path) -> Path:
     """The result file of a directory, its trace, or those of its first rank."""
     ranks = sorted(directory.glob("**/rank*/"), key=lambda p: (len(p.parts), _rank_number(p.name)))
+    runs = sorted({rank.relative_to(directory).parts[0] for rank in ranks if rank.parent != directory})
+    runs = [run for run in runs if not run.startswith("attempt")]
+    if len(runs) > 1 and not any(directory.glob("rank*/")):
+        raise BrokenTrace(f"{directory}: {len(runs)} runs are in it; name one: {', '.join(runs[:8])}")
     for place in (directory, *ranks):
         if (place / RESULT_FILE).is_file():
             return place / RESULT_FILE

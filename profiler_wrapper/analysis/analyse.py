@@ -43,6 +43,9 @@ from profiler_wrapper.recording.marks import parse_mark
 from profiler_wrapper.recording.nesting import Nesting, crossed, nest
 
 
+_UNEVEN = 1.5  # times the median step
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Attributed:
     """A recording with a place for every event: what all tables and the layer lanes are made from."""
@@ -172,12 +175,13 @@ def tables(found: Attributed, *, run: Mapping[str, Any], track: Sequence[Track] 
     names = [item for item in track if not callable(item)]
     iterations = find_iterations(recording)
     per = iterations if len(iterations) > 1 else found.steps  # the points of the series
-    series = named_series(recording, found.enclosing, charges, per, names)
-    series |= function_series(recording, tree, attribution, charges, per, functions)
+    notes = _notes(found, memory)
+    series = named_series(recording, found.enclosing, charges, per, names, notes)
+    series |= function_series(recording, tree, attribution, charges, per, functions, notes)
     return Analysis(
         time_basis=charges.basis,
         complete=recording.complete and bool(run.get("complete", True)),
-        warnings=(*_strings(run.get("warnings")), *recording.warnings, *found.notes, *_notes(found, memory)),
+        warnings=(*_strings(run.get("warnings")), *recording.warnings, *found.notes, *notes),
         run={name: told for name, told in run.items() if name != "compiled"},  # of use with a trace only
         time=totals(recording, attribution, charges, exposed_total),
         unattributed=unattributed_rows(attribution, charges),
@@ -189,6 +193,16 @@ def tables(found: Attributed, *, run: Mapping[str, Any], track: Sequence[Track] 
         memory=_memory_summary(memory),
         calls=_calls(found, per_call),
     )
+
+
+def _uneven_steps(steps: Steps) -> list[str]:
+    """A warning where steps are so unlike that a mean says little."""
+    spans = (steps.end_ns - steps.start_ns)[steps.end_ns < np.iinfo(np.int64).max]
+    if len(spans) < 3 or spans.max() <= _UNEVEN * np.median(spans):
+        return []
+    slowest = steps.number[int(np.argmax(spans))]
+    times = spans.max() / np.median(spans)
+    return [f"the steps are unlike: step {slowest} took {times:.1f} times the median, so means say little"]
 
 
 def _calls(found: Attributed, memory: CallMemory | None) -> tuple[Any, ...]:
@@ -243,5 +257,6 @@ def _notes(found: Attributed, memory: DeviceMemory | None) -> list[str]:
         notes.append("memory is not available, because the trace has no allocation events (profile_memory=True)")
     elif memory.device == "cpu":
         notes.append("on a CPU, memory counts from the start of the recording, and reserved is not available")
+    notes += _uneven_steps(found.steps)
     notes.append("FLOPs are not available: this version does not count them")
     return notes

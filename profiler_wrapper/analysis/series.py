@@ -39,18 +39,21 @@ def named_series(
     charges: Charges,
     steps: Steps,
     track: Iterable[str | re.Pattern[str]],
+    notes: list[str],
 ) -> dict[str, tuple[float | None, ...]]:
     """Microseconds per step of each tracked name, and of every block that the trace names.
 
     A name is matched exactly; where nothing has it, as a regular expression anywhere in a name (as it
-    stands, if it is none). An event inside another one that matches counts once.
+    stands, if it is none). An event inside another one that matches counts once. A tracked name that
+    nothing has is no number, and `notes` says so.
     """
     spans = recording.spans
     wanted: dict[str, set[int]] = {}
     for item in track:
         pattern = _pattern(item)
         exact = {i for i, name in enumerate(recording.names) if name == item}
-        wanted[item if isinstance(item, str) else item.pattern] = exact or {i for i, name in enumerate(recording.names) if pattern.search(name)}
+        matching = exact or {i for i, name in enumerate(recording.names) if pattern.search(name)}
+        wanted[pattern.pattern if isinstance(item, re.Pattern) else item] = matching
     used = np.unique(spans.name[spans.category == Category.ANNOTATION]).tolist()
     blocks = [i for i in used if is_named_block(recording.names[i])]
     for i in blocks[:_MOST_NAMED_BLOCKS]:
@@ -59,6 +62,10 @@ def named_series(
     count = max(len(steps), 1)
     series: dict[str, tuple[float | None, ...]] = {}
     for name, ids in wanted.items():
+        if not ids:
+            series[name] = (None,) * count
+            notes.append(f"the tracked {name!r} is the name of nothing in the timed trace")
+            continue
         members = _inside(recording, parent, charges, ids)
         spent = np.zeros(count, dtype=np.int64)
         chosen = members & (place >= 0)
@@ -89,10 +96,12 @@ def function_series(
     charges: Charges,
     steps: Steps,
     functions: Iterable[TrackFunction],
+    notes: list[str],
 ) -> dict[str, tuple[float | None, ...]]:
     """Per step, what each function makes of a block's events: series `function[block]`.
 
-    Where the model has no blocks, a root's events are given.
+    Where the model has no blocks, a root's events are given. A function that raises has no number
+    there, and `notes` gets its first reason.
     """
     functions = list(functions)
     if not functions:
@@ -104,8 +113,20 @@ def function_series(
         name = getattr(function, "__name__", type(function).__name__)
         for block in dict.fromkeys(block for block, _ in groups):
             values = [groups.get((block, step)) for step in range(count)]
-            series[f"{name}[{block}]"] = tuple(None if v is None else float(function(v)) for v in values)
+            series[f"{name}[{block}]"] = tuple(_number(function, name, events, notes) for events in values)
     return series
+
+
+def _number(function: TrackFunction, name: str, events: list[LayerEvent] | None, notes: list[str]) -> float | None:
+    if events is None:
+        return None
+    try:
+        return float(function(events))
+    except Exception as error:
+        note = f"the tracked {name} has gaps, because it raised {type(error).__name__}: {error}"
+        if not any(before.startswith(f"the tracked {name} has gaps") for before in notes):
+            notes.append(note)
+        return None
 
 
 def _events_by_block(

@@ -78,8 +78,10 @@ class _All:
     def __init__(self, listeners: tuple[Listener, ...]) -> None:
         self._listeners = listeners
 
-    def open_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object | None:
-        names: set[str] = set()
+    def open_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], marked: set[str] | None = None
+    ) -> object | None:
+        names = set[str]() if marked is None else marked
         opened = [(one, one.open_call(module, args, kwargs, names)) for one in self._listeners]
         return [pair for pair in reversed(opened) if pair[1] is not None] or None
 

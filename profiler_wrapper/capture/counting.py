@@ -29,10 +29,10 @@ class StepCounter:
 
     A step is what `prof.step()` ends. Without it, one step of the first optimizer seen, or of the next one
     once that is no more or has made none for `MOST_OTHER_STEPS` steps of another; of one that tells
-    nobody (compiled, not torch's, or made inside of backward), what changes the parameters between two calls. Without that, one
-    call of the root: when a root is called that was already called in this step, a new one begins. With
-    gradients an optimizer may still come, so such calls are micro-batches until there are
-    `MOST_MICRO_BATCHES` of them.
+    nobody (compiled, not torch's, or made inside of backward), what changes the parameters between two
+    calls. Without that, one call of the root: when a root is called that was already called in this step,
+    a new one begins. With gradients an optimizer may still come, so such calls are micro-batches until
+    there are `MOST_MICRO_BATCHES` of them.
     """
 
     source: Literal["nothing yet", "prof.step()", "optimizer", "updates", "root calls"] = "nothing yet"

@@ -60,7 +60,7 @@ class Watch:
             return
         self._active = True
         for class_name, name in _ENTRANCES:
-            owner = getattr(autograd_profiler, class_name, None)
+            owner: Any = getattr(autograd_profiler, class_name, None)
             original = vars(owner).get(name) if owner is not None else None
             if original is not None:
                 self._installed.append((owner, name, original, self._watched(original)))

@@ -265,9 +265,9 @@ class Recorder:
             self._calls_elsewhere = False
             window.warn("the model was called on other threads too: torch.profiler does not record what runs there")
         if isinstance(self._plan, AutoPlan) and self._plan.is_generation:
-            window.why_full = "a prefill comes once, and belongs beside the decoding"
+            window.why_full = "a prefill comes once"
         elif isinstance(self._plan, OpenPlan):
-            window.why_full = "the block is entered again and again in one session"
+            window.why_full = "the block is entered again and again"
         if not window.empty or window.warnings:
             self.windows.append(window)
 

@@ -22,6 +22,7 @@ def on_optimizer_step(stepped: Callable[[Hashable], None]) -> Any:
     The handle's `remove()` ends it. Steps that `torch.compile` has compiled are not told: Dynamo finds
     nothing to trace here, and `Updates` sees what they did.
     """
+
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if not is_compiling():
             stepped(weakref.ref(optimizer))

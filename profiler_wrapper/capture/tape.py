@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from profiler_wrapper.capture.others import Watch
@@ -123,7 +124,9 @@ class Tape:
         try:
             session.export(path)
         except BaseException:
-            path.unlink(missing_ok=True)
+            for torn in (path, path.with_name(f"{path.name}.tmp")):  # torch writes to the second first
+                with suppress(OSError):
+                    torn.unlink(missing_ok=True)
             raise
         return RecordedTrace(path, tuple(self._steps), session.record_shapes)
 

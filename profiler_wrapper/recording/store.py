@@ -211,7 +211,7 @@ def _parent_start_s() -> float:
 def _attempt(environment: Mapping[str, str]) -> str:
     for variable in _ATTEMPT_VARIABLES:
         count = environment.get(variable, "")
-        if count.isdigit() and int(count) > 0:
+        if count.isdecimal() and int(count) > 0:
             return f"attempt{int(count)}"
     return ""
 

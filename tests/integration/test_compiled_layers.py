@@ -35,8 +35,8 @@ def train(directory: Path, cache: Path, who: str) -> Path:
     done = subprocess.run(
         [sys.executable, SCRIPT, directory, who], env=environment, capture_output=True, text=True, check=False
     )
+    (directory / "done").write_text(str(done.returncode))
     assert done.returncode == 0, done.stderr
-    (directory / "done").touch()
     return directory
 
 
@@ -49,6 +49,7 @@ def train_once(directory: Path, cache: Path) -> Path:
         while not (directory / "done").exists():
             assert time.monotonic() < deadline, "the worker that trains never finished"
             time.sleep(0.1)
+        assert (directory / "done").read_text() in ("", "0"), "it failed in the worker that trains"
         return directory
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.errors import BrokenTrace, EmptyRecording, UnknownLayer
-from profiler_wrapper.result import ProfileResult, as_result, load
+from profiler_wrapper.result import ProfileResult, analyse_trace, as_result, load
 from recordings import Trace
 
 
@@ -112,3 +112,23 @@ def test_a_result_prints_its_layers() -> None:
     assert str(found).isascii()
     assert "layers.0" in found.table()
     assert "layers.0" in found.table(order="model", rows=12, width=80)
+
+
+def test_a_directory_of_several_runs_must_be_narrowed(tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        Trace().op("aten::mm", 0, 5).write(_made(tmp_path / run / "rank0") / "x_trace.json")
+    with pytest.raises(BrokenTrace, match="2 runs are in it; name one: a, b"):
+        load(tmp_path)
+    assert load(tmp_path / "a").time.total_ns == 5
+
+
+def test_what_is_tracked_in_vain_has_no_number(tmp_path: Path) -> None:
+    path = Trace().op("aten::mm", 0, 5).write(tmp_path / "x_trace.json")
+    result = analyse_trace(path, track=["aten::nosuch"])
+    assert result.series == {"aten::nosuch": (None,)}
+    assert any("aten::nosuch" in warning for warning in result.warnings)
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    return directory
