@@ -94,7 +94,7 @@ def analysis_of(
         "layers": tuple(rows),
         "attention": attention,
         "classes": (ClassRow(class_name="gemm", phase="forward", time_ns=total, count=12),),
-        "steps": _steps(rows, total, sum(row.time_ns for row in attention), steps, first_step),
+        "steps": _steps(rows, total, sum(row.time_ns for row in attention), steps, first_step, memory),
         "series": {},
         "memory": {"allocated_bytes": 3 * MIB, "categories": {"params": 2 * MIB}} if memory else {},
         "calls": _calls(layers, rows, steps, first_step) if with_calls and memory else (),
@@ -209,7 +209,9 @@ def _attention(layers: Sequence[Layer]) -> tuple[AttentionRow, ...]:
     )
 
 
-def _steps(rows: Sequence[LayerRow], total_ns: int, attention_ns: int, steps: int, first: int) -> tuple[StepRow, ...]:
+def _steps(
+    rows: Sequence[LayerRow], total_ns: int, attention_ns: int, steps: int, first: int, memory: bool
+) -> tuple[StepRow, ...]:
     phases: dict[str, int] = {}
     for row in rows:
         phases[row.phase] = phases.get(row.phase, 0) + row.self_time_ns
@@ -222,7 +224,7 @@ def _steps(rows: Sequence[LayerRow], total_ns: int, attention_ns: int, steps: in
             span_ns=round(share * (1.2 + 0.01 * i)),
             phases_ns={phase: time_ns // steps for phase, time_ns in phases.items()},
             attention_ns=attention_ns // steps,
-            peak_bytes=3 * MIB,
+            peak_bytes=3 * MIB if memory else None,
         )
         for i, share in enumerate(shares)
     )

@@ -12,6 +12,7 @@ from profiler_wrapper.reports.folding import number_ranges
 from profiler_wrapper.reports.text import clean, shorten
 
 _LONGEST_NAME = 36
+_OUTSIDE_STEPS = 0.01  # a larger share of the time is said to be in no step
 
 
 def machine(analysis: Analysis) -> str:
@@ -38,9 +39,22 @@ def step_numbers(analysis: Analysis) -> list[int]:
 def step_count(analysis: Analysis) -> int:
     """What sums over the timed trace are divided by to give one step.
 
-    1 where no step has a number, and in generation, whose steps are not alike: one prefill, many decodes.
+    1 where no step has a number, where much time is in no step, and in generation, whose steps are
+    not alike: one prefill, many decodes.
     """
-    return 1 if generates(analysis) else max(1, len(step_numbers(analysis)))
+    return max(1, len(step_numbers(analysis))) if has_like_steps(analysis) else 1
+
+
+def has_like_steps(analysis: Analysis) -> bool:
+    """Whether a mean over the steps says something of each of them."""
+    return bool(step_numbers(analysis)) and not generates(analysis) and not outside_steps_ns(analysis)
+
+
+def outside_steps_ns(analysis: Analysis) -> int:
+    """Time that belongs to no step, where there are steps; 0 where it is a trifle."""
+    outside = sum(row.time_ns for row in analysis.steps if row.step is None)
+    much = step_numbers(analysis) and outside > _OUTSIDE_STEPS * analysis.time.total_ns
+    return outside if much else 0
 
 
 def generates(analysis: Analysis) -> bool:
@@ -59,7 +73,7 @@ def steps_in_words(analysis: Analysis) -> str:
 
 def per_step(analysis: Analysis) -> str:
     """`"per step"`, or `"in all"` where `step_count` is 1 whatever the steps."""
-    return "per step" if step_numbers(analysis) and not generates(analysis) else "in all"
+    return "per step" if has_like_steps(analysis) else "in all"
 
 
 def coverage_percent(analysis: Analysis) -> str:
@@ -91,12 +105,13 @@ def title_parts(analysis: Analysis, *, unicode: bool = False) -> list[str]:
     """What was measured, and how the steps went: the most telling first."""
     model = shorten(clean(root_names(analysis), unicode=unicode), _LONGEST_NAME)
     where = shorten(clean(machine(analysis), unicode=unicode), _LONGEST_NAME)
-    total_ms = analysis.time.total_ns / step_count(analysis) / 1e6
+    total_ms, outside_ns = analysis.time.total_ns / step_count(analysis) / 1e6, outside_steps_ns(analysis)
     parts = [
         f"{model} on {where}" if model else where,
         rank_in_words(analysis),
         steps_in_words(analysis),
         f"{'device' if analysis.time_basis == 'device' else 'CPU'} time {total_ms:.3f} ms {per_step(analysis)}",
+        f"{outside_ns / 1e6:.3f} ms in no step" if outside_ns else "",
         "" if analysis.complete else "INCOMPLETE",
         f"{coverage_percent(analysis)} % attributed",
         *_course(analysis),

@@ -7,15 +7,25 @@ from typing import Any
 
 from profiler_wrapper.analysis.model import PHASES, Analysis, LayerRow
 from profiler_wrapper.reports.describe import per_step, step_count, title_parts
+from profiler_wrapper.reports.followed import followed
 from profiler_wrapper.reports.table_rows import outside_label
-from profiler_wrapper.reports.text import clean, grid
+from profiler_wrapper.reports.text import clean, grid, shorten
 from profiler_wrapper.units import mebibytes, milliseconds, percent
 
 Cell = Callable[[LayerRow], str]
 
+_LONGEST_KERNELS = 60
+_MEMORY_LABELS = {
+    "device": "device",
+    "allocated_bytes": "allocated at the end",
+    "reserved_bytes": "reserved at the end",
+    "peak.allocated_bytes": "highest allocated",
+    "peak.reserved_bytes": "highest reserved",
+}
+
 
 def full_table(analysis: Analysis) -> str:
-    """Every layer and phase, then attention, classes, steps, tracked series, memory and warnings.
+    """Every layer and phase, then attention, classes, steps, what is followed by name, memory and warnings.
 
     Times are ms per step (sums over the timed trace divided by its steps), but in the table of the
     steps; sizes MiB.
@@ -26,7 +36,7 @@ def full_table(analysis: Analysis) -> str:
         _section(f"Attention: ms {per_step(analysis)}", attention_section(analysis)),
         _section(f"Classes: ms {per_step(analysis)}", class_section(analysis)),
         _section("Steps: ms", step_section(analysis)),
-        _section("Tracked, per step: us, or what the function gave", series_section(analysis)),
+        _section("Followed by name: ms in each step or entry; of a function what it gave", series_section(analysis)),
         _section("Memory: MiB", memory_section(analysis)),
         _section("Warnings", "\n".join(clean(warning) for warning in analysis.warnings)),
     ]
@@ -78,7 +88,7 @@ def _layer_columns(analysis: Analysis) -> list[tuple[str, Cell]]:
         ("self", time("self_time_ns")),
         ("time", time("time_ns")),
         ("share %", lambda row: percent(row.time_ns, total_ns)),
-        ("CPU", time("cpu_time_ns")),
+        *([] if analysis.time_basis == "cpu" else [("CPU", time("cpu_time_ns"))]),
         ("attention", lambda row: _per_step_ms(row.attention_ns or None, steps)),
         ("communication", lambda row: _per_step_ms(row.communication_ns or None, steps)),
         ("exposed", lambda row: _per_step_ms(row.exposed_communication_ns or None, steps)),
@@ -100,7 +110,7 @@ def _known(value: Any, text: Callable[[Any], str]) -> str:
 
 
 def _per_step_ms(time_ns: int | None, steps: int) -> str:
-    return "" if time_ns is None else f"{time_ns / steps / 1e6:.6f}"
+    return "" if time_ns is None else f"{time_ns / steps / 1e6:.3f}"
 
 
 def _giga(flops: int) -> str:
@@ -118,11 +128,13 @@ def attention_section(analysis: Analysis) -> str:
             row.phase,
             clean(row.backend),
             _per_step_ms(row.time_ns, steps),
-            " " + clean(", ".join(row.kernels)),
+            shorten(clean(", ".join(row.kernels)), _LONGEST_KERNELS),
         ]
         for row in rows
     ]
-    return grid(("layer", "phase", "backend", "time", "kernels"), drawn, left_columns=3) if drawn else ""
+    return (
+        grid(("layer", "phase", "backend", "time", "kernels"), drawn, left_columns=3, left_last=True) if drawn else ""
+    )
 
 
 def class_section(analysis: Analysis) -> str:
@@ -160,29 +172,38 @@ def step_section(analysis: Analysis) -> str:
 
 
 def series_section(analysis: Analysis) -> str:
-    """The tracked series, one row each."""
+    """What is followed by name, one line each."""
     rows = (
-        (name, ["-" if value is None else f"{value:.6g}" for value in values])
-        for name, values in analysis.series.items()
+        (one.name, ["-" if value is None else one.text(value) for value in one.values]) for one in followed(analysis)
     )
     return "\n".join(f"{clean(name)}: {' '.join(values)}" for name, values in rows)
 
 
 def memory_section(analysis: Analysis) -> str:
     """What is known of the whole device's memory, one value a line."""
-    return "\n".join(f"{name}: {text}" for name, text in _flat(analysis.memory))
+    lines = ((_memory_label(name), _memory_text(value)) for name, value in _flat(analysis.memory))
+    return "\n".join(f"{label}: {text}" for label, text in lines if label)
 
 
-def _flat(values: Mapping[str, Any], above: str = "") -> Sequence[tuple[str, str]]:
-    lines: list[tuple[str, str]] = []
+def _flat(values: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
+    """The values that are known, with the names of all that holds them: `peak.allocated_bytes`."""
+    found: list[tuple[str, Any]] = []
     for name, value in values.items():
-        full = clean(f"{above}{name}")
         if isinstance(value, Mapping):
-            lines += _flat(value, f"{full}.")
-        elif value is None:
-            lines.append((full, "not available"))
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and not full.endswith("_ns"):
-            lines.append((full.replace("_bytes", ""), f"{mebibytes(value)} MiB"))
-        else:
-            lines.append((full, clean(str(value))))
-    return lines
+            found += _flat(value, f"{above}{name}.")
+        elif value is not None:
+            found.append((f"{above}{name}", value))
+    return found
+
+
+def _memory_label(name: str) -> str:
+    """What a value is called; `""` for a moment, which says nothing without the trace."""
+    if name.endswith("_ns"):
+        return ""
+    words = name.removesuffix("_bytes").replace("categories.", "of it ").replace("_", " ").replace(".", ", ")
+    return _MEMORY_LABELS.get(name, clean(words))
+
+
+def _memory_text(value: Any) -> str:
+    is_size = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f"{mebibytes(value)} MiB" if is_size else clean(str(value))

@@ -93,7 +93,7 @@ def table_rows(analysis: Analysis, *, most: int, order: Order = "cost") -> Table
     """
     steps = _Steps(step_count(analysis))
     few = max(1, (most - 6) // 5)
-    outside = _merged(_outside_rows(analysis, steps), few, "(other work outside layers)")
+    outside = _merged(_outside_rows(analysis, steps), few, "other work outside layers")
     unattributed = _merged(_unattributed_rows(analysis, steps), few, "(unattributed) other reasons")
     totals = layer_totals(analysis)
     shown, rest = choose(
@@ -132,7 +132,6 @@ def _median_row(one: Shown[TableRow], steps: _Steps) -> TableRow:
         attention_ns=median(row.attention_ns for row in rows),
         calls=_median(row.calls for row in rows),
         retained_bytes=_median(row.retained_bytes for row in rows),
-        peak_bytes=_median(row.peak_bytes for row in rows),
         range_ns=(min(totals), max(totals)),
     )
 
@@ -230,7 +229,7 @@ def _merged(rows: list[TableRow], most: int, label: str) -> list[TableRow]:
     """At most `most` rows: the last ones in one."""
     if len(rows) <= most:
         return rows
-    merged = _sum_row(rows[0].kind, f"{label} ({len(rows) - most + 1})", rows[most - 1 :])
+    merged = _sum_row(rows[0].kind, f"{label} ({len(rows) - most + 1} rows)", rows[most - 1 :])
     return [*rows[: most - 1], merged]
 
 
@@ -267,5 +266,13 @@ def _total_row(analysis: Analysis, steps: _Steps, totals: Sequence[LayerTotal]) 
         total_ns=steps.of(analysis.time.total_ns),
         attention_ns=steps.of(sum(row.time_ns for row in analysis.attention)),
         retained_bytes=_known_sum(root.retained_bytes for root in roots),
-        peak_bytes=max((root.peak_bytes for root in roots if root.peak_bytes is not None), default=None),
+        peak_bytes=_overall_peak(analysis, roots),
     )
+
+
+def _overall_peak(analysis: Analysis, roots: Sequence[LayerTotal]) -> float | None:
+    """The highest allocated at any time, in layers and outside."""
+    peak = analysis.memory.get("peak")
+    whole = peak.get("allocated_bytes") if isinstance(peak, Mapping) else None
+    known = [whole, *(row.peak_bytes for row in analysis.steps), *(root.peak_bytes for root in roots)]
+    return max((size for size in known if isinstance(size, (int, float))), default=None)

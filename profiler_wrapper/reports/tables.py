@@ -9,6 +9,7 @@ from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.choosing import Order
 from profiler_wrapper.reports.describe import per_step, title_parts
+from profiler_wrapper.reports.followed import followed_lines
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.table_rows import TableRow, table_rows
 from profiler_wrapper.reports.text import cells, clean, left, shorten, wrap
@@ -22,6 +23,7 @@ _NAME_WIDTH = 24  # below this, columns give way to names
 _DEEPEST_INDENT = 6
 _TITLE_LINES = 2
 _WARNING_LINES = 3
+_FOLLOWED_LINES = 3
 _PHASE_COLUMNS = ("forward", "prefill", "decode", "backward", "recompute", "other")
 _LARGEST_PLAIN = 1e11  # beyond, a number is written with an exponent
 
@@ -42,7 +44,8 @@ def console_table(
 
     At most `rows` lines and `width` columns in all; ASCII unless `unicode`; no colour codes. Rows
     without indentation add up to TOTAL. A row such as `layers.{0..31}` holds all 32; `median` below
-    it is one of them, with the least and the most total. Names are shortened, numbers never.
+    it is one of them, with the least and the most total. Below TOTAL, and no part of it, stands what
+    is followed by name. Names are shortened, numbers never.
 
     Raises:
         WrongUse: `rows` or `width` is too small for any table, or `order` is neither of the two.
@@ -53,12 +56,13 @@ def console_table(
         raise WrongUse(f"order={order!r}: give 'cost' or 'model'.")
     head = _joined(title_parts(analysis, unicode=unicode), width)
     tail = _warning_lines(analysis, rows, width, unicode)
-    most = rows - len(head) - 2 - len(tail)  # 2: the heading and its units
+    followed = followed_lines(analysis, most=_FOLLOWED_LINES if rows >= 20 else 1, width=width, unicode=unicode)
+    most = rows - len(head) - 2 - len(followed) - len(tail)  # 2: the heading and its units
     table = table_rows(analysis, most=most, order=order)
     if table.hidden_layers:
         table = table_rows(analysis, most=most - 1, order=order)
         tail.insert(0, f"({table.hidden_layers} smaller layers not shown; result.table() has them all)")
-    return "\n".join([*head, *_draw(table.rows, analysis, width, unicode), *tail])
+    return "\n".join([*head, *_draw(table.rows, analysis, width, unicode), *followed, *tail])
 
 
 def _joined(parts: Sequence[str], width: int) -> list[str]:

@@ -80,10 +80,12 @@ def wrap(text: str, width: int, lines: int, *, ellipsis: str = "...") -> list[st
     return wrapped
 
 
-def grid(header: Sequence[str], rows: Sequence[Sequence[str]], *, left_columns: int = 1) -> str:
+def grid(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, left_columns: int = 1, left_last: bool = False
+) -> str:
     """A plain table: the first `left_columns` columns to the left, numbers to the right, two spaces between.
 
-    Columns without any text are left out.
+    Columns without any text are left out. With `left_last` the last column is to the left too.
     """
     used = [i for i in range(len(header)) if any(row[i] for row in rows)]
     lines = [[header[i] for i in used], *([row[i] for i in used] for row in rows)]
@@ -92,7 +94,9 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]], *, left_columns: 
 
     def draw(line: Sequence[str]) -> str:
         drawn = (
-            left(text, width) if used[k] < left_columns else " " * (width - cells(text)) + text
+            left(text, width)
+            if used[k] < left_columns or (left_last and used[k] == len(header) - 1)
+            else " " * (width - cells(text)) + text
             for k, (text, width) in enumerate(zip(line, widths, strict=True))
         )
         return "  ".join(drawn).rstrip()
