@@ -28,9 +28,11 @@ FONT_SIZE = 10
 _LABEL_IN = 0.155  # the width that one label standing upright takes
 _MANY, _NUMBERS_IN = 60, 0.5  # among more layers, numbers stand further apart
 _LONGEST_LABEL = 26
+_LEAST_BESIDE = 0.035  # of the axis: room for the number of a bar beside the layers
 _MESSAGE_LETTERS, _MESSAGE_LINES = 90, 6
 _LETTERS_PER_IN = 8.2  # of a figure's title
 _STEPS = (1, 2, 5)
+_FEW = 60  # up to here lines carry large marks
 
 # Okabe and Ito, "Color Universal Design" (2008): told apart with any colour vision.
 PHASE_COLORS: Mapping[str, str] = {
@@ -83,10 +85,10 @@ def own_style() -> Iterator[None]:
 
 def say(path: str | os.PathLike[str], title: str, message: str) -> None:
     """A picture that says why there is nothing to draw."""
-    figure = new_figure(0, height_in=3.0)
-    head(figure, title)
     wrapped = "\n".join(textwrap.fill(line, _MESSAGE_LETTERS) for line in message.split("\n")[:_MESSAGE_LINES])
-    figure.text(0.5, 0.45, literal(wrapped), ha="center", va="center", fontsize=FONT_SIZE + 1)
+    figure = new_figure(0, height_in=1.0 + 0.25 * (wrapped.count("\n") + 1))
+    head(figure, title)
+    figure.text(0.5, 0.4, literal(wrapped), ha="center", va="center", fontsize=FONT_SIZE + 1)
     save(figure, path)
 
 
@@ -145,14 +147,28 @@ def legend_above(axes: Axes, title: str) -> None:
     axes.set_title(literal(title), loc="left", fontsize=FONT_SIZE + 1, fontweight="bold", pad=8 + 16 * rows)
 
 
-def name_layers(axes: Axes, layers: Sequence[str], width_in: float) -> None:
-    """Names below the bars 0, 1, ...: of each first in a row of like layers, then numbers, as many as fit."""
+def mark_size(points: int) -> float:
+    """The size of the marks on a line of so many."""
+    return 4.5 if points <= _FEW else 2.5
+
+
+def name_layers(axes: Axes, layers: Sequence[str], width_in: float, *, beside: Sequence[str] = ()) -> list[float]:
+    """Names below the bars 0, 1, ...: of each first in a row of like layers, then numbers, as many as fit.
+
+    Returns where the bars of those `beside` the layers go, at the right.
+    """
     room_in = width_in - 1.3
     per_label = len(layers) / max(2, int(room_in / _LABEL_IN))
     per_number = len(layers) * _NUMBERS_IN / room_in if len(layers) > _MANY else per_label
     positions, texts = layer_ticks(layers, apart=math.ceil(per_label), numbers_apart=math.ceil(per_number))
-    axes.set_xticks(positions, [literal(text) for text in texts], rotation=90, fontsize=FONT_SIZE - 2)
-    axes.set_xlim(-0.8, len(layers) - 0.2)
+    apart = max(1.0, _LEAST_BESIDE * len(layers))
+    places = [len(layers) - 0.5 + apart * (i + 1) for i in range(len(beside))]
+    kept = [(at, text) for at, text in zip(positions, texts, strict=True) if not places or places[0] - at >= per_label]
+    ticks = [*kept, *zip(places, beside, strict=True)]
+    labels = [literal(text) for _, text in ticks]
+    axes.set_xticks([at for at, _ in ticks], labels, rotation=90, fontsize=FONT_SIZE - 2)
+    axes.set_xlim(-0.8, (places[-1] + 0.5 * apart if places else len(layers) - 0.5) + 0.3)
+    return places
 
 
 def layer_ticks(layers: Sequence[str], *, apart: int, numbers_apart: int) -> tuple[list[int], list[str]]:

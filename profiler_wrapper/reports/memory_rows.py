@@ -30,6 +30,7 @@ class MemoryCourse:
 
     points: list[MemoryPoint]
     step: int | None  # the step they are of
+    why_step: str = ""  # and why of that one
     means: bool = False  # means over all calls, in model order
     passes: bool = False  # a point is one pass through all layers: there are too many calls for one each
 
@@ -42,13 +43,13 @@ def memory_course(analysis: Analysis, bars: Sequence[LayerBar]) -> MemoryCourse:
     """
     shown = {bar.layer for bar in bars}
     known = [call for call in analysis.calls if call.layer in shown and call.exit_allocated_bytes is not None]
-    step = _typical_step(analysis, {call.step for call in known})
+    step, why = _typical_step(analysis, {call.step for call in known})
     calls = sorted((call for call in known if step is None or call.step == step), key=lambda call: call.start_ns)
     points = [point for call in calls if (point := _point(call))]
     if len(points) > _MOST_POINTS:
-        return MemoryCourse(_passes(points), step, passes=True)
+        return MemoryCourse(_passes(points), step, why, passes=True)
     if points:
-        return MemoryCourse(points, step)
+        return MemoryCourse(points, step, why)
     means = [
         MemoryPoint(bar.layer, "forward", bar.entry_mib, bar.exit_mib, bar.reserved_mib, bar.peak_mib)
         for bar in bars
@@ -82,11 +83,13 @@ def _pass(number: int, points: Sequence[MemoryPoint]) -> MemoryPoint:
     )
 
 
-def _typical_step(analysis: Analysis, known: Collection[int | None]) -> int | None:
-    """The step of the middle time among those in `known`; None if none is."""
+def _typical_step(analysis: Analysis, known: Collection[int | None]) -> tuple[int | None, str]:
+    """The step of the middle time among those in `known`, None if none is; and why that one."""
     rows = [row for row in analysis.steps if row.step is not None and row.step in known]
     rows.sort(key=lambda row: row.time_ns)
-    return rows[len(rows) // 2].step if rows else None
+    if not rows:
+        return None, ""
+    return rows[len(rows) // 2].step, "the only one" if len(rows) == 1 else f"of median time among {len(rows)}"
 
 
 def _point(call: LayerCall) -> MemoryPoint | None:

@@ -7,30 +7,31 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from profiler_wrapper.analysis.model import PHASES, Analysis
+from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports import figures
-from profiler_wrapper.reports.describe import machine, per_step, rank_in_words, root_names, step_count, steps_in_words
+from profiler_wrapper.reports.describe import generates, machine, per_step, rank_in_words, root_names
+from profiler_wrapper.reports.followed import followed
 from profiler_wrapper.reports.memory_rows import MemoryCourse, memory_course, why_no_memory
-from profiler_wrapper.reports.plot_rows import (
-    Averages,
-    LayerBar,
-    StepLines,
-    averages,
-    layer_bars,
-    step_lines,
-)
+from profiler_wrapper.reports.plot_rows import Averages, LayerBar, averages, layer_bars, step_lines
 from profiler_wrapper.reports.text import shorten
+from profiler_wrapper.reports.time_panels import (
+    draw_followed,
+    draw_layers,
+    draw_one_step,
+    draw_steps,
+    draw_unlike_steps,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_TRACKED = 10
-_FEW = 60  # up to here lines carry a mark at each point
+_MOST_FOLLOWED = 10
+_BACKWARD = ("backward", "recompute")
 
 
 @figures.own_style()
 def draw_time(analysis: Analysis, path: str | os.PathLike[str]) -> None:
-    """Writes a PNG: time by layer (phases stacked, attention as a line), by step, and the tracked series.
+    """Writes a PNG: time by layer (phases stacked, attention as a line), by step, and what is followed by name.
 
     Below stand the average time of a block, that of its attention and their ratio.
     """
@@ -39,16 +40,20 @@ def draw_time(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     if not bars or not analysis.time.total_ns:
         figures.say(path, title, _why_no_time(analysis))
         return
-    lines, tracked = step_lines(analysis), _tracked(analysis)
-    panels = 1 + bool(lines.steps) + bool(tracked)
-    figure = figures.new_figure(len(bars), height_in=2.2 + 2.9 * panels)
-    axes = figure.subplots(panels, 1, squeeze=False, height_ratios=[1.5, 1, 1][:panels])[:, 0]
+    lines = step_lines(analysis)
+    known = [one for one in followed(analysis) if one.known]
+    # Times and the values of functions have no axis in common.
+    groups = [group for is_time in (True, False) if (group := [one for one in known if one.is_time == is_time])]
+    panels = 1 + bool(lines.steps) + len(groups)
+    figure = figures.new_figure(len(bars), height_in=min(11.9, 2.2 + 2.9 * panels))
+    axes = figure.subplots(panels, 1, squeeze=False, height_ratios=[1.5, 1, 1, 1][:panels])[:, 0]
     figures.head(figure, title)
-    _draw_layers(axes[0], analysis, bars, figure.get_figwidth())
+    draw_layers(axes[0], analysis, bars, figure.get_figwidth())
     if lines.steps:
-        (_draw_one_step if len(lines.steps) == 1 else _draw_steps)(axes[1], lines)
-    if tracked:
-        _draw_tracked(axes[-1], tracked, lines.steps)
+        one_step, unlike = len(lines.steps) == 1, generates(analysis)
+        (draw_one_step if one_step else draw_unlike_steps if unlike else draw_steps)(axes[1], lines)
+    for panel, group in zip(axes[panels - len(groups) :], groups, strict=True):
+        draw_followed(panel, group[:_MOST_FOLLOWED], lines.steps)
     figure.supxlabel(figures.literal(caption(analysis, bars)), fontsize=figures.FONT_SIZE)
     figures.save(figure, path)
 
@@ -69,7 +74,7 @@ def draw_memory(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     figures.head(figure, title)
     _draw_course(axes[0], course, figure.get_figwidth())
     if retained:
-        _draw_retained(axes[1], retained, figure.get_figwidth())
+        _draw_retained(axes[1], retained, figure.get_figwidth(), _why_retained(analysis))
     if notes := _memory_notes(analysis, course):
         figure.supxlabel(figures.literal(notes), fontsize=figures.FONT_SIZE)
     figures.save(figure, path)
@@ -94,14 +99,12 @@ def _why_no_time(analysis: Analysis) -> str:
 
 
 def caption(analysis: Analysis, bars: Sequence[LayerBar]) -> str:
-    """The three numbers of the seed, what they are over, and what the bars leave out."""
+    """The three numbers of the seed, and what they are over."""
     numbers = averages(analysis, bars)
     if numbers is None:
         return ""
-    outside = analysis.time.total_ns / step_count(analysis) / 1e6 - sum(bar.time_ms for bar in bars)
     over = (
-        f"per {numbers.what} (mean of {numbers.layers}), {per_step(analysis)}, all phases; "
-        f"{_attention_note(numbers)}; beside the bars: {max(0.0, outside):.3f} ms"
+        f"per {numbers.what} (mean of {numbers.layers}), {per_step(analysis)}, all phases; {_attention_note(numbers)}"
     )
     return f"{'     '.join(_three_numbers(numbers))}\n{over}"
 
@@ -111,7 +114,8 @@ def _three_numbers(numbers: Averages) -> list[str]:
     if numbers.flash or numbers.others:
         name = "FA" if numbers.flash else "Attention"
         texts.append(f"{name} Average Time: {numbers.attention_ms:.3f} ms")
-        texts.append(f"{name} / Average Time Ratio: {numbers.ratio:.3f}")
+        if numbers.what == "block":  # a ratio over layers that are not alike says nothing
+            texts.append(f"{name} / Average Time Ratio: {numbers.ratio:.3f}")
     return texts
 
 
@@ -120,91 +124,6 @@ def _attention_note(numbers: Averages) -> str:
     if flash:
         return f"FA: attention by {flash}" + (f", without {others}" if others else "")
     return f"no FA: attention is {others}" if others else "no attention kernel seen"
-
-
-def _draw_layers(axes: Axes, analysis: Analysis, bars: Sequence[LayerBar], width_in: float) -> None:
-    """Stacked bars by phase, and over them a line of attention for each backend."""
-    figures.prepare(axes, ylabel=f"ms {per_step(analysis)}")
-    positions = list(range(len(bars)))
-    bottom = [0.0] * len(bars)
-    for phase in PHASES:
-        heights = [bar.times_ms.get(phase, 0.0) for bar in bars]
-        if not any(heights):
-            continue
-        axes.bar(positions, heights, 0.8, bottom, color=figures.PHASE_COLORS[phase], label=phase.replace("_", " "))
-        bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
-    backends = list(dict.fromkeys(backend for bar in bars for backend in bar.attention_ms))
-    for color, backend in zip(figures.ATTENTION_COLORS * (len(backends) // 6 + 1), backends, strict=False):
-        heights = [bar.attention_ms.get(backend, math.nan) for bar in bars]
-        axes.plot(positions, heights, "-o", color=color, markersize=_mark_size(len(bars)), linewidth=1.4,
-                  label=figures.literal(f"attention: {backend}"))  # fmt: skip
-    figures.name_layers(axes, [bar.layer for bar in bars], width_in)
-    axes.set_ylim(0, max(bottom) * 1.05 or 1)
-    figures.legend_above(axes, f"Layers, mean of {steps_in_words(analysis)}")
-
-
-def _mark_size(points: int) -> float:
-    return 4.5 if points <= _FEW else 2.5
-
-
-def _draw_one_step(axes: Axes, lines: StepLines) -> None:
-    """A bar per phase, one for attention and one for the whole step."""
-    times = {phase.replace("_", " "): times[0] for phase, times in lines.phases_ms.items()}
-    times |= {"attention": lines.attention_ms[0]} if any(lines.attention_ms) else {}
-    colors = [figures.PHASE_COLORS[phase] for phase in lines.phases_ms] + [figures.INK] * (
-        len(times) - len(lines.phases_ms)
-    )
-    figures.prepare(axes, ylabel="")
-    bars = axes.barh([*times, "all"], [*times.values(), lines.total_ms[0]], 0.7, color=[*colors, "#666666"])
-    axes.bar_label(bars, fmt="%.3f ms", padding=4, fontsize=figures.FONT_SIZE - 1)
-    axes.grid(visible=False)
-    axes.margins(x=0.1)
-    axes.invert_yaxis()
-    axes.set_xlabel("ms", fontsize=figures.FONT_SIZE)
-    figures.legend_above(axes, f"Step {lines.steps[0]}")
-
-
-def _draw_steps(axes: Axes, lines: StepLines) -> None:
-    """A line per phase, one for attention and one for the whole step."""
-    from matplotlib.ticker import MaxNLocator
-
-    figures.prepare(axes, ylabel="ms")
-    size = _mark_size(len(lines.steps))
-    axes.plot(lines.steps, lines.total_ms, "-s", color="#666666", markersize=size, linewidth=1.6, label="all")
-    for phase, times in lines.phases_ms.items():
-        style = "--v" if phase == "accumulate_grad" else "-o"
-        axes.plot(lines.steps, times, style, color=figures.PHASE_COLORS[phase], markersize=size,
-                  label=phase.replace("_", " "))  # fmt: skip
-    if any(lines.attention_ms):
-        axes.plot(lines.steps, lines.attention_ms, ":D", color=figures.INK, markersize=size, label="attention")
-    figures.from_zero(axes)
-    axes.set_xlabel("step", fontsize=figures.FONT_SIZE)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.margins(x=0.03)
-    figures.legend_above(axes, "Steps")
-
-
-def _tracked(analysis: Analysis) -> dict[str, tuple[float | None, ...]]:
-    """The tracked series that have any value."""
-    known = {name: values for name, values in analysis.series.items() if any(v is not None for v in values)}
-    return dict(list(known.items())[:_MOST_TRACKED])
-
-
-def _draw_tracked(axes: Axes, tracked: dict[str, tuple[float | None, ...]], steps: Sequence[int]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    figures.prepare(axes, ylabel="us, or own unit")
-    by_step = all(len(values) == len(steps) for values in tracked.values())
-    colors = [*figures.PHASE_COLORS.values(), *figures.ATTENTION_COLORS]
-    for i, (name, values) in enumerate(tracked.items()):
-        heights = [math.nan if value is None else value for value in values]
-        places = steps if by_step else range(len(heights))
-        axes.plot(places, heights, ("-o", "--s", ":D")[i % 3], color=colors[(i * 3) % len(colors)],
-                  markersize=_mark_size(len(heights)), label=figures.literal(shorten(name, 40)))  # fmt: skip
-    figures.from_zero(axes)
-    axes.set_xlabel("step" if by_step else "iteration", fontsize=figures.FONT_SIZE)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    figures.legend_above(axes, "Tracked names")
 
 
 def _draw_course(axes: Axes, course: MemoryCourse, width_in: float) -> None:
@@ -225,11 +144,11 @@ def _draw_course(axes: Axes, course: MemoryCourse, width_in: float) -> None:
     peak = [math.nan if point.peak_mib is None else point.peak_mib for point in points]
     reserved = [math.nan if point.reserved_mib is None else point.reserved_mib for point in points]
     if not all(map(math.isnan, peak)):
-        axes.plot(positions, peak, "v", color="#D55E00", markersize=_mark_size(len(points)), label="peak inside")
+        axes.plot(positions, peak, "v", color="#D55E00", markersize=figures.mark_size(len(points)), label="peak inside")
     if not all(map(math.isnan, reserved)):
         axes.plot(positions, reserved, "--", color="#666666", drawstyle="steps-mid", label="reserved")
     figures.name_layers(axes, [point.layer for point in points], width_in)
-    step = "" if course.step is None else f" of step {course.step}"
+    step = "" if course.step is None else f", step {course.step} ({course.why_step})"
     when = "means over all calls, in model order" if course.means else "in the order of the calls"
     where = "pass through the layers" if course.passes else "layer"
     figures.legend_above(axes, f"Memory at each {where}{step}, {when}")
@@ -255,10 +174,16 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _draw_retained(axes: Axes, bars: Sequence[LayerBar], width_in: float) -> None:
+def _draw_retained(axes: Axes, bars: Sequence[LayerBar], width_in: float, why: str) -> None:
     figures.prepare(axes, ylabel="MiB per call")
     heights = [bar.retained_mib or 0.0 for bar in bars]
     axes.bar(range(len(bars)), heights, 0.8, color=figures.PHASE_COLORS["forward"])
     axes.set_ylim(0, max(heights) * 1.05 or 1)
     figures.name_layers(axes, [bar.layer for bar in bars], width_in)
-    figures.legend_above(axes, "Retained: allocated in the layer and kept for backward, mean per call")
+    figures.legend_above(axes, f"Retained: allocated in the layer and {why}, mean per call")
+
+
+def _why_retained(analysis: Analysis) -> str:
+    if any(row.phase in _BACKWARD for row in analysis.layers):
+        return "kept for backward"
+    return "alive after the forward (outputs, caches)"

@@ -154,3 +154,11 @@ def test_left_on_another_thread(case: Case, tmp_path: Path) -> None:
     if torch._C._autograd._profiler_enabled():  # nobody else can end it there
         torch.autograd._disable_profiler()
     assert prof.result is None or not prof.result.complete
+
+
+def test_what_only_emits_ranges_starts_inside_ours(case: Case, tmp_path: Path) -> None:
+    with nothing_left(case), profiler(case, tmp_path) as prof:
+        models.train(case, steps=1)
+        with torch.autograd.profiler.emit_itt():
+            models.train(case, steps=1)
+    assert any("another torch profiler took over" in warning for warning in result_of(prof).warnings)

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 import models
 import profiler_wrapper as pw
@@ -109,3 +110,21 @@ def test_a_directory_that_vanishes_meanwhile(case: Case, tmp_path: Path) -> None
             shutil.rmtree(tmp_path)
             models.train(case, steps=3)
     assert prof.result is None or not prof.result.complete or prof.result.run["timed_steps"]
+
+
+def test_an_export_that_the_disk_cut_leaves_nothing_behind(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(self: object, path: str, **options: bool) -> None:
+        Path(f"{path}.tmp").write_text('{"traceEvents": [')
+
+    monkeypatch.setattr(session._KinetoProfile, "export_chrome_trace", cut)
+    with pytest.warns(pw.ProfilerWrapperWarning, match="is the disk full"), profiler(case, tmp_path):
+        models.train(case, steps=3)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["run.json"]
+
+
+def test_a_quote_in_an_annotation_costs_the_allocations_and_that_is_said(case: Case, tmp_path: Path) -> None:
+    with profiler(case, tmp_path) as prof, torch.profiler.record_function('a "quoted" name'):
+        models.train(case, steps=1)
+    assert any("has a quote in its name" in warning for warning in result_of(prof).warnings)

@@ -54,6 +54,10 @@ def test_prefixes(tmp_path: Path) -> None:
         ({"track": 3}, "3"),
         ({"activities": ()}, "activities"),
         ({"is_st": "yes"}, "'yes'"),
+        ({"files": None}, "files=None"),
+        ({"output_dir": 3}, "output_dir=3"),
+        ({"run_name": 5}, "run_name=5"),
+        ({"rank": -1}, "rank=-1"),
     ],
 )
 def test_wrong_use_is_said_at_once(options: dict[str, Any], found: str) -> None:

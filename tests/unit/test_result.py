@@ -132,3 +132,11 @@ def test_what_is_tracked_in_vain_has_no_number(tmp_path: Path) -> None:
 def _made(directory: Path) -> Path:
     directory.mkdir(parents=True)
     return directory
+
+
+@pytest.mark.parametrize("run", ['{"layers": 5}', '{"layers": [3]}', '{"compiled": [1]}', "[" * 100_000])
+def test_a_description_of_something_else_names_itself(tmp_path: Path, run: str) -> None:
+    trace().write(tmp_path / "x_trace.json")
+    (tmp_path / "run.json").write_text(run)
+    with pytest.raises(BrokenTrace, match=r"run\.json"):
+        load(tmp_path / "x_trace.json")

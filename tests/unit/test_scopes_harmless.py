@@ -154,3 +154,15 @@ def test_a_module_added_while_attached_belongs_to_the_layer_above(tape: Tape, at
     model.layers.append(Block())
     model(X)
     assert tape.entered == [".", "layers.0", "layers.0.norm", "layers.0.linear"]
+
+
+def test_somebody_puts_the_original_call_back_while_ours_is_in_place(tape: Tape, attach: Any) -> None:
+    model = Net(1)
+    one = attach(model)
+    nn.Module.__call__ = PLAIN_CALL  # type: ignore[method-assign]
+    one.detach()
+    one.attach()
+    model(X)
+    assert tape.events.count("+.") == 1
+    one.detach()
+    assert nn.Module.__call__ is PLAIN_CALL

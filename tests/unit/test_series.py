@@ -75,3 +75,12 @@ def test_a_block_that_rests_in_a_step_has_no_value_there() -> None:
         return len(events)
 
     assert series(trace, count)["count[h.1]"] == (None, 1.0)
+
+
+def test_a_function_that_raises_has_no_value_and_is_named() -> None:
+    def fails(events: Sequence[LayerEvent]) -> float:
+        raise ValueError("mine")
+
+    found = analyse(two_steps().recording(), track=[fails, "kernel("])
+    assert set(found.series["fails[h.0]"]) == {None}
+    assert sum("ValueError: mine" in warning for warning in found.warnings) == 1

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from profiler_wrapper.capture.counting import MOST_MICRO_BATCHES, Ended, StepCounter
+from profiler_wrapper.capture.counting import MOST_MICRO_BATCHES, MOST_OTHER_STEPS, Ended, StepCounter
 from profiler_wrapper.capture.steps import (
     AutoPlan,
     Mode,
     OpenPlan,
     Plan,
     StepFacts,
+    WindowPlan,
     describe_steps,
     make_plan,
     parse_windows,
@@ -242,3 +243,24 @@ def test_what_follows_the_last_step_is_no_step() -> None:
 def test_steps_in_words() -> None:
     assert describe_steps([3, 4, 5, 9, 11, 12]) == "3-5, 9, 11-12"
     assert describe_steps([]) == "none"
+
+
+def test_an_optimizer_takes_over_from_one_that_steps_no_more() -> None:
+    loop = Loop()
+    loop.optimizer("first")
+    ended = [loop.optimizer("second") for _ in range(MOST_OTHER_STEPS + 2)]
+    assert ended == [Ended.NO] * MOST_OTHER_STEPS + [Ended.YES] * 2
+
+
+def test_many_optimizers_in_turn_are_one_step() -> None:
+    loop = Loop()
+    for _ in range(3):
+        for number in range(2 * MOST_OTHER_STEPS):
+            loop.optimizer(str(number))
+    assert loop.counter.ended == 3
+
+
+def test_windows_that_were_not_reached() -> None:
+    plan = make_plan("3-6,20")
+    assert isinstance(plan, WindowPlan)
+    assert [plan.missed(steps) for steps in (0, 5, 7, 21)] == ["3-6, 20", "5-6, 20", "20", None]

@@ -1,0 +1,152 @@
+"""Loops that are not the usual forward, backward, step: nothing changes, and what is missing is said."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import models
+import profiler_wrapper as pw
+from models import Case
+from profiler_wrapper import finishing
+from profiling import directory_of, profiler, result_of
+from unchanged import nothing_left
+
+
+@pytest.fixture
+def case() -> Case:
+    return models.build("llama")
+
+
+def forward_calls(prof: pw.ProfilerWrapper, layer: str) -> int | None:
+    return next(row.calls for row in result_of(prof).rows(layer) if row.phase == "forward")
+
+
+def train_with_an_optimizer_in_backward(case: Case, steps: int) -> list[float]:
+    optimizers = {parameter: torch.optim.SGD([parameter], 0.01) for parameter in case.model.parameters()}
+
+    def update(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()  # type: ignore[index]
+        optimizers[parameter].zero_grad()  # type: ignore[index]
+
+    hooks = [parameter.register_post_accumulate_grad_hook(update) for parameter in case.model.parameters()]
+    losses = []
+    for step in range(steps):
+        loss = case.loss(case.model, case.batch(step))
+        loss.backward()
+        losses.append(float(loss.detach()))
+    for hook in hooks:
+        hook.remove()
+    return losses
+
+
+def test_an_optimizer_that_steps_inside_of_backward(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plain = train_with_an_optimizer_in_backward(models.build("llama"), 8)
+    torch.manual_seed(0)
+    case = models.build("llama")
+    with nothing_left(case), profiler(case, tmp_path) as prof:
+        assert train_with_an_optimizer_in_backward(case, 8) == plain
+    assert result_of(prof).run["timed_steps"] == [2, 3, 4]
+    assert forward_calls(prof, "model.layers.0") == 3
+
+
+def test_a_step_said_inside_of_backward_ends_when_backward_has(case: Case, tmp_path: Path) -> None:
+    with nothing_left(case), profiler(case, tmp_path) as prof:
+        for step in range(8):
+            loss = case.loss(case.model, case.batch(step))
+            loss.register_hook(lambda gradient: prof.step())
+            loss.backward()
+    assert result_of(prof).run["timed_steps"] == [2, 3, 4]
+
+
+def test_a_new_optimizer_takes_over_from_one_that_is_no_more(case: Case, tmp_path: Path) -> None:
+    with profiler(case, tmp_path) as prof:
+        for _ in range(4):
+            models.train(case, steps=2)
+    assert result_of(prof).run["timed_steps"] == [2, 3, 4]
+
+
+def test_calls_on_other_threads_are_said_to_be_missing(case: Case, tmp_path: Path) -> None:
+    with profiler(case, tmp_path) as prof:
+        thread = threading.Thread(target=lambda: case.loss(case.model, case.batch(0)))
+        thread.start()
+        thread.join()
+        models.train(case, steps=2)
+    assert any("on other threads" in warning for warning in result_of(prof).warnings)
+
+
+@pytest.mark.parametrize("steps", [0, 4])
+def test_a_block_without_any_op_leaves_no_file_behind(tmp_path: Path, steps: int) -> None:
+    with pytest.warns(pw.ProfilerWrapperWarning, match="no op of torch ran"), profiler(None, tmp_path) as prof:
+        for _ in range(steps):
+            prof.step()
+    assert prof.result is None
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["run.json"]
+
+
+def test_steps_that_never_came_are_named(case: Case, tmp_path: Path) -> None:
+    with (
+        pytest.warns(pw.ProfilerWrapperWarning, match="20-22, 500 never came: the block ended after 2 steps"),
+        profiler(case, tmp_path, steps="20-22,500") as prof,
+    ):
+        models.train(case, steps=2)
+    assert prof.result is None
+    with profiler(case, tmp_path, steps="1-9") as prof:
+        models.train(case, steps=3)
+    assert any("3-9 never came" in warning for warning in result_of(prof).warnings)
+
+
+def test_parameters_that_are_no_leaves_draw_no_warning_of_torchs(case: Case, tmp_path: Path) -> None:
+    plain = dict(case.model.named_parameters())
+    with warnings.catch_warnings(), profiler(case, tmp_path):
+        warnings.simplefilter("error", UserWarning)
+        doubled = {name: parameter * 1.0 for name, parameter in plain.items()}
+        torch.func.functional_call(case.model, doubled, (), case.batch(0)).loss.backward()
+
+
+def test_a_model_made_in_inference_mode(tmp_path: Path) -> None:
+    with torch.inference_mode():
+        case = models.build("llama")
+        with profiler(case, tmp_path) as prof:
+            for step in range(6):
+                case.loss(case.model, case.batch(step))
+    assert forward_calls(prof, "model.layers.1") == 3
+
+
+def test_a_scripted_model(tmp_path: Path) -> None:
+    model = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    with pw.ProfilerWrapper(model, output_dir=tmp_path, files="result", enable_print_summary=False) as prof:
+        model(torch.ones(1, 4))
+    assert any(row.phase == "forward" and row.time_ns for row in result_of(prof).layers)
+
+
+@pytest.mark.parametrize("marked_before", [True, False])
+def test_marks_of_the_users_beside_ours_count_no_call_twice(case: Case, tmp_path: Path, marked_before: bool) -> None:
+    before = pw.mark() if marked_before else None
+    with profiler(case, tmp_path) as prof:
+        inside = None if marked_before else pw.mark(case.model)
+        models.train(case, steps=6)
+        if inside is not None:
+            inside.remove()
+    if before is not None:
+        before.remove()
+    assert forward_calls(prof, "model.layers.0.mlp") == 3
+
+
+def test_ctrl_c_in_our_analysis_keeps_the_traces(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(finishing, "tables", interrupted)
+    prof = profiler(case, tmp_path)
+    with nothing_left(case), pytest.raises(KeyboardInterrupt), prof:
+        models.train(case, steps=3)
+    names = {path.name for path in directory_of(prof).iterdir()}
+    assert names == {"profile_trace.json", "profile_full_trace.json", "run.json"}
