@@ -9,6 +9,7 @@ from profiler_wrapper import __version__
 from profiler_wrapper.capture.layers import find_roots
 from profiler_wrapper.capture.others import profiler_is_on, profiler_is_waiting
 from profiler_wrapper.capture.parts import FirstCall, is_part
+from profiler_wrapper.capture.phases import in_backward
 from profiler_wrapper.capture.recorder import Recorder
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
@@ -38,6 +39,7 @@ class Profiling:
         self._first_call = FirstCall()
         self._updates = Updates()
         self._only_marks = False
+        self._told_of_another = False
         self._depth = 0
         self._entries = 0
         self._root_calls = 0
@@ -80,6 +82,9 @@ class Profiling:
         self._safely("writing the reports of", self._report)
 
     def _enter(self) -> None:
+        going_on = self._held and self._recorder is not None and not self._recorder.over
+        if in_backward() and not going_on:
+            return  # a recomputation; the engine would take away a session that began here
         entry = self._entries
         self._entries += 1
         if not self._takes_part():
@@ -103,6 +108,9 @@ class Profiling:
         if recorder is None:
             return
         recorder.end_entry()
+        if in_backward():
+            self._leave_in_backward(recorder, error)
+            return
         if error is not None:
             recorder.note(f"the block was left by {type(error).__name__}", incomplete=True)
         elif self._held and not recorder.over:
@@ -112,6 +120,14 @@ class Profiling:
             self._hold()
             return
         self._finish()
+
+    def _leave_in_backward(self, recorder: Recorder, error: BaseException | None) -> None:
+        """The engine would bring back a session that ended here, so it goes on until it can end."""
+        if error is not None and type(error).__name__ != "_StopRecomputationError":  # how checkpointing ends early
+            recorder.note(f"the block was left by {type(error).__name__}", incomplete=True)
+        if not self._held and not recorder.over:
+            recorder.hold_open()
+            self._hold()
 
     def _takes_part(self) -> bool:
         if self._options.off:
@@ -164,6 +180,9 @@ class Profiling:
         if not marked:
             self._only_marks = True
             self._scopes.attach()
+        if self._told_of_another:
+            return
+        self._told_of_another = True
         tell(
             "another torch profiler is on, and torch runs one at a time: this ProfilerWrapper records nothing "
             "of its own and has no result. The layers are marked in the other one's trace."

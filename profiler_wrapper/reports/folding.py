@@ -211,13 +211,13 @@ def _fold(label: str, entries: Sequence[tuple[str, LayerTotal]], *, below_fold: 
     )
 
 
-def split_number(name: str) -> tuple[str, int | None]:
+def split_number(name: str, *, left_open: str = _OPEN) -> tuple[str, int | None]:
     """A name with its last number left open, and that number: equal for `layers.3` and `layers.4` but for it."""
     matches = list(_NUMBER.finditer(name))
     if not matches:
         return name, None
     last = matches[-1]
-    return name[: last.start()] + _OPEN + name[last.end() :], int(last.group())
+    return name[: last.start()] + left_open + name[last.end() :], int(last.group())
 
 
 def _pattern(name: str) -> str:

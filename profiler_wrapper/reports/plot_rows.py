@@ -38,11 +38,12 @@ class Averages:
     """What stands under the time plot, in ms per layer and step."""
 
     layers: int  # how many the averages are over
-    what: str  # "block" or "layer"
+    what: str  # "block", "block of layers.*" where there are others, or "layer"
     average_ms: float
     attention_ms: float  # of FlashAttention where there is any, else of all attention
     flash: tuple[str, ...]  # backends that are FlashAttention
     others: tuple[str, ...]  # the other backends of attention
+    alike: bool  # over blocks that are alike: then their ratio says something
 
     @property
     def ratio(self) -> float:
@@ -163,21 +164,26 @@ def _attention_by_layer(
 
 
 def averages(analysis: Analysis, bars: Sequence[LayerBar]) -> Averages | None:
-    """The seed's three numbers over the blocks, or over all layers where there are no blocks."""
-    blocks = [bar for bar in bars if bar.block]
-    over = blocks or list(bars)
-    if not over:
+    """The seed's three numbers over the dearest blocks that are alike, or over all layers where there are no blocks."""
+    groups: dict[str, list[LayerBar]] = defaultdict(list)
+    for bar in bars:
+        if bar.block:
+            groups[split_number(bar.layer, left_open="*")[0]].append(bar)
+    if not bars:
         return None
+    dearest = max(groups, key=lambda name: sum(bar.time_ms for bar in groups[name]), default=None)
+    over = list(bars) if dearest is None else groups[dearest]
     backends = list(attention_backends(analysis))
     flash = tuple(backend for backend in backends if _is_flash(analysis, backend))
     counted = flash or backends
     return Averages(
         layers=len(over),
-        what="block" if blocks else "layer",
+        what="layer" if dearest is None else f"block of {dearest}" if len(groups) > 1 else "block",
         average_ms=sum(bar.time_ms for bar in over) / len(over),
         attention_ms=sum(bar.attention_ms.get(backend, 0.0) for bar in over for backend in counted) / len(over),
         flash=flash,
         others=tuple(backend for backend in backends if backend not in flash),
+        alike=dearest is not None,
     )
 
 

@@ -74,7 +74,7 @@ def draw_memory(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     figures.head(figure, title)
     _draw_course(axes[0], course, figure.get_figwidth())
     if retained:
-        _draw_retained(axes[1], retained, figure.get_figwidth(), _why_retained(analysis))
+        _draw_retained(axes[1], retained, figure.get_figwidth(), why_retained(analysis))
     if notes := _memory_notes(analysis, course):
         figure.supxlabel(figures.literal(notes), fontsize=figures.FONT_SIZE)
     figures.save(figure, path)
@@ -103,9 +103,8 @@ def caption(analysis: Analysis, bars: Sequence[LayerBar]) -> str:
     numbers = averages(analysis, bars)
     if numbers is None:
         return ""
-    over = (
-        f"per {numbers.what} (mean of {numbers.layers}), {per_step(analysis)}, all phases; {_attention_note(numbers)}"
-    )
+    what = f"per {shorten(numbers.what, 60)} (mean of {numbers.layers})"
+    over = f"{what}, {per_step(analysis)}, all phases; {_attention_note(numbers)}"
     return f"{'     '.join(_three_numbers(numbers))}\n{over}"
 
 
@@ -114,7 +113,7 @@ def _three_numbers(numbers: Averages) -> list[str]:
     if numbers.flash or numbers.others:
         name = "FA" if numbers.flash else "Attention"
         texts.append(f"{name} Average Time: {numbers.attention_ms:.3f} ms")
-        if numbers.what == "block":  # a ratio over layers that are not alike says nothing
+        if numbers.alike:  # a ratio over layers that are not alike says nothing
             texts.append(f"{name} / Average Time Ratio: {numbers.ratio:.3f}")
     return texts
 
@@ -183,7 +182,8 @@ def _draw_retained(axes: Axes, bars: Sequence[LayerBar], width_in: float, why: s
     figures.legend_above(axes, f"Retained: allocated in the layer and {why}, mean per call")
 
 
-def _why_retained(analysis: Analysis) -> str:
+def why_retained(analysis: Analysis) -> str:
+    """What memory that layers retain is for."""
     if any(row.phase in _BACKWARD for row in analysis.layers):
         return "kept for backward"
     return "alive after the forward (outputs, caches)"

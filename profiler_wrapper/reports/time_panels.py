@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from profiler_wrapper.analysis.model import PHASES, Analysis
 from profiler_wrapper.reports import figures
-from profiler_wrapper.reports.describe import has_like_steps, per_step, step_numbers, steps_in_words
+from profiler_wrapper.reports.describe import has_like_steps, outside_steps_ns, per_step, step_numbers, steps_in_words
 from profiler_wrapper.reports.followed import Followed
 from profiler_wrapper.reports.plot_rows import LayerBar, StepLines, rest_bars
 from profiler_wrapper.reports.text import shorten
@@ -61,7 +61,9 @@ def _over(analysis: Analysis) -> str:
     steps = step_numbers(analysis)
     if has_like_steps(analysis):
         return f"Layers, step {steps[0]}" if len(steps) == 1 else f"Layers, mean of {steps_in_words(analysis)}"
-    return f"Layers, all of the trace, with {steps_in_words(analysis)}" if steps else "Layers, all of the trace"
+    outside_ns = outside_steps_ns(analysis)
+    outside = f" and {outside_ns / 1e6:.3f} ms in no step" if outside_ns else ""
+    return f"Layers, sum of {steps_in_words(analysis)}{outside}"
 
 
 def draw_one_step(axes: Axes, lines: StepLines) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import models
@@ -150,3 +151,39 @@ def test_ctrl_c_in_our_analysis_keeps_the_traces(case: Case, tmp_path: Path, mon
         models.train(case, steps=3)
     names = {path.name for path in directory_of(prof).iterdir()}
     assert names == {"profile_trace.json", "profile_full_trace.json", "run.json"}
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_with_inside_of_what_is_checkpointed(tmp_path: Path, reentrant: bool) -> None:
+    blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3))
+    optimizer = torch.optim.SGD(blocks.parameters(), 0.1)
+    case = Case("blocks", blocks, lambda seed: {}, lambda model, batch: torch.zeros(()), "")
+    prof = pw.ProfilerWrapper(output_dir=tmp_path, files="result", enable_print_summary=False)
+
+    def called(block: nn.Module, hidden: torch.Tensor) -> Any:
+        with prof:
+            return block(hidden)
+
+    with nothing_left(case):
+        for _ in range(3):
+            hidden = torch.ones(2, 8, requires_grad=True)
+            for block in blocks:
+                hidden = torch.utils.checkpoint.checkpoint(called, block, hidden, use_reentrant=reentrant)
+            hidden.sum().backward()
+            optimizer.step()
+        prof.leave()
+    result = result_of(prof)
+    assert result.complete
+    calls = {(row.phase, row.calls) for row in result.layers if row.kind == "block" or row.class_name == "Sequential"}
+    assert {("forward", 3), ("recompute", 3)} <= calls
+
+
+def test_a_block_left_inside_of_backward(case: Case, tmp_path: Path) -> None:
+    prof = profiler(case, tmp_path)
+    with nothing_left(case):
+        prof.__enter__()
+        loss = case.loss(case.model, case.batch(0))
+        loss.register_hook(lambda gradient: prof.__exit__(None, None, None))
+        loss.backward()
+        prof.leave()
+    assert any(row.phase == "backward" and row.time_ns for row in result_of(prof).layers)

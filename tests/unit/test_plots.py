@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.model import Analysis, Phase
 from profiler_wrapper.reports.figures import DPI, layer_ticks
 from profiler_wrapper.reports.memory_rows import memory_course
-from profiler_wrapper.reports.plot_rows import averages, layer_bars, short_names, step_lines
-from profiler_wrapper.reports.plots import caption, draw_memory, draw_time
+from profiler_wrapper.reports.plot_rows import StepLines, averages, layer_bars, rest_bars, short_names, step_lines
+from profiler_wrapper.reports.plots import caption, draw_memory, draw_time, why_retained
+from profiler_wrapper.reports.time_panels import draw_unlike_steps
 from sample_results import Layer, analysis_of, llama
 
 
@@ -40,11 +42,17 @@ def test_bars_are_ms_per_step() -> None:
 
 
 def test_bars_and_what_is_beside_them_are_the_total() -> None:
-    analysis = llama(3)
-    bars = sum(bar.time_ms for bar in layer_bars(analysis))
-    # root 5, model 4 us forward and twice that backward, optimizer 90 us
-    assert analysis.time.total_ns / 3e6 - bars == pytest.approx(0.117)
-    assert "beside the bars: 0.117 ms" in caption(analysis, layer_bars(analysis))
+    analysis = llama(3, unattributed_us={"no forward link": 30.0})
+    bars = layer_bars(analysis)
+    rest = rest_bars(analysis, bars)
+    # other: root 5, model 4 us forward and twice that backward, and 10 us a step that have no layer
+    assert rest == pytest.approx({"optimizer": 0.090, "other": 0.037})
+    assert sum(bar.time_ms for bar in bars) + sum(rest.values()) == pytest.approx(analysis.time.total_ns / 3e6)
+
+
+def test_nothing_beside_the_layers_is_no_bar() -> None:
+    analysis = analysis_of([Layer("M", "M"), Layer("M.a", "A", "block", {"forward": 5.0})])
+    assert rest_bars(analysis, layer_bars(analysis)) == {}
 
 
 def test_without_blocks_the_first_layers_that_are_several() -> None:
@@ -76,6 +84,25 @@ def test_caption_has_the_words_of_the_seed() -> None:
     analysis = llama(4)
     text = caption(analysis, layer_bars(analysis))
     assert "Average Time: 0.939 ms     FA Average Time: 0.300 ms     FA / Average Time Ratio: 0.319" in text
+
+
+def test_averages_are_over_blocks_that_are_alike() -> None:
+    layers = [Layer("M", "M")]
+    layers += [Layer(f"encoder.{i}", "E", "block", {"forward": 1000.0}) for i in range(6)]
+    layers += [Layer(f"decoder.{i}", "D", "block", {"forward": 4000.0}, "flash") for i in range(3)]
+    analysis = analysis_of(layers)
+    text = caption(analysis, layer_bars(analysis))
+    assert "Average Time: 4.000 ms" in text
+    assert "per block of decoder.* (mean of 3)" in text
+
+
+def test_layers_that_are_not_alike_have_no_ratio() -> None:
+    layers = [Layer("M", "M"), Layer("a", "A", self_us={"forward": 1000.0}, attention="flash"), Layer("b", "B")]
+    analysis = analysis_of(layers)
+    text = caption(analysis, layer_bars(analysis))
+    assert "FA Average Time: 0.500 ms" in text
+    assert "per layer (mean of 2)" in text
+    assert "Ratio" not in text
 
 
 def test_caption_names_the_backend_where_it_is_not_flash() -> None:
@@ -117,6 +144,7 @@ def test_memory_course_is_one_typical_step_in_time_order() -> None:
     course = memory_course(analysis, layer_bars(analysis))
     assert not course.means
     assert course.step in (2, 3, 4)
+    assert course.why_step == "of median time among 3"
     assert [(point.layer, point.entry_mib, point.exit_mib) for point in course.points] == [
         ("model.embed_tokens", 1000, 1008),
         ("model.layers.0", 1008, 1062),
@@ -131,6 +159,12 @@ def test_memory_course_without_calls_is_the_means() -> None:
     course = memory_course(analysis, layer_bars(analysis))
     assert course.means
     assert len(course.points) == 5
+
+
+def test_the_only_step_is_named_so() -> None:
+    analysis = llama(2, steps=1)
+    course = memory_course(analysis, layer_bars(analysis))
+    assert (course.step, course.why_step) == (2, "the only one")
 
 
 def test_many_calls_are_one_point_a_pass() -> None:
@@ -181,6 +215,8 @@ def test_fewer_labels_where_there_is_none() -> None:
 CASES = {
     "one_layer": llama(1, steps=1),
     "small": llama(2, series={"aten::mm": (1.0, None, 2.0)}),
+    "followed": llama(2, series={"aten::mm": (1.0, None, 2.0), "ratio[model.layers.0]": (0.5, 0.4, None)}),
+    "much_beside": llama(2, outside_us={"optimizer": 90000.0, "other": 9.0}),
     "n12": llama(12, recompute=True, odd=5),
     "n126": llama(126, steps=12),
     "inference": llama(12, phases=("prefill", "decode"), outside_us={}),
@@ -203,7 +239,7 @@ def test_a_picture_comes_out(name: str, draw: object, tmp_path: Path) -> None:
         image.load()
         width, height = image.size
     assert 10 * DPI <= width <= 22 * DPI
-    assert 3 * DPI <= height <= 12 * DPI
+    assert height <= 12 * DPI
     assert image.format == "PNG"
 
 
@@ -214,6 +250,41 @@ def test_more_layers_make_a_wider_picture(tmp_path: Path) -> None:
         with Image.open(tmp_path / "plot.png") as image:
             widths.append(image.size[0])
     assert widths == [round(10 * DPI), pytest.approx((3.5 + 0.14 * 129) * DPI, abs=1)]
+
+
+def test_what_only_gives_a_reason_is_a_small_picture(tmp_path: Path) -> None:
+    heights = []
+    for memory in (True, False):
+        draw_memory(llama(2, memory=memory), tmp_path / "plot.png")
+        with Image.open(tmp_path / "plot.png") as image:
+            heights.append(image.size[1])
+    assert heights[1] < heights[0] / 3
+
+
+def test_steps_of_a_generation_are_marks_without_zeros() -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    lines = StepLines(
+        steps=(1, 2, 3),
+        total_ms=(5.0, 1.0, 1.0),
+        phases_ms={"prefill": (5.0, 0.0, 0.0), "decode": (0.0, 1.0, 1.0)},
+        attention_ms=(0.0, 0.0, 0.0),
+    )
+    draw_unlike_steps(axes, lines)
+    drawn = {line.get_label(): (line.get_linestyle(), list(line.get_ydata())) for line in axes.lines}
+    assert drawn == {
+        "prefill": ("None", pytest.approx([5.0, math.nan, math.nan], nan_ok=True)),
+        "decode": ("None", pytest.approx([math.nan, 1.0, 1.0], nan_ok=True)),
+    }
+    assert axes.get_title(loc="left") == "3 steps in all"
+
+
+@pytest.mark.parametrize(
+    ("phases", "why"), [(("forward",), "alive after the forward"), (("forward", "backward"), "kept")]
+)
+def test_retained_is_for_backward_only_where_there_is_one(phases: tuple[Phase, ...], why: str) -> None:
+    assert why_retained(llama(2, phases=phases)).startswith(why)
 
 
 def test_says_why_there_is_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

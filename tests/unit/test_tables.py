@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.model import Analysis, Phase
+from profiler_wrapper.analysis.model import Analysis, Phase, StepRow
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.folding import Tree, layer_totals, number_ranges, odd_ones, outliers
 from profiler_wrapper.reports.table_rows import TableRow, table_rows
@@ -90,6 +90,62 @@ def test_rows_without_indentation_add_up_to_the_total() -> None:
     assert total.total_ns == pytest.approx(analysis.time.total_ns / 3)
     for column in ("forward", "backward"):
         assert total.times_ns[column] == pytest.approx(sum(row.times_ns.get(column, 0) for row in top))
+
+
+def outside_steps(analysis: Analysis, time_ns: int) -> Analysis:
+    """`analysis` with so much time in no step, and that much less in its steps."""
+    inside = [replace(row, time_ns=row.time_ns - time_ns // len(analysis.steps)) for row in analysis.steps]
+    return replace(analysis, steps=(*inside, StepRow(step=None, time_ns=time_ns, span_ns=None)))
+
+
+def test_with_much_time_in_no_step_times_are_in_all() -> None:
+    analysis = llama(4, steps=3)  # 13.176 ms
+    text = console_table(outside_steps(analysis, 3_000_000))
+    assert "device time 13.176 ms in all" in text
+    assert "3.000 ms in no step" in text
+    assert "per step" not in text
+    trifle = console_table(outside_steps(analysis, 120_000))
+    assert "device time 4.392 ms per step" in trifle
+    assert "in no step" not in trifle
+
+
+def test_the_total_has_the_overall_peak_and_the_median_none() -> None:
+    memory = {"peak": {"allocated_bytes": 5000 * 2**20}}
+    rows = table_rows(llama(4, memory=True), most=20).rows
+    assert rows[-1].peak_bytes == 1390 * 2**20
+    rows = table_rows(replace(llama(4), memory=memory), most=20).rows
+    assert rows[-1].peak_bytes == 5000 * 2**20
+    assert next(row for row in rows if row.kind == "median").peak_bytes is None
+    steps = tuple(replace(row, peak_bytes=(4000 + i) * 2**20) for i, row in enumerate(llama(4).steps))
+    assert table_rows(replace(llama(4), steps=steps), most=20).rows[-1].peak_bytes == 4002 * 2**20
+
+
+def test_what_is_followed_stands_below_the_total_and_is_no_part_of_it() -> None:
+    series = {
+        "vae": (200.0, 250.0, 300.0),
+        "ratio[model.layers.0]": (0.25, None, 0.75),
+        "aten::(mm|addmm)[x]": (1000.0, 2000.0),
+        "fourth": (1.0, 1.0, 1.0),
+        "nothing has it": (None, None, None),
+        "model.norm": (1.0, 1.0, 1.0),
+    }
+    lines = console_table(llama(4, series=series)).split("\n")
+    below = next(i for i, line in enumerate(lines) if line.startswith("TOTAL")) + 1
+    assert lines[below:] == [
+        "followed: vae 0.250 ms per step",
+        "followed: ratio[model.layers.0] 0.5 per step",
+        "followed: aten::(mm|addmm)[x] 1.500 ms per entry (1 more in the log)",
+    ]
+    assert lines[:below] == console_table(llama(4)).split("\n")
+    low = console_table(llama(4, series=series), rows=12).split("\n")
+    assert len(low) <= 12
+    assert "followed: vae 0.250 ms per step (3 more in the log)" in low
+
+
+def test_rows_in_one_are_counted() -> None:
+    outside: dict[Phase, float] = {"optimizer": 50.0, "other": 40.0, "backward": 30.0, "forward": 20.0}
+    labels = [row.label for row in table_rows(llama(4, outside_us=outside), most=12).rows]
+    assert "other work outside layers (4 rows)" in labels
 
 
 def test_many_roots_still_add_up() -> None:
@@ -236,10 +292,44 @@ def test_full_table() -> None:
         1,
         steps=2,
         unattributed_us={"no launch found": 4.0},
-        series={"aten::mm": (1.5, None)},
+        series={"aten::mm": (1500.0, None), "ratio[model.layers.0]": (0.125, 12.0)},
         warnings=("something is not available, because of a reason",),
     )
     assert full_table(analysis) == golden("full_table.txt")
+
+
+def test_full_table_of_a_cpu_has_no_second_column_of_cpu_time() -> None:
+    known = [replace(row, cpu_time_ns=row.time_ns) for row in llama(2).layers]
+    analysis = replace(llama(2), layers=tuple(known))
+    assert " CPU " in full_table(analysis)
+    assert (
+        " CPU " not in full_table(replace(analysis, time_basis="cpu", run={"cpu_name": "Xeon"})).split("Layers", 1)[1]
+    )
+
+
+def test_full_table_cuts_kernel_names() -> None:
+    analysis = llama(1)
+    attention = tuple(replace(row, kernels=("void flash::kernel<" + "int, " * 80 + ">",)) for row in analysis.attention)
+    text = full_table(replace(analysis, attention=attention)).split("Attention: ")[1].split("Classes: ")[0]
+    kernels = [line.split("  ")[-1] for line in text.splitlines() if "void flash" in line]
+    assert [len(name) for name in kernels] == [60, 60]
+
+
+def test_full_table_says_memory_in_words() -> None:
+    memory = {
+        "device": "cuda:0",
+        "allocated_bytes": 2**20,
+        "reserved_bytes": None,
+        "peak": {"allocated_bytes": 3 * 2**20, "reserved_bytes": 4 * 2**20, "time_ns": 123},
+        "categories": None,
+    }
+    text = full_table(replace(llama(1), memory=memory)).split("Memory: MiB\n\n")[1]
+    assert text.splitlines() == [
+        "device: cuda:0",
+        "allocated at the end: 1.0 MiB",
+        "highest allocated: 3.0 MiB",
+        "highest reserved: 4.0 MiB",
+    ]
 
 
 def test_nothing_recorded() -> None:
@@ -324,7 +414,8 @@ def test_limits_hold_whatever_the_input(
         Layer(name, class_name, "block", times, "flash" if i % 3 == 0 else None, calls, size)  # type: ignore[arg-type]
         for i, (name, class_name, times, size, calls) in enumerate(layers)
     ]
-    analysis = analysis_of(made, memory=memory, warnings=tuple(warnings), with_calls=False)
+    series = {f"{label}[{name}]": (float(size), None) for i, (name, label, _, _, size) in enumerate(layers) if i % 2}
+    analysis = analysis_of(made, memory=memory, warnings=tuple(warnings), with_calls=False, series=series)
     assert_fits(analysis, rows, width, unicode)
     full_table(analysis)
 
