@@ -42,7 +42,6 @@ from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Rec
 from profiler_wrapper.recording.marks import parse_mark
 from profiler_wrapper.recording.nesting import Nesting, crossed, nest
 
-
 _UNEVEN = 1.5  # times the median step
 
 

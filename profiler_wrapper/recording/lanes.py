@@ -47,8 +47,8 @@ def splice_lanes(path: str | os.PathLike[str], spans: Sequence[LaneSpan]) -> Non
     """Adds `spans` to the trace at `path`, plain or gzipped, as complete events that viewers show on top.
 
     A bar that reaches beyond the end of one it began in is cut there, and its args say by how much:
-    viewers cannot draw bars that cross. Each is drawn a few nanoseconds short, for they round. The file is replaced in one step; if anything fails it
-    stays as it was.
+    viewers cannot draw bars that cross. Each is drawn a few nanoseconds short, for they round. The
+    file is replaced in one step; if anything fails it stays as it was.
 
     Raises:
         WrongUse: a span has a negative duration.
