@@ -224,9 +224,7 @@ class Profiling:
             self._report()
             if not self._reported:
                 ended = recorder.counter.ended
-                tell(
-                    f"nothing was recorded: the block ended after {ended} steps, before any that steps= or schedule= asks for"
-                )
+                tell(f"nothing was recorded: the block ended after {ended} steps, before any that was asked for")
 
     def _report(self) -> None:
         if self._recorder is None or self.finisher is None:

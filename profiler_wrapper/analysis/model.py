@@ -169,9 +169,7 @@ class Analysis:
     attention: tuple[AttentionRow, ...]
     classes: tuple[ClassRow, ...]
     steps: tuple[StepRow, ...]
-    series: Mapping[
-        str, tuple[float | None, ...]
-    ]  # name -> per step or entry; us, or a function's own
+    series: Mapping[str, tuple[float | None, ...]]  # name -> per step or entry; us, or a function's own
     memory: Mapping[str, Any]
     calls: tuple[LayerCall, ...] = ()  # not in result.json
     summary: Mapping[str, Any] = field(default_factory=dict)
