@@ -15,8 +15,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 import torch
+from hypothesis import settings
 
 import variants
+
+# The same examples in every run: a red run shows its change. HYPOTHESIS_PROFILE=default draws new ones.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from profiler_wrapper.reports.describe import step_numbers
 from profiler_wrapper.reports.text import cells, clean, shorten
 
 _US_PER_MS = 1000
+_LONG_MS = 1e7  # almost three hours: beyond it microseconds say nothing, and the digits would not fit
 _FUNCTION_OF_LAYER = re.compile(r"(?:<lambda>|\w+)\[(.+)\]", re.DOTALL)
 
 
@@ -29,7 +30,7 @@ class Followed:
 
     def text(self, value: float) -> str:
         """`value` without its unit."""
-        return f"{value:.3f}" if self.is_time else f"{value:.6g}"
+        return f"{value:.3f}" if self.is_time and abs(value) < _LONG_MS else f"{value:.6g}"
 
 
 def followed(analysis: Analysis) -> list[Followed]:

@@ -425,3 +425,9 @@ def test_too_small_a_table_is_refused() -> None:
         console_table(llama(1), rows=3)
     with pytest.raises(WrongUse, match="'cost' or 'model'"):
         console_table(llama(1), order="size")  # type: ignore[arg-type]
+
+
+def test_a_followed_time_of_years_fits() -> None:
+    analysis = analysis_of([], with_calls=False, series={"a block of a long name": (1e15, None), "b": (1.0, 2.0)})
+    assert_fits(analysis, 12, 60, unicode=False)
+    assert "followed: a bl...name 1e+12 ms per entry (1 more in the log)" in console_table(analysis, rows=12, width=60)
