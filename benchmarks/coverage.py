@@ -22,6 +22,7 @@ import torch
 import measuring
 import models
 import profiler_wrapper as pw
+import shared_traces
 import truths
 import variants
 from profiler_wrapper.result import ProfileResult
@@ -100,11 +101,11 @@ def all_models(names: list[str], chosen: list[str], backend: str) -> None:
 
 
 def all_traces() -> None:
-    if not measuring.TRACES.is_dir():
+    if not shared_traces.TRACES.is_dir():
         print("\nno recorded traces beside this checkout")
         return
     print("\ntrace                                            basis   all %  sum     total ms   layers  phases")
-    for path in sorted(measuring.TRACES.glob("*.json.gz")):
+    for path in sorted(shared_traces.TRACES.glob("*.json.gz")):
         result = pw.load(path)
         phases = ",".join(sorted({row.phase for row in result.layers}))
         print(

@@ -23,8 +23,9 @@ from torch.profiler import ProfilerActivity, profile
 import measuring
 import models
 import profiler_wrapper as pw
+import shared_traces
 
-HTA_TRACE = measuring.TRACES / "ddp_training_with_memory.pt.trace.json.gz"
+HTA_TRACE = shared_traces.TRACES / "ddp_training_with_memory.pt.trace.json.gz"
 
 
 def against_key_averages(rounds: int, layers: int, steps: int) -> None:

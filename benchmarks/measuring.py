@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TRACES = ROOT.parent / "shared" / "traces"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # measure this checkout, with the models of the tests
 
 

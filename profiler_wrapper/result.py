@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from profiler_wrapper.analysis.analyse import Attributed, attributed, tables
+from profiler_wrapper.analysis.analyse import Attributed, analyse, attributed
 from profiler_wrapper.analysis.model import Analysis, LayerRow
 from profiler_wrapper.analysis.series import Track
 from profiler_wrapper.errors import BrokenTrace, UnknownLayer
@@ -84,7 +84,7 @@ def analyse_trace(
         EmptyRecording: no event in it carries time.
         OSError: it cannot be read.
     """
-    return as_result(tables(attribute_trace(path, run=run), run=run or {}, track=track))
+    return as_result(analyse(read(path), run=run, track=track))
 
 
 def load(path: str | os.PathLike[str]) -> ProfileResult:

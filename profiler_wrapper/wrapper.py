@@ -32,7 +32,7 @@ class ProfilerWrapper:
         print(prof.result)
 
     Under defaults two steps are recorded in full as warm-up (more while `torch.compile` compiles), then
-    three without shapes, whose times are reported; then every hook is gone, the files are written, the
+    three without shapes, whose times are reported; then nothing of ours is left in the loop, the files are written, the
     table is printed and the loop runs on. A block that ends earlier reports what it has.
 
     The block may be entered again and again, as around each layer of a loop over layers. From the second

@@ -39,12 +39,3 @@ def process_group() -> Iterator[None]:
     """A gloo process group of one."""
     with variants.process_group():
         yield
-
-
-@pytest.fixture(scope="session")
-def shared_traces() -> Path:
-    """The folder of recorded traces that lies beside the checkout; skips where it is not there."""
-    folder = Path(__file__).parents[2] / "shared" / "traces"
-    if not folder.is_dir():
-        pytest.skip("no folder of shared traces beside this checkout")
-    return folder

@@ -193,7 +193,7 @@ class WorkOfOps:
         tells_work = on_cpu & ((self._work_of_name[name] >= 0) | is_mark)
         self._work_from = nearest(parent, tells_work)
         tells_backend = on_cpu & ((self._backend_of_name[name] >= 0) | is_mark)
-        self._backend_from = _outermost(parent, tells_backend, is_mark, nearest(parent, tells_backend))
+        self._backend_from = _outermost(parent, is_mark, nearest(parent, tells_backend))
         self._node_of = attribution.node_of
         self._in_backward = np.array([p.phase == "backward" for p in attribution.places])[attribution.place_of]
         self._backend_of_node = self._backends_of_nodes(attribution)
@@ -262,7 +262,7 @@ def _ids(values: list[int]) -> Int8:
     return np.array(values, dtype=np.int8)
 
 
-def _outermost(parent: Int32, tells: Bool, is_mark: Bool, near: Int32) -> Int32:
+def _outermost(parent: Int32, is_mark: Bool, near: Int32) -> Int32:
     """Per event: of those around it that tell, up to the next mark, the outermost."""
     above = nearest_above(parent, near)
     outermost = near.copy()

@@ -45,7 +45,7 @@ class RootCall(Protocol):
 class Recorder:
     """From `start()` to `stop()`, one loop on one thread.
 
-    Methods that hooks call never raise: what fails ends the recording, and `on_failure` is told why.
+    Methods called from inside the loop never raise: what fails ends the recording, and `on_failure` is told why.
 
     Args:
         plan: what to record of which step.
@@ -312,7 +312,7 @@ class Recorder:
                 if action is not None:
                     action()
             except Exception as error:
-                self._on_failure("taking the hooks away", error)
+                self._on_failure("taking the marks away", error)
         self._set_over()
 
     def _set_over(self) -> None:

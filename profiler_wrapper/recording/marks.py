@@ -1,4 +1,4 @@
-"""Layer marks: the names that our hooks write into a trace, and back.
+"""Layer marks: the names that are written into a trace while it is recorded, and back.
 
 A trace stores nothing of a mark but its name, so the name carries all that the analysis needs:
 

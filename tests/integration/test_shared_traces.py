@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import pytest
 
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis
 from profiler_wrapper.result import load
+from shared_traces import TRACES
 from truths import device_total_ns
 
-TRACES = Path(__file__).parents[3] / "shared" / "traces"
 pytestmark = [
     pytest.mark.skipif(not TRACES.is_dir(), reason=f"no recorded traces at {TRACES}"),
     pytest.mark.xdist_group("shared_traces"),

@@ -16,8 +16,8 @@ from profiler_wrapper.errors import BrokenTrace
 from profiler_wrapper.recording import bytesource, jsonstream
 from profiler_wrapper.recording.columns import Category, Lane, Recording
 from profiler_wrapper.recording.reader import read, read_shapes
+from shared_traces import TRACES
 
-TRACES = Path(__file__).parents[3] / "shared" / "traces"
 REAL_TRACES = sorted(path.name for path in TRACES.glob("*.gz")) or ["none"]
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason=f"no real traces at {TRACES}")
 
