@@ -75,11 +75,11 @@ def one_model(name: str, variant: str, backend: str, plain_rows: set[str]) -> se
         start = time.perf_counter()
         result, trace = profile(name, variant, backend, Path(folder))
         rows = {row.layer for row in result.layers if row.layer}
-        missing = len(plain_rows - rows) if plain_rows else 0
+        missing, extra = (len(plain_rows - rows), len(rows - plain_rows)) if plain_rows else ("-", "-")
         print(
             f"{name:10s} {variant:33s} {100 * layer_coverage(result):7.2f} {100 * result.time.coverage:7.2f}  "
             f"{'exact' if adds_up(result, trace) else 'WRONG':6s} {result.time.total_ns / 1e6:9.3f} "
-            f"{len(rows):5d} {missing:8d} {len(rows - plain_rows) if plain_rows else 0:6d} "
+            f"{len(rows):5d} {missing:>8} {extra:>6} "
             f"{time.perf_counter() - start:6.1f} s",
             flush=True,
         )
