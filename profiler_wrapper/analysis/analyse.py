@@ -19,7 +19,8 @@ from profiler_wrapper.analysis.charges import (
     launches,
 )
 from profiler_wrapper.analysis.compiled_graphs import read_graphs
-from profiler_wrapper.analysis.compiled_regions import join_calls, layers_without_marks, place_regions
+from profiler_wrapper.analysis.compiled_places import SharedKernels, layers_without_marks, place_regions
+from profiler_wrapper.analysis.compiled_regions import join_calls
 from profiler_wrapper.analysis.idle import idle_per_place
 from profiler_wrapper.analysis.layer_calls import CallTree, find_calls, layer_calls
 from profiler_wrapper.analysis.layer_memory import CallMemory, DeviceMemory, call_memory, device_memory
@@ -58,6 +59,7 @@ class Attributed:
     charges: Charges
     calls: CallTree
     steps: Steps
+    shared_kernels: SharedKernels
     notes: tuple[str, ...] = ()  # what is not known of it, and why
 
 
@@ -83,7 +85,7 @@ def attributed(recording: Recording, *, run: Mapping[str, Any] | None = None) ->
     described = run.get("layers") or ()
     tree = find_layers(recording, nesting.parent, described, layers_without_marks(recording, graphs, described))
     attribution = attribute(recording, nesting, tree)
-    place_regions(regions, nesting.parent, tree, attribution)
+    shared_kernels = place_regions(regions, nesting.parent, tree, attribution)
     cpu = cpu_time(recording, nesting, tree)
     work_of = WorkOfOps(recording, nesting.parent, tree, attribution)
     if recording.device_mask.any():
@@ -99,7 +101,9 @@ def attributed(recording: Recording, *, run: Mapping[str, Any] | None = None) ->
     whole_steps = {*run.get("timed_steps", ()), *run.get("full_steps", ())}
     steps = find_steps(recording, tree, attribution.node_of).only(whole_steps)
     notes = tuple(regions.notes())
-    return Attributed(recording, nesting, enclosing, tree, attribution, cpu, charges, calls, steps, notes)
+    return Attributed(
+        recording, nesting, enclosing, tree, attribution, cpu, charges, calls, steps, shared_kernels, notes
+    )
 
 
 def _nest_cpu(recording: Recording, launch: Int64) -> tuple[Nesting, Int32]:
@@ -170,6 +174,7 @@ def tables(found: Attributed, *, run: Mapping[str, Any], track: Sequence[Track] 
     per_call = None if memory is None else call_memory(recording, found.calls, memory, node_starts)
     exposed, exposed_total = exposed_communication(recording, charges)
     idle = idle_per_place(recording, found.nesting, attribution, charges)
+    fused_ns = found.shared_kernels.time_ns(charges, attribution)
     functions = [item for item in track if callable(item)]
     names = [item for item in track if not callable(item)]
     iterations = find_iterations(recording)
@@ -184,7 +189,7 @@ def tables(found: Attributed, *, run: Mapping[str, Any], track: Sequence[Track] 
         run={name: told for name, told in run.items() if name != "compiled"},  # of use with a trace only
         time=totals(recording, attribution, charges, exposed_total),
         unattributed=unattributed_rows(attribution, charges),
-        layers=layer_rows(tree, attribution, charges, found.cpu, exposed, idle, found.calls, per_call),
+        layers=layer_rows(tree, attribution, charges, found.cpu, exposed, idle, found.calls, per_call, fused_ns),
         attention=attention_rows(recording, tree, attribution, charges),
         classes=class_rows(attribution, charges),
         steps=step_rows(attribution, charges, found.steps, _peaks(found.steps, memory)),

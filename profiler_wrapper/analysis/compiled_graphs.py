@@ -34,7 +34,7 @@ class Graph:
     """One compiled graph, as the run describes it."""
 
     kernels: tuple[Kernel, ...]
-    inside: Mapping[tuple[str, str], Sequence[str]]  # (root, path) of a layer it may run in -> names of its modules
+    inside: Mapping[tuple[str, str], Sequence[str]]  # (root, path) of a layer it may run in -> names of modules
 
 
 def only_called(compiled: Mapping[str, Any], recording: Recording) -> dict[str, Any]:

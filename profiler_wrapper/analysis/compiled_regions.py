@@ -1,9 +1,8 @@
-"""Layers inside compiled code: which kernel of which call of a compiled graph works for which layer.
+"""Calls of compiled graphs in pieces: which of their events, and of the gaps between, is which kernel.
 
 A call of a graph is an event, `## Call CompiledFxGraph <key> ##`; what it calls lies directly in it, in
 the order in which the code was generated. That order, with the modules of every kernel, is known from
-the run (`compiled` of run.json). A call is joined with it entirely or not at all. A kernel that works
-for several layers belongs to the deepest layer that holds them all: it is never split.
+the run (`compiled` of run.json). A call is joined with it entirely or not at all.
 
 On a CPU generated kernels are no events: the time between two events is that of the kernels that are
 known to lie there, and becomes an event of their names.
@@ -13,19 +12,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.attribution import Attribution, Place
-from profiler_wrapper.analysis.compiled_graphs import Graph, Kernel, graph_key, graph_keys
-from profiler_wrapper.analysis.layer_tree import LayerTree
+from profiler_wrapper.analysis.compiled_graphs import Graph, Kernel, graph_key
 from profiler_wrapper.recording.columns import Category, Int32, Recording, Spans
 from profiler_wrapper.recording.compiled_graphs import ALL_GRAPHS
-from profiler_wrapper.recording.marks import ROOT_PATH, Mark, parse_mark
-from profiler_wrapper.recording.nesting import nearest
 
 # These look at memory or allocate it: what Inductor calls may do so first, in an event of its own.
 _NO_WORK = frozenset(
@@ -39,10 +34,9 @@ _NO_WORK = frozenset(
 NOT_REMEMBERED = "they were compiled before profiler_wrapper was imported"
 WITHOUT_KEY = "without Inductor's cache their graphs have no names"
 OTHER_CALLS = "the trace shows other calls than were generated"
-NO_LAYER_AROUND = "the layer they ran in is not the one they were compiled for"
 _SHARED_KERNELS = (
-    "in compiled code a kernel that serves several layers is charged to the layer that holds them all: "
-    "layers with no kernel of their own have no row"
+    "in compiled code a kernel that serves several layers is charged to the layer that holds them all, "
+    "as how it divides is not known: fused_us of each of them is the time of such kernels, not in its time_us"
 )
 
 
@@ -70,31 +64,6 @@ class Regions:
             for reason, count in self.missing.most_common()
         ]
         return [*notes, _SHARED_KERNELS] if self.pieces else notes
-
-
-def layers_without_marks(
-    recording: Recording, graphs: Mapping[str, Graph | str] | None, described: Iterable[Mapping[str, Any]]
-) -> list[Mark]:
-    """The described layers inside compiled code that was called: they run, but never through a mark."""
-    if not graphs:
-        return []
-    marks = {(m.root, m.path): m for name in recording.names if (m := parse_mark(name)) is not None}
-    called = graph_keys(recording.names)
-    known = [graph for key, graph in graphs.items() if key in called and isinstance(graph, Graph)]
-    around = {place for graph in known for place in graph.inside} & set(marks)
-    found = []
-    for layer in described:
-        root, path = str(layer.get("root")), str(layer.get("path"))
-        if (root, path) not in marks and any((root, above) in around for above in _above(path)):
-            flags = ("compiled", "shared") if layer.get("shared") else ("compiled",)
-            found.append(Mark(path, str(layer.get("class_name", "")), str(layer.get("kind", "other")), root, flags))
-    return found
-
-
-def _above(path: str) -> list[str]:
-    """The paths of what may hold a layer, the innermost first."""
-    steps = path.split(".")
-    return [*(".".join(steps[:n]) for n in range(len(steps) - 1, 0, -1)), ROOT_PATH]
 
 
 # -- joining calls with what was generated -----------------------------------------------------------
@@ -222,63 +191,3 @@ class _Gaps:
             if (values := getattr(spans, column)) is not None
         }
         return replace(self._recording, names=tuple(self._names), spans=Spans(**columns))
-
-
-# -- from modules to layers ---------------------------------------------------------------------------
-
-
-def place_regions(regions: Regions, parent: Int32, tree: LayerTree, attribution: Attribution) -> None:
-    """Put every piece, with what it calls, where the modules of its kernels are; else it stays where it is."""
-    new_place = np.full(len(parent), -1, dtype=np.int32)  # of the pieces
-    old_place = np.full(len(parent), -1, dtype=np.int32)
-    layers_of = _LayersOfModules(tree)
-    placed, unplaced = [], set()
-    for piece in regions.pieces:
-        around = attribution.place(piece.call)
-        layers = layers_of.modules(piece.graph, around.layer)
-        if layers is None:
-            unplaced.add(piece.call)
-            continue
-        placed.append(piece)
-        common = tree.common_ancestor({layers[module] for kernel in piece.kernels for module in kernel.modules})
-        recomputed = all(kernel.phase == "recompute" for kernel in piece.kernels)
-        phase = "recompute" if recomputed else around.phase
-        place = Place(common if common >= 0 else around.layer, phase, around.reason)
-        new_place[piece.span] = attribution.index_of(place)
-        old_place[piece.span] = attribution.place_of[piece.call]
-    regions.pieces = placed
-    if unplaced:
-        regions.missing[NO_LAYER_AROUND] += len(unplaced)
-    near = nearest(parent, new_place >= 0)
-    moves = (near >= 0) & (attribution.place_of == old_place[near])
-    attribution.place_of[moves] = new_place[near[moves]]
-
-
-class _LayersOfModules:
-    """Which layer each module of a graph is in, where the graph runs in a given layer."""
-
-    def __init__(self, tree: LayerTree) -> None:
-        self._tree = tree
-        self._mark_of = {layer: mark for mark, layer in tree.layer_of_mark.items()}
-        self._known: dict[tuple[int, int], list[int] | None] = {}
-
-    def modules(self, graph: Graph, layer: int) -> list[int] | None:
-        """Layer by number of module; None where the graph was not made for this layer."""
-        key = (id(graph), layer)
-        if key not in self._known:
-            self._known[key] = self._find(graph, layer)
-        return self._known[key]
-
-    def _find(self, graph: Graph, layer: int) -> list[int] | None:
-        mark = self._mark_of.get(layer)
-        names = graph.inside.get(mark) if mark is not None else None
-        if mark is None or names is None:
-            return None
-        return [self._nearest(mark[0], name, layer) for name in names]
-
-    def _nearest(self, root: str, name: str, layer: int) -> int:
-        """The layer of this name, or the innermost above it."""
-        for path in (name, *_above(name)):
-            if (root, path) in self._tree.layer_of_mark:
-                return self._tree.layer_of_mark[root, path]
-        return layer

@@ -35,7 +35,7 @@ def _of_calls(calls: Sequence[LayerCall], *, on_device: bool) -> Iterator[LaneSp
         lane = "recompute" if call.phase == "recompute" else "forward"
         arguments: dict[str, int | str] = {
             "phase": call.phase,
-            "call": call.index,
+            "call": call.index + 1,  # viewers leave a 0 blank
             "self and below (us)": call.time_ns // 1000,
         }
         yield LaneSpan(lane, call.layer, start, end - start, call.device, arguments)
@@ -75,7 +75,7 @@ def _backward_span(name: str, start_ns: int, end_ns: int, device: int | None) ->
 
 
 def _backward_events(found: Attributed) -> Iterator[tuple[int | None, Int64, Int64]]:
-    """(device, events in time order, their layers): the busiest backward stream of each device.
+    """(device, events in time order, their layers): of each device the backward stream busiest with layers.
 
     On a CPU-only trace, the outermost autograd nodes of each thread.
     """
@@ -88,9 +88,11 @@ def _backward_events(found: Attributed) -> Iterator[tuple[int | None, Int64, Int
         for device in np.unique(spans.device[charges.span[chosen]]).tolist():
             here = np.flatnonzero(chosen & (spans.device[charges.span] == device))
             streams, which = np.unique(spans.lane[charges.span[here]], return_inverse=True)
-            busiest = np.argmax(np.bincount(which, weights=charges.time_ns[here], minlength=len(streams)))
-            here = here[which == busiest]
-            yield device, charges.span[here], layer_of_place[charges.place[here]]
+            layers = layer_of_place[charges.place[here]]
+            in_layers = np.where(layers >= 0, charges.time_ns[here], 0)  # collectives of several layers take long too
+            busiest = np.argmax(np.bincount(which, weights=in_layers, minlength=len(streams)))
+            here, layers = here[which == busiest], layers[which == busiest]
+            yield device, charges.span[here], layers
         return
     node_around = nearest_above(found.nesting.parent, found.attribution.node_of)
     nodes = np.flatnonzero(found.attribution.is_node & (node_around < 0))

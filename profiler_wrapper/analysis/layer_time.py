@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,6 +42,7 @@ class _Sums:
     communication_ns: list[int] = field(default_factory=lambda: [0, 0])
     exposed_communication_ns: list[int] = field(default_factory=lambda: [0, 0])
     idle_ns: list[int] = field(default_factory=lambda: [0, 0])
+    fused_ns: int = 0
     graph: bool = False
 
 
@@ -57,12 +58,15 @@ def layer_rows(
     idle_ns: Int64 | None,
     calls: CallTree,
     memory: CallMemory | None,
+    fused_ns: Mapping[Key, int],
 ) -> tuple[LayerRow, ...]:
     """One row per (layer, phase); layers in model order, what has no module last."""
     sums = _gather(tree, attribution, charges, cpu, exposed_ns, idle_ns)
     entered = _entered(attribution, calls)
-    for key in entered:
+    for key in (*entered, *fused_ns):
         sums.setdefault(key, _Sums())
+    for key, time_ns in fused_ns.items():
+        sums[key].fused_ns = time_ns
     place = {index: layer.order for index, layer in enumerate(tree.layers)}
     order = sorted(sums, key=lambda key: (key[0] < 0, place.get(key[0], 0), key[0], PHASES.index(key[1])))
     on_device = charges.basis == "device"
@@ -146,6 +150,7 @@ def _row(
         communication_ns=sums.communication_ns[1],
         exposed_communication_ns=sums.exposed_communication_ns[1] if on_device else None,
         idle_ns=sums.idle_ns[1] if on_device else None,
+        fused_ns=sums.fused_ns,
         flops_per_step=None,
         self_flops_per_step=None,
         allocated_bytes=_mean(held.exit_allocated, chosen) if held else None,

@@ -59,6 +59,9 @@ class LayerRow:
     communication_ns: int
     exposed_communication_ns: int | None
     idle_ns: int | None
+    fused_ns: int = (
+        0  # of compiled code: kernels that work for this layer and others, charged to the one above them all
+    )
     flops_per_step: int | None
     self_flops_per_step: int | None
     allocated_bytes: float | None  # allocated when the layer returns: mean over calls
@@ -69,7 +72,7 @@ class LayerRow:
     retained_bytes: float | None  # allocated inside and alive when the outermost forward ends: mean over calls
     self_retained_bytes: float | None
     shared: bool  # one instance under several names
-    compiled: bool  # its code is compiled, or is part of what is: then a fused kernel may be in a row above it
+    compiled: bool  # its code is compiled, or is part of what is
     graph: bool  # some of its time is kernels of a replayed CUDA graph
 
 

@@ -53,6 +53,7 @@ class _Here(threading.local):
 
 _here = _Here()
 _graphs: dict[str, tuple[Kernel, ...] | str] = {}  # by cache key; or why nothing is known
+_traced: dict[str, frozenset[nodes.Module]] = {}  # by cache key: whom Dynamo saw at work in it
 _unavailable: str | None = None
 
 
@@ -67,6 +68,14 @@ def install() -> None:
 def known_graphs() -> dict[str, tuple[Kernel, ...] | str]:
     """The kernel calls of each compiled graph by its cache key, or why they are not known."""
     return dict(_graphs)
+
+
+def traced_modules(key: str) -> frozenset[nodes.Module]:
+    """The modules that ran when the graph of this cache key was traced, those whose kernels are all gone included.
+
+    Empty for a graph of the backward, and where it is not known.
+    """
+    return _traced.get(key, frozenset())
 
 
 def why_unavailable() -> str | None:
@@ -168,6 +177,8 @@ def _register(compiled: Any, arguments: Iterable[Any]) -> None:
         return
     try:
         known = _known(compiled, is_fresh, arguments)
+        traced = _modules_traced_for(known)
+        _traced[key] = _traced.get(key, traced) & traced
     except Exception as error:
         known = f"their kernels could not be read ({type(error).__name__}: {error})"
     before = _graphs.get(key, known)
@@ -195,12 +206,24 @@ def _known(compiled: Any, is_fresh: bool, arguments: Iterable[Any]) -> tuple[Ker
     return kernels if named <= here else OTHER_MODULES
 
 
+def _modules_traced_for(known: tuple[Kernel, ...] | str) -> frozenset[nodes.Module]:
+    """Whom Dynamo saw at work in the forward that is being compiled."""
+    if isinstance(known, str) or any(kernel.phase != "forward" for kernel in known):
+        return frozenset()
+    graph = _graph_of_dynamo()
+    return frozenset() if graph is None else frozenset(nodes.modules_of(graph.graph.nodes))
+
+
 def _graph_being_compiled(arguments: Iterable[Any]) -> Any | None:
     """The FX graph for which an entry was taken from a cache: Inductor's own, else what Dynamo gave it."""
     for argument in arguments:
         graph = getattr(argument, "gm", None)
         if graph is not None:
             return graph
+    return _graph_of_dynamo()
+
+
+def _graph_of_dynamo() -> Any | None:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "compile_fx" and frame.f_globals.get("__name__") == "torch._inductor.compile_fx":

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from profiler_wrapper.capture.compiled import Kernel, known_graphs, why_unavailable
-from profiler_wrapper.capture.compiled_nodes import OWN
+from profiler_wrapper.capture.compiled import Kernel, known_graphs, traced_modules, why_unavailable
+from profiler_wrapper.capture.compiled_nodes import OWN, Module
 from profiler_wrapper.capture.layers import Root, module_paths
 from profiler_wrapper.recording.compiled_graphs import ALL_GRAPHS
 from profiler_wrapper.recording.marks import ROOT_PATH
@@ -36,7 +36,7 @@ def describe_compiled(modules: Iterable[MarkedModule]) -> dict[str, Any]:
     graphs = known_graphs()
     modules = list(modules) if graphs else []
     names = {place: _names_below(place, full_names) for place, full_names in _compiled_places(modules)}
-    return {key: _describe(kernels, names) for key, kernels in graphs.items()}
+    return {key: _describe(kernels, traced_modules(key), names) for key, kernels in graphs.items()}
 
 
 def _compiled_places(modules: list[MarkedModule]) -> Iterable[tuple[MarkedModule, dict[int, str]]]:
@@ -61,18 +61,20 @@ def _names_below(place: MarkedModule, full_names: dict[int, str]) -> dict[tuple[
 
 
 def _describe(
-    kernels: tuple[Kernel, ...] | str, names: dict[MarkedModule, dict[tuple[str, str], str]]
+    kernels: tuple[Kernel, ...] | str,
+    traced: frozenset[Module],
+    names: dict[MarkedModule, dict[tuple[str, str], str]],
 ) -> dict[str, Any] | str:
     if isinstance(kernels, str):
         return kernels
-    modules = {module: i for i, module in enumerate(dict.fromkeys(m[:2] for k in kernels for m in k.modules))}
-    inside = {
-        (place.root, place.path): [below[module] for module in modules]
-        for place, below in names.items()
-        if all(module in below for module in modules)
-    }
-    if not inside:
+    working = dict.fromkeys(m[:2] for k in kernels for m in k.modules)
+    fitting = {place: below for place, below in names.items() if all(module in below for module in working)}
+    if not fitting:
         return NO_SUCH_MODULES
+    idle = sorted({m[:2] for m in traced}.difference(working))
+    idle = [module for module in idle if all(module in below for below in fitting.values())]
+    modules = {module: i for i, module in enumerate([*working, *idle])}
+    inside = {(place.root, place.path): [below[module] for module in modules] for place, below in fitting.items()}
     return {
         "kernels": [[k.name, k.is_extern, k.phase, [modules[module[:2]] for module in k.modules]] for k in kernels],
         "inside": [[root, path, full_names] for (root, path), full_names in inside.items()],

@@ -3,6 +3,8 @@
     {"kernels": [[name, is_extern, phase, [number of a module, ...]], ...],     in the order of the calls
      "inside": [[root, path, [full name of each module, by number]], ...]}      the layers that it may run in
 
+A module without a kernel ran as well, but nothing of it is left.
+
 or, instead of that, why a graph's kernels are not known.
 """
 

@@ -38,6 +38,7 @@ class LayerTotal:
     order: int
     phases_ns: Mapping[Phase, int]
     attention_ns: int
+    fused_ns: int
     calls: int | None
     retained_bytes: float | None
     peak_bytes: int | None
@@ -48,6 +49,11 @@ class LayerTotal:
     @property
     def time_ns(self) -> int:
         return sum(self.phases_ns.values())
+
+    @property
+    def only_fused(self) -> bool:
+        """Whether all kernels of this layer are other layers' as well, so that none of their time is its own."""
+        return bool(self.fused_ns and not self.time_ns)
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,7 @@ def _layer_total(layer: str, rows: Sequence[LayerRow], parent: str | None) -> La
         order=first.order,
         phases_ns=dict(phases),
         attention_ns=sum(row.attention_ns for row in rows),
+        fused_ns=sum(row.fused_ns for row in rows),
         calls=_sum(row.calls for row in forward),
         retained_bytes=max(retained, default=None),
         peak_bytes=max((row.peak_bytes for row in rows if row.peak_bytes is not None), default=None),

@@ -88,6 +88,7 @@ def _layer_columns(analysis: Analysis) -> list[tuple[str, Cell]]:
         ("self", time("self_time_ns")),
         ("time", time("time_ns")),
         ("share %", lambda row: percent(row.time_ns, total_ns)),
+        ("fused", lambda row: _per_step_ms(row.fused_ns or None, steps)),
         *([] if analysis.time_basis == "cpu" else [("CPU", time("cpu_time_ns"))]),
         ("attention", lambda row: _per_step_ms(row.attention_ns or None, steps)),
         ("communication", lambda row: _per_step_ms(row.communication_ns or None, steps)),

@@ -174,7 +174,8 @@ def _rows_below(one: Shown[TableRow], order: Order, steps: _Steps) -> list[Table
 
 
 def _flags(fold: Fold) -> str:
-    flags = [name for name in ("compiled", "shared", "graph") if all(getattr(m, name) for m in fold.members)]
+    names = {"compiled": "compiled", "only_fused": "fused", "shared": "shared", "graph": "graph"}
+    flags = [flag for name, flag in names.items() if all(getattr(m, name) for m in fold.members)]
     return f" [{', '.join(flags)}]" if flags else ""
 
 

@@ -19,7 +19,6 @@ from profiler_wrapper.result import ProfileResult, attribute_trace
 SCRIPT = Path(__file__).parents[1] / "compiled_training.py"
 STEPS = 2
 PATIENCE_S = 200
-NORMS_IN_SHARED_KERNELS = {"post_attention_layernorm"}  # one kernel with the residual addition before it
 
 
 def train(directory: Path, cache: Path, who: str) -> Path:
@@ -140,10 +139,23 @@ def test_rows_are_those_of_the_plain_model(trained: Path) -> None:
     def rows(name: str) -> set[tuple[str, str]]:
         return {(row.layer, row.phase) for row in load(rank(trained, name)).layers if row.phase != "accumulate_grad"}
 
-    compiled, plain = rows("by_block_auto"), rows("plain_auto")
-    assert compiled <= plain
-    missing = {layer.rpartition(".")[2] for layer, _ in plain - compiled}
-    assert missing <= NORMS_IN_SHARED_KERNELS
+    assert rows("by_block_auto") == rows("plain_auto")
+
+
+def test_fused_time_is_in_a_row_above(trained: Path) -> None:
+    result = load(rank(trained, "by_block_auto"))
+    self_time = {(row.layer, row.phase): row.self_time_ns for row in result.layers}
+    norms = [row for row in result.layers if row.layer.endswith("post_attention_layernorm")]
+    assert norms and all(
+        row.fused_ns for row in norms if row.phase == "forward"
+    )  # with the residual addition before it
+    for row in result.layers:
+        above = 0
+        name = row.layer
+        while "." in name:
+            name = name.rpartition(".")[0]
+            above += self_time.get((name, row.phase), 0)
+        assert 0 <= row.fused_ns <= above
 
 
 def test_rows_inside_compiled_code_say_so(trained: Path) -> None:

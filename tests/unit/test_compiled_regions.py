@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from profiler_wrapper.analysis import compiled_graphs, compiled_regions
+from profiler_wrapper.analysis import compiled_graphs, compiled_places, compiled_regions
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.recording.columns import Recording
+from profiler_wrapper.reports.tables import console_table
 from tests.recordings import Trace
 
 CALL = "## Call CompiledFxGraph key ##"
@@ -74,8 +75,8 @@ def test_events_and_gaps_go_to_the_layers_of_their_kernels() -> None:
         ("layers.0.mlp", "forward"): 200 + 100,  # of the Linear, which is no row, and its own
     }
     assert said(analysis) == [
-        "in compiled code a kernel that serves several layers is charged to the layer that holds them all: "
-        "layers with no kernel of their own have no row"
+        "in compiled code a kernel that serves several layers is charged to the layer that holds them all, "
+        "as how it divides is not known: fused_us of each of them is the time of such kernels, not in its time_us"
     ]
 
 
@@ -85,6 +86,31 @@ def test_rows_look_like_layers_that_were_never_entered() -> None:
     assert (row.calls, row.compiled, row.parent, row.block, row.order) == (None, True, "layers.0", "layers.0", 2)
     assert analysis.rows("layers.0")[0].time_ns == 800
     assert "compiled" not in analysis.run
+
+
+def fused_times(analysis: Analysis) -> dict[str, int]:
+    return {row.layer: row.fused_ns for row in analysis.layers}
+
+
+def test_layers_say_what_they_share() -> None:
+    kernels = [*KERNELS[:2], generated("cpp_fused_add_norm_1", [1, 3]), KERNELS[3]]
+    analysis = analyse(compiled_block(*OPS).recording(), run=run_of(*kernels))
+    assert fused_times(analysis) == {"layers.0": 0, "layers.0.mlp": 200, "layers.0.norm": 200}
+    assert self_times(analysis)["layers.0", "forward"] == 200 + 100
+
+
+def test_a_layer_without_a_kernel_of_its_own_has_a_row() -> None:
+    kernels = [generated("cpp_fused_norm_mlp_0", [3, 2]), extern("extern_kernels.mm", UP), *KERNELS[2:]]
+    analysis = analyse(compiled_block(*OPS).recording(), run=run_of(*kernels))
+    (row,) = analysis.rows("layers.0.norm")
+    assert (row.phase, row.time_ns, row.self_time_ns, row.fused_ns, row.calls) == ("forward", 0, 0, 200, None)
+    assert "norm [compiled, fused]" in console_table(analysis)
+
+
+def test_a_layer_of_which_no_kernel_is_left_has_a_row() -> None:
+    kernels = [extern("extern_kernels.mm", UP), extern("torch.ops.aten.cumsum.default", MLP)]
+    (row,) = analyse(compiled_block(*OPS).recording(), run=run_of(*kernels)).rows("layers.0.norm")
+    assert (row.phase, row.time_ns, row.fused_ns, row.compiled) == ("forward", 0, 0, True)
 
 
 def test_total_and_attribution_are_those_without_the_graphs() -> None:
@@ -108,7 +134,7 @@ def test_what_only_looks_at_memory_is_no_kernel() -> None:
 def test_several_kernels_in_one_gap_share_it_in_the_layer_above_them() -> None:
     kernels = [extern("extern_kernels.mm", UP), generated("cpp_a", NORM), generated("cpp_b", MLP)]
     times = self_times(analyse(compiled_block(("aten::mm", 100, 300)).recording(), run=run_of(*kernels)))
-    assert times == {("layers.0", "forward"): 600, ("layers.0.mlp", "forward"): 200}
+    assert times == {("layers.0", "forward"): 600, ("layers.0.mlp", "forward"): 200, ("layers.0.norm", "forward"): 0}
     kernels = [extern("extern_kernels.mm", NORM), generated("cpp_a", UP), generated("cpp_b", MLP)]
     times = self_times(analyse(compiled_block(("aten::mm", 100, 300)).recording(), run=run_of(*kernels)))
     assert times[("layers.0.mlp", "forward")] == 600
@@ -149,7 +175,7 @@ def test_other_calls_than_generated_leave_the_block_whole(ops: list[tuple[str, i
         ({"layers": LAYERS, "compiled": {"*": "of torch"}}, "of torch"),
         ({"layers": LAYERS, "compiled": {"key": {"kernels": [[1, 2]]}}}, compiled_graphs.DAMAGED),
         (run_of(extern("extern_kernels.mm", [9])), compiled_graphs.DAMAGED),
-        (run_of(*KERNELS, inside=[["Net#0", "layers.1", MODULES]]), compiled_regions.NO_LAYER_AROUND),
+        (run_of(*KERNELS, inside=[["Net#0", "layers.1", MODULES]]), compiled_places.NO_LAYER_AROUND),
     ],
 )
 def test_unknown_graphs_leave_the_block_whole_and_say_why(run: dict[str, Any], reason: str) -> None:
@@ -186,6 +212,7 @@ def test_backward_belongs_to_the_layers_whose_forward_it_is_of() -> None:
         ("layers.0.norm", "recompute"): 10,
         ("layers.0.mlp", "recompute"): 30,
         ("layers.0.norm", "backward"): 50,
+        ("layers.0.mlp", "backward"): 0,  # it is named, and no kernel of its own backward is left
     }
 
 

@@ -58,3 +58,14 @@ def test_on_a_device_bars_are_the_time_of_what_was_launched() -> None:
         ("forward", "a", 500, 550),
         ("forward", "b", 550, 580),
     ]
+
+
+def test_backward_is_drawn_from_the_stream_that_works_for_layers() -> None:
+    """Not from that of a collective of several layers, however long it takes."""
+    trace = two_micro_batches()
+    trace.kernel("gemm", 500, 550, launched=22).kernel("gemm", 550, 580, launched=62)
+    trace.kernel("gemm", 600, 650, launched=212, thread=2).kernel("gemm", 660, 700, launched=272, thread=2)
+    trace.node("torch::autograd::AccumulateGrad", 301, 320).op("c10d::allreduce_", 302, 310, thread=2)
+    trace.kernel("ncclDevKernel_AllReduce_Sum", 600, 990, launched=305, thread=2, stream=9)
+    backward = [bar for bar in bars(trace) if bar[0] == "backward"]
+    assert ("backward", "a", 660, 700) in backward and ("backward", "b", 600, 650) in backward
