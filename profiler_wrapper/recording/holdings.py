@@ -1,0 +1,68 @@
+"""Which memory the model and its optimizers hold, as run.json says it (`held`).
+
+    [{"time_ns": unix time, "tensors": {device: [[address, bytes, category, name], ...]}}, ...]
+
+in order of time: one entry when the recording begins, one before and one after each step of an optimizer,
+one when it ends. A category is params, grads, os_params or os_state. `address` is where the storage
+begins, `bytes` how long it is; storages that several tensors share are listed once. What is not told
+at one moment may be held all the same: only the first and the last entry list everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class HeldTensor(NamedTuple):
+    """A storage that the model or an optimizer holds."""
+
+    address: int
+    size_bytes: int
+    category: str  # params, grads, os_params, os_state
+    name: str  # full name of the parameter or buffer; "exp_avg of <name>" for state; "master of <name>"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What was held at one moment."""
+
+    time_ns: int  # unix time
+    tensors: Mapping[str, Sequence[HeldTensor]]  # by device: "cpu", "cuda:0"
+
+
+def holdings_to_list(holdings: Sequence[Holding]) -> list[dict[str, Any]]:
+    """As run.json has it."""
+    return [
+        {
+            "time_ns": holding.time_ns,
+            "tensors": {device: [list(tensor) for tensor in tensors] for device, tensors in holding.tensors.items()},
+        }
+        for holding in holdings
+    ]
+
+
+def read_holdings(told: object) -> tuple[Holding, ...]:
+    """What a run says of it; empty where it says nothing.
+
+    Raises:
+        ValueError: it is not what was written.
+    """
+    if told is None:
+        return ()
+    if not isinstance(told, list):
+        raise ValueError(f"held is a {type(told).__name__}, not a list")
+    try:
+        return tuple(
+            Holding(
+                int(moment["time_ns"]),
+                {
+                    str(device): [HeldTensor(int(t[0]), int(t[1]), str(t[2]), str(t[3])) for t in tensors]
+                    for device, tensors in moment["tensors"].items()
+                },
+            )
+            for moment in told
+        )
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(f"held: {type(error).__name__}: {error}") from error
