@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from profiler_wrapper.errors import ProfilerWrapperError, WrongUse
 
 # torch and matplotlib take seconds to import: each command imports what it needs, so that --help is quick.
 if TYPE_CHECKING:
+    from profiler_wrapper.reports.write import Report, ReportFile
     from profiler_wrapper.result import ProfileResult
 
 FINE, FAILED, WRONG_USE = 0, 1, 2
@@ -64,6 +65,14 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", metavar="FILE_OR_DIR", help="write there; a directory gets the tables, result.json and plots"
     )
     command.add_argument("--force", action="store_true", help="overwrite files")
+
+    command = _command(commands, "snapshot", snapshot)
+    command.add_argument("path", metavar="FILE", help="a pickle of torch.cuda.memory._dump_snapshot; it is not run")
+    command.add_argument("--format", choices=("text", "json"), default="text", help="of the output (default: text)")
+    command.add_argument(
+        "-o", "--output", metavar="FILE_OR_DIR", help="write there; a directory gets the text, the JSON and a plot"
+    )
+    command.add_argument("--force", action="store_true", help="overwrite files")
     return parser
 
 
@@ -95,40 +104,79 @@ def analyze(options: argparse.Namespace) -> None:
         result = load(options.path)
         print(json.dumps(result.to_dict(), indent=2) if options.format == "json" else result)
         return
-    if output.endswith(("/", os.sep)) or Path(output).is_dir():
+    if _is_directory(output):
         _write(_report_writers(Path(output), _stem(options.path)), load, options)
     else:
         report = REPORTS["result" if options.format == "json" else "log"]
-        _write({Path(output): report.write}, load, options)
+        _write({Path(output): (report, report.files[0])}, load, options)
 
 
-Writer = Callable[["ProfileResult", Path], None]
+def snapshot(options: argparse.Namespace) -> None:
+    """Say where the memory is: what a torch memory snapshot holds, who holds it, and how it came to that."""
+    from profiler_wrapper.analysis.allocator_snapshot import allocator_report
+    from profiler_wrapper.recording.atomic import replacing
+    from profiler_wrapper.recording.snapshot_file import read_snapshot
+    from profiler_wrapper.reports.snapshot_text import console_text
+    from profiler_wrapper.reports.write_snapshot import SNAPSHOT_REPORTS, snapshot_json
+
+    output = options.output
+    if output is None:
+        report = allocator_report(read_snapshot(options.path))
+        unicode = (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")
+        print(snapshot_json(report) if options.format == "json" else console_text(report, unicode=unicode))
+        return
+    if _is_directory(output):
+        stem = Path(options.path).stem
+        writers = {Path(output) / f"{stem}{ending}": write for ending, write in SNAPSHOT_REPORTS.items()}
+    else:
+        writers = {Path(output): SNAPSHOT_REPORTS[f"_snapshot.{'json' if options.format == 'json' else 'txt'}"]}
+    _refuse_to_overwrite(writers, options)
+    report = allocator_report(read_snapshot(options.path))
+    for path, write in writers.items():
+        with replacing(path) as beside:
+            write(report, beside)
+        print(path)
 
 
-def _write(writers: Mapping[Path, Writer], load: Callable[[str], ProfileResult], options: argparse.Namespace) -> None:
+def _is_directory(output: str) -> bool:
+    return output.endswith(("/", os.sep)) or Path(output).is_dir()
+
+
+def _refuse_to_overwrite(paths: Iterable[Path], options: argparse.Namespace) -> None:
+    for path in paths:
+        if path.exists() and not options.force:
+            raise FileExistsError(f"File already exists, will not overwrite without --force: {path}")
+
+
+Writers = Mapping[Path, tuple["Report", "ReportFile"]]
+
+
+def _write(writers: Writers, load: Callable[[str], ProfileResult], options: argparse.Namespace) -> None:
     """Write each file whole, or not at all; look for files in the way before the work is done.
+
+    What a result has nothing to say of is left out.
 
     Raises:
         FileExistsError: one of them is there, and --force was not given.
     """
     from profiler_wrapper.recording.atomic import replacing
 
-    for path in writers:
-        if path.exists() and not options.force:
-            raise FileExistsError(f"File already exists, will not overwrite without --force: {path}")
+    _refuse_to_overwrite(writers, options)
     result = load(options.path)
-    for path, write in writers.items():
-        with replacing(path) as beside:
-            write(result, beside)
-        print(path)
+    for path, (report, file) in writers.items():
+        if report.applies(result):
+            with replacing(path) as beside:
+                file.write(result, beside)
+            print(path)
 
 
-def _report_writers(directory: Path, prefix: str) -> dict[Path, Writer]:
+def _report_writers(directory: Path, prefix: str) -> Writers:
     from profiler_wrapper.reports.write import REPORTS
 
     return {
-        directory / report.file_name.replace("<prefix>", prefix).replace("<r>", "0"): report.write
+        directory / file.name.replace("<prefix>", prefix).replace("<r>", "0"): (report, file)
         for report in REPORTS.values()
+        for file in report.files
     }
 
 

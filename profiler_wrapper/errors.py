@@ -11,6 +11,10 @@ class BrokenTrace(ProfilerWrapperError, ValueError):
     """A file is not a readable trace. The message names the file, the byte offset and the cause."""
 
 
+class BrokenSnapshot(ProfilerWrapperError, ValueError):
+    """A file is not a readable memory snapshot. The message names the file, the cause and what to do."""
+
+
 class EmptyRecording(ProfilerWrapperError, ValueError):
     """A recording holds no event that carries time, so there is nothing to report."""
 

@@ -6,19 +6,22 @@ import gzip
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.analysis.analyse import Attributed
 from profiler_wrapper.analysis.layer_lanes import layer_lanes
+from profiler_wrapper.capture.out_of_memory import OutOfMemory
 from profiler_wrapper.capture.runinfo import FULL_SET_WORLD_SIZE, RunInfo
 from profiler_wrapper.notices import tell
 from profiler_wrapper.options import FILES, Options
+from profiler_wrapper.out_of_memory import finish_in_child
 from profiler_wrapper.recording.atomic import replacing
 from profiler_wrapper.recording.lanes import splice_lanes
 from profiler_wrapper.recording.store import RunDirectory
-from profiler_wrapper.reports.write import REPORTS
+from profiler_wrapper.reports.write import REPORTS, ReportFile
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.units import file_size
 
@@ -46,9 +49,10 @@ class WindowFiles:
         if "trace" in wanted:
             self._attempt("the layer lanes", lambda: splice_lanes(main, layer_lanes(found, result.calls)))
         self._move_traces(main, full)
-        for name in REPORTS:
-            if name in wanted:
-                self._attempt(name.replace("_", " "), partial(self._report, name, result))
+        for name, report in REPORTS.items():
+            if name in wanted and report.applies(result):
+                for file in report.files:
+                    self._attempt(name.replace("_", " "), partial(self._report, name, file, result))
         self._write_run(complete=bool(self._run.get("complete", True)) and self._whole)
 
     def write_traces(self, *, main: Path, full: Path | None) -> None:
@@ -56,6 +60,14 @@ class WindowFiles:
         if self._directory is not None:
             self._move_traces(main, full)
             self._write_run(complete=False)
+
+    def write_in_child(self, failure: OutOfMemory, *, main: Path, full: Path | None) -> bool:
+        """As `write`, by a child: this process has hardly any memory left. Whether it did."""
+        self.write_traces(main=main, full=full)
+        if self._directory is None or self.trace_name is None:
+            return False
+        trace = self._directory.path(self.trace_name)
+        return trace in self._written and finish_in_child(failure, self._directory, trace, self.wanted())
 
     def _move_traces(self, main: Path, full: Path | None) -> None:
         wanted = self.wanted()
@@ -80,7 +92,7 @@ class WindowFiles:
         if not options.enabled_record_cuda_average_time:
             left_out.add("time_plot")
         if not options.enable_record_cuda_mm:
-            left_out |= {"memory_plot", "memory_text"}
+            left_out |= {"memory_plot", "memory_text", "categories_plot", "memory_log", "sunbursts"}
         if not options.enable_print_summary:
             left_out.add("log")
         if options.trace is False:
@@ -106,15 +118,19 @@ class WindowFiles:
         size = sum(path.stat().st_size for path in self._written if path.exists())
         return f"{len(self._written)} files, {file_size(size)}, in {self._directory.directory}"
 
-    def _report(self, name: str, result: ProfileResult) -> None:
-        report, directory = REPORTS[name], self._directory_path()
+    def _report(self, name: str, file: ReportFile, result: ProfileResult) -> None:
+        directory = self._directory_path()
+        if file.shared:
+            directory = replace(directory, window="")
+            if directory.path(file.name).exists():
+                return
         if name != "log" or self._options.log_dir is None:
-            self._keep(directory.write_with(report.file_name, lambda path: report.write(result, path)))
+            self._keep(directory.write_with(file.name, lambda path: file.write(result, path)))
             return
-        file_name = directory.path(report.file_name).name
+        file_name = directory.path(file.name).name
         path = self._options.log_dir / (f"{directory.window}_{file_name}" if directory.window else file_name)
         with replacing(path) as beside:
-            report.write(result, beside)
+            file.write(result, beside)
         self._keep(path)
 
     def _move(self, part: Path, name: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.analysis.compiled_graphs import only_called
+from profiler_wrapper.capture.out_of_memory import OutOfMemory
 from profiler_wrapper.capture.runinfo import RunInfo
 from profiler_wrapper.capture.session import safe_name
 from profiler_wrapper.capture.snapshot import AllocatorHistory, SnapshotUnavailable, snapshot_name
@@ -20,6 +21,8 @@ from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.files import WindowFiles
 from profiler_wrapper.notices import tell
 from profiler_wrapper.options import Options
+from profiler_wrapper.out_of_memory import answer
+from profiler_wrapper.recording.holdings import holdings_to_list
 from profiler_wrapper.recording.store import RunDirectory, open_run
 from profiler_wrapper.result import ProfileResult, as_result, attribute_trace
 
@@ -39,6 +42,7 @@ class Finisher:
         describe_compiled: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self.results: list[ProfileResult] = []
+        self.answered = False  # an out-of-memory was
         self._options, self._info, self._describe = options, info, describe
         self._describe_compiled = describe_compiled
         self._followed: dict[str, None] = {}  # names of blocks, in the order they came
@@ -125,27 +129,41 @@ class Finisher:
 
     # -- a window ---------------------------------------------------------------------------------
 
-    def write(self, window: Window) -> None:
-        """Analyse a window, write its files, print its table; nothing of it, if nothing was recorded."""
+    def write(self, window: Window, *, failure: OutOfMemory | None = None) -> None:
+        """Analyse a window, write its files, print its table; nothing of it, if nothing was recorded.
+
+        `failure`: an out-of-memory that ended the window, which is answered.
+        """
         main, full = _choose(window)
         try:
             if main is None:
                 self._tell_nothing(window, "the block ended before its first step")
             else:
-                self._write(window, main, full)
+                self._write(window, main, full, failure)
         finally:
             self._drop_parts({trace.path for trace in (window.full, window.timed) if trace is not None})
+
+    def answer(self, failure: OutOfMemory) -> None:
+        """Answer an out-of-memory that ended no recording, or one that could not be analysed; once."""
+        if not self.answered:
+            self.answered = True
+            answer(failure, self.results[-1] if self.results else None)
 
     def _tell_nothing(self, window: Window, reason: str) -> None:
         more = "more " if self.results else ""
         tell(f"nothing {more}was recorded: {'; '.join(window.warnings) or reason}")
 
-    def _write(self, window: Window, main: RecordedTrace, full: RecordedTrace | None) -> None:
+    def _write(
+        self, window: Window, main: RecordedTrace, full: RecordedTrace | None, failure: OutOfMemory | None
+    ) -> None:
         notes = [*self._notes, *_notes(window, main)]
         self._notes = []
         run = self._describe_run(main, full, notes, complete=window.complete)
         files = WindowFiles(self._options, self._info, self._run_directory(main), run)
         run["trace"] = files.trace_name
+        if failure is not None and failure.starves_this_process:
+            self.answered = files.write_in_child(failure, main=main.path, full=full.path if full is not None else None)
+            return
         try:
             found = attribute_trace(main.path, run=run)
             run["compiled"] = only_called(run["compiled"], found.recording)
@@ -161,6 +179,9 @@ class Finisher:
             files.write_traces(main=main.path, full=full.path if full is not None else None)
             raise
         self.results.append(result)
+        if failure is not None:
+            self.answered = True
+            answer(failure, result, found=found, trace=main.path if main.shapes else None)
         files.write(result, found, main=main.path, full=full.path if full is not None else None)
         if self._options.enable_print_summary and self._prints:
             sys.stdout.write(f"{result.table(order='cost', rows=PRINTED_ROWS - 1)}\n{files.summary()}\n")
@@ -195,6 +216,7 @@ class Finisher:
             "warnings": notes,
             "layers": list(self._describe()),
             "compiled": self._compiled(notes),
+            "held": holdings_to_list(main.held),
         }
 
     def _compiled(self, notes: list[str]) -> dict[str, Any]:

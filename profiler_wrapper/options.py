@@ -21,7 +21,7 @@ PREFIXES = {True: "opensora", False: "cogvideo", None: "profile"}
 FILES = {
     "trace": "<prefix>_trace.json",
     "full_trace": "<prefix>_full_trace.json",
-    **{name: report.file_name for name, report in REPORTS.items()},
+    **{name: ", ".join(file.name for file in report.files) for name, report in REPORTS.items()},
 }
 Trace = Literal["json", "json.gz", False]
 

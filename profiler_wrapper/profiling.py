@@ -6,8 +6,11 @@ import atexit
 from collections.abc import Callable
 
 from profiler_wrapper import __version__
+from profiler_wrapper.capture.holdings import HeldMemory
 from profiler_wrapper.capture.layers import find_roots
+from profiler_wrapper.capture.optimizers import find_optimizers
 from profiler_wrapper.capture.others import profiler_is_on, profiler_is_waiting
+from profiler_wrapper.capture.out_of_memory import OutOfMemory, out_of_memory
 from profiler_wrapper.capture.parts import FirstCall, is_part
 from profiler_wrapper.capture.phases import in_backward
 from profiler_wrapper.capture.recorder import Recorder
@@ -28,13 +31,14 @@ class Profiling:
     """What stands behind one `ProfilerWrapper`.
 
     Raises:
-        WrongUse: `model` holds no module, or `options.layers` is no selection.
+        WrongUse: `model` holds no module, `options.layers` is no selection, or `optimizer` is none.
     """
 
-    def __init__(self, model: object | None, options: Options) -> None:
+    def __init__(self, model: object | None, options: Options, *, optimizer: object | None = None) -> None:
         self.finisher: Finisher | None = None
         self._model, self._options = model, options
         self._scopes = LayerScopes(model, layers=options.layers, on_root_enter=self._root_enters)
+        self._held_memory = HeldMemory(self._scopes.roots, find_optimizers(optimizer))
         self._recorder: Recorder | None = None
         self._first_call = FirstCall()
         self._updates = Updates()
@@ -47,6 +51,8 @@ class Profiling:
         self._failed = False  # and that was said
         self._reported = False  # a window was, be it empty
         self._held = False  # the recording goes on though the block was left
+        self._out_of_memory: OutOfMemory | None = None  # ended the block
+        self._while_recording = False  # it did
 
     # -- the block --------------------------------------------------------------------------------
 
@@ -113,6 +119,7 @@ class Profiling:
             return
         if error is not None:
             recorder.note(f"the block was left by {type(error).__name__}", incomplete=True)
+            self._out_of_memory, self._while_recording = out_of_memory(error), not recorder.over
         elif self._held and not recorder.over:
             return
         elif self._may_be_entered_again(recorder):
@@ -149,6 +156,7 @@ class Profiling:
             marks=self._scopes,
             new_session=self._new_session,
             part_path=self.finisher.part_path,
+            held=self._held_memory,
             on_failure=self._failure,
             on_over=self.finisher.end_history,
             on_window=lambda: self._safely("writing the reports of", self._report),
@@ -222,6 +230,8 @@ class Profiling:
             finally:
                 self._scopes.detach()
             self._report()
+            if self._out_of_memory is not None and self.finisher is not None:
+                self.finisher.answer(self._out_of_memory)
             if not self._reported:
                 ended = recorder.counter.ended
                 tell(f"nothing was recorded: the block ended after {ended} steps, before any that was asked for")
@@ -235,7 +245,8 @@ class Profiling:
             for warning in self._scopes.warnings:
                 window.warn(warning)
             if not (window.empty and self._failed):
-                self.finisher.write(window)
+                ended_by_it = self._while_recording and not self._recorder.windows
+                self.finisher.write(window, failure=self._out_of_memory if ended_by_it else None)
 
     def _at_exit(self) -> None:
         if self._recorder is not None and self._recorder.at_home:

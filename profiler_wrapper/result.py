@@ -15,6 +15,7 @@ from profiler_wrapper.analysis.analyse import Attributed, analyse, attributed
 from profiler_wrapper.analysis.model import Analysis, LayerRow
 from profiler_wrapper.analysis.series import Track
 from profiler_wrapper.errors import BrokenTrace, UnknownLayer
+from profiler_wrapper.recording.holdings import read_holdings
 from profiler_wrapper.recording.reader import read
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.result_json import from_dict, to_dict
@@ -103,17 +104,32 @@ def load(path: str | os.PathLike[str]) -> ProfileResult:
         path = _result_or_trace(path)
     if path.name == RESULT_FILE:
         return as_result(from_dict(_json(path)))
-    run_file = path.parent / RUN_FILE
-    return analyse_trace(path, run=_run_of(run_file) if run_file.is_file() else None)
+    return analyse_trace(path, run=run_beside(path))
 
 
-def _run_of(path: Path) -> dict[str, Any]:
+def run_beside(trace: Path) -> dict[str, Any] | None:
+    """What the run.json beside a trace says of it; what was held, only of the trace that it names. None without one.
+
+    Raises:
+        BrokenTrace: it is not what was written.
+    """
+    path = trace.parent / RUN_FILE
+    if not path.is_file():
+        return None
     run = _json(path)
     layers, compiled = run.get("layers", []), run.get("compiled", {})
     if not (isinstance(layers, list) and all(isinstance(layer, dict) for layer in layers)):
         raise BrokenTrace(f"{path}: its layers are not what was written. Delete it, and the trace is read alone.")
     if not isinstance(compiled, dict):
         raise BrokenTrace(f"{path}: its compiled is not what was written. Delete it, and the trace is read alone.")
+    try:
+        read_holdings(run.get("held"))
+    except ValueError as error:
+        raise BrokenTrace(
+            f"{path}: its held is not what was written ({error}). Delete it, and the trace is read alone."
+        ) from error
+    if str(run.get("trace")).removesuffix(".gz") != trace.name.removesuffix(".gz"):
+        run.pop("held", None)
     return run
 
 

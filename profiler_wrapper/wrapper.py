@@ -66,9 +66,12 @@ class ProfilerWrapper:
         prefix: of file names, instead of what `is_st` stands for.
         run_name: name of the run's directory; the same on all ranks.
         files: `"auto"`, `"all"`, or some of `trace`, `full_trace`, `result`, `time_plot`, `memory_plot`,
-            `memory_text`, `log`.
+            `memory_text`, `log`, `categories_plot`, `memory_log`, `sunbursts`.
         trace: `"json"`, `"json.gz"` or False; None: plain, gzipped past 8 ranks.
         rank, device_mesh: where they cannot be found out.
+        optimizer: whose state and copies of parameters count as such: one, or several in a list or dict. Those
+            of torch are found by their steps, so it takes one only where the optimizer's state was there before
+            the block, or where torch does not see the steps: anything with `param_groups` and `state`.
 
     Raises:
         WrongUse: an argument means nothing here. Nothing else is ever raised: a failure of ours is one
@@ -101,6 +104,7 @@ class ProfilerWrapper:
         trace: Literal["json", "json.gz"] | bool | None = None,
         rank: int | None = None,
         device_mesh: object | None = None,
+        optimizer: object | None = None,
     ) -> None:
         if isinstance(model, bool):
             if is_st is not None:
@@ -131,7 +135,7 @@ class ProfilerWrapper:
             enable_print_summary=enable_print_summary,
         )
         self._off = options.off
-        self._profiling = Profiling(model, options)
+        self._profiling = Profiling(model, options, optimizer=optimizer)
 
     def __enter__(self) -> ProfilerWrapper:
         self._profiling.enter()

@@ -1,15 +1,12 @@
 """What is true of a model or a trace, found without any code of the package.
 
-Three truths, each obtained another way than the package obtains it:
+Truths, each obtained another way than the package obtains it; `saved_tensors.py` has one more:
 
 - `NodeTruth`: which layer made each autograd node. The package reads a trace: marks, times, flows and
   sequence numbers of ops. This truth has no profiler: it wraps the modules' `_call_impl` and `forward`
   and notes autograd's own counter whenever the innermost module changes, so each number handed out in
   between belongs to that module. Which nodes really run is read from the graphs given to
   `torch.autograd.backward`.
-- `SavedTensorTruth`: bytes that backward keeps per layer. The package reads allocation events of a
-  trace. This truth sees the tensors themselves: `saved_tensors_hooks`, one entry per storage, without
-  parameters; a storage belongs to the module in whose forward an op first returned it.
 - `device_total_ns` and `cpu_total_ns`: totals of a trace from the plain `json` module, decimals and a
   sweep line.
 """
@@ -20,17 +17,14 @@ import gzip
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
-from module_stack import OUTSIDE, ModuleStack, layer_names, root_name
+from module_stack import OUTSIDE, ModuleStack, layer_names
 
 MARK_PREFIX = "layer: "  # spelled out here on purpose: the truths import nothing of the package
 
@@ -128,81 +122,6 @@ def numbered_backward_events(path: Path | str) -> list[BackwardEvent]:
                 name = name.split(": ", 1)[1]
             found.append(BackwardEvent(args["Sequence number"], name, event["tid"], _ns(event["ts"])))
     return found
-
-
-# --- saved tensors --------------------------------------------------------------------------------
-
-
-class SavedTensorTruth:
-    """Bytes that autograd keeps for backward per layer that allocated them, in one forward.
-
-    `self_bytes[layer]` counts each storage once, whole, under the innermost module in whose forward an op
-    first returned it; `OUTSIDE` has what came in from outside (inputs). Parameters and buffers are left out.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._names = layer_names(model)
-        self._owner: dict[int, tuple[Any, str]] = {}  # storage -> (kept alive, so no address is used twice; layer)
-        self.self_bytes: dict[str, int] = {}
-
-    def __enter__(self) -> SavedTensorTruth:
-        held = [*self._model.parameters(), *self._model.buffers()]
-        self._given = {tensor.untyped_storage()._cdata: tensor for tensor in held}
-        self._saved: dict[int, int] = {}
-        self._stack = ModuleStack(self._model, self._names)
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
-        self._mode = _Storages(self._seen)
-        self._mode.__enter__()
-        self._hooks.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._hooks.__exit__(*exception)
-        self._mode.__exit__(*exception)
-        self._stack.close()
-        totals: dict[str, int] = defaultdict(int)
-        for storage, size in self._saved.items():
-            totals[self._owner[storage][1] if storage in self._owner else OUTSIDE] += size
-        self.self_bytes = dict(totals)
-        self._owner.clear()
-
-    def bytes_inside(self, layer: str) -> int:
-        """What `layer` and every layer below it keep; the root has everything made inside the model."""
-        if layer == root_name(self._model):
-            return sum(size for name, size in self.self_bytes.items() if name != OUTSIDE)
-        return sum(size for name, size in self.self_bytes.items() if name == layer or name.startswith(f"{layer}."))
-
-    def _seen(self, tensor: torch.Tensor, *, new: bool) -> None:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._owner and storage._cdata not in self._given:
-            self._owner[storage._cdata] = (storage, self._stack.innermost if new else OUTSIDE)
-
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._given:
-            self._saved[storage._cdata] = storage.nbytes()
-        return tensor
-
-
-class _Storages(TorchDispatchMode):
-    """Tells of every tensor that an op is given, then of every one that it returns."""
-
-    def __init__(self, tell: Callable[..., None]) -> None:
-        super().__init__()
-        self._tell = tell
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # What `torch.tensor` makes is first seen as the argument of `lift_fresh`, and is new all the same.
-        self._tell_all((args, kwargs), new=func is torch.ops.aten.lift_fresh.default)
-        result = func(*args, **(kwargs or {}))
-        self._tell_all(result, new=True)
-        return result
-
-    def _tell_all(self, values: Any, *, new: bool) -> None:
-        for value in tree_iter(values):
-            if isinstance(value, torch.Tensor):
-                self._tell(value, new=new)
 
 
 # --- totals of a trace ----------------------------------------------------------------------------

@@ -34,16 +34,21 @@ from profiler_wrapper.analysis.layer_time import (
     unattributed_rows,
 )
 from profiler_wrapper.analysis.layer_tree import LayerTree, find_layers
+from profiler_wrapper.analysis.memory_model import MemoryUse
+from profiler_wrapper.analysis.memory_summary import memory_summary
+from profiler_wrapper.analysis.memory_use import memory_use
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.analysis.series import Track, function_series, named_series
 from profiler_wrapper.analysis.steps import Steps, find_iterations, find_steps
 from profiler_wrapper.analysis.trace_run import run_of_trace
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Recording
+from profiler_wrapper.recording.holdings import Holding, read_holdings
 from profiler_wrapper.recording.marks import parse_mark
 from profiler_wrapper.recording.nesting import Nesting, crossed, nest
 
 _UNEVEN = 1.5  # times the median step
+_OF_USE_WITH_A_TRACE_ONLY = ("compiled", "held")  # of what is known of a run
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,7 +174,9 @@ def tables(found: Attributed, *, run: Mapping[str, Any], track: Sequence[Track] 
     """Everything the tables say of an attributed recording."""
     recording, charges, attribution, tree = found.recording, found.charges, found.attribution, found.tree
     run = {**run_of_trace(recording, found.steps.number), **run}
-    memory = device_memory(recording)
+    holdings, memory_notes = _holdings(run)
+    memory = device_memory(recording, holdings)
+    use = None if memory is None else _memory_use(found, memory)
     node_starts = np.sort(recording.spans.start_ns[attribution.is_node])
     per_call = None if memory is None else call_memory(recording, found.calls, memory, node_starts)
     exposed, exposed_total = exposed_communication(recording, charges)
@@ -179,14 +186,14 @@ def tables(found: Attributed, *, run: Mapping[str, Any], track: Sequence[Track] 
     names = [item for item in track if not callable(item)]
     iterations = find_iterations(recording)
     per = iterations if len(iterations) > 1 else found.steps  # the points of the series
-    notes = _notes(found, memory)
+    notes = [*_notes(found, memory), *memory_notes, *(use.notes if use is not None else ())]
     series = named_series(recording, found.enclosing, charges, per, names, notes)
     series |= function_series(recording, tree, attribution, charges, per, functions, notes)
     return Analysis(
         time_basis=charges.basis,
         complete=recording.complete and bool(run.get("complete", True)),
         warnings=(*_strings(run.get("warnings")), *recording.warnings, *found.notes, *notes),
-        run={name: told for name, told in run.items() if name != "compiled"},  # of use with a trace only
+        run={name: told for name, told in run.items() if name not in _OF_USE_WITH_A_TRACE_ONLY},
         time=totals(recording, attribution, charges, exposed_total),
         unattributed=unattributed_rows(attribution, charges),
         layers=layer_rows(tree, attribution, charges, found.cpu, exposed, idle, found.calls, per_call, fused_ns),
@@ -194,8 +201,9 @@ def tables(found: Attributed, *, run: Mapping[str, Any], track: Sequence[Track] 
         classes=class_rows(attribution, charges),
         steps=step_rows(attribution, charges, found.steps, _peaks(found.steps, memory)),
         series=series,
-        memory=_memory_summary(memory),
+        memory=memory_summary(use),
         calls=_calls(found, per_call),
+        memory_use=use,
     )
 
 
@@ -230,21 +238,25 @@ def _peaks(steps: Steps, memory: DeviceMemory | None) -> list[int | None]:
     return peaks
 
 
-def _memory_summary(memory: DeviceMemory | None) -> dict[str, Any]:
-    if memory is None:
-        return {"device": None, "allocated_bytes": None, "reserved_bytes": None, "peak": None, "categories": None}
-    peak = int(np.argmax(memory.allocated))
-    return {
-        "device": memory.device,
-        "allocated_bytes": int(memory.allocated[-1]),
-        "reserved_bytes": int(memory.reserved[-1]) if memory.device != "cpu" else None,
-        "peak": {
-            "allocated_bytes": int(memory.allocated[peak]),
-            "reserved_bytes": int(memory.reserved.max()) if memory.device != "cpu" else None,
-            "time_ns": int(memory.time_ns[peak]),
-        },
-        "categories": None,
-    }
+def _holdings(run: Mapping[str, Any]) -> tuple[tuple[Holding, ...], list[str]]:
+    """What the run says of held memory, and a note where it cannot be read."""
+    try:
+        return read_holdings(run.get("held")), []
+    except ValueError as error:
+        return (), [f"what the model and its optimizers held is left out, because the run tells it wrongly: {error}"]
+
+
+def _memory_use(found: Attributed, memory: DeviceMemory) -> MemoryUse:
+    return memory_use(
+        found.recording,
+        found.nesting,
+        found.tree,
+        found.attribution,
+        found.charges,
+        found.calls,
+        found.steps,
+        memory,
+    )
 
 
 def _notes(found: Attributed, memory: DeviceMemory | None) -> list[str]:
@@ -260,7 +272,9 @@ def _notes(found: Attributed, memory: DeviceMemory | None) -> list[str]:
     if memory is None:
         notes.append("memory is not available, because the trace has no allocation events (profile_memory=True)")
     elif memory.device == "cpu":
-        notes.append("on a CPU, memory counts from the start of the recording, and reserved is not available")
+        held = "what was there before is what the model and its optimizers held"
+        since = held if len(memory.told) else "memory counts from the start of the recording"
+        notes.append(f"on a CPU, {since}, and reserved is not available")
     notes += _uneven_steps(found.steps)
     notes.append("FLOPs are not available: this version does not count them")
     return notes

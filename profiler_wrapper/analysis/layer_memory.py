@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.recording.columns import Bool, Int32, Int64, MemoryEvents, Recording
+from profiler_wrapper.analysis.memory_before import Before, MissingFrees, blocks_before, missing_frees
+from profiler_wrapper.analysis.memory_told import Told, told_of
+from profiler_wrapper.recording.columns import Int32, Int64, Recording
+from profiler_wrapper.recording.holdings import Holding
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.layer_calls import CallTree
@@ -17,7 +21,10 @@ _CPU = 0
 
 
 class DeviceMemory(NamedTuple):
-    """The memory events of one device, in time order."""
+    """The memory events of one device, in time order.
+
+    On a CPU the frees that a trace lacks are among them, on lane -1, see `memory_before`.
+    """
 
     device: str  # "cpu", "cuda:0", ...; a CPU's allocator reserves nothing
     lane: Int32
@@ -26,11 +33,9 @@ class DeviceMemory(NamedTuple):
     size_bytes: Int64
     allocated: Int64  # after each event
     reserved: Int64
-
-    @property
-    def allocated_at_start(self) -> int:
-        """Allocated before the first event."""
-        return int(self.allocated[0] - self.size_bytes[0]) if len(self.allocated) else 0
+    allocated_at_start: int  # before the first event
+    before: Before  # what is known of it
+    told: Told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,8 +51,12 @@ class CallMemory:
     self_retained: Int64
 
 
-def device_memory(recording: Recording) -> DeviceMemory | None:
+def device_memory(recording: Recording, holdings: Sequence[Holding] = ()) -> DeviceMemory | None:
     """The memory events of the device that has most of them, an accelerator before the CPU.
+
+    An accelerator's allocator states what is allocated. On a CPU the stated total only counts what
+    happened while some profile ran, so it is counted anew: what the events allocate, and what was
+    there before, as far as `holdings` or a free tell of it. Differences are exact.
 
     None where the recording has no memory events.
     """
@@ -61,15 +70,45 @@ def device_memory(recording: Recording) -> DeviceMemory | None:
         candidates, counts = candidates[accelerated], counts[accelerated]
     key = int(candidates[np.argmax(counts)])
     chosen = keys == key
+    device = _device_name(key)
+    told = told_of(recording, holdings, device)
+    time_ns, address, size_bytes = memory.time_ns[chosen], memory.address[chosen], memory.size_bytes[chosen]
+    before = blocks_before(time_ns, address, size_bytes, told, on_cpu=device == "cpu")
+    if device == "cpu":
+        events = _Events(memory.lane[chosen], time_ns, address, size_bytes)
+        events = events.with_frees(missing_frees(time_ns, address, size_bytes, told, before, _zero_grads(recording)))
+        start = int(before.size_bytes.sum())
+        allocated = start + np.cumsum(events.size_bytes)
+        return DeviceMemory(device, *events, allocated, np.zeros_like(allocated), start, before, told)
+    allocated = memory.total_allocated_bytes[chosen]
+    reserved = memory.total_reserved_bytes[chosen]
+    start = int(allocated[0] - size_bytes[0])
     return DeviceMemory(
-        _device_name(key),
-        memory.lane[chosen],
-        memory.time_ns[chosen],
-        memory.address[chosen],
-        memory.size_bytes[chosen],
-        _running_total(memory, chosen, on_cpu=key < 4096),
-        memory.total_reserved_bytes[chosen],
+        device, memory.lane[chosen], time_ns, address, size_bytes, allocated, reserved, start, before, told
     )
+
+
+class _Events(NamedTuple):
+    lane: Int32
+    time_ns: Int64
+    address: Int64
+    size_bytes: Int64
+
+    def with_frees(self, frees: MissingFrees) -> _Events:
+        at = frees.event
+        return _Events(
+            np.insert(self.lane, at, -1),
+            np.insert(self.time_ns, at, frees.time_ns),
+            np.insert(self.address, at, frees.address),
+            np.insert(self.size_bytes, at, -frees.size_bytes),
+        )
+
+
+def _zero_grads(recording: Recording) -> Int64:
+    """When calls of an optimizer's `zero_grad` ended, ascending."""
+    spans = recording.spans
+    names = [i for i, name in enumerate(recording.names) if name.startswith("Optimizer.zero_grad#")]
+    return np.sort(spans.end_ns[np.isin(spans.name, names)])
 
 
 def _device_name(key: int) -> str:
@@ -80,36 +119,17 @@ def _device_name(key: int) -> str:
     return f"{names.get(device_type, 'device')}:{index}"
 
 
-def _running_total(memory: MemoryEvents, chosen: Bool, *, on_cpu: bool) -> Int64:
-    """Allocated after each event.
-
-    An accelerator's allocator states it. On a CPU the stated total only counts what happened while
-    some profile ran, so it is counted anew: what the events allocate, and what was there before, as
-    far as one of them frees it. Differences are exact.
-    """
-    if not on_cpu:
-        return memory.total_allocated_bytes[chosen]
-    size = memory.size_bytes[chosen]
-    first, second = _neighbours(memory.address[chosen])
-    allocated_before = size < 0
-    allocated_before[second[size[first] > 0]] = False
-    return np.cumsum(size) - int(size[allocated_before].sum())
-
-
 def freed_at(memory: DeviceMemory) -> Int64:
-    """Per event: the index of the event that frees what it allocated; a huge number for never."""
+    """Per event: the index of the event that frees what it allocated; a huge number for never.
+
+    What is allocated where another block has not been freed shows that that one is gone.
+    """
     freed = np.full(len(memory.time_ns), _STILL_ALIVE, dtype=np.int64)
-    first, second = _neighbours(memory.address)
-    pairs = (memory.size_bytes[first] > 0) & (memory.size_bytes[second] < 0)
+    order = np.argsort(memory.address, kind="stable")
+    first, second = order[:-1], order[1:]
+    pairs = (memory.address[first] == memory.address[second]) & (memory.size_bytes[first] > 0)
     freed[first[pairs]] = second[pairs]
     return freed
-
-
-def _neighbours(address: Int64) -> tuple[Int64, Int64]:
-    """Pairs of events that follow one another at one address."""
-    order = np.argsort(address, kind="stable")
-    same = address[order[:-1]] == address[order[1:]]
-    return order[:-1][same], order[1:][same]
 
 
 def call_memory(recording: Recording, calls: CallTree, memory: DeviceMemory, node_starts_ns: Int64) -> CallMemory:
@@ -145,8 +165,8 @@ def _highest(values: Int64, first: Int64, last: Int64) -> Int64:
 def _keeping_moments(recording: Recording, calls: CallTree, node_starts_ns: Int64) -> Int64:
     """Per call, the instant at which what it allocated and is alive counts as retained.
 
-    That is when the outermost forward around it ends; where a backward begins before the same
-    outermost layer is entered again, it is then: outputs that nobody kept are gone by that time.
+    That is when the outermost forward around it ends; where a backward follows, it is when that begins
+    or the same outermost layer is entered again: outputs that nobody kept are gone by that time.
     """
     spans = recording.spans
     outermost = np.arange(len(calls))
@@ -162,7 +182,7 @@ def _keeping_moments(recording: Recording, calls: CallTree, node_starts_ns: Int6
     end = spans.end_ns[calls.span]
     nodes = np.append(node_starts_ns, _STILL_ALIVE)
     backward = nodes[np.searchsorted(nodes, end)]
-    moment: Int64 = np.where(backward < next_entry, backward, end)[outermost]
+    moment: Int64 = np.where(backward < _STILL_ALIVE, np.minimum(backward, next_entry), end)[outermost]
     return moment
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from profiler_wrapper.analysis.model import Phase
+from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.recording.columns import Int64
 
 Category = Literal[

@@ -10,22 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-SCHEMA_VERSION = 1
+from profiler_wrapper.analysis.memory_model import MemoryUse
+from profiler_wrapper.analysis.phase import FORWARD_PHASES as FORWARD_PHASES
+from profiler_wrapper.analysis.phase import PHASES as PHASES
+from profiler_wrapper.analysis.phase import Phase as Phase
 
-Phase = Literal[
-    "forward",
-    "prefill",
-    "decode",
-    "backward",
-    "recompute",
-    "accumulate_grad",
-    "optimizer",
-    "other",
-]
-PHASES: tuple[Phase, ...] = (
-    "forward", "prefill", "decode", "backward", "recompute", "accumulate_grad", "optimizer", "other",
-)  # fmt: skip
-FORWARD_PHASES: tuple[Phase, ...] = ("forward", "prefill", "decode")
+SCHEMA_VERSION = 1
 
 # Why device time has no layer.
 LAUNCHED_BEFORE = "launched before the trace"
@@ -69,7 +59,7 @@ class LayerRow:
     entry_allocated_bytes: float | None  # allocated when the layer is entered: mean over calls
     entry_reserved_bytes: float | None
     peak_bytes: int | None  # highest allocated while inside, over all calls
-    retained_bytes: float | None  # allocated inside and alive when the outermost forward ends: mean over calls
+    retained_bytes: float | None  # allocated inside and kept for backward (without one: by callers): mean over calls
     self_retained_bytes: float | None
     shared: bool  # one instance under several names
     compiled: bool  # its code is compiled, or is part of what is
@@ -175,6 +165,7 @@ class Analysis:
     series: Mapping[str, tuple[float | None, ...]]  # name -> per step or entry; us, or a function's own
     memory: Mapping[str, Any]
     calls: tuple[LayerCall, ...] = ()  # not in result.json
+    memory_use: MemoryUse | None = None  # not in result.json; None where no allocation was recorded
     summary: Mapping[str, Any] = field(default_factory=dict)
 
     def rows(self, layer: str) -> tuple[LayerRow, ...]:

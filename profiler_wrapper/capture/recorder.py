@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from profiler_wrapper.capture.counting import Ended, StepCounter
 from profiler_wrapper.capture.growth import GrowthBound
+from profiler_wrapper.capture.holdings import HeldMemory
 from profiler_wrapper.capture.others import profiler_is_on, profiler_is_waiting
 from profiler_wrapper.capture.phases import in_backward
 from profiler_wrapper.capture.session import Session
-from profiler_wrapper.capture.signals import compilations, on_optimizer_step
+from profiler_wrapper.capture.signals import OptimizerSteps, compilations
 from profiler_wrapper.capture.steps import AutoPlan, Decision, Mode, OpenPlan, Plan, StepFacts, WindowPlan
 from profiler_wrapper.capture.tape import Tape
 from profiler_wrapper.capture.window import Window
@@ -51,6 +52,7 @@ class Recorder:
         plan: what to record of which step.
         marks: what marks the layers while something is recorded.
         new_session, part_path: see `Tape`.
+        held: what tells which memory the model and its optimizers hold.
         on_failure: told what failed.
         on_over: told once that nothing more will be recorded.
         on_window: told that a window has ended while the loop runs on.
@@ -64,6 +66,7 @@ class Recorder:
         marks: LayerMarks,
         new_session: Callable[[Mode], Session],
         part_path: Callable[[str], Path],
+        held: HeldMemory,
         on_failure: Callable[[str, Exception], None],
         on_over: Callable[[], None] = lambda: None,
         on_window: Callable[[], None] = lambda: None,
@@ -75,10 +78,11 @@ class Recorder:
         self._plan, self._marks, self._on_failure = plan, marks, on_failure
         self._on_over, self._on_window = on_over, on_window
         self._growth = growth or GrowthBound()
-        self._tape = Tape(new_session=new_session, part_path=part_path, before_another=self._before_another)
+        self._held = held
+        self._tape = Tape(new_session=new_session, part_path=part_path, before_another=self._before_another, held=held)
         self._mode = Mode.IDLE
         self._marking = False
-        self._steps_hook: Any = None
+        self._steps_hook: OptimizerSteps | None = None
         self._phases: set[str] = set()
         self._owes_step = False  # prof.step() was called inside of backward
         self._calls_elsewhere = False
@@ -97,6 +101,10 @@ class Recorder:
         return self._home == (os.getpid(), threading.get_ident())
 
     @property
+    def _is_same_process(self) -> bool:
+        return self._home[0] == os.getpid()
+
+    @property
     def _is_another_thread(self) -> bool:
         process, thread = self._home
         return process == os.getpid() and thread != threading.get_ident()
@@ -107,7 +115,7 @@ class Recorder:
         """Begin. Raises what torch raises, with nothing left behind."""
         self._home = (os.getpid(), threading.get_ident())
         try:
-            self._steps_hook = on_optimizer_step(self.optimizer_stepped)
+            self._steps_hook = OptimizerSteps(before=self.optimizer_steps, after=self.optimizer_stepped)
             self._compilations = compilations()
             self._switch_to(self._plan.first())
         except BaseException:
@@ -165,12 +173,19 @@ class Recorder:
         else:
             self._safely("prof.step()", lambda: self._count(self.counter.user_step()))
 
-    def optimizer_stepped(self, optimizer: Hashable) -> None:
+    def optimizer_steps(self, optimizer: Callable[[], Any]) -> None:
+        """Some optimizer is about to make a step; on a thread of the engine, if it is in a hook of backward."""
+        if self._tape.running and self._is_same_process:
+            self._held.before_step(optimizer)
+
+    def optimizer_stepped(self, optimizer: Callable[[], Any]) -> None:
         """Some optimizer has made a step.
 
         Inside of backward that ends nothing: the engine puts torch's state of a profiler back as it was
         when backward began, so none may begin or end there. What changed the parameters is seen later.
         """
+        if self._tape.running and self._is_same_process:
+            self._held.after_step(optimizer)
         if not in_backward():
             self._safely("the optimizer's step", lambda: self._count(self.counter.optimizer_step(optimizer)))
 

@@ -75,6 +75,7 @@ class LayerScopes:
         self._attached = False
         self._entrances: dict[int, _Entrance] = {}  # by id of the module called
         self._alive: dict[int, weakref.ref[nn.Module]] = {}
+        self._roots: dict[str, tuple[weakref.ref[nn.Module], bool]] = {}  # by label; named by its user?
         self._targets: dict[tuple[str, str], _Target] = {}  # by root and path, in model order
         self._plain: set[type] = set()  # classes that wrap nothing
         self._thread = _OpenCalls()
@@ -85,6 +86,7 @@ class LayerScopes:
             return
         unnamed, self._unnamed = self._unnamed, ()
         for root in unnamed:
+            self._roots[root.label] = weakref.ref(root.module), root.named
             # What several roots share goes by its name in the first.
             self._add_layers(one for one in name_layers(root, self._select) if id(one.module) not in self._entrances)
         if unnamed and len(self._targets) <= len(unnamed) and self._select not in ("auto", 0):
@@ -107,6 +109,11 @@ class LayerScopes:
     def describe(self) -> list[dict[str, Any]]:
         """What is known of each layer, in model order, as plain data."""
         return [target.description() for target in self._targets.values()]
+
+    def roots(self) -> tuple[Root, ...]:
+        """The models known so far, those that are still there."""
+        alive = ((label, reference(), named) for label, (reference, named) in self._roots.items())
+        return tuple(Root(label, module, named) for label, module, named in alive if module is not None)
 
     def is_part(self, module: nn.Module) -> bool | None:
         """Whether `module` lies in a model that was given, and is none itself; None where that cannot be told."""
@@ -207,6 +214,7 @@ class LayerScopes:
         if not self._finds_roots or self._thread.open or in_backward() or is_part_of_a_model(module):
             return None
         root = Root(self._labels.take(module), module)
+        self._roots[root.label] = weakref.ref(module), False
         self._add_layers(name_layers(root, self._select))
         if not any(True for _ in module.parameters()):
             # A loss made anew for every step is one row, not a thousand.

@@ -4,31 +4,45 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from profiler_wrapper.capture import calls
 
 is_compiling = torch.compiler.is_compiling
 
 
-def on_optimizer_step(stepped: Callable[[Hashable], None]) -> Any:
-    """Call `stepped` after each step of any optimizer, with a weak reference to it.
+Told = Callable[[Callable[[], Any]], None]  # with a weak reference to an optimizer, which is hashable
 
-    The handle's `remove()` ends it. Steps that `torch.compile` has compiled are not told: Dynamo finds
-    nothing to trace here, and `Updates` sees what they did.
+
+class OptimizerSteps:
+    """Tells of each step of any optimizer, just before and after, until `remove()`.
+
+    Steps that `torch.compile` has compiled are not told: Dynamo finds nothing to trace here, and
+    `Updates` sees what they did.
     """
 
-    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not is_compiling():
-            stepped(weakref.ref(optimizer))
+    def __init__(self, *, before: Told, after: Told) -> None:
+        def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if not is_compiling():
+                before(weakref.ref(optimizer))
 
-    calls._skip(after_step, and_below=True)
-    return register_optimizer_step_post_hook(after_step)
+        def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if not is_compiling():
+                after(weakref.ref(optimizer))
+
+        calls._skip(before_step, and_below=True)
+        calls._skip(after_step, and_below=True)
+        self._handles = (register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step))
+
+    def remove(self) -> None:
+        """Tell nothing more; a second call does nothing."""
+        for handle in self._handles:
+            handle.remove()
 
 
 class Updates:

@@ -1,4 +1,4 @@
-"""The allocator's history, dumped as a pickle that pytorch.org/memory_viz opens."""
+"""The allocator's history, dumped as a pickle that `python -m profiler_wrapper snapshot` reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 
+from profiler_wrapper.recording.atomic import replacing
+
 MOST_ENTRIES = 100_000  # a few hundred bytes each; without a bound the history grows for ever
+MOST_FAILURES = 3  # snapshots of failed allocations: a search for the largest batch fails again and again
 
 
 class SnapshotUnavailable(RuntimeError):
@@ -20,12 +23,24 @@ class AllocatorHistory:
     """Records every allocation on the GPU with its Python stack, between `start()` and `stop()`.
 
     `stacks="all"` would add the C++ frames: dumping those took 461 s where Python's took 4.
+
+    Args:
+        most_entries: what of the history is kept, the newest.
+        failure_path: where a snapshot goes when an allocation cannot be met. It is taken at that moment, before
+            torch raises: afterwards the stack is unwound and what it held is free. Without a path none is taken.
+
+    Attributes:
+        failures: the snapshots of failed allocations that were written.
+        problems: why others were not.
     """
 
-    def __init__(self, *, most_entries: int = MOST_ENTRIES) -> None:
-        self._most_entries = most_entries
+    def __init__(self, *, most_entries: int = MOST_ENTRIES, failure_path: Callable[[], Path] | None = None) -> None:
+        self._most_entries, self._failure_path = most_entries, failure_path
         self._started = False  # by us
+        self._tries, self._dumping = 0, False
         self.running = False
+        self.failures: list[Path] = []
+        self.problems: list[str] = []
 
     def start(self) -> None:
         """Begin to record.
@@ -39,8 +54,12 @@ class AllocatorHistory:
                 "and no CUDA or ROCm device is here"
             )
         self.running = True
-        if _somebody_records():
-            return  # the user's own history: we dump it, and leave it on
+        if not _somebody_records():  # else it is the user's own history: we dump it, and leave it on
+            self._record()
+        if self._failure_path is not None and _listen():
+            _watching.append(self)
+
+    def _record(self) -> None:
         try:
             torch.cuda.memory._record_memory_history(
                 enabled="all", context="all", stacks="python", max_entries=self._most_entries
@@ -57,20 +76,64 @@ class AllocatorHistory:
             SnapshotUnavailable: it could not be written.
         """
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(path.name + ".part")
             dump: Any = torch.cuda.memory._dump_snapshot
-            dump(str(part))
-            part.replace(path)
+            with replacing(path) as beside:
+                dump(str(beside))
         except Exception as error:
             raise SnapshotUnavailable(f"the memory snapshot was not written: {error}") from error
 
     def stop(self) -> None:
         """End recording; a second call does nothing."""
         self.running = False
+        if self in _watching:
+            _watching.remove(self)
         if self._started:
             self._started = False
             torch.cuda.memory._record_memory_history(enabled=None)
+
+    def _allocation_failed(self) -> None:
+        """What is raised here would be raised in the place of torch's own error."""
+        if self._failure_path is None or self._dumping or self._tries >= MOST_FAILURES:
+            return
+        self._tries, self._dumping = self._tries + 1, True
+        try:
+            path = self._failure_path()
+            self.dump(path)
+            if path not in self.failures:
+                self.failures.append(path)
+        except Exception as error:
+            self.problems.append(str(error))
+        finally:
+            self._dumping = False
+
+
+_watching: list[AllocatorHistory] = []
+_listening = False
+
+
+def _listen() -> bool:
+    """Hear of failed allocations; False where this torch does not tell.
+
+    torch has a list of such observers and no way to take one away, so ours is put there once. Those of the user
+    stay, and are called too.
+    """
+    global _listening
+    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+    if attach is None:
+        return False
+    if not _listening:
+        try:
+            attach(_observe)
+        except Exception:  # then there is a snapshot at the end only
+            return False
+        _listening = True
+    return True
+
+
+def _observe(device: int, requested_bytes: int, total_bytes: int, free_bytes: int) -> None:
+    """torch calls this when it has given up and holds no lock."""
+    for history in list(_watching):
+        history._allocation_failed()
 
 
 def _somebody_records() -> bool:
@@ -78,6 +141,6 @@ def _somebody_records() -> bool:
     return bool(enabled()) if enabled is not None else False
 
 
-def snapshot_name(prefix: str, *, clock: Callable[[], float] = time.time) -> str:
-    """`"<prefix>_mem_20261121_143005.pickle"`, in local time."""
-    return f"{prefix}_mem_{time.strftime('%Y%m%d_%H%M%S', time.localtime(clock()))}.pickle"
+def snapshot_name(prefix: str, *, what: str = "mem", clock: Callable[[], float] = time.time) -> str:
+    """`"<prefix>_mem_20261121_143005.pickle"`, in local time; `what="oom"` for a failed allocation."""
+    return f"{prefix}_{what}_{time.strftime('%Y%m%d_%H%M%S', time.localtime(clock()))}.pickle"

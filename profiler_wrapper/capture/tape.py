@@ -6,10 +6,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from profiler_wrapper.capture.holdings import HeldMemory
 from profiler_wrapper.capture.others import Watch
 from profiler_wrapper.capture.session import Annotation, Session, SessionLost
 from profiler_wrapper.capture.steps import Mode, describe_steps
 from profiler_wrapper.capture.window import RecordedTrace, Window
+from profiler_wrapper.recording.holdings import Holding
 
 
 class Tape:
@@ -19,6 +21,7 @@ class Tape:
         new_session: makes the session for a mode.
         part_path: where to export one for now.
         before_another: called just before somebody else's profiler takes the recorder from a session of ours.
+        held: is told when a session begins and ends.
     """
 
     def __init__(
@@ -27,10 +30,11 @@ class Tape:
         new_session: Callable[[Mode], Session],
         part_path: Callable[[str], Path],
         before_another: Callable[[], None],
+        held: HeldMemory,
     ) -> None:
         self.window = Window()
         self.mode = Mode.IDLE  # of the running session, or of the last one
-        self._new_session, self._part_path = new_session, part_path
+        self._new_session, self._part_path, self._held = new_session, part_path, held
         self._watch = Watch(is_another=self._is_another, before_another=before_another)
         self._session: Session | None = None
         self._steps: list[int] = []
@@ -45,6 +49,7 @@ class Tape:
     def start(self, mode: Mode, step: int) -> None:
         """Begin a session with this step. Raises what torch raises."""
         session = self._new_session(mode)
+        self._held.begin()
         session.start()
         self.mode, self._session, self._steps = mode, session, []
         self._watch.install()
@@ -79,8 +84,9 @@ class Tape:
         if session is None:
             return
         try:
+            held = self._held.end()
             session.stop()
-            trace = self._export(session)
+            trace = self._export(session, held)
         except SessionLost as lost:
             what = f"steps {describe_steps(self._steps)}" if self._steps else "an unfinished step"
             self.window.warn(f"the recording of {what} is lost: {lost}", incomplete=True)
@@ -89,6 +95,8 @@ class Tape:
             session.close()
         if session.problem is not None:
             self.window.warn(session.problem, incomplete=True)
+        if self._held.problem is not None:
+            self.window.warn(self._held.problem)
         if self.mode is Mode.FULL:
             self.window.full = trace
         else:
@@ -97,6 +105,7 @@ class Tape:
     def discard(self) -> None:
         """End the running session and forget the window."""
         session = self._let_go()
+        self._held.forget()
         for trace in (self.window.full, self.window.timed):
             if trace is not None:
                 trace.path.unlink(missing_ok=True)
@@ -118,7 +127,7 @@ class Tape:
         self.end_block()
         return session
 
-    def _export(self, session: Session) -> RecordedTrace:
+    def _export(self, session: Session, held: tuple[Holding, ...]) -> RecordedTrace:
         self._parts += 1
         path = self._part_path(f"{self._parts}_{self.mode.name.lower()}")
         try:
@@ -128,7 +137,7 @@ class Tape:
                 with suppress(OSError):
                     torn.unlink(missing_ok=True)
             raise
-        return RecordedTrace(path, tuple(self._steps), session.record_shapes)
+        return RecordedTrace(path, tuple(self._steps), session.record_shapes, held)
 
     def _is_another(self, profiler: object) -> bool:
         return self._session is not None and self._session.is_taken_by(profiler)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from profiler_wrapper.recording.holdings import Holding
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedTrace:
@@ -13,6 +15,7 @@ class RecordedTrace:
     path: Path
     steps: tuple[int, ...] | None  # those that were recorded from begin to end; None: the trace tells
     shapes: bool
+    held: tuple[Holding, ...] = ()  # which memory the model and its optimizers held meanwhile
 
 
 @dataclass(slots=True)

@@ -2,10 +2,12 @@
 
     [{"time_ns": unix time, "tensors": {device: [[address, bytes, category, name], ...]}}, ...]
 
-in order of time: one entry when the recording begins, one before and one after each step of an optimizer,
-one when it ends. A category is params, grads, os_params or os_state. `address` is where the storage
-begins, `bytes` how long it is; storages that several tensors share are listed once. What is not told
-at one moment may be held all the same: only the first and the last entry list everything.
+in order of time: one entry when the recording begins, one before each step of an optimizer (gradients) and
+one after it (state, if that is other than before), one when it ends. A category is params, grads, os_params
+or os_state. `address` is where the storage begins, `bytes` how long it is; storages that several tensors
+share are listed once. What is not told at one moment may be held all the same: only the first and the last
+entry list everything, and the first knows no optimizer that has made no step yet. What the list does not
+know it leaves out; it is empty where nothing can be told.
 """
 
 from __future__ import annotations
@@ -56,9 +58,9 @@ def read_holdings(told: object) -> tuple[Holding, ...]:
     try:
         return tuple(
             Holding(
-                int(moment["time_ns"]),
+                _int64(moment["time_ns"]),
                 {
-                    str(device): [HeldTensor(int(t[0]), int(t[1]), str(t[2]), str(t[3])) for t in tensors]
+                    str(device): tuple(HeldTensor(_int64(t[0]), _int64(t[1]), str(t[2]), str(t[3])) for t in tensors)
                     for device, tensors in moment["tensors"].items()
                 },
             )
@@ -66,3 +68,9 @@ def read_holdings(told: object) -> tuple[Holding, ...]:
         )
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"held: {type(error).__name__}: {error}") from error
+
+
+def _int64(value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise ValueError(f"held has {value!r} where a number belongs")
+    return value

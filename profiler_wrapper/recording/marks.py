@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 PREFIX = "layer: "
+MEMORY_POINT = "memory point: "  # begins the name of an annotation at a moment whose memory somebody asks for
 ROOT_PATH = "."
 # One mark nobody can break: printable ASCII without space, quote, backslash, percent and brackets.
 _SAFE = "!#$&'()*+,-./:;<=>?@^_`{|}~"

@@ -8,6 +8,8 @@ from typing import Any
 from profiler_wrapper.analysis.model import PHASES, Analysis, LayerRow
 from profiler_wrapper.reports.describe import per_step, step_count, title_parts
 from profiler_wrapper.reports.followed import followed
+from profiler_wrapper.reports.memory_table import memory_use_sections
+from profiler_wrapper.reports.memory_tree import why_no_memory_use
 from profiler_wrapper.reports.table_rows import outside_label
 from profiler_wrapper.reports.text import clean, grid, shorten
 from profiler_wrapper.units import mebibytes, milliseconds, percent
@@ -37,7 +39,7 @@ def full_table(analysis: Analysis) -> str:
         _section(f"Classes: ms {per_step(analysis)}", class_section(analysis)),
         _section("Steps: ms", step_section(analysis)),
         _section("Followed by name: ms in each step or entry; of a function what it gave", series_section(analysis)),
-        _section("Memory: MiB", memory_section(analysis)),
+        *(_section(title, text) for title, text in memory_sections(analysis)),
         _section("Warnings", "\n".join(clean(warning) for warning in analysis.warnings)),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -180,29 +182,25 @@ def series_section(analysis: Analysis) -> str:
     return "\n".join(f"{clean(name)}: {' '.join(values)}" for name, values in rows)
 
 
-def memory_section(analysis: Analysis) -> str:
-    """What is known of the whole device's memory, one value a line."""
-    lines = ((_memory_label(name), _memory_text(value)) for name, value in _flat(analysis.memory))
-    return "\n".join(f"{label}: {text}" for label, text in lines if label)
+def memory_sections(analysis: Analysis) -> list[tuple[str, str]]:
+    """Titles and texts of what is known of the whole device's memory: all of it, or what `result.json` holds."""
+    if analysis.memory_use is not None:
+        return memory_use_sections(analysis.memory_use)
+    lines = [f"{_MEMORY_LABELS[name]}: {_memory_text(value)}" for name, value in _known_memory(analysis.memory)]
+    categories = analysis.memory.get("categories")
+    if isinstance(categories, Mapping):
+        lines += [f"of it {clean(str(name))}: {_memory_text(size)}" for name, size in categories.items()]
+    else:
+        lines.append(f"by category: not available, because {clean(why_no_memory_use(analysis))}")
+    return [("Memory: MiB", "\n".join(lines))]
 
 
-def _flat(values: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
-    """The values that are known, with the names of all that holds them: `peak.allocated_bytes`."""
-    found: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found += _flat(value, f"{above}{name}.")
-        elif value is not None:
-            found.append((f"{above}{name}", value))
-    return found
-
-
-def _memory_label(name: str) -> str:
-    """What a value is called; `""` for a moment, which says nothing without the trace."""
-    if name.endswith("_ns"):
-        return ""
-    words = name.removesuffix("_bytes").replace("categories.", "of it ").replace("_", " ").replace(".", ", ")
-    return _MEMORY_LABELS.get(name, clean(words))
+def _known_memory(memory: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The values that have a label, `peak.` before those of the peak."""
+    peak = memory.get("peak")
+    of_peak = {f"peak.{name}": value for name, value in peak.items()} if isinstance(peak, Mapping) else {}
+    values = {**memory, **of_peak}
+    return [(name, values[name]) for name in _MEMORY_LABELS if values.get(name) is not None]
 
 
 def _memory_text(value: Any) -> str:

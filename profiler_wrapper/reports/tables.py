@@ -11,6 +11,7 @@ from profiler_wrapper.reports.choosing import Order
 from profiler_wrapper.reports.describe import per_step, title_parts
 from profiler_wrapper.reports.followed import followed_lines
 from profiler_wrapper.reports.full_table import full_table
+from profiler_wrapper.reports.memory_table import leak_line, peak_line
 from profiler_wrapper.reports.table_rows import TableRow, table_rows
 from profiler_wrapper.reports.text import cells, clean, left, shorten, wrap
 from profiler_wrapper.units import MIB
@@ -24,6 +25,7 @@ _DEEPEST_INDENT = 6
 _TITLE_LINES = 2
 _WARNING_LINES = 3
 _FOLLOWED_LINES = 3
+_HIGH = 20  # rows: a lower table says less beside its layers
 _PHASE_COLUMNS = ("forward", "prefill", "decode", "backward", "recompute", "other")
 _LARGEST_PLAIN = 1e11  # beyond, a number is written with an exponent
 
@@ -55,14 +57,22 @@ def console_table(
     if order not in ("cost", "model"):
         raise WrongUse(f"order={order!r}: give 'cost' or 'model'.")
     head = _joined(title_parts(analysis, unicode=unicode), width)
-    tail = _warning_lines(analysis, rows, width, unicode)
-    followed = followed_lines(analysis, most=_FOLLOWED_LINES if rows >= 20 else 1, width=width, unicode=unicode)
+    tail = [*_memory_lines(analysis, rows, width), *_warning_lines(analysis, rows, width, unicode)]
+    followed = followed_lines(analysis, most=_FOLLOWED_LINES if rows >= _HIGH else 1, width=width, unicode=unicode)
     most = rows - len(head) - 2 - len(followed) - len(tail)  # 2: the heading and its units
     table = table_rows(analysis, most=most, order=order)
     if table.hidden_layers:
         table = table_rows(analysis, most=most - 1, order=order)
         tail.insert(0, f"({table.hidden_layers} smaller layers not shown; result.table() has them all)")
     return "\n".join([*head, *_draw(table.rows, analysis, width, unicode), *followed, *tail])
+
+
+def _memory_lines(analysis: Analysis, rows: int, width: int) -> list[str]:
+    """The peak and a leak, a line each; none in a low table."""
+    use = analysis.memory_use
+    if use is None or rows < _HIGH:
+        return []
+    return [line for line in (peak_line(use, width), leak_line(use, width)) if line]
 
 
 def _joined(parts: Sequence[str], width: int) -> list[str]:
@@ -78,7 +88,7 @@ def _joined(parts: Sequence[str], width: int) -> list[str]:
 
 def _warning_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> list[str]:
     """At most 3 lines of warnings (1 in a low table) and one that counts the others."""
-    room = _WARNING_LINES if rows >= 20 else 1
+    room = _WARNING_LINES if rows >= _HIGH else 1
     texts = ["warning: " + clean(warning, unicode=unicode) for warning in analysis.warnings]
     lines: list[str] = []
     for i, text in enumerate(texts[:room]):

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.recording.atomic import json_bytes
-from profiler_wrapper.reports import plots
+from profiler_wrapper.reports import plots, sunburst
 from profiler_wrapper.reports.full_table import full_table
+from profiler_wrapper.reports.memory_log import memory_log
+from profiler_wrapper.reports.memory_plot import draw_categories
 from profiler_wrapper.reports.memory_text import memory_usage_text
 from profiler_wrapper.reports.result_json import to_dict
 from profiler_wrapper.reports.tables import console_table
 
 
-class Report(NamedTuple):
-    """One kind of file. In its name `<prefix>` and `<r>` stand for the prefix and the rank."""
+class ReportFile(NamedTuple):
+    """One file. In its name `<prefix>` and `<r>` stand for the prefix and the rank."""
 
-    file_name: str
+    name: str
     write: Callable[[Analysis, Path], None]
+    shared: bool = False  # by all windows of a rank: it is the same for each, and written once
+
+
+class Report(NamedTuple):
+    """What one name in `files=` stands for."""
+
+    files: tuple[ReportFile, ...]
+    applies: Callable[[Analysis], bool] = lambda _: True  # whether the analysis has what this is about
 
 
 def _write_json(analysis: Analysis, path: Path) -> None:
@@ -34,6 +45,19 @@ def _write_memory_text(analysis: Analysis, path: Path) -> None:
     _write_text(memory_usage_text(analysis), path)
 
 
+def _write_memory_log(analysis: Analysis, path: Path) -> None:
+    _write_text(memory_log(analysis), path)
+
+
+def _knows_owners(analysis: Analysis) -> bool:
+    return analysis.memory_use is not None
+
+
+def _sunburst(page: str) -> ReportFile:
+    name = "summary_sunburst" if page == "summary" else f"{page}_memory_sunburst"
+    return ReportFile(f"memory/{name}.html", partial(sunburst.write_page, page=page))
+
+
 def _write_text(text: str, path: Path) -> None:
     """UTF-8 on every system; what UTF-8 cannot hold is escaped."""
     path.write_bytes(text.encode("utf-8", "backslashreplace"))
@@ -41,9 +65,19 @@ def _write_text(text: str, path: Path) -> None:
 
 # By the name that `files=` knows them by, the most important first.
 REPORTS: Mapping[str, Report] = {
-    "result": Report("result.json", _write_json),
-    "log": Report("<prefix>_rank_<r>.log", _write_log),
-    "memory_text": Report("<prefix>_memory_usage.txt", _write_memory_text),
-    "time_plot": Report("<prefix>_cuda_time_plot.png", plots.draw_time),
-    "memory_plot": Report("<prefix>_memory_usage_line_chart.png", plots.draw_memory),
+    "result": Report((ReportFile("result.json", _write_json),)),
+    "log": Report((ReportFile("<prefix>_rank_<r>.log", _write_log),)),
+    "memory_text": Report((ReportFile("<prefix>_memory_usage.txt", _write_memory_text),)),
+    "time_plot": Report((ReportFile("<prefix>_cuda_time_plot.png", plots.draw_time),)),
+    "memory_plot": Report((ReportFile("<prefix>_memory_usage_line_chart.png", plots.draw_memory),)),
+    "categories_plot": Report((ReportFile("<prefix>_memory_categories_plot.png", draw_categories),), _knows_owners),
+    "memory_log": Report((ReportFile("memory/memory.log", _write_memory_log),), _knows_owners),
+    "sunbursts": Report(
+        (
+            # The script comes first: the pages look for where it is.
+            ReportFile(f"memory/{sunburst.SCRIPT_NAME}", sunburst.write_script, shared=True),
+            *map(_sunburst, sunburst.PAGES),
+        ),
+        _knows_owners,
+    ),
 }

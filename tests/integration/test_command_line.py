@@ -53,9 +53,17 @@ def test_output_goes_into_a_file(trace: Path, tmp_path: Path, form: str, capsys:
 
 def test_output_into_a_directory_has_every_report(trace: Path, tmp_path: Path) -> None:
     assert main(["analyze", str(trace), "-o", str(tmp_path)]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == [
+        "memory/activation_memory_sunburst.html",
+        "memory/grads_memory_sunburst.html",
+        "memory/memory.log",
+        "memory/os_memory_sunburst.html",
+        "memory/params_memory_sunburst.html",
+        "memory/plotly.min.js",
+        "memory/summary_sunburst.html",
         "result.json",
         "tiny_cuda_time_plot.png",
+        "tiny_memory_categories_plot.png",
         "tiny_memory_usage.txt",
         "tiny_memory_usage_line_chart.png",
         "tiny_rank_0.log",
@@ -123,5 +131,6 @@ def test_demo_prints_the_table_and_where_the_files_are(tmp_path: Path, capsys: p
     assert str(run) in output
     assert {path.name for path in run.rglob("*.png")} == {
         "demo_cuda_time_plot.png",
+        "demo_memory_categories_plot.png",
         "demo_memory_usage_line_chart.png",
     }

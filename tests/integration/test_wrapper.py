@@ -40,8 +40,10 @@ def test_five_steps_are_recorded_and_the_last_three_reported(
     )
 
     assert sorted(path.name for path in directory_of(prof).iterdir()) == [
+        "memory",
         "profile_cuda_time_plot.png",
         "profile_full_trace.json",
+        "profile_memory_categories_plot.png",
         "profile_memory_usage.txt",
         "profile_memory_usage_line_chart.png",
         "profile_rank_0.log",
@@ -93,13 +95,16 @@ def test_the_users_steps_count_and_the_optimizers_do_not_count_twice(case: Case,
 
 
 def test_windows_have_a_directory_and_a_result_each(case: Case, tmp_path: Path) -> None:
-    with profiler(case, tmp_path, steps="2-3,6") as prof:
+    with profiler(case, tmp_path, steps="2-3,6", files=("result", "sunbursts")) as prof:
         models.train(case, steps=9)
     assert [result.run["timed_steps"] for result in prof.results] == [[2, 3], [6]]
     assert [result.run["full_steps"] for result in prof.results] == [[1], [5]]
     assert result_of(prof) is prof.results[-1]
     assert (directory_of(prof) / "result.json").is_file()
-    assert (directory_of(prof) / "steps_6-6" / "result.json").is_file()
+    later = directory_of(prof) / "steps_6-6"
+    assert (later / "result.json").is_file()
+    assert 'src="../../memory/plotly.min.js"' in (later / "memory" / "params_memory_sunburst.html").read_text()
+    assert list(tmp_path.rglob("plotly.min.js")) == [directory_of(prof) / "memory" / "plotly.min.js"]
     assert not list(tmp_path.rglob("*part*"))
 
 

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from profiler_wrapper.analysis.model import Analysis, Phase, StepRow
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.folding import Tree, layer_totals, number_ranges, odd_ones, outliers
+from profiler_wrapper.reports.memory_owners import owner_groups
 from profiler_wrapper.reports.table_rows import TableRow, table_rows
 from profiler_wrapper.reports.tables import console_table, full_table
 from profiler_wrapper.reports.text import cells, clean, shorten, wrap
+from sample_memory import leaking_memory, llama_memory
 from sample_results import Layer, analysis_of, llama
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -329,7 +331,39 @@ def test_full_table_says_memory_in_words() -> None:
         "allocated at the end: 1.0 MiB",
         "highest allocated: 3.0 MiB",
         "highest reserved: 4.0 MiB",
+        "by category: not available, because the trace holds no allocation events (profile_memory=True records them)",
     ]
+
+
+def test_the_whole_memory_of_a_training() -> None:
+    text = full_table(replace(llama(12), memory_use=leaking_memory(12)))
+    assert "Memory of cuda:0 at the peak, by category: MiB" in text
+    assert "What would lower the peak" not in text  # nothing is known to
+    # 16 of 512 x 512 numbers for each of two ends, 13 for each of 12 blocks, 4 bytes each, and 25 norms: 172.05
+    assert "params      172.05     23.8" in text
+    assert "other        15.00      2.1" in text  # 3 before profiling, 2 more in each of 6 steps
+    assert "+2.000 +- 0.010 (95 %) MiB per step" in text
+    assert "leak: aten::clone in model.layers.3.mlp (forward, other) keeps 2.000 MiB more each step" in text
+
+
+def test_owners_of_like_layers_are_one_row_and_the_rows_add_up() -> None:
+    use = llama_memory(12)
+    groups = owner_groups(use.peak_owners)
+    assert sum(group.size_bytes for group in groups) == use.peak.total_bytes
+    assert sum(group.count for group in groups) == sum(owner.count for owner in use.peak_owners)
+    silu = next(group for group in groups if group.op == "aten::silu")
+    assert (silu.text, silu.size_bytes, silu.count) == ("aten::silu in model.layers.{0..11}.mlp", 12 * 3 * 2**20, 12)
+
+
+def test_the_console_has_a_line_for_the_peak_and_one_for_a_leak() -> None:
+    analysis = replace(llama(12), memory_use=leaking_memory(12))
+    lines = console_table(analysis).splitlines()
+    assert lines[-2:] == [
+        "memory: peak 723.1 MiB in backward of step 7: os_state 48 %, activation 25 %, params 24 %, other 2 %",
+        "warning: leak of 2.000 MiB per step (6 steps seen): aten::clone in model.layers.3.mlp",
+    ]
+    assert_fits(analysis, 25, 100)
+    assert_fits(analysis, 12, 60)
 
 
 def test_nothing_recorded() -> None:

@@ -19,7 +19,6 @@ from small_models import SMALL_MODELS, Checkpointed, Plain, backward_of
 from truths import (
     Node,
     NodeTruth,
-    SavedTensorTruth,
     cpu_total_ns,
     device_total_ns,
     next_number,
@@ -125,37 +124,6 @@ def test_nodes_under_fsdp2_on_two_processes() -> None:
     assert first == second
     blocks = Counter(layer for node, layer in first.items() if node.name == "AddBackward0")
     assert blocks["model.layers.0"] == blocks["model.layers.1"] == 2
-
-
-class Squares(nn.Module):
-    """Keeps x for backward once, though two of its ops save it, and its own 2·x·y."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Tanh()
-        self.weight = nn.Parameter(torch.ones(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.inner(x)  # tanh keeps its result: 4 floats of inner
-        z = y * self.weight  # keeps y again, and a parameter, which does not count
-        return z * z.view(4)  # keeps z: 4 floats of the root, one storage
-
-
-def test_saved_tensors_are_counted_once_and_belong_to_who_allocated_them() -> None:
-    model = Squares()
-    x = torch.ones(4, requires_grad=True)
-    with SavedTensorTruth(model) as truth:
-        model(x)
-    assert truth.self_bytes == {"inner": 16, "Squares": 16}
-    assert truth.bytes_inside("Squares") == 32
-    assert truth.bytes_inside("inner") == 16
-
-
-def test_saved_inputs_are_outside() -> None:
-    model = nn.Sequential(nn.Linear(4, 4, bias=False))
-    with SavedTensorTruth(model) as truth:
-        model(torch.ones(2, 4))
-    assert truth.self_bytes == {OUTSIDE: 32}
 
 
 def test_nearest_row() -> None:

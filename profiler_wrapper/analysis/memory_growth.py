@@ -1,0 +1,91 @@
+"""Whether memory grows from step to step, and whose allocations stay."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from profiler_wrapper.analysis.memory_model import CATEGORIES, Leak, Slope
+from profiler_wrapper.analysis.memory_owned import OwnedMemory
+from profiler_wrapper.analysis.steps import Steps
+from profiler_wrapper.recording.columns import Int64
+
+_FEWEST_STEPS = 3  # between the first and the last
+_NEARLY_ALL = 0.8  # of the steps between the first and the last
+_SMALLEST_LEAK_BYTES = 1024  # a step: a list of losses is none
+
+# Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom (any table of it).
+_STUDENT = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
+_NORMAL = 1.959964
+
+
+def student_quantile(degrees_of_freedom: int) -> float:
+    """The two-sided 95 % quantile of Student's t, to 0.1 %.
+
+    Beyond ten degrees of freedom by the expansion of Cornish and Fisher (Abramowitz and Stegun 26.7.5).
+    """
+    n, z = degrees_of_freedom, _NORMAL
+    if n <= len(_STUDENT):
+        return _STUDENT[n - 1]
+    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+
+
+def slope_of(owned: OwnedMemory, steps: Steps) -> Slope | None:
+    """The least-squares line through what is allocated at the ends of the steps; None for fewer than two."""
+    count = len(steps)
+    if count < 2:
+        return None
+    event = np.searchsorted(owned.memory.time_ns, steps.end_ns, side="right") - 1
+    start = owned.memory.allocated_at_start
+    y = np.where(event >= 0, owned.timeline.total_bytes[np.maximum(event, 0)], start).astype(np.float64)
+    x = np.arange(count) - (count - 1) / 2
+    spread = float(x @ x)
+    slope = float(x @ (y - y.mean())) / spread
+    error = None
+    if count > 2:
+        residual = y - y.mean() - slope * x
+        deviation = math.sqrt(float(residual @ residual) / (count - 2) / spread)
+        error = student_quantile(count - 2) * deviation
+    return Slope(bytes_per_step=slope, error_bytes_per_step=error, steps=count)
+
+
+def find_leaks(owned: OwnedMemory, steps: Steps) -> tuple[tuple[Leak, Int64], ...]:
+    """Allocations that stay, step after step, each with its blocks; those that take most first.
+
+    What counts is alive when the recording ends and was made in nearly every step but the first and the last:
+    what is made once is kept on purpose, and what the last step made may yet be freed.
+    """
+    middle = len(steps) - 2
+    if middle < _FEWEST_STEPS:
+        return ()
+    blocks = owned.blocks
+    staying = np.flatnonzero((blocks.freed == blocks.events) & ~blocks.before)
+    step = steps.place_of(owned.memory.time_ns[blocks.made[staying]])
+    staying, step = staying[(step > 0) & (step <= middle)], step[(step > 0) & (step <= middle)]
+    if not len(staying):
+        return ()
+    keys = np.column_stack(
+        [owned.layer[staying], blocks.op[staying], blocks.place[staying], owned.categories.category[staying]]
+    )
+    _, group, sizes = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    group = group.reshape(-1)
+    leaks: list[tuple[Leak, Int64]] = []
+    for members in np.split(np.argsort(group, kind="stable"), np.cumsum(sizes)[:-1]):
+        seen = len(np.unique(step[members]))
+        size = int(blocks.size_bytes[staying[members]].sum())
+        if seen < max(_FEWEST_STEPS, _NEARLY_ALL * middle) or size < _SMALLEST_LEAK_BYTES * middle:
+            continue
+        one = int(staying[members[0]])
+        phase = owned.phases[int(blocks.place[one])]
+        leak = Leak(
+            layer=owned.layers[int(owned.layer[one])],
+            op=blocks.ops[int(blocks.op[one])],
+            phase=phase or "other",
+            category=CATEGORIES[int(owned.categories.category[one])],
+            bytes_per_step=size / middle,
+            count_per_step=len(members) / middle,
+            steps=middle,
+        )
+        leaks.append((leak, staying[members]))
+    return tuple(sorted(leaks, key=lambda found: -found[0].bytes_per_step))

@@ -1,0 +1,158 @@
+"""Every block of memory with its category and owner, and what they add up to at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiler_wrapper.analysis.attribution import Attribution
+from profiler_wrapper.analysis.layer_memory import DeviceMemory
+from profiler_wrapper.analysis.layer_tree import LayerTree
+from profiler_wrapper.analysis.memory_allocations import Blocks
+from profiler_wrapper.analysis.memory_categories import Categories
+from profiler_wrapper.analysis.memory_model import (
+    BEFORE_PROFILING,
+    CATEGORIES,
+    Category,
+    MemoryMoment,
+    MemoryTimeline,
+    Owner,
+)
+from profiler_wrapper.analysis.phase import Phase
+from profiler_wrapper.recording.columns import Int32
+
+_OTHER = CATEGORIES.index("other")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnedMemory:
+    """Every block with its category and owner: what all of `MemoryUse` is made from."""
+
+    memory: DeviceMemory
+    blocks: Blocks
+    categories: Categories
+    layer: Int32  # per block: index into `layers`
+    layers: tuple[str, ...]  # full names; the last is "", for what has none
+    phases: tuple[Phase | None, ...]  # by Attribution.places; the last is that of what was there before
+    timeline: MemoryTimeline
+
+    def moment(self, label: str, step: int | None, time_ns: int, event: int) -> MemoryMoment:
+        """What is held after an event; -1 for what was held before the first."""
+        timeline = self.timeline
+        if event >= 0:
+            held, total = timeline.bytes_by_category[:, event], int(timeline.total_bytes[event])
+        else:
+            before = self.blocks.before
+            held = np.zeros(len(CATEGORIES), dtype=np.int64)
+            np.add.at(held, self.categories.category[before], self.blocks.size_bytes[before])
+            total = self.memory.allocated_at_start
+            held[_OTHER] += total - int(held.sum())
+        reserved = None if timeline.reserved_bytes is None else int(timeline.reserved_bytes[max(event, 0)])
+        categories: dict[Category, int] = dict(zip(CATEGORIES, held.tolist(), strict=True))
+        return MemoryMoment(
+            label=label, step=step, time_ns=time_ns, total_bytes=total, reserved_bytes=reserved, categories=categories
+        )
+
+    def owners(self, event: int) -> tuple[Owner, ...]:
+        """Who holds what after an event, the largest first; adds up to the total."""
+        blocks, told = self.blocks, self.memory.told
+        alive = blocks.alive_after(event)
+        keys = np.column_stack(
+            [self.categories.category, self.layer, self.categories.name, blocks.op, blocks.place]
+        ).astype(np.int64)[alive]
+        rows, row_of = np.unique(keys, axis=0, return_inverse=True)
+        sizes, counts = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
+        np.add.at(sizes, row_of.reshape(-1), blocks.size_bytes[alive])
+        np.add.at(counts, row_of.reshape(-1), 1)
+        summed: dict[tuple[Category, str, str, str, Phase | None], list[int]] = {}
+        for row, size, count in zip(rows.tolist(), sizes.tolist(), counts.tolist(), strict=True):
+            category, layer, name, op, place = row
+            tensor = told.names[name] if name >= 0 else ""
+            key = (CATEGORIES[category], self.layers[layer], tensor, blocks.ops[op], self.phases[place])
+            entry = summed.setdefault(key, [0, 0])
+            entry[0] += size
+            entry[1] += count
+        for op, size in self._unexplained(event):
+            entry = summed.setdefault(("other", "", "", op, None), [0, 0])
+            entry[0] += size
+            entry[1] += 1
+        owners = [
+            Owner(category=c, layer=layer, name=name, op=op, phase=phase, size_bytes=size, count=count)
+            for (c, layer, name, op, phase), (size, count) in summed.items()
+            if size
+        ]
+        return tuple(sorted(owners, key=lambda owner: -owner.size_bytes))
+
+    def _unexplained(self, event: int) -> list[tuple[str, int]]:
+        """What the allocator has given out that no block accounts for: (op, bytes), from the start and since."""
+        start = self.memory.allocated_at_start - int(self.blocks.size_bytes[self.blocks.before].sum())
+        alive = int(self.blocks.size_bytes[self.blocks.alive_after(event)].sum())
+        total = int(self.timeline.total_bytes[event])
+        return [(BEFORE_PROFILING, start), ("", total - alive - start)]
+
+
+def own(
+    tree: LayerTree,
+    attribution: Attribution,
+    memory: DeviceMemory,
+    blocks: Blocks,
+    categories: Categories,
+    phases: tuple[tuple[int, Phase], ...],
+) -> OwnedMemory:
+    """Blocks and their categories, with the layers they belong to; `phases`: when phases begin."""
+    layer, layers = _layers_of_blocks(tree, attribution, memory, blocks, categories)
+    of_place: tuple[Phase | None, ...] = (*(place.phase for place in attribution.places), None)
+    return OwnedMemory(
+        memory, blocks, categories, layer, layers, of_place, _timeline(memory, blocks, categories, phases)
+    )
+
+
+def _timeline(
+    memory: DeviceMemory, blocks: Blocks, categories: Categories, phases: tuple[tuple[int, Phase], ...]
+) -> MemoryTimeline:
+    """Bytes by category after each event; what no block accounts for is `other`."""
+    count = blocks.events
+    changes = np.zeros((len(CATEGORIES), count + 1), dtype=np.int64)
+    rows = categories.category.astype(np.int64)
+    np.add.at(changes, (rows, np.maximum(blocks.made, 0)), blocks.size_bytes)
+    np.add.at(changes, (rows, blocks.freed), -blocks.size_bytes)
+    held = np.cumsum(changes[:, :count], axis=1)
+    held[_OTHER] += memory.allocated - held.sum(axis=0)
+    return MemoryTimeline(
+        time_ns=memory.time_ns,
+        bytes_by_category=held,
+        total_bytes=memory.allocated,
+        reserved_bytes=None if memory.device == "cpu" else memory.reserved,
+        phase_starts=phases,
+    )
+
+
+def _layers_of_blocks(
+    tree: LayerTree, attribution: Attribution, memory: DeviceMemory, blocks: Blocks, categories: Categories
+) -> tuple[Int32, tuple[str, ...]]:
+    """Per block the layer: of the tensor where that is known by name, else the one that made it."""
+    layers = (*(layer.name for layer in tree.layers), "")
+    nowhere = len(layers) - 1
+    of_place = [place.layer if place.layer >= 0 else nowhere for place in attribution.places]
+    layer = np.array([*of_place, nowhere], dtype=np.int32)[blocks.place]
+    of_name = np.array([*_layers_of_names(tree, memory.told.names), -1], dtype=np.int32)[categories.name]
+    return np.where(of_name >= 0, of_name, layer).astype(np.int32), layers
+
+
+def _layers_of_names(tree: LayerTree, names: Sequence[str]) -> list[int]:
+    """Per tensor's name the deepest layer that holds it; -1 where there is none."""
+    by_name = {**{layer.raw_name: i for i, layer in enumerate(tree.layers)}, **tree.by_name()}
+    roots = [i for i, layer in enumerate(tree.layers) if layer.parent < 0]
+    found = []
+    for name in names:
+        path = name.rpartition(" of ")[2]
+        layer = -1
+        while layer < 0 and "." in path:
+            path = path.rpartition(".")[0]
+            layer = by_name.get(path, -1)
+        if layer < 0 and len(roots) == 1:
+            layer = roots[0]
+        found.append(layer)
+    return found

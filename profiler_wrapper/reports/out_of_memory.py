@@ -1,0 +1,126 @@
+"""The answer to an out-of-memory: who holds what, and which change would help most. At most 12 lines."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from profiler_wrapper.analysis.memory_model import MemoryUse, Owner
+from profiler_wrapper.reports.folding import number_ranges, split_number
+from profiler_wrapper.reports.text import clean, shorten
+from profiler_wrapper.units import file_size, percent
+
+ShapeOf = Callable[[str, str], str]  # (op, layer) -> the shapes of what it was given, "" where not known
+
+MOST_LINES = 12
+_WIDTH = 100
+_MOST_LAYERS = 4
+_MOST_TENSORS = 3
+_MOST_CHANGES = 2
+
+
+def out_of_memory_text(
+    *,
+    device: str,
+    requested_bytes: int | None,
+    allocated_bytes: int | None,
+    reserved_bytes: int | None,
+    free_bytes: int | None,
+    where: str,
+    use: MemoryUse | None,
+    shape_of: ShapeOf,
+    failed_in_recording: bool,
+) -> str:
+    """What to say of an allocation that could not be met.
+
+    Args:
+        where: the layer, phase and op that asked for it; "" where not known.
+        use: of the recording that it ended, or of an earlier one; None without one.
+        shape_of: the shapes of what an op in a layer was given.
+        failed_in_recording: the recording ends with the failure, so its last owners are those at fault.
+    """
+    if allocated_bytes is None and use is not None and failed_in_recording:
+        allocated_bytes = use.last.total_bytes
+    lines = [
+        f"out of memory on {device}" + (f", in {where}" if where else ""),
+        ", ".join(
+            f"{name} {'unknown' if size is None else file_size(size)}"
+            for name, size in (
+                ("requested", requested_bytes),
+                ("allocated", allocated_bytes),
+                ("reserved", reserved_bytes),
+                ("free", free_bytes),
+            )
+            if size is not None or name == "requested"
+        ),
+    ]
+    if use is None:
+        lines.append("who holds it is not known, as nothing was recorded: begin the with-block before the model runs")
+    else:
+        owners = use.last_owners if failed_in_recording else use.peak_owners
+        if not failed_in_recording:
+            lines.append("it came after the recording ended; at the recording's own peak it was:")
+        lines += _owners_lines(owners)
+        lines += [f"  largest: {text}" for text in _largest(owners, shape_of)]
+        lines += [f"would help: {_change(use, i)}" for i in range(min(_MOST_CHANGES, len(use.changes)))]
+    lines = [f"{'  ' if i else 'profiler_wrapper: '}{line}" for i, line in enumerate(lines[:MOST_LINES])]
+    return "\n".join(shorten(clean(line), _WIDTH) for line in lines)
+
+
+def _owners_lines(owners: Sequence[Owner]) -> list[str]:
+    total = sum(owner.size_bytes for owner in owners)
+    by_category: dict[str, int] = defaultdict(int)
+    by_layers: dict[tuple[str, str], int] = defaultdict(int)
+    members: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for owner in owners:
+        by_category[owner.category] += owner.size_bytes
+        pattern, number = split_number(owner.layer, left_open="{}")
+        key = (pattern, owner.category)
+        by_layers[key] += owner.size_bytes
+        if number is not None:
+            members[key].add(number)
+    categories = sorted(by_category.items(), key=lambda item: -item[1])
+    lines = [
+        "held by: "
+        + ", ".join(f"{name} {file_size(size)} ({percent(size, total)} %)" for name, size in categories if size)
+    ]
+    layers = sorted(by_layers.items(), key=lambda item: -item[1])[:_MOST_LAYERS]
+    for (pattern, category), size in layers:
+        where = _folded(pattern, members[pattern, category])
+        lines.append(f"  {file_size(size)} {category} of {where or 'code outside of layers'}")
+    return lines
+
+
+def _folded(pattern: str, numbers: Iterable[int]) -> str:
+    """`model.layers.{}.mlp` with the numbers that stand for `{}`."""
+    ordered = sorted(numbers)
+    ranges = number_ranges(ordered) if ordered else ""
+    return pattern.replace("{}", ranges if len(ordered) == 1 else f"{{{ranges}}}") if ordered else pattern
+
+
+def _largest(owners: Sequence[Owner], shape_of: ShapeOf) -> list[str]:
+    """The largest single tensors; those of like layers are one line."""
+    count: dict[tuple[int, str, str, str], int] = defaultdict(int)
+    numbers: dict[tuple[int, str, str, str], set[int]] = defaultdict(set)
+    layer_of: dict[tuple[int, str, str, str], str] = {}
+    for owner in owners:
+        pattern, number = split_number(owner.name or owner.layer, left_open="{}")
+        key = (owner.size_bytes // max(1, owner.count), str(owner.category), pattern, "" if owner.name else owner.op)
+        count[key] += owner.count
+        layer_of[key] = owner.layer
+        if number is not None:
+            numbers[key].add(number)
+    lines = []
+    for key in sorted(count, key=lambda key: -key[0])[:_MOST_TENSORS]:
+        size, category, pattern, op = key
+        place = _folded(pattern, numbers[key])
+        what = f"{op} {shape_of(op, layer_of[key])}".strip() if op else f"{category} {place}"
+        where = f" of {place}" if op and place else ""
+        lines.append(f"{f'{count[key]} x ' if count[key] > 1 else ''}{file_size(size)}, {what}{where}")
+    return lines
+
+
+def _change(use: MemoryUse, number: int) -> str:
+    change = use.changes[number]
+    costs = f", {change.costs_ns / 1e6:+.1f} ms a step" if change.costs_ns else ""
+    return f"{change.text}: -{file_size(change.saves_bytes)} at the peak{costs}"

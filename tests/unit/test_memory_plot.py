@@ -1,0 +1,197 @@
+"""The plot of the categories over time: the numbers it is drawn from, and that a picture comes out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryTimeline, MemoryUse
+from profiler_wrapper.analysis.model import Phase
+from profiler_wrapper.reports.figures import DPI
+from profiler_wrapper.reports.memory_colors import CATEGORY_COLORS, ink_on, mixed, ring_colors
+from profiler_wrapper.reports.memory_plot import draw_categories, peak_text
+from profiler_wrapper.reports.memory_timeline import PhaseSpan, course, phase_spans, step_peaks
+from profiler_wrapper.reports.memory_tree import moment_in_words
+from sample_memory import MIB, leaking_memory, llama_memory, memory_at_peak, owner
+from sample_results import llama
+
+
+def timeline_of(times: list[int], totals: list[int], *, reserved: list[int] | None = None) -> MemoryTimeline:
+    """All of it activations."""
+    total = np.array(totals, dtype=np.int64)
+    by_category = np.zeros((len(CATEGORIES), len(times)), dtype=np.int64)
+    by_category[CATEGORIES.index("activation")] = total
+    return MemoryTimeline(
+        time_ns=np.array(times, dtype=np.int64),
+        bytes_by_category=by_category,
+        total_bytes=total,
+        reserved_bytes=None if reserved is None else np.array(reserved, dtype=np.int64),
+    )
+
+
+def many_events(events: int) -> MemoryTimeline:
+    """Waves with one high peak of a single event."""
+    rng = np.random.default_rng(7)
+    totals = (100 * MIB * (2 + np.sin(np.arange(events) / 3000))).astype(np.int64) + rng.integers(0, MIB, events)
+    totals[events // 3] = 900 * MIB
+    return timeline_of(np.arange(events).tolist(), totals.tolist(), reserved=np.maximum.accumulate(totals).tolist())
+
+
+def test_few_events_are_all_drawn() -> None:
+    timeline = llama_memory(2).timeline
+    points = course(timeline, most=10_000)
+    assert not points.is_thinned
+    assert (points.bytes_by_category == timeline.bytes_by_category).all()
+
+
+def test_of_many_events_the_highest_of_each_stretch_stays() -> None:
+    timeline = many_events(1_000_000)
+    points = course(timeline, most=1500)
+    assert points.is_thinned
+    assert len(points.time_ns) == 1500
+    drawn = points.bytes_by_category.sum(axis=0)
+    assert drawn.max() == 900 * MIB
+    starts = points.time_ns.tolist()
+    bounds = [*starts, 1_000_000]
+    for i in (0, 1, 700, 1499):
+        assert drawn[i] == timeline.total_bytes[bounds[i] : bounds[i + 1]].max()
+    assert points.reserved_bytes is not None
+    assert points.reserved_bytes[-1] == 900 * MIB
+
+
+def test_where_nothing_happens_it_is_what_the_last_event_left() -> None:
+    # Ten stretches of 10 ns: three events in the first, the last of them lower; then one at the end.
+    timeline = timeline_of([0, 1, 2, 99], [5, 50, 7, 1], reserved=[60, 60, 60, 60])
+    points = course(timeline, most=3)
+    assert points.time_ns.tolist() == [0, 33, 66]
+    assert points.bytes_by_category.sum(axis=0).tolist() == [50, 7, 1]
+    assert points.reserved_bytes is not None
+    assert points.reserved_bytes.tolist() == [60, 60, 60]
+
+
+def test_each_step_has_its_peak() -> None:
+    use = llama_memory(12)
+    peaks = step_peaks(use)
+    assert [peak.step for peak in peaks] == [2, 3, 4]
+    ends = [moment.time_ns for moment in use.moments if moment.label == "after optimizer"]
+    times, total = use.timeline.time_ns, use.timeline.total_bytes
+    first_ns = 0
+    for peak, end_ns in zip(peaks, ends, strict=True):
+        inside = (times > first_ns) & (times <= end_ns)
+        assert peak.total_bytes == total[inside].max()
+        assert inside[times.tolist().index(peak.time_ns)]
+        first_ns = end_ns
+    assert max(peak.total_bytes for peak in peaks) == use.peak.total_bytes
+
+
+def test_without_steps_there_are_no_peaks_of_steps() -> None:
+    assert step_peaks(replace(llama_memory(2), moments=())) == []
+
+
+def test_phases_follow_one_another_and_narrow_ones_are_one() -> None:
+    starts: list[tuple[int, Phase]] = [(0, "forward"), (50, "forward"), (60, "backward"), (90, "recompute")]
+    starts += [(92, "backward"), (94, "recompute"), (96, "optimizer")]
+    spans = phase_spans(starts, begin_ns=10, end_ns=200, narrowest_ns=5)
+    assert spans == [
+        PhaseSpan("forward", 10, 60),
+        PhaseSpan("backward", 60, 90),
+        PhaseSpan(None, 90, 96),
+        PhaseSpan("optimizer", 96, 200),
+    ]
+    assert phase_spans((), begin_ns=0, end_ns=10, narrowest_ns=1) == []
+
+
+def test_the_text_names_the_largest_and_counts_the_others() -> None:
+    use = llama_memory(12)
+    lines = peak_text(use).splitlines()
+    assert lines[0] == (
+        "Peak in backward of step 3: 711.1 MiB allocated, 720.0 MiB reserved (8.9 MiB of it free). Held by:"
+    )
+    assert lines[1] == "activation: aten::silu in model.layers.{0..11}.mlp, 36.0 MiB"
+    named = sum(float(line.rpartition(", ")[2].removesuffix(" MiB")) for line in lines[1:4])
+    rest = float(lines[4].rpartition(": ")[2].removesuffix(" MiB"))
+    assert named + rest == pytest.approx(use.peak.total_bytes / MIB, abs=0.3)
+
+
+@pytest.mark.parametrize(
+    ("step", "starts", "words"),
+    [
+        (3, ((0, "forward"),), "in forward of step 3"),
+        (None, ((0, "forward"),), "in forward"),
+        (3, (), "in step 3"),
+        (None, (), ""),
+    ],
+)
+def test_when_the_peak_was(step: int | None, starts: tuple[tuple[int, Phase], ...], words: str) -> None:
+    use = llama_memory(2)
+    peak = replace(use.peak, step=step)
+    assert moment_in_words(replace(use, peak=peak, timeline=replace(use.timeline, phase_starts=starts))) == words
+
+
+def million() -> MemoryUse:
+    use = llama_memory(2)
+    peak = replace(use.peak, time_ns=1_000_000 // 3, total_bytes=900 * MIB)
+    return replace(use, timeline=many_events(1_000_000), peak=peak, moments=())
+
+
+CASES = {
+    "training": llama_memory(12),
+    "cpu": llama_memory(12, device="cpu"),
+    "many_steps": leaking_memory(2, steps=30),
+    "one_allocation": memory_at_peak((owner("params", MIB, name="w"),)),
+    "awkward_names": memory_at_peak((owner("params", MIB, name="$\\frac{$\n\ud800" * 30),)),
+    "nothing_held": memory_at_peak((owner("params", 0, name="w"),)),
+    "million": million(),
+    "unknown": None,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_picture_comes_out(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "plot.png"
+    draw_categories(replace(llama(2), memory_use=CASES[name]), path)
+    with Image.open(path) as image:
+        image.load()
+        assert image.format == "PNG"
+        width, height = image.size
+    assert 10 * DPI <= width <= 22 * DPI
+    assert height <= 12 * DPI
+    if name == "training":
+        colors = {color for _, color in image.convert("RGB").getcolors(1 << 24) or ()}
+        held = ("params", "grads", "os_state", "activation", "other")
+        expected = {tuple(bytes.fromhex(CATEGORY_COLORS[category][1:])) for category in held}  # type: ignore[index]
+        assert expected <= colors
+
+
+def test_it_says_why_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("profiler_wrapper.reports.figures.say", lambda path, title, message: said.append(message))
+    draw_categories(replace(llama(2), warnings=("memory is not available, because of the moon.",)), tmp_path / "p.png")
+    assert said == ["Memory by category is not available, because of the moon."]
+
+
+# ---- colours ----------------------------------------------------------------------------------
+
+
+def test_every_category_has_its_own_colour() -> None:
+    assert set(CATEGORY_COLORS) == set(CATEGORIES)
+    assert len(set(CATEGORY_COLORS.values())) == len(CATEGORIES)
+
+
+def test_like_names_have_like_colours_and_rings_get_lighter() -> None:
+    parents = [None, 0, 1, 2, 2, 1, 5, 0]
+    labels = ["root", "layers", "0", "mlp", "attn", "1", "mlp", "head"]
+    colors = ring_colors(parents, labels, [8, 7, 4, 3, 1, 3, 3, 1], {})
+    assert colors[3] == colors[6]  # mlp of both blocks
+    assert len({colors[3], colors[4], colors[7]}) == 3
+    assert colors[0] == colors[1] == colors[2] != colors[5]  # 1 is told from 0 beside it
+    assert ring_colors([None, 0], ["a", "b"], [1, 1], {0: "#000000"})[1] == mixed("#000000", 0.16) == "#292929"
+
+
+@pytest.mark.parametrize(("color", "ink"), [("#0072B2", "#ffffff"), ("#F0E442", "#111111"), ("#c3c8cf", "#111111")])
+def test_text_is_readable_on_its_sector(color: str, ink: str) -> None:
+    assert ink_on(color) == ink

@@ -1,0 +1,209 @@
+"""The sunburst pages: sums of the rings, names that are inert, nothing from a network."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryUse
+from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.reports.memory_tree import layer_order
+from profiler_wrapper.reports.sunburst import PAGES, page_text, sectors, write_page, write_script
+from sample_memory import MIB, llama_memory, memory_at_peak, owner
+from sample_results import Layer, analysis_of, llama
+
+AWKWARD = [
+    "<b>bold</b>",
+    "</script><script>alert(1)</script>",
+    "</SCRIPT ><!--<script>",
+    'quo"te',
+    "it's",
+    "a&amp;b",
+    "&lt;",
+    "back\\slash",
+    "😀",
+    "\ud800lone",
+    "%{label}",
+    "$x$ ${y}",
+    "$title",
+    "<br>",
+    "line\nbreak\u2028",
+    "x" * 300,
+]
+
+
+class Page(HTMLParser):
+    """The elements of a page, and the text in each kind."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self._open = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._open = tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.setdefault(self._open, []).append(data)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the rings are drawn from."""
+        (text,) = (text for text in self.texts["script"] if text.startswith("{"))
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+
+def with_memory(use: MemoryUse, analysis: Analysis | None = None) -> Analysis:
+    return replace(analysis or llama(12), memory_use=use)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_rings_add_up_to_what_the_category_holds(page: str) -> None:
+    use = llama_memory(12)
+    found = sectors(use, page, layer_order(llama(12)))
+    assert found[0].size_bytes == sum(use.peak.categories[category] for category in PAGES[page][1])
+    below = [0] * len(found)
+    for i, sector in enumerate(found):
+        if sector.parent is not None:
+            assert sector.parent < i
+            below[sector.parent] += sector.size_bytes
+    for sector, size_bytes in zip(found, below, strict=True):
+        assert size_bytes in (0, sector.size_bytes)  # no name here holds anything beside those below it
+
+
+def test_what_a_name_holds_itself_is_no_part_of_those_below() -> None:
+    use = memory_at_peak((owner("params", 3, name="a"), owner("params", 5, name="a.b")))
+    found = [(sector.name, sector.size_bytes) for sector in sectors(use, "params", {})]
+    assert found == [("Parameters and buffers", 8), ("a", 8), ("a.b", 5)]
+
+
+def test_the_summary_has_every_category_and_the_optimizers_page_two() -> None:
+    use = memory_at_peak(tuple(owner(category, i + 1, op="aten::x") for i, category in enumerate(CATEGORIES)))
+    summary = [sector for sector in sectors(use, "summary", {}) if sector.parent == 0]
+    assert {sector.label: sector.size_bytes for sector in summary} == {
+        category: i + 1 for i, category in enumerate(CATEGORIES)
+    }
+    optimizer = [sector.label for sector in sectors(use, "os", {}) if sector.parent == 0]
+    assert optimizer == ["os_params", "os_state"]
+
+
+def test_layers_are_in_the_models_order_also_below_a_category() -> None:
+    for page in ("params", "summary"):
+        names = [sector.name for sector in sectors(llama_memory(12), page, layer_order(llama(12)))]
+        before = "params." if page == "summary" else ""
+        blocks = [name for name in names if re.fullmatch(rf"{before}model\.layers\.\d+", name)]
+        assert blocks == [f"{before}model.layers.{i}" for i in range(12)]
+        assert names.index(f"{before}model.embed_tokens") < names.index(f"{before}model.layers")
+
+
+def test_phases_are_told_with_their_sizes_where_they_are_several() -> None:
+    use = memory_at_peak(
+        (
+            owner("activation", 2 * MIB, layer="a", op="aten::mm", phase="forward"),
+            owner("activation", 3 * MIB, layer="a", op="aten::mm", phase="backward"),
+            owner("activation", MIB, layer="b", op="aten::mm", phase="forward"),
+        )
+    )
+    phases = {sector.name: sector.phases for sector in sectors(use, "activation", {})}
+    assert phases["a.aten::mm"] == "backward 3.00 MiB, forward 2.00 MiB"
+    assert phases["b"] == "forward"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_loads_nothing_but_the_script_beside_it(page: str) -> None:
+    text = page_text(with_memory(llama_memory(12)), page)
+    assert "http" not in text
+    assert "//" not in re.sub(r"^ *//.*$", "", text, flags=re.MULTILINE)  # but comments
+    elements = Page(text).elements
+    assert [attributes["src"] for _, attributes in elements if "src" in attributes] == ["plotly.min.js"]
+    assert not [tag for tag, attributes in elements if tag in ("link", "img", "iframe", "a") or "href" in attributes]
+
+
+def test_awkward_names_are_inert_and_whole() -> None:
+    model = analysis_of([Layer("</title><script>x</script>\ud800", "M")])
+    use = memory_at_peak(tuple(owner("params", MIB, layer=name, name=f"{name}.weight") for name in AWKWARD))
+    plain = Page(page_text(with_memory(llama_memory(2)), "params"))
+    page = Page(page_text(with_memory(use, model), "params"))
+    assert [tag for tag, _ in page.elements] == [tag for tag, _ in plain.elements]
+    names = page.data["names"]
+    shown = {"\ud800lone": "\\ud800lone", "line\nbreak\u2028": "line\\nbreak\\u2028"}
+    assert set(names) == {
+        "Parameters and buffers",
+        *(shown.get(name, name) for name in AWKWARD),
+        *(f"{shown.get(name, name)}.weight" for name in AWKWARD),
+    }
+    assert any("</title><script>x</script>\\ud800" in text for text in page.texts["p"])
+
+
+@given(st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=5, unique=True))
+def test_no_name_changes_the_page(names: list[str]) -> None:
+    use = memory_at_peak(tuple(owner("params", MIB, name=name) for name in names))
+    tags = [tag for tag, _ in Page(page_text(with_memory(llama_memory(2)), "params")).elements]
+    page = Page(page_text(with_memory(use), "params"))
+    assert [tag for tag, _ in page.elements] == tags
+    assert page.data["bytes"][0] == MIB * len(names)
+
+
+def test_the_data_are_ascii_without_what_html_reads() -> None:
+    use = memory_at_peak((owner("params", MIB, name="</script>&<!--é\u2028"),))
+    data = re.search(r'id="sectors">(.*?)</script>', page_text(with_memory(use), "params"))
+    assert data is not None
+    assert data[1].isascii()
+    assert not set("<>&") & set(data[1])
+    assert json.loads(data[1])["names"][1] == "</script>&<!--é\\u2028"
+
+
+@pytest.mark.parametrize(
+    ("page", "why"),
+    [("grads", "no backward came before"), ("os", "plain SGD"), ("activation", "No pass"), ("params", "No parameter")],
+)
+def test_an_empty_page_says_why(page: str, why: str) -> None:
+    text = page_text(with_memory(memory_at_peak((owner("other", MIB, op="aten::x"),))), page)
+    assert why in text
+    assert "0.00 MiB of 1.00 MiB at the peak" in text
+    assert "<script" not in text
+
+
+def test_an_empty_page_says_what_was_held_at_other_times() -> None:
+    use = llama_memory(12)
+    forward = use.moments[3]
+    assert forward.categories["grads"] == 0
+    owners = tuple(one for one in use.peak_owners if one.category != "grads")
+    text = page_text(with_memory(replace(use, peak=forward, peak_owners=owners)), "grads")
+    assert "At another moment it was up to 172.05 MiB" in text
+
+
+def test_nothing_known_is_refused() -> None:
+    with pytest.raises(ValueError, match="memory_use"):
+        page_text(llama(1), "params")
+
+
+def test_a_later_window_reads_the_script_of_its_rank(tmp_path: Path) -> None:
+    first, later, alone = (tmp_path / name / "memory" for name in ("rank0", "rank0/steps_5-7", "elsewhere"))
+    for directory in (first, later, alone):
+        directory.mkdir(parents=True)
+    analysis = with_memory(llama_memory(2))
+    write_script(analysis, first / "plotly.min.js")
+    for directory, script in (
+        (first, "plotly.min.js"),
+        (later, "../../memory/plotly.min.js"),
+        (alone, "plotly.min.js"),
+    ):
+        write_page(analysis, directory / "page.html", page="params")
+        (source,) = (a["src"] for _, a in Page((directory / "page.html").read_text()).elements if "src" in a)
+        assert source == script
+        if directory != alone:
+            assert (directory / script).is_file()
