@@ -15,9 +15,9 @@ from profiler_wrapper.analysis.analyse import Attributed
 from profiler_wrapper.analysis.layer_lanes import layer_lanes
 from profiler_wrapper.capture.out_of_memory import OutOfMemory
 from profiler_wrapper.capture.runinfo import FULL_SET_WORLD_SIZE, RunInfo
+from profiler_wrapper.finishing_in_child import finish_in_child
 from profiler_wrapper.notices import tell
 from profiler_wrapper.options import FILES, Options
-from profiler_wrapper.out_of_memory import finish_in_child
 from profiler_wrapper.recording.atomic import replacing
 from profiler_wrapper.recording.lanes import splice_lanes
 from profiler_wrapper.recording.store import RunDirectory
@@ -61,13 +61,14 @@ class WindowFiles:
             self._move_traces(main, full)
             self._write_run(complete=False)
 
-    def write_in_child(self, failure: OutOfMemory, *, main: Path, full: Path | None) -> bool:
-        """As `write`, by a child: this process has hardly any memory left. Whether it did."""
-        self.write_traces(main=main, full=full)
+    def write_in_child(self, failure: OutOfMemory | None, *, main: Path, full: Path | None) -> bool:
+        """As `write`, by a child, which also answers `failure`. Whether it did."""
+        self._move_traces(main, full)
         if self._directory is None or self.trace_name is None:
             return False
         trace = self._directory.path(self.trace_name)
-        return trace in self._written and finish_in_child(failure, self._directory, trace, self.wanted())
+        self._write_run(complete=bool(self._run.get("complete", True)) and self._whole)
+        return trace in self._written and finish_in_child(self._directory, trace, self.wanted(), failure)
 
     def _move_traces(self, main: Path, full: Path | None) -> None:
         wanted = self.wanted()
@@ -98,6 +99,11 @@ class WindowFiles:
         if options.trace is False:
             left_out |= {"trace", "full_trace"}
         return frozenset(FILES) - left_out
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the files go; None where they go nowhere."""
+        return self._directory.directory if self._directory is not None else None
 
     @property
     def trace_name(self) -> str | None:

@@ -7,8 +7,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.analysis.compiled_graphs import only_called
@@ -19,13 +20,15 @@ from profiler_wrapper.capture.snapshot import AllocatorHistory, SnapshotUnavaila
 from profiler_wrapper.capture.window import RecordedTrace, Window
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.files import WindowFiles
+from profiler_wrapper.finishing_in_child import has_little_memory
 from profiler_wrapper.notices import tell
 from profiler_wrapper.options import Options
 from profiler_wrapper.out_of_memory import answer
 from profiler_wrapper.recording.holdings import holdings_to_list
 from profiler_wrapper.recording.store import RunDirectory, open_run
-from profiler_wrapper.result import ProfileResult, as_result, attribute_trace
+from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, load
 
+_COMMAND = "python -m profiler_wrapper snapshot"
 PRINTED_ROWS = 25  # with the line that says where the files are
 
 Describe = Callable[[], Sequence[dict[str, Any]]]
@@ -99,7 +102,7 @@ class Finisher:
         """Record the allocator's history, if that was asked for."""
         if not self._options.enabled_record_memory_pickle or self._history is not None:
             return
-        history = AllocatorHistory()
+        history = AllocatorHistory(failure_path=partial(self._history_path, "oom"))
         try:
             history.start()
         except SnapshotUnavailable as reason:
@@ -112,20 +115,24 @@ class Finisher:
         history, self._history = self._history, None
         if history is None or not history.running:
             return
+        said = [f"an allocation failed; who held memory then: {_COMMAND} {path}" for path in history.failures]
+        said += history.problems
         try:
-            history.dump(self._history_path())
+            history.dump(self._history_path("mem"))
         except (SnapshotUnavailable, OSError) as reason:
-            self._notes.append(str(reason))
-            tell(str(reason))
+            said.append(str(reason))
         finally:
             history.stop()
+        for message in said:
+            self._notes.append(message)
+            tell(message)
 
-    def _history_path(self) -> Path:
+    def _history_path(self, what: Literal["mem", "oom"]) -> Path:
         options = self._options
         if options.mem_dir is None:
-            return self._parts_directory() / "memory" / snapshot_name(options.prefix)
-        several = self._info.world_size > 1
-        return options.mem_dir / snapshot_name(f"{options.prefix}_rank_{self.rank}" if several else options.prefix)
+            return self._parts_directory() / "memory" / snapshot_name(options.prefix, what=what)
+        prefix = f"{options.prefix}_rank_{self.rank}" if self._info.world_size > 1 else options.prefix
+        return options.mem_dir / snapshot_name(prefix, what=what)
 
     # -- a window ---------------------------------------------------------------------------------
 
@@ -147,7 +154,7 @@ class Finisher:
         """Answer an out-of-memory that ended no recording, or one that could not be analysed; once."""
         if not self.answered:
             self.answered = True
-            answer(failure, self.results[-1] if self.results else None)
+            answer(failure, self.results[-1] if self.results else None, directory=self.directory)
 
     def _tell_nothing(self, window: Window, reason: str) -> None:
         more = "more " if self.results else ""
@@ -161,8 +168,11 @@ class Finisher:
         run = self._describe_run(main, full, notes, complete=window.complete)
         files = WindowFiles(self._options, self._info, self._run_directory(main), run)
         run["trace"] = files.trace_name
-        if failure is not None and failure.starves_this_process:
-            self.answered = files.write_in_child(failure, main=main.path, full=full.path if full is not None else None)
+        if has_little_memory():
+            done = files.write_in_child(failure, main=main.path, full=full.path if full is not None else None)
+            self.answered |= done and failure is not None
+            if done and files.directory is not None:
+                self.results.append(load(files.directory))
             return
         try:
             found = attribute_trace(main.path, run=run)
@@ -181,7 +191,13 @@ class Finisher:
         self.results.append(result)
         if failure is not None:
             self.answered = True
-            answer(failure, result, found=found, trace=main.path if main.shapes else None)
+            answer(
+                failure,
+                result,
+                found=found,
+                trace=main.path if main.shapes else None,
+                directory=files.directory,
+            )
         files.write(result, found, main=main.path, full=full.path if full is not None else None)
         if self._options.enable_print_summary and self._prints:
             sys.stdout.write(f"{result.table(order='cost', rows=PRINTED_ROWS - 1)}\n{files.summary()}\n")

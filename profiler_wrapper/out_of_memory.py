@@ -1,46 +1,38 @@
-"""Answers an out-of-memory on stderr, from the exception and from what was recorded.
-
-A process that has hardly any memory left cannot analyse its own recording (some of what it would need
-ends the process where it gets none). Then a child does it, as this module's main.
-"""
+"""Answers an out-of-memory on stderr, from the exception and from what was recorded."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.analyse import Attributed, tables
+from profiler_wrapper.analysis.analyse import Attributed
 from profiler_wrapper.analysis.attribution import NO_LAYER
 from profiler_wrapper.analysis.failure import LastOp, last_op
 from profiler_wrapper.capture.out_of_memory import OutOfMemory
-from profiler_wrapper.notices import tell
 from profiler_wrapper.recording.reader import read_shapes
 from profiler_wrapper.recording.shapes import OpShapes
-from profiler_wrapper.recording.store import RunDirectory
 from profiler_wrapper.reports.out_of_memory import ShapeOf, out_of_memory_text
-from profiler_wrapper.reports.write import REPORTS
-from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, run_beside
+from profiler_wrapper.result import ProfileResult
 
 _MOST_INPUTS = 3
-_PATIENCE_S = 120
 
 
 def answer(
-    failure: OutOfMemory, result: ProfileResult | None, *, found: Attributed | None = None, trace: Path | None = None
+    failure: OutOfMemory,
+    result: ProfileResult | None,
+    *,
+    found: Attributed | None = None,
+    trace: Path | None = None,
+    directory: Path | None = None,
 ) -> None:
     """Say who holds the memory and what would help.
 
     Args:
         result: of the recording that the failure ended, or of an earlier one; None without one.
         found, trace: of the recording that the failure ended; `trace` if it has shapes.
+        directory: where the files are.
     """
     failed_in = last_op(found) if found is not None else None
     text = out_of_memory_text(
@@ -53,45 +45,10 @@ def answer(
         use=result.memory_use if result is not None else None,
         shape_of=_shapes(found, trace) if found is not None and trace is not None else lambda op, layer: "",
         failed_in_recording=found is not None,
+        files=str(directory) if directory is not None else "",
     )
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
-
-
-def finish_in_child(failure: OutOfMemory, directory: RunDirectory, trace: Path, reports: Iterable[str]) -> bool:
-    """Have a child analyse `trace`, which the failure ended, answer, and write `reports` into `directory`.
-
-    Returns:
-        Whether it did.
-    """
-    task = {
-        "failure": asdict(failure),
-        "directory": asdict(directory) | {"root": str(directory.root)},
-        "trace": str(trace),
-        "reports": sorted(reports),
-    }
-    command = [sys.executable, "-m", __name__, json.dumps(task)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
-    except (OSError, subprocess.SubprocessError, MemoryError) as error:
-        tell(f"what was recorded could not be analysed: {type(error).__name__}: {error}")
-        return False
-    sys.stderr.write(done.stderr)
-    sys.stderr.flush()
-    return done.returncode == 0
-
-
-def _main(task: Mapping[str, Any]) -> None:
-    trace = Path(task["trace"])
-    run = run_beside(trace) or {}
-    found = attribute_trace(trace, run=run)
-    result = as_result(tables(found, run=run))
-    answer(OutOfMemory(**task["failure"]), result, found=found, trace=trace)
-    directory = RunDirectory(**task["directory"] | {"root": Path(task["directory"]["root"])})
-    for name, report in REPORTS.items():
-        if name in task["reports"] and report.applies(result):
-            for file in report.files:
-                directory.write_with(file.name, partial(file.write, result))
 
 
 def _where(failed_in: LastOp | None) -> str:
@@ -121,7 +78,3 @@ def _inputs(shapes: OpShapes) -> str:
     """`[4096, 512] x [512, 32000]`."""
     tensors = [dims for dims in shapes.dims if dims and all(isinstance(size, int) for size in dims)]
     return " x ".join(str(list(dims)) for dims in tensors[:_MOST_INPUTS])
-
-
-if __name__ == "__main__":
-    _main(json.loads(sys.argv[1]))

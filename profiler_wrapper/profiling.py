@@ -126,7 +126,11 @@ class Profiling:
             recorder.hold_open()
             self._hold()
             return
-        self._finish()
+        try:
+            self._finish()
+        finally:
+            if self._out_of_memory is not None and self.finisher is not None:
+                self.finisher.answer(self._out_of_memory)
 
     def _leave_in_backward(self, recorder: Recorder, error: BaseException | None) -> None:
         """The engine would bring back a session that ended here, so it goes on until it can end."""
@@ -230,8 +234,6 @@ class Profiling:
             finally:
                 self._scopes.detach()
             self._report()
-            if self._out_of_memory is not None and self.finisher is not None:
-                self.finisher.answer(self._out_of_memory)
             if not self._reported:
                 ended = recorder.counter.ended
                 tell(f"nothing was recorded: the block ended after {ended} steps, before any that was asked for")

@@ -213,7 +213,7 @@ def _uneven_steps(steps: Steps) -> list[str]:
     if len(spans) < 3 or spans.max() <= _UNEVEN * np.median(spans):
         return []
     slowest = steps.number[int(np.argmax(spans))]
-    times = spans.max() / np.median(spans)
+    times = spans.max() / max(1.0, float(np.median(spans)))
     return [f"the steps are unlike: step {slowest} took {times:.1f} times the median, so means say little"]
 
 

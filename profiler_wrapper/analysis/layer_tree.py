@@ -12,7 +12,7 @@ import numpy as np
 
 from profiler_wrapper.recording.columns import Bool, Category, Int32, Recording
 from profiler_wrapper.recording.kinds import kind_of
-from profiler_wrapper.recording.marks import ROOT_PATH, Mark, parse_mark
+from profiler_wrapper.recording.marks import MEMORY_POINT, ROOT_PATH, Mark, parse_mark
 from profiler_wrapper.recording.nesting import nearest, nearest_above
 
 Source = Literal["marks", "modules", "named blocks", "none"]
@@ -24,7 +24,7 @@ _NOT_A_BLOCK = re.compile(
     r"ProfilerStep|Optimizer\.|nccl:|gloo:|mpi:|ucc:|xccl:|c10d|FSDP::|FullyShardedDataParallel\.|(Distributed)?DataParallel\.|enumerate\(|"
     r"## Call|Torch-Compiled|TorchDynamo|torch/|torch\.|autograd|Pregraph|CompiledFunction|AOTDispatcher|Inductor|"
     r"\[pytorch|iteration#|PyTorch Profiler|Iteration Start|cudaGraph|record_param_comms|"
-    r"execute_context_"
+    r"execute_context_|" + re.escape(MEMORY_POINT)
 )
 
 
@@ -54,6 +54,7 @@ class LayerTree:
     layer_of_span: dict[int, int] = field(default_factory=dict)  # span index -> layer index
     flags_of_span: dict[int, tuple[str, ...]] = field(default_factory=dict)
     layer_of_mark: dict[tuple[str, str], int] = field(default_factory=dict)  # (root, path) -> layer index
+    not_entered: tuple[str, ...] = ()  # names of layers that the run describes and that were never called
 
     def by_name(self) -> dict[str, int]:
         """Layer index by name."""
@@ -145,6 +146,7 @@ def _from_marks(
         tree.layers[index[root, path]].parent = _parent_by_path(root, path, index)
     _repeated_roots_are_blocks(tree, distinct, index)
     tree.layer_of_mark = index
+    tree.not_entered = tuple(_layer_name(key, prefix) for key in told if key not in index and key[0] in prefix)
     for span, mark in entries:
         tree.layer_of_span[span] = index[mark.root, mark.path]
         phase_flags = tuple(f for f in mark.flags if f in ("prefill", "decode"))

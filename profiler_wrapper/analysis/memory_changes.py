@@ -39,11 +39,17 @@ def find_changes(
     owned: OwnedMemory,
     peak: int,
     leaks: Sequence[tuple[Leak, Int64]],
+    *,
+    forwards_followed: int,
 ) -> tuple[Change, ...]:
-    """The changes that save at least a hundredth of the peak (which is after event `peak`), best first."""
-    found = _Changes(tree, attribution, charges, steps, owned, peak)
+    """The changes that save at least a hundredth of the peak (which is after event `peak`), best first.
+
+    `forwards_followed`: how many ran with gradients on. One without a backward may have broken off before it.
+    """
+    found = _Changes(tree, attribution, charges, steps, owned, peak, forwards_followed=forwards_followed)
     changes = [
         found.checkpoint(),
+        found.no_grad(),
         found.free_grads(),
         found.chunk_loss(),
         found.smaller_batch(),
@@ -65,6 +71,8 @@ class _Changes:
         steps: Steps,
         owned: OwnedMemory,
         peak: int,
+        *,
+        forwards_followed: int,
     ) -> None:
         self.tree, self.attribution, self.charges, self.steps = tree, attribution, charges, steps
         self.owned, self.peak = owned, peak
@@ -76,7 +84,9 @@ class _Changes:
         forward = [place.phase in FORWARD_PHASES for place in places] + [False]
         self.by_forward = np.array(forward, dtype=np.bool_)[blocks.place]
         self.layer = np.array([place.layer for place in places] + [-1], dtype=np.int64)[blocks.place]
-        self.trains = bool(attribution.is_node.any())
+        self.has_backward = bool(attribution.is_node.any())
+        self.trains = self.has_backward or forwards_followed > 0
+        self.infers = not self.has_backward and forwards_followed > 1
 
     def checkpoint(self) -> Change | None:
         """Keep of each block what the next one reads, and run it again in backward: one at a time."""
@@ -101,6 +111,23 @@ class _Changes:
             layers=names,
             saves_bytes=saves,
             costs_ns=self._forward_time(set(ids.tolist())),
+        )
+
+    def no_grad(self) -> Change | None:
+        """Without gradients a layer keeps nothing but what it returns: here all but the largest goes."""
+        if not self.infers:
+            return None
+        kept = (self.category == _ACTIVATION) & self.by_forward & (self.layer >= 0)
+        chosen = np.flatnonzero(kept & self.alive)
+        if not len(chosen):
+            return None
+        held = np.bincount(self.layer[chosen], weights=self.size[chosen])
+        return Change(
+            kind="no_grad",
+            text="run it under torch.no_grad(): no backward came",
+            layers=(),
+            saves_bytes=self._bounded(int(held.sum() - held.max()), kept),
+            costs_ns=0,
         )
 
     def free_grads(self) -> Change | None:
@@ -130,7 +157,7 @@ class _Changes:
         activation = self.category == _ACTIVATION
         loss = activation & of_head
         held = int(self.size[loss & self.alive].sum())
-        if not self.trains or 2 * held <= int(self.size[activation & self.alive].sum()):
+        if not (self.trains and heads) or 2 * held <= int(self.size[activation & self.alive].sum()):
             return None
         return Change(
             kind="chunk_loss",

@@ -11,7 +11,7 @@ from profiler_wrapper.analysis.memory_owned import OwnedMemory
 from profiler_wrapper.analysis.steps import Steps
 from profiler_wrapper.recording.columns import Int64
 
-_FEWEST_STEPS = 3  # between the first and the last
+_FEWEST_STEPS = 3  # without the first, and for a leak without the last
 _NEARLY_ALL = 0.8  # of the steps between the first and the last
 _SMALLEST_LEAK_BYTES = 1024  # a step: a list of losses is none
 
@@ -32,11 +32,15 @@ def student_quantile(degrees_of_freedom: int) -> float:
 
 
 def slope_of(owned: OwnedMemory, steps: Steps) -> Slope | None:
-    """The least-squares line through what is allocated at the ends of the steps; None for fewer than two."""
-    count = len(steps)
+    """The least-squares line through what is allocated at the ends of the steps; None for fewer than two.
+
+    Of more than three the first is left out: it makes what is kept on purpose.
+    """
+    ends = steps.end_ns[1:] if len(steps) > _FEWEST_STEPS else steps.end_ns
+    count = len(ends)
     if count < 2:
         return None
-    event = np.searchsorted(owned.memory.time_ns, steps.end_ns, side="right") - 1
+    event = np.searchsorted(owned.memory.time_ns, ends, side="right") - 1
     start = owned.memory.allocated_at_start
     y = np.where(event >= 0, owned.timeline.total_bytes[np.maximum(event, 0)], start).astype(np.float64)
     x = np.arange(count) - (count - 1) / 2
@@ -54,13 +58,15 @@ def find_leaks(owned: OwnedMemory, steps: Steps) -> tuple[tuple[Leak, Int64], ..
     """Allocations that stay, step after step, each with its blocks; those that take most first.
 
     What counts is alive when the recording ends and was made in nearly every step but the first and the last:
-    what is made once is kept on purpose, and what the last step made may yet be freed.
+    what is made once is kept on purpose, and what the last step made may yet be freed. What the model or an
+    optimizer is told to hold is none either, though it may grow (the history of L-BFGS).
     """
     middle = len(steps) - 2
     if middle < _FEWEST_STEPS:
         return ()
     blocks = owned.blocks
-    staying = np.flatnonzero((blocks.freed == blocks.events) & ~blocks.before)
+    told = owned.categories.name >= 0
+    staying = np.flatnonzero((blocks.freed == blocks.events) & ~blocks.before & ~told)
     step = steps.place_of(owned.memory.time_ns[blocks.made[staying]])
     staying, step = staying[(step > 0) & (step <= middle)], step[(step > 0) & (step <= middle)]
     if not len(staying):

@@ -67,7 +67,7 @@ class MemoryTimeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slope:
-    """A straight line through what is allocated at the ends of the steps."""
+    """A straight line through what is allocated at the ends of the steps, without the first of more than three."""
 
     bytes_per_step: float
     error_bytes_per_step: float | None  # half the 95 % interval; None for fewer than three steps
@@ -91,7 +91,7 @@ class Leak:
 class Change:
     """What would lower the peak, from this run's numbers."""
 
-    kind: Literal["checkpoint", "free_grads", "smaller_batch", "chunk_loss", "optimizer_state", "leak"]
+    kind: Literal["checkpoint", "no_grad", "free_grads", "smaller_batch", "chunk_loss", "optimizer_state", "leak"]
     text: str  # one line: what to do
     layers: tuple[str, ...]
     saves_bytes: int  # at the peak

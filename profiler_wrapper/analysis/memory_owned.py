@@ -133,7 +133,7 @@ def _layers_of_blocks(
     tree: LayerTree, attribution: Attribution, memory: DeviceMemory, blocks: Blocks, categories: Categories
 ) -> tuple[Int32, tuple[str, ...]]:
     """Per block the layer: of the tensor where that is known by name, else the one that made it."""
-    layers = (*(layer.name for layer in tree.layers), "")
+    layers = (*(layer.name for layer in tree.layers), *tree.not_entered, "")
     nowhere = len(layers) - 1
     of_place = [place.layer if place.layer >= 0 else nowhere for place in attribution.places]
     layer = np.array([*of_place, nowhere], dtype=np.int32)[blocks.place]
@@ -142,8 +142,9 @@ def _layers_of_blocks(
 
 
 def _layers_of_names(tree: LayerTree, names: Sequence[str]) -> list[int]:
-    """Per tensor's name the deepest layer that holds it; -1 where there is none."""
+    """Per tensor's name the deepest layer that holds it, entered or not; -1 where there is none."""
     by_name = {**{layer.raw_name: i for i, layer in enumerate(tree.layers)}, **tree.by_name()}
+    by_name |= {name: len(tree.layers) + i for i, name in enumerate(tree.not_entered) if name not in by_name}
     roots = [i for i, layer in enumerate(tree.layers) if layer.parent < 0]
     found = []
     for name in names:

@@ -16,6 +16,7 @@ from profiler_wrapper.analysis.memory_growth import find_leaks, slope_of
 from profiler_wrapper.analysis.memory_model import BEFORE_PROFILING, MemoryMoment, MemoryUse
 from profiler_wrapper.analysis.memory_moments import find_moments, phase_starts
 from profiler_wrapper.analysis.memory_owned import OwnedMemory, own
+from profiler_wrapper.analysis.phase import FORWARD_PHASES
 from profiler_wrapper.analysis.steps import Steps
 from profiler_wrapper.recording.columns import Recording
 from profiler_wrapper.recording.nesting import Nesting
@@ -52,7 +53,16 @@ def memory_use(
         last_owners=peak_owners if last == top else owned.owners(last),
         slope=slope_of(owned, steps),
         leaks=tuple(leak for leak, _ in leaks),
-        changes=find_changes(tree, attribution, charges, steps, owned, top, leaks),
+        changes=find_changes(
+            tree,
+            attribution,
+            charges,
+            steps,
+            owned,
+            top,
+            leaks,
+            forwards_followed=_forwards_followed(recording, attribution, calls),
+        ),
         notes=_notes(memory, blocks),
     )
 
@@ -61,6 +71,15 @@ def _labelled(owned: OwnedMemory, steps: Steps, label: str, event: int) -> Memor
     time_ns = int(owned.memory.time_ns[event])
     (place,) = steps.place_of(np.array([time_ns], dtype=np.int64)).tolist()
     return owned.moment(label, steps.number[place] if place >= 0 else None, time_ns, event)
+
+
+def _forwards_followed(recording: Recording, attribution: Attribution, calls: CallTree) -> int:
+    """Outermost calls outside of backward, if ops in forward have sequence numbers: they get them with gradients on."""
+    forward = np.array([place.phase in FORWARD_PHASES for place in attribution.places], dtype=np.bool_)
+    numbered = np.flatnonzero((recording.spans.sequence >= 0) & (attribution.place_of >= 0))
+    if not forward[attribution.place_of[numbered]].any():
+        return 0
+    return int(((calls.parent < 0) & (attribution.node_of[calls.span] < 0)).sum())
 
 
 def _reserved_peak(owned: OwnedMemory, steps: Steps) -> MemoryMoment | None:

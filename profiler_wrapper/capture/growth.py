@@ -35,9 +35,24 @@ def _peak_resident_bytes() -> int | None:
 
 
 def free_bytes() -> int | None:
-    """Memory that can still be had: of the machine, or of the container where that is less."""
-    known = [size for size in (_machine_free_bytes(), _container_free_bytes()) if size is not None]
+    """Memory that can still be had: of the machine, the container, or below the process's own limit."""
+    sizes = (_machine_free_bytes(), _container_free_bytes(), free_bytes_below_own_limit())
+    known = [size for size in sizes if size is not None]
     return min(known) if known else None
+
+
+def free_bytes_below_own_limit() -> int | None:
+    """What a limit on the address space of this process (`ulimit -v`) leaves; None without one."""
+    try:
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit == resource.RLIM_INFINITY:
+            return None
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except (ImportError, OSError, ValueError):  # not on this system
+        return None
+    return max(0, limit - pages * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _machine_free_bytes() -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import threading
@@ -203,11 +204,15 @@ def ends_whole(path: Path) -> bool:
 
 def is_json(path: Path) -> bool:
     """The file is valid JSON; a second for a gigabyte, and no memory."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        try:
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             _any_json.decode(content)
-        except msgspec.DecodeError:
-            return False
+    except msgspec.DecodeError:
+        return False
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        return True  # no address space is left to look, which is no reason to call it broken
     return True
 
 

@@ -14,7 +14,9 @@ ShapeOf = Callable[[str, str], str]  # (op, layer) -> the shapes of what it was 
 
 MOST_LINES = 12
 _WIDTH = 100
-_MOST_LAYERS = 4
+_MOST_CATEGORIES = 4
+_WORTH_A_WORD = 0.005
+_MOST_LAYERS = 3
 _MOST_TENSORS = 3
 _MOST_CHANGES = 2
 
@@ -30,6 +32,7 @@ def out_of_memory_text(
     use: MemoryUse | None,
     shape_of: ShapeOf,
     failed_in_recording: bool,
+    files: str,
 ) -> str:
     """What to say of an allocation that could not be met.
 
@@ -37,23 +40,21 @@ def out_of_memory_text(
         where: the layer, phase and op that asked for it; "" where not known.
         use: of the recording that it ended, or of an earlier one; None without one.
         shape_of: the shapes of what an op in a layer was given.
+        files: where the files are; "" without any.
         failed_in_recording: the recording ends with the failure, so its last owners are those at fault.
     """
     if allocated_bytes is None and use is not None and failed_in_recording:
         allocated_bytes = use.last.total_bytes
-    lines = [
-        f"out of memory on {device}" + (f", in {where}" if where else ""),
-        ", ".join(
-            f"{name} {'unknown' if size is None else file_size(size)}"
-            for name, size in (
-                ("requested", requested_bytes),
-                ("allocated", allocated_bytes),
-                ("reserved", reserved_bytes),
-                ("free", free_bytes),
-            )
-            if size is not None or name == "requested"
-        ),
-    ]
+    sizes = {
+        "requested": requested_bytes,
+        "allocated": allocated_bytes,
+        "reserved": reserved_bytes,
+        "free": free_bytes,
+    }
+    told = [f"{name} {file_size(size)}" for name, size in sizes.items() if size is not None]
+    lines = [f"out of memory on {device}" + (f": {', '.join(told)}" if told else "")]
+    if where:
+        lines.append(f"in {where}")
     if use is None:
         lines.append("who holds it is not known, as nothing was recorded: begin the with-block before the model runs")
     else:
@@ -62,7 +63,9 @@ def out_of_memory_text(
             lines.append("it came after the recording ended; at the recording's own peak it was:")
         lines += _owners_lines(owners)
         lines += [f"  largest: {text}" for text in _largest(owners, shape_of)]
-        lines += [f"would help: {_change(use, i)}" for i in range(min(_MOST_CHANGES, len(use.changes)))]
+        lines += [f"try: {_change(use, i)}" for i in range(min(_MOST_CHANGES, len(use.changes)))]
+    if files:
+        lines.append(f"files: {files}")
     lines = [f"{'  ' if i else 'profiler_wrapper: '}{line}" for i, line in enumerate(lines[:MOST_LINES])]
     return "\n".join(shorten(clean(line), _WIDTH) for line in lines)
 
@@ -82,7 +85,11 @@ def _owners_lines(owners: Sequence[Owner]) -> list[str]:
     categories = sorted(by_category.items(), key=lambda item: -item[1])
     lines = [
         "held by: "
-        + ", ".join(f"{name} {file_size(size)} ({percent(size, total)} %)" for name, size in categories if size)
+        + ", ".join(
+            f"{name} {file_size(size)} ({percent(size, total)} %)"
+            for name, size in categories[:_MOST_CATEGORIES]
+            if size >= _WORTH_A_WORD * total
+        )
     ]
     layers = sorted(by_layers.items(), key=lambda item: -item[1])[:_MOST_LAYERS]
     for (pattern, category), size in layers:
@@ -123,4 +130,5 @@ def _largest(owners: Sequence[Owner], shape_of: ShapeOf) -> list[str]:
 def _change(use: MemoryUse, number: int) -> str:
     change = use.changes[number]
     costs = f", {change.costs_ns / 1e6:+.1f} ms a step" if change.costs_ns else ""
-    return f"{change.text}: -{file_size(change.saves_bytes)} at the peak{costs}"
+    what, _, _ = change.text.partition(":")
+    return f"{what}: -{file_size(change.saves_bytes)}{costs}"

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import models
+import variants
 from memory_recordings import assert_adds_up, stated_totals
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.memory_model import BEFORE_PROFILING, MemoryMoment, MemoryUse
@@ -244,3 +245,31 @@ def test_a_recorded_trace_adds_up_to_what_its_allocator_states() -> None:
     assert use.reserved_peak.reserved_bytes == recording.memory.total_reserved_bytes.max()
     assert [moment.step for moment in labelled(use, "after backward")] == [2, 3, 4, 5, 6]
     assert use.leaks == ()
+
+
+def peak_with(tmp_path: Path, name: str, *, batch: int = 4, checkpointed: bool = False) -> MemoryUse:
+    case = models.build(name, layers=6, tokens=64, batch=batch)
+    if checkpointed:
+        variants.gradient_checkpointing(case)
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.1)
+    prof = profiler(case, tmp_path / f"{batch}{checkpointed}")
+    with prof:
+        for step in range(5):
+            models.train_step(case, case.model, optimizer, seed=step)
+            prof.step()
+    return use_of(prof)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_the_changes_save_what_they_say_when_they_are_made(name: str, tmp_path: Path) -> None:
+    use = peak_with(tmp_path, name)
+    changes = {change.kind: change for change in use.changes}
+    checkpointed = peak_with(tmp_path, name, checkpointed=True)
+    halved = peak_with(tmp_path, name, batch=2)
+    saved = {"checkpoint": checkpointed, "smaller_batch": halved}
+    for kind, after in saved.items():
+        measured = use.peak.total_bytes - after.peak.total_bytes
+        assert changes[kind].saves_bytes == pytest.approx(measured, rel=0.05)
+    assert len(changes["checkpoint"].layers) == 6
+    assert changes["checkpoint"].costs_ns
+    assert "checkpoint" not in {change.kind for change in checkpointed.changes}

@@ -39,7 +39,7 @@ def leaking(count: int, *, size: int = 2048, first: int = 0, last: int | None = 
 def test_a_steady_loop_has_no_slope_and_no_leak() -> None:
     use = use_of(steps(20))
     assert use.slope is not None
-    assert (use.slope.bytes_per_step, use.slope.error_bytes_per_step, use.slope.steps) == (0, 0, 20)
+    assert (use.slope.bytes_per_step, use.slope.error_bytes_per_step, use.slope.steps) == (0, 0, 19)
     assert use.leaks == ()
 
 
@@ -78,6 +78,21 @@ def test_what_is_freed_some_steps_later_is_no_leak() -> None:
         if step >= 3:
             trace.memory(100 * step + 70, -2048, address=10_000 * (step - 2))
     assert use_of(trace).leaks == ()
+
+
+def test_the_first_step_is_no_part_of_a_slope() -> None:
+    trace = steps(6).memory(5, 10**6, address=10**7).memory(150, -(10**6), address=10**7)
+    slope = use_of(trace).slope
+    assert slope is not None
+    assert (slope.bytes_per_step, slope.steps) == (0, 5)
+
+
+def test_what_an_optimizer_is_told_to_hold_is_no_leak() -> None:
+    history = [(10_000 * (step + 1), 2048, "os_state", f"old_dirs.{step} of a.weight") for step in range(20)]
+    use = use_of(leaking(20), (5000, history))
+    assert use.leaks == ()
+    assert use.slope is not None
+    assert use.slope.bytes_per_step == pytest.approx(2048)
 
 
 def test_a_list_of_losses_is_no_leak() -> None:

@@ -1,0 +1,59 @@
+"""Trains a Llama in a process whose memory is limited: `python exhausting_training.py DIRECTORY CASE [REMEDY]`.
+
+Cases: `logits` (a large vocabulary), `blocks` (many blocks), `later` (a huge tensor after the recording).
+Remedies: `half` of the batch, `checkpoint`.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import profiler_wrapper as pw
+
+MIB = 1 << 20
+TOKENS = 256
+CASES = {
+    "logits": {"vocab_size": 200_000, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "batch": 4},
+    "blocks": {"vocab_size": 500, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 16, "batch": 8},
+    "later": {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "batch": 1},
+}
+LIMIT_MIB = {"logits": 2300, "blocks": 330, "later": 3000}  # beyond what the process has before it trains
+
+
+def limit_memory(more_mib: int) -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more_mib * MIB,) * 2)
+
+
+def main(directory: str, case: str, remedy: str = "") -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    config = dict(CASES[case])
+    batch = config.pop("batch") // (2 if remedy == "half" else 1)
+    model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=4, **config))
+    if remedy == "checkpoint":
+        model.gradient_checkpointing_enable()
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    ids = torch.randint(0, config["vocab_size"], (batch, TOKENS))
+    with torch.profiler.profile():  # what torch loads for it belongs to the process, not to the training
+        model(input_ids=ids[:1, :8], labels=ids[:1, :8]).loss.backward()
+    model.zero_grad()
+    limit_memory(LIMIT_MIB[case])
+    with pw.ProfilerWrapper(model, output_dir=directory, run_name="run", steps="0", enable_print_summary=False) as prof:
+        for _ in range(2):
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            prof.step()
+        if case == "later":
+            torch.empty(LIMIT_MIB[case] * MIB, dtype=torch.uint8)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
