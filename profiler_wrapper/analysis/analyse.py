@@ -272,8 +272,9 @@ def _notes(found: Attributed, memory: DeviceMemory | None) -> list[str]:
     if memory is None:
         notes.append("memory is not available, because the trace has no allocation events (profile_memory=True)")
     elif memory.device == "cpu":
-        since = "beside what model and optimizers held, memory" if len(memory.told) else "memory"
-        notes.append(f"on a CPU, {since} counts from the recording on; reserved is not available")
+        held = "only what model and optimizers held counts from before"
+        before = held if len(memory.told) else "memory counts from the recording on"
+        notes.append(f"on a CPU, {before}; reserved is not available")
     notes += _uneven_steps(found.steps)
     notes.append("FLOPs are not available: this version does not count them")
     return notes
