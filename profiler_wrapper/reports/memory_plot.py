@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryUse
+from profiler_wrapper.analysis.memory_model import CATEGORIES, Category, MemoryUse
 from profiler_wrapper.analysis.model import Analysis, Phase
 from profiler_wrapper.recording.columns import Int64
 from profiler_wrapper.reports import figures
@@ -31,6 +31,11 @@ _WIDE_ENOUGH = 0.009  # of the width, for each letter of a phase's name
 _MOST_NAMED_STEPS = 12
 _OWNERS = 3
 _LONGEST_OWNER = 90
+_HEADROOM = 1.12  # for the names of the steps above their peaks
+# What stays lies below what comes and goes.
+_FROM_BELOW: tuple[Category, ...] = (
+    "params", "os_params", "os_state", "grads", "other", "communication", "activation", "workspace",
+)  # fmt: skip
 _RESERVED = figures.INK
 _HATCH = "#b8b8b8"
 # Greys, as colours stand for categories; told apart by their names and order.
@@ -69,8 +74,9 @@ def draw_categories(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     axes.plot(_ms(use.peak.time_ns, begin_ns), use.peak.total_bytes / MIB, "v", color=_RESERVED, markersize=9,
               clip_on=False, zorder=5, label="peak")  # fmt: skip
     for phase in _draw_phases(strip, use, begin_ns):
-        axes.fill_between([], [], color=_PHASE_GREYS[phase], label=phase.replace("_", " "))
+        axes.fill_between([], [], color=_PHASE_GREYS[phase], label=f"phase {phase.replace('_', ' ')}")
     figures.from_zero(axes)
+    axes.set_ylim(top=axes.get_ylim()[1] * _HEADROOM)
     figures.legend_above(axes, f"Allocated on {use.device}, stacked by category")
     figure.supxlabel(figures.literal(peak_text(use)), fontsize=figures.FONT_SIZE)
     figures.save(figure, path)
@@ -112,7 +118,9 @@ def _draw_stack(axes: Axes, points: Course, begin_ns: int) -> None:
         return np.append(sizes_bytes, sizes_bytes[-1]) / MIB
 
     below = np.zeros_like(points.time_ns)
-    for name, held in zip(CATEGORIES, points.bytes_by_category, strict=True):
+    held_by = dict(zip(CATEGORIES, points.bytes_by_category, strict=True))
+    for name in _FROM_BELOW:
+        held = held_by[name]
         if held.any():
             axes.fill_between(times_ms, drawn(below), drawn(below + held), step="post", color=CATEGORY_COLORS[name],
                               linewidth=0, label=name.replace("_", " "))  # fmt: skip
@@ -135,7 +143,7 @@ def _mark_steps(axes: Axes, use: MemoryUse, begin_ns: int) -> None:
         return
     for peak in peaks:
         axes.annotate(f"step {peak.step}: {peak.total_bytes / MIB:.1f}", (_ms(peak.time_ns, begin_ns),
-                      peak.total_bytes / MIB), xytext=(0, -14), textcoords="offset points", ha="center", zorder=6,
+                      peak.total_bytes / MIB), xytext=(0, 7), textcoords="offset points", ha="center", zorder=6,
                       fontsize=figures.FONT_SIZE - 1, bbox={"boxstyle": "round,pad=0.15", "facecolor": "white",
                       "edgecolor": "none", "alpha": 0.8})  # fmt: skip
 
