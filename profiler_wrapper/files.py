@@ -112,6 +112,13 @@ class WindowFiles:
             return None
         return self._directory.path(FILES["trace"]).name + (".gz" if self._zipped else "")
 
+    def trace_names(self, *, full: bool) -> dict[str, str | None]:
+        """The file names that run.json tells: of the timed trace and, if there is one, of that with shapes."""
+        names = {"trace": self.trace_name}
+        if full and self._directory is not None and "full_trace" in self.wanted():
+            names["full_trace"] = self._directory.path(FILES["full_trace"]).name + (".gz" if self._zipped else "")
+        return names
+
     @property
     def _zipped(self) -> bool:
         chosen = self._options.trace

@@ -26,7 +26,7 @@ from profiler_wrapper.options import Options
 from profiler_wrapper.out_of_memory import answer
 from profiler_wrapper.recording.holdings import holdings_to_list
 from profiler_wrapper.recording.store import RunDirectory, open_run
-from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, load
+from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, flops_of_trace, load
 
 _COMMAND = "python -m profiler_wrapper snapshot"
 PRINTED_ROWS = 25  # with the line that says where the files are
@@ -167,7 +167,7 @@ class Finisher:
         self._notes = []
         run = self._describe_run(main, full, notes, complete=window.complete)
         files = WindowFiles(self._options, self._info, self._run_directory(main), run)
-        run["trace"] = files.trace_name
+        run |= files.trace_names(full=full is not None)
         if has_little_memory():
             done = files.write_in_child(failure, main=main.path, full=full.path if full is not None else None)
             self.answered |= done and failure is not None
@@ -175,9 +175,10 @@ class Finisher:
                 self.results.append(load(files.directory))
             return
         try:
-            found = attribute_trace(main.path, run=run)
+            found = attribute_trace(main.path, run=run, shapes=main.shapes)
+            flops = None if full is None else flops_of_trace(full.path, run=run)
             run["compiled"] = only_called(run["compiled"], found.recording)
-            result = as_result(tables(found, run=run, track=(*self._options.track, *self._followed)))
+            result = as_result(tables(found, run=run, track=(*self._options.track, *self._followed), flops=flops))
         except EmptyRecording:
             self._tell_nothing(window, "no op of torch ran in the block, on the thread that entered it")
             return

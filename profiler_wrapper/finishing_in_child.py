@@ -22,7 +22,7 @@ from profiler_wrapper.notices import tell
 from profiler_wrapper.out_of_memory import answer
 from profiler_wrapper.recording.store import RunDirectory
 from profiler_wrapper.reports.write import REPORTS
-from profiler_wrapper.result import as_result, attribute_trace, run_beside
+from profiler_wrapper.result import as_result, attribute_trace, flops_of_trace, run_beside, trace_with_shapes
 
 _ENOUGH_BYTES = 1 << 30
 _PATIENCE_S = 300
@@ -61,7 +61,8 @@ def _main(task: Mapping[str, Any]) -> None:
     trace = Path(task["trace"])
     run = run_beside(trace) or {}
     found = attribute_trace(trace, run=run)
-    result = as_result(tables(found, run=run))
+    full = trace_with_shapes(trace, run)
+    result = as_result(tables(found, run=run, flops=None if full is None else flops_of_trace(full, run=run)))
     directory = RunDirectory(**task["directory"] | {"root": Path(task["directory"]["root"])})
     if task["failure"] is not None:
         answer(OutOfMemory(**task["failure"]), result, found=found, trace=trace, directory=directory.directory)

@@ -11,12 +11,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from profiler_wrapper.analysis.analyse import Attributed, analyse, attributed
+from profiler_wrapper.analysis.analyse import Attributed, attributed, tables
+from profiler_wrapper.analysis.flop_formulas import has_formula
+from profiler_wrapper.analysis.flops import FlopCount, count_flops, why_without_shapes
 from profiler_wrapper.analysis.model import Analysis, LayerRow
 from profiler_wrapper.analysis.series import Track
 from profiler_wrapper.errors import BrokenTrace, UnknownLayer
 from profiler_wrapper.recording.holdings import read_holdings
-from profiler_wrapper.recording.reader import read
+from profiler_wrapper.recording.reader import read, read_with_shapes
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.reports.tables import console_table
@@ -27,7 +29,7 @@ RUN_FILE = "run.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileResult(Analysis):
-    """Time and memory of every layer. `print(result)` shows the layer table."""
+    """Time, memory and FLOPs of every layer. `print(result)` shows the layer table."""
 
     def __str__(self) -> str:
         return console_table(self, unicode=_unicode_terminal())
@@ -70,9 +72,24 @@ def as_result(analysis: Analysis) -> ProfileResult:
     return ProfileResult(**{field.name: getattr(analysis, field.name) for field in fields(Analysis)})
 
 
-def attribute_trace(path: str | os.PathLike[str], *, run: Mapping[str, Any] | None = None) -> Attributed:
-    """Read a trace and give every event of it a layer; `run` describes the run it is from."""
-    return attributed(read(path), run=run)
+def attribute_trace(
+    path: str | os.PathLike[str], *, run: Mapping[str, Any] | None = None, shapes: bool = True
+) -> Attributed:
+    """Read a trace, with shapes or without, and give every event of it a layer; `run` describes the run it is from."""
+    if not shapes:
+        return attributed(read(path), run=run)
+    recording, recorded = read_with_shapes(path, has_formula)
+    return attributed(recording, run=run, shapes=recorded)
+
+
+def flops_of_trace(path: str | os.PathLike[str], *, run: Mapping[str, Any] | None = None) -> FlopCount | str:
+    """FLOPs as the trace with shapes tells them, which is not the timed one; or why it does not."""
+    try:
+        found = attribute_trace(path, run=run)
+        why = why_without_shapes(found.shapes)
+        return why if why or found.shapes is None else count_flops(found, found.shapes)
+    except Exception as error:  # the times are known, and are worth more
+        return f"the trace with shapes could not be analysed ({type(error).__name__}: {error})"
 
 
 def analyse_trace(
@@ -85,7 +102,23 @@ def analyse_trace(
         EmptyRecording: no event in it carries time.
         OSError: it cannot be read.
     """
-    return as_result(analyse(read(path), run=run, track=track))
+    found = attribute_trace(path, run=run)
+    full = trace_with_shapes(Path(path), run or {})
+    flops = flops_of_trace(full, run=run) if full is not None and not (found.shapes and found.shapes.recorded) else None
+    return as_result(tables(found, run=dict(run or {}), track=track, flops=flops))
+
+
+def trace_with_shapes(trace: Path, run: Mapping[str, Any]) -> Path | None:
+    """The trace with shapes that goes with the timed one; None where the run names none, or it is gone."""
+    name = run.get("full_trace")
+    if not isinstance(name, str) or not _same_name(str(run.get("trace")), trace.name):
+        return None
+    path = trace.parent / Path(name).name
+    return path if path.is_file() else None
+
+
+def _same_name(one: str, other: str) -> bool:
+    return one.removesuffix(".gz") == other.removesuffix(".gz")
 
 
 def load(path: str | os.PathLike[str]) -> ProfileResult:
@@ -128,7 +161,7 @@ def run_beside(trace: Path) -> dict[str, Any] | None:
         raise BrokenTrace(
             f"{path}: its held is not what was written ({error}). Delete it, and the trace is read alone."
         ) from error
-    if str(run.get("trace")).removesuffix(".gz") != trace.name.removesuffix(".gz"):
+    if not _same_name(str(run.get("trace")), trace.name):
         run.pop("held", None)
     return run
 

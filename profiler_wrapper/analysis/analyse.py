@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.attribution import Attribution, Role, attribute, role_of
+from profiler_wrapper.analysis.attribution import NO_LAYER, Attribution, Role, attribute, role_of
 from profiler_wrapper.analysis.charges import (
     Charges,
     CpuTime,
@@ -21,6 +21,8 @@ from profiler_wrapper.analysis.charges import (
 from profiler_wrapper.analysis.compiled_graphs import read_graphs
 from profiler_wrapper.analysis.compiled_places import SharedKernels, layers_without_marks, place_regions
 from profiler_wrapper.analysis.compiled_regions import join_calls
+from profiler_wrapper.analysis.flop_rows import with_class_flops, with_layer_flops, with_unattributed_flops
+from profiler_wrapper.analysis.flops import FlopCount, count_flops, why_without_shapes
 from profiler_wrapper.analysis.idle import idle_per_place
 from profiler_wrapper.analysis.layer_calls import CallTree, find_calls, layer_calls
 from profiler_wrapper.analysis.layer_memory import CallMemory, DeviceMemory, call_memory, device_memory
@@ -37,7 +39,7 @@ from profiler_wrapper.analysis.layer_tree import LayerTree, find_layers
 from profiler_wrapper.analysis.memory_model import MemoryUse
 from profiler_wrapper.analysis.memory_summary import memory_summary
 from profiler_wrapper.analysis.memory_use import memory_use
-from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.model import Analysis, Phase
 from profiler_wrapper.analysis.series import Track, function_series, named_series
 from profiler_wrapper.analysis.steps import Steps, find_iterations, find_steps
 from profiler_wrapper.analysis.trace_run import run_of_trace
@@ -46,6 +48,7 @@ from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Rec
 from profiler_wrapper.recording.holdings import Holding, read_holdings
 from profiler_wrapper.recording.marks import parse_mark
 from profiler_wrapper.recording.nesting import Nesting, crossed, nest
+from profiler_wrapper.recording.shapes import Shapes
 
 _UNEVEN = 1.5  # times the median step
 _OF_USE_WITH_A_TRACE_ONLY = ("compiled", "held")  # of what is known of a run
@@ -65,10 +68,14 @@ class Attributed:
     calls: CallTree
     steps: Steps
     shared_kernels: SharedKernels
+    work_of: WorkOfOps
+    shapes: Shapes | None = None  # of the ops that have a formula for FLOPs
     notes: tuple[str, ...] = ()  # what is not known of it, and why
 
 
-def attributed(recording: Recording, *, run: Mapping[str, Any] | None = None) -> Attributed:
+def attributed(
+    recording: Recording, *, run: Mapping[str, Any] | None = None, shapes: Shapes | None = None
+) -> Attributed:
     """Attribute every event of `recording`.
 
     `run`: what is known of the run (run.json): its `layers`, see `find_layers`, and which steps were
@@ -107,7 +114,19 @@ def attributed(recording: Recording, *, run: Mapping[str, Any] | None = None) ->
     steps = find_steps(recording, tree, attribution.node_of).only(whole_steps)
     notes = tuple(regions.notes())
     return Attributed(
-        recording, nesting, enclosing, tree, attribution, cpu, charges, calls, steps, shared_kernels, notes
+        recording,
+        nesting,
+        enclosing,
+        tree,
+        attribution,
+        cpu,
+        charges,
+        calls,
+        steps,
+        shared_kernels,
+        work_of,
+        shapes,
+        notes,
     )
 
 
@@ -157,8 +176,14 @@ def _crossing_annotations(recording: Recording, nesting: Nesting) -> Bool:
     return crossing
 
 
-def analyse(recording: Recording, *, run: Mapping[str, Any] | None = None, track: Sequence[Track] = ()) -> Analysis:
-    """Time and memory of every layer of `recording`.
+def analyse(
+    recording: Recording,
+    *,
+    run: Mapping[str, Any] | None = None,
+    track: Sequence[Track] = (),
+    shapes: Shapes | None = None,
+) -> Analysis:
+    """Time, memory and, with `shapes`, FLOPs of every layer of `recording`.
 
     `run`: what is known of the run (run.json); its `layers` give raw names and model order. `track`:
     names or patterns of ops, kernels and named blocks, and functions of a layer's events, to follow.
@@ -167,11 +192,16 @@ def analyse(recording: Recording, *, run: Mapping[str, Any] | None = None, track
         EmptyRecording: no event carries time.
     """
     run = dict(run or {})
-    return tables(attributed(recording, run=run), run=run, track=track)
+    return tables(attributed(recording, run=run, shapes=shapes), run=run, track=track)
 
 
-def tables(found: Attributed, *, run: Mapping[str, Any], track: Sequence[Track] = ()) -> Analysis:
-    """Everything the tables say of an attributed recording."""
+def tables(
+    found: Attributed, *, run: Mapping[str, Any], track: Sequence[Track] = (), flops: FlopCount | str | None = None
+) -> Analysis:
+    """Everything the tables say of an attributed recording.
+
+    `flops`: as another trace of the run tells them, or why it does not; None: as this one does.
+    """
     recording, charges, attribution, tree = found.recording, found.charges, found.attribution, found.tree
     run = {**run_of_trace(recording, found.steps.number), **run}
     holdings, memory_notes = _holdings(run)
@@ -186,22 +216,30 @@ def tables(found: Attributed, *, run: Mapping[str, Any], track: Sequence[Track] 
     names = [item for item in track if not callable(item)]
     iterations = find_iterations(recording)
     per = iterations if len(iterations) > 1 else found.steps  # the points of the series
-    notes = [*_notes(found, memory), *memory_notes, *(use.notes if use is not None else ())]
+    flops = _own_flops(found) if flops is None else flops
+    count = None if isinstance(flops, str) else flops
+    ran_elsewhere, flop_notes = _keys_of_flops(tree, flops)
+    notes = [*_notes(found, memory), *memory_notes, *(use.notes if use is not None else ()), *flop_notes]
     series = named_series(recording, found.enclosing, charges, per, names, notes)
     series |= function_series(recording, tree, attribution, charges, per, functions, notes)
+    layers = layer_rows(
+        tree, attribution, charges, found.cpu, exposed, idle, found.calls, per_call, fused_ns, ran_elsewhere
+    )
     return Analysis(
         time_basis=charges.basis,
         complete=recording.complete and bool(run.get("complete", True)),
         warnings=(*_strings(run.get("warnings")), *recording.warnings, *found.notes, *notes),
         run={name: told for name, told in run.items() if name not in _OF_USE_WITH_A_TRACE_ONLY},
         time=totals(recording, attribution, charges, exposed_total),
-        unattributed=unattributed_rows(attribution, charges),
-        layers=layer_rows(tree, attribution, charges, found.cpu, exposed, idle, found.calls, per_call, fused_ns),
+        unattributed=with_unattributed_flops(unattributed_rows(attribution, charges), count),
+        layers=with_layer_flops(layers, count),
         attention=attention_rows(recording, tree, attribution, charges),
-        classes=class_rows(attribution, charges),
+        classes=with_class_flops(class_rows(attribution, charges), count),
         steps=step_rows(attribution, charges, found.steps, _peaks(found.steps, memory)),
         series=series,
         memory=memory_summary(use),
+        flops=() if count is None else count.rows,
+        uncounted=() if count is None else count.uncounted,
         calls=_calls(found, per_call),
         memory_use=use,
     )
@@ -236,6 +274,25 @@ def _peaks(steps: Steps, memory: DeviceMemory | None) -> list[int | None]:
         before = int(memory.allocated[first - 1]) if first > 0 else memory.allocated_at_start
         peaks.append(max(before, int(memory.allocated[first:last].max(initial=before))))
     return peaks
+
+
+def _own_flops(found: Attributed) -> FlopCount | str:
+    """What the shapes of the recording tell, or why there are none."""
+    why = why_without_shapes(found.shapes)
+    return why if why or found.shapes is None else count_flops(found, found.shapes)
+
+
+def _keys_of_flops(tree: LayerTree, flops: FlopCount | str) -> tuple[list[tuple[int, Phase]], list[str]]:
+    """The (layer, phase) pairs that have FLOPs, and what is to be said of them all."""
+    if isinstance(flops, str):
+        return [], [f"FLOPs are not available, because {flops}"]
+    index = {**tree.by_name(), "": NO_LAYER}
+    keys = [(index[layer], phase) for layer, phase in flops.layers if layer in index]
+    gone = list(dict.fromkeys(layer for layer, _ in flops.layers if layer not in index))
+    notes = flops.notes()
+    if gone:
+        notes.append(f"FLOPs of {len(gone)} layers that ran in no timed step have no rows: {', '.join(gone[:3])}")
+    return keys, notes
 
 
 def _holdings(run: Mapping[str, Any]) -> tuple[tuple[Holding, ...], list[str]]:
@@ -276,5 +333,4 @@ def _notes(found: Attributed, memory: DeviceMemory | None) -> list[str]:
         before = held if len(memory.told) else "memory counts from the recording on"
         notes.append(f"on a CPU, {before}; reserved is not available")
     notes += _uneven_steps(found.steps)
-    notes.append("FLOPs are not available: this version does not count them")
     return notes

@@ -113,7 +113,7 @@ def device_charges(recording: Recording, attribution: Attribution, launch: Int64
         time_ns=spans.duration_ns[device],
         launch_ns=launch_ns,
         place=place,
-        work=_optimizer_work(attribution, place, work),
+        work=optimizer_work(attribution, place, work),
         backend=backend,
         graph=spans.graph[device],
     )
@@ -162,13 +162,14 @@ def cpu_charges(recording: Recording, attribution: Attribution, cpu: CpuTime, wo
         time_ns=time_ns,
         launch_ns=recording.spans.start_ns[span],
         place=place,
-        work=_optimizer_work(attribution, place, work),
+        work=optimizer_work(attribution, place, work),
         backend=backend,
         graph=np.zeros(len(span), dtype=np.bool_),
     )
 
 
-def _optimizer_work(attribution: Attribution, place: Int32, work: Int8) -> Int8:
+def optimizer_work(attribution: Attribution, place: Int32, work: Int8) -> Int8:
+    """The class of work, which inside an optimizer is its own, but for communication."""
     in_optimizer = np.array([p.phase == "optimizer" for p in attribution.places], dtype=np.bool_)
     keeps = work == classes.CLASSES.index("communication")
     optimizer = np.int8(classes.CLASSES.index("optimizer"))

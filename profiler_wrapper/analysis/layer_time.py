@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,11 +59,12 @@ def layer_rows(
     calls: CallTree,
     memory: CallMemory | None,
     fused_ns: Mapping[Key, int],
+    also: Iterable[Key] = (),
 ) -> tuple[LayerRow, ...]:
-    """One row per (layer, phase); layers in model order, what has no module last."""
+    """One row per (layer, phase), `also` of those without time; layers in model order, what has no module last."""
     sums = _gather(tree, attribution, charges, cpu, exposed_ns, idle_ns)
     entered = _entered(attribution, calls)
-    for key in (*entered, *fused_ns):
+    for key in (*entered, *fused_ns, *also):
         sums.setdefault(key, _Sums())
     for key, time_ns in fused_ns.items():
         sums[key].fused_ns = time_ns

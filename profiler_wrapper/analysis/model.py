@@ -52,8 +52,10 @@ class LayerRow:
     fused_ns: int = (
         0  # of compiled code: kernels that work for this layer and others, charged to the one above them all
     )
-    flops_per_step: int | None
+    flops_per_step: int | None  # of matrix products, convolutions and attention; whatever a mask hides counts too
     self_flops_per_step: int | None
+    causal_flops_per_step: int | None = None  # without what a causal mask hides
+    self_causal_flops_per_step: int | None = None
     allocated_bytes: float | None  # allocated when the layer returns: mean over calls
     reserved_bytes: float | None
     entry_allocated_bytes: float | None  # allocated when the layer is entered: mean over calls
@@ -73,6 +75,7 @@ class UnattributedRow:
     reason: str
     time_ns: int
     count: int  # device events; on a CPU-only trace, ops
+    flops_per_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,33 @@ class ClassRow:
     phase: Phase
     time_ns: int
     count: int
+    flops_per_step: int | None = None
+    causal_flops_per_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlopRow:
+    """FLOPs of one layer's own ops, in one phase, of one class and type of number: what all FLOPs are summed from."""
+
+    layer: str | None  # "" for what by nature has no module; None where it should have a layer and none is known
+    phase: Phase
+    class_name: str
+    dtype: str  # bfloat16, float8_e4m3fn, int8 ...; "" where the trace does not tell
+    flops_per_step: int
+    causal_flops_per_step: int
+    reason: str = ""  # why there is no layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UncountedRow:
+    """Ops (or kernels without one) that have FLOPs, but nothing tells how many."""
+
+    op: str
+    class_name: str  # gemm, attention
+    phase: Phase
+    layers: tuple[str, ...]  # the innermost layers they ran in; their FLOPs are not known
+    count: int  # in all steps that were counted
+    time_per_step_ns: int  # in those steps, in which shapes were recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +194,8 @@ class Analysis:
     steps: tuple[StepRow, ...]
     series: Mapping[str, tuple[float | None, ...]]  # name -> per step or entry; us, or a function's own
     memory: Mapping[str, Any]
+    flops: tuple[FlopRow, ...] = ()
+    uncounted: tuple[UncountedRow, ...] = ()
     calls: tuple[LayerCall, ...] = ()  # not in result.json
     memory_use: MemoryUse | None = None  # not in result.json; None where no allocation was recorded
     summary: Mapping[str, Any] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from profiler_wrapper.errors import BrokenTrace
@@ -36,9 +36,20 @@ def read_shapes(path: str | os.PathLike[str]) -> Shapes:
     Raises:
         As `read`.
     """
-    collector, shapes = Collector(), ShapeCollector()
-    _read(path, collector, EventDecoder(shapes=True), shapes)
-    return shapes.shapes(collector.kept)
+    return read_with_shapes(path)[1]
+
+
+def read_with_shapes(
+    path: str | os.PathLike[str], wanted: Callable[[str], bool] | None = None
+) -> tuple[Recording, Shapes]:
+    """What `read` gives and the shapes of its ops, in one pass; with `wanted`, of ops of these names.
+
+    Raises:
+        As `read`.
+    """
+    collector, shapes = Collector(), ShapeCollector(wanted)
+    recording = _read(path, collector, EventDecoder(shapes=True), shapes)
+    return recording, shapes.shapes(collector.kept)
 
 
 def _read(

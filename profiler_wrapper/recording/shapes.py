@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +28,19 @@ class OpShapes:
 
 
 class Shapes(Mapping[int, OpShapes]):
-    """Index of a span -> its shapes, in file order."""
+    """Index of a span -> its shapes, in file order.
 
-    def __init__(self, number_of: Mapping[int, int], distinct: tuple[OpShapes, ...]) -> None:
+    `recorded`: whether the trace has shapes at all; those of some ops only may have been asked for.
+    """
+
+    def __init__(self, number_of: Mapping[int, int], distinct: tuple[OpShapes, ...], *, recorded: bool = True) -> None:
+        self.recorded = recorded
         self._number_of = number_of
         self._distinct = distinct
+
+    def number(self, span: int) -> int:
+        """Equal for spans with equal shapes."""
+        return self._number_of[span]
 
     def __getitem__(self, span: int) -> OpShapes:
         return self._distinct[self._number_of[span]]
@@ -45,9 +53,12 @@ class Shapes(Mapping[int, OpShapes]):
 
 
 class ShapeCollector:
-    """Gathers shapes from spans as they come, decoding each different one once."""
+    """Gathers shapes from spans as they come, decoding each different one once; of `wanted` names only."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Callable[[str], bool] | None = None) -> None:
+        self._wanted = wanted
+        self._is_wanted: dict[str, bool] = {}
+        self._recorded = False
         self._numbers: dict[tuple[bytes, bytes, bytes], int] = {}
         self._found: list[tuple[int, int]] = []
         self._seen = 0
@@ -60,15 +71,24 @@ class ShapeCollector:
             if isinstance(args, ShapedArgs):
                 dims = bytes(args.dims) or bytes(args.old_dims)
                 if dims:
+                    self._recorded = True
+                if dims and self._wants(span.name):
                     key = (dims, bytes(args.types), bytes(args.concrete))
                     self._found.append((index, numbers.setdefault(key, len(numbers))))
         self._seen += len(spans)
+
+    def _wants(self, name: str) -> bool:
+        if self._wanted is None:
+            return True
+        if name not in self._is_wanted:
+            self._is_wanted[name] = self._wanted(name)
+        return self._is_wanted[name]
 
     def shapes(self, kept: Bool) -> Shapes:
         """The mapping, for spans numbered as they are once those that are not `kept` are gone."""
         final = np.cumsum(kept) - 1
         number_of = {int(final[index]): number for index, number in self._found if kept[index]}
-        return Shapes(number_of, tuple(_decoded(*key) for key in self._numbers))
+        return Shapes(number_of, tuple(_decoded(*key) for key in self._numbers), recorded=self._recorded)
 
 
 def _decoded(dims: bytes, types: bytes, concrete: bytes) -> OpShapes:

@@ -20,18 +20,20 @@ from profiler_wrapper.analysis.model import (
     Analysis,
     AttentionRow,
     ClassRow,
+    FlopRow,
     LayerRow,
     StepRow,
     TimeTotals,
     UnattributedRow,
+    UncountedRow,
 )
 from profiler_wrapper.errors import BrokenTrace
 
-Row = AttentionRow | ClassRow | LayerRow | StepRow | TimeTotals | UnattributedRow
+Row = AttentionRow | ClassRow | FlopRow | LayerRow | StepRow | TimeTotals | UnattributedRow | UncountedRow
 
 NS_PER_US = 1000
 # Without these a row says nothing; every other field has a value for "not known".
-_REQUIRED = {"layer", "phase", "reason", "backend", "time_ns", "self_time_ns", "total_ns", "unattributed_ns"}
+_REQUIRED = {"layer", "phase", "reason", "backend", "op", "time_ns", "self_time_ns", "total_ns", "unattributed_ns"}
 
 
 def to_dict(analysis: Analysis) -> dict[str, Any]:
@@ -51,6 +53,8 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "classes": _rows_to_dicts(analysis.classes),
         "steps": _rows_to_dicts(analysis.steps),
         "series": _plain_mapping(analysis.series),
+        "flops": _rows_to_dicts(analysis.flops),
+        "uncounted": _rows_to_dicts(analysis.uncounted),
         "memory": _plain_mapping(analysis.memory),
     }
 
@@ -89,6 +93,8 @@ def _prepared(data: Mapping[str, Any]) -> dict[str, Any]:
         ("attention", AttentionRow),
         ("classes", ClassRow),
         ("steps", StepRow),
+        ("flops", FlopRow),
+        ("uncounted", UncountedRow),
     )
     for name, row_type in lists:
         prepared[name] = [_row_from_dict(row_type, row) for row in data.get(name) or ()]
@@ -97,7 +103,7 @@ def _prepared(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json_name(row_type: type[Any], name: str) -> str:
-    if row_type is ClassRow and name == "class_name":
+    if row_type in (ClassRow, FlopRow, UncountedRow) and name == "class_name":
         return "class"
     return name[:-3] + "_us" if name.endswith("_ns") else name
 

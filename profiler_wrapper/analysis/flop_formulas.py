@@ -1,0 +1,227 @@
+"""FLOPs of one op from the shapes it was called with: two for each multiply-add, as torch counts them.
+
+The formulas are those of `torch.utils.flop_counter`, and agree with it, but that here
+
+- a grouped convolution's weight gradient counts as many as its forward (torch: times the groups);
+- attention on a CPU, `mv`, `dot`, `_int_mm`, grouped and weight-only quantised products have one.
+
+Elementwise work, norms, softmax and reductions are no FLOPs here: they do not limit a matmul machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import NamedTuple
+
+from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.attention_formulas import ATTENTIONS, flex_attention
+from profiler_wrapper.recording.shapes import OpShapes
+
+
+class OpFlops(NamedTuple):
+    """FLOPs of one call: all of them, and without those that a causal mask makes needless."""
+
+    flops: int
+    causal_flops: int
+    dtype: str  # of the numbers multiplied: bfloat16, float8_e4m3fn, int8 ...; "" where not told
+
+
+Sizes = Sequence[int]
+_Formula = Callable[[OpShapes], int | None]
+
+_LINEAR_ALGEBRA_OF_RNN = re.compile(r"aten::(_cudnn_rnn|miopen_rnn|mkldnn_rnn_layer|_thnn_fused_\w+_cell)")
+_FUSED_ELEMENTWISE = re.compile(r"(triton|cpp)_(poi|red|per)_")
+# What they call does the work, or, for elementwise cases, there is none.
+_COMPOSITE = re.compile(r"aten::(einsum|conv[123]d|matmul|linear)$")
+
+
+def has_formula(name: str) -> bool:
+    """Whether FLOPs of ops of this name can be told from their shapes."""
+    return name in _MATRIX_PRODUCTS or name in _CONVOLUTIONS or name in ATTENTIONS or flex_attention(name) is not None
+
+
+def has_work(name: str) -> bool:
+    """Whether an op of this name multiplies matrices, convolves or attends, in itself or in what it calls."""
+    if has_formula(name) or _LINEAR_ALGEBRA_OF_RNN.match(name):
+        return True
+    if _COMPOSITE.match(name) or _FUSED_ELEMENTWISE.match(name):
+        return False
+    return classes.class_of_op(name) == "gemm" or classes.attention_backend_of_op(name) not in ("", "math")
+
+
+def class_of_work(name: str) -> str:
+    """The class of an op with work."""
+    return "attention" if classes.attention_backend_of_op(name) else "gemm"
+
+
+def flops_of(name: str, shapes: OpShapes) -> OpFlops | None:
+    """FLOPs of one call of the op `name`; None where its shapes do not tell."""
+    try:
+        return _flops_of(name, shapes)
+    except (IndexError, TypeError, ValueError, ZeroDivisionError):  # not the inputs that the formula is for
+        return None
+
+
+def _flops_of(name: str, shapes: OpShapes) -> OpFlops | None:
+    attention = ATTENTIONS.get(name) or flex_attention(name)
+    if attention is not None:
+        counted = attention.flops(shapes)
+        return None if counted is None else OpFlops(*counted, _dtype(shapes, attention.query))
+    operand, formula = _MATRIX_PRODUCTS.get(name) or _CONVOLUTIONS[name]
+    flops = formula(shapes)
+    return None if flops is None else OpFlops(flops, flops, _dtype(shapes, operand))
+
+
+# --- matrix products ----------------------------------------------------------------------------
+
+
+def _product(left: Sizes, right: Sizes) -> int:
+    """(..., m, k) x (..., k, n); a vector is a matrix of one row or column; batches broadcast."""
+    rows = left if len(left) > 1 else [1, *left]
+    columns = right if len(right) > 1 else [*right, 1]
+    if not left or not right or rows[-1] != columns[-2]:
+        raise ValueError("no matrix product")
+    batch = _broadcast(rows[:-2], columns[:-2])
+    return 2 * prod(batch) * rows[-2] * rows[-1] * columns[-1]
+
+
+def _broadcast(first: Sizes, second: Sizes) -> list[int]:
+    length = max(len(first), len(second))
+    pairs = zip([1] * (length - len(first)) + list(first), [1] * (length - len(second)) + list(second), strict=True)
+    return [b if a == 1 else a for a, b in pairs]
+
+
+def _product_of(first: int) -> tuple[int, _Formula]:
+    return first, lambda shapes: _product(shapes.dims[first], shapes.dims[first + 1])
+
+
+def _scaled(shapes: OpShapes) -> int:
+    """A type of four bits holds two numbers in one element, along the dimension that is summed over."""
+    packed = 2 if "Float4" in shapes.types[0] else 1
+    return packed * _product(shapes.dims[0], shapes.dims[1])
+
+
+def _grouped(shapes: OpShapes) -> int:
+    """Groups of rows (2-d x 3-d), of columns (3-d x 2-d), of what is summed over (2-d x 2-d), or a batch.
+
+    The groups are taken to hold all rows: where they end is not recorded.
+    """
+    left, right = shapes.dims[0], shapes.dims[1]
+    packed = 2 if "Float4" in shapes.types[0] else 1
+    if left[-1] != right[-2] or not {len(left), len(right)} <= {2, 3}:
+        raise ValueError("no grouped product")
+    batch = left[0] if len(left) == len(right) == 3 else 1
+    return int(2 * packed * batch * left[-2] * left[-1] * right[-1])
+
+
+def _linear(shapes: OpShapes) -> int:
+    """(..., k) x (n, k)."""
+    x, weight = shapes.dims[0], shapes.dims[1]
+    if x[-1] != weight[-1] or len(weight) > 2:
+        raise ValueError("no linear layer")
+    return int(2 * prod(x) * prod(weight[:-1]))
+
+
+def _int4_on_device(shapes: OpShapes) -> int:
+    """(m, k) x a weight of eight rows in each entry of its first dimension."""
+    (m, k), weight = shapes.dims[0], shapes.dims[1]
+    return int(2 * m * k * 8 * weight[0])
+
+
+def _rows_of_weight(shapes: OpShapes) -> int:
+    """(m, k) x a packed weight of n rows."""
+    (m, k), weight = shapes.dims[0], shapes.dims[1]
+    return int(2 * m * k * weight[0])
+
+
+_MATRIX_PRODUCTS: dict[str, tuple[int, _Formula]] = {
+    **{f"aten::{name}": _product_of(0) for name in ("mm", "bmm", "mv", "dot", "vdot", "matmul", "_int_mm")},
+    **{
+        f"aten::{name}": _product_of(1)
+        for name in (
+            "addmm", "addmm_", "_addmm_activation", "baddbmm", "baddbmm_", "addbmm", "addbmm_", "addmv", "addmv_"
+        )
+    },
+    "aten::_scaled_mm": (0, _scaled),
+    "aten::_scaled_mm_v2": (0, _scaled),
+    "aten::_grouped_mm": (0, _grouped),
+    "aten::_scaled_grouped_mm": (0, _grouped),
+    "aten::_scaled_grouped_mm_v2": (0, _grouped),
+    "aten::linear": (0, _linear),
+    "mkldnn::_linear_pointwise": (0, _linear),
+    "aten::_weight_int8pack_mm": (0, _rows_of_weight),
+    "aten::_weight_int4pack_mm": (0, _int4_on_device),
+    "aten::_weight_int4pack_mm_for_cpu": (0, _rows_of_weight),
+}  # fmt: skip
+
+
+# --- convolutions -------------------------------------------------------------------------------
+
+
+def _convolution(shapes: OpShapes) -> int:
+    """Each output (of a transposed one, each input) meets the filter once; the filter has the groups in its shape.
+
+    Inputs: x, weight, bias, stride, padding, dilation, transposed, ...
+    """
+    x, weight = shapes.dims[0], shapes.dims[1]
+    filter_size = weight[2:]
+    if len(x) != len(weight) or not filter_size:
+        raise ValueError("no convolution")
+    if _flag(shapes.concrete[6]):
+        return int(2 * x[0] * prod(x[2:]) * prod(weight))
+    stride, padding, dilation = (_list(shapes.concrete[i], len(filter_size)) for i in (3, 4, 5))
+    columns = zip(x[2:], filter_size, stride, padding, dilation, strict=True)
+    out = [(size + 2 * pad - spread * (taps - 1) - 1) // step + 1 for size, taps, step, pad, spread in columns]
+    return int(2 * x[0] * prod(out) * prod(weight))
+
+
+def _convolution_backward(shapes: OpShapes) -> int:
+    """As many as forward for each of the gradients of x and of the weight that the mask asks for; none for the bias.
+
+    Inputs: grad_out, x, weight, bias sizes, stride, padding, dilation, transposed, output padding, groups, mask.
+    """
+    grad_out, x, weight = shapes.dims[:3]
+    asked = re.findall(r"True|False", shapes.concrete[10])
+    if len(asked) != 3 or len(x) != len(weight):
+        raise ValueError("no mask")
+    met = x if _flag(shapes.concrete[7]) else grad_out
+    return int(2 * x[0] * prod(met[2:]) * prod(weight) * asked[:2].count("True"))
+
+
+def _flag(text: str) -> bool:
+    if text not in ("True", "False"):
+        raise ValueError(f"{text!r} is neither True nor False")
+    return text == "True"
+
+
+def _list(text: str, length: int) -> list[int]:
+    """`"[2, 2]"`; one number stands for all dimensions."""
+    numbers = [int(number) for number in re.findall(r"-?\d+", text)]
+    return numbers * length if len(numbers) == 1 else numbers
+
+
+_CONVOLUTIONS: dict[str, tuple[int, _Formula]] = {
+    "aten::convolution": (0, _convolution),
+    "aten::_convolution": (0, _convolution),
+    "aten::convolution_overrideable": (0, _convolution),
+    "aten::convolution_backward": (1, _convolution_backward),
+}
+
+_DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "signed char": "int8",
+    "unsigned char": "uint8",
+    "short int": "int16",
+    "int": "int32",
+    "long int": "int64",
+    "c10::Half": "float16",
+}
+
+
+def _dtype(shapes: OpShapes, operand: int) -> str:
+    """The type of an input by torch's name."""
+    told = shapes.types[operand] if operand < len(shapes.types) else ""
+    return _DTYPES.get(told, told.removeprefix("c10::").lower())
