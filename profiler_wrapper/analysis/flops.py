@@ -17,8 +17,10 @@ import numpy as np
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attribution import UNKNOWN, Place
 from profiler_wrapper.analysis.charges import optimizer_work
+from profiler_wrapper.analysis.compiled_graphs import graph_key
 from profiler_wrapper.analysis.flop_formulas import OpFlops, class_of_work, flops_of, has_formula, has_work
 from profiler_wrapper.analysis.model import PHASES, FlopRow, Phase, UncountedRow
+from profiler_wrapper.analysis.stopped_ops import stopped_ops
 from profiler_wrapper.recording.columns import Bool, Category, Int64
 from profiler_wrapper.recording.nesting import nearest, nearest_above
 from profiler_wrapper.recording.shapes import Shapes
@@ -54,15 +56,17 @@ class FlopCount:
         """What is not known, and why."""
         if not self.uncounted:
             return []
-        ops = list(
-            dict.fromkeys(row.op if len(row.op) <= _LONGEST else f"{row.op[:_LONGEST]}..." for row in self.uncounted)
-        )
+        ops = list(dict.fromkeys(_shortened(row.op) for row in self.uncounted))
         more = f" and {len(ops) - 3} more" if len(ops) > 3 else ""
         time_ms = sum(row.time_per_step_ns for row in self.uncounted) / 1e6
         return [
             f"FLOPs of layers with {', '.join(ops[:3])}{more} are not available, because nothing tells those of "
             f"these ops ({time_ms:.3f} ms a step)"
         ]
+
+
+def _shortened(op: str) -> str:
+    return op if len(op) <= _LONGEST else f"{op[:_LONGEST]}..."
 
 
 class _Key(NamedTuple):
@@ -128,14 +132,15 @@ class _Ops:
         self._found, self._shapes = found, shapes
         self._parent = found.nesting.parent
         names = found.recording.names
-        working = self._named([has_work(name) for name in names]) & self._really_ran()
+        self._ran = self._really_ran()
+        working = self._named([has_work(name) for name in names]) & self._ran
         formula = np.flatnonzero(working & self._named([has_formula(name) for name in names]))
         self._flops = self._evaluate(formula)
         known = self._marked(list(self._flops))
         around = nearest_above(self._parent, nearest(self._parent, known))
         self.is_counted = known.copy()
         self.is_counted[around[known & (around >= 0)]] = False
-        self._is_unknown = self._unknown(working | known)
+        self._is_unknown = self._unknown(working | self._opaque_calls())
 
     def _named(self, chosen: list[bool]) -> Bool:
         """True for ops whose name is chosen."""
@@ -150,16 +155,28 @@ class _Ops:
         return marked
 
     def _really_ran(self) -> Bool:
-        """Not what a compiler traces, and in a step that was recorded whole."""
+        """Not what a compiler traces or a recompute stopped at, and in a step that was recorded whole."""
         found = self._found
         spans, names = found.recording.spans, found.recording.names
         compiling = np.array([name.endswith(_COMPILING) for name in names], dtype=np.bool_)
-        ran: Bool = np.ones(len(spans), dtype=np.bool_)
+        ran: Bool = ~stopped_ops(found.recording, self._parent, found.attribution, found.charges)
         if compiling.any():
             ran &= nearest(found.enclosing, compiling[spans.name] & (spans.category < Category.RUNTIME)) < 0
         if len(found.steps):
             ran &= found.steps.place_of(spans.start_ns) >= 0
         return ran
+
+    def _opaque_calls(self) -> Bool:
+        """On a CPU, where generated kernels are no events, calls of compiled graphs of which no kernel is known."""
+        found = self._found
+        spans, names = found.recording.spans, found.recording.names
+        calls = self._named([graph_key(name) is not None for name in names]) & self._ran
+        if found.charges.basis != "cpu" or not calls.any():
+            return np.zeros_like(calls)
+        generated = np.array([name.startswith("cpp_") for name in names], dtype=np.bool_)[spans.name]
+        above = self._parent[generated]
+        calls[above[above >= 0]] = False
+        return calls
 
     def _evaluate(self, spans: Int64) -> dict[int, OpFlops]:
         """FLOPs of the spans whose shapes tell; each different call is worked out once."""
@@ -249,10 +266,9 @@ class _Ops:
         candidates = np.isin(names, [name for name, kind in told.items() if kind])
         candidates &= charges.cpu_span >= 0
         covered = nearest(self._parent, self._named([has_work(name) for name in recording.names]))
-        really = self._really_ran()
         for i in np.flatnonzero(candidates).tolist():
             launch = charges.cpu_span[i]
-            if covered[launch] < 0 and really[launch]:
+            if covered[launch] < 0 and self._ran[launch]:
                 yield i, recording.names[names[i]], told[int(names[i])]
 
 

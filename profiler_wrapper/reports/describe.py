@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis
 from profiler_wrapper.reports.folding import number_ranges
 from profiler_wrapper.reports.text import clean, shorten
 
@@ -48,6 +48,22 @@ def step_count(analysis: Analysis) -> int:
 def has_like_steps(analysis: Analysis) -> bool:
     """Whether a mean over the steps says something of each of them."""
     return bool(step_numbers(analysis)) and not generates(analysis) and not outside_steps_ns(analysis)
+
+
+def has_like_flops(analysis: Analysis) -> bool:
+    """Whether the FLOPs of a step can stand beside its times: steps are alike, and hold all that was launched."""
+    if not step_numbers(analysis):
+        return True
+    outside = sum(row.time_ns for row in analysis.steps if row.step is None)
+    before = sum(row.time_ns for row in analysis.unattributed if row.reason == LAUNCHED_BEFORE)
+    return not generates(analysis) and outside - before <= _OUTSIDE_STEPS * analysis.time.total_ns
+
+
+def shown_flops(analysis: Analysis, per_step: int | None) -> int | None:
+    """FLOPs for as many steps as the times beside them are for; None where they cannot stand there."""
+    if per_step is None or not has_like_flops(analysis):
+        return None
+    return per_step * max(1, len(step_numbers(analysis))) // step_count(analysis)
 
 
 def outside_steps_ns(analysis: Analysis) -> int:

@@ -39,6 +39,7 @@ class LayerTotal:
     phases_ns: Mapping[Phase, int]
     attention_ns: int
     fused_ns: int
+    flops: int | None  # per step
     calls: int | None
     retained_bytes: float | None
     peak_bytes: int | None
@@ -95,6 +96,10 @@ class Fold:
         return sum(member.attention_ns for member in self.members)
 
     @property
+    def flops(self) -> int | None:
+        return known_total(member.flops for member in self.members)
+
+    @property
     def calls(self) -> int | None:
         return _sum(member.calls for member in self.members)
 
@@ -110,6 +115,16 @@ class Fold:
 def _sum(values: Iterable[float | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None  # type: ignore[return-value]  # ints stay ints
+
+
+def known_total(values: Iterable[int | None]) -> int | None:
+    """The sum; None where one of them is not known."""
+    total = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
 
 
 def layer_totals(analysis: Analysis) -> list[LayerTotal]:
@@ -140,6 +155,7 @@ def _layer_total(layer: str, rows: Sequence[LayerRow], parent: str | None) -> La
         phases_ns=dict(phases),
         attention_ns=sum(row.attention_ns for row in rows),
         fused_ns=sum(row.fused_ns for row in rows),
+        flops=known_total(row.flops_per_step for row in rows),
         calls=_sum(row.calls for row in forward),
         retained_bytes=max(retained, default=None),
         peak_bytes=max((row.peak_bytes for row in rows if row.peak_bytes is not None), default=None),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from profiler_wrapper.analysis.model import PHASES, Analysis, LayerRow
-from profiler_wrapper.reports.describe import per_step, step_count, title_parts
+from profiler_wrapper.reports.describe import per_step, shown_flops, step_count, title_parts
 from profiler_wrapper.reports.followed import followed
 from profiler_wrapper.reports.memory_table import memory_use_sections
 from profiler_wrapper.reports.memory_tree import why_no_memory_use
@@ -37,6 +37,7 @@ def full_table(analysis: Analysis) -> str:
         _section(f"Layers, in model order: ms {per_step(analysis)}, MiB", layer_section(analysis)),
         _section(f"Attention: ms {per_step(analysis)}", attention_section(analysis)),
         _section(f"Classes: ms {per_step(analysis)}", class_section(analysis)),
+        _section(f"Work of which no FLOPs are known: ms {per_step(analysis)}", uncounted_section(analysis)),
         _section("Steps: ms", step_section(analysis)),
         _section("Followed by name: ms in each step or entry; of a function what it gave", series_section(analysis)),
         *(_section(title, text) for title, text in memory_sections(analysis)),
@@ -98,6 +99,8 @@ def _layer_columns(analysis: Analysis) -> list[tuple[str, Cell]]:
         ("idle", lambda row: _per_step_ms(row.idle_ns or None, steps)),
         ("GFLOP", lambda row: _known(row.flops_per_step, _giga)),
         ("self GFLOP", lambda row: _known(row.self_flops_per_step, _giga)),
+        ("causal GFLOP", lambda row: _known(_causal(row), _giga)),
+        ("GFLOP/s", lambda row: _known(_rate(analysis, row), lambda rate: f"{rate:.1f}")),
         ("at entry", size("entry_allocated_bytes")),
         ("at exit", size("allocated_bytes")),
         ("reserved", size("reserved_bytes")),
@@ -114,6 +117,17 @@ def _known(value: Any, text: Callable[[Any], str]) -> str:
 
 def _per_step_ms(time_ns: int | None, steps: int) -> str:
     return "" if time_ns is None else f"{time_ns / steps / 1e6:.3f}"
+
+
+def _causal(row: LayerRow) -> int | None:
+    """FLOPs in the causal convention, where they are others."""
+    return None if row.causal_flops_per_step == row.flops_per_step else row.causal_flops_per_step
+
+
+def _rate(analysis: Analysis, row: LayerRow) -> float | None:
+    """FLOP per nanosecond of the time they took: GFLOP/s."""
+    flops = shown_flops(analysis, row.flops_per_step)
+    return flops * step_count(analysis) / row.time_ns if flops and row.time_ns else None
 
 
 def _giga(flops: int) -> str:
@@ -151,10 +165,26 @@ def class_section(analysis: Analysis) -> str:
             _per_step_ms(row.time_ns, steps),
             percent(row.time_ns, total_ns),
             f"{row.count / steps:.6g}",
+            _known(row.flops_per_step or None, _giga),
         ]
         for row in rows
     ]
-    return grid(("class", "phase", "time", "share %", "events"), drawn, left_columns=2) if drawn else ""
+    return grid(("class", "phase", "time", "share %", "events", "GFLOP"), drawn, left_columns=2) if drawn else ""
+
+
+def uncounted_section(analysis: Analysis) -> str:
+    """Ops that multiply matrices, convolve or attend, and tell not how much; times with shapes being recorded."""
+    drawn = [
+        [
+            shorten(clean(row.op), _LONGEST_KERNELS),
+            row.class_name,
+            row.phase,
+            str(row.count),
+            milliseconds(row.time_per_step_ns),
+        ]
+        for row in analysis.uncounted
+    ]
+    return grid(("op", "class", "phase", "calls in all", "time"), drawn, left_columns=3) if drawn else ""
 
 
 def step_section(analysis: Analysis) -> str:

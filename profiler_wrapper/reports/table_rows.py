@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Literal
 
 from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
 from profiler_wrapper.reports.choosing import Order, Shown, choose, in_order
-from profiler_wrapper.reports.describe import step_count
-from profiler_wrapper.reports.folding import Fold, LayerTotal, Odd, Tree, layer_totals, odd_ones
+from profiler_wrapper.reports.describe import shown_flops, step_count
+from profiler_wrapper.reports.folding import Fold, LayerTotal, Odd, Tree, known_total, layer_totals, odd_ones
 
 RowKind = Literal["layer", "median", "odd", "outside", "unattributed", "total"]
 
@@ -39,6 +40,7 @@ class TableRow:
     times_ns: Mapping[str, float]
     total_ns: float
     attention_ns: float = 0
+    flops: float | None = None  # as many steps as the times; None also where steps are not alike
     calls: float | None = None  # per step
     retained_bytes: float | None = None
     peak_bytes: float | None = None
@@ -58,8 +60,9 @@ class TableRows:
 class _Steps:
     """Sums over the timed trace as values per step."""
 
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
+    def __init__(self, analysis: Analysis) -> None:
+        self._steps = step_count(analysis)
+        self.flops = partial(shown_flops, analysis)
 
     def times(self, phases_ns: Mapping[Phase, int]) -> dict[str, float]:
         sums: dict[str, int] = {}
@@ -78,6 +81,7 @@ class _Steps:
             "times_ns": self.times(source.phases_ns),
             "total_ns": self.of(source.time_ns),
             "attention_ns": self.of(source.attention_ns),
+            "flops": self.flops(source.flops),
             "calls": None if calls is None else self.of(calls),
             "retained_bytes": source.retained_bytes,
             "peak_bytes": source.peak_bytes,
@@ -91,7 +95,7 @@ def table_rows(analysis: Analysis, *, most: int, order: Order = "cost") -> Table
     Rows without indentation add up to the total; the dearest layers of the tree are chosen, each
     below its parent.
     """
-    steps = _Steps(step_count(analysis))
+    steps = _Steps(analysis)
     few = max(1, (most - 6) // 5)
     outside = _merged(_outside_rows(analysis, steps), few, "other work outside layers")
     unattributed = _merged(_unattributed_rows(analysis, steps), few, "(unattributed) other reasons")
@@ -130,6 +134,7 @@ def _median_row(one: Shown[TableRow], steps: _Steps) -> TableRow:
         times_ns={column: median(row.times_ns.get(column, 0) for row in rows) for column in columns},
         total_ns=median(totals),
         attention_ns=median(row.attention_ns for row in rows),
+        flops=_median(row.flops for row in rows),
         calls=_median(row.calls for row in rows),
         retained_bytes=_median(row.retained_bytes for row in rows),
         range_ns=(min(totals), max(totals)),
@@ -189,6 +194,7 @@ def _outside_rows(analysis: Analysis, steps: _Steps) -> list[TableRow]:
             times_ns=steps.times({row.phase: row.time_ns}),
             total_ns=steps.of(row.time_ns),
             attention_ns=steps.of(row.attention_ns),
+            flops=steps.flops(row.flops_per_step),
         )
         for row in analysis.layers
         if not row.layer and row.time_ns
@@ -266,9 +272,15 @@ def _total_row(analysis: Analysis, steps: _Steps, totals: Sequence[LayerTotal]) 
         times_ns=steps.times(phases),
         total_ns=steps.of(analysis.time.total_ns),
         attention_ns=steps.of(sum(row.time_ns for row in analysis.attention)),
+        flops=steps.flops(known_total(_all_flops(analysis))),
         retained_bytes=_known_sum(root.retained_bytes for root in roots),
         peak_bytes=_overall_peak(analysis, roots),
     )
+
+
+def _all_flops(analysis: Analysis) -> list[int | None]:
+    own = [row.self_flops_per_step for row in analysis.layers]
+    return own + [row.flops_per_step for row in analysis.unattributed]
 
 
 def _overall_peak(analysis: Analysis, roots: Sequence[LayerTotal]) -> float | None:

@@ -191,12 +191,29 @@ def _columns(rows: Sequence[TableRow]) -> list[_Column]:
     total = _Column("total", "ms", lambda row: row.total_ns, time, 0)
     optional = [
         _Column("share", "%", lambda row: _share(row.total_ns, total_ns), lambda share: f"{share:.1f}", 7),
-        _Column("attention", "ms", lambda row: row.attention_ns or None, time, 8),
-        _Column("calls", "", lambda row: row.calls, _calls, 11),
-        _Column("retained", "MiB", lambda row: row.retained_bytes, memory, 9),
-        _Column("peak", "MiB", lambda row: row.peak_bytes, memory, 10),
+        _Column("attention", "ms", lambda row: row.attention_ns or None, time, 9),
+        *_flop_columns(rows),
+        _Column("calls", "", lambda row: row.calls, _calls, 13),
+        _Column("retained", "MiB", lambda row: row.retained_bytes, memory, 10),
+        _Column("peak", "MiB", lambda row: row.peak_bytes, memory, 11),
     ]
     return [*phases, total, *(column for column in optional if any(column.value(row) for row in rows))]
+
+
+def _flop_columns(rows: Sequence[TableRow]) -> list[_Column]:
+    """FLOPs per step, and per second of the time they took, in the units that fit the largest."""
+    most = max((row.flops or 0 for row in rows), default=0)
+    fastest = max((_flop_per_ns(row) or 0 for row in rows), default=0)
+    unit, size = ("TFLOP", 1e12) if most >= 1e13 else ("GFLOP", 1e9)
+    rate_unit, rate_size = ("TFLOP/s", 1e3) if fastest >= 1e3 else ("GFLOP/s", 1.0)
+    return [
+        _Column("work", unit, lambda row: row.flops or None, _number(most, size), 12),
+        _Column("speed", rate_unit, _flop_per_ns, _number(fastest, rate_size), 8),
+    ]
+
+
+def _flop_per_ns(row: TableRow) -> float | None:
+    return row.flops / row.total_ns if row.flops and row.total_ns else None
 
 
 def _share(part_ns: float, total_ns: float) -> float | None:

@@ -1,0 +1,282 @@
+"""FLOPs of whole models, by layer: what is summed from the rows is what torch counts, or what follows by hand."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import profiler_wrapper as pw
+from models import Case, Size, build, optimizer_of, train_step
+from profiler_wrapper.analysis.model import Analysis
+from profiling import directory_of, profiler, result_of
+from shared_traces import TRACES
+from variants import gradient_checkpointing, gradient_checkpointing_reentrant
+
+LAYERS, HIDDEN, HEADS, BATCH, TOKENS, VOCABULARY = 2, 64, 4, 2, 16, 128
+ATTENTION = BATCH * TOKENS * TOKENS * HIDDEN * 2 * 2 * LAYERS  # forward: two products, two FLOPs a multiply-add
+EXPERTS = LAYERS * 2 * (2 * BATCH * TOKENS) * HIDDEN * (3 * 2 * HIDDEN)  # two of the experts for every token
+
+
+def profile(case: Case, directory: Path, *, model: nn.Module | None = None, **options: object) -> pw.ProfilerWrapper:
+    """Five steps on the same batch: two with shapes, three timed."""
+    model = case.model if model is None else model
+    optimizer = optimizer_of(model)
+    with profiler(case, directory, **options) as prof:
+        for _ in range(5):
+            train_step(case, model, optimizer)
+            prof.step()
+    return prof
+
+
+def by_torch(case: Case, model: nn.Module | None = None) -> int:
+    """FLOPs of one training step by FlopCounterMode."""
+    model = case.model if model is None else model
+    with FlopCounterMode(display=False) as mode:
+        train_step(case, model, optimizer_of(model))
+    return int(mode.get_total_flops())
+
+
+def own_flops(result: Analysis) -> Counter[str]:
+    """FLOPs by phase, summed over the rows of layers; none may be unknown, and none without a layer."""
+    flops: Counter[str] = Counter()
+    for row in result.layers:
+        assert row.self_flops_per_step is not None, row.layer
+        flops[row.phase] += row.self_flops_per_step
+    assert not any(row.flops_per_step for row in result.unattributed)
+    return +flops
+
+
+def check_sums(result: Analysis) -> None:
+    """All tables tell the same total, and a row holds what is below it."""
+    total = sum(own_flops(result).values())
+    assert sum(row.flops_per_step for row in result.flops) == total
+    assert sum(row.flops_per_step or 0 for row in result.classes) == total
+    below: Counter[tuple[str, str]] = Counter()
+    for row in result.layers:
+        if row.parent is not None:
+            below[row.parent, row.phase] += row.flops_per_step or 0
+    for row in result.layers:
+        if row.layer:
+            assert row.flops_per_step == (row.self_flops_per_step or 0) + below[row.layer, row.phase], row.layer
+
+
+# What torch's counter leaves out: attention on a CPU, forward and backward, and Mixtral's grouped products.
+MODELS = {
+    "llama": 7 * ATTENTION // 2,
+    "gpt2": 0,  # dropout has attention done in pieces, which torch counts
+    "bert": 0,
+    "vit": 7 * BATCH * 17 * 17 * HIDDEN * 2 * LAYERS,  # 16 patches and a class token
+    "mixtral": 7 * ATTENTION // 2 + 3 * EXPERTS,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_add_up_to_what_torch_counts(name: str, tmp_path: Path) -> None:
+    case = build(name)
+    expected = by_torch(case) + MODELS[name]
+    result = result_of(profile(case, tmp_path))
+    phases = own_flops(result)
+    assert sum(phases.values()) == expected
+    assert set(phases) == {"forward", "backward"}
+    assert not any("FLOP" in warning for warning in result.warnings)
+    check_sums(result)
+
+
+def test_a_llama_block_has_the_flops_of_its_matrices(tmp_path: Path) -> None:
+    """Grouped queries (half as many heads of keys and values), and three matrices of the MLP, twice as wide."""
+    result = result_of(profile(build("llama"), tmp_path))
+    projections, mlp = HIDDEN * HIDDEN * (2 + 2 * 0.5), 3 * HIDDEN * 2 * HIDDEN
+    matrices = int(2 * BATCH * TOKENS * (projections + mlp))
+    attention = ATTENTION // LAYERS
+    blocks = [row for row in result.layers if row.kind == "block" and row.flops_per_step]
+    assert [(row.phase, row.flops_per_step) for row in blocks] == [
+        ("forward", matrices + attention),
+        ("backward", 2 * matrices + 5 * attention // 2),
+    ] * LAYERS
+    assert [(row.phase, row.causal_flops_per_step) for row in blocks] == [
+        ("forward", matrices + attention // 2),
+        ("backward", 2 * matrices + 5 * attention // 4),
+    ] * LAYERS
+    classes = {(row.class_name, row.phase): row for row in result.classes}
+    assert classes["attention", "backward"].flops_per_step == LAYERS * 5 * attention // 2
+    assert classes["attention", "backward"].causal_flops_per_step == LAYERS * 5 * attention // 4
+    head = 2 * BATCH * TOKENS * HIDDEN * VOCABULARY
+    assert [row.flops_per_step for row in result.rows("lm_head")][:2] == [head, 2 * head]
+
+
+@pytest.mark.parametrize("checkpointing", [gradient_checkpointing, gradient_checkpointing_reentrant])
+def test_recompute_is_apart(checkpointing: Callable[[Case], nn.Module], tmp_path: Path) -> None:
+    plain = own_flops(result_of(profile(build("llama"), tmp_path / "plain")))
+    case = build("llama")
+    checkpointing(case)
+    expected = by_torch(case) + 9 * ATTENTION // 2  # two forwards and a backward of attention
+    result = result_of(profile(case, tmp_path / "checkpointed"))
+    phases = own_flops(result)
+    assert sum(phases.values()) == expected
+    assert (phases["forward"], phases["backward"]) == (plain["forward"], plain["backward"])
+    head = 2 * BATCH * TOKENS * HIDDEN * VOCABULARY
+    # The blocks once more; but for each block's last product, of which torch only needs the inputs, unless reentrant.
+    last = LAYERS * 2 * BATCH * TOKENS * 2 * HIDDEN * HIDDEN
+    assert phases["recompute"] == plain["forward"] - head - (last if checkpointing is gradient_checkpointing else 0)
+    check_sums(result)
+
+
+def test_compiling_adds_nothing(tmp_path: Path) -> None:
+    case = build("llama")
+    expected = by_torch(case) + MODELS["llama"]
+    for block in case.model.get_submodule("model.layers"):
+        block.compile(backend="aot_eager")
+    result = result_of(profile(case, tmp_path, steps="all", record_shapes=True))
+    assert sum(row.flops_per_step for row in result.flops) == expected
+
+
+def test_frozen_layers_have_no_gradients_of_weights(tmp_path: Path) -> None:
+    case = build("llama")
+    for parameter in case.model.get_submodule("model.layers.0").parameters():
+        parameter.requires_grad_(False)
+    case.model.get_submodule("model.embed_tokens").requires_grad_(False)
+    expected = by_torch(case)
+    result = result_of(profile(case, tmp_path))
+    backward = {row.layer: row.flops_per_step for row in result.layers if row.phase == "backward"}
+    assert "model.layers.0" not in backward or backward["model.layers.0"] == 0
+    # attention: forward of both blocks, backward of the second alone
+    assert sum(own_flops(result).values()) == expected + ATTENTION + 5 * ATTENTION // 4
+
+
+def test_flops_of_the_timed_steps_come_from_the_steps_with_shapes(tmp_path: Path) -> None:
+    prof = profile(build("llama"), tmp_path)
+    result, directory = result_of(prof), directory_of(prof)
+    assert result.run["full_steps"] == [0, 1]
+    assert [row.step for row in result.steps if row.step is not None] == [2, 3, 4]
+    timed = pw.load(directory / "profile_trace.json")
+    assert timed.layers == result.layers
+    assert timed.flops == result.flops
+    full = pw.load(directory / "profile_full_trace.json")
+    assert full.flops == result.flops
+    assert pw.load(directory).flops == result.flops
+    written = json.loads((directory / "result.json").read_text())
+    assert {"layer", "phase", "class", "dtype", "flops_per_step", "causal_flops_per_step"} <= written["flops"][0].keys()
+
+
+def test_without_shapes_flops_are_not_known(tmp_path: Path) -> None:
+    result = result_of(profile(build("llama"), tmp_path, record_shapes=False))
+    assert all(row.flops_per_step is None and row.self_flops_per_step is None for row in result.layers)
+    assert all(row.flops_per_step is None for row in result.classes)
+    assert [w for w in result.warnings if "FLOP" in w] == [
+        "FLOPs are not available, because the shapes of ops were not recorded (record_shapes=True)"
+    ]
+
+
+def test_the_trace_with_shapes_may_be_missing(tmp_path: Path) -> None:
+    prof = profile(build("llama"), tmp_path)
+    (directory_of(prof) / "profile_full_trace.json").unlink()
+    alone = pw.load(directory_of(prof) / "profile_trace.json")
+    assert all(row.flops_per_step is None for row in alone.layers)
+    assert any(warning.startswith("FLOPs are not available") for warning in alone.warnings)
+
+
+class Recurrent(nn.Module):
+    """A layer whose FLOPs nothing tells beside one whose are known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.recurrent = nn.Linear(8, 8), nn.LSTM(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.recurrent(self.linear(x))[0]
+
+
+def test_what_no_formula_is_for_is_unknown_and_listed(tmp_path: Path) -> None:
+    model = Recurrent()
+    with pw.ProfilerWrapper(model, output_dir=tmp_path, files=("result",), enable_print_summary=False) as prof:
+        for _ in range(5):
+            model(torch.randn(5, 2, 8)).sum().backward()
+            prof.step()
+    result = result_of(prof)
+    flops = {(row.layer, row.phase): (row.self_flops_per_step, row.flops_per_step) for row in result.layers}
+    assert flops["linear", "forward"] == (2 * 10 * 8 * 8,) * 2
+    assert flops["recurrent", "forward"] == (None, None)
+    assert flops["Recurrent", "forward"] == (0, None)
+    assert {(row.op, row.phase, row.count) for row in result.uncounted} == {
+        ("aten::mkldnn_rnn_layer", "forward", 2),
+        ("aten::mkldnn_rnn_layer_backward", "backward", 2),
+    }
+    assert all(row.time_per_step_ns > 0 for row in result.uncounted)
+    assert any(w.startswith("FLOPs of layers with aten::mkldnn_rnn_layer") for w in result.warnings)
+    assert "aten::mkldnn_rnn_layer" in result.table()
+
+
+def test_tables_show_flops(tmp_path: Path) -> None:
+    result = result_of(profile(build("llama", Size(hidden=128)), tmp_path))
+    assert "GFLOP/s" in result.table(order="cost", width=120)
+    assert "self GFLOP" in result.table()
+
+
+# --- recorded on GPUs ---------------------------------------------------------------------------
+
+on_traces = pytest.mark.skipif(not TRACES.is_dir(), reason=f"no recorded traces at {TRACES}")
+
+
+def flops_of_trace(name: str) -> Counter[tuple[str, str]]:
+    """By class and type; whatever is in a result of `load` is summed from these rows."""
+    result = pw.load(TRACES / name)
+    found: Counter[tuple[str, str]] = Counter()
+    for row in result.flops:
+        found[row.class_name, row.dtype] += row.flops_per_step
+    return found
+
+
+@on_traces
+def test_qwen_has_two_flops_a_token_and_parameter_and_its_attention() -> None:
+    """Qwen1.5-0.5B without its head: 24 layers, 1024 wide, MLP of 2816, 16 heads; 16 sequences of 559 tokens."""
+    parameters = 24 * (4 * 1024 * 1024 + 3 * 1024 * 2816)
+    assert flops_of_trace("h100_qwen1.5_0.5b_inference.json.gz") == {
+        ("gemm", "bfloat16"): 2 * 16 * 559 * parameters,
+        ("attention", "bfloat16"): 24 * 2 * 2 * 16 * 559 * 559 * 1024,
+        ("gemm", "float32"): 2 * 32 * 559,  # the rotary angles, as a product
+    }
+
+
+@on_traces
+def test_vit_and_bert_have_theirs() -> None:
+    """ViT-B/16, 4 images: 197 tokens, patches by a convolution, a pooler of its class token. BERT-small: 141 tokens."""
+    tokens, wide = 4 * 197, 768
+    vit = 12 * tokens * 12 * wide * wide + 4 * 196 * 3 * 16 * 16 * wide + 4 * wide * wide
+    assert flops_of_trace("h100_vit_inference.json.gz") == {
+        ("gemm", "bfloat16"): 2 * vit,
+        ("attention", "bfloat16"): 12 * 2 * 2 * 4 * 197 * 197 * wide,
+    }
+    bert = 4 * 12 * 512 * 512 + 512 * 512 + 512 * 30522  # blocks, and the head: a layer and the vocabulary
+    assert flops_of_trace("h100_bert_small_inference.json.gz") == {
+        ("gemm", "bfloat16"): 2 * 141 * bert,
+        ("attention", "bfloat16"): 4 * 2 * 2 * 141 * 141 * 512,
+    }
+
+
+@on_traces
+def test_resnet_counts_what_is_recomputed_apart() -> None:
+    """Of 20 convolutions all but the first gives a gradient of its input; 10 images of 224 pixels, ResNet-18."""
+    result = pw.load(TRACES / "mi300_resnet_checkpointing_training.json.gz")
+    phases = own_flops(result)
+    stem, head = 2 * 10 * 112 * 112 * 64 * 3 * 49, 2 * 10 * 512 * 1000
+    assert phases["backward"] == 2 * phases["forward"] - stem
+    assert 0 < phases["recompute"] <= phases["forward"] - head
+    assert phases["forward"] == 10 * 2 * 1_814_073_344  # multiply-adds of ResNet-18, as published: 1.81 G
+
+
+@on_traces
+def test_unknown_kernels_of_experts_and_attention_leave_their_layers_unknown() -> None:
+    result = pw.load(TRACES / "b200_vllm_eager_inference.json.gz")
+    assert "vllm::unified_attention_with_output" in {row.op for row in result.uncounted}
+    experts = [row for row in result.layers if row.class_name == "FusedMoE"]
+    assert experts
+    assert all(row.self_flops_per_step is None for row in experts)
+    projections = [row for row in result.layers if row.class_name == "RowParallelLinear"]
+    assert all(row.flops_per_step == 2 * 888 * 4096 // 8 * 2880 for row in projections[:1])

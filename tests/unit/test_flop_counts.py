@@ -1,0 +1,102 @@
+"""Which ops of a recording count, where their FLOPs go, and what stays unknown."""
+
+from __future__ import annotations
+
+from profiler_wrapper.analysis.analyse import analyse
+from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.recording.shapes import OpShapes, Shapes
+from recordings import Trace
+
+
+def square(size: int) -> OpShapes:
+    dims = [size, size]
+    return OpShapes(dims=(dims, dims), types=("c10::BFloat16",) * 2, concrete=("", ""))
+
+
+def result(trace: Trace, **shapes_of: OpShapes) -> Analysis:
+    """The analysis; `shapes_of` by the name of an op without `aten::`."""
+    recording = trace.recording()
+    names = [name.removeprefix("aten::") for name in recording.names]
+    distinct = list(shapes_of)
+    numbers = {
+        span: distinct.index(names[name])
+        for span, name in enumerate(recording.spans.name.tolist())
+        if names[name] in distinct
+    }
+    return analyse(recording, shapes=Shapes(numbers, tuple(shapes_of.values())))
+
+
+def own(found: Analysis) -> dict[tuple[str, str], int | None]:
+    return {(row.layer, row.phase): row.self_flops_per_step for row in found.layers}
+
+
+def test_of_ops_around_one_another_the_innermost_counts() -> None:
+    trace = Trace().mark(".", 0, 100).mark("a", 10, 90)
+    trace.op("aten::linear", 20, 80).op("aten::matmul", 30, 70).op("aten::mm", 40, 60)
+    found = result(trace, linear=square(2), matmul=square(2), mm=square(2))
+    assert own(found)["a", "forward"] == 2 * 2**3
+
+
+def test_a_composite_op_counts_where_nothing_in_it_does() -> None:
+    trace = Trace().mark(".", 0, 100).op("aten::linear", 20, 80).op("aten::copy_", 30, 70)
+    assert own(result(trace, linear=square(2))) == {("Net", "forward"): 16}
+
+
+def test_flops_of_steps_of_different_size_add_up_to_their_mean() -> None:
+    trace = Trace()
+    for step, sizes in enumerate(((1, 2), (2, 1), (1, 1))):
+        start = 100 * step
+        trace.annotation(f"ProfilerStep#{step}", start, start + 100).mark(".", start, start + 90)
+        for place, size in enumerate(sizes):
+            at = start + 40 * place
+            trace.mark("ab"[place], at, at + 30).op(f"aten::{'mm' if size == 1 else 'bmm'}", at + 5, at + 25)
+    found = result(trace, mm=square(1), bmm=square(2))
+    # 2 + 16 + 2 FLOPs in each of two layers: 6.67 a step, 13.33 in all
+    assert sorted(flops for flops in own(found).values() if flops) == [6, 7]
+
+
+def test_ops_outside_of_whole_steps_do_not_count() -> None:
+    trace = Trace().op("aten::mm", 0, 5).annotation("ProfilerStep#3", 10, 50).op("aten::mm", 20, 30)
+    assert sum(row.flops_per_step for row in result(trace, mm=square(2)).flops) == 16
+
+
+def test_what_a_compiler_traces_does_not_count() -> None:
+    trace = Trace().mark(".", 0, 100).annotation("bytecode_tracing (dynamo_timed)", 5, 40).op("aten::mm", 10, 30)
+    assert own(result(trace, mm=square(2))) == {("Net", "forward"): 0}
+
+
+def test_an_op_whose_shapes_do_not_tell_leaves_the_layers_around_it_unknown() -> None:
+    trace = Trace().mark(".", 0, 100).mark("a", 10, 40).op("aten::mm", 20, 30)
+    trace.mark("b", 50, 90).op("aten::bmm", 60, 80)
+    nothing = OpShapes(dims=([], []), types=("", ""), concrete=("", ""))
+    found = result(trace, mm=square(2), bmm=nothing)
+    assert own(found) == {("Net", "forward"): 0, ("a", "forward"): 16, ("b", "forward"): None}
+    assert {row.layer: row.flops_per_step for row in found.layers} == {"Net": None, "a": 16, "b": None}
+    (row,) = found.uncounted
+    assert (row.op, row.layers, row.count, row.time_per_step_ns) == ("aten::bmm", ("b",), 1, 20)
+    assert [row.flops_per_step for row in found.classes if row.class_name == "gemm"] == [None]
+
+
+def test_a_kernel_of_a_product_that_no_op_launched_is_unknown() -> None:
+    trace = Trace().mark(".", 0, 100).op("custom::thing", 10, 30).kernel("my_gemm_kernel", 40, 70, launched=12)
+    trace.op("aten::mm", 50, 60).kernel("cutlass_gemm", 70, 90, launched=52)
+    found = result(trace, mm=square(2))
+    assert [(row.op, row.class_name, row.time_per_step_ns) for row in found.uncounted] == [
+        ("my_gemm_kernel", "gemm", 30)
+    ]
+    assert sum(row.flops_per_step for row in found.flops) == 16
+
+
+def test_compiled_code_of_which_no_kernel_is_known_is_unknown_on_a_cpu() -> None:
+    call = "## Call CompiledFxGraph abc ##"
+    alone = result(Trace().mark(".", 0, 100).op(call, 10, 90), mm=square(2))
+    assert own(alone) == {("Net", "forward"): None}
+    with_product = result(Trace().mark(".", 0, 100).op(call, 10, 90).op("aten::mm", 20, 30), mm=square(2))
+    assert own(with_product) == {("Net", "forward"): 16}
+
+
+def test_flops_without_a_layer_are_among_what_is_unattributed() -> None:
+    trace = Trace().mark(".", 0, 10).node("MmBackward0", 20, 90, number=77).op("aten::mm", 30, 60, thread=2)
+    found = result(trace, mm=square(2))
+    assert [(row.reason, row.flops_per_step) for row in found.unattributed] == [("no forward link", 16)]
+    assert [row.layer for row in found.flops] == [None]
