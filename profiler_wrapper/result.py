@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from profiler_wrapper.analysis.analyse import Attributed, attributed, tables
 from profiler_wrapper.analysis.flop_formulas import has_formula
-from profiler_wrapper.analysis.flops import FlopCount, count_flops, why_without_shapes
+from profiler_wrapper.analysis.flops import FlopCount, flops_of_recording
 from profiler_wrapper.analysis.model import Analysis, LayerRow
 from profiler_wrapper.analysis.series import Track
 from profiler_wrapper.errors import BrokenTrace, UnknownLayer
@@ -85,9 +85,7 @@ def attribute_trace(
 def flops_of_trace(path: str | os.PathLike[str], *, run: Mapping[str, Any] | None = None) -> FlopCount | str:
     """FLOPs as the trace with shapes tells them, which is not the timed one; or why it does not."""
     try:
-        found = attribute_trace(path, run=run)
-        why = why_without_shapes(found.shapes)
-        return why if why or found.shapes is None else count_flops(found, found.shapes)
+        return flops_of_recording(attribute_trace(path, run=run))
     except Exception as error:  # the times are known, and are worth more
         return f"the trace with shapes could not be analysed ({type(error).__name__}: {error})"
 

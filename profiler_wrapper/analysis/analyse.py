@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.attribution import NO_LAYER, Attribution, Role, attribute, role_of
+from profiler_wrapper.analysis.attribution import Attribution, Role, attribute, role_of
 from profiler_wrapper.analysis.charges import (
     Charges,
     CpuTime,
@@ -21,8 +21,13 @@ from profiler_wrapper.analysis.charges import (
 from profiler_wrapper.analysis.compiled_graphs import read_graphs
 from profiler_wrapper.analysis.compiled_places import SharedKernels, layers_without_marks, place_regions
 from profiler_wrapper.analysis.compiled_regions import join_calls
-from profiler_wrapper.analysis.flop_rows import with_class_flops, with_layer_flops, with_unattributed_flops
-from profiler_wrapper.analysis.flops import FlopCount, count_flops, why_without_shapes
+from profiler_wrapper.analysis.flop_rows import (
+    keys_of_flops,
+    with_class_flops,
+    with_layer_flops,
+    with_unattributed_flops,
+)
+from profiler_wrapper.analysis.flops import FlopCount, flops_of_recording
 from profiler_wrapper.analysis.idle import idle_per_place
 from profiler_wrapper.analysis.layer_calls import CallTree, find_calls, layer_calls
 from profiler_wrapper.analysis.layer_memory import CallMemory, DeviceMemory, call_memory, device_memory
@@ -39,7 +44,7 @@ from profiler_wrapper.analysis.layer_tree import LayerTree, find_layers
 from profiler_wrapper.analysis.memory_model import MemoryUse
 from profiler_wrapper.analysis.memory_summary import memory_summary
 from profiler_wrapper.analysis.memory_use import memory_use
-from profiler_wrapper.analysis.model import Analysis, Phase
+from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.analysis.series import Track, function_series, named_series
 from profiler_wrapper.analysis.steps import Steps, find_iterations, find_steps
 from profiler_wrapper.analysis.trace_run import run_of_trace
@@ -216,9 +221,9 @@ def tables(
     names = [item for item in track if not callable(item)]
     iterations = find_iterations(recording)
     per = iterations if len(iterations) > 1 else found.steps  # the points of the series
-    flops = _own_flops(found) if flops is None else flops
+    flops = flops_of_recording(found) if flops is None else flops
     count = None if isinstance(flops, str) else flops
-    ran_elsewhere, flop_notes = _keys_of_flops(tree, flops)
+    ran_elsewhere, flop_notes = keys_of_flops(tree, flops)
     notes = [*_notes(found, memory), *memory_notes, *(use.notes if use is not None else ()), *flop_notes]
     series = named_series(recording, found.enclosing, charges, per, names, notes)
     series |= function_series(recording, tree, attribution, charges, per, functions, notes)
@@ -274,25 +279,6 @@ def _peaks(steps: Steps, memory: DeviceMemory | None) -> list[int | None]:
         before = int(memory.allocated[first - 1]) if first > 0 else memory.allocated_at_start
         peaks.append(max(before, int(memory.allocated[first:last].max(initial=before))))
     return peaks
-
-
-def _own_flops(found: Attributed) -> FlopCount | str:
-    """What the shapes of the recording tell, or why there are none."""
-    why = why_without_shapes(found.shapes)
-    return why if why or found.shapes is None else count_flops(found, found.shapes)
-
-
-def _keys_of_flops(tree: LayerTree, flops: FlopCount | str) -> tuple[list[tuple[int, Phase]], list[str]]:
-    """The (layer, phase) pairs that have FLOPs, and what is to be said of them all."""
-    if isinstance(flops, str):
-        return [], [f"FLOPs are not available, because {flops}"]
-    index = {**tree.by_name(), "": NO_LAYER}
-    keys = [(index[layer], phase) for layer, phase in flops.layers if layer in index]
-    gone = list(dict.fromkeys(layer for layer, _ in flops.layers if layer not in index))
-    notes = flops.notes()
-    if gone:
-        notes.append(f"FLOPs of {len(gone)} layers that ran in no timed step have no rows: {', '.join(gone[:3])}")
-    return keys, notes
 
 
 def _holdings(run: Mapping[str, Any]) -> tuple[tuple[Holding, ...], list[str]]:

@@ -6,8 +6,23 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from profiler_wrapper.analysis.attribution import NO_LAYER
 from profiler_wrapper.analysis.flops import FlopCount, LayerFlops
+from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import ClassRow, LayerRow, Phase, UnattributedRow
+
+
+def keys_of_flops(tree: LayerTree, flops: FlopCount | str) -> tuple[list[tuple[int, Phase]], list[str]]:
+    """The (layer, phase) pairs that have FLOPs, and what is to be said of them all."""
+    if isinstance(flops, str):
+        return [], [f"FLOPs are not available, because {flops}"]
+    index = {**tree.by_name(), "": NO_LAYER}
+    keys = [(index[layer], phase) for layer, phase in flops.layers if layer in index]
+    gone = list(dict.fromkeys(layer for layer, _ in flops.layers if layer not in index))
+    notes = flops.notes()
+    if gone:
+        notes.append(f"FLOPs of {len(gone)} layers that ran in no timed step have no rows: {', '.join(gone[:3])}")
+    return keys, notes
 
 
 def with_layer_flops(rows: Sequence[LayerRow], count: FlopCount | None) -> tuple[LayerRow, ...]:

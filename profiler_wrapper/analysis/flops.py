@@ -10,26 +10,17 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.attribution import UNKNOWN, Place
-from profiler_wrapper.analysis.charges import optimizer_work
-from profiler_wrapper.analysis.compiled_graphs import graph_key
-from profiler_wrapper.analysis.flop_formulas import OpFlops, class_of_work, flops_of, has_formula, has_work
+from profiler_wrapper.analysis.flop_ops import FlopKey, FlopOps, layer_name
 from profiler_wrapper.analysis.model import PHASES, FlopRow, Phase, UncountedRow
-from profiler_wrapper.analysis.stopped_ops import stopped_ops
-from profiler_wrapper.recording.columns import Bool, Category, Int64
-from profiler_wrapper.recording.nesting import nearest, nearest_above
 from profiler_wrapper.recording.shapes import Shapes
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.analyse import Attributed
 
 _LONGEST = 48  # name of an op in a warning
-_COMPILING = "(dynamo_timed)"
 LayerPhase = tuple[str, Phase]
 
 
@@ -69,20 +60,12 @@ def _shortened(op: str) -> str:
     return op if len(op) <= _LONGEST else f"{op[:_LONGEST]}..."
 
 
-class _Key(NamedTuple):
-    """What FLOPs are summed by."""
-
-    place: Place
-    work: int  # index into classes.CLASSES
-    dtype: str
-
-
 def count_flops(found: Attributed, shapes: Shapes) -> FlopCount:
     """FLOPs of the ops of an attributed recording; `shapes`: of those that `has_formula` at least."""
-    ops = _Ops(found, shapes)
+    ops = FlopOps(found, shapes)
     steps = max(1, len(found.steps))
-    full: Counter[_Key] = Counter()
-    causal: Counter[_Key] = Counter()
+    full: Counter[FlopKey] = Counter()
+    causal: Counter[FlopKey] = Counter()
     for key, flops in ops.counted():
         full[key] += flops.flops
         causal[key] += flops.causal_flops
@@ -92,14 +75,14 @@ def count_flops(found: Attributed, shapes: Shapes) -> FlopCount:
     return FlopCount(steps=steps, rows=rows, uncounted=uncounted, layers=_layers(found, rows, uncounted))
 
 
-def _order(key: _Key) -> tuple[bool, int, int, int, str, str]:
+def _order(key: FlopKey) -> tuple[bool, int, int, int, str, str]:
     place = key.place
     return place.layer < 0, place.layer, PHASES.index(place.phase), key.work, key.dtype, place.reason
 
 
-def _row(found: Attributed, key: _Key, flops: int, causal_flops: int) -> FlopRow:
+def _row(found: Attributed, key: FlopKey, flops: int, causal_flops: int) -> FlopRow:
     return FlopRow(
-        layer=_layer(found, key.place),
+        layer=layer_name(found, key.place),
         phase=key.place.phase,
         class_name=classes.CLASSES[key.work],
         dtype=key.dtype,
@@ -109,190 +92,13 @@ def _row(found: Attributed, key: _Key, flops: int, causal_flops: int) -> FlopRow
     )
 
 
-def _layer(found: Attributed, place: Place) -> str | None:
-    """The name of the layer; "" where there is none by nature, None where it is not known."""
-    if place.layer == UNKNOWN:
-        return None
-    return found.tree.layers[place.layer].name if place.layer >= 0 else ""
-
-
-def _per_step(sums: Mapping[_Key, int], steps: int) -> dict[_Key, int]:
+def _per_step(sums: Mapping[FlopKey, int], steps: int) -> dict[FlopKey, int]:
     """Means as whole numbers that add up to the mean of the sum, rounded down."""
     means = {key: total // steps for key, total in sums.items()}
     missing = sum(sums.values()) // steps - sum(means.values())
     for key in sorted(sums, key=lambda key: -(sums[key] % steps))[:missing]:
         means[key] += 1
     return means
-
-
-class _Ops:
-    """The ops of a recording that have FLOPs."""
-
-    def __init__(self, found: Attributed, shapes: Shapes) -> None:
-        self._found, self._shapes = found, shapes
-        self._parent = found.nesting.parent
-        names = found.recording.names
-        self._ran = self._really_ran()
-        working = self._named([has_work(name) for name in names]) & self._ran
-        formula = np.flatnonzero(working & self._named([has_formula(name) for name in names]))
-        self._flops = self._evaluate(formula)
-        known = self._marked(list(self._flops))
-        around = nearest_above(self._parent, nearest(self._parent, known))
-        self.is_counted = known.copy()
-        self.is_counted[around[known & (around >= 0)]] = False
-        self._is_unknown = self._unknown(working | self._opaque_calls())
-
-    def _named(self, chosen: list[bool]) -> Bool:
-        """True for ops whose name is chosen."""
-        spans = self._found.recording.spans
-        by_name = np.array(chosen, dtype=np.bool_)
-        is_op: Bool = spans.category == Category.CPU_OP
-        return is_op & by_name[spans.name] if len(by_name) else is_op
-
-    def _marked(self, spans: list[int]) -> Bool:
-        marked = np.zeros(len(self._parent), dtype=np.bool_)
-        marked[spans] = True
-        return marked
-
-    def _really_ran(self) -> Bool:
-        """Not what a compiler traces or a recompute stopped at, and in a step that was recorded whole."""
-        found = self._found
-        spans, names = found.recording.spans, found.recording.names
-        compiling = np.array([name.endswith(_COMPILING) for name in names], dtype=np.bool_)
-        ran: Bool = ~stopped_ops(found.recording, self._parent, found.attribution, found.charges)
-        if compiling.any():
-            ran &= nearest(found.enclosing, compiling[spans.name] & (spans.category < Category.RUNTIME)) < 0
-        if len(found.steps):
-            ran &= found.steps.place_of(spans.start_ns) >= 0
-        return ran
-
-    def _opaque_calls(self) -> Bool:
-        """On a CPU, where generated kernels are no events, calls of compiled graphs of which no kernel is known."""
-        found = self._found
-        spans, names = found.recording.spans, found.recording.names
-        calls = self._named([graph_key(name) is not None for name in names]) & self._ran
-        if found.charges.basis != "cpu" or not calls.any():
-            return np.zeros_like(calls)
-        generated = np.array([name.startswith("cpp_") for name in names], dtype=np.bool_)[spans.name]
-        above = self._parent[generated]
-        calls[above[above >= 0]] = False
-        return calls
-
-    def _evaluate(self, spans: Int64) -> dict[int, OpFlops]:
-        """FLOPs of the spans whose shapes tell; each different call is worked out once."""
-        recording, shapes = self._found.recording, self._shapes
-        known: dict[tuple[int, int], OpFlops | None] = {}
-        flops = {}
-        for span, name in zip(spans.tolist(), recording.spans.name[spans].tolist(), strict=True):
-            if span not in shapes:
-                continue
-            key = (name, shapes.number(span))
-            if key not in known:
-                known[key] = flops_of(recording.names[name], shapes[span])
-            counted = known[key]
-            if counted is not None:
-                flops[span] = counted
-        return flops
-
-    def _unknown(self, working: Bool) -> Bool:
-        """Ops with work of which none is counted, inside them or around; of nested ones the innermost."""
-        near = nearest(self._parent, working)
-        above = nearest_above(self._parent, near)
-        holds_counted = self.is_counted.copy()
-        holders = np.unique(above[self.is_counted])
-        while len(holders := holders[holders >= 0]):
-            holds_counted[holders] = True
-            holders = np.unique(above[holders])
-        inside_counted = nearest(self._parent, self.is_counted) >= 0
-        unknown: Bool = working & ~holds_counted & ~inside_counted
-        outer = above[unknown]
-        unknown[outer[outer >= 0]] = False
-        return unknown
-
-    def counted(self) -> Iterable[tuple[_Key, OpFlops]]:
-        """The ops that count, each by what it is summed by."""
-        found = self._found
-        spans = np.flatnonzero(self.is_counted)
-        place = found.attribution.place_of[spans]
-        work = optimizer_work(found.attribution, place, found.work_of.ops(spans)[0])
-        for span, at, of in zip(spans.tolist(), place.tolist(), work.tolist(), strict=True):
-            flops = self._flops[span]
-            yield _Key(found.attribution.places[at], of, flops.dtype), flops
-
-    def uncounted(self, steps: int) -> tuple[UncountedRow, ...]:
-        """Ops with work that nothing is known of, then kernels without an op that says what they do."""
-        found = self._found
-        recording, places = found.recording, found.attribution.places
-        groups: dict[tuple[str, str, Phase], _Group] = defaultdict(_Group)
-        time_ns = self._times()
-        for span in np.flatnonzero(self._is_unknown).tolist():
-            name, place = recording.name_of(span), places[found.attribution.place_of[span]]
-            groups[name, class_of_work(name), place.phase].add(_layer(found, place), time_ns[span])
-        if found.charges.basis == "device":
-            for i, name, kind in self._bare_kernels():
-                place = places[found.charges.place[i]]
-                groups[name, kind, place.phase].add(_layer(found, place), int(found.charges.time_ns[i]))
-        rows = [
-            UncountedRow(
-                op=op,
-                class_name=kind,
-                phase=phase,
-                layers=tuple(group.layers),
-                count=group.count,
-                time_per_step_ns=group.time_ns // steps,
-            )
-            for (op, kind, phase), group in groups.items()
-        ]
-        return tuple(sorted(rows, key=lambda row: (-row.time_per_step_ns, row.op, row.phase)))
-
-    def _times(self) -> Int64:
-        """Per unknown op its device time; on a CPU-only trace its own duration."""
-        found = self._found
-        spans, charges = found.recording.spans, found.charges
-        if charges.basis == "cpu":
-            return spans.duration_ns
-        time_ns = np.zeros(len(spans), dtype=np.int64)
-        launched = charges.cpu_span >= 0
-        op = nearest(self._parent, self._is_unknown)[charges.cpu_span[launched]]
-        np.add.at(time_ns, op[op >= 0], charges.time_ns[launched][op >= 0])
-        return time_ns
-
-    def _bare_kernels(self) -> Iterable[tuple[int, str, str]]:
-        """(charge, name, class) of kernels that name such work, launched by no op that does."""
-        found = self._found
-        recording, charges = found.recording, found.charges
-        names = recording.spans.name[charges.span]
-        told = {name: _class_of_kernel(recording.names[name]) for name in np.unique(names).tolist()}
-        candidates = np.isin(names, [name for name, kind in told.items() if kind])
-        candidates &= charges.cpu_span >= 0
-        covered = nearest(self._parent, self._named([has_work(name) for name in recording.names]))
-        for i in np.flatnonzero(candidates).tolist():
-            launch = charges.cpu_span[i]
-            if covered[launch] < 0 and self._ran[launch]:
-                yield i, recording.names[names[i]], told[int(names[i])]
-
-
-class _Group:
-    """Calls of one op without known FLOPs."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.time_ns = 0
-        self.layers: dict[str, None] = {}
-
-    def add(self, layer: str | None, time_ns: int) -> None:
-        self.count += 1
-        self.time_ns += int(time_ns)
-        if layer is not None:
-            self.layers[layer] = None
-
-
-def _class_of_kernel(name: str) -> str:
-    if classes.is_communication(name):
-        return ""
-    if classes.attention_backend_of_kernel(name):
-        return "attention"
-    return "gemm" if classes.class_of_kernel(name) == "gemm" and not name.startswith("triton_poi_") else ""
 
 
 # --- by layer -----------------------------------------------------------------------------------
@@ -339,8 +145,8 @@ def _upwards(found: Attributed, indices: Mapping[str, int], layer: str) -> list[
     return [found.tree.layers[index].name for index in found.tree.layers[indices[layer]].ancestors]
 
 
-def why_without_shapes(shapes: Shapes | None) -> str:
-    """Why a recording tells no FLOPs; "" where it does."""
-    if shapes is not None and shapes.recorded:
-        return ""
-    return "the shapes of ops were not recorded (record_shapes=True)"
+def flops_of_recording(found: Attributed) -> FlopCount | str:
+    """What the shapes of an attributed recording tell, or why there are none."""
+    if found.shapes is None or not found.shapes.recorded:
+        return "the shapes of ops were not recorded (record_shapes=True)"
+    return count_flops(found, found.shapes)
