@@ -16,15 +16,14 @@ from profiler_wrapper.analysis.layer_calls import CallTree
 from profiler_wrapper.analysis.layer_memory import CallMemory
 from profiler_wrapper.analysis.layer_tree import Layer, LayerTree
 from profiler_wrapper.analysis.model import (
-    PHASES,
     AttentionRow,
     ClassRow,
     LayerRow,
-    Phase,
     StepRow,
     TimeTotals,
     UnattributedRow,
 )
+from profiler_wrapper.analysis.phase import PHASES, Phase
 from profiler_wrapper.analysis.steps import Steps
 from profiler_wrapper.recording.columns import Bool, Int32, Int64, Recording
 
