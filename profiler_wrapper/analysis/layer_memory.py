@@ -126,7 +126,11 @@ class _Events(NamedTuple):
 
 
 def _device_name(key: int) -> str:
-    device_type, index = divmod(key, _INDICES)
+    return device_name(*divmod(key, _INDICES))
+
+
+def device_name(device_type: int, index: int) -> str:
+    """`"cuda:0"` for a c10::DeviceType and an index; a CPU has none."""
     if device_type == _CPU:
         return "cpu"
     names = {1: "cuda", 6: "fpga", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 20: "device"}

@@ -9,6 +9,7 @@ The first rule that applies counts:
 5. made in backward and alive after the run of backward ended: grads; where it is known what the model holds,
    only what is like a gradient that was told (same place, op and size), what `zero_grad` freed, or what is as
    big as a parameter;
+   4 and 5 not where it is known what is held at the end, and this is alive then and not in it;
 6. made by a pass through the model, or outside of it by an op that autograd follows: activation;
 7. else other.
 """
@@ -24,7 +25,7 @@ from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attribution import Attribution, Role, role_of
 from profiler_wrapper.analysis.layer_memory import DeviceMemory
 from profiler_wrapper.analysis.layer_tree import LayerTree
-from profiler_wrapper.analysis.memory_allocations import Blocks, OpTree
+from profiler_wrapper.analysis.memory_allocations import Blocks, OpTree, held_at_end
 from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryCategory
 from profiler_wrapper.analysis.memory_told import EventsByAddress
 from profiler_wrapper.analysis.optimizer_calls import optimizer_calls
@@ -63,6 +64,9 @@ def categorise(
     if known_owners:
         of_a_parameter = np.isin(blocks.size_bytes, blocks.size_bytes[told == _CODE["params"]])
         grads = survives_backward & (rules.freed_by_zero_grad() | rules.like(told == _CODE["grads"]) | of_a_parameter)
+        # The last moment lists all that is held: what is alive then and not in it is somebody else's.
+        refuted = (blocks.freed == blocks.events) & ~held_at_end(memory, blocks)
+        grads, in_optimizer = grads & ~refuted, in_optimizer & ~refuted
     else:
         grads = survives_backward
     found = np.select(

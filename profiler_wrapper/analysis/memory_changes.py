@@ -35,7 +35,7 @@ def find_changes(
 
     Of the leaks, the largest first, only so many are looked at as changes are told.
     """
-    possible = _Changes(found, owned, peak)
+    possible = _Changes(found, owned, peak, leaking=[blocks for _, blocks in leaks])
     changes = [
         possible.checkpoint(),
         possible.no_grad(),
@@ -62,7 +62,9 @@ def _forwards_followed(found: Attributed) -> int:
 
 
 class _Changes:
-    def __init__(self, found: Attributed, owned: OwnedMemory, peak: int) -> None:
+    """What leaks is none of the other changes' business."""
+
+    def __init__(self, found: Attributed, owned: OwnedMemory, peak: int, *, leaking: Sequence[Int64]) -> None:
         self.tree, self.attribution = found.tree, found.attribution
         self.charges, self.steps = found.charges, found.steps
         self.owned, self.peak = owned, peak
@@ -70,6 +72,10 @@ class _Changes:
         self.size, self.category = blocks.size_bytes, owned.categories.category
         self.alive = np.zeros(len(blocks), dtype=np.bool_)
         self.alive[blocks.alive_after(peak)] = True
+        self.leaking = np.zeros(len(blocks), dtype=np.bool_)
+        for members in leaking:
+            self.leaking[members] = self.alive[members]
+        self.alive &= ~self.leaking
         places = self.attribution.places
         forward = [place.phase in FORWARD_PHASES for place in places] + [False]
         self.by_forward = np.array(forward, dtype=np.bool_)[blocks.place]
@@ -199,12 +205,13 @@ class _Changes:
         """What has piled up by the time of the peak."""
         leaking = np.zeros(len(self.size), dtype=np.bool_)
         leaking[members] = True
+        held = int(self.size[leaking & self.leaking].sum())
         where = leak.layer or "code outside of all layers"
         return Change(
             kind="leak",
             text=f"let go of what {leak.op or 'something'} in {where} makes in every step",
             layers=(leak.layer,) if leak.layer else (),
-            saves_bytes=self._bounded(int(self.size[leaking & self.alive].sum()), leaking),
+            saves_bytes=self._bounded(held, leaking),
             costs_ns=0,
         )
 

@@ -115,7 +115,7 @@ class MemoryUse:
     peak_owners: tuple[Owner, ...]  # at that moment, the largest first; they add up to its total
     reserved_peak: MemoryMoment | None  # the highest reserved; None on a CPU
     moments: tuple[MemoryMoment, ...]  # per step after forward, backward, optimizer, in order of time
-    last: MemoryMoment  # at the last allocation of the recording: where an out-of-memory struck
+    last: MemoryMoment  # where an allocation failed, the last that did; without one, at the last allocation
     last_owners: tuple[Owner, ...]
     slope: Slope | None  # None for fewer than two steps
     leaks: tuple[Leak, ...] = ()  # the largest first

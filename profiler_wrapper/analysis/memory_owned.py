@@ -10,7 +10,7 @@ import numpy as np
 from profiler_wrapper.analysis.attribution import Attribution
 from profiler_wrapper.analysis.layer_memory import DeviceMemory
 from profiler_wrapper.analysis.layer_tree import LayerTree
-from profiler_wrapper.analysis.memory_allocations import Blocks
+from profiler_wrapper.analysis.memory_allocations import Blocks, held_at_end
 from profiler_wrapper.analysis.memory_categories import Categories
 from profiler_wrapper.analysis.memory_model import (
     BEFORE_PROFILING,
@@ -21,7 +21,7 @@ from profiler_wrapper.analysis.memory_model import (
     Owner,
 )
 from profiler_wrapper.analysis.phase import Phase
-from profiler_wrapper.recording.columns import Int32, Int64
+from profiler_wrapper.recording.columns import Bool, Int32, Int64
 
 _OTHER = CATEGORIES.index("other")
 
@@ -39,6 +39,11 @@ class OwnedMemory:
     timeline: MemoryTimeline
     at_start: Int64  # shape (categories,): what is held before the first event
     lost_bytes: int  # by which, at most, the blocks that seem alive exceed what the allocator has given out
+
+    @property
+    def held_at_end(self) -> Bool:
+        """Per block: told to be held when the recording ended."""
+        return held_at_end(self.memory, self.blocks)
 
     def moment(self, label: str, step: int | None, time_ns: int, event: int) -> MemoryMoment:
         """What is held after an event; -1 for what was held before the first."""

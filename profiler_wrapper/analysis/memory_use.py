@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.layer_memory import DeviceMemory
+from profiler_wrapper.analysis.layer_memory import DeviceMemory, device_name
 from profiler_wrapper.analysis.memory_allocations import find_blocks, op_tree
 from profiler_wrapper.analysis.memory_categories import categorise
 from profiler_wrapper.analysis.memory_changes import find_changes
@@ -14,6 +14,7 @@ from profiler_wrapper.analysis.memory_model import BEFORE_PROFILING, MemoryMomen
 from profiler_wrapper.analysis.memory_moments import find_moments, phase_starts
 from profiler_wrapper.analysis.memory_owned import OwnedMemory, own
 from profiler_wrapper.analysis.steps import Steps
+from profiler_wrapper.recording.columns import Recording
 from profiler_wrapper.units import file_size
 
 
@@ -26,7 +27,7 @@ def memory_use(found: Attributed, memory: DeviceMemory) -> MemoryUse:
     categories = categorise(recording, nesting, tree, attribution, ops, memory, blocks)
     owned = own(tree, attribution, memory, blocks, categories, phase_starts(recording, attribution, calls))
     top = int(np.argmax(owned.timeline.total_bytes))
-    last = _last_allocation(memory)
+    last = _last_moment(recording, memory)
     peak_owners = owned.owners(top)
     leaks = find_leaks(owned, steps)
     return MemoryUse(
@@ -57,7 +58,15 @@ def _reserved_peak(owned: OwnedMemory, steps: Steps) -> MemoryMoment | None:
     return None if reserved is None else _labelled(owned, steps, "highest reserved", int(np.argmax(reserved)))
 
 
-def _last_allocation(memory: DeviceMemory) -> int:
+def _last_moment(recording: Recording, memory: DeviceMemory) -> int:
+    """The event before the last allocation that failed on this device; without one, the last allocation."""
+    failed = [
+        failure.time_ns
+        for failure in recording.failed_allocations
+        if device_name(failure.device_type, failure.device) == memory.device
+    ]
+    if failed:
+        return max(0, int(np.searchsorted(memory.time_ns, failed[-1], side="right")) - 1)
     made = np.flatnonzero(memory.size_bytes > 0)
     return int(made[-1]) if len(made) else len(memory.size_bytes) - 1
 
