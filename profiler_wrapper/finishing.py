@@ -217,6 +217,7 @@ class Finisher:
             "layers": list(self._describe()),
             "compiled": self._compiled(notes),
             "held": holdings_to_list(main.held),
+            "cpu_frees_unsure": main.cpu_frees_unsure,
         }
 
     def _compiled(self, notes: list[str]) -> dict[str, Any]:

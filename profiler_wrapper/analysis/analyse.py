@@ -52,7 +52,7 @@ def tables(found: Attributed, *, run: Mapping[str, Any], track: Sequence[Track] 
     recording, charges, attribution, tree = found.recording, found.charges, found.attribution, found.tree
     run = {**run_of_trace(recording, found.steps.number), **run}
     holdings, memory_notes = _holdings(run)
-    memory = device_memory(recording, holdings)
+    memory = device_memory(recording, holdings, cpu_frees_unsure=bool(run.get("cpu_frees_unsure")))
     use = None if memory is None else memory_use(found, memory)
     node_starts = np.sort(recording.spans.start_ns[attribution.is_node])
     per_call = None if memory is None else call_memory(recording, found.calls, memory, node_starts)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.memory_before import Before, MissingFrees, blocks_before, missing_frees
+from profiler_wrapper.analysis.memory_before import Before, MissingFrees, blocks_before, missing_frees, sizes_of_frees
 from profiler_wrapper.analysis.memory_told import Told, told_of
 from profiler_wrapper.analysis.optimizer_calls import optimizer_calls
 from profiler_wrapper.recording.columns import Int32, Int64, Recording
@@ -56,13 +56,18 @@ class CallMemory:
     self_retained: Int64
 
 
-def device_memory(recording: Recording, holdings: Sequence[Holding] = ()) -> DeviceMemory | None:
+def device_memory(
+    recording: Recording, holdings: Sequence[Holding] = (), *, cpu_frees_unsure: bool = False
+) -> DeviceMemory | None:
     """The memory events of the accelerator that has most allocated at its peak; of the CPU where there is none.
 
     An accelerator's allocator states what is allocated. On a CPU the stated total only counts what
     happened while some profile ran, so it is counted anew: what the events allocate, and what was
     there before, as far as `holdings` or a free tell of it. Differences are exact. So is what an
     accelerator has allocated in a trace that does not state it.
+
+    `cpu_frees_unsure`: frees on a CPU of what the recording did not allocate may be of other blocks (see
+    `RecordedTrace`), so only those of what `holdings` tell count, with the size that is told.
 
     None where the recording has no memory events.
     """
@@ -74,6 +79,10 @@ def device_memory(recording: Recording, holdings: Sequence[Holding] = ()) -> Dev
     chosen = keys == key
     device = _device_name(key)
     told = told_of(recording, holdings, device)
+    if device == "cpu":
+        sizes, known = sizes_of_frees(memory.time_ns, memory.address, memory.size_bytes, chosen, told)
+        memory = replace(memory, size_bytes=sizes)
+        chosen &= known if cpu_frees_unsure else True
     time_ns, address, size_bytes = memory.time_ns[chosen], memory.address[chosen], memory.size_bytes[chosen]
     stated, reserved = memory.total_allocated_bytes[chosen], memory.total_reserved_bytes[chosen]
     is_stated = device != "cpu" and bool((stated >= 0).all())

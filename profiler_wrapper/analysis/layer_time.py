@@ -74,7 +74,7 @@ def layer_rows(
 
 
 def _with_peaks_below(rows: Sequence[LayerRow]) -> list[LayerRow]:
-    """A layer whose own mark did not fire in a phase (Transformers checkpoints within it) has the peak of those below."""
+    """A layer whose own mark did not fire in a phase (a checkpoint within it) has the peak of those below."""
     highest: dict[tuple[str, Phase], int] = {}
     parent_of = {row.layer: row.parent for row in rows if row.layer}
     for row in rows:

@@ -106,6 +106,28 @@ def _within(address: Int64, size_bytes: Int64, freed: Bool, room: int) -> tuple[
     return sizes, outside
 
 
+def sizes_of_frees(time_ns: Int64, address: Int64, size_bytes: Int64, chosen: Bool, told: Told) -> tuple[Int64, Bool]:
+    """(sizes, known): frees on a CPU of what was told to be there have the size that was told.
+
+    `known` is False for a free of what nobody told and no event before it allocated. Both are per event; only the
+    `chosen` ones are looked at.
+    """
+    members = np.flatnonzero(chosen)
+    at, sizes, known = address[members], size_bytes.copy(), np.ones(len(address), dtype=np.bool_)
+    unknown = frees_of_unknown(at, size_bytes[members])
+    known[members[unknown]] = False
+    if len(told) and len(members):
+        index = EventsByAddress(at)
+        seen = np.searchsorted(time_ns[members], told.time_ns, side="right")
+        was_there = np.flatnonzero(index.last_before(told.address, seen) < 0)
+        addresses, first = np.unique(told.address[was_there], return_index=True)
+        event = index.first_from(addresses, np.zeros(len(addresses), dtype=np.int64))
+        freed = (event >= 0) & np.isin(event, unknown)
+        sizes[members[event[freed]]] = -told.size_bytes[was_there[first[freed]]]
+        known[members[event[freed]]] = True
+    return sizes, known
+
+
 def frees_of_unknown(address: Int64, size_bytes: Int64) -> Int64:
     """The frees of what no event before them allocated."""
     order = np.argsort(address, kind="stable")

@@ -65,7 +65,8 @@ def categorise(
         of_a_parameter = np.isin(blocks.size_bytes, blocks.size_bytes[told == _CODE["params"]])
         grads = survives_backward & (rules.freed_by_zero_grad() | rules.like(told == _CODE["grads"]) | of_a_parameter)
         # The last moment lists all that is held: what is alive then and not in it is somebody else's.
-        refuted = (blocks.freed == blocks.events) & ~held_at_end(memory, blocks)
+        alive_then = (blocks.freed == blocks.events) & (rules.made_ns < memory.told.moment_ns[-1])
+        refuted = alive_then & ~held_at_end(memory, blocks)
         grads, in_optimizer = grads & ~refuted, in_optimizer & ~refuted
     else:
         grads = survives_backward

@@ -33,18 +33,26 @@ def find_optimizers(given: object) -> tuple[Any, ...]:
 def _innermost(optimizer: object) -> object:
     found, inner = None, optimizer
     for _ in range(_DEEPEST):
-        if hasattr(inner, "param_groups"):
+        if isinstance(_attribute(inner, "param_groups"), (list, tuple)):
             found = inner
-        wrapped = (getattr(inner, name, None) for name in _INNER)
+        wrapped = (_attribute(inner, name) for name in _INNER)
         inner = next((one for one in wrapped if one is not None and not callable(one)), None)
         if inner is None:
             break
     if found is None:
         raise WrongUse(
-            f"optimizer={type(optimizer).__name__} has no param_groups, and nothing in it has. "
+            f"optimizer={type(optimizer).__name__} has no list of param_groups, and nothing in it has. "
             "Give an optimizer, a list of them, or nothing: those of torch are found by their steps."
         )
     return found
+
+
+def _attribute(of: object, name: str) -> object:
+    """An attribute of something that may be no optimizer at all; None where it has none, or where that raises."""
+    try:
+        return getattr(of, name, None)
+    except Exception:
+        return None
 
 
 class OptimizerHolds:
