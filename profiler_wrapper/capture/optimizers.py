@@ -41,7 +41,7 @@ def _innermost(optimizer: object) -> object:
             break
     if found is None:
         raise WrongUse(
-            f"optimizer={type(optimizer).__name__} has no list of param_groups, and nothing in it has. "
+            f"optimizer={type(optimizer).__name__} has no param_groups, and nothing in it has. "
             "Give an optimizer, a list of them, or nothing: those of torch are found by their steps."
         )
     return found
