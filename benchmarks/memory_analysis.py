@@ -22,7 +22,7 @@ import numpy as np
 
 import measuring
 import shared_traces
-from profiler_wrapper.analysis.analyse import Attributed, attributed
+from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.layer_memory import device_memory
 from profiler_wrapper.analysis.memory_model import MemoryUse
 from profiler_wrapper.analysis.memory_use import memory_use
@@ -76,16 +76,7 @@ def made_up_holdings(recording: Recording, device: str) -> tuple[Holding, ...]:
 def analysed(found: Attributed, holdings: Sequence[Holding]) -> MemoryUse:
     memory = device_memory(found.recording, holdings)
     assert memory is not None, "the trace has no memory events"
-    return memory_use(
-        found.recording,
-        found.nesting,
-        found.tree,
-        found.attribution,
-        found.charges,
-        found.calls,
-        found.steps,
-        memory,
-    )
+    return memory_use(found, memory)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -39,7 +40,7 @@ class SimpleMemoryProfiler:
         total_steps: how many steps are recorded.
 
     Raises:
-        WrongUse: `total_steps` is not positive, or `model` holds no module. Nothing else is ever raised: a
+        WrongUse: `total_steps` is not positive, or `model` holds no module. From then on nothing is raised: a
             failure of ours is one `ProfilerWrapperWarning`.
     """
 
@@ -51,13 +52,14 @@ class SimpleMemoryProfiler:
         self.log_folder = Path(log_folder)
         self.result: ProfileResult | None = None
         self._steps_left = total_steps
-        self._scratch = tempfile.TemporaryDirectory(prefix="profiler_wrapper_")
+        self._process = os.getpid()
+        self._scratch = tempfile.mkdtemp(prefix="profiler_wrapper_")
         self._profiler = ProfilerWrapper(
             model,
             steps=f"0-{total_steps - 1}" if total_steps > 1 else "0",
             record_shapes=False,
             optimizer=optimizer,
-            output_dir=self._scratch.name,
+            output_dir=self._scratch,
             files=(),
             enable_print_summary=False,
         )
@@ -84,10 +86,12 @@ class SimpleMemoryProfiler:
 
     def _finish(self) -> None:
         atexit.unregister(self._finish)
+        if os.getpid() != self._process:
+            return  # a forked worker ends
         self._steps_left = 0
         self._profiler.__exit__(None, None, None)
         self.result = self._profiler.result
-        self._scratch.cleanup()
+        shutil.rmtree(self._scratch, ignore_errors=True)
         if self.result is None:
             return  # ProfilerWrapper has said why
         if self.result.memory_use is None:

@@ -13,9 +13,7 @@ from typing import Any
 
 from profiler_wrapper.analysis.analyse import Attributed
 from profiler_wrapper.analysis.layer_lanes import layer_lanes
-from profiler_wrapper.capture.out_of_memory import OutOfMemory
 from profiler_wrapper.capture.runinfo import FULL_SET_WORLD_SIZE, RunInfo
-from profiler_wrapper.finishing_in_child import finish_in_child
 from profiler_wrapper.notices import tell
 from profiler_wrapper.options import FILES, Options
 from profiler_wrapper.recording.atomic import replacing
@@ -60,15 +58,6 @@ class WindowFiles:
         if self._directory is not None:
             self._move_traces(main, full)
             self._write_run(complete=False)
-
-    def write_in_child(self, failure: OutOfMemory | None, *, main: Path, full: Path | None) -> bool:
-        """As `write`, by a child, which also answers `failure`. Whether it did."""
-        self._move_traces(main, full)
-        if self._directory is None or self.trace_name is None:
-            return False
-        trace = self._directory.path(self.trace_name)
-        self._write_run(complete=bool(self._run.get("complete", True)) and self._whole)
-        return trace in self._written and finish_in_child(self._directory, trace, self.wanted(), failure)
 
     def _move_traces(self, main: Path, full: Path | None) -> None:
         wanted = self.wanted()
@@ -118,6 +107,14 @@ class WindowFiles:
         if full and self._directory is not None and "full_trace" in self.wanted():
             names["full_trace"] = self._directory.path(FILES["full_trace"]).name + (".gz" if self._zipped else "")
         return names
+
+    @property
+    def trace_path(self) -> Path | None:
+        """Where the timed trace is; None if it was not moved into place."""
+        if self._directory is None or self.trace_name is None:
+            return None
+        path = self._directory.directory / self.trace_name
+        return path if path in self._written else None
 
     @property
     def _zipped(self) -> bool:

@@ -11,22 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from profiler_wrapper.analysis.analyse import tables
-from profiler_wrapper.analysis.compiled_graphs import only_called
 from profiler_wrapper.capture.out_of_memory import OutOfMemory
 from profiler_wrapper.capture.runinfo import RunInfo
 from profiler_wrapper.capture.session import safe_name
 from profiler_wrapper.capture.snapshot import AllocatorHistory, SnapshotUnavailable, snapshot_name
 from profiler_wrapper.capture.window import RecordedTrace, Window
-from profiler_wrapper.errors import EmptyRecording
-from profiler_wrapper.files import WindowFiles
-from profiler_wrapper.finishing_in_child import has_little_memory
 from profiler_wrapper.notices import tell
 from profiler_wrapper.options import Options
 from profiler_wrapper.out_of_memory import answer
 from profiler_wrapper.recording.holdings import holdings_to_list
 from profiler_wrapper.recording.store import RunDirectory, open_run
-from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, flops_of_trace, load
+from profiler_wrapper.result import ProfileResult
+from profiler_wrapper.window_report import WindowTask, finish_window, finish_window_in_child, has_little_memory
 
 _COMMAND = "python -m profiler_wrapper snapshot"
 PRINTED_ROWS = 25  # with the line that says where the files are
@@ -45,7 +41,7 @@ class Finisher:
         describe_compiled: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self.results: list[ProfileResult] = []
-        self.answered = False  # an out-of-memory was
+        self._answered: OutOfMemory | None = None
         self._options, self._info, self._describe = options, info, describe
         self._describe_compiled = describe_compiled
         self._followed: dict[str, None] = {}  # names of blocks, in the order they came
@@ -152,9 +148,13 @@ class Finisher:
 
     def answer(self, failure: OutOfMemory) -> None:
         """Answer an out-of-memory that ended no recording, or one that could not be analysed; once."""
-        if not self.answered:
-            self.answered = True
+        if self._answered is failure:
+            return
+        self._answered = failure
+        try:
             answer(failure, self.results[-1] if self.results else None, directory=self.directory)
+        except Exception as error:
+            tell(f"the out-of-memory could not be explained: {type(error).__name__}: {error}")
 
     def _tell_nothing(self, window: Window, reason: str) -> None:
         more = "more " if self.results else ""
@@ -165,43 +165,26 @@ class Finisher:
     ) -> None:
         notes = [*self._notes, *_notes(window, main)]
         self._notes = []
-        run = self._describe_run(main, full, notes, complete=window.complete)
-        files = WindowFiles(self._options, self._info, self._run_directory(main), run)
-        run |= files.trace_names(full=full is not None)
-        if has_little_memory():
-            done = files.write_in_child(failure, main=main.path, full=full.path if full is not None else None)
-            self.answered |= done and failure is not None
-            if done and files.directory is not None:
-                self.results.append(load(files.directory))
-            return
-        try:
-            found = attribute_trace(main.path, run=run, shapes=main.shapes)
-            flops = None if full is None else flops_of_trace(full.path, run=run)
-            run["compiled"] = only_called(run["compiled"], found.recording)
-            result = as_result(tables(found, run=run, track=(*self._options.track, *self._followed), flops=flops))
-        except EmptyRecording:
+        task = WindowTask(
+            options=self._options,
+            info=self._info,
+            directory=self._run_directory(main),
+            run=self._describe_run(main, full, notes, complete=window.complete),
+            main=main,
+            full=full.path if full is not None else None,
+            followed=tuple(self._followed),
+            failure=failure,
+        )
+        finished = finish_window_in_child(task) if has_little_memory() else finish_window(task)
+        if finished.nothing_recorded:
             self._tell_nothing(window, "no op of torch ran in the block, on the thread that entered it")
+        if finished.answered:
+            self._answered = failure
+        if finished.result is None:
             return
-        except Exception as error:
-            files.write_traces(main=main.path, full=full.path if full is not None else None)
-            tell(f"what was recorded could not be analysed ({type(error).__name__}: {error}); {files.summary()}")
-            return
-        except BaseException:  # Ctrl-C; the traces are whole, and moving them takes no time
-            files.write_traces(main=main.path, full=full.path if full is not None else None)
-            raise
-        self.results.append(result)
-        if failure is not None:
-            self.answered = True
-            answer(
-                failure,
-                result,
-                found=found,
-                trace=main.path if main.shapes else None,
-                directory=files.directory,
-            )
-        files.write(result, found, main=main.path, full=full.path if full is not None else None)
+        self.results.append(finished.result)
         if self._options.enable_print_summary and self._prints:
-            sys.stdout.write(f"{result.table(order='cost', rows=PRINTED_ROWS - 1)}\n{files.summary()}\n")
+            sys.stdout.write(f"{finished.result.table(order='cost', rows=PRINTED_ROWS - 1)}\n{finished.files}\n")
             sys.stdout.flush()
 
     @property
@@ -234,6 +217,7 @@ class Finisher:
             "layers": list(self._describe()),
             "compiled": self._compiled(notes),
             "held": holdings_to_list(main.held),
+            "cpu_frees_unsure": main.cpu_frees_unsure,
         }
 
     def _compiled(self, notes: list[str]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import numpy as np
 
 from profiler_wrapper.analysis.analyse import Attributed
 from profiler_wrapper.analysis.attribution import NO_LAYER
-from profiler_wrapper.analysis.failure import LastOp, last_op
+from profiler_wrapper.analysis.failure import FailedOp, failed_op
+from profiler_wrapper.analysis.memory_model import MemoryUse
 from profiler_wrapper.capture.out_of_memory import OutOfMemory
 from profiler_wrapper.recording.reader import read_shapes
 from profiler_wrapper.recording.shapes import OpShapes
@@ -34,15 +35,15 @@ def answer(
         found, trace: of the recording that the failure ended; `trace` if it has shapes.
         directory: where the files are.
     """
-    failed_in = last_op(found) if found is not None else None
+    failed_in = failed_op(found) if found is not None else None
     text = out_of_memory_text(
         device=failure.device,
         requested_bytes=failure.requested_bytes,
         allocated_bytes=failure.allocated_bytes,
         reserved_bytes=failure.reserved_bytes,
-        free_bytes=failure.free_bytes,
+        free_bytes=_free_then(failure, result if found is not None else None),
         where=_where(failed_in),
-        use=result.memory_use if result is not None else None,
+        use=_use_of(failure.device, result),
         shape_of=_shapes(found, trace) if found is not None and trace is not None else lambda op, layer: "",
         failed_in_recording=found is not None,
         files=str(directory) if directory is not None else "",
@@ -51,10 +52,28 @@ def answer(
     sys.stderr.flush()
 
 
-def _where(failed_in: LastOp | None) -> str:
+def _use_of(device: str, result: ProfileResult | None) -> MemoryUse | None:
+    """What was recorded of the memory of this very device."""
+    use = result.memory_use if result is not None else None
+    if use is None or device in (use.device, use.device.partition(":")[0]):
+        return use
+    return use if device == "an accelerator" and use.device != "cpu" else None
+
+
+def _free_then(failure: OutOfMemory, result: ProfileResult | None) -> int | None:
+    """On a CPU what is free is known for now only: less what the exception let go of on its way."""
+    use = result.memory_use if result is not None else None
+    if failure.device != "cpu" or failure.free_bytes is None or use is None or use.device != "cpu":
+        return failure.free_bytes
+    let_go_bytes = use.last.total_bytes - int(use.timeline.total_bytes[-1])
+    return max(0, failure.free_bytes - max(0, let_go_bytes))
+
+
+def _where(failed_in: FailedOp | None) -> str:
     if failed_in is None:
         return ""
-    return f"{failed_in.op} of {failed_in.layer or 'code outside of layers'} ({failed_in.phase})"
+    step = "" if failed_in.step is None else f", step {failed_in.step}"
+    return f"{failed_in.op} of {failed_in.layer or 'code outside of layers'} ({failed_in.phase}{step})"
 
 
 def _shapes(found: Attributed, trace: Path) -> ShapeOf:

@@ -119,7 +119,7 @@ class Profiling:
             return
         if error is not None:
             recorder.note(f"the block was left by {type(error).__name__}", incomplete=True)
-            self._out_of_memory, self._while_recording = out_of_memory(error), not recorder.over
+            self._out_of_memory, self._while_recording = _out_of_memory(error), not recorder.over
         elif self._held and not recorder.over:
             return
         elif self._may_be_entered_again(recorder):
@@ -129,8 +129,9 @@ class Profiling:
         try:
             self._finish()
         finally:
-            if self._out_of_memory is not None and self.finisher is not None:
-                self.finisher.answer(self._out_of_memory)
+            failure, self._out_of_memory = self._out_of_memory, None
+            if failure is not None and self.finisher is not None:
+                self.finisher.answer(failure)
 
     def _leave_in_backward(self, recorder: Recorder, error: BaseException | None) -> None:
         """The engine would bring back a session that ended here, so it goes on until it can end."""
@@ -280,3 +281,11 @@ class Profiling:
                 action()
             except Exception as error:
                 self._failure("taking the profiler away", error)
+
+
+def _out_of_memory(error: BaseException) -> OutOfMemory | None:
+    """What the user's exception says of memory, if it can be read at all."""
+    try:
+        return out_of_memory(error)
+    except Exception:  # its own __str__ fails, which is no business of ours
+        return None

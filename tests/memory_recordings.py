@@ -29,16 +29,19 @@ def use_of(trace: Trace, *moments: Moment, device: str = "cpu", **run: Any) -> M
 
 
 def assert_adds_up(use: MemoryUse) -> None:
-    """Categories make the total at every event and every moment, and owners that of their moment."""
+    """Categories make the total at every event and every moment, and owners that of their moment; none is negative."""
     timeline = use.timeline
+    assert timeline.bytes_by_category.min() >= 0
     for event, total in enumerate(timeline.total_bytes.tolist()):
         assert sum(int(held) for held in timeline.bytes_by_category[:, event]) == total
     moments = [use.peak, use.last, *use.moments, *([use.reserved_peak] if use.reserved_peak else [])]
     for moment in moments:
         assert sum(moment.categories.values()) == moment.total_bytes
+        assert min(moment.categories.values()) >= 0
     assert sum(owner.size_bytes for owner in use.peak_owners) == use.peak.total_bytes == timeline.total_bytes.max()
     assert sum(owner.size_bytes for owner in use.last_owners) == use.last.total_bytes
     for moment, owners in ((use.peak, use.peak_owners), (use.last, use.last_owners)):
+        assert all(owner.size_bytes > 0 for owner in owners)
         for category in CATEGORIES:
             of_category = sum(owner.size_bytes for owner in owners if owner.category == category)
             assert of_category == moment.categories[category]

@@ -9,22 +9,22 @@ import numpy as np
 from profiler_wrapper.analysis.memory_model import (
     BEFORE_PROFILING,
     CATEGORIES,
-    Category,
     Change,
     Leak,
+    MemoryCategory,
     MemoryMoment,
     MemoryTimeline,
     MemoryUse,
     Owner,
     Slope,
 )
-from profiler_wrapper.analysis.model import Phase
+from profiler_wrapper.analysis.phase import Phase
 
 MIB = 1 << 20
 EVENT_NS = 100_000
 SEGMENT = 20 * MIB  # what the allocator reserves at a time
 
-Key = tuple[Category, str, str, str, "Phase | None"]
+Key = tuple[MemoryCategory, str, str, str, "Phase | None"]
 
 
 @dataclass
@@ -36,7 +36,9 @@ class Training:
     phase_starts: list[tuple[int, Phase]] = field(default_factory=list)
     points: list[tuple[str, int | None, int]] = field(default_factory=list)  # label, step, event
 
-    def hold(self, category: Category, layer: str, name: str, op: str, phase: Phase | None, size_bytes: int) -> Key:
+    def hold(
+        self, category: MemoryCategory, layer: str, name: str, op: str, phase: Phase | None, size_bytes: int
+    ) -> Key:
         """Allocate; gives what `free` takes."""
         key: Key = (category, layer, name, op, phase)
         self._change(key, size_bytes)
@@ -45,7 +47,7 @@ class Training:
     def free(self, key: Key, size_bytes: int) -> None:
         self._change(key, -size_bytes)
 
-    def brief(self, category: Category, layer: str, op: str, phase: Phase, size_bytes: int) -> None:
+    def brief(self, category: MemoryCategory, layer: str, op: str, phase: Phase, size_bytes: int) -> None:
         """What is gone again at once."""
         self.free(self.hold(category, layer, "", op, phase, size_bytes), size_bytes)
 
@@ -225,7 +227,13 @@ def leaking_memory(blocks: int = 12, *, steps: int = 6) -> MemoryUse:
 
 
 def owner(
-    category: Category, size_bytes: int, *, layer: str = "", name: str = "", op: str = "", phase: Phase | None = None
+    category: MemoryCategory,
+    size_bytes: int,
+    *,
+    layer: str = "",
+    name: str = "",
+    op: str = "",
+    phase: Phase | None = None,
 ) -> Owner:
     """One allocation."""
     return Owner(category=category, layer=layer, name=name, op=op, phase=phase, size_bytes=size_bytes, count=1)

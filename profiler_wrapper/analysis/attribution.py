@@ -23,7 +23,8 @@ import numpy as np
 from profiler_wrapper.analysis import fsdp_names
 from profiler_wrapper.analysis.forward_ops import ForwardOps
 from profiler_wrapper.analysis.layer_tree import LayerTree
-from profiler_wrapper.analysis.model import NO_FORWARD_LINK, NO_LAYERS, Phase
+from profiler_wrapper.analysis.model import NO_FORWARD_LINK, NO_LAYERS
+from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.recording.nesting import Nesting, nearest, nearest_above
 

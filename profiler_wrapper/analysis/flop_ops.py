@@ -13,14 +13,15 @@ from profiler_wrapper.analysis.attribution import UNKNOWN, Place
 from profiler_wrapper.analysis.charges import optimizer_work
 from profiler_wrapper.analysis.compiled_graphs import graph_key
 from profiler_wrapper.analysis.flop_formulas import OpFlops, class_of_work, flops_of, has_formula, has_work
-from profiler_wrapper.analysis.model import Phase, UncountedRow
+from profiler_wrapper.analysis.model import UncountedRow
+from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.analysis.stopped_ops import stopped_ops
 from profiler_wrapper.recording.columns import Bool, Category, Int64
 from profiler_wrapper.recording.nesting import nearest, nearest_above
 from profiler_wrapper.recording.shapes import Shapes
 
 if TYPE_CHECKING:
-    from profiler_wrapper.analysis.analyse import Attributed
+    from profiler_wrapper.analysis.attributed import Attributed
 
 _COMPILING = "(dynamo_timed)"
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 from profiler_wrapper.analysis.attribution import NO_LAYER
 from profiler_wrapper.analysis.flops import FlopCount, LayerFlops
 from profiler_wrapper.analysis.layer_tree import LayerTree
-from profiler_wrapper.analysis.model import ClassRow, LayerRow, Phase, UnattributedRow
+from profiler_wrapper.analysis.model import ClassRow, LayerRow, UnattributedRow
+from profiler_wrapper.analysis.phase import Phase
 
 
 def keys_of_flops(tree: LayerTree, flops: FlopCount | str) -> tuple[list[tuple[int, Phase]], list[str]]:

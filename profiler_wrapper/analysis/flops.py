@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.flop_ops import FlopKey, FlopOps, layer_name
-from profiler_wrapper.analysis.model import PHASES, FlopRow, Phase, UncountedRow
+from profiler_wrapper.analysis.model import FlopRow, UncountedRow
+from profiler_wrapper.analysis.phase import PHASES, Phase
 from profiler_wrapper.recording.shapes import Shapes
 
 if TYPE_CHECKING:
-    from profiler_wrapper.analysis.analyse import Attributed
+    from profiler_wrapper.analysis.attributed import Attributed
 
 _LONGEST = 48  # name of an op in a warning
 LayerPhase = tuple[str, Phase]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from profiler_wrapper.analysis.analyse import Attributed
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.model import LayerCall
 from profiler_wrapper.recording.columns import Int64
 from profiler_wrapper.recording.lanes import LaneSpan

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.memory_before import Before, MissingFrees, blocks_before, missing_frees
+from profiler_wrapper.analysis.memory_before import Before, MissingFrees, blocks_before, missing_frees, sizes_of_frees
 from profiler_wrapper.analysis.memory_told import Told, told_of
+from profiler_wrapper.analysis.optimizer_calls import optimizer_calls
 from profiler_wrapper.recording.columns import Int32, Int64, Recording
 from profiler_wrapper.recording.holdings import Holding
+from profiler_wrapper.units import file_size
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.layer_calls import CallTree
 
 _STILL_ALIVE = np.iinfo(np.int64).max
 _CPU = 0
+_INDICES = 4096  # more than a kind of device has
+_ACCELERATORS = (_CPU + 1) * _INDICES
 
 
 class DeviceMemory(NamedTuple):
@@ -36,6 +40,7 @@ class DeviceMemory(NamedTuple):
     allocated_at_start: int  # before the first event
     before: Before  # what is known of it
     told: Told
+    notes: tuple[str, ...] = ()  # what is not known, and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,41 +56,66 @@ class CallMemory:
     self_retained: Int64
 
 
-def device_memory(recording: Recording, holdings: Sequence[Holding] = ()) -> DeviceMemory | None:
-    """The memory events of the device that has most of them, an accelerator before the CPU.
+def device_memory(
+    recording: Recording, holdings: Sequence[Holding] = (), *, cpu_frees_unsure: bool = False
+) -> DeviceMemory | None:
+    """The memory events of the accelerator that has most allocated at its peak; of the CPU where there is none.
 
     An accelerator's allocator states what is allocated. On a CPU the stated total only counts what
     happened while some profile ran, so it is counted anew: what the events allocate, and what was
-    there before, as far as `holdings` or a free tell of it. Differences are exact.
+    there before, as far as `holdings` or a free tell of it. Differences are exact. So is what an
+    accelerator has allocated in a trace that does not state it.
+
+    `cpu_frees_unsure`: frees on a CPU of what the recording did not allocate may be of other blocks (see
+    `RecordedTrace`), so only those of what `holdings` tell count, with the size that is told.
 
     None where the recording has no memory events.
     """
     memory = recording.memory
     if len(memory) == 0:
         return None
-    keys = memory.device_type.astype(np.int64) * 4096 + np.maximum(memory.device, 0)  # a CPU has index -1
-    candidates, counts = np.unique(keys, return_counts=True)
-    accelerated = candidates >= 4096
-    if accelerated.any():
-        candidates, counts = candidates[accelerated], counts[accelerated]
-    key = int(candidates[np.argmax(counts)])
+    keys = memory.device_type.astype(np.int64) * _INDICES + np.maximum(memory.device, 0)  # a CPU has index -1
+    key, notes = _chosen_device(keys, memory.total_allocated_bytes)
     chosen = keys == key
     device = _device_name(key)
     told = told_of(recording, holdings, device)
-    time_ns, address, size_bytes = memory.time_ns[chosen], memory.address[chosen], memory.size_bytes[chosen]
-    before = blocks_before(time_ns, address, size_bytes, told, on_cpu=device == "cpu")
     if device == "cpu":
-        events = _Events(memory.lane[chosen], time_ns, address, size_bytes)
-        events = events.with_frees(missing_frees(time_ns, address, size_bytes, told, before, _zero_grads(recording)))
-        start = int(before.size_bytes.sum())
-        allocated = start + np.cumsum(events.size_bytes)
-        return DeviceMemory(device, *events, allocated, np.zeros_like(allocated), start, before, told)
-    allocated = memory.total_allocated_bytes[chosen]
-    reserved = memory.total_reserved_bytes[chosen]
-    start = int(allocated[0] - size_bytes[0])
-    return DeviceMemory(
-        device, memory.lane[chosen], time_ns, address, size_bytes, allocated, reserved, start, before, told
-    )
+        sizes, known = sizes_of_frees(memory.time_ns, memory.address, memory.size_bytes, chosen, told)
+        memory = replace(memory, size_bytes=sizes)
+        chosen &= known if cpu_frees_unsure else True
+    time_ns, address, size_bytes = memory.time_ns[chosen], memory.address[chosen], memory.size_bytes[chosen]
+    stated, reserved = memory.total_allocated_bytes[chosen], memory.total_reserved_bytes[chosen]
+    is_stated = device != "cpu" and bool((stated >= 0).all())
+    start = max(0, int(stated[0] - size_bytes[0]))
+    before = blocks_before(time_ns, address, size_bytes, told, given_out_bytes=start if is_stated else None)
+    events = _Events(memory.lane[chosen], time_ns, address, size_bytes)
+    notes = (*notes, *told.notes)
+    if is_stated:
+        return DeviceMemory(device, *events, stated, reserved, start, before, told, notes)
+    if device == "cpu":
+        zero_grad_ends = np.sort(recording.spans.end_ns[optimizer_calls(recording, "zero_grad")])
+        events = events.with_frees(missing_frees(time_ns, address, size_bytes, told, before, zero_grad_ends))
+        reserved = np.zeros_like(events.size_bytes)
+    start = int(before.size_bytes.sum())
+    allocated = np.maximum(start + np.cumsum(events.size_bytes), 0)  # a file may free more than there was
+    return DeviceMemory(device, *events, allocated, reserved, start, before, told, notes)
+
+
+def _chosen_device(keys: Int64, total_allocated_bytes: Int64) -> tuple[int, tuple[str, ...]]:
+    """The device to look at, and a note of other accelerators; `keys`: per event that of its device."""
+    devices, counts = np.unique(keys, return_counts=True)
+    if devices[-1] < _ACCELERATORS:
+        return int(devices[-1]), ()
+    accelerators = [i for i, key in enumerate(devices.tolist()) if key >= _ACCELERATORS]
+    peaks = {i: int(total_allocated_bytes[keys == devices[i]].max()) for i in accelerators}
+    ordered = sorted(accelerators, key=lambda i: (peaks[i], counts[i]), reverse=True)
+    key, *others = (int(devices[i]) for i in ordered)
+    if not others:
+        return key, ()
+    sizes = (file_size(max(0, peaks[i])) for i in ordered[1:])
+    left_out = ", ".join(f"{_device_name(other)} ({size} at most)" for other, size in zip(others, sizes, strict=True))
+    verb = "is" if len(others) == 1 else "are"
+    return key, (f"memory is that of {_device_name(key)}; {left_out} {verb} not analysed",)
 
 
 class _Events(NamedTuple):
@@ -104,15 +134,12 @@ class _Events(NamedTuple):
         )
 
 
-def _zero_grads(recording: Recording) -> Int64:
-    """When calls of an optimizer's `zero_grad` ended, ascending."""
-    spans = recording.spans
-    names = [i for i, name in enumerate(recording.names) if name.startswith("Optimizer.zero_grad#")]
-    return np.sort(spans.end_ns[np.isin(spans.name, names)])
-
-
 def _device_name(key: int) -> str:
-    device_type, index = divmod(key, 4096)
+    return device_name(*divmod(key, _INDICES))
+
+
+def device_name(device_type: int, index: int) -> str:
+    """`"cuda:0"` for a c10::DeviceType and an index; a CPU has none."""
     if device_type == _CPU:
         return "cpu"
     names = {1: "cuda", 6: "fpga", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 20: "device"}

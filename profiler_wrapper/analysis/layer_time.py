@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,15 +16,14 @@ from profiler_wrapper.analysis.layer_calls import CallTree
 from profiler_wrapper.analysis.layer_memory import CallMemory
 from profiler_wrapper.analysis.layer_tree import Layer, LayerTree
 from profiler_wrapper.analysis.model import (
-    PHASES,
     AttentionRow,
     ClassRow,
     LayerRow,
-    Phase,
     StepRow,
     TimeTotals,
     UnattributedRow,
 )
+from profiler_wrapper.analysis.phase import PHASES, Phase
 from profiler_wrapper.analysis.steps import Steps
 from profiler_wrapper.recording.columns import Bool, Int32, Int64, Recording
 
@@ -71,7 +70,25 @@ def layer_rows(
     place = {index: layer.order for index, layer in enumerate(tree.layers)}
     order = sorted(sums, key=lambda key: (key[0] < 0, place.get(key[0], 0), key[0], PHASES.index(key[1])))
     on_device = charges.basis == "device"
-    return tuple(_row(tree, key, sums[key], entered.get(key), memory, on_device=on_device) for key in order)
+    rows = [_row(tree, key, sums[key], entered.get(key), memory, on_device=on_device) for key in order]
+    return tuple(_with_peaks_below(rows))
+
+
+def _with_peaks_below(rows: Sequence[LayerRow]) -> list[LayerRow]:
+    """A layer whose own mark did not fire in a phase (a checkpoint within it) has the peak of those below."""
+    highest: dict[tuple[str, Phase], int] = {}
+    parent_of = {row.layer: row.parent for row in rows if row.layer}
+    for row in rows:
+        above = row.parent
+        while row.peak_bytes is not None and above:
+            highest[above, row.phase] = max(row.peak_bytes, highest.get((above, row.phase), 0))
+            above = parent_of.get(above)
+    return [
+        replace(row, peak_bytes=highest[row.layer, row.phase])
+        if row.peak_bytes is None and (row.layer, row.phase) in highest
+        else row
+        for row in rows
+    ]
 
 
 def _gather(

@@ -164,3 +164,11 @@ def _numbered(ascending: Int64) -> list[tuple[int, int]]:
     """(value, how many equal ones came before it)."""
     number = np.arange(len(ascending)) - np.searchsorted(ascending, ascending)
     return list(zip(ascending.tolist(), number.tolist(), strict=True))
+
+
+def held_at_end(memory: DeviceMemory, blocks: Blocks) -> Bool:
+    """Per block: alive at the end, and told at the last moment to be held by the model or an optimizer."""
+    told = memory.told
+    last = told.address[told.moment == told.moment.max()] if len(told) else told.address
+    held: Bool = (blocks.freed == blocks.events) & np.isin(blocks.address, last)
+    return held

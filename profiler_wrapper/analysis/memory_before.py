@@ -12,7 +12,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.memory_model import CATEGORIES
 from profiler_wrapper.analysis.memory_told import EventsByAddress, Told
-from profiler_wrapper.recording.columns import Int8, Int32, Int64
+from profiler_wrapper.recording.columns import Bool, Int8, Int32, Int64
 
 _NEVER = np.iinfo(np.int64).max
 _GRADS = CATEGORIES.index("grads")
@@ -22,12 +22,17 @@ _GRANULE = 512  # bytes: the caching allocators of accelerators give out multipl
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Before:
-    """Blocks that were there when the recording began, each address once."""
+    """Blocks that were there when the recording began.
+
+    What is told is there once an address. What only a free tells of may be there again and again at one
+    address: it was freed, given out unseen and freed once more.
+    """
 
     address: Int64
     size_bytes: Int64
     category: Int8  # index into CATEGORIES; `other` for what only its free tells of
     name: Int32  # index into Told.names; -1 for none
+    outside_bytes: int = 0  # told, but beyond what the allocator had given out: cut off the sizes
 
     def __len__(self) -> int:
         return len(self.address)
@@ -43,26 +48,84 @@ class MissingFrees:
     size_bytes: Int64  # positive
 
 
-def blocks_before(time_ns: Int64, address: Int64, size_bytes: Int64, told: Told, *, on_cpu: bool) -> Before:
-    """What was there, from what is told and from frees of what was never allocated."""
+def blocks_before(
+    time_ns: Int64, address: Int64, size_bytes: Int64, told: Told, *, given_out_bytes: int | None
+) -> Before:
+    """What was there, from what is told and from frees of what was never allocated.
+
+    `given_out_bytes`: what the allocator of an accelerator says it had given out by then; what is told takes
+    no more than that. None where it says nothing.
+    """
     index = EventsByAddress(address)
     seen = np.searchsorted(time_ns, told.time_ns, side="right")
     was_there = np.flatnonzero(index.last_before(told.address, seen) < 0)
     addresses, first = np.unique(told.address[was_there], return_index=True)
     entries = was_there[first]
     sizes = told.size_bytes[entries].copy()
-    if not on_cpu:
-        sizes = -(-sizes // _GRANULE) * _GRANULE
     first_event = index.first_from(addresses, np.zeros(len(addresses), dtype=np.int64))
     freed = (first_event >= 0) & (size_bytes[first_event] < 0) if len(size_bytes) else np.zeros(0, dtype=np.bool_)
     sizes[freed] = -size_bytes[first_event[freed]]
     unknown = np.setdiff1d(frees_of_unknown(address, size_bytes), first_event[freed])
+    outside = 0
+    if given_out_bytes is not None:
+        sizes, outside = _within(addresses, sizes, freed, given_out_bytes + int(size_bytes[unknown].sum()))
     return Before(
         np.concatenate([addresses, address[unknown]]),
         np.concatenate([sizes, -size_bytes[unknown]]),
         np.concatenate([told.category[entries], np.full(len(unknown), _OTHER, dtype=np.int8)]),
         np.concatenate([told.name[entries], np.full(len(unknown), -1, dtype=np.int32)]),
+        outside,
     )
+
+
+def _within(address: Int64, size_bytes: Int64, freed: Bool, room: int) -> tuple[Int64, int]:
+    """(what storages take of the `room` bytes that an allocator had given out, what lies outside of these).
+
+    The storages are in order of their addresses. Those that are `freed` were surely given out, with their size.
+    Bytes that others share count once. One that begins a block takes all of it, up to the next storage; others
+    are slices of a block, or another allocator's. Where the room is too small, first what begins no block is
+    cut, then the largest.
+    """
+    ends = np.minimum(address.astype(np.uint64) + size_bytes.astype(np.uint64), _NEVER).astype(np.int64)
+    covered = np.maximum.accumulate(np.append(np.int64(0), ends))[:-1]
+    sizes = np.where(freed, size_bytes, np.maximum(ends - np.maximum(address, covered), 0))
+    begins_block = (address % _GRANULE == 0) & (address >= covered)
+    free_behind = np.maximum(np.append(address[1:], _NEVER)[: len(address)] - ends, 0)
+    padding = np.where(begins_block & ~freed, np.minimum(-sizes % _GRANULE, free_behind), 0)
+    taken = sum(sizes.tolist())  # numbers that a file tells: their sum may not fit into 64 bits
+    if taken + int(padding.sum()) <= room:
+        return sizes + padding, 0
+    outside, excess = 0, taken - room
+    for i in np.lexsort((-sizes, begins_block, freed)).tolist():
+        if excess <= 0 or freed[i]:
+            break
+        cut = min(excess, int(sizes[i]))
+        sizes[i] -= cut
+        excess -= cut
+        outside += cut
+    return sizes, outside
+
+
+def sizes_of_frees(time_ns: Int64, address: Int64, size_bytes: Int64, chosen: Bool, told: Told) -> tuple[Int64, Bool]:
+    """(sizes, known): frees on a CPU of what was told to be there have the size that was told.
+
+    `known` is False for a free of what nobody told and no event before it allocated. Both are per event; only the
+    `chosen` ones are looked at.
+    """
+    members = np.flatnonzero(chosen)
+    at, sizes, known = address[members], size_bytes.copy(), np.ones(len(address), dtype=np.bool_)
+    unknown = frees_of_unknown(at, size_bytes[members])
+    known[members[unknown]] = False
+    if len(told) and len(members):
+        index = EventsByAddress(at)
+        seen = np.searchsorted(time_ns[members], told.time_ns, side="right")
+        was_there = np.flatnonzero(index.last_before(told.address, seen) < 0)
+        addresses, first = np.unique(told.address[was_there], return_index=True)
+        event = index.first_from(addresses, np.zeros(len(addresses), dtype=np.int64))
+        freed = (event >= 0) & np.isin(event, unknown)
+        sizes[members[event[freed]]] = -told.size_bytes[was_there[first[freed]]]
+        known[members[event[freed]]] = True
+    return sizes, known
 
 
 def frees_of_unknown(address: Int64, size_bytes: Int64) -> Int64:

@@ -9,6 +9,7 @@ The first rule that applies counts:
 5. made in backward and alive after the run of backward ended: grads; where it is known what the model holds,
    only what is like a gradient that was told (same place, op and size), what `zero_grad` freed, or what is as
    big as a parameter;
+   4 and 5 not where it is known what is held at the end, and this is alive then and not in it;
 6. made by a pass through the model, or outside of it by an op that autograd follows: activation;
 7. else other.
 """
@@ -24,13 +25,14 @@ from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attribution import Attribution, Role, role_of
 from profiler_wrapper.analysis.layer_memory import DeviceMemory
 from profiler_wrapper.analysis.layer_tree import LayerTree
-from profiler_wrapper.analysis.memory_allocations import Blocks, OpTree
-from profiler_wrapper.analysis.memory_model import CATEGORIES, Category
+from profiler_wrapper.analysis.memory_allocations import Blocks, OpTree, held_at_end
+from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryCategory
 from profiler_wrapper.analysis.memory_told import EventsByAddress
+from profiler_wrapper.analysis.optimizer_calls import optimizer_calls
 from profiler_wrapper.recording.columns import Bool, Int8, Int32, Int64, Recording
 from profiler_wrapper.recording.nesting import Nesting, nearest
 
-_CODE: dict[Category, int] = {category: i for i, category in enumerate(CATEGORIES)}
+_CODE: dict[MemoryCategory, int] = {category: i for i, category in enumerate(CATEGORIES)}
 _PASSES = ("forward", "prefill", "decode", "recompute", "backward", "accumulate_grad")
 _FSDP_COLLECTIVE = re.compile(r"FSDP::(all_gather|reduce_scatter|all_reduce|broadcast|post_backward_reduce)")
 _DDP_FORWARD = "DistributedDataParallel.forward"
@@ -62,6 +64,10 @@ def categorise(
     if known_owners:
         of_a_parameter = np.isin(blocks.size_bytes, blocks.size_bytes[told == _CODE["params"]])
         grads = survives_backward & (rules.freed_by_zero_grad() | rules.like(told == _CODE["grads"]) | of_a_parameter)
+        # The last moment lists all that is held: what is alive then and not in it is somebody else's.
+        alive_then = (blocks.freed == blocks.events) & (rules.made_ns < memory.told.moment_ns[-1])
+        refuted = alive_then & ~held_at_end(memory, blocks)
+        grads, in_optimizer = grads & ~refuted, in_optimizer & ~refuted
     else:
         grads = survives_backward
     found = np.select(
@@ -132,7 +138,8 @@ class _Rules:
 
     def in_collective(self) -> Bool:
         """Made inside a collective, or by DistributedDataParallel's own forward and kept beyond it: its buckets."""
-        collective = self._inside([_is_collective(name) for name in self.recording.names])
+        named = np.array([_is_collective(name) for name in self.recording.names], dtype=np.bool_)
+        collective = self._around(named[self.recording.spans.name]) >= 0
         own = np.array([name == _DDP_FORWARD for name in self.recording.names], dtype=np.bool_)
         if not own.any():
             return collective
@@ -143,7 +150,8 @@ class _Rules:
 
     def is_workspace(self) -> Bool:
         """Gone before the outermost op around it ended, or within the optimizer's step that made it."""
-        steps = [name.startswith("Optimizer.step#") for name in self.recording.names]
+        steps = np.zeros(len(self.recording.spans), dtype=np.bool_)
+        steps[optimizer_calls(self.recording, "step")] = True
         gone = np.zeros(len(self.blocks), dtype=np.bool_)
         for around in (self._of_span(self.ops.outermost_op, -1), self._around(steps)):
             gone |= (around >= 0) & ~self.outlives(self.ends[around])
@@ -157,9 +165,7 @@ class _Rules:
     def freed_by_zero_grad(self) -> Bool:
         """Freed inside of `Optimizer.zero_grad`."""
         spans = self.recording.spans
-        names = [i for i, name in enumerate(self.recording.names) if name.startswith("Optimizer.zero_grad#")]
-        calls = np.flatnonzero(np.isin(spans.name, names))
-        calls = calls[np.argsort(spans.start_ns[calls], kind="stable")]
+        calls = optimizer_calls(self.recording, "zero_grad")
         if not len(calls):
             return np.zeros(len(self.blocks), dtype=np.bool_)
         last = np.searchsorted(spans.start_ns[calls], self.freed_ns, side="right") - 1
@@ -180,15 +186,11 @@ class _Rules:
         """
         return ends_of_backward(self.recording, self.tree, self.attribution, self.made_ns)
 
-    def _inside(self, named: list[bool]) -> Bool:
-        return self._around(named) >= 0
-
-    def _around(self, named: list[bool]) -> Int32:
-        """Per block the innermost span around it with a name that is chosen; -1 for none."""
-        chosen = np.array(named, dtype=np.bool_)
+    def _around(self, chosen: Bool) -> Int32:
+        """Per block the innermost of the chosen spans around it; -1 for none."""
         if not chosen.any():
             return np.full(len(self.blocks), -1, dtype=np.int32)
-        return self._of_span(nearest(self.parent, chosen[self.recording.spans.name]), -1)
+        return self._of_span(nearest(self.parent, chosen), -1)
 
     def _of_span(self, values: Int32, without: int) -> Int32:
         span = self.blocks.span

@@ -10,13 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from profiler_wrapper.analysis.attribution import Attribution
-from profiler_wrapper.analysis.charges import Charges
-from profiler_wrapper.analysis.layer_tree import LayerTree
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.memory_model import CATEGORIES, Change, Leak
 from profiler_wrapper.analysis.memory_owned import OwnedMemory
 from profiler_wrapper.analysis.phase import FORWARD_PHASES
-from profiler_wrapper.analysis.steps import Steps
 from profiler_wrapper.recording.columns import Bool, Int64
 
 _MOST = 5
@@ -32,61 +29,61 @@ _WORKSPACE = CATEGORIES.index("workspace")
 
 
 def find_changes(
-    tree: LayerTree,
-    attribution: Attribution,
-    charges: Charges,
-    steps: Steps,
-    owned: OwnedMemory,
-    peak: int,
-    leaks: Sequence[tuple[Leak, Int64]],
-    *,
-    forwards_followed: int,
+    found: Attributed, owned: OwnedMemory, peak: int, leaks: Sequence[tuple[Leak, Int64]]
 ) -> tuple[Change, ...]:
     """The changes that save at least a hundredth of the peak (which is after event `peak`), best first.
 
-    `forwards_followed`: how many ran with gradients on. One without a backward may have broken off before it.
+    Of the leaks, the largest first, only so many are looked at as changes are told.
     """
-    found = _Changes(tree, attribution, charges, steps, owned, peak, forwards_followed=forwards_followed)
+    possible = _Changes(found, owned, peak, leaking=[blocks for _, blocks in leaks])
     changes = [
-        found.checkpoint(),
-        found.no_grad(),
-        found.free_grads(),
-        found.chunk_loss(),
-        found.smaller_batch(),
-        found.update_in_place(),
-        found.small_state(),
-        *(found.leak(leak, blocks) for leak, blocks in leaks),
+        possible.checkpoint(),
+        possible.no_grad(),
+        possible.free_grads(),
+        possible.chunk_loss(),
+        possible.smaller_batch(),
+        possible.update_in_place(),
+        possible.small_state(),
+        *(possible.leak(leak, blocks) for leak, blocks in leaks[:_MOST]),
     ]
     least = max(1.0, _WORTH_IT * float(owned.timeline.total_bytes[peak]))
     worth = [change for change in changes if change is not None and change.saves_bytes >= least]
     return tuple(sorted(worth, key=lambda change: -change.saves_bytes)[:_MOST])
 
 
+def _forwards_followed(found: Attributed) -> int:
+    """Outermost calls outside of backward, if ops in forward have sequence numbers: they get them with gradients on."""
+    attribution, calls = found.attribution, found.calls
+    forward = np.array([place.phase in FORWARD_PHASES for place in attribution.places], dtype=np.bool_)
+    numbered = np.flatnonzero((found.recording.spans.sequence >= 0) & (attribution.place_of >= 0))
+    if not forward[attribution.place_of[numbered]].any():
+        return 0
+    return int(((calls.parent < 0) & (attribution.node_of[calls.span] < 0)).sum())
+
+
 class _Changes:
-    def __init__(
-        self,
-        tree: LayerTree,
-        attribution: Attribution,
-        charges: Charges,
-        steps: Steps,
-        owned: OwnedMemory,
-        peak: int,
-        *,
-        forwards_followed: int,
-    ) -> None:
-        self.tree, self.attribution, self.charges, self.steps = tree, attribution, charges, steps
+    """What leaks is none of the other changes' business."""
+
+    def __init__(self, found: Attributed, owned: OwnedMemory, peak: int, *, leaking: Sequence[Int64]) -> None:
+        self.tree, self.attribution = found.tree, found.attribution
+        self.charges, self.steps = found.charges, found.steps
         self.owned, self.peak = owned, peak
         blocks = owned.blocks
         self.size, self.category = blocks.size_bytes, owned.categories.category
         self.alive = np.zeros(len(blocks), dtype=np.bool_)
         self.alive[blocks.alive_after(peak)] = True
-        places = attribution.places
+        self.leaking = np.zeros(len(blocks), dtype=np.bool_)
+        for members in leaking:
+            self.leaking[members] = self.alive[members]
+        self.alive &= ~self.leaking
+        places = self.attribution.places
         forward = [place.phase in FORWARD_PHASES for place in places] + [False]
         self.by_forward = np.array(forward, dtype=np.bool_)[blocks.place]
         self.layer = np.array([place.layer for place in places] + [-1], dtype=np.int64)[blocks.place]
-        self.has_backward = bool(attribution.is_node.any())
-        self.trains = self.has_backward or forwards_followed > 0
-        self.infers = not self.has_backward and forwards_followed > 1
+        has_backward = bool(self.attribution.is_node.any())
+        followed = _forwards_followed(found)  # one without a backward may have broken off before it
+        self.trains = has_backward or followed > 0
+        self.infers = not has_backward and followed > 1
 
     def checkpoint(self) -> Change | None:
         """Keep of each block what the next one reads, and run it again in backward: one at a time."""
@@ -208,12 +205,13 @@ class _Changes:
         """What has piled up by the time of the peak."""
         leaking = np.zeros(len(self.size), dtype=np.bool_)
         leaking[members] = True
+        held = int(self.size[leaking & self.leaking].sum())
         where = leak.layer or "code outside of all layers"
         return Change(
             kind="leak",
             text=f"let go of what {leak.op or 'something'} in {where} makes in every step",
             layers=(leak.layer,) if leak.layer else (),
-            saves_bytes=self._bounded(int(self.size[leaking & self.alive].sum()), leaking),
+            saves_bytes=self._bounded(held, leaking),
             costs_ns=0,
         )
 
@@ -224,7 +222,7 @@ class _Changes:
         np.add.at(change, np.maximum(blocks.made[removed], 0), self.size[removed])
         np.add.at(change, blocks.freed[removed], -self.size[removed])
         total = self.owned.timeline.total_bytes
-        without = int((total - np.cumsum(change[:count])).max())
+        without = max(0, int((total - np.cumsum(change[:count])).max()))
         return max(0, min(saves, int(total[self.peak]) - without))
 
     def _forward_time(self, blocks: set[int]) -> int | None:

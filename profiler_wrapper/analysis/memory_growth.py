@@ -11,8 +11,9 @@ from profiler_wrapper.analysis.memory_owned import OwnedMemory
 from profiler_wrapper.analysis.steps import Steps
 from profiler_wrapper.recording.columns import Int64
 
-_FEWEST_STEPS = 3  # without the first, and for a leak without the last
-_NEARLY_ALL = 0.8  # of the steps between the first and the last
+_FEWEST_STEPS = 3  # without the first
+_FEW_STEPS = 5  # with fewer, the first step counts too, and a leak has to be in every one
+_MOST_RARE = 0.4  # of the steps: a leak may come in every second one
 _SMALLEST_LEAK_BYTES = 1024  # a step: a list of losses is none
 
 # Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom (any table of it).
@@ -57,18 +58,19 @@ def slope_of(owned: OwnedMemory, steps: Steps) -> Slope | None:
 def find_leaks(owned: OwnedMemory, steps: Steps) -> tuple[tuple[Leak, Int64], ...]:
     """Allocations that stay, step after step, each with its blocks; those that take most first.
 
-    What counts is alive when the recording ends and was made in nearly every step but the first and the last:
-    what is made once is kept on purpose, and what the last step made may yet be freed. What the model or an
-    optimizer is told to hold is none either, though it may grow (the history of L-BFGS).
+    What counts is alive when the recording ends and was made in several steps before the last, whose own may
+    yet be freed. The first of five or more does not count: what is made once is kept on purpose. What the model
+    or an optimizer still holds when the recording ends is none either, though it may grow (the history of L-BFGS).
     """
-    middle = len(steps) - 2
-    if middle < _FEWEST_STEPS:
+    first = 1 if len(steps) >= _FEW_STEPS else 0
+    count = len(steps) - 1 - first
+    if count < 2:
         return ()
     blocks = owned.blocks
-    told = owned.categories.name >= 0
-    staying = np.flatnonzero((blocks.freed == blocks.events) & ~blocks.before & ~told)
-    step = steps.place_of(owned.memory.time_ns[blocks.made[staying]])
-    staying, step = staying[(step > 0) & (step <= middle)], step[(step > 0) & (step <= middle)]
+    staying = np.flatnonzero((blocks.freed == blocks.events) & ~blocks.before & ~owned.held_at_end)
+    step = steps.place_of(owned.memory.time_ns[blocks.made[staying]]) - first
+    inside = (step >= 0) & (step < count)
+    staying, step = staying[inside], step[inside]
     if not len(staying):
         return ()
     keys = np.column_stack(
@@ -78,9 +80,8 @@ def find_leaks(owned: OwnedMemory, steps: Steps) -> tuple[tuple[Leak, Int64], ..
     group = group.reshape(-1)
     leaks: list[tuple[Leak, Int64]] = []
     for members in np.split(np.argsort(group, kind="stable"), np.cumsum(sizes)[:-1]):
-        seen = len(np.unique(step[members]))
         size = int(blocks.size_bytes[staying[members]].sum())
-        if seen < max(_FEWEST_STEPS, _NEARLY_ALL * middle) or size < _SMALLEST_LEAK_BYTES * middle:
+        if not _goes_on(np.unique(step[members]), count) or size < _SMALLEST_LEAK_BYTES * count:
             continue
         one = int(staying[members[0]])
         phase = owned.phases[int(blocks.place[one])]
@@ -89,9 +90,16 @@ def find_leaks(owned: OwnedMemory, steps: Steps) -> tuple[tuple[Leak, Int64], ..
             op=blocks.ops[int(blocks.op[one])],
             phase=phase or "other",
             category=CATEGORIES[int(owned.categories.category[one])],
-            bytes_per_step=size / middle,
-            count_per_step=len(members) / middle,
-            steps=middle,
+            bytes_per_step=size / count,
+            count_per_step=len(members) / count,
+            steps=count,
         )
         leaks.append((leak, staying[members]))
     return tuple(sorted(leaks, key=lambda found: -found[0].bytes_per_step))
+
+
+def _goes_on(seen: Int64, count: int) -> bool:
+    """Whether what stays of these steps, ascending and out of `count`, is one of every step or so, to the end."""
+    if count < _FEW_STEPS - 2:
+        return len(seen) == count
+    return len(seen) >= max(2, _MOST_RARE * count) and bool(seen[-1] >= count - 2)

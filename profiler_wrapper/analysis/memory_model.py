@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -9,7 +10,7 @@ from typing import Literal
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.recording.columns import Int64
 
-Category = Literal[
+MemoryCategory = Literal[
     "params",
     "grads",
     "os_params",
@@ -23,7 +24,7 @@ Category = Literal[
 # parameters. os_state: its state. activation: what the passes through the model make, forward, recompute and
 # backward, and hold beyond the op that made it. communication: buffers of collectives. workspace: gone again when
 # the op, or the optimizer's step, that made it ends. other: all else, with what was there before profiling.
-CATEGORIES: tuple[Category, ...] = (
+CATEGORIES: tuple[MemoryCategory, ...] = (
     "params", "grads", "os_params", "os_state", "activation", "communication", "workspace", "other",
 )  # fmt: skip
 BEFORE_PROFILING = "before profiling"  # the `op` of an owner that was there when the recording began
@@ -33,7 +34,7 @@ BEFORE_PROFILING = "before profiling"  # the `op` of an owner that was there whe
 class Owner:
     """Who holds bytes at one moment, and why. Rows with equal keys are one."""
 
-    category: Category
+    category: MemoryCategory
     layer: str  # full name; "" for what has no layer
     name: str  # of the tensor (`model.embed_tokens.weight`, `exp_avg of lm_head.weight`); "" for what has none
     op: str  # that allocated it: `aten::mm`; BEFORE_PROFILING for what was there; "" where not known
@@ -51,7 +52,7 @@ class MemoryMoment:
     time_ns: int  # on the trace's clock
     total_bytes: int  # what the allocator has given out
     reserved_bytes: int | None  # None on a CPU
-    categories: Mapping[Category, int]
+    categories: Mapping[MemoryCategory, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,6 +64,11 @@ class MemoryTimeline:
     total_bytes: Int64  # shape (events,): the sum over categories
     reserved_bytes: Int64 | None  # shape (events,); None on a CPU
     phase_starts: tuple[tuple[int, Phase], ...] = ()  # when a phase begins, ascending in time
+
+    def phase_at(self, time_ns: int) -> Phase | None:
+        """The phase that the loop is in; None before the first one."""
+        place = bisect_right(self.phase_starts, time_ns, key=lambda start: start[0]) - 1
+        return self.phase_starts[place][1] if place >= 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +87,7 @@ class Leak:
     layer: str
     op: str
     phase: Phase
-    category: Category
+    category: MemoryCategory
     bytes_per_step: float
     count_per_step: float
     steps: int  # over which this was seen
@@ -109,7 +115,7 @@ class MemoryUse:
     peak_owners: tuple[Owner, ...]  # at that moment, the largest first; they add up to its total
     reserved_peak: MemoryMoment | None  # the highest reserved; None on a CPU
     moments: tuple[MemoryMoment, ...]  # per step after forward, backward, optimizer, in order of time
-    last: MemoryMoment  # at the last allocation of the recording: where an out-of-memory struck
+    last: MemoryMoment  # where an allocation failed, the last that did; without one, at the last allocation
     last_owners: tuple[Owner, ...]
     slope: Slope | None  # None for fewer than two steps
     leaks: tuple[Leak, ...] = ()  # the largest first

@@ -8,6 +8,7 @@ from profiler_wrapper.analysis.attribution import Attribution
 from profiler_wrapper.analysis.layer_calls import CallTree
 from profiler_wrapper.analysis.memory_model import MemoryMoment
 from profiler_wrapper.analysis.memory_owned import OwnedMemory
+from profiler_wrapper.analysis.optimizer_calls import optimizer_calls
 from profiler_wrapper.analysis.phase import PHASES, Phase
 from profiler_wrapper.analysis.steps import Steps
 from profiler_wrapper.recording.columns import Category, Int64, Recording
@@ -23,7 +24,7 @@ def phase_starts(recording: Recording, attribution: Attribution, calls: CallTree
     spans = recording.spans
     entries = _outermost_calls(attribution, calls)
     nodes = np.flatnonzero(attribution.is_node)
-    steps = _optimizer_steps(recording)
+    steps = optimizer_calls(recording, "step")
     phase_of_place = np.array([PHASES.index(place.phase) for place in attribution.places], dtype=np.int64)
     times = np.concatenate([spans.start_ns[entries], spans.start_ns[nodes], spans.start_ns[steps], spans.end_ns[steps]])
     phases = np.concatenate(
@@ -50,8 +51,9 @@ def find_moments(
     that the loop asks for have the name it gives them.
     """
     spans = recording.spans
-    nodes = np.flatnonzero(attribution.is_node)
-    entries, optimizer = _outermost_calls(attribution, calls), _optimizer_steps(recording)
+    nodes = _InOrder(recording, np.flatnonzero(attribution.is_node))
+    entries = _InOrder(recording, _outermost_calls(attribution, calls))
+    optimizer = _InOrder(recording, optimizer_calls(recording, "step"))
     found: list[MemoryMoment] = []
 
     def add(label: str, step: int | None, time_ns: int) -> None:
@@ -59,16 +61,16 @@ def find_moments(
         found.append(owned.moment(label, step, time_ns, event))
 
     for number, start, end in zip(steps.number, steps.start_ns.tolist(), steps.end_ns.tolist(), strict=True):
-        inside = _begun(spans.start_ns, nodes, start, end)
-        forward = _begun(spans.start_ns, entries, start, end)
-        stepped = _begun(spans.start_ns, optimizer, start, end)
-        if len(inside):
-            add("after forward", number, int(spans.start_ns[inside].min()) - 1)
-            add("after backward", number, int(spans.end_ns[inside].max()))
-        elif len(forward):
-            add("after forward", number, int(spans.end_ns[forward].max()))
-        if len(stepped):
-            add("after optimizer", number, int(spans.end_ns[stepped].max()))
+        backward = nodes.begun(start, end)
+        forward = entries.begun(start, end)
+        stepped = optimizer.begun(start, end)
+        if backward is not None:
+            add("after forward", number, backward[0] - 1)
+            add("after backward", number, backward[1])
+        elif forward is not None:
+            add("after forward", number, forward[1])
+        if stepped is not None:
+            add("after optimizer", number, stepped[1])
     points = np.flatnonzero([name.startswith(MEMORY_POINT) for name in recording.names])
     asked = np.flatnonzero(np.isin(spans.name, points) & (spans.category <= Category.ANNOTATION))
     for point, place in zip(asked.tolist(), steps.place_of(spans.start_ns[asked]).tolist(), strict=True):
@@ -77,17 +79,19 @@ def find_moments(
     return tuple(sorted(found, key=lambda moment: moment.time_ns))
 
 
-def _begun(start_ns: Int64, spans: Int64, start: int, end: int) -> Int64:
-    """Of `spans` those that begin within an interval."""
-    return spans[(start_ns[spans] >= start) & (start_ns[spans] < end)]
+class _InOrder:
+    """Spans in the order in which they begin."""
+
+    def __init__(self, recording: Recording, chosen: Int64) -> None:
+        chosen = chosen[np.argsort(recording.spans.start_ns[chosen], kind="stable")]
+        self._start_ns, self._end_ns = recording.spans.start_ns[chosen], recording.spans.end_ns[chosen]
+
+    def begun(self, start_ns: int, end_ns: int) -> tuple[int, int] | None:
+        """The first start and the last end of those that begin within an interval; None where none does."""
+        first, last = np.searchsorted(self._start_ns, [start_ns, end_ns]).tolist()
+        return (int(self._start_ns[first]), int(self._end_ns[first:last].max())) if first < last else None
 
 
 def _outermost_calls(attribution: Attribution, calls: CallTree) -> Int64:
     """Spans that enter a layer outside of all others, and outside of backward."""
     return calls.span[(calls.parent < 0) & (attribution.node_of[calls.span] < 0)]
-
-
-def _optimizer_steps(recording: Recording) -> Int64:
-    spans = recording.spans
-    names = [i for i, name in enumerate(recording.names) if name.startswith("Optimizer.step#")]
-    return np.flatnonzero(np.isin(spans.name, names) & (spans.category <= Category.ANNOTATION))

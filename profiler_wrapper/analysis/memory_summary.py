@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
 from profiler_wrapper.analysis.memory_model import MemoryMoment, MemoryUse, Owner
-from profiler_wrapper.analysis.phase import Phase
 
 _MOST_OWNERS = 50
 
@@ -30,7 +27,7 @@ def memory_summary(use: MemoryUse | None) -> dict[str, Any]:
             "reserved_bytes": None if reserved is None else int(reserved.max()),
             "time_ns": use.peak.time_ns,
             "step": use.peak.step,
-            "phase": _phase_at(use, use.peak.time_ns),
+            "phase": timeline.phase_at(use.peak.time_ns),
             "owners": [_owner(owner) for owner in use.peak_owners[:_MOST_OWNERS]],
             "reserved": None if use.reserved_peak is None else _moment(use.reserved_peak),
         },
@@ -39,13 +36,6 @@ def memory_summary(use: MemoryUse | None) -> dict[str, Any]:
         "leaks": [asdict(leak) for leak in use.leaks],
         "changes": [asdict(change) for change in use.changes],
     }
-
-
-def _phase_at(use: MemoryUse, time_ns: int) -> Phase | None:
-    """The phase that the loop is in; None before the first one."""
-    starts = [start for start, _ in use.timeline.phase_starts]
-    place = int(np.searchsorted(starts, time_ns, side="right")) - 1
-    return use.timeline.phase_starts[place][1] if place >= 0 else None
 
 
 def _moment(moment: MemoryMoment) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from profiler_wrapper.recording.columns import Int8, Int32, Int64, Recording
 from profiler_wrapper.recording.holdings import Holding
 
 _OTHER = CATEGORIES.index("other")
+_NUMBER = re.compile(r"[0-9]{1,19}")  # as many digits as 64 bits hold
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +27,7 @@ class Told:
     category: Int8  # index into CATEGORIES
     name: Int32  # index into `names`
     names: tuple[str, ...]
+    notes: tuple[str, ...] = ()  # what is not known, and why
 
     def __len__(self) -> int:
         return len(self.address)
@@ -37,9 +40,14 @@ class Told:
 
 def told_of(recording: Recording, holdings: Sequence[Holding], device: str) -> Told:
     """What `holdings` tell of `device` ("cpu", "cuda:0"), on the clock of `recording`."""
-    base = recording.metadata.get("baseTimeNanoseconds", 0)
-    base_ns = int(base) if isinstance(base, (int, float, str)) and str(base).isdigit() else 0
-    ordered = sorted(holdings, key=lambda holding: holding.time_ns)
+    base_ns = _clock_base_ns(recording.metadata.get("baseTimeNanoseconds", 0))
+    notes: tuple[str, ...] = ()
+    if base_ns is None and holdings:
+        notes = (
+            "what the model and its optimizers held is left out, because the trace does not tell when its clock "
+            "begins: its baseTimeNanoseconds is no number of nanoseconds",
+        )
+    ordered = sorted(holdings, key=lambda holding: holding.time_ns) if base_ns is not None else []
     names: dict[str, int] = {}
     rows: list[tuple[int, int, int, int, int]] = []
     for i, holding in enumerate(ordered):
@@ -49,14 +57,26 @@ def told_of(recording: Recording, holdings: Sequence[Holding], device: str) -> T
             rows.append((i, tensor.address, tensor.size_bytes, category, name))
     columns = np.array(rows, dtype=np.int64).reshape(-1, 5)
     return Told(
-        np.array([holding.time_ns - base_ns for holding in ordered], dtype=np.int64),
+        np.array([holding.time_ns - (base_ns or 0) for holding in ordered], dtype=np.int64),
         columns[:, 0].astype(np.int32),
         columns[:, 1],
         columns[:, 2],
         columns[:, 3].astype(np.int8),
         columns[:, 4].astype(np.int32),
         tuple(names),
+        notes,
     )
+
+
+def _clock_base_ns(told: object) -> int | None:
+    """The unix time at which a trace's clock begins; None for what is none."""
+    if isinstance(told, str):
+        told = int(told) if _NUMBER.fullmatch(told) else None
+    if isinstance(told, float):
+        told = int(told) if told.is_integer() else None
+    if not isinstance(told, int) or isinstance(told, bool):
+        return None
+    return told if 0 <= told <= np.iinfo(np.int64).max else None
 
 
 class EventsByAddress:

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from profiler_wrapper.analysis.memory_model import MemoryUse
-from profiler_wrapper.analysis.phase import FORWARD_PHASES as FORWARD_PHASES
-from profiler_wrapper.analysis.phase import PHASES as PHASES
-from profiler_wrapper.analysis.phase import Phase as Phase
+from profiler_wrapper.analysis.phase import Phase
 
 SCHEMA_VERSION = 1
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiler_wrapper.analysis.layer_tree import LayerTree
+from profiler_wrapper.analysis.optimizer_calls import optimizer_calls
 from profiler_wrapper.recording.columns import Category, Int32, Int64, Recording
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)")
 _ITERATION = re.compile(r"iteration#(\d+)")
-_OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,10 +65,9 @@ def find_steps(recording: Recording, tree: LayerTree, node_of: Int32) -> Steps:
             marked.append(i)
     if marked:
         return _cut([numbered[int(spans.name[i])] for i in marked], spans.start_ns[marked], spans.end_ns[marked])
-    optimizer = {i for i, name in enumerate(recording.names) if _OPTIMIZER_STEP.match(name)}
-    stepped = [i for i in annotations.tolist() if int(spans.name[i]) in optimizer]
-    if stepped:
-        first = [i for i in stepped if spans.name[i] == spans.name[stepped[0]]]
+    stepped = optimizer_calls(recording, "step")
+    if len(stepped):
+        first = stepped[spans.name[stepped] == spans.name[stepped[0]]]
         ends = spans.end_ns[first]
         begin = int(spans.start_ns.min())
         return _cut(list(range(len(first))), np.concatenate([[begin], ends[:-1]]), ends)

@@ -2,7 +2,8 @@
 
 Everything is told when a session begins and when it ends; before each step of an optimizer the gradients of
 its parameters; after it its state, if that has changed hands. What else an optimizer holds is told when it
-makes its first step in a session, for nobody knew it before.
+makes its first step in a session, for nobody knew it before. Of an optimizer that is none of torch's both
+are told at the end of each step of the loop: of gradients only those that are still there.
 
 A loop may run for long, so there are bounds. After `FULL_STEPS` steps of an optimizer, or `MOST_TENSORS`
 entries, a moment tells only what lies where nothing was told before, after as many again nothing; the last
@@ -19,7 +20,7 @@ import torch
 
 from profiler_wrapper.capture.layers import Root
 from profiler_wrapper.capture.optimizers import OptimizerHolds
-from profiler_wrapper.capture.parameters import ParameterNames
+from profiler_wrapper.capture.parameters import ParameterNames, gradients_of
 from profiler_wrapper.capture.storages import Listing
 from profiler_wrapper.recording.holdings import Holding
 
@@ -31,6 +32,8 @@ Reference = Callable[[], Any]  # a weak reference to an optimizer
 
 class HeldMemory:
     """What the model and its optimizers hold. Tensors and optimizers are held weakly.
+
+    Only a given optimizer to which there are no weak references (it has `__slots__`) lives as long as this.
 
     No method raises: what fails is in `problem`, and telling ends.
 
@@ -73,15 +76,16 @@ class HeldMemory:
         self._safely(lambda session: self._after_step(session, optimizer()))
 
     def step_ended(self) -> None:
-        """A step of the loop has ended: tell of the optimizers whose steps torch does not tell of."""
+        """A step of the loop is about to end: tell of the optimizers whose steps torch does not tell of."""
         self._safely(self._tell_silent)
 
     def _safely(self, action: Callable[[_Session], None]) -> None:
-        if self._session is None or self.problem is not None:
+        session = self._session  # another thread may end it meanwhile
+        if session is None or self.problem is not None:
             return
         try:
             with torch._C.DisableTorchFunction():  # what a mode or a subclass makes of reading an attribute is not ours
-                action(self._session)
+                action(session)
         except Exception as error:
             self.problem = (
                 "what the model and its optimizers hold is not known, because listing it failed: "
@@ -93,13 +97,14 @@ class HeldMemory:
         names.refresh()
         for tensor, name in names.tensors():
             listing.add(tensor, "params", name)
-        for tensor, name in names.parameters():
-            if tensor.grad is not None:
-                listing.add(tensor.grad, "grads", name)
+        parameters = list(names.parameters())
+        gradients = gradients_of(tensor for tensor, _ in parameters)
+        for (_, name), gradient in zip(parameters, gradients, strict=True):
+            if gradient is not None:
+                listing.add(gradient, "grads", name)
         for optimizer in self._alive():
-            holds = session.holds[id(optimizer)] = OptimizerHolds(optimizer, names)
-            holds.add_gradients(listing, optimizer)
-            holds.add_own(listing, optimizer)
+            holds = session.holds[id(optimizer)] = OptimizerHolds()
+            holds.add_all(listing, optimizer, names)
         session.keep(listing)
 
     def _tell_last(self, session: _Session) -> None:
@@ -108,26 +113,19 @@ class HeldMemory:
 
     def _before_step(self, session: _Session, reference: Reference) -> None:
         optimizer = reference()
-        self._optimizers.setdefault(id(optimizer), reference)
-        listing = Listing()
-        holds = session.holds.get(id(optimizer))
-        if holds is None:
-            holds = session.holds[id(optimizer)] = OptimizerHolds(optimizer, self._names)
-            holds.add_own(listing, optimizer)
-        elif holds.has_other_parameters(optimizer):
-            holds.learn(optimizer, self._names)
-            holds.add_own(listing, optimizer)
-        holds.add_gradients(listing, optimizer)
-        session.tell(listing, in_full=holds.steps < FULL_STEPS)
+        known = self._optimizers.get(id(optimizer))
+        if known is None or known() is not optimizer:  # it may have the id of one that is no more
+            self._optimizers[id(optimizer)] = reference
+            session.holds.pop(id(optimizer), None)
+        holds = session.holds.setdefault(id(optimizer), OptimizerHolds())
+        session.tell(holds.before_step(optimizer, self._names), in_full=holds.steps < FULL_STEPS)
 
     def _after_step(self, session: _Session, optimizer: Any) -> None:
         holds = session.holds.get(id(optimizer))
         if holds is None:  # the session began within its step
             return
-        holds.steps += 1
-        if holds.has_other_state(optimizer):
-            listing = Listing()
-            holds.add_own(listing, optimizer)
+        listing = holds.after_step(optimizer)
+        if listing is not None:
             session.tell(listing, in_full=holds.steps <= FULL_STEPS)
 
     def _tell_silent(self, session: _Session) -> None:
@@ -145,7 +143,7 @@ class HeldMemory:
 def _reference(optimizer: object) -> Reference:
     try:
         return weakref.ref(optimizer)
-    except TypeError:  # it has __slots__
+    except TypeError:
         return lambda: optimizer
 
 
@@ -155,7 +153,8 @@ class _Session:
     def __init__(self) -> None:
         self.holds: dict[int, OptimizerHolds] = {}  # by id of the optimizer
         self._moments: list[Listing] = []
-        self._places: dict[int, int] = {}  # address: bytes, of all that was told
+        self._places: dict[int, int] = {}  # address: bytes, of the first `_placed` moments
+        self._placed = 0
         self._count = 0
         self._waiting: Listing | None = None
 
@@ -168,7 +167,7 @@ class _Session:
             return
         self._waiting = listing
         if self._count < 2 * MOST_TENSORS:
-            new = listing.leave_out(self._places)
+            new = listing.leave_out(self._all_places())
             if len(new):
                 self._keep(new)
 
@@ -191,5 +190,10 @@ class _Session:
 
     def _keep(self, listing: Listing) -> None:
         self._moments.append(listing)
-        listing.add_places(self._places)
         self._count += len(listing)
+
+    def _all_places(self) -> dict[int, int]:
+        for listing in self._moments[self._placed :]:
+            listing.add_places(self._places)
+        self._placed = len(self._moments)
+        return self._places

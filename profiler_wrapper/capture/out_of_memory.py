@@ -6,17 +6,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from profiler_wrapper.capture.growth import free_bytes
 
-_UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_SIZE = r"(\d+(?:\.\d+)?) (bytes|[KMG]i?B)"
-_REQUESTED = re.compile(rf"[Tt]ried to allocate {_SIZE}")
+_UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE = r"(\d+(?:\.\d*)?) (bytes|[KMGT]i?B)"
+_REQUESTED = re.compile(rf"(?:[Tt]ried|Unable) to allocate {_SIZE}")
 _FREE = re.compile(rf"of which {_SIZE} is free")
 _ALLOCATED = re.compile(rf"{_SIZE} is allocated by PyTorch")
 _UNUSED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _DEVICE = re.compile(r"GPU (\d+) has a total capacity")
+_KIND = re.compile(r"\b(CUDA|HIP|XPU|MPS)\b", re.IGNORECASE)
+_ON_DEVICE = re.compile(r"(CUDA|HIP|XPU|MPS).*out of memory", re.IGNORECASE | re.DOTALL)
 _ON_CPU = re.compile(r"DefaultCPUAllocator|bad_alloc|not enough memory")
 
 
@@ -24,7 +24,7 @@ _ON_CPU = re.compile(r"DefaultCPUAllocator|bad_alloc|not enough memory")
 class OutOfMemory:
     """An allocation that could not be met; sizes in bytes, None where nothing tells."""
 
-    device: str  # "cpu", "cuda:0", "cuda"
+    device: str  # "cpu", "cuda:0"; "cuda" or "an accelerator" where its number, or its kind, is not said
     requested_bytes: int | None
     allocated_bytes: int | None
     reserved_bytes: int | None
@@ -35,10 +35,11 @@ def out_of_memory(error: BaseException | None) -> OutOfMemory | None:
     """What `error`, or one that it was raised from, says; None if it is about something else."""
     for one in _chain(error):
         message = str(one)
-        if isinstance(one, (torch.OutOfMemoryError, MemoryError)) or _ON_CPU.search(message):
-            return _read(message)
-        if isinstance(one, RuntimeError) and "out of memory" in message:
-            return _read(message)
+        if isinstance(one, MemoryError) or (isinstance(one, RuntimeError) and _ON_CPU.search(message)):
+            return OutOfMemory("cpu", _size(_REQUESTED, message), None, None, free_bytes())
+        of_torch = type(one).__name__ == "OutOfMemoryError"
+        if of_torch or (isinstance(one, RuntimeError) and _ON_DEVICE.search(message)):
+            return _on_device(message)
     return None
 
 
@@ -50,16 +51,13 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _read(message: str) -> OutOfMemory:
-    requested = _size(_REQUESTED, message)
-    kind = re.match(r"(CUDA|HIP|XPU|MPS)", message)
-    if kind is None:
-        return OutOfMemory("cpu", requested, None, None, free_bytes())
+def _on_device(message: str) -> OutOfMemory:
     allocated, unused = _size(_ALLOCATED, message), _size(_UNUSED, message)
     reserved = None if allocated is None or unused is None else allocated + unused
-    number = _DEVICE.search(message)
-    name = "cuda" if kind[1] == "HIP" else kind[1].lower()
-    return OutOfMemory(f"{name}:{number[1]}" if number else name, requested, allocated, reserved, _size(_FREE, message))
+    kind, number = _KIND.search(message), _DEVICE.search(message)
+    name = "an accelerator" if kind is None else "cuda" if kind[1].upper() == "HIP" else kind[1].lower()
+    device = f"{name}:{number[1]}" if number else name
+    return OutOfMemory(device, _size(_REQUESTED, message), allocated, reserved, _size(_FREE, message))
 
 
 def _size(pattern: re.Pattern[str], message: str) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,6 +145,11 @@ def parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
             for tensor in group.get("params", ()):
                 if isinstance(tensor, torch.Tensor):
                     yield tensor
+
+
+def gradients_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Their gradients; of what cannot have one torch would warn."""
+    return [tensor.grad if tensor.is_leaf or tensor.retains_grad else None for tensor in tensors]
 
 
 def _is_copy(tensor: torch.Tensor, dtypes: set[torch.dtype]) -> bool:

@@ -218,6 +218,7 @@ class Recorder:
             self._tape.discard()
             self._switch_to(restart)
             return
+        self._held.step_ended()
         self._tape.end_step(step)
         if facts.compiled and self._mode is Mode.TIMED:
             self._tape.window.warn(f"torch.compile was still compiling in the timed step {step}")

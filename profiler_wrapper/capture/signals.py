@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from profiler_wrapper.capture import calls
@@ -55,6 +56,8 @@ class Updates:
         """By the first parameter that learns; False where another one took its place."""
         before, self._seen = self._seen, None
         for parameter in module.parameters() if module is not None else ():
+            if isinstance(parameter, UninitializedParameter):  # it can be asked nothing
+                continue
             if parameter.requires_grad and not parameter.is_inference():
                 self._seen = (id(parameter), parameter._version)
                 break

@@ -40,6 +40,7 @@ class Tape:
         self._steps: list[int] = []
         self._block: Annotation | None = None
         self._parts = 0
+        self._frees_unsure = False
 
     @property
     def running(self) -> bool:
@@ -49,6 +50,8 @@ class Tape:
     def start(self, mode: Mode, step: int) -> None:
         """Begin a session with this step. Raises what torch raises."""
         session = self._new_session(mode)
+        if self.window.full is None:  # else this session follows that one without a gap
+            self._frees_unsure = _sessions_ended > 0
         self._held.begin()
         session.start()
         self.mode, self._session, self._steps = mode, session, []
@@ -92,6 +95,7 @@ class Tape:
             self.window.warn(f"the recording of {what} is lost: {lost}", incomplete=True)
             return
         finally:
+            _count_ended()
             session.close()
         if session.problem is not None:
             self.window.warn(session.problem, incomplete=True)
@@ -114,6 +118,7 @@ class Tape:
             try:
                 session.stop()
             finally:
+                _count_ended()
                 session.close()
 
     def take_window(self) -> Window:
@@ -137,7 +142,15 @@ class Tape:
                 with suppress(OSError):
                     torn.unlink(missing_ok=True)
             raise
-        return RecordedTrace(path, tuple(self._steps), session.record_shapes, held)
+        return RecordedTrace(path, tuple(self._steps), session.record_shapes, held, self._frees_unsure)
 
     def _is_another(self, profiler: object) -> bool:
         return self._session is not None and self._session.is_taken_by(profiler)
+
+
+_sessions_ended = 0  # in this process
+
+
+def _count_ended() -> None:
+    global _sessions_ended
+    _sessions_ended += 1

@@ -16,6 +16,9 @@ class RecordedTrace:
     steps: tuple[int, ...] | None  # those that were recorded from begin to end; None: the trace tells
     shapes: bool
     held: tuple[Holding, ...] = ()  # which memory the model and its optimizers held meanwhile
+    # torch keeps the sizes of a CPU's blocks from one session to the next, and does not see what is freed in between:
+    # a free of what this recording did not allocate may be of another block at the same address.
+    cpu_frees_unsure: bool = False
 
 
 @dataclass(slots=True)

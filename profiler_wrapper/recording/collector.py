@@ -16,6 +16,7 @@ from profiler_wrapper.recording.columns import (
     DEVICE_CATEGORIES,
     Bool,
     Category,
+    FailedAllocation,
     ForwardBackwardFlows,
     Int64,
     Lane,
@@ -74,6 +75,7 @@ class Collector:
         self._memory = _Columns()
         self._flow_starts: dict[int | str, list[tuple[int, int]]] = defaultdict(list)
         self._flow_ends: list[tuple[int | str, int, int]] = []
+        self._failures: list[FailedAllocation] = []
         self._warnings: list[str] = []
 
     def add(self, events: list[Event]) -> list[Event]:
@@ -86,6 +88,7 @@ class Collector:
         self._ask(is_span, category == Category.MODULE, events, _is_module)
         self._ask(is_span, category == UNKNOWN, events, _looks_like_a_launch)
         is_instant = (phase == self._phases["i"]) | (phase == self._phases["I"])
+        self._add_failures(list(compress(events, is_instant.tolist())))
         self._ask(is_instant, is_instant, events, _is_memory)
         is_flow = (cat == self._cats["fwdbwd"]) & ((phase == self._phases["s"]) | (phase == self._phases["f"]))
         spans = list(compress(events, is_span.tolist()))
@@ -168,6 +171,16 @@ class Collector:
             device=fitting(column(args, "device_id"), np.int16),
         )
 
+    def _add_failures(self, events: list[Event]) -> None:
+        failed = [event for event in events if event.name == "[OutOfMemory]"]
+        times = nanoseconds([event.ts for event in failed]).tolist()
+        lanes = self._lanes_of(failed).tolist()
+        self._failures += [
+            FailedAllocation(time_ns, lane, event.args.size_bytes, event.args.device_type, event.args.device_id)
+            for event, time_ns, lane in zip(failed, times, lanes, strict=True)
+            if time_ns != NO_TIME
+        ]
+
     def _add_flows(self, events: list[Event]) -> None:
         if not events:
             return
@@ -197,6 +210,7 @@ class Collector:
             complete=complete,
             warnings=(*warnings, *self._warnings),
             skipped=dict(self._skipped),
+            failed_allocations=tuple(sorted(self._failures)),
         )
 
     def _finished_spans(self) -> Spans:

@@ -86,6 +86,16 @@ class MemoryEvents:
         return len(self.time_ns)
 
 
+class FailedAllocation(NamedTuple):
+    """An allocation that could not be met (`[OutOfMemory]` instant)."""
+
+    time_ns: int
+    lane: int
+    size_bytes: int
+    device_type: int  # c10::DeviceType
+    device: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ForwardBackwardFlows:
     """`fwdbwd` arrows, both ends found: from where a forward op starts to where its backward node starts."""
@@ -113,6 +123,7 @@ class Recording:
     complete: bool = True  # False: the file is torn
     warnings: tuple[str, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)  # events not kept, by category
+    failed_allocations: tuple[FailedAllocation, ...] = ()  # in order of time
 
     def name_of(self, span: int) -> str:
         """The name of span number `span`."""

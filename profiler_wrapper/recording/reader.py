@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from profiler_wrapper.errors import BrokenTrace
 from profiler_wrapper.recording.collector import Collector
 from profiler_wrapper.recording.columns import Recording
 from profiler_wrapper.recording.decoding import EventDecoder
+from profiler_wrapper.recording.garbage import no_garbage_collection
 from profiler_wrapper.recording.jsonstream import TraceWalker
 from profiler_wrapper.recording.shapes import ShapeCollector, Shapes
 
@@ -56,7 +55,7 @@ def _read(
     path: str | os.PathLike[str], collector: Collector, decoder: EventDecoder, shapes: ShapeCollector | None
 ) -> Recording:
     walker = TraceWalker(path, decoder)
-    with _no_garbage_collection():
+    with no_garbage_collection():
         for events in walker.batches():
             spans = collector.add(events)
             if shapes is not None:
@@ -69,15 +68,3 @@ def _read(
         return collector.recording(
             path=os.fspath(path), metadata=walker.metadata, complete=walker.complete, warnings=warnings
         )
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Half of the time of decoding would go into looking for cycles that events cannot have."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

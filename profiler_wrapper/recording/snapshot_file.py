@@ -50,11 +50,12 @@ def _what_to_do(error: NotPlain) -> str:
 
 
 def _bytes(path: Path) -> bytes:
+    if path.is_dir():
+        raise BrokenSnapshot(f"{path} is a directory; give the file of a memory snapshot (.pickle)")
     with open(path, "rb", opener=_open_without_waiting) as file:
         mode = os.fstat(file.fileno()).st_mode
         if not stat.S_ISREG(mode):
-            kind = "a directory" if stat.S_ISDIR(mode) else "no plain file"
-            raise BrokenSnapshot(f"{path} is {kind}; give the file of a memory snapshot (.pickle)")
+            raise BrokenSnapshot(f"{path} is no plain file; give the file of a memory snapshot (.pickle)")
         data = file.read()
     if not data:
         raise BrokenSnapshot(f"{path} is empty; was the process killed while it wrote? {_MAKE_ONE}")

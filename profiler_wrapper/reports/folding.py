@@ -14,7 +14,8 @@ from functools import cached_property
 from itertools import pairwise
 from statistics import median
 
-from profiler_wrapper.analysis.model import FORWARD_PHASES, Analysis, LayerRow, Phase
+from profiler_wrapper.analysis.model import Analysis, LayerRow
+from profiler_wrapper.analysis.phase import FORWARD_PHASES, Phase
 
 FEWEST_FOLDED = 3
 ODD_SHARE = 0.2  # of the median

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from profiler_wrapper.analysis.model import PHASES, Analysis, LayerRow
+from profiler_wrapper.analysis.model import Analysis, LayerRow
+from profiler_wrapper.analysis.phase import PHASES
 from profiler_wrapper.reports.describe import per_step, shown_flops, step_count, title_parts
 from profiler_wrapper.reports.followed import followed
 from profiler_wrapper.reports.memory_table import memory_use_sections

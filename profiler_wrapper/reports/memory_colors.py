@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from profiler_wrapper.analysis.memory_model import Category
+from profiler_wrapper.analysis.memory_model import MemoryCategory
 
 # Okabe and Ito, "Color Universal Design" (2008): told apart with any colour vision.
-CATEGORY_COLORS: Mapping[Category, str] = {
+CATEGORY_COLORS: Mapping[MemoryCategory, str] = {
     "params": "#0072B2",
     "grads": "#E69F00",
     "os_params": "#CC79A7",

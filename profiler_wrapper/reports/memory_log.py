@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from profiler_wrapper.analysis.memory_model import CATEGORIES, Category, MemoryMoment, MemoryUse
+from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryCategory, MemoryMoment, MemoryUse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.describe import machine, rank_in_words
 from profiler_wrapper.reports.memory_tree import category_tree, layer_order, moment_in_words, walk
@@ -12,7 +12,7 @@ from profiler_wrapper.reports.text import clean
 from profiler_wrapper.units import MIB
 
 # What InternLM calls the part of each category, and its root there; ours where it has no such category.
-_LAYOUTS: Mapping[Category, tuple[str, str]] = {
+_LAYOUTS: Mapping[MemoryCategory, tuple[str, str]] = {
     "params": ("params_layout", "param_mem"),
     "grads": ("grads_layout", "grad_mem"),
     "os_params": ("os_params_layout", "os_params_mem"),

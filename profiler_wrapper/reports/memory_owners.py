@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from profiler_wrapper.analysis.memory_model import Category, Owner
-from profiler_wrapper.analysis.model import Phase
+from profiler_wrapper.analysis.memory_model import MemoryCategory, Owner
+from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.reports.folding import number_ranges, split_number
 from profiler_wrapper.reports.memory_tree import NO_OP, OUTSIDE, is_named
 
@@ -17,7 +17,7 @@ _OPEN = "\0"  # stands for the number that a row leaves open; no name that is wr
 class OwnerGroup:
     """Owners that differ by one number in their layer's name."""
 
-    category: Category
+    category: MemoryCategory
     pattern: str
     op: str
     phase: Phase | None
@@ -45,7 +45,7 @@ class OwnerGroup:
 
 def owner_groups(owners: Iterable[Owner]) -> list[OwnerGroup]:
     """The largest first; they add up to what `owners` hold. A tensor that has a name needs no op."""
-    groups: dict[tuple[Category, str, str, Phase | None], OwnerGroup] = {}
+    groups: dict[tuple[MemoryCategory, str, str, Phase | None], OwnerGroup] = {}
     for owner in owners:
         named = is_named(owner)
         pattern, number = split_number((owner.name if named else owner.layer).replace(_OPEN, " "), left_open=_OPEN)

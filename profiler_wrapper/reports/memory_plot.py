@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.analysis.memory_model import CATEGORIES, Category, MemoryUse
-from profiler_wrapper.analysis.model import Analysis, Phase
+from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryCategory, MemoryUse
+from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.recording.columns import Int64
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.describe import machine, rank_in_words, root_names
@@ -33,7 +34,7 @@ _OWNERS = 3
 _LONGEST_OWNER = 90
 _HEADROOM = 1.12  # for the names of the steps above their peaks
 # What stays lies below what comes and goes.
-_FROM_BELOW: tuple[Category, ...] = (
+_FROM_BELOW: tuple[MemoryCategory, ...] = (
     "params", "os_params", "os_state", "grads", "other", "communication", "activation", "workspace",
 )  # fmt: skip
 _RESERVED = figures.INK

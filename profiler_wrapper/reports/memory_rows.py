@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from profiler_wrapper.analysis.model import Analysis, LayerCall, Phase
+from profiler_wrapper.analysis.model import Analysis, LayerCall
+from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.reports.plot_rows import LayerBar, mib
 from profiler_wrapper.units import MIB
 

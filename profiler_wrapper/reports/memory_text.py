@@ -35,7 +35,9 @@ def memory_usage_text(analysis: Analysis) -> str:
     over = "block" if any(bar.block for bar in bars) else "layer"
     lines.append(f"average_slope: {slope:.3f} MiB per {over} (mean increase of allocated memory from entry to exit)")
     if analysis.time_basis == "cpu":
-        lines.append("note: on a CPU only what was allocated while profiling counts, so use the differences")
+        lines.append(
+            "note: on a CPU, of what was there before only what model and optimizers held counts: use the differences"
+        )
     lines += _values(f"allocated (MiB, at exit, mean over the calls of {steps_in_words(analysis)})", bars, "exit_mib")
     lines += _values("reserved (MiB, at exit)", bars, "reserved_mib")
     return "\n".join([*lines, ""])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiler_wrapper.analysis.memory_model import MemoryTimeline, MemoryUse
-from profiler_wrapper.analysis.model import Phase
+from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.recording.columns import Int64
 
 

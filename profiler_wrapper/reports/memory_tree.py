@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from profiler_wrapper.analysis.memory_model import Category, MemoryUse, Owner
-from profiler_wrapper.analysis.model import Analysis, Phase
+from profiler_wrapper.analysis.memory_model import MemoryCategory, MemoryUse, Owner
+from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.phase import Phase
 
 NO_OP = "(op not known)"
 OUTSIDE = "(outside of layers)"
-NAMED: tuple[Category, ...] = ("params", "grads", "os_params", "os_state")  # whose leaves are tensors, not ops
+NAMED: tuple[MemoryCategory, ...] = ("params", "grads", "os_params", "os_state")  # whose leaves are tensors, not ops
 
 
 @dataclass(eq=False)
@@ -52,11 +53,11 @@ class PlacedNode:
     path: tuple[str, ...]  # labels from the root, which is left out, to this
 
 
-def category_tree(owners: Iterable[Owner], category: Category, label: str) -> MemoryNode:
+def category_tree(owners: Iterable[Owner], category: MemoryCategory, label: str) -> MemoryNode:
     """All that one category holds. Sums are exact: each node's total is its own plus its children's."""
     root = MemoryNode(label)
     for owner in owners:
-        if owner.category == category and owner.size_bytes:
+        if owner.category == category and owner.size_bytes > 0:
             root.add(owner_path(owner), owner, ends_in_op=not is_named(owner))
     return root
 
@@ -114,19 +115,9 @@ def layer_order(analysis: Analysis) -> dict[str, int]:
     return order
 
 
-def phase_at(use: MemoryUse, time_ns: int) -> Phase | None:
-    """The phase that the trace was in."""
-    found: Phase | None = None
-    for start_ns, phase in use.timeline.phase_starts:
-        if start_ns > time_ns:
-            break
-        found = phase
-    return found
-
-
 def moment_in_words(use: MemoryUse) -> str:
     """When the peak was: `"in backward of step 3"`; `""` where that is not known."""
-    phase = phase_at(use, use.peak.time_ns)
+    phase = use.timeline.phase_at(use.peak.time_ns)
     step = None if use.peak.step is None else f"step {use.peak.step}"
     where = f"{phase} of {step}" if phase and step else phase or step
     return f"in {where}" if where else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from profiler_wrapper.analysis.memory_model import MemoryUse, Owner
+from profiler_wrapper.analysis.memory_model import Change, MemoryUse, Owner
 from profiler_wrapper.reports.folding import number_ranges, split_number
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.units import file_size, percent
@@ -14,11 +14,11 @@ ShapeOf = Callable[[str, str], str]  # (op, layer) -> the shapes of what it was 
 
 MOST_LINES = 12
 _WIDTH = 100
-_MOST_CATEGORIES = 4
 _WORTH_A_WORD = 0.005
 _MOST_LAYERS = 3
 _MOST_TENSORS = 3
 _MOST_CHANGES = 2
+_WORTH_TRYING = 0.05  # of the request
 
 
 def out_of_memory_text(
@@ -56,14 +56,18 @@ def out_of_memory_text(
     if where:
         lines.append(f"in {where}")
     if use is None:
-        lines.append("who holds it is not known, as nothing was recorded: begin the with-block before the model runs")
+        lines.append("who holds it is not known: nothing of this device's memory was recorded")
     else:
         owners = use.last_owners if failed_in_recording else use.peak_owners
         if not failed_in_recording:
             lines.append("it came after the recording ended; at the recording's own peak it was:")
         lines += _owners_lines(owners)
         lines += [f"  largest: {text}" for text in _largest(owners, shape_of)]
-        lines += [f"try: {_change(use, i)}" for i in range(min(_MOST_CHANGES, len(use.changes)))]
+        least = _WORTH_TRYING * (requested_bytes or 0)
+        changes = [change for change in use.changes if change.saves_bytes >= least]
+        lines += [f"try: {_change_text(change)}" for change in changes[:_MOST_CHANGES]]
+        if use.changes and not changes:
+            lines.append("try: a smaller request: nothing of what is held comes near it")
     if files:
         lines.append(f"files: {files}")
     lines = [f"{'  ' if i else 'profiler_wrapper: '}{line}" for i, line in enumerate(lines[:MOST_LINES])]
@@ -83,14 +87,15 @@ def _owners_lines(owners: Sequence[Owner]) -> list[str]:
         if number is not None:
             members[key].add(number)
     categories = sorted(by_category.items(), key=lambda item: -item[1])
-    lines = [
-        "held by: "
-        + ", ".join(
-            f"{name} {file_size(size)} ({percent(size, total)} %)"
-            for name, size in categories[:_MOST_CATEGORIES]
-            if size >= _WORTH_A_WORD * total
-        )
+    owners = [owner for owner in owners if owner.size_bytes > 0]
+    told = [
+        f"{name} {file_size(size)} ({percent(size, total)} %)"
+        for name, size in categories
+        if size >= _WORTH_A_WORD * total
     ]
+    while len(told) > 1 and len("  held by: " + ", ".join(told)) > _WIDTH:
+        told.pop()
+    lines = [f"held by: {', '.join(told)}"]
     layers = sorted(by_layers.items(), key=lambda item: -item[1])[:_MOST_LAYERS]
     for (pattern, category), size in layers:
         where = _folded(pattern, members[pattern, category])
@@ -127,8 +132,7 @@ def _largest(owners: Sequence[Owner], shape_of: ShapeOf) -> list[str]:
     return lines
 
 
-def _change(use: MemoryUse, number: int) -> str:
-    change = use.changes[number]
+def _change_text(change: Change) -> str:
     costs = f", {change.costs_ns / 1e6:+.1f} ms a step" if change.costs_ns else ""
     what, _, _ = change.text.partition(":")
     return f"{what}: -{file_size(change.saves_bytes)}{costs}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from profiler_wrapper.analysis.memory_model import CATEGORIES, Category, MemoryUse
+from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryCategory, MemoryUse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.describe import machine, rank_in_words, root_names
 from profiler_wrapper.reports.memory_colors import CATEGORY_COLORS, ink_on, ring_colors
@@ -21,7 +21,7 @@ from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.units import MIB
 
 SCRIPT_NAME = "plotly.min.js"
-PAGES: Mapping[str, tuple[str, tuple[Category, ...]]] = {
+PAGES: Mapping[str, tuple[str, tuple[MemoryCategory, ...]]] = {
     "params": ("Parameters and buffers", ("params",)),
     "grads": ("Gradients", ("grads",)),
     "os": ("Optimizer", ("os_params", "os_state")),
@@ -141,7 +141,7 @@ def _subtitle(analysis: Analysis, use: MemoryUse) -> str:
     return ", ".join(part for part in parts if part) + ". MiB is 2^20 bytes."
 
 
-def _why_empty(use: MemoryUse, page: str, categories: Sequence[Category]) -> str:
+def _why_empty(use: MemoryUse, page: str, categories: Sequence[MemoryCategory]) -> str:
     """Why nothing is held at the peak, and what was at other times."""
     course = sum(use.timeline.bytes_by_category[CATEGORIES.index(category)] for category in categories)
     most = int(course.max()) if len(use.timeline.time_ns) else 0

@@ -8,7 +8,8 @@ from functools import partial
 from statistics import median
 from typing import Literal
 
-from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
+from profiler_wrapper.analysis.model import Analysis, LayerRow
+from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.reports.choosing import Order, Shown, choose, in_order
 from profiler_wrapper.reports.describe import shown_flops, step_count
 from profiler_wrapper.reports.folding import Fold, LayerTotal, Odd, Tree, known_total, layer_totals, odd_ones

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from profiler_wrapper.analysis.model import PHASES, Analysis
+from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.phase import PHASES
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.describe import has_like_steps, outside_steps_ns, per_step, step_numbers, steps_in_words
 from profiler_wrapper.reports.followed import Followed

@@ -235,6 +235,54 @@ def test_an_optimizer_that_torch_does_not_know_can_be_given(tmp_path: Path) -> N
         profiler(case, tmp_path, optimizer=case.model)
 
 
+@pytest.mark.parametrize("says_step", [True, False])
+def test_the_state_of_such_an_optimizer_is_told_when_the_step_ends_that_made_it(
+    tmp_path: Path, says_step: bool
+) -> None:
+    case = build("llama")
+    optimizer = HandMade(case.model.parameters())
+    with profiler(case, tmp_path, **ONE_SESSION, optimizer=optimizer) as prof:
+        for seed in range(4):
+            case.loss(case.model, case.batch(seed)).backward()
+            optimizer.step()
+            if says_step:
+                prof.step()
+    parameters = bytes_of([*case.model.parameters()])
+    begin, state, end = told(prof)
+    assert {*sums(begin)} == {"params"}
+    assert sums(state) == {"os_state": parameters}
+    assert sums(end)["os_state"] == parameters
+    (path,) = directory_of(prof).glob("*_trace.json")
+    trace = json.loads(path.read_text())
+    starts = {event["name"]: event["ts"] for event in trace["traceEvents"] if event.get("ph") == "X"}
+    assert begin.time_ns < state.time_ns
+    assert (state.time_ns - int(trace["baseTimeNanoseconds"])) / 1000 < starts["ProfilerStep#1"]
+
+
+class KeepsGradients(HandMade):
+    """The same, but it leaves gradients to the loop, which sets them to zero."""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        gradients = [parameter.grad for parameter in self.param_groups[0]["params"]]
+        super().step()
+        for parameter, gradient in zip(self.param_groups[0]["params"], gradients, strict=True):
+            parameter.grad = gradient.zero_()
+
+
+def test_gradients_of_such_an_optimizer_are_told_where_they_are_still_there(tmp_path: Path) -> None:
+    case = build("llama")
+    optimizer = KeepsGradients(case.model.parameters())
+    with profiler(case, tmp_path, **ONE_SESSION, optimizer=optimizer) as prof:
+        for seed in range(2):
+            case.loss(case.model, case.batch(seed)).backward()
+            optimizer.step()
+            prof.step()
+    parameters = bytes_of([*case.model.parameters()])
+    _, *between, _ = told(prof)
+    assert [sums(one) for one in between] == [{"grads": parameters}, {"os_state": parameters}, {"grads": parameters}]
+
+
 def test_state_from_before_is_told_at_once_if_the_optimizer_is_given(tmp_path: Path) -> None:
     case = build("llama")
     optimizer = optimizer_of(case.model)

@@ -66,7 +66,7 @@ def test_a_report_that_fails_takes_no_other_with_it(
 
 
 def test_an_analysis_that_fails_keeps_the_trace(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler_wrapper.finishing.tables", fails)
+    monkeypatch.setattr("profiler_wrapper.window_report.tables", fails)
     with pytest.warns(pw.ProfilerWrapperWarning, match="could not be analysed"), profiler(case, tmp_path) as prof:
         models.train(case, steps=6)
     assert prof.result is None

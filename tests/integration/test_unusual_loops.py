@@ -15,7 +15,7 @@ from torch import nn
 import models
 import profiler_wrapper as pw
 from models import Case
-from profiler_wrapper import finishing
+from profiler_wrapper import window_report
 from profiling import directory_of, profiler, result_of
 from unchanged import nothing_left
 
@@ -145,7 +145,7 @@ def test_ctrl_c_in_our_analysis_keeps_the_traces(case: Case, tmp_path: Path, mon
     def interrupted(*args: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(finishing, "tables", interrupted)
+    monkeypatch.setattr(window_report, "tables", interrupted)
     prof = profiler(case, tmp_path)
     with nothing_left(case), pytest.raises(KeyboardInterrupt), prof:
         models.train(case, steps=3)

@@ -18,7 +18,7 @@ from profiler_wrapper.capture.holdings import FULL_STEPS, HeldMemory
 from profiler_wrapper.capture.layers import find_roots
 from profiler_wrapper.capture.optimizers import find_optimizers
 from profiler_wrapper.capture.signals import OptimizerSteps
-from profiler_wrapper.capture.storages import Listing
+from profiler_wrapper.capture.storages import Listing, Repeated
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.recording.holdings import HeldTensor, Holding, holdings_to_list, read_holdings
 
@@ -125,6 +125,41 @@ def test_gradients_are_what_grad_holds() -> None:
     assert len(tensors) == 4
     model.zero_grad(set_to_none=True)
     assert named(everything(held), "grads") == {}
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_no_leaf_is_asked_for_no_gradient_unless_it_keeps_it() -> None:
+    weight, bias = torch.ones(WIDTH, WIDTH, requires_grad=True), torch.ones(WIDTH, requires_grad=True)
+    model = nn.Linear(WIDTH, WIDTH)
+    del model.weight, model.bias
+    model._parameters["weight"], model._parameters["bias"] = weight * 2, bias * 2  # type: ignore[assignment]
+    model.bias.retain_grad()
+    backward(model)
+    optimizer = SimpleNamespace(param_groups=[{"params": [model.weight, model.bias]}], state={})
+    for held in (held_memory(model), held_memory(model, optimizer)):
+        assert named(everything(held), "grads") == {"bias": BIAS_BYTES}
+
+
+def test_copies_on_write_stay_uncopied_and_are_left_out(watched: Any) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    backward(model)
+    optimizer.step()
+    held = held_memory(model, optimizer)
+    lazy = torch._lazy_clone(model.scale)
+    model.scale = lazy
+    gradient = model.first.weight.grad
+    another = torch._lazy_clone(gradient)  # type: ignore[arg-type]
+    held.begin()
+    held.before_step(weakref.ref(optimizer))
+    held.after_step(weakref.ref(optimizer))
+    moments = held.end()
+    assert held.problem is None
+    assert all(torch._C._is_cow_tensor(one) for one in (lazy, another, gradient))  # type: ignore[attr-defined]
+    for moment in moments:
+        assert "scale" not in {one.name for one in moment.tensors["cpu"]}
+        assert "first.weight" not in named(tuple(moment.tensors["cpu"]), "grads")
+        assert "second.weight" in named(tuple(moment.tensors["cpu"]), "grads")
 
 
 @pytest.mark.parametrize(("momentum", "states"), [(0.0, 0), (0.9, 1)])
@@ -302,6 +337,77 @@ def test_what_has_no_memory_is_left_out() -> None:
     for tensor in (torch.zeros(4, device="meta"), torch.zeros(0), emptied, fake, nn.Parameter(fake), sparse):
         listing.add(tensor, "params", "weight")
     assert len(listing) == 0
+
+
+def test_repeated_lists_are_those_of_one_by_one() -> None:
+    flat, longer = torch.zeros(16), torch.zeros(64)
+    same = [torch.zeros(4), torch.zeros(8)]
+    emptied = torch.zeros(4)
+    emptied.untyped_storage().resize_(0)
+    sparse = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.tensor([1.0]), (4,), check_invariants=True)
+    repeated = Repeated()
+    for tensors in (
+        same,
+        same,
+        [torch.zeros(4), torch.zeros(8)],
+        [flat[:4], flat[4:12]],
+        [longer[:4], longer[4:12]],
+        [longer[8:12], longer[12:20]],
+        [same[1], same[0]],
+        [same[0].double(), same[1]],
+        [emptied, same[1]],
+        same,
+        [torch.zeros(0), same[1]],
+        [sparse, same[1]],
+        [torch._lazy_clone(torch.zeros(4)), same[1]],
+        [],
+    ):
+        for _ in range(2):
+            one_by_one = Listing()
+            for tensor, name in zip(tensors, "ab", strict=False):
+                one_by_one.add(tensor, "grads", name)
+            told = repeated.listing(tensors, "grads", [*"ab"][: len(tensors)])
+            assert told.holding().tensors == one_by_one.holding().tensors
+
+
+def test_state_that_moves_without_new_tensors_is_told_again(watched: Any) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    backward(model)
+    optimizer.step()
+    held = held_memory(model, optimizer)
+    watched(held)
+    held.begin()
+    optimizer.step()
+    moved = [entries["momentum_buffer"] for entries in optimizer.state.values()]
+    for tensor in moved:
+        tensor.data = tensor.data.clone()
+    optimizer.step()
+    _, _, gradients, state, _ = held.end()
+    assert {one.category for one in gradients.tensors["cpu"]} == {"grads"}
+    assert [one.address for one in state.tensors["cpu"]] == [tensor.data_ptr() for tensor in moved]
+
+
+def test_an_optimizer_with_the_id_of_one_that_is_no_more_is_another() -> None:
+    class Own:
+        def __init__(self) -> None:
+            self.param_groups = [{"params": list(model.parameters())}]
+            self.state = {"own": torch.zeros(WIDTH)}
+
+    model = Net()
+    first = Own()
+    held = held_memory(model, first)
+    held.begin()
+    before, others = id(first), []
+    del first
+    while id(second := Own()) != before:
+        others.append(second)
+        assert len(others) < 10_000
+    held.before_step(weakref.ref(second))
+    _, own, end = held.end()
+    for moment in (own, end):
+        (state,) = (one for one in moment.tensors["cpu"] if one.category == "os_state")
+        assert state[:2] == (second.state["own"].data_ptr(), WIDTH * 4)
 
 
 def test_sparse_gradients_and_lazy_modules_are_no_problem() -> None:

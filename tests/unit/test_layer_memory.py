@@ -63,6 +63,21 @@ def test_an_accelerator_says_what_it_has_reserved_and_a_cpu_does_not() -> None:
     assert call(on_device, "a").peak_bytes == call(on_cpu, "a").peak_bytes
 
 
+def test_the_accelerator_with_the_highest_peak_is_analysed_and_the_others_are_named() -> None:
+    trace = Trace().mark("a", 0, 100).memory(5, 1 << 40, address=1)  # a CPU's
+    trace._allocated = 0
+    for i in range(3):
+        trace.memory(10 + i, 1024, address=2 + i, device=0)
+    trace._allocated = 0
+    trace.memory(20, 1 << 30, address=9, device=1)
+    result = result_of(trace)
+    assert result.memory["device"] == "cuda:1"
+    assert result.memory["peak"]["allocated_bytes"] == 1 << 30
+    assert "memory is that of cuda:1; cuda:0 (3.0 KiB at most) is not analysed" in result.warnings
+    alone = result_of(Trace().mark("a", 0, 100).memory(5, 8, address=1).memory(6, 8, address=1, device=0))
+    assert not [warning for warning in alone.warnings if "not analysed" in warning]
+
+
 def test_a_layer_without_allocations_has_what_it_found_as_its_peak() -> None:
     result = result_of(Trace().memory(5, 70, address=1).mark("quiet", 10, 20).memory(30, 5, address=2))
     quiet = call(result, "quiet")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from memory_recordings import BASE_NS, category_at, held, use_of
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memory_recordings import BASE_NS, Tensor, category_at, held, use_of
 from profiler_wrapper.analysis.analyse import analyse
-from profiler_wrapper.analysis.memory_model import BEFORE_PROFILING
+from profiler_wrapper.analysis.memory_model import BEFORE_PROFILING, MemoryUse
 from recordings import Trace
 
 ZERO_GRAD = "Optimizer.zero_grad#AdamW.zero_grad"
@@ -119,7 +123,7 @@ def test_on_an_accelerator_the_allocator_says_what_was_there_and_the_rest_is_oth
     trace = Trace().mark("a", 10, 100)
     trace._allocated = 10_000  # what the allocator has given out
     trace.memory(50, 512, address=70, device=0, reserved=20_480).memory(90, -512, address=70, device=0, reserved=20_480)
-    use = use_of(trace, (5, [(1, 1000, "params", "a.weight")]), device="cuda:0")
+    use = use_of(trace, (5, [(5120, 1000, "params", "a.weight")]), device="cuda:0")
     assert category_at(use, 50) == {"params": 1024, "activation": 512, "other": 10_000 - 1024}  # given out by 512
     assert use.timeline.total_bytes.tolist() == [10_512, 10_000]
     before = [owner for owner in use.peak_owners if owner.category == "other"]
@@ -134,11 +138,113 @@ def test_holdings_of_another_device_are_none() -> None:
     assert use_of(trace, (5, [W]), device="cuda:0").known_owners
 
 
-def test_an_allocator_that_says_less_than_is_held_is_believed_and_it_is_said() -> None:
-    trace = Trace().mark("a", 10, 100).memory(50, 512, address=70, device=0)
-    use = use_of(trace, (5, [(1, 1024, "params", "a.weight")]), device="cuda:0")
-    assert category_at(use, 50) == {"params": 1024, "activation": 512, "other": -1024}
-    assert any("1024 bytes more" in note for note in use.notes)
+def on_device(given_out: int, *told: Tensor) -> MemoryUse:
+    """512 bytes more, at 50, than an accelerator had given out, with what is told to lie there from before."""
+    trace = Trace().mark("a", 10, 100)
+    trace._allocated = given_out
+    return use_of(trace.memory(50, 512, address=70, device=0), (5, list(told)), device="cuda:0")
+
+
+def notes_of(use: MemoryUse, words: str) -> list[str]:
+    return [note for note in use.notes if words in note]
+
+
+def test_what_lies_outside_of_the_allocator_is_not_counted_and_it_is_said() -> None:
+    use = on_device(0, (1024, 4096, "params", "a.weight"))
+    assert category_at(use, 50) == {"activation": 512}
+    (note,) = notes_of(use, "outside")
+    assert note.startswith("4.0 KiB of what")
+    use = on_device(3072, (1024, 1024, "os_state", "exp_avg of a.weight"), (8192, 4096, "params", "a.weight"))
+    assert category_at(use, 50) == {"params": 2048, "os_state": 1024, "activation": 512}  # of the largest, what fits
+    assert notes_of(use, "outside")[0].startswith("2.0 KiB of what")
+
+
+def test_what_begins_no_block_of_the_allocator_is_the_first_to_lie_outside() -> None:
+    use = on_device(4096, (1000, 1024, "os_state", "exp_avg of a.weight"), (8192, 4096, "params", "a.weight"))
+    assert category_at(use, 50) == {"params": 4096, "activation": 512}
+    assert notes_of(use, "outside")[0].startswith("1.0 KiB of what")
+
+
+def test_slices_of_one_block_are_not_rounded_each_and_shared_bytes_count_once() -> None:
+    slices = [(10_240 + 100 * i, 100, "params", f"a.{i}") for i in range(20)]
+    use = on_device(2048, *slices)
+    assert category_at(use, 50) == {"params": 2000, "activation": 512, "other": 48}
+    assert notes_of(use, "outside") == []
+    use = on_device(2048, (10_240, 1000, "params", "a"), (10_340, 1400, "params", "b"), (10_440, 10, "params", "c"))
+    assert category_at(use, 50) == {"params": 1500, "activation": 512, "other": 548}
+
+
+def test_rounding_alone_is_never_outside() -> None:
+    use = on_device(1000, (1024, 1000, "params", "a.weight"))
+    assert category_at(use, 50) == {"params": 1000, "activation": 512}
+    assert notes_of(use, "outside") == []
+
+
+def test_what_a_free_tells_of_was_in_the_allocator() -> None:
+    trace = Trace().mark("a", 10, 100).memory(40, 512, address=70, device=0)
+    trace._allocated = 3072
+    trace.memory(50, -1024, address=1024, device=0).memory(60, -1024, address=4096, device=0)
+    trace._memory[0]["total_allocated_bytes"] = 3072  # 2560 when the recording began
+    told = [(1024, 1000, "grads", "a.weight"), (8192, 9000, "params", "a.weight")]
+    use = use_of(trace, (5, told), device="cuda:0")
+    assert category_at(use, 40) == {"grads": 1024, "other": 1024, "params": 512, "activation": 512}
+    assert category_at(use, 50) == {"other": 1024, "params": 512, "activation": 512}
+    assert category_at(use, 60) == {"params": 512, "activation": 512}
+
+
+def test_a_total_that_falls_without_a_free_cuts_the_largest_category() -> None:
+    trace = Trace().mark("a", 10, 100).memory(50, 4096, address=70, device=0)
+    trace._allocated -= 3072  # frees that the trace lost
+    trace.memory(60, 512, address=10_000, device=0).memory(200, 512, address=20_000, device=0)
+    use = use_of(trace, device="cuda:0")
+    assert category_at(use, 60) == {"activation": 1536}
+    assert category_at(use, 200) == {"activation": 1536, "other": 512}
+    assert notes_of(use, "lacks frees")[0].startswith("the trace lacks frees: at one moment 3.0 KiB more")
+
+
+def test_an_accelerator_that_states_no_totals_is_counted() -> None:
+    trace = Trace().mark("a", 10, 100).memory(50, 512, address=70, device=0).memory(60, -256, address=9, device=0)
+    for event in trace._memory:
+        event["total_allocated_bytes"] = -1
+    use = use_of(trace, (5, [(1024, 1024, "params", "a.weight")]), device="cuda:0")
+    assert use.timeline.total_bytes.tolist() == [1792, 1536]
+    assert category_at(use, 50) == {"params": 1024, "activation": 512, "other": 256}
+
+
+@given(
+    st.integers(0, 20_000),
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3000), st.sampled_from(["params", "grads"])), max_size=8),
+)
+def test_nothing_is_ever_negative_and_nothing_is_lost(given_out: int, told: list[tuple[int, int, str]]) -> None:
+    tensors = [(256 * at, size, kind, f"t{i}") for i, (at, size, kind) in enumerate(told)]
+    by_address = {tensor[0]: tensor for tensor in reversed(tensors)}  # the first at an address counts
+    covered = {byte for start, size, _, _ in by_address.values() for byte in range(start, start + size)}
+    use = on_device(given_out, *tensors)
+    sizes = category_at(use, 50)
+    explained = sizes.get("params", 0) + sizes.get("grads", 0)
+    assert min(given_out, len(covered)) <= explained <= min(given_out, len(covered) + 511 * len(tensors))
+    assert bool(notes_of(use, "outside")) == (given_out < len(covered))
+
+
+@pytest.mark.parametrize("base", ["9" * 40, "9" * 5000, 1 << 63, -1, 1.5, float("nan"), float("inf"), True, None, "x"])
+def test_a_clock_that_begins_nowhere_leaves_the_holdings_out_and_says_so(base: object) -> None:
+    recording = loop().op("aten::mm", 1, 2).recording(metadata={"baseTimeNanoseconds": base})
+    result = analyse(recording, run={"held": held((5, [W]))})
+    assert result.memory_use is not None
+    assert not result.memory_use.known_owners
+    assert len([warning for warning in result.warnings if "baseTimeNanoseconds" in warning]) == 1
+    untold = analyse(recording)
+    assert not [warning for warning in untold.warnings if "baseTimeNanoseconds" in warning]
+
+
+@pytest.mark.parametrize("base", [BASE_NS, str(BASE_NS), float(BASE_NS)])
+def test_a_clock_may_be_told_as_text_or_a_whole_float(base: object) -> None:
+    assert int(float(BASE_NS)) == BASE_NS
+    trace = Trace().mark("a", 10, 100).op("aten::mm", 20, 60).memory(50, 8, address=70).memory(70, -8, address=70)
+    recording = trace.recording(metadata={"baseTimeNanoseconds": base})
+    use = analyse(recording, run={"held": held((60, [(70, 8, "grads", "a.weight")]), (90, []))}).memory_use
+    assert use is not None
+    assert category_at(use, 50) == {"grads": 8}  # told while it was alive
 
 
 def test_totals_that_jump_without_an_event_are_other() -> None:

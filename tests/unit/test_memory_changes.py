@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from memory_recordings import use_of
-from profiler_wrapper.analysis.memory_model import Change, MemoryUse
+from profiler_wrapper.analysis import memory_changes
+from profiler_wrapper.analysis.memory_model import Change, Leak, MemoryUse
+from profiler_wrapper.recording.columns import Int64
 from recordings import AUTOGRAD, Trace
 
 OPTIMIZER = "Optimizer.step#AdamW.step"
@@ -143,6 +147,28 @@ def test_a_leak_is_a_change() -> None:
     assert found is not None
     assert found.saves_bytes == 8 * 4096  # of the steps between the first and the last
     assert "aten::relu in a" in found.text
+
+
+def test_only_the_largest_of_many_leaks_are_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    weighed = []
+    weigh = memory_changes._Changes.leak
+
+    def counted(self: memory_changes._Changes, leak: Leak, members: Int64) -> Change:
+        weighed.append(leak.bytes_per_step)
+        return weigh(self, leak, members)
+
+    monkeypatch.setattr(memory_changes._Changes, "leak", counted)
+    trace = Trace()
+    for step in range(10):
+        t = 1000 * step
+        trace.annotation(f"ProfilerStep#{step}", t, t + 1000)
+        for i in range(20):
+            begin = t + 10 * i
+            trace.op(f"aten::op{i}", begin, begin + 9)
+            trace.memory(begin + 5, 2048 * (i + 1), address=(step * 20 + i + 1) << 20)
+    use = use_of(trace)
+    assert len(use.leaks) == 20
+    assert weighed == [2048 * i for i in (20, 19, 18, 17, 16)]
 
 
 def test_only_what_is_worth_it_is_told_and_the_best_comes_first() -> None:

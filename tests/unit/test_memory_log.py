@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.memory_model import BEFORE_PROFILING, CATEGORIES, Category, MemoryUse, Owner
+from profiler_wrapper.analysis.memory_model import BEFORE_PROFILING, CATEGORIES, MemoryCategory, MemoryUse, Owner
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.memory_log import memory_log
 from profiler_wrapper.reports.memory_tree import category_tree, layer_order, owner_path, walk
@@ -172,7 +172,7 @@ owners = st.lists(
 
 
 @given(owners, st.sampled_from(CATEGORIES))
-def test_a_total_is_its_own_and_those_right_below(held: list[Owner], category: Category) -> None:
+def test_a_total_is_its_own_and_those_right_below(held: list[Owner], category: MemoryCategory) -> None:
     root = category_tree(held, category, "root")
     assert root.total_bytes == sum(one.size_bytes for one in held if one.category == category)
     seen = list(walk(root, layer_order(llama(1))))

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryTimeline, MemoryUse
-from profiler_wrapper.analysis.model import Phase
+from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.reports.figures import DPI
 from profiler_wrapper.reports.memory_colors import CATEGORY_COLORS, ink_on, mixed, ring_colors
 from profiler_wrapper.reports.memory_plot import draw_categories, peak_text

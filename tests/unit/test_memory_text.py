@@ -32,7 +32,7 @@ def test_a_cpu_has_no_reserved_memory_and_says_so() -> None:
     analysis = replace(analysis, layers=tuple(replace(row, reserved_bytes=0.0) for row in analysis.layers))
     text = memory_usage_text(analysis)
     assert "reserved (MiB, at exit): not available on this device" in text
-    assert "on a CPU only what was allocated while profiling counts" in text
+    assert "on a CPU, of what was there before only what model and optimizers held counts" in text
 
 
 def test_says_why_there_is_none() -> None:

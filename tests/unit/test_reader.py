@@ -14,7 +14,7 @@ import pytest
 
 from profiler_wrapper.errors import BrokenTrace
 from profiler_wrapper.recording import bytesource, jsonstream
-from profiler_wrapper.recording.columns import Category, Lane, Recording
+from profiler_wrapper.recording.columns import Category, FailedAllocation, Lane, Recording
 from profiler_wrapper.recording.reader import read, read_shapes
 from shared_traces import TRACES
 
@@ -494,3 +494,15 @@ def test_shapes_of_a_real_trace() -> None:
     assert list(shapes) == ops.tolist()
     assert [list(shapes[op].dims) for op in shapes] == [event["args"]["Input Dims"] for event in events]
     assert [list(shapes[op].types) for op in shapes] == [event["args"]["Input type"] for event in events]
+
+
+def test_allocations_that_could_not_be_met(read_json: Callable[..., Recording]) -> None:
+    failed = {
+        **ALLOCATION,
+        "name": "[OutOfMemory]",
+        "ts": 12.25,
+        "args": {"Total Reserved": 0, "Total Allocated": 7, "Bytes": 4096, "Device Id": -1, "Device Type": 0},
+    }
+    recording = read_json(trace(OP, ALLOCATION, failed))
+    assert recording.failed_allocations == (FailedAllocation(12_250, 0, 4096, 0, -1),)
+    assert len(recording.memory) == 1

@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryUse
+from memory_recordings import use_of
+from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryCategory, MemoryUse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.memory_tree import layer_order
 from profiler_wrapper.reports.sunburst import PAGES, page_text, sectors, write_page, write_script
+from recordings import Trace
 from sample_memory import MIB, llama_memory, memory_at_peak, owner
 from sample_results import Layer, analysis_of, llama
 
@@ -98,6 +100,29 @@ def test_the_summary_has_every_category_and_the_optimizers_page_two() -> None:
     }
     optimizer = [sector.label for sector in sectors(use, "os", {}) if sector.parent == 0]
     assert optimizer == ["os_params", "os_state"]
+
+
+SIZED = st.tuples(st.sampled_from(CATEGORIES), st.sampled_from(["a", "a.b", "c"]), st.integers(-5, 9))
+
+
+@given(st.lists(SIZED, min_size=1))
+def test_children_are_never_more_than_what_they_are_in(held: list[tuple[MemoryCategory, str, int]]) -> None:
+    use = memory_at_peak(tuple(owner(category, size, name=name, op="aten::x") for category, name, size in held))
+    for page in PAGES:
+        found = sectors(use, page, {})
+        below = [0] * len(found)
+        for sector in found:
+            assert sector.size_bytes >= 0
+            if sector.parent is not None:
+                below[sector.parent] += sector.size_bytes
+        assert all(inner <= sector.size_bytes for sector, inner in zip(found, below, strict=True))
+
+
+def test_memory_outside_of_the_allocator_leaves_the_summary_whole() -> None:
+    trace = Trace().mark("a", 10, 100).memory(50, 1024, address=512, device=0)
+    use = use_of(trace, (5, [(4096, 4096, "params", "a.weight")]), device="cuda:0")
+    root, *others = sectors(use, "summary", {})
+    assert root.size_bytes == 1024 == sum(sector.size_bytes for sector in others if sector.parent == 0)
 
 
 def test_layers_are_in_the_models_order_also_below_a_category() -> None:

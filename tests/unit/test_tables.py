@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.model import Analysis, Phase, StepRow
+from profiler_wrapper.analysis.model import Analysis, StepRow
+from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.folding import Tree, layer_totals, number_ranges, odd_ones, outliers
 from profiler_wrapper.reports.memory_owners import owner_groups

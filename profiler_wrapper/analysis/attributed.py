@@ -1,0 +1,153 @@
+"""A recording with a place for every event: what all tables are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from profiler_wrapper.analysis.attribution import Attribution, Role, attribute, role_of
+from profiler_wrapper.analysis.charges import (
+    Charges,
+    CpuTime,
+    WorkOfOps,
+    cpu_charges,
+    cpu_time,
+    device_charges,
+    launches,
+)
+from profiler_wrapper.analysis.compiled_graphs import read_graphs
+from profiler_wrapper.analysis.compiled_places import SharedKernels, layers_without_marks, place_regions
+from profiler_wrapper.analysis.compiled_regions import join_calls
+from profiler_wrapper.analysis.layer_calls import CallTree, find_calls
+from profiler_wrapper.analysis.layer_tree import LayerTree, find_layers
+from profiler_wrapper.analysis.steps import Steps, find_steps
+from profiler_wrapper.errors import EmptyRecording
+from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Recording
+from profiler_wrapper.recording.marks import parse_mark
+from profiler_wrapper.recording.nesting import Nesting, crossed, nest
+from profiler_wrapper.recording.shapes import Shapes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attributed:
+    """A recording with a place for every event: what all tables and the layer lanes are made from."""
+
+    recording: Recording
+    nesting: Nesting
+    enclosing: Int32  # as `nesting.parent`, but with the annotations that cross layers
+    tree: LayerTree
+    attribution: Attribution
+    cpu: CpuTime
+    charges: Charges
+    calls: CallTree
+    steps: Steps
+    shared_kernels: SharedKernels
+    work_of: WorkOfOps
+    shapes: Shapes | None = None  # of the ops that have a formula for FLOPs
+    notes: tuple[str, ...] = ()  # what is not known of it, and why
+
+
+def attributed(
+    recording: Recording, *, run: Mapping[str, Any] | None = None, shapes: Shapes | None = None
+) -> Attributed:
+    """Attribute every event of `recording`.
+
+    `run`: what is known of the run (run.json): its `layers`, see `find_layers`, and which steps were
+    recorded whole (`timed_steps`, `full_steps`): events of others belong to no step.
+
+    Raises:
+        EmptyRecording: no event carries time.
+    """
+    run = run or {}
+    launch = launches(recording)
+    nesting, enclosing = _nest_cpu(recording, launch)
+    graphs = read_graphs(run.get("compiled"))
+    regions = join_calls(recording, nesting.parent, graphs)
+    if regions.recording is not recording:
+        recording = regions.recording
+        launch = launches(recording)
+        nesting, enclosing = _nest_cpu(recording, launch)
+    spans = recording.spans
+    described = run.get("layers") or ()
+    tree = find_layers(recording, nesting.parent, described, layers_without_marks(recording, graphs, described))
+    attribution = attribute(recording, nesting, tree)
+    shared_kernels = place_regions(regions, nesting.parent, tree, attribution)
+    cpu = cpu_time(recording, nesting, tree)
+    work_of = WorkOfOps(recording, nesting.parent, tree, attribution)
+    if recording.device_mask.any():
+        charges = device_charges(recording, attribution, launch, work_of)
+    else:
+        charges = cpu_charges(recording, attribution, cpu, work_of)
+    if not len(charges):
+        raise EmptyRecording(
+            f"{recording.path or 'the recording'}: {len(spans)} events, but no kernel, copy or CPU op among them. "
+            "Was the profiler stopped before the first step, or its schedule still waiting?"
+        )
+    calls = find_calls(tree, nesting, spans.start_ns, attribution.node_of)
+    whole_steps = {*run.get("timed_steps", ()), *run.get("full_steps", ())}
+    steps = find_steps(recording, tree, attribution.node_of).only(whole_steps)
+    notes = tuple(regions.notes())
+    return Attributed(
+        recording,
+        nesting,
+        enclosing,
+        tree,
+        attribution,
+        cpu,
+        charges,
+        calls,
+        steps,
+        shared_kernels,
+        work_of,
+        shapes,
+        notes,
+    )
+
+
+def _nest_cpu(recording: Recording, launch: Int64) -> tuple[Nesting, Int32]:
+    """Nesting of the CPU events that matter: of calls into the runtime only those that launched something.
+
+    An annotation that begins in one layer and ends in another would hide the layers around what lies
+    in both, so it is left out of the first answer. The second gives the parents with it.
+    """
+    spans = recording.spans
+    chosen = spans.category < Category.RUNTIME
+    launched = np.unique(launch[launch >= 0])
+    chosen[launched[spans.category[launched] == Category.RUNTIME]] = True
+    everything = _nest(recording, chosen)
+    hiding = _crossing_annotations(recording, everything)
+    if not hiding.any():
+        return everything, everything.parent
+    return _nest(recording, chosen & ~hiding), everything.parent
+
+
+def _nest(recording: Recording, chosen: Bool) -> Nesting:
+    spans, members = recording.spans, np.flatnonzero(chosen)
+    local = nest(spans.lane[members], spans.start_ns[members], spans.end_ns[members])
+    parent = np.full(len(spans), -1, dtype=np.int32)
+    parent[members] = np.where(local.parent >= 0, members[local.parent], -1)
+    return Nesting(members[local.order], parent, local.crossing_lanes)
+
+
+def _crossing_annotations(recording: Recording, nesting: Nesting) -> Bool:
+    """Annotations without a meaning of their own that cross a layer or an autograd node."""
+    spans = recording.spans
+    crossing = np.zeros(len(spans), dtype=np.bool_)
+    if not nesting.crossing_lanes:
+        return crossing
+    marks = np.array([parse_mark(name) is not None for name in recording.names], dtype=np.bool_)[spans.name]
+    layers = marks | (spans.category == Category.MODULE)
+    if not layers.any():
+        return crossing  # annotations are the layers
+    plain = np.array([role_of(name) == Role.PLAIN for name in recording.names], dtype=np.bool_)[spans.name]
+    annotation = (spans.category == Category.ANNOTATION) & plain & ~marks
+    bearing = (spans.category <= Category.MODULE) & (layers | ~plain)
+    for lane in nesting.crossing_lanes:
+        doubtful, others = np.flatnonzero(annotation & (spans.lane == lane)), bearing & (spans.lane == lane)
+        crossing[doubtful] = crossed(
+            spans.start_ns[doubtful], spans.end_ns[doubtful], spans.start_ns[others], spans.end_ns[others]
+        )
+    return crossing
