@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from profiler_wrapper.analysis.analyse import Attributed
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.layer_lanes import layer_lanes
 from profiler_wrapper.capture.runinfo import FULL_SET_WORLD_SIZE, RunInfo
 from profiler_wrapper.notices import tell

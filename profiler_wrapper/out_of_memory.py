@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from profiler_wrapper.analysis.analyse import Attributed
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import NO_LAYER
 from profiler_wrapper.analysis.failure import FailedOp, failed_op
 from profiler_wrapper.analysis.memory_model import MemoryUse

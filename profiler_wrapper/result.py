@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from profiler_wrapper.analysis.analyse import Attributed, attributed, tables
+from profiler_wrapper.analysis.analyse import tables
+from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.flop_formulas import has_formula
 from profiler_wrapper.analysis.flops import FlopCount, flops_of_recording
 from profiler_wrapper.analysis.model import Analysis, LayerRow

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from profiler_wrapper.analysis.analyse import Attributed, tables
+from profiler_wrapper.analysis.analyse import tables
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.compiled_graphs import only_called
 from profiler_wrapper.capture.growth import free_bytes_below_own_limit
 from profiler_wrapper.capture.out_of_memory import OutOfMemory

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.attributed import Attributed as Attributed
-from profiler_wrapper.analysis.attributed import attributed as attributed
+from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.flop_rows import (
     keys_of_flops,
     with_class_flops,

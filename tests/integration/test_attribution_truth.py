@@ -17,7 +17,7 @@ import models
 import variants
 from module_stack import OUTSIDE, layer_names, nearest, root_name
 from processes import run_in_processes
-from profiler_wrapper.analysis.analyse import attributed
+from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.capture.scopes import LayerScopes
 from profiler_wrapper.recording.reader import read
 from recordings import NODE

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from profiler_wrapper import load
-from profiler_wrapper.analysis.analyse import Attributed
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.result import ProfileResult, attribute_trace
 
 SCRIPT = Path(__file__).parents[1] / "compiled_training.py"

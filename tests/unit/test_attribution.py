@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from profiler_wrapper.analysis.analyse import Attributed, attributed
+from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.model import NO_FORWARD_LINK, NO_LAYERS
 from recordings import AUTOGRAD, MAIN, NODE, Trace
 

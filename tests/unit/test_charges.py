@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.analyse import Attributed, analyse, attributed
+from profiler_wrapper.analysis.analyse import analyse
+from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAUNCH, NO_LAYERS
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.recording.columns import Category

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler_wrapper.analysis.analyse import analyse, attributed
+from profiler_wrapper.analysis.analyse import analyse
+from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.steps import Steps, find_iterations
 from recordings import AUTOGRAD, Trace
 

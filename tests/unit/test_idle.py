@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.analyse import Attributed, analyse, attributed
+from profiler_wrapper.analysis.analyse import analyse
+from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.idle import idle_per_place
 from recordings import AUTOGRAD, Trace
 

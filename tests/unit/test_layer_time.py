@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.analyse import analyse, attributed
+from profiler_wrapper.analysis.analyse import analyse
+from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.recording.columns import Category, Recording
 from recordings import AUTOGRAD, MAIN, Trace

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from profiler_wrapper.analysis.analyse import attributed
+from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.layer_tree import Layer, LayerTree
 from recordings import Trace
 
