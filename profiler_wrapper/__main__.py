@@ -60,20 +60,19 @@ def _parser() -> argparse.ArgumentParser:
 
     command = _command(commands, "analyze", analyze)
     command.add_argument("path", metavar="TRACE_OR_RUNDIR", help="a trace (.json, .json.gz), or the directory of a run")
-    command.add_argument("--format", choices=("text", "json"), default="text", help="of the output (default: text)")
-    command.add_argument(
-        "-o", "--output", metavar="FILE_OR_DIR", help="write there; a directory gets the tables, result.json and plots"
-    )
-    command.add_argument("--force", action="store_true", help="overwrite files")
+    _add_output(command, "the tables, result.json and plots")
 
     command = _command(commands, "snapshot", snapshot)
     command.add_argument("path", metavar="FILE", help="a pickle of torch.cuda.memory._dump_snapshot; it is not run")
-    command.add_argument("--format", choices=("text", "json"), default="text", help="of the output (default: text)")
-    command.add_argument(
-        "-o", "--output", metavar="FILE_OR_DIR", help="write there; a directory gets the text, the JSON and a plot"
-    )
-    command.add_argument("--force", action="store_true", help="overwrite files")
+    _add_output(command, "the text, the JSON and a plot")
     return parser
+
+
+def _add_output(command: argparse.ArgumentParser, in_directory: str) -> None:
+    """How and where to a command writes; `in_directory`: what a directory gets."""
+    command.add_argument("--format", choices=("text", "json"), default="text", help="of the output (default: text)")
+    command.add_argument("-o", "--output", metavar="FILE_OR_DIR", help=f"write there; a directory gets {in_directory}")
+    command.add_argument("--force", action="store_true", help="overwrite files")
 
 
 def _command(

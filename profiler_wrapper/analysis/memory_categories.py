@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Attribution, Role, role_of
 from profiler_wrapper.analysis.layer_memory import DeviceMemory
 from profiler_wrapper.analysis.layer_tree import LayerTree
@@ -30,7 +31,7 @@ from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryCategory
 from profiler_wrapper.analysis.memory_told import EventsByAddress
 from profiler_wrapper.analysis.optimizer_calls import optimizer_calls
 from profiler_wrapper.recording.columns import Bool, Int8, Int32, Int64, Recording
-from profiler_wrapper.recording.nesting import Nesting, nearest
+from profiler_wrapper.recording.nesting import nearest
 
 _CODE: dict[MemoryCategory, int] = {category: i for i, category in enumerate(CATEGORIES)}
 _PASSES = ("forward", "prefill", "decode", "recompute", "backward", "accumulate_grad")
@@ -46,17 +47,9 @@ class Categories(NamedTuple):
     name: Int32  # index into Told.names; -1 for what has none
 
 
-def categorise(
-    recording: Recording,
-    nesting: Nesting,
-    tree: LayerTree,
-    attribution: Attribution,
-    ops: OpTree,
-    memory: DeviceMemory,
-    blocks: Blocks,
-) -> Categories:
+def categorise(found: Attributed, ops: OpTree, memory: DeviceMemory, blocks: Blocks) -> Categories:
     """The category of every block, by the rules above."""
-    rules = _Rules(recording, nesting, tree, attribution, ops, memory, blocks)
+    rules = _Rules(found, ops, memory, blocks)
     told, name = _told(memory, blocks)
     known_owners = len(memory.told) > 0
     in_optimizer = rules.phase_is("optimizer")
@@ -70,7 +63,7 @@ def categorise(
         grads, in_optimizer = grads & ~refuted, in_optimizer & ~refuted
     else:
         grads = survives_backward
-    found = np.select(
+    category = np.select(
         [
             told >= 0,
             rules.in_collective(),
@@ -82,7 +75,7 @@ def categorise(
         [told, _CODE["communication"], _CODE["workspace"], _CODE["os_state"], _CODE["grads"], _CODE["activation"]],
         _CODE["other"],
     )
-    return Categories(found.astype(np.int8), name)
+    return Categories(category.astype(np.int8), name)
 
 
 def _told(memory: DeviceMemory, blocks: Blocks) -> tuple[Int8, Int32]:
@@ -109,19 +102,10 @@ def _told(memory: DeviceMemory, blocks: Blocks) -> tuple[Int8, Int32]:
 class _Rules:
     """What can be said of blocks made in the recording. Every answer is per block, False for those before."""
 
-    def __init__(
-        self,
-        recording: Recording,
-        nesting: Nesting,
-        tree: LayerTree,
-        attribution: Attribution,
-        ops: OpTree,
-        memory: DeviceMemory,
-        blocks: Blocks,
-    ) -> None:
-        self.recording, self.parent, self.tree = recording, nesting.parent, tree
-        self.attribution, self.ops, self.memory, self.blocks = attribution, ops, memory, blocks
-        self.ends = recording.spans.end_ns
+    def __init__(self, found: Attributed, ops: OpTree, memory: DeviceMemory, blocks: Blocks) -> None:
+        self.recording, self.parent, self.tree = found.recording, found.nesting.parent, found.tree
+        self.attribution, self.ops, self.memory, self.blocks = found.attribution, ops, memory, blocks
+        self.ends = found.recording.spans.end_ns
         self.made_ns = np.append(memory.time_ns, 0)[blocks.made]
         self.freed_ns = np.append(memory.time_ns, _NEVER)[blocks.freed]
 

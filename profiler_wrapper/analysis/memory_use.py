@@ -24,7 +24,7 @@ def memory_use(found: Attributed, memory: DeviceMemory) -> MemoryUse:
     calls, steps = found.calls, found.steps
     ops = op_tree(recording, nesting, tree)
     blocks = find_blocks(recording, nesting, attribution, ops, memory)
-    categories = categorise(recording, nesting, tree, attribution, ops, memory, blocks)
+    categories = categorise(found, ops, memory, blocks)
     owned = own(tree, attribution, memory, blocks, categories, phase_starts(recording, attribution, calls))
     top = int(np.argmax(owned.timeline.total_bytes))
     last = _last_moment(recording, memory)

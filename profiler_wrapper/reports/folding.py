@@ -24,7 +24,7 @@ _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 # A number that is a component of a name, or ends one: `layers.3.mlp`, `Qwen2DecoderLayer_7`.
 _NUMBER = re.compile(r"(?:(?<=[._#])|^)[0-9]{1,9}(?=\.|$)")
-_OPEN = "\0"  # stands for it in a pattern
+OPEN = "\0"  # stands for it in a pattern; no name that is written holds it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +235,7 @@ def _fold(label: str, entries: Sequence[tuple[str, LayerTotal]], *, below_fold: 
     )
 
 
-def split_number(name: str, *, left_open: str = _OPEN) -> tuple[str, int | None]:
+def split_number(name: str, *, left_open: str = OPEN) -> tuple[str, int | None]:
     """A name with its last number left open, and that number: equal for `layers.3` and `layers.4` but for it."""
     matches = list(_NUMBER.finditer(name))
     if not matches:
@@ -244,12 +244,21 @@ def split_number(name: str, *, left_open: str = _OPEN) -> tuple[str, int | None]
     return name[: last.start()] + left_open + name[last.end() :], int(last.group())
 
 
+def fill_numbers(pattern: str, numbers: Iterable[int]) -> str:
+    """A name that `split_number` left open, with the numbers of all that it stands for: `layers.{0..31}.mlp`."""
+    ordered = sorted(numbers)
+    if not ordered:
+        return pattern
+    ranges = number_ranges(ordered)
+    return pattern.replace(OPEN, ranges if len(ordered) == 1 else f"{{{ranges}}}")
+
+
 def _pattern(name: str) -> str:
     return split_number(name)[0]
 
 
 def _numbered_label(pattern: str, names: Iterable[str]) -> str:
-    before, _, after = pattern.partition(_OPEN)
+    before, _, after = pattern.partition(OPEN)
     numbers = sorted({int(name[len(before) : len(name) - len(after)]) for name in names})
     return f"{before}{{{number_ranges(numbers)}}}{after}"
 

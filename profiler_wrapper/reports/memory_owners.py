@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 from profiler_wrapper.analysis.memory_model import MemoryCategory, Owner
 from profiler_wrapper.analysis.phase import Phase
-from profiler_wrapper.reports.folding import number_ranges, split_number
+from profiler_wrapper.reports.folding import OPEN, fill_numbers, split_number
 from profiler_wrapper.reports.memory_tree import NO_OP, OUTSIDE, is_named
-
-_OPEN = "\0"  # stands for the number that a row leaves open; no name that is written holds it
 
 
 @dataclass
@@ -28,10 +26,7 @@ class OwnerGroup:
     @property
     def place(self) -> str:
         """`"model.layers.{0..11}.mlp"`; `""` for what has no layer."""
-        if not self.numbers:
-            return self.pattern
-        ranges = number_ranges(sorted(self.numbers))
-        return self.pattern.replace(_OPEN, ranges if len(self.numbers) == 1 else f"{{{ranges}}}")
+        return fill_numbers(self.pattern, self.numbers)
 
     @property
     def text(self) -> str:
@@ -48,7 +43,7 @@ def owner_groups(owners: Iterable[Owner]) -> list[OwnerGroup]:
     groups: dict[tuple[MemoryCategory, str, str, Phase | None], OwnerGroup] = {}
     for owner in owners:
         named = is_named(owner)
-        pattern, number = split_number((owner.name if named else owner.layer).replace(_OPEN, " "), left_open=_OPEN)
+        pattern, number = split_number((owner.name if named else owner.layer).replace(OPEN, " "))
         op = "" if named else owner.op or NO_OP
         phase = None if named else owner.phase
         group = groups.setdefault((owner.category, pattern, op, phase), OwnerGroup(owner.category, pattern, op, phase))

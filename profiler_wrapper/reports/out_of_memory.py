@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from profiler_wrapper.analysis.memory_model import Change, MemoryUse, Owner
-from profiler_wrapper.reports.folding import number_ranges, split_number
+from profiler_wrapper.reports.folding import OPEN, fill_numbers, split_number
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.units import file_size, percent
 
@@ -81,13 +81,12 @@ def _owners_lines(owners: Sequence[Owner]) -> list[str]:
     members: dict[tuple[str, str], set[int]] = defaultdict(set)
     for owner in owners:
         by_category[owner.category] += owner.size_bytes
-        pattern, number = split_number(owner.layer, left_open="{}")
+        pattern, number = split_number(owner.layer.replace(OPEN, " "))
         key = (pattern, owner.category)
         by_layers[key] += owner.size_bytes
         if number is not None:
             members[key].add(number)
     categories = sorted(by_category.items(), key=lambda item: -item[1])
-    owners = [owner for owner in owners if owner.size_bytes > 0]
     told = [
         f"{name} {file_size(size)} ({percent(size, total)} %)"
         for name, size in categories
@@ -98,16 +97,9 @@ def _owners_lines(owners: Sequence[Owner]) -> list[str]:
     lines = [f"held by: {', '.join(told)}"]
     layers = sorted(by_layers.items(), key=lambda item: -item[1])[:_MOST_LAYERS]
     for (pattern, category), size in layers:
-        where = _folded(pattern, members[pattern, category])
+        where = fill_numbers(pattern, members[pattern, category])
         lines.append(f"  {file_size(size)} {category} of {where or 'code outside of layers'}")
     return lines
-
-
-def _folded(pattern: str, numbers: Iterable[int]) -> str:
-    """`model.layers.{}.mlp` with the numbers that stand for `{}`."""
-    ordered = sorted(numbers)
-    ranges = number_ranges(ordered) if ordered else ""
-    return pattern.replace("{}", ranges if len(ordered) == 1 else f"{{{ranges}}}") if ordered else pattern
 
 
 def _largest(owners: Sequence[Owner], shape_of: ShapeOf) -> list[str]:
@@ -116,7 +108,7 @@ def _largest(owners: Sequence[Owner], shape_of: ShapeOf) -> list[str]:
     numbers: dict[tuple[int, str, str, str], set[int]] = defaultdict(set)
     layer_of: dict[tuple[int, str, str, str], str] = {}
     for owner in owners:
-        pattern, number = split_number(owner.name or owner.layer, left_open="{}")
+        pattern, number = split_number((owner.name or owner.layer).replace(OPEN, " "))
         key = (owner.size_bytes // max(1, owner.count), str(owner.category), pattern, "" if owner.name else owner.op)
         count[key] += owner.count
         layer_of[key] = owner.layer
@@ -125,7 +117,7 @@ def _largest(owners: Sequence[Owner], shape_of: ShapeOf) -> list[str]:
     lines = []
     for key in sorted(count, key=lambda key: -key[0])[:_MOST_TENSORS]:
         size, category, pattern, op = key
-        place = _folded(pattern, numbers[key])
+        place = fill_numbers(pattern, numbers[key])
         what = f"{op} {shape_of(op, layer_of[key])}".strip() if op else f"{category} {place}"
         where = f" of {place}" if op and place else ""
         lines.append(f"{f'{count[key]} x ' if count[key] > 1 else ''}{file_size(size)}, {what}{where}")
