@@ -158,7 +158,7 @@ def _memory_notes(analysis: Analysis, course: MemoryCourse) -> str:
     if all(point.reserved_mib is None for point in course.points):
         notes.append("reserved: not available")
     if analysis.time_basis == "cpu":
-        notes.append("on a CPU only what was allocated while profiling counts")
+        notes.append("on a CPU, of what was there before only what model and optimizers held counts")
     return "; ".join(notes)
 
 
