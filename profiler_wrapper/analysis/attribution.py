@@ -55,8 +55,10 @@ class Role(IntEnum):
 
 
 _NODES = (Role.NODE, Role.ACCUMULATE, Role.GRAPH_ROOT)
+_PHASE_WITHOUT_LAYER: dict[int, Phase] = {Role.OPTIMIZER: "optimizer", Role.DATA_LOADING: "other"}
+_FSDP, _COLLECTIVE = int(Role.FSDP), int(Role.COLLECTIVE)  # asked of every op: members of an enum are slow to get
 _NODE_PREFIX = "autograd::engine::evaluate_function: "
-_COLLECTIVE = re.compile(
+_COLLECTIVE_NAME = re.compile(
     r"(nccl|gloo|mpi|ucc|xccl|hccl|mccl|c10d|c10d_functional|_c10d_functional):|record_param_comms"
 )
 
@@ -75,7 +77,7 @@ def role_of(name: str) -> Role:
         return Role.OPTIMIZER
     if name.startswith("enumerate("):
         return Role.DATA_LOADING
-    return Role.COLLECTIVE if _COLLECTIVE.match(name) else Role.PLAIN
+    return Role.COLLECTIVE if _COLLECTIVE_NAME.match(name) else Role.PLAIN
 
 
 class NodeLink(NamedTuple):
@@ -137,6 +139,7 @@ class _Walk:
         self.near = nearest(self.parent, visited)
         self.order = _start_order(recording, nesting, visited)
         self.around = nearest_above(self.parent[self.order], self.near)
+        self.accumulating = frozenset(np.flatnonzero(self.role == Role.ACCUMULATE).tolist())
         self.common_layer = self._layers_entered_in_nodes()
         self.numbered_child = self._numbered_children()
         self.forward_ops = ForwardOps(recording)
@@ -244,13 +247,11 @@ class _Walk:
         layer = self.tree.layer_of_span.get(span)
         if layer is not None:
             return Place(layer, "recompute" if node >= 0 else self._forward_phase(span, around))
-        if role == Role.OPTIMIZER:
-            return Place(NO_LAYER, "optimizer")
-        if role == Role.DATA_LOADING:
-            return Place(NO_LAYER, "other")
-        if role == Role.FSDP:
+        if role in _PHASE_WITHOUT_LAYER:
+            return Place(NO_LAYER, _PHASE_WITHOUT_LAYER[role])
+        if role == _FSDP:
             return self._fsdp(span, around)
-        if role == Role.COLLECTIVE:
+        if role == _COLLECTIVE:
             return self._collective(around, above, node)
         spans = self.recording.spans
         creates_nodes = node >= 0 and spans.sequence[span] >= 0 and spans.forward_thread[span] <= 0
@@ -271,7 +272,7 @@ class _Walk:
         return around.phase if around.phase in ("prefill", "decode") else "forward"
 
     def _collective(self, around: Place, above: int, node: int) -> Place:
-        if node >= 0 and self.role[node] == Role.ACCUMULATE:
+        if node in self.accumulating:
             return Place(NO_LAYER, "backward")
         return around if above >= 0 else Place(NO_LAYER, "other")
 

@@ -33,6 +33,7 @@ _CAT = attrgetter("cat")
 _NAME = attrgetter("name")
 _PHASE = attrgetter("ph")
 _ARGS = attrgetter("args")
+_LANE = attrgetter("pid", "tid")
 
 
 class _Numbers(dict[Any, int]):
@@ -120,8 +121,7 @@ class Collector:
                 self._skipped[name or f"ph {phases[kind & 0xFFFFFFFF]}"] += count
 
     def _lanes_of(self, events: list[Event]) -> npt.NDArray[np.int32]:
-        lanes = self._lanes
-        return np.array([lanes[event.pid, event.tid] for event in events], np.int32)
+        return np.fromiter(map(self._lanes.__getitem__, map(_LANE, events)), np.int32, len(events))
 
     def _add_spans(self, events: list[Event], category: npt.NDArray[np.int8]) -> None:
         if not events:

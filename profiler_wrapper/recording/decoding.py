@@ -33,13 +33,16 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     device_id: int = msgspec.field(default=-1, name="Device Id")
 
 
+NO_SHAPE = msgspec.Raw()
+
+
 class ShapedArgs(Args, frozen=True, gc=False):
     """With the shapes, still undecoded: most of them repeat."""
 
-    dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
-    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
-    concrete: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Concrete Inputs")
-    old_dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input dims")
+    dims: msgspec.Raw = msgspec.field(default=NO_SHAPE, name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=NO_SHAPE, name="Input type")
+    concrete: msgspec.Raw = msgspec.field(default=NO_SHAPE, name="Concrete Inputs")
+    old_dims: msgspec.Raw = msgspec.field(default=NO_SHAPE, name="Input dims")
 
 
 _NO_ARGS = Args()

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import compress
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from profiler_wrapper.recording.columns import Bool
-from profiler_wrapper.recording.decoding import Event, ShapedArgs
+from profiler_wrapper.recording.decoding import NO_SHAPE, Event
+
+_ARGS = attrgetter("args")
+_DIMS = attrgetter("dims", "old_dims")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +71,14 @@ class ShapeCollector:
     def add(self, spans: list[Event]) -> None:
         """The next spans, in the order in which they will be numbered."""
         numbers = self._numbers
-        for index, span in enumerate(spans, self._seen):
-            args = span.args
-            if isinstance(args, ShapedArgs):
-                dims = bytes(args.dims) or bytes(args.old_dims)
-                if dims:
-                    self._recorded = True
-                if dims and self._wants(span.name):
-                    key = (dims, bytes(args.types), bytes(args.concrete))
-                    self._found.append((index, numbers.setdefault(key, len(numbers))))
+        args = list(map(_ARGS, spans))
+        shaped = [dims is not NO_SHAPE or old is not NO_SHAPE for dims, old in map(_DIMS, args)]
+        self._recorded |= True in shaped
+        for index in compress(range(len(spans)), shaped):
+            if self._wants(spans[index].name):
+                given = args[index]
+                key = (bytes(given.dims) or bytes(given.old_dims), bytes(given.types), bytes(given.concrete))
+                self._found.append((self._seen + index, numbers.setdefault(key, len(numbers))))
         self._seen += len(spans)
 
     def _wants(self, name: str) -> bool:
