@@ -1,4 +1,4 @@
-"""Imports point one way: capture → recording ← analysis ← reports, live → analysis; the top sees all."""
+"""Imports point one way: capture → recording ← analysis ← reports, live → analysis and capture; the top sees all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALLOWED = {
     "recording": set(),
     "analysis": {"recording"},
     "reports": {"analysis", "recording"},
-    "live": {"analysis", "recording"},
+    "live": {"analysis", "recording", "capture"},
 }
 SHARED = {"errors", "units"}  # import nothing of the package themselves
 SEES_ALL = {"integrations"}  # packages of the top level

@@ -1,0 +1,1 @@
+"""Beside the training loop, for weeks; never synchronises the device."""
