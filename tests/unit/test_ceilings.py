@@ -1,0 +1,249 @@
+"""Measuring a machine's own ceilings: right work, right rates, bounded time, and nothing of torch's changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from profiler_wrapper.analysis.peaks import TYPES, find_peaks
+from profiler_wrapper.capture import ceilings
+from profiler_wrapper.capture.ceilings import find_device, measure_ceilings
+from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.recording.measured_peaks import MeasuredPeaks
+from profiler_wrapper.reports.peaks_table import measured_dict
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda", 1)
+
+
+def tiny() -> MeasuredPeaks:
+    return measure_ceilings("cpu", seconds=0.1, sizes=(16, 32), copy_bytes=1 << 16)
+
+
+@pytest.fixture(scope="module")
+def measured() -> MeasuredPeaks:
+    return tiny()
+
+
+def test_a_cpu_has_ceilings_of_its_types_and_of_its_copies(measured: MeasuredPeaks) -> None:
+    assert {"float64", "float32", "bfloat16"} <= set(measured.flops) <= set(TYPES)
+    assert measured.left_out.keys() >= {"tfloat32", "float8"}
+    assert measured.threads == torch.get_num_threads()
+    assert measured.copy is not None
+    for ceiling in [*measured.flops.values(), measured.copy]:
+        assert 0 < ceiling.median_per_s <= ceiling.per_s
+    assert {ceiling.size for ceiling in measured.flops.values()} <= {"16 x 16 x 16", "32 x 32 x 32"}
+
+
+def test_what_is_written_is_read_back_as_the_roof(measured: MeasuredPeaks, tmp_path: Any) -> None:
+    path = tmp_path / "peaks.json"
+    path.write_text(json.dumps(measured_dict(measured, None)))
+    peaks, warning = find_peaks(None, given=path, environment={})
+    assert peaks is not None
+    assert warning is None
+    assert peaks.flops_per_s == {kind: ceiling.per_s for kind, ceiling in measured.flops.items()}
+    assert measured.copy is not None
+    assert peaks.bandwidth_bytes_per_s == measured.copy.per_s
+    assert peaks.source.startswith("measured 20")
+    assert f"{torch.get_num_threads()} thread" in peaks.source
+
+
+def settings() -> list[Any]:
+    matmul: Any = torch.backends.cuda.matmul
+    mkldnn: Any = torch.backends.mkldnn
+    return [
+        matmul.fp32_precision,
+        matmul.allow_tf32,
+        matmul.allow_fp16_accumulation,
+        mkldnn.matmul.fp32_precision,
+        torch.get_float32_matmul_precision(),
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_default_dtype(),
+        torch.get_rng_state().tolist(),
+    ]
+
+
+@pytest.fixture
+def precision() -> Iterator[None]:
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.usefixtures("precision")
+@pytest.mark.parametrize("level", ["highest", "high", "medium"])
+def test_torch_is_as_before_afterwards(level: str) -> None:
+    torch.set_float32_matmul_precision(level)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        before = settings()
+        tiny()
+        assert settings() == before
+
+
+@pytest.mark.usefixtures("precision")
+def test_torch_is_as_before_also_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(work: object, seconds: float) -> Any:
+        raise KeyboardInterrupt
+
+    torch.set_float32_matmul_precision("high")
+    before = settings()
+    monkeypatch.setattr(ceilings, "_cpu_timer", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        tiny()
+    assert settings() == before
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32", "tfloat32", "bfloat16", "float8", "int8"])
+def test_what_is_timed_is_the_product(kind: str) -> None:
+    left, right = ceilings._matrix(64, CPU, 0), ceilings._matrix(64, CPU, 1)
+    product: Any = ceilings._matmul(kind, 64, CPU)()
+    if kind == "int8":
+        left, right = (matrix.mul(40).clamp(-127, 127).to(torch.int8).double() for matrix in (left, right))
+    exact = left.double() @ right.double()
+    tolerance = {"float64": 0.0, "float32": 1e-5, "tfloat32": 1e-5, "bfloat16": 0.02, "float8": 0.1, "int8": 0.0}[kind]
+    assert (product.double() - exact).norm() <= tolerance * exact.norm()
+
+
+def fake_timer(seconds_of_size: dict[int, float]) -> Any:
+    """Takes each product for as long as it is told for its size."""
+
+    def timer(work: Any, seconds: float) -> Any:
+        call_s = seconds_of_size[work().shape[0]]
+        return ceilings._Sample(best_s=call_s, median_s=2 * call_s)
+
+    return timer
+
+
+def test_the_size_with_the_highest_rate_counts_two_flops_for_each_multiply_add() -> None:
+    timer = fake_timer({8: 1024e-6, 16: 8192e-9, 32: 65536e-6})
+    best = ceilings._best_matmul("float32", CPU, (8, 16, 32), 60, timer)
+    assert best.per_s == pytest.approx(1e9)  # 2 x 16^3 = 8192 FLOPs in 8192 ns
+    assert best.median_per_s == pytest.approx(0.5e9)
+    assert best.size == "16 x 16 x 16"
+
+
+def test_a_size_that_would_take_longer_than_there_is_time_is_not_tried() -> None:
+    timer = fake_timer({8: 1.0})  # 16 would take 8 s a call
+    assert ceilings._best_matmul("float32", CPU, (8, 16), 20, timer).size == "8 x 8 x 8"
+
+
+def test_a_size_without_memory_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    matmul = ceilings._matmul
+
+    def limited(kind: str, size: int, device: torch.device) -> Any:
+        if size > 8:
+            raise torch.OutOfMemoryError("no memory")
+        return matmul(kind, size, device)
+
+    monkeypatch.setattr(ceilings, "_matmul", limited)
+    assert ceilings._best_matmul("float32", CPU, (8, 16), 60, fake_timer({8: 1.0})).size == "8 x 8 x 8"
+
+
+def test_a_type_that_torch_refuses_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Any:
+        raise RuntimeError("not implemented for 'Char'\nC++ stack follows")
+
+    monkeypatch.setattr(torch, "_int_mm", refuse)
+    found = tiny()
+    assert "int8" not in found.flops
+    assert found.left_out["int8"] == "not implemented for 'Char'"
+
+
+def test_a_copy_counts_the_bytes_read_and_those_written() -> None:
+    def timer(work: Any, seconds: float) -> Any:
+        assert work().tolist() == [1] * 500
+        return ceilings._Sample(best_s=1e-6, median_s=2e-6)
+
+    copy = ceilings._best_copy(CPU, 500, 1, timer)
+    assert copy is not None
+    assert (copy.per_s, copy.median_per_s) == (pytest.approx(1e9), pytest.approx(0.5e9))
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+def test_a_time_that_is_none_is_refused(seconds: float) -> None:
+    with pytest.raises(WrongUse, match="seconds"):
+        measure_ceilings("cpu", seconds=seconds)
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:99", "meta", "cpu:x"])
+def test_a_device_that_is_not_there_is_refused_by_its_name(device: str) -> None:
+    with pytest.raises(WrongUse, match=device):
+        find_device(device)
+
+
+# --- accelerators, by fakes --------------------------------------------------------------------------
+
+
+def test_device_events_time_batches_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of 0.5 ms are timed twenty at a time: 10 ms a sample, so that a launch does not count."""
+    clock = SimpleNamespace(ms=0.0, waited=0)
+
+    class FakeEvent:
+        def __init__(self, device: torch.device, enable_timing: bool) -> None:
+            assert device == CUDA
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = clock.ms
+
+        def synchronize(self) -> None:
+            clock.waited += 1
+
+        def elapsed_time(self, other: FakeEvent) -> float:
+            return float(other.at - self.at)
+
+    calls: list[int] = []
+
+    def work() -> None:
+        calls.append(1)
+        clock.ms += 0.5
+
+    monkeypatch.setattr(torch, "Event", FakeEvent)
+    sample = ceilings._device_timer(CUDA)(work, 0.0)
+    assert sample == (pytest.approx(0.5e-3), pytest.approx(0.5e-3))
+    assert len(calls) == 1 + 3 + 2 * 20  # warm-up, a first look, two samples
+    assert clock.waited == 3
+
+
+@pytest.mark.parametrize(
+    ("capability", "missing"),
+    [((7, 0), {"tfloat32", "bfloat16"}), ((8, 0), set()), ((9, 0), set()), ((10, 3), set())],
+)
+def test_types_that_a_device_lacks_are_not_measured(
+    capability: tuple[int, int], missing: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert {kind for kind in ceilings._TYPES if ceilings._unsupported(kind, CUDA)} == missing
+
+
+@pytest.mark.parametrize(
+    ("hip", "architecture", "dtype"),
+    [
+        (None, "", torch.float8_e4m3fn),
+        ("7.0", "gfx942:sramecc+:xnack-", torch.float8_e4m3fnuz),
+        ("7.0", "gfx950:sramecc+", torch.float8_e4m3fn),
+    ],
+)
+def test_mi300_has_a_float8_of_its_own(
+    hip: str | None, architecture: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    properties = SimpleNamespace(gcnArchName=architecture)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert ceilings._float8(CUDA) == dtype
+
+
+def test_the_current_accelerator_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA H200 #{device.index}")
+    assert find_device(None) == CUDA
+    assert ceilings.device_name(CUDA) == "NVIDIA H200 #1"
