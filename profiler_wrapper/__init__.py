@@ -1,4 +1,4 @@
-"""Where the time and the memory of every layer of a Transformer go: from one with-block, or from a trace.
+"""Where the time, the memory and the FLOPs of every layer of a Transformer go: from one with-block, or from a trace.
 
 from profiler_wrapper import ProfilerWrapper
 
@@ -23,6 +23,9 @@ from profiler_wrapper.errors import (
 )
 
 if TYPE_CHECKING:
+    from profiler_wrapper.live.model_flops import model_flops
+    from profiler_wrapper.live.monitor import TrainingMonitor
+    from profiler_wrapper.live.monitor_config import MonitorConfig, add_perf_monitor_arguments
     from profiler_wrapper.marking import mark, trace_handler
     from profiler_wrapper.result import ProfileResult, load
     from profiler_wrapper.wrapper import ProfilerWrapper
@@ -32,14 +35,18 @@ __version__ = "0.1.0"
 __all__ = [
     "BrokenTrace",
     "EmptyRecording",
+    "MonitorConfig",
     "ProfileResult",
     "ProfilerWrapper",
     "ProfilerWrapperError",
     "ProfilerWrapperWarning",
+    "TrainingMonitor",
     "UnknownLayer",
     "WrongUse",
+    "add_perf_monitor_arguments",
     "load",
     "mark",
+    "model_flops",
     "trace_handler",
 ]
 
@@ -49,7 +56,11 @@ _compiled.install()
 # Imported when first asked for: reading a trace on a laptop should not wait for what capture needs.
 _HOMES = {
     "ProfilerWrapper": "profiler_wrapper.wrapper",
+    "MonitorConfig": "profiler_wrapper.live.monitor_config",
+    "TrainingMonitor": "profiler_wrapper.live.monitor",
+    "add_perf_monitor_arguments": "profiler_wrapper.live.monitor_config",
     "mark": "profiler_wrapper.marking",
+    "model_flops": "profiler_wrapper.live.model_flops",
     "trace_handler": "profiler_wrapper.marking",
     "ProfileResult": "profiler_wrapper.result",
     "load": "profiler_wrapper.result",

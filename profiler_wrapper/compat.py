@@ -3,20 +3,53 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Literal
 
+import torch
+from torch import nn
+
+from profiler_wrapper.analysis.peaks import Given, find_peaks
 from profiler_wrapper.capture.others import profiler_is_on
 from profiler_wrapper.capture.session import Annotation
+from profiler_wrapper.dummy_step import NotMeasurable, work_of_dummy_step
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.notices import tell
+from profiler_wrapper.integrations.flagscale import (
+    FLOPSMeasurementCallback,
+    add_perf_monitor_to_model_provider,
+    get_perf_monitor,
+    initialize_perf_monitor,
+    perf_monitor_end_iteration,
+    perf_monitor_end_training,
+    perf_monitor_start_iteration,
+    wrap_forward_step_with_perf_monitor,
+)
+from profiler_wrapper.live.monitor_config import add_perf_monitor_arguments
+from profiler_wrapper.live.step_work import Roof
+from profiler_wrapper.notices import Notices, tell
 from profiler_wrapper.recording.atomic import replacing
 from profiler_wrapper.recording.marks import MEMORY_POINT
 from profiler_wrapper.reports.write import REPORTS
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.wrapper import ProfilerWrapper
+
+__all__ = [
+    "FLOPSMeasurementCallback",
+    "SimpleMemoryProfiler",
+    "add_perf_monitor_arguments",
+    "add_perf_monitor_to_model_provider",
+    "calculate_mfu_with_profiler",
+    "get_perf_monitor",
+    "initialize_perf_monitor",
+    "perf_monitor_end_iteration",
+    "perf_monitor_end_training",
+    "perf_monitor_start_iteration",
+    "wrap_forward_step_with_perf_monitor",
+]
 
 
 class SimpleMemoryProfiler:
@@ -108,3 +141,83 @@ def _write(result: ProfileResult, folder: Path) -> None:
         for file in REPORTS[name].files:
             with replacing(folder / Path(file.name).name) as beside:
                 file.write(result, beside)
+
+
+def calculate_mfu_with_profiler(
+    model: nn.Module,
+    batch_size: int,
+    seq_length: int,
+    step_time: float,
+    *,
+    peaks: Given | None = None,
+    convention: Literal["full", "causal"] = "full",
+) -> float:
+    """MFU of a training step: the share of `step_time` that its FLOPs, forward and backward, need at the peak.
+
+    The FLOPs are those of a batch made up for the model, run and counted here. The model's modes, buffers and
+    gradients, and the random numbers, are the same afterwards, but it takes the time and the memory of a step, and
+    gradients of all trained parameters beside those that are there. Call it in the autocast of your steps, as the
+    type of the numbers decides which peak counts.
+
+    Args:
+        model: on its device; what DDP or `torch.compile` wrapped may stay wrapped. A sharded one (FSDP, ZeRO-3,
+            tensor parallel) is refused: one rank alone would wait for ever.
+        batch_size: sequences of a step on this device, micro-batches together; not those of all ranks.
+        seq_length: tokens of each.
+        step_time: seconds of a step, until the device was done.
+        peaks: of this device, as `find_peaks` takes them; None: PROFILER_WRAPPER_PEAK_TFLOPS, else the table's.
+        convention: of attention: "full", or "causal", without what a causal mask hides.
+
+    Returns:
+        1.0 is all of the peak. It is not cut off there: more than that is returned as it is, with a warning. NaN,
+        and one warning that says why, where it is not known; never 0.0. Nothing is raised.
+    """
+    try:
+        mfu = _mfu_of_dummy_step(model, batch_size, seq_length, step_time, peaks, convention)
+    except Exception as error:
+        tell(f"MFU is not available: {type(error).__name__}: {error}")
+        return math.nan
+    if mfu > 1:
+        tell(
+            f"MFU is {mfu:.2f}, more than the peak allows: either step_time={step_time!r} s ends before the device "
+            f"is done, or batch_size={batch_size} is that of all ranks, or the peak is not this device's"
+        )
+    return mfu
+
+
+def _mfu_of_dummy_step(
+    model: nn.Module, batch_size: int, seq_length: int, step_time: float, peaks: Given | None, convention: str
+) -> float:
+    for name, value in (("batch_size", batch_size), ("seq_length", seq_length), ("step_time", step_time)):
+        if not (value > 0 and math.isfinite(value)):
+            raise WrongUse(f"{name}={value!r}: give a positive number")
+    if convention not in ("full", "causal"):
+        raise WrongUse(f"convention={convention!r}: give 'full' or 'causal'")
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    roof, warning = find_peaks(device_name, given=peaks)
+    if roof is None:
+        raise NotMeasurable(warning or "the peak of this device is not known")
+    work = work_of_dummy_step(model, batch_size, seq_length)
+    if work.uncounted:
+        tell(f"MFU is too low: the FLOPs of {', '.join(work.uncounted)} are not known")
+    by_dtype = work.model_flops_by_dtype if convention == "full" else work.causal_model_flops_by_dtype
+    seconds = Roof(roof, _Raising(), tf32=device.type == "cuda" and _tf32()).time_s(by_dtype)
+    if not seconds:
+        raise NotMeasurable("the model ran nothing that has FLOPs")
+    return seconds / step_time
+
+
+class _Raising(Notices):
+    """What cannot be said of the peak ends the attempt."""
+
+    def once(self, topic: str, message: str) -> None:
+        raise NotMeasurable(message)
+
+
+def _tf32() -> bool:
+    """Whether products of float32 numbers run as TF32 on CUDA devices."""
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # it was set by the newer switches
+        return getattr(torch.backends.cuda.matmul, "fp32_precision", "") == "tf32"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from profiler_wrapper.analysis.peaks import VARIABLE, Given, find_peaks
 from profiler_wrapper.capture.steps import Plan, Shapes, make_plan
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.recording.store import safe_name
@@ -52,6 +53,7 @@ class Options:
     layers: Any = "auto"
     rank: int | None = None
     device_mesh: Any = None
+    peaks: Given | None = None  # as given here or in the environment; a file is read at once
     ranks: frozenset[int] | None = None  # which ranks record at all; None: all
     off: bool = False
 
@@ -76,6 +78,7 @@ def make_options(
     activities: Iterable[Any] | None = None,
     record_shapes: object = "auto",
     trace: object = None,
+    peaks: Given | None = None,
     environment: Mapping[str, str] | None = None,
     **others: Any,
 ) -> Options:
@@ -86,6 +89,7 @@ def make_options(
     """
     if is_st not in PREFIXES:
         raise WrongUse(f"is_st={is_st!r} is neither True (opensora) nor False (cogvideo). Give one, or prefix='name'.")
+    environment = os.environ if environment is None else environment
     options = Options(
         is_st=is_st,
         prefix=_prefix(PREFIXES[is_st] if prefix is None else prefix),
@@ -97,10 +101,11 @@ def make_options(
         activities=_activities(activities),
         record_shapes=_shapes(record_shapes),
         trace=_trace(trace),
+        peaks=_peaks(environment.get(VARIABLE, "").strip() or None if peaks is None else peaks),
         **others,
     )
     _check_names(options)
-    options = _overridden(options, os.environ if environment is None else environment)
+    options = _overridden(options, environment)
     options.plan()  # so that wrong steps are said here and not in the loop
     return options
 
@@ -173,6 +178,15 @@ def _trace(trace: object) -> Trace | None:
     if trace in ("json", "json.gz"):
         return "json" if trace == "json" else "json.gz"
     raise WrongUse(f"trace={trace!r} means nothing here. Give 'json', 'json.gz' or False.")
+
+
+def _peaks(peaks: Given | None) -> Given | None:
+    """Checked; what a file says, in its place."""
+    if peaks is None:
+        return None
+    found, _ = find_peaks(None, given=peaks, environment={})
+    is_file = isinstance(peaks, os.PathLike) or (isinstance(peaks, str) and Path(peaks).is_file())
+    return found if is_file else peaks
 
 
 def _overridden(options: Options, environment: Mapping[str, str]) -> Options:

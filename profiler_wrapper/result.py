@@ -14,10 +14,12 @@ from typing import Any, Literal
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.flop_formulas import has_formula
-from profiler_wrapper.analysis.flops import FlopCount, flops_of_recording
 from profiler_wrapper.analysis.model import Analysis, LayerRow
+from profiler_wrapper.analysis.op_bytes import has_rule
+from profiler_wrapper.analysis.peaks import Given
+from profiler_wrapper.analysis.roofline import WorkCount, work_of_recording
 from profiler_wrapper.analysis.series import Track
-from profiler_wrapper.errors import BrokenTrace, UnknownLayer
+from profiler_wrapper.errors import BrokenTrace, UnknownLayer, WrongUse
 from profiler_wrapper.recording.holdings import read_holdings
 from profiler_wrapper.recording.reader import read, read_with_shapes
 from profiler_wrapper.reports.full_table import full_table
@@ -79,22 +81,30 @@ def attribute_trace(
     """Read a trace, with shapes or without, and give every event of it a layer; `run` describes the run it is from."""
     if not shapes:
         return attributed(read(path), run=run)
-    recording, recorded = read_with_shapes(path, has_formula)
+    recording, recorded = read_with_shapes(path, _has_work)
     return attributed(recording, run=run, shapes=recorded)
 
 
-def flops_of_trace(path: str | os.PathLike[str], *, run: Mapping[str, Any] | None = None) -> FlopCount | str:
-    """FLOPs as the trace with shapes tells them, which is not the timed one; or why it does not."""
+def _has_work(op: str) -> bool:
+    return has_formula(op) or has_rule(op)
+
+
+def work_of_trace(path: str | os.PathLike[str], *, run: Mapping[str, Any] | None = None) -> WorkCount | str:
+    """FLOPs and bytes as the trace with shapes tells them, which is not the timed one; or why it does not."""
     try:
-        return flops_of_recording(attribute_trace(path, run=run))
+        return work_of_recording(attribute_trace(path, run=run))
     except Exception as error:  # the times are known, and are worth more
         return f"the trace with shapes could not be analysed ({type(error).__name__}: {error})"
 
 
 def analyse_trace(
-    path: str | os.PathLike[str], *, run: Mapping[str, Any] | None = None, track: Sequence[Track] = ()
+    path: str | os.PathLike[str],
+    *,
+    run: Mapping[str, Any] | None = None,
+    track: Sequence[Track] = (),
+    peaks: Given | None = None,
 ) -> ProfileResult:
-    """The result of one trace file; `run` describes the run it is from (run.json).
+    """The result of one trace file; `run` describes the run it is from (run.json), `peaks` the device.
 
     Raises:
         BrokenTrace: the file is no trace.
@@ -103,8 +113,8 @@ def analyse_trace(
     """
     found = attribute_trace(path, run=run)
     full = trace_with_shapes(Path(path), run or {})
-    flops = flops_of_trace(full, run=run) if full is not None and not (found.shapes and found.shapes.recorded) else None
-    return as_result(tables(found, run=dict(run or {}), track=track, flops=flops))
+    work = work_of_trace(full, run=run) if full is not None and not (found.shapes and found.shapes.recorded) else None
+    return as_result(tables(found, run=dict(run or {}), track=track, work=work, peaks=peaks))
 
 
 def trace_with_shapes(trace: Path, run: Mapping[str, Any]) -> Path | None:
@@ -120,23 +130,32 @@ def _same_name(one: str, other: str) -> bool:
     return one.removesuffix(".gz") == other.removesuffix(".gz")
 
 
-def load(path: str | os.PathLike[str]) -> ProfileResult:
+def load(path: str | os.PathLike[str], *, peaks: Given | None = None) -> ProfileResult:
     """The result of any torch.profiler trace, plain or gzipped, or of a run directory.
 
     Of a directory: the `result.json` in it, else its trace; of one with a directory per rank, the
-    first rank's.
+    first rank's. With `peaks` its trace, from which all shares of the peak are worked out anew.
+
+    Args:
+        path: of the trace or the directory.
+        peaks: what the device can do, where no table knows it or another roof is wanted: dense TFLOP/s, by type
+            (`{"bfloat16": 989, "bandwidth": 3350}` with GB/s, or the same as text), or the file that
+            `python -m profiler_wrapper peaks --measure -o FILE` wrote.
 
     Raises:
         BrokenTrace: the file is no trace, or the directory holds none, or several runs.
         EmptyRecording: no event carries time.
         OSError: it cannot be read.
+        WrongUse: `peaks` means none, or there is no trace to work shares of them out from.
     """
     path = Path(path)
     if path.is_dir():
-        path = _result_or_trace(path)
+        path = _result_or_trace(path, result=peaks is None)
     if path.name == RESULT_FILE:
+        if peaks is not None:
+            raise WrongUse(f"{path}: peaks= needs the trace, from which the result was made. Give the trace.")
         return as_result(from_dict(_json(path)))
-    return analyse_trace(path, run=run_beside(path))
+    return analyse_trace(path, run=run_beside(path), peaks=peaks)
 
 
 def run_beside(trace: Path) -> dict[str, Any] | None:
@@ -175,20 +194,22 @@ def _json(path: Path) -> dict[str, Any]:
     return data
 
 
-def _result_or_trace(directory: Path) -> Path:
-    """The result file of a directory, its trace, or those of its first rank."""
+def _result_or_trace(directory: Path, *, result: bool) -> Path:
+    """The result file of a directory, its trace, or those of its first rank; without `result` a trace, if there is."""
     ranks = sorted(directory.glob("**/rank*/"), key=lambda p: (len(p.parts), _rank_number(p.name)))
     runs = sorted({rank.relative_to(directory).parts[0] for rank in ranks if rank.parent != directory})
     runs = [run for run in runs if not run.startswith("attempt")]
     if len(runs) > 1 and not any(directory.glob("rank*/")):
         raise BrokenTrace(f"{directory}: {len(runs)} runs are in it; name one: {', '.join(runs[:8])}")
     for place in (directory, *ranks):
-        if (place / RESULT_FILE).is_file():
+        if result and (place / RESULT_FILE).is_file():
             return place / RESULT_FILE
         for pattern in ("*_trace.json", "*_trace.json.gz", "*.pt.trace.json", "*.pt.trace.json.gz"):
             traces = sorted(place.glob(pattern), key=lambda p: ("_full_trace" in p.name, p.name))
             if traces:
                 return traces[0]
+        if (place / RESULT_FILE).is_file():
+            return place / RESULT_FILE
     raise BrokenTrace(f"{directory}: no {RESULT_FILE} and no trace in it")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from profiler_wrapper.notices import tell
 from profiler_wrapper.options import Options
 from profiler_wrapper.out_of_memory import answer
 from profiler_wrapper.recording.store import RunDirectory
-from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, flops_of_trace
+from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, work_of_trace
 
 _ENOUGH_BYTES = 1 << 30
 _PATIENCE_S = 300
@@ -75,9 +75,12 @@ def finish_window(task: WindowTask) -> FinishedWindow:
     files, run = task.files(), task.run
     try:
         found = attribute_trace(task.main.path, run=run, shapes=task.main.shapes)
-        flops = None if task.full is None else flops_of_trace(task.full, run=run)
+        work = None if task.full is None else work_of_trace(task.full, run=run)
         run["compiled"] = only_called(run["compiled"], found.recording)
-        result = as_result(tables(found, run=run, track=(*task.options.track, *task.followed), flops=flops))
+        track = (*task.options.track, *task.followed)
+        result = as_result(tables(found, run=run, track=track, work=work, peaks=task.options.peaks))
+        if task.options.peaks is not None and result.utilization is not None and result.utilization.peaks is not None:
+            run["peaks"] = asdict(result.utilization.peaks)
     except EmptyRecording:
         return FinishedWindow(result=None, files="", nothing_recorded=True)
     except Exception as error:

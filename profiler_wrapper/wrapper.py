@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 
+from profiler_wrapper.analysis.peaks import Given
 from profiler_wrapper.analysis.series import Track
 from profiler_wrapper.capture.others import profiler_is_on
 from profiler_wrapper.capture.session import Annotation
@@ -66,9 +67,12 @@ class ProfilerWrapper:
         prefix: of file names, instead of what `is_st` stands for.
         run_name: name of the run's directory; the same on all ranks.
         files: `"auto"`, `"all"`, or some of `trace`, `full_trace`, `result`, `time_plot`, `memory_plot`,
-            `memory_text`, `log`, `categories_plot`, `memory_log`, `sunbursts`.
+            `memory_text`, `log`, `roofline_plot`, `categories_plot`, `memory_log`, `sunbursts`.
         trace: `"json"`, `"json.gz"` or False; None: plain, gzipped past 8 ranks.
         rank, device_mesh: where they cannot be found out.
+        peaks: what the device can do, where no table knows it or another roof is wanted: dense TFLOP/s, by type
+            (`{"bfloat16": 989, "bandwidth": 3350}` with GB/s, or the same as text), or the file that
+            `python -m profiler_wrapper peaks --measure -o FILE` wrote. PROFILER_WRAPPER_PEAK_TFLOPS does the same.
         optimizer: whose state and copies of parameters count as such: one, or several in a list or dict. Those
             of torch are found by their steps, so it takes one only where the optimizer's state was there before
             the block, or where torch does not see the steps: anything with `param_groups` and `state`.
@@ -105,6 +109,7 @@ class ProfilerWrapper:
         rank: int | None = None,
         device_mesh: object | None = None,
         optimizer: object | None = None,
+        peaks: Given | None = None,
     ) -> None:
         if isinstance(model, bool):
             if is_st is not None:
@@ -129,6 +134,7 @@ class ProfilerWrapper:
             run_name=run_name,
             rank=rank,
             device_mesh=device_mesh,
+            peaks=peaks,
             enabled_record_memory_pickle=enabled_record_memory_pickle,
             enabled_record_cuda_average_time=enabled_record_cuda_average_time,
             enable_record_cuda_mm=enable_record_cuda_mm,

@@ -8,13 +8,6 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed, attributed
-from profiler_wrapper.analysis.flop_rows import (
-    keys_of_flops,
-    with_class_flops,
-    with_layer_flops,
-    with_unattributed_flops,
-)
-from profiler_wrapper.analysis.flops import FlopCount, flops_of_recording
 from profiler_wrapper.analysis.idle import idle_per_place
 from profiler_wrapper.analysis.layer_calls import layer_calls
 from profiler_wrapper.analysis.layer_memory import CallMemory, DeviceMemory, call_memory, device_memory
@@ -30,9 +23,12 @@ from profiler_wrapper.analysis.layer_time import (
 from profiler_wrapper.analysis.memory_summary import memory_summary
 from profiler_wrapper.analysis.memory_use import memory_use
 from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.peaks import Given
+from profiler_wrapper.analysis.roofline import WorkCount, work_of_recording
 from profiler_wrapper.analysis.series import Track, function_series, named_series
 from profiler_wrapper.analysis.steps import Steps, find_iterations
 from profiler_wrapper.analysis.trace_run import run_of_trace
+from profiler_wrapper.analysis.work_rows import keys_of_work, with_work
 from profiler_wrapper.recording.columns import Recording
 from profiler_wrapper.recording.holdings import Holding, read_holdings
 from profiler_wrapper.recording.shapes import Shapes
@@ -47,25 +43,33 @@ def analyse(
     run: Mapping[str, Any] | None = None,
     track: Sequence[Track] = (),
     shapes: Shapes | None = None,
+    peaks: Given | None = None,
 ) -> Analysis:
-    """Time, memory and, with `shapes`, FLOPs of every layer of `recording`.
+    """Time, memory and, with `shapes`, FLOPs and bytes of every layer of `recording`.
 
     `run`: what is known of the run (run.json); its `layers` give raw names and model order. `track`:
     names or patterns of ops, kernels and named blocks, and functions of a layer's events, to follow.
+    `peaks`: of the device, see `find_peaks`.
 
     Raises:
         EmptyRecording: no event carries time.
+        WrongUse: `peaks` means none.
     """
     run = dict(run or {})
-    return tables(attributed(recording, run=run, shapes=shapes), run=run, track=track)
+    return tables(attributed(recording, run=run, shapes=shapes), run=run, track=track, peaks=peaks)
 
 
 def tables(
-    found: Attributed, *, run: Mapping[str, Any], track: Sequence[Track] = (), flops: FlopCount | str | None = None
+    found: Attributed,
+    *,
+    run: Mapping[str, Any],
+    track: Sequence[Track] = (),
+    work: WorkCount | str | None = None,
+    peaks: Given | None = None,
 ) -> Analysis:
     """Everything the tables say of an attributed recording.
 
-    `flops`: as another trace of the run tells them, or why it does not; None: as this one does.
+    `work`: FLOPs and bytes as another trace of the run tells them, or why it does not; None: as this one does.
     """
     recording, charges, attribution, tree = found.recording, found.charges, found.attribution, found.tree
     run = {**run_of_trace(recording, found.steps.number), **run}
@@ -81,33 +85,31 @@ def tables(
     names = [item for item in track if not callable(item)]
     iterations = find_iterations(recording)
     per = iterations if len(iterations) > 1 else found.steps  # the points of the series
-    flops = flops_of_recording(found) if flops is None else flops
-    count = None if isinstance(flops, str) else flops
-    ran_elsewhere, flop_notes = keys_of_flops(tree, flops)
-    notes = [*_notes(found, memory), *memory_notes, *(use.notes if use is not None else ()), *flop_notes]
+    work = work_of_recording(found) if work is None else work
+    ran_elsewhere, work_notes = keys_of_work(tree, work)
+    notes = [*_notes(found, memory), *memory_notes, *(use.notes if use is not None else ()), *work_notes]
     series = named_series(recording, found.enclosing, charges, per, names, notes)
     series |= function_series(recording, tree, attribution, charges, per, functions, notes)
     layers = layer_rows(
         tree, attribution, charges, found.cpu, exposed, idle, found.calls, per_call, fused_ns, ran_elsewhere
     )
-    return Analysis(
+    analysis = Analysis(
         time_basis=charges.basis,
         complete=recording.complete and bool(run.get("complete", True)),
         warnings=(*_strings(run.get("warnings")), *recording.warnings, *found.notes, *notes),
         run={name: told for name, told in run.items() if name not in _OF_USE_WITH_A_TRACE_ONLY},
         time=totals(recording, attribution, charges, exposed_total),
-        unattributed=with_unattributed_flops(unattributed_rows(attribution, charges), count),
-        layers=with_layer_flops(layers, count),
+        unattributed=unattributed_rows(attribution, charges),
+        layers=layers,
         attention=attention_rows(recording, tree, attribution, charges),
-        classes=with_class_flops(class_rows(attribution, charges), count),
+        classes=class_rows(attribution, charges),
         steps=step_rows(attribution, charges, found.steps, _peaks(found.steps, memory)),
         series=series,
         memory=memory_summary(use),
-        flops=() if count is None else count.rows,
-        uncounted=() if count is None else count.uncounted,
         calls=_calls(found, per_call),
         memory_use=use,
     )
+    return analysis if isinstance(work, str) else with_work(analysis, found, work, peaks)
 
 
 def _uneven_steps(steps: Steps) -> list[str]:

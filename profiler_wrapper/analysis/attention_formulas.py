@@ -3,6 +3,8 @@
 Two conventions: full, as torch counts, takes each query against each key; causal leaves out the pairs that
 a causal mask hides, half of them where there are as many keys as queries. A mask given as a tensor, a
 window, the blocks of flex attention: what they hide is not recorded, so both numbers are the full one.
+
+The forward keeps no scores, so the backward makes them again: one of its five products is repeated work.
 """
 
 from __future__ import annotations
@@ -22,6 +24,15 @@ class _Packed(NamedTuple):
     ends_k: int
     longest_q: int
     longest_k: int
+
+
+class AttentionFlops(NamedTuple):
+    """FLOPs of one call in both conventions, and how many of them are the scores again."""
+
+    full: int
+    causal: int
+    repeated: int = 0
+    causal_repeated: int = 0
 
 
 class _Sizes(NamedTuple):
@@ -55,14 +66,16 @@ class Attention:
     packed: _Packed | None = None
     absent: tuple[int, ...] = ()
 
-    def flops(self, shapes: OpShapes) -> tuple[int, int] | None:
-        """(full, causal); None where the shapes do not tell."""
+    def flops(self, shapes: OpShapes) -> AttentionFlops | None:
+        """None where the shapes do not tell."""
         sizes = self._sizes(shapes)
         if sizes is None or any(_given(shapes, place) for place in self.absent):
             return None
+        per_width = 2 * sizes.batch * sizes.heads * sizes.queries * sizes.keys
         width = 3 * sizes.width + 2 * sizes.value_width if self.backward else sizes.width + sizes.value_width
-        full = 2 * sizes.batch * sizes.heads * sizes.queries * sizes.keys * width
-        return full, self._causal(shapes, full, sizes.queries, sizes.keys)
+        full, repeated = per_width * width, per_width * sizes.width if self.backward else 0
+        causal, causal_repeated = (self._causal(shapes, flops, sizes.queries, sizes.keys) for flops in (full, repeated))
+        return AttentionFlops(full, causal, repeated, causal_repeated)
 
     def _sizes(self, shapes: OpShapes) -> _Sizes | None:
         q, k, v = shapes.dims[self.query : self.query + 3]

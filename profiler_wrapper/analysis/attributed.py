@@ -46,8 +46,9 @@ class Attributed:
     steps: Steps
     shared_kernels: SharedKernels
     work_of: WorkOfOps
-    shapes: Shapes | None = None  # of the ops that have a formula for FLOPs
+    shapes: Shapes | None = None  # of the ops that have a formula for FLOPs or a rule for bytes
     notes: tuple[str, ...] = ()  # what is not known of it, and why
+    fast_float32: bool = False  # torch was told to multiply float32 in a smaller type where the device has one
 
 
 def attributed(
@@ -56,7 +57,8 @@ def attributed(
     """Attribute every event of `recording`.
 
     `run`: what is known of the run (run.json): its `layers`, see `find_layers`, and which steps were
-    recorded whole (`timed_steps`, `full_steps`): events of others belong to no step.
+    recorded whole (`timed_steps`, `full_steps`): events of others belong to no step; how float32 is
+    multiplied (`float32_matmul_precision`).
 
     Raises:
         EmptyRecording: no event carries time.
@@ -104,6 +106,7 @@ def attributed(
         work_of,
         shapes,
         notes,
+        run.get("float32_matmul_precision") in ("high", "medium"),
     )
 
 

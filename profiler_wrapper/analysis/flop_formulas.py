@@ -26,6 +26,8 @@ class OpFlops(NamedTuple):
     flops: int
     causal_flops: int
     dtype: str  # of the numbers multiplied: bfloat16, float8_e4m3fn, int8 ...; "" where not told
+    repeated_flops: int = 0  # of them, the scores that a fused attention's backward computes again
+    causal_repeated_flops: int = 0
 
 
 Sizes = Sequence[int]
@@ -70,7 +72,7 @@ def _flops_of(name: str, shapes: OpShapes) -> OpFlops | None:
     attention = ATTENTIONS.get(name) or flex_attention(name)
     if attention is not None:
         counted = attention.flops(shapes)
-        return None if counted is None else OpFlops(*counted, _dtype(shapes, attention.query))
+        return None if counted is None else OpFlops(*counted[:2], _dtype(shapes, attention.query), *counted[2:])
     operand, formula = _MATRIX_PRODUCTS.get(name) or _CONVOLUTIONS[name]
     flops = formula(shapes)
     return None if flops is None else OpFlops(flops, flops, _dtype(shapes, operand))

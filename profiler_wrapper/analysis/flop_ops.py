@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
 
 _COMPILING = "(dynamo_timed)"
+# Kernels that multiply float32 as tfloat32: by cuBLAS, cuDNN and CUTLASS.
+_TF32_KERNEL = re.compile(r"tf32|tensorop_s1688gemm|tensorop_s1688fprop|tensorop_s1688[dw]grad")
+_FIRST_WITH_TF32 = 8  # compute capability
 
 
 class FlopKey(NamedTuple):
@@ -48,14 +52,15 @@ class FlopOps:
         self._found, self._shapes = found, shapes
         self._parent = found.nesting.parent
         names = found.recording.names
-        self._ran = self._really_ran()
-        working = self._named([has_work(name) for name in names]) & self._ran
+        self.ran = self._really_ran()
+        working = self._named([has_work(name) for name in names]) & self.ran
         formula = np.flatnonzero(working & self._named([has_formula(name) for name in names]))
         self._flops = self._evaluate(formula)
         known = self._marked(list(self._flops))
         around = nearest_above(self._parent, nearest(self._parent, known))
         self.is_counted = known.copy()
         self.is_counted[around[known & (around >= 0)]] = False
+        self._as_tf32 = self._in_tf32()
         self._is_unknown = self._unknown(working | self._opaque_calls())
 
     def _named(self, chosen: list[bool]) -> Bool:
@@ -86,7 +91,7 @@ class FlopOps:
         """On a CPU, where generated kernels are no events, calls of compiled graphs of which no kernel is known."""
         found = self._found
         spans, names = found.recording.spans, found.recording.names
-        calls = self._named([graph_key(name) is not None for name in names]) & self._ran
+        calls = self._named([graph_key(name) is not None for name in names]) & self.ran
         if found.charges.basis != "cpu" or not calls.any():
             return np.zeros_like(calls)
         generated = np.array([name.startswith("cpp_") for name in names], dtype=np.bool_)[spans.name]
@@ -132,8 +137,29 @@ class FlopOps:
         place = found.attribution.place_of[spans]
         work = optimizer_work(found.attribution, place, found.work_of.ops(spans)[0])
         for span, at, of in zip(spans.tolist(), place.tolist(), work.tolist(), strict=True):
-            flops = self._flops[span]
+            flops = self.flops_of(span)
             yield FlopKey(found.attribution.places[at], of, flops.dtype), flops
+
+    def flops_of(self, span: int) -> OpFlops:
+        """FLOPs of an op that counts."""
+        flops = self._flops[span]
+        is_tf32 = flops.dtype == "float32" and self._as_tf32[span]
+        return flops._replace(dtype="tfloat32") if is_tf32 else flops
+
+    def _in_tf32(self) -> Bool:
+        """Ops whose float32 the device multiplies as tfloat32: their kernels say so, or torch was told to."""
+        found = self._found
+        charges, spans, names = found.charges, found.recording.spans, found.recording.names
+        told = np.zeros(len(self._parent), dtype=np.bool_)
+        if charges.basis != "device":
+            return told
+        by_name = np.array([_TF32_KERNEL.search(name) is not None for name in names], dtype=np.bool_)
+        launched = charges.cpu_span[by_name[spans.name[charges.span]] & (charges.cpu_span >= 0)]
+        op = nearest(self._parent, self.is_counted)[launched]
+        told[op[op >= 0]] = True
+        if found.fast_float32 and _has_tf32(found.recording.metadata):
+            told |= self._named([class_of_work(name) == "gemm" and "conv" not in name for name in names])
+        return told
 
     def uncounted(self, steps: int) -> tuple[UncountedRow, ...]:
         """Ops with work that nothing is known of, then kernels without an op that says what they do."""
@@ -184,8 +210,16 @@ class FlopOps:
         covered = nearest(self._parent, self._named([has_work(name) for name in recording.names]))
         for i in np.flatnonzero(candidates).tolist():
             launch = charges.cpu_span[i]
-            if covered[launch] < 0 and self._ran[launch]:
+            if covered[launch] < 0 and self.ran[launch]:
                 yield i, recording.names[names[i]], told[int(names[i])]
+
+
+def _has_tf32(metadata: Mapping[str, Any]) -> bool:
+    """Whether the devices of a trace, where it tells of them, are new enough."""
+    devices = metadata.get("deviceProperties")
+    devices = devices if isinstance(devices, list) else []
+    told = [device.get("computeMajor") for device in devices if isinstance(device, Mapping)]
+    return all(major >= _FIRST_WITH_TF32 for major in told if isinstance(major, int))
 
 
 class _Group:

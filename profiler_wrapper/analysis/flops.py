@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.flop_ops import FlopKey, FlopOps, layer_name
@@ -21,8 +21,8 @@ from profiler_wrapper.recording.shapes import Shapes
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
 
-_LONGEST = 48  # name of an op in a warning
 LayerPhase = tuple[str, Phase]
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,34 +44,22 @@ class FlopCount:
     uncounted: tuple[UncountedRow, ...]
     layers: Mapping[LayerPhase, LayerFlops]  # layers without FLOPs are left out
 
-    def notes(self) -> list[str]:
-        """What is not known, and why."""
-        if not self.uncounted:
-            return []
-        ops = list(dict.fromkeys(_shortened(row.op) for row in self.uncounted))
-        more = f" and {len(ops) - 3} more" if len(ops) > 3 else ""
-        time_ms = sum(row.time_per_step_ns for row in self.uncounted) / 1e6
-        return [
-            f"FLOPs of layers with {', '.join(ops[:3])}{more} are not available, because nothing tells those of "
-            f"these ops ({time_ms:.3f} ms a step)"
-        ]
-
-
-def _shortened(op: str) -> str:
-    return op if len(op) <= _LONGEST else f"{op[:_LONGEST]}..."
-
 
 def count_flops(found: Attributed, shapes: Shapes) -> FlopCount:
     """FLOPs of the ops of an attributed recording; `shapes`: of those that `has_formula` at least."""
-    ops = FlopOps(found, shapes)
+    return count_of_ops(found, FlopOps(found, shapes))
+
+
+def count_of_ops(found: Attributed, ops: FlopOps) -> FlopCount:
+    """The same of its ops that count."""
     steps = max(1, len(found.steps))
-    full: Counter[FlopKey] = Counter()
-    causal: Counter[FlopKey] = Counter()
+    sums = [Counter[FlopKey]() for _ in range(4)]
     for key, flops in ops.counted():
-        full[key] += flops.flops
-        causal[key] += flops.causal_flops
-    full_per_step, causal_per_step = _per_step(full, steps), _per_step(causal, steps)
-    rows = tuple(_row(found, key, full_per_step[key], causal_per_step[key]) for key in sorted(full, key=_order))
+        numbers = (flops.flops, flops.causal_flops, flops.repeated_flops, flops.causal_repeated_flops)
+        for total, number in zip(sums, numbers, strict=True):
+            total[key] += number
+    means = [per_step(total, steps) for total in sums]
+    rows = tuple(_row(found, key, *(mean[key] for mean in means)) for key in sorted(sums[0], key=_order))
     uncounted = ops.uncounted(steps)
     return FlopCount(steps=steps, rows=rows, uncounted=uncounted, layers=_layers(found, rows, uncounted))
 
@@ -81,7 +69,10 @@ def _order(key: FlopKey) -> tuple[bool, int, int, int, str, str]:
     return place.layer < 0, place.layer, PHASES.index(place.phase), key.work, key.dtype, place.reason
 
 
-def _row(found: Attributed, key: FlopKey, flops: int, causal_flops: int) -> FlopRow:
+def _row(
+    found: Attributed, key: FlopKey, flops: int, causal_flops: int, repeated: int, causal_repeated: int
+) -> FlopRow:
+    again = key.place.phase == "recompute"
     return FlopRow(
         layer=layer_name(found, key.place),
         phase=key.place.phase,
@@ -89,11 +80,13 @@ def _row(found: Attributed, key: FlopKey, flops: int, causal_flops: int) -> Flop
         dtype=key.dtype,
         flops_per_step=flops,
         causal_flops_per_step=causal_flops,
+        repeated_flops_per_step=flops if again else repeated,
+        causal_repeated_flops_per_step=causal_flops if again else causal_repeated,
         reason=key.place.reason,
     )
 
 
-def _per_step(sums: Mapping[FlopKey, int], steps: int) -> dict[FlopKey, int]:
+def per_step(sums: Mapping[Key, int], steps: int) -> dict[Key, int]:
     """Means as whole numbers that add up to the mean of the sum, rounded down."""
     means = {key: total // steps for key, total in sums.items()}
     missing = sum(sums.values()) // steps - sum(means.values())
@@ -114,7 +107,7 @@ def _layers(
     for row in rows:
         if row.layer is None:
             continue
-        for depth, name in enumerate(_upwards(found, indices, row.layer)):
+        for depth, name in enumerate(names_upwards(found, indices, row.layer)):
             total = sums[name, row.phase]
             total[1] += row.flops_per_step
             total[3] += row.causal_flops_per_step
@@ -127,7 +120,7 @@ def _layers(
     }
     own_unknown = {(layer, row.phase) for row in uncounted for layer in row.layers}
     for layer, phase in own_unknown:
-        for name in _upwards(found, indices, layer):
+        for name in names_upwards(found, indices, layer):
             known = layers.get((name, phase), LayerFlops())
             own_is_known = (name, phase) not in own_unknown
             layers[name, phase] = LayerFlops(
@@ -139,7 +132,7 @@ def _layers(
     return layers
 
 
-def _upwards(found: Attributed, indices: Mapping[str, int], layer: str) -> list[str]:
+def names_upwards(found: Attributed, indices: Mapping[str, int], layer: str) -> list[str]:
     """The layer, then all above it."""
     if layer not in indices:
         return [layer]

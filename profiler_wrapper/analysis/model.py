@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from profiler_wrapper.analysis.memory_model import MemoryUse
+from profiler_wrapper.analysis.peaks import Peaks
 from profiler_wrapper.analysis.phase import Phase
 
 SCHEMA_VERSION = 1
+
+Bound = Literal["memory", "compute"]
 
 # Why device time has no layer.
 LAUNCHED_BEFORE = "launched before the trace"
@@ -54,6 +57,13 @@ class LayerRow:
     self_flops_per_step: int | None
     causal_flops_per_step: int | None = None  # without what a causal mask hides
     self_causal_flops_per_step: int | None = None
+    bytes_moved_per_step: int | None = None  # each input of an op read once, each output written once
+    self_bytes_moved_per_step: int | None = None
+    roof_time_per_step_ns: int | None = None  # at the roof: per op the longer of its bytes and its causal FLOPs
+    self_roof_time_per_step_ns: int | None = None
+    memory_roof_time_per_step_ns: int | None = None  # of it, in ops whose bytes take longer than their FLOPs
+    self_memory_roof_time_per_step_ns: int | None = None
+    peak_time_per_step_ns: int | None = None  # what all its FLOPs take at the peak of their types
     allocated_bytes: float | None  # allocated when the layer returns: mean over calls
     reserved_bytes: float | None
     entry_allocated_bytes: float | None  # allocated when the layer is entered: mean over calls
@@ -65,6 +75,18 @@ class LayerRow:
     compiled: bool  # its code is compiled, or is part of what is
     graph: bool  # some of its time is kernels of a replayed CUDA graph
 
+    @property
+    def bound(self) -> Bound | None:
+        """What holds it at the roof: the larger part of its time there. None where that is not known, or 0."""
+        return bound_of(self.roof_time_per_step_ns, self.memory_roof_time_per_step_ns)
+
+
+def bound_of(roof_ns: float | None, memory_ns: float | None) -> Bound | None:
+    """Which part of the time at the roof is the larger one."""
+    if not roof_ns or memory_ns is None:
+        return None
+    return "memory" if 2 * memory_ns > roof_ns else "compute"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnattributedRow:
@@ -74,6 +96,8 @@ class UnattributedRow:
     time_ns: int
     count: int  # device events; on a CPU-only trace, ops
     flops_per_step: int | None = None
+    bytes_moved_per_step: int | None = None
+    roof_time_per_step_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,19 +133,43 @@ class FlopRow:
     dtype: str  # bfloat16, float8_e4m3fn, int8 ...; "" where the trace does not tell
     flops_per_step: int
     causal_flops_per_step: int
+    repeated_flops_per_step: int = 0  # of them, what was computed before: recompute, scores in attention's backward
+    causal_repeated_flops_per_step: int = 0
     reason: str = ""  # why there is no layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UncountedRow:
-    """Ops (or kernels without one) that have FLOPs, but nothing tells how many."""
+    """Ops (or kernels without one) that have FLOPs, or move bytes, but nothing tells how many."""
 
     op: str
-    class_name: str  # gemm, attention
+    class_name: str  # gemm, attention; of bytes any
     phase: Phase
-    layers: tuple[str, ...]  # the innermost layers they ran in; their FLOPs are not known
+    layers: tuple[str, ...]  # the innermost layers they ran in; their FLOPs, or bytes, are not known
     count: int  # in all steps that were counted
     time_per_step_ns: int  # in those steps, in which shapes were recorded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Utilization:
+    """How much of the machine a step uses: FLOPs of a step at the peak of their types, over the time of a step.
+
+    *Hardware* FLOPs are all that ran; *model* FLOPs leave out what was computed before in the step (recompute,
+    the scores in the backward of fused attention). `causal_`: without what a causal mask hides. On a CPU the
+    peak is that of all threads of torch's ops. Shares may be over 1, and a warning then says what is likely wrong.
+    """
+
+    step_time_ns: int | None  # median; a step ends when both the CPU and the devices are done with it
+    model_flops_per_step: int | None
+    hardware_flops_per_step: int | None
+    causal_model_flops_per_step: int | None
+    causal_hardware_flops_per_step: int | None
+    mfu: float | None
+    hfu: float | None
+    causal_mfu: float | None
+    causal_hfu: float | None
+    devices: int = 1  # that this process used; the peak is theirs together
+    peaks: Peaks | None = None  # of one device; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +242,8 @@ class Analysis:
     memory: Mapping[str, Any]
     flops: tuple[FlopRow, ...] = ()
     uncounted: tuple[UncountedRow, ...] = ()
+    untold_bytes: tuple[UncountedRow, ...] = ()  # what moves bytes, and nothing tells how many
+    utilization: Utilization | None = None  # None: the FLOPs of a step are not known
     calls: tuple[LayerCall, ...] = ()  # not in result.json
     memory_use: MemoryUse | None = None  # not in result.json; None where no allocation was recorded
     summary: Mapping[str, Any] = field(default_factory=dict)

@@ -151,7 +151,7 @@ TABLE: tuple[Entry, ...] = (
         ("NVIDIA H20",),
         _tflops(float32=44, tfloat32=74, float16=148, bfloat16=148, float8=296, int8=296),
         4000,
-        "reported by third parties; NVIDIA publishes no document on the H20",
+        "NVIDIA publishes no document on the H20; as third parties report",
     ),
     Entry(("NVIDIA H200",), _H100_SXM_TFLOPS, 4800, f"NVIDIA H200 datasheet (the H100 SXM's compute); {_HOPPER}"),
     Entry(

@@ -47,6 +47,7 @@ class RunInfo:
     device_type: str = "cpu"
     cpu_name: str = ""  # "AMD EPYC 9534 64-Core Processor, 8 threads": those that torch's ops use
     versions: Mapping[str, str] = field(default_factory=dict)
+    float32_matmul_precision: str | None = None  # "highest"; "high" and "medium" multiply in smaller types
     warnings: tuple[str, ...] = ()
 
     @property
@@ -73,6 +74,7 @@ class RunInfo:
             "device_type": self.device_type,
             "cpu_name": self.cpu_name,
             "versions": dict(self.versions),
+            "float32_matmul_precision": self.float32_matmul_precision,
         }
 
 
@@ -119,8 +121,18 @@ def run_info(
         device_type=device_type,
         cpu_name=f"{_processor()}, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}",
         versions=versions(version),
+        float32_matmul_precision=_float32_matmul_precision(),
         warnings=tuple(warnings),
     )
+
+
+def _float32_matmul_precision() -> str | None:
+    """How products of float32 are done; None where torch does not tell."""
+    try:
+        return str(torch.get_float32_matmul_precision())
+    except RuntimeError:  # set for one backend by the newer switch, beside which this one refuses to be asked
+        told = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+        return {"tf32": "high", "ieee": "highest"}.get(str(told))
 
 
 def _processor() -> str:

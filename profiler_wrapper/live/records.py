@@ -21,15 +21,15 @@ class StepRecord:
         timestamp: seconds since 1970 when the host ended it.
         step_time_s: from its start to its end, on the device's clock where there is one.
         samples, tokens: of all ranks; real tokens where a mask was given.
-        model_flops: what the model needs, forward and backward, without anything computed again.
+        model_flops: what the model needs, forward and backward, without anything computed again; padding included.
         hardware_flops: what ran, recompute included.
         model_time_at_peak_s, hardware_time_at_peak_s: what one device needs for its share of these FLOPs at its
             peak, each type of number at its own.
         flops_source, flops_step: how the FLOPs are known; of "measured", in which step.
         convention: of attention: "full", or "causal", which leaves out what a causal mask hides.
         world_size: ranks of the job.
-        memory_bytes, peak_memory_bytes: allocated on this rank's device now, and the most since the process began
-            or the user last reset it.
+        memory_bytes, peak_memory_bytes: allocated on this rank's accelerator now, and the most since the process
+            began or the user last reset it; without an accelerator the resident memory of the process.
         breakdown_s: seconds by PARTS, which add up to `step_time_s`.
         profiled: the profiler was on, so the time is not that of an undisturbed step, and is left out of means.
     """

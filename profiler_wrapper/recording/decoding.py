@@ -43,6 +43,7 @@ class ShapedArgs(Args, frozen=True, gc=False):
     types: msgspec.Raw = msgspec.field(default=NO_SHAPE, name="Input type")
     concrete: msgspec.Raw = msgspec.field(default=NO_SHAPE, name="Concrete Inputs")
     old_dims: msgspec.Raw = msgspec.field(default=NO_SHAPE, name="Input dims")
+    strides: msgspec.Raw = msgspec.field(default=NO_SHAPE, name="Input Strides")
 
 
 _NO_ARGS = Args()

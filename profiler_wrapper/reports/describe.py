@@ -8,10 +8,13 @@ from statistics import median
 from typing import Any
 
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis
-from profiler_wrapper.reports.folding import number_ranges
+from profiler_wrapper.analysis.roofline import peak_of
+from profiler_wrapper.reports.numbered_names import number_ranges
 from profiler_wrapper.reports.text import clean, shorten
 
 _LONGEST_NAME = 36
+_FEW_FLOPS = 0.01  # types of number with a smaller share of the FLOPs are not named
+_SOURCE_WIDTH = 20
 _OUTSIDE_STEPS = 0.01  # a larger share of the time is said to be in no step
 
 
@@ -59,8 +62,8 @@ def has_like_flops(analysis: Analysis) -> bool:
     return not generates(analysis) and outside - before <= _OUTSIDE_STEPS * analysis.time.total_ns
 
 
-def shown_flops(analysis: Analysis, per_step: int | None) -> int | None:
-    """FLOPs for as many steps as the times beside them are for; None where they cannot stand there."""
+def shown_work(analysis: Analysis, per_step: int | None) -> int | None:
+    """FLOPs (or bytes, or what they take) for as many steps as the times beside them; None where they cannot stand."""
     if per_step is None or not has_like_flops(analysis):
         return None
     return per_step * max(1, len(step_numbers(analysis))) // step_count(analysis)
@@ -115,6 +118,37 @@ def root_names(analysis: Analysis) -> str:
     roots = list(dict.fromkeys(row.layer for row in rows))
     names = ", ".join(roots)
     return f"{roots[0]} and {len(roots) - 1} more" if len(roots) > 1 and len(names) > _LONGEST_NAME else names
+
+
+def use_line(analysis: Analysis, width: int) -> str:
+    """`"MFU 17.3 % (causal 16.5 %) of 989.4 TFLOP/s bfloat16, step 35.183 ms; NVIDIA ..."`; `""` where not known."""
+    use = analysis.utilization
+    if use is None or use.mfu is None or use.peaks is None or use.step_time_ns is None:
+        return ""
+    shares = [_share_in_words("MFU", use.mfu, use.causal_mfu)]
+    if use.hfu != use.mfu:
+        shares.append(_share_in_words("HFU", use.hfu, use.causal_hfu))
+    by_dtype: dict[str, int] = {}
+    for row in analysis.flops:
+        by_dtype[row.dtype] = by_dtype.get(row.dtype, 0) + row.flops_per_step
+    total = sum(by_dtype.values())
+    main = sorted((dtype for dtype, flops in by_dtype.items() if flops > _FEW_FLOPS * total), key=by_dtype.__getitem__)
+    peaks = [f"{flop_rate((peak_of(use.peaks, dtype) or 0.0) * use.devices)} {dtype}".rstrip() for dtype in main[::-1]]
+    line = f"{', '.join(shares)} of {' + '.join(peaks)}, step {use.step_time_ns / 1e6:.3f} ms"
+    if width - len(line) >= _SOURCE_WIDTH:
+        line += "; " + shorten(clean(use.peaks.source), width - len(line) - 2)
+    return shorten(line, width)
+
+
+def _share_in_words(name: str, share: float | None, causal: float | None) -> str:
+    text = f"{name} {100 * (share or 0):.1f} %"
+    return text if causal is None or causal == share else f"{text} (causal {100 * causal:.1f} %)"
+
+
+def flop_rate(flop_per_s: float) -> str:
+    """`"989.4 TFLOP/s"`, `"85.2 GFLOP/s"`."""
+    unit, size = ("TFLOP/s", 1e12) if flop_per_s >= 1e12 else ("GFLOP/s", 1e9)
+    return f"{flop_per_s / size:.4g} {unit}"
 
 
 def title_parts(analysis: Analysis, *, unicode: bool = False) -> list[str]:

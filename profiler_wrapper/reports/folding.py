@@ -6,25 +6,20 @@ differs much from its likes is named as odd.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from statistics import median
 
 from profiler_wrapper.analysis.model import Analysis, LayerRow
 from profiler_wrapper.analysis.phase import FORWARD_PHASES, Phase
+from profiler_wrapper.reports.numbered_names import OPEN, number_ranges, split_number
 
 FEWEST_FOLDED = 3
 ODD_SHARE = 0.2  # of the median
 ODD_DEVIATIONS = 5.0  # robust standard deviations
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
-
-# A number that is a component of a name, or ends one: `layers.3.mlp`, `Qwen2DecoderLayer_7`.
-_NUMBER = re.compile(r"(?:(?<=[._#])|^)[0-9]{1,9}(?=\.|$)")
-OPEN = "\0"  # stands for it in a pattern; no name that is written holds it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +34,11 @@ class LayerTotal:
     order: int
     phases_ns: Mapping[Phase, int]
     attention_ns: int
+    communication_ns: int
     fused_ns: int
     flops: int | None  # per step
+    roof_ns: int | None  # per step: time at the roof
+    memory_roof_ns: int | None  # per step: of it, in ops that bytes bound
     calls: int | None
     retained_bytes: float | None
     peak_bytes: int | None
@@ -97,8 +95,20 @@ class Fold:
         return sum(member.attention_ns for member in self.members)
 
     @property
+    def communication_ns(self) -> int:
+        return sum(member.communication_ns for member in self.members)
+
+    @property
     def flops(self) -> int | None:
         return known_total(member.flops for member in self.members)
+
+    @property
+    def roof_ns(self) -> int | None:
+        return known_total(member.roof_ns for member in self.members)
+
+    @property
+    def memory_roof_ns(self) -> int | None:
+        return known_total(member.memory_roof_ns for member in self.members)
 
     @property
     def calls(self) -> int | None:
@@ -155,8 +165,11 @@ def _layer_total(layer: str, rows: Sequence[LayerRow], parent: str | None) -> La
         order=first.order,
         phases_ns=dict(phases),
         attention_ns=sum(row.attention_ns for row in rows),
+        communication_ns=sum(row.communication_ns for row in rows),
         fused_ns=sum(row.fused_ns for row in rows),
         flops=known_total(row.flops_per_step for row in rows),
+        roof_ns=known_total(row.roof_time_per_step_ns for row in rows),
+        memory_roof_ns=known_total(row.memory_roof_time_per_step_ns for row in rows),
         calls=_sum(row.calls for row in forward),
         retained_bytes=max(retained, default=None),
         peak_bytes=max((row.peak_bytes for row in rows if row.peak_bytes is not None), default=None),
@@ -235,24 +248,6 @@ def _fold(label: str, entries: Sequence[tuple[str, LayerTotal]], *, below_fold: 
     )
 
 
-def split_number(name: str, *, left_open: str = OPEN) -> tuple[str, int | None]:
-    """A name with its last number left open, and that number: equal for `layers.3` and `layers.4` but for it."""
-    matches = list(_NUMBER.finditer(name))
-    if not matches:
-        return name, None
-    last = matches[-1]
-    return name[: last.start()] + left_open + name[last.end() :], int(last.group())
-
-
-def fill_numbers(pattern: str, numbers: Iterable[int]) -> str:
-    """A name that `split_number` left open, with the numbers of all that it stands for: `layers.{0..31}.mlp`."""
-    ordered = sorted(numbers)
-    if not ordered:
-        return pattern
-    ranges = number_ranges(ordered)
-    return pattern.replace(OPEN, ranges if len(ordered) == 1 else f"{{{ranges}}}")
-
-
 def _pattern(name: str) -> str:
     return split_number(name)[0]
 
@@ -261,23 +256,6 @@ def _numbered_label(pattern: str, names: Iterable[str]) -> str:
     before, _, after = pattern.partition(OPEN)
     numbers = sorted({int(name[len(before) : len(name) - len(after)]) for name in names})
     return f"{before}{{{number_ranges(numbers)}}}{after}"
-
-
-def number_ranges(numbers: Sequence[int]) -> str:
-    """`[0, 1, 2, 3, 7]` -> `"0..3,7"`, `[0, 2, 4, 6]` -> `"0,2..6"`; `numbers` ascend."""
-    distances = {after - before for before, after in pairwise(numbers)}
-    if len(numbers) > FEWEST_FOLDED and len(distances) == 1 and distances != {1}:
-        return f"{numbers[0]},{numbers[1]}..{numbers[-1]}"
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ",".join(
-        str(first) if first == last else f"{first},{last}" if last == first + 1 else f"{first}..{last}"
-        for first, last in ranges
-    )
 
 
 def _tell_apart(folds: list[Fold]) -> list[Fold]:

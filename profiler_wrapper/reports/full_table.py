@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from profiler_wrapper.analysis.model import Analysis, LayerRow
+from profiler_wrapper.analysis.model import Analysis, LayerRow, UncountedRow
 from profiler_wrapper.analysis.phase import PHASES
-from profiler_wrapper.reports.describe import per_step, shown_flops, step_count, title_parts
+from profiler_wrapper.reports.describe import per_step, shown_work, step_count, title_parts, use_line
 from profiler_wrapper.reports.followed import followed
 from profiler_wrapper.reports.memory_table import memory_use_sections
 from profiler_wrapper.reports.memory_tree import why_no_memory_use
@@ -18,6 +18,7 @@ from profiler_wrapper.units import mebibytes, milliseconds, percent
 Cell = Callable[[LayerRow], str]
 
 _LONGEST_KERNELS = 60
+_LONGEST_LINE = 400
 _MEMORY_LABELS = {
     "device": "device",
     "allocated_bytes": "allocated at the end",
@@ -38,7 +39,9 @@ def full_table(analysis: Analysis) -> str:
         _section(f"Layers, in model order: ms {per_step(analysis)}, MiB", layer_section(analysis)),
         _section(f"Attention: ms {per_step(analysis)}", attention_section(analysis)),
         _section(f"Classes: ms {per_step(analysis)}", class_section(analysis)),
-        _section(f"Work of which no FLOPs are known: ms {per_step(analysis)}", uncounted_section(analysis)),
+        _section("Share of the peak", use_line(analysis, _LONGEST_LINE)),
+        _section(f"Work of which no FLOPs are known: ms {per_step(analysis)}", uncounted_section(analysis.uncounted)),
+        _section("Work of which no bytes are known: ms a step", uncounted_section(analysis.untold_bytes)),
         _section("Steps: ms", step_section(analysis)),
         _section("Followed by name: ms in each step or entry; of a function what it gave", series_section(analysis)),
         *(_section(title, text) for title, text in memory_sections(analysis)),
@@ -80,6 +83,11 @@ def _layer_columns(analysis: Analysis) -> list[tuple[str, Cell]]:
     def time(name: str) -> Cell:
         return lambda row: _per_step_ms(getattr(row, name), steps)
 
+    def rate(row: LayerRow, per_step: int | None, *, less: int = 0) -> float | None:
+        """Of a step's work, per nanosecond of its time: FLOPs give GFLOP/s, bytes GB/s, times a share."""
+        work = shown_work(analysis, per_step)
+        return work * steps / (row.time_ns - less) if work and row.time_ns > less else None
+
     def size(name: str) -> Cell:
         return lambda row: _known(getattr(row, name), mebibytes)
 
@@ -101,7 +109,14 @@ def _layer_columns(analysis: Analysis) -> list[tuple[str, Cell]]:
         ("GFLOP", lambda row: _known(row.flops_per_step, _giga)),
         ("self GFLOP", lambda row: _known(row.self_flops_per_step, _giga)),
         ("causal GFLOP", lambda row: _known(_causal(row), _giga)),
-        ("GFLOP/s", lambda row: _known(_rate(analysis, row), lambda rate: f"{rate:.1f}")),
+        ("GFLOP/s", lambda row: _known(rate(row, row.flops_per_step), lambda value: f"{value:.1f}")),
+        ("% of peak", lambda row: _known(rate(row, row.peak_time_per_step_ns), _percent)),
+        ("moved", lambda row: _known(row.bytes_moved_per_step, mebibytes)),
+        ("GB/s", lambda row: _known(rate(row, row.bytes_moved_per_step), lambda value: f"{value:.1f}")),
+        ("FLOP/B", lambda row: _known(_intensity(row), lambda value: f"{value:.4g}")),
+        ("at roof", lambda row: _known(row.roof_time_per_step_ns, lambda time_ns: f"{time_ns / 1e6:.3f}")),
+        ("% of roof", lambda row: _known(rate(row, row.roof_time_per_step_ns, less=row.communication_ns), _percent)),
+        ("bound", lambda row: row.bound or ""),
         ("at entry", size("entry_allocated_bytes")),
         ("at exit", size("allocated_bytes")),
         ("reserved", size("reserved_bytes")),
@@ -125,10 +140,13 @@ def _causal(row: LayerRow) -> int | None:
     return None if row.causal_flops_per_step == row.flops_per_step else row.causal_flops_per_step
 
 
-def _rate(analysis: Analysis, row: LayerRow) -> float | None:
-    """FLOP per nanosecond of the time they took: GFLOP/s."""
-    flops = shown_flops(analysis, row.flops_per_step)
-    return flops * step_count(analysis) / row.time_ns if flops and row.time_ns else None
+def _intensity(row: LayerRow) -> float | None:
+    """FLOPs per byte moved."""
+    return row.flops_per_step / row.bytes_moved_per_step if row.flops_per_step and row.bytes_moved_per_step else None
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
 
 
 def _giga(flops: int) -> str:
@@ -173,8 +191,8 @@ def class_section(analysis: Analysis) -> str:
     return grid(("class", "phase", "time", "share %", "events", "GFLOP"), drawn, left_columns=2) if drawn else ""
 
 
-def uncounted_section(analysis: Analysis) -> str:
-    """Ops that multiply matrices, convolve or attend, and tell not how much; times with shapes being recorded."""
+def uncounted_section(rows: Sequence[UncountedRow]) -> str:
+    """Ops that work, and tell not how much; times with shapes being recorded."""
     drawn = [
         [
             shorten(clean(row.op), _LONGEST_KERNELS),
@@ -183,7 +201,7 @@ def uncounted_section(analysis: Analysis) -> str:
             str(row.count),
             milliseconds(row.time_per_step_ns),
         ]
-        for row in analysis.uncounted
+        for row in rows
     ]
     return grid(("op", "class", "phase", "calls in all", "time"), drawn, left_columns=3) if drawn else ""
 

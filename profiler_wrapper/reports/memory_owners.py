@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from profiler_wrapper.analysis.memory_model import MemoryCategory, Owner
 from profiler_wrapper.analysis.phase import Phase
-from profiler_wrapper.reports.folding import OPEN, fill_numbers, split_number
 from profiler_wrapper.reports.memory_tree import NO_OP, OUTSIDE, is_named
+from profiler_wrapper.reports.numbered_names import OPEN, fill_numbers, split_number
 
 
 @dataclass

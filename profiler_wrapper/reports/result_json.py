@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from functools import cache
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -26,10 +26,12 @@ from profiler_wrapper.analysis.model import (
     TimeTotals,
     UnattributedRow,
     UncountedRow,
+    Utilization,
 )
+from profiler_wrapper.analysis.peaks import Peaks
 from profiler_wrapper.errors import BrokenTrace
 
-Row = AttentionRow | ClassRow | FlopRow | LayerRow | StepRow | TimeTotals | UnattributedRow | UncountedRow
+Row = AttentionRow | ClassRow | FlopRow | LayerRow | StepRow | TimeTotals | UnattributedRow | UncountedRow | Utilization
 
 NS_PER_US = 1000
 # Without these a row says nothing; every other field has a value for "not known".
@@ -48,13 +50,15 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "run": {"timed_steps": timed_steps, "full_steps": []} | _plain_mapping(analysis.run),
         "time": _row_to_dict(analysis.time) | {"coverage": analysis.time.coverage},
         "unattributed": _rows_to_dicts(analysis.unattributed),
-        "layers": _rows_to_dicts(analysis.layers),
+        "layers": [_row_to_dict(row) | {"bound": row.bound} for row in analysis.layers],
         "attention": _rows_to_dicts(analysis.attention),
         "classes": _rows_to_dicts(analysis.classes),
         "steps": _rows_to_dicts(analysis.steps),
         "series": _plain_mapping(analysis.series),
         "flops": _rows_to_dicts(analysis.flops),
         "uncounted": _rows_to_dicts(analysis.uncounted),
+        "untold_bytes": _rows_to_dicts(analysis.untold_bytes),
+        "utilization": None if analysis.utilization is None else _row_to_dict(analysis.utilization),
         "memory": _plain_mapping(analysis.memory),
     }
 
@@ -95,9 +99,12 @@ def _prepared(data: Mapping[str, Any]) -> dict[str, Any]:
         ("steps", StepRow),
         ("flops", FlopRow),
         ("uncounted", UncountedRow),
+        ("untold_bytes", UncountedRow),
     )
     for name, row_type in lists:
         prepared[name] = [_row_from_dict(row_type, row) for row in data.get(name) or ()]
+    if prepared.get("utilization") is not None:
+        prepared["utilization"] = _row_from_dict(Utilization, data["utilization"])
     unknown: dict[str, Any] = {"complete": False, "warnings": [], "run": {}, "series": {}, "memory": {}}
     return unknown | prepared
 
@@ -180,6 +187,8 @@ def _plain(value: Any) -> Any:
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return _plain_mapping(value)
+    if isinstance(value, Peaks):
+        return _plain_mapping(asdict(value))
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, (set, frozenset)):

@@ -8,10 +8,10 @@ from functools import partial
 from statistics import median
 from typing import Literal
 
-from profiler_wrapper.analysis.model import Analysis, LayerRow
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, LayerRow
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.reports.choosing import Order, Shown, choose, in_order
-from profiler_wrapper.reports.describe import shown_flops, step_count
+from profiler_wrapper.reports.describe import shown_work, step_count
 from profiler_wrapper.reports.folding import Fold, LayerTotal, Odd, Tree, known_total, layer_totals, odd_ones
 
 RowKind = Literal["layer", "median", "odd", "outside", "unattributed", "total"]
@@ -41,7 +41,10 @@ class TableRow:
     times_ns: Mapping[str, float]
     total_ns: float
     attention_ns: float = 0
+    communication_ns: float = 0
     flops: float | None = None  # as many steps as the times; None also where steps are not alike
+    roof_ns: float | None = None  # so too: time at the roof
+    memory_roof_ns: float | None = None  # of it, in ops that bytes bound
     calls: float | None = None  # per step
     retained_bytes: float | None = None
     peak_bytes: float | None = None
@@ -63,7 +66,7 @@ class _Steps:
 
     def __init__(self, analysis: Analysis) -> None:
         self._steps = step_count(analysis)
-        self.flops = partial(shown_flops, analysis)
+        self.work = partial(shown_work, analysis)
 
     def times(self, phases_ns: Mapping[Phase, int]) -> dict[str, float]:
         sums: dict[str, int] = {}
@@ -82,7 +85,10 @@ class _Steps:
             "times_ns": self.times(source.phases_ns),
             "total_ns": self.of(source.time_ns),
             "attention_ns": self.of(source.attention_ns),
-            "flops": self.flops(source.flops),
+            "communication_ns": self.of(source.communication_ns),
+            "flops": self.work(source.flops),
+            "roof_ns": self.work(source.roof_ns),
+            "memory_roof_ns": self.work(source.memory_roof_ns),
             "calls": None if calls is None else self.of(calls),
             "retained_bytes": source.retained_bytes,
             "peak_bytes": source.peak_bytes,
@@ -135,7 +141,10 @@ def _median_row(one: Shown[TableRow], steps: _Steps) -> TableRow:
         times_ns={column: median(row.times_ns.get(column, 0) for row in rows) for column in columns},
         total_ns=median(totals),
         attention_ns=median(row.attention_ns for row in rows),
+        communication_ns=median(row.communication_ns for row in rows),
         flops=_median(row.flops for row in rows),
+        roof_ns=_median(row.roof_ns for row in rows),
+        memory_roof_ns=_median(row.memory_roof_ns for row in rows),
         calls=_median(row.calls for row in rows),
         retained_bytes=_median(row.retained_bytes for row in rows),
         range_ns=(min(totals), max(totals)),
@@ -195,7 +204,10 @@ def _outside_rows(analysis: Analysis, steps: _Steps) -> list[TableRow]:
             times_ns=steps.times({row.phase: row.time_ns}),
             total_ns=steps.of(row.time_ns),
             attention_ns=steps.of(row.attention_ns),
-            flops=steps.flops(row.flops_per_step),
+            communication_ns=steps.of(row.communication_ns),
+            flops=steps.work(row.flops_per_step),
+            roof_ns=steps.work(row.roof_time_per_step_ns),
+            memory_roof_ns=steps.work(row.memory_roof_time_per_step_ns),
         )
         for row in analysis.layers
         if not row.layer and row.time_ns
@@ -273,7 +285,9 @@ def _total_row(analysis: Analysis, steps: _Steps, totals: Sequence[LayerTotal]) 
         times_ns=steps.times(phases),
         total_ns=steps.of(analysis.time.total_ns),
         attention_ns=steps.of(sum(row.time_ns for row in analysis.attention)),
-        flops=steps.flops(known_total(_all_flops(analysis))),
+        communication_ns=steps.of(sum(r.time_ns for r in analysis.classes if r.class_name == "communication")),
+        flops=steps.work(known_total(_all_flops(analysis))),
+        roof_ns=steps.work(known_total(_all_roofs(analysis))),
         retained_bytes=_known_sum(root.retained_bytes for root in roots),
         peak_bytes=_overall_peak(analysis, roots),
     )
@@ -282,6 +296,14 @@ def _total_row(analysis: Analysis, steps: _Steps, totals: Sequence[LayerTotal]) 
 def _all_flops(analysis: Analysis) -> list[int | None]:
     own = [row.self_flops_per_step for row in analysis.layers]
     return own + [row.flops_per_step for row in analysis.unattributed]
+
+
+def _all_roofs(analysis: Analysis) -> list[int | None]:
+    """Of the work of kernels launched before the trace nothing is known."""
+    if any(row.reason == LAUNCHED_BEFORE and row.time_ns for row in analysis.unattributed):
+        return [None]
+    own = [row.self_roof_time_per_step_ns for row in analysis.layers]
+    return own + [row.roof_time_per_step_ns for row in analysis.unattributed]
 
 
 def _overall_peak(analysis: Analysis, roots: Sequence[LayerTotal]) -> float | None:

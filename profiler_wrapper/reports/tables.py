@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.choosing import Order
-from profiler_wrapper.reports.describe import per_step, title_parts
+from profiler_wrapper.reports.describe import per_step, title_parts, use_line
 from profiler_wrapper.reports.followed import followed_lines
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.memory_table import leak_line, peak_line
@@ -57,7 +57,11 @@ def console_table(
     if order not in ("cost", "model"):
         raise WrongUse(f"order={order!r}: give 'cost' or 'model'.")
     head = _joined(title_parts(analysis, unicode=unicode), width)
-    tail = [*_memory_lines(analysis, rows, width), *_warning_lines(analysis, rows, width, unicode)]
+    tail = [
+        *_use_lines(analysis, rows, width),
+        *_memory_lines(analysis, rows, width),
+        *_warning_lines(analysis, rows, width, unicode),
+    ]
     followed = followed_lines(analysis, most=_FOLLOWED_LINES if rows >= _HIGH else 1, width=width, unicode=unicode)
     most = rows - len(head) - 2 - len(followed) - len(tail)  # 2: the heading and its units
     table = table_rows(analysis, most=most, order=order)
@@ -65,6 +69,12 @@ def console_table(
         table = table_rows(analysis, most=most - 1, order=order)
         tail.insert(0, f"({table.hidden_layers} smaller layers not shown; result.table() has them all)")
     return "\n".join([*head, *_draw(table.rows, analysis, width, unicode), *followed, *tail])
+
+
+def _use_lines(analysis: Analysis, rows: int, width: int) -> list[str]:
+    """The share of the peak, a line; none in a low table."""
+    line = use_line(analysis, width) if rows >= _HIGH else ""
+    return [line] if line else []
 
 
 def _memory_lines(analysis: Analysis, rows: int, width: int) -> list[str]:
@@ -191,25 +201,42 @@ def _columns(rows: Sequence[TableRow]) -> list[_Column]:
     total = _Column("total", "ms", lambda row: row.total_ns, time, 0)
     optional = [
         _Column("share", "%", lambda row: _share(row.total_ns, total_ns), lambda share: f"{share:.1f}", 7),
-        _Column("attention", "ms", lambda row: row.attention_ns or None, time, 9),
-        *_flop_columns(rows),
-        _Column("calls", "", lambda row: row.calls, _calls, 13),
-        _Column("retained", "MiB", lambda row: row.retained_bytes, memory, 10),
-        _Column("peak", "MiB", lambda row: row.peak_bytes, memory, 11),
+        _Column("attention", "ms", lambda row: row.attention_ns or None, time, 11),
+        *_work_columns(rows),
+        _Column("calls", "", lambda row: row.calls, _calls, 15),
+        _Column("retained", "MiB", lambda row: row.retained_bytes, memory, 12),
+        _Column("peak", "MiB", lambda row: row.peak_bytes, memory, 13),
     ]
     return [*phases, total, *(column for column in optional if any(column.value(row) for row in rows))]
 
 
-def _flop_columns(rows: Sequence[TableRow]) -> list[_Column]:
-    """FLOPs per step, and per second of the time they took, in the units that fit the largest."""
+def _work_columns(rows: Sequence[TableRow]) -> list[_Column]:
+    """FLOPs per step, and per second of the time they took, in the units that fit the largest; how near the roof.
+
+    Of the roof: the time that the work needs at least, as a share of the time it took. Bound: by what.
+    """
     most = max((row.flops or 0 for row in rows), default=0)
     fastest = max((_flop_per_ns(row) or 0 for row in rows), default=0)
     unit, size = ("TFLOP", 1e12) if most >= 1e13 else ("GFLOP", 1e9)
     rate_unit, rate_size = ("TFLOP/s", 1e3) if fastest >= 1e3 else ("GFLOP/s", 1.0)
     return [
-        _Column("work", unit, lambda row: row.flops or None, _number(most, size), 12),
-        _Column("speed", rate_unit, _flop_per_ns, _number(fastest, rate_size), 8),
+        _Column("work", unit, lambda row: row.flops or None, _number(most, size), 14),
+        _Column("speed", rate_unit, _flop_per_ns, _number(fastest, rate_size), 9),
+        _Column("of roof", "%", _roof_share, lambda part: f"{part:.1f}", 8),
+        _Column("bound", "by", _memory_share, lambda part: "memory" if part > 0.5 else "compute", 10),
     ]
+
+
+def _roof_share(row: TableRow) -> float | None:
+    """Percent of the time that was no communication, which has no roof here."""
+    return _share(row.roof_ns or 0, row.total_ns - row.communication_ns) or None
+
+
+def _memory_share(row: TableRow) -> float | None:
+    """The part of the time at the roof in ops that bytes bound."""
+    if not row.roof_ns or row.memory_roof_ns is None:
+        return None
+    return row.memory_roof_ns / row.roof_ns
 
 
 def _flop_per_ns(row: TableRow) -> float | None:
@@ -217,7 +244,7 @@ def _flop_per_ns(row: TableRow) -> float | None:
 
 
 def _share(part_ns: float, total_ns: float) -> float | None:
-    return 100 * part_ns / total_ns if total_ns else None
+    return 100 * part_ns / total_ns if total_ns > 0 else None
 
 
 def _phase_column(name: str, text: Callable[[float], str], goes: int) -> _Column:

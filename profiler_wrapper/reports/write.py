@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.recording.atomic import json_bytes
-from profiler_wrapper.reports import plots, sunburst
+from profiler_wrapper.reports import plots, roofline_plot, sunburst
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.memory_log import memory_log
 from profiler_wrapper.reports.memory_plot import draw_categories
@@ -69,6 +69,9 @@ REPORTS: Mapping[str, Report] = {
     "log": Report((ReportFile("<prefix>_rank_<r>.log", _write_log),)),
     "memory_text": Report((ReportFile("<prefix>_memory_usage.txt", _write_memory_text),)),
     "time_plot": Report((ReportFile("<prefix>_cuda_time_plot.png", plots.draw_time),)),
+    "roofline_plot": Report(
+        (ReportFile("<prefix>_roofline_plot.png", roofline_plot.draw_roofline),), roofline_plot.applies
+    ),
     "memory_plot": Report((ReportFile("<prefix>_memory_usage_line_chart.png", plots.draw_memory),)),
     "categories_plot": Report((ReportFile("<prefix>_memory_categories_plot.png", draw_categories),), _knows_owners),
     "memory_log": Report((ReportFile("memory/memory.log", _write_memory_log),), _knows_owners),

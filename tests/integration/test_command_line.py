@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.profiler import profile
+from torch.profiler import profile, record_function
 
 from profiler_wrapper import demo, mark
 from profiler_wrapper.__main__ import main
@@ -28,11 +28,33 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def trace_with_shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with shapes, of one whole step."""
+    path = tmp_path_factory.mktemp("trace") / "shapes.json"
+    model = demo.DemoLlama(TINY)
+    with mark(model), profile(record_shapes=True) as profiler, record_function("ProfilerStep#0"):
+        model(demo.sequences(TINY, 0, torch.device("cpu"))).backward()
+    profiler.export_chrome_trace(str(path))
+    return path
+
+
 def test_analyze_prints_the_layer_table(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", str(trace)]) == 0
     output = capsys.readouterr().out
     assert "layers.{0..3}" in output
     assert "TOTAL" in output
+
+
+def test_analyze_takes_peaks(trace_with_shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["analyze", str(trace_with_shapes), "--peaks", "float32=2,bandwidth=50"]
+    assert main([*arguments, "--format", "json"]) == 0
+    use = json.loads(capsys.readouterr().out)["utilization"]
+    assert use["peaks"]["flops_per_s"] == {"float32": 2e12}
+    assert use["mfu"] == pytest.approx(use["model_flops_per_step"] / 2e12 / (use["step_time_us"] / 1e6))
+    assert main(arguments) == 0
+    assert " of 2 TFLOP/s float32, step " in capsys.readouterr().out
+    assert main(["analyze", str(trace_with_shapes), "--peaks", "quick"]) == 2
 
 
 def test_analyze_as_json_is_the_result(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,4 +155,5 @@ def test_demo_prints_the_table_and_where_the_files_are(tmp_path: Path, capsys: p
         "demo_cuda_time_plot.png",
         "demo_memory_categories_plot.png",
         "demo_memory_usage_line_chart.png",
+        "demo_roofline_plot.png",
     }

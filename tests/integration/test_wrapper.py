@@ -47,6 +47,7 @@ def test_five_steps_are_recorded_and_the_last_three_reported(
         "profile_memory_usage.txt",
         "profile_memory_usage_line_chart.png",
         "profile_rank_0.log",
+        "profile_roofline_plot.png",
         "profile_trace.json",
         "result.json",
         "run.json",

@@ -142,6 +142,59 @@ def test_several_models_by_name(tmp_path: Path) -> None:
     assert result_of(prof).run["timed_steps"] == [2, 3, 4]
 
 
+# --- peaks --------------------------------------------------------------------------------------
+
+
+def test_given_peaks_are_the_roof_and_are_kept_with_the_run(case: Case, tmp_path: Path) -> None:
+    with profiler(case, tmp_path, peaks={"float32": 2, "bandwidth": 50}, files=(*QUICK, "roofline_plot")) as prof:
+        models.train(case, steps=5)
+    result, directory = result_of(prof), directory_of(prof)
+    use = result.utilization
+    assert use is not None
+    assert use.peaks is not None
+    assert use.model_flops_per_step
+    assert use.step_time_ns
+    assert dict(use.peaks.flops_per_s) == {"float32": 2e12}
+    assert use.mfu == pytest.approx(use.model_flops_per_step / 2e12 / (use.step_time_ns / 1e9), rel=1e-12)
+    assert json.loads((directory / "run.json").read_text())["peaks"]["bandwidth_bytes_per_s"] == 50e9
+    assert (directory / "profile_roofline_plot.png").is_file()
+    again = pw.load(directory / "profile_trace.json")
+    assert (again.utilization, again.layers) == (use, result.layers)
+    doubled = pw.load(directory, peaks={"float32": 4}).utilization
+    assert doubled is not None
+    assert doubled.mfu == pytest.approx(use.mfu / 2, rel=1e-12)
+
+
+def test_peaks_in_the_environment_are_the_roof(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROFILER_WRAPPER_PEAK_TFLOPS", "3")
+    with profiler(case, tmp_path) as prof:
+        models.train(case, steps=5)
+    use = result_of(prof).utilization
+    assert use is not None
+    assert use.peaks is not None
+    assert use.peaks.flops("float32") == 3e12
+
+
+def test_without_peaks_there_is_one_warning(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PROFILER_WRAPPER_PEAK_TFLOPS", raising=False)
+    with profiler(case, tmp_path) as prof:
+        models.train(case, steps=5)
+    result = result_of(prof)
+    assert result.utilization is not None
+    assert result.utilization.mfu is None
+    assert len([warning for warning in result.warnings if "PROFILER_WRAPPER_PEAK_TFLOPS" in warning]) == 1
+
+
+@pytest.mark.parametrize("peaks", ["quick", 0, {"float31": 5}, "nothing.json"])
+def test_peaks_that_mean_nothing_are_refused_at_once(peaks: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(pw.WrongUse):
+        pw.ProfilerWrapper(peaks=peaks)  # type: ignore[arg-type]
+    if isinstance(peaks, str):
+        monkeypatch.setenv("PROFILER_WRAPPER_PEAK_TFLOPS", peaks)
+        with pytest.raises(pw.WrongUse):
+            pw.ProfilerWrapper()
+
+
 # --- the environment ----------------------------------------------------------------------------
 
 

@@ -81,6 +81,15 @@ def test_counts_as_torch_does(name: str, tmp_path: Path) -> None:
 
 
 BY_HAND: dict[str, tuple[Callable[[], Any], int]] = {
+    # the gradient of each of two inputs is one more product
+    "linear": (trained(F.linear, (2, 3, 8), (5, 8), (5,)), 3 * 2 * (2 * 3) * 8 * 5),
+    "linear, frozen weight": (
+        lambda: F.linear(r(2, 3, 8), torch.randn(5, 8)).sum().backward(),
+        2 * 2 * (2 * 3) * 8 * 5,
+    ),
+    "bmm": (trained(torch.bmm, (2, 3, 4), (2, 4, 5)), 3 * 2 * 2 * 3 * 4 * 5),
+    # 9 + 2 * 1 - 3 = 8, in steps of 2: 5 by 5 outputs
+    "conv2d": (trained(F.conv2d, (2, 4, 9, 9), (6, 4, 3, 3), (6,), stride=2, padding=1), 3 * 2 * 2 * 25 * 6 * 4 * 9),
     # torch has no formula for these; the gradients of the first two are no products of matrices, but for the vector's
     "matrix and vector": (trained(torch.mv, (4, 8), (8,)), 2 * (2 * 4 * 8)),
     "dot": (trained(torch.dot, (8,), (8,)), 2 * 8),
@@ -160,11 +169,13 @@ def test_every_attention_of_torch_is_read_by_its_schema(op: str) -> None:
     causal = flops_of(f"aten::{op}", attention_call(op, causal=True))
     assert full is not None
     assert causal is not None
-    assert full == (2 * pairs * per_pair, 2 * pairs * per_pair, "bfloat16")
+    again = 2 * pairs * 64 if "backward" in op else 0  # the scores, which the forward did not keep
+    assert full == (2 * pairs * per_pair, 2 * pairs * per_pair, "bfloat16", again, again)
     assert causal.flops == full.flops
     # 16 queries and 24 keys: the first query sees one key, or the last one all of them
     seen = 2 / 3 if op.startswith("_flash_attention") else 1 / 3
     assert causal.causal_flops == round(full.flops * seen)
+    assert (causal.repeated_flops, causal.causal_repeated_flops) == (again, round(again * seen))
 
 
 @pytest.mark.parametrize("op", [op for op in ATEN_ATTENTIONS if hasattr(torch.ops.aten, op)])
@@ -194,7 +205,7 @@ def test_sequences_end_to_end_count_where_their_lengths_follow_from_the_shapes()
     name = "aten::_flash_attention_forward"
     one = flops_of(name, packed(2, 10, 10, longest=(10, 10)))
     alike = flops_of(name, packed(4, 30, 60, longest=(10, 20)))
-    assert one == (2 * 8 * 10 * 10 * 128, 2 * 8 * 10 * 10 * 64, "bfloat16")
+    assert one == (2 * 8 * 10 * 10 * 128, 2 * 8 * 10 * 10 * 64, "bfloat16", 0, 0)
     assert alike is not None
     assert alike.flops == 3 * 2 * 8 * 10 * 20 * 128
     assert flops_of(name, packed(4, 25, 60, longest=(10, 20))) is None
@@ -228,7 +239,8 @@ def test_flash_attn_counts_by_its_own_order_of_inputs() -> None:
         "flash_attn_3::_flash_attn_backward": (external({0: q, 1: q, 2: k, 3: k}, {16: "True"}, 22), backward),
     }
     for name, (shapes, expected) in calls.items():
-        assert flops_of(name, shapes) == (expected, expected // 2, "float16"), name
+        again = 2 * pairs * 64 if "backward" in name else 0
+        assert flops_of(name, shapes) == (expected, expected // 2, "float16", again, again // 2), name
     paged = external({0: q, 1: [9, 16, 2, 64], 2: [9, 16, 2, 64], 14: [2, 5]}, {24: "True"}, 35)
     assert flops_of("flash_attn_3::fwd", paged) is None
 
@@ -236,7 +248,7 @@ def test_flash_attn_counts_by_its_own_order_of_inputs() -> None:
 def test_flex_attention_counts_in_full_where_the_first_inputs_are_query_key_and_value() -> None:
     name = "triton_tem_fused_flex_attention_0"
     shapes = external({0: Q, 1: K, 2: K, 3: [2, 8, 16]}, {}, 8)
-    assert flops_of(name, shapes) == (2 * 2 * 8 * 16 * 24 * 128,) * 2 + ("float16",)
+    assert flops_of(name, shapes) == (2 * 2 * 8 * 16 * 24 * 128,) * 2 + ("float16", 0, 0)
     assert flops_of(name, external({0: [512, 96], 1: K, 2: K}, {}, 8)) is None
 
 

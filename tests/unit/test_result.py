@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from profiler_wrapper.analysis.analyse import analyse
-from profiler_wrapper.errors import BrokenTrace, EmptyRecording, UnknownLayer
+from profiler_wrapper.errors import BrokenTrace, EmptyRecording, UnknownLayer, WrongUse
 from profiler_wrapper.result import ProfileResult, analyse_trace, as_result, load
 from recordings import Trace
 
@@ -57,6 +57,15 @@ def test_a_directory_gives_its_result_before_its_trace(tmp_path: Path) -> None:
     assert time_of(tmp_path) == 10
     (tmp_path / "result.json").write_text(json.dumps(as_result(analyse(trace(20).recording())).to_dict()))
     assert time_of(tmp_path) == 20
+
+
+def test_with_peaks_a_directory_gives_its_trace(tmp_path: Path) -> None:
+    trace(10).write(tmp_path / "x_trace.json")
+    (tmp_path / "result.json").write_text(json.dumps(as_result(analyse(trace(20).recording())).to_dict()))
+    assert load(tmp_path, peaks=989).time.total_ns == 10
+    (tmp_path / "x_trace.json").unlink()
+    with pytest.raises(WrongUse, match="peaks= needs the trace"):
+        load(tmp_path, peaks=989)
 
 
 def test_a_directory_gives_the_timed_trace_before_the_one_with_shapes(tmp_path: Path) -> None:

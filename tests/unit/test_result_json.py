@@ -16,6 +16,7 @@ from profiler_wrapper.analysis.model import LayerRow
 from profiler_wrapper.errors import BrokenTrace
 from profiler_wrapper.reports.result_json import from_dict, to_dict
 from sample_results import Layer, analysis_of, llama
+from sample_work import worked
 
 SCHEMA: dict[str, set[str]] = {
     "": {
@@ -133,7 +134,26 @@ def test_missing_keys_are_not_known() -> None:
 
 def test_every_layer_field_is_written() -> None:
     names = {field.name.replace("_ns", "_us") for field in fields(LayerRow)}
-    assert set(result()["layers"][0]) == names
+    assert set(result()["layers"][0]) == names | {"bound"}
+
+
+def test_the_share_of_the_peak_comes_back() -> None:
+    analysis = worked(llama(2))
+    data = json.loads(json.dumps(to_dict(analysis)))
+    written = data["utilization"]
+    assert written["step_time_us"] == 5000.0
+    assert written["mfu"] == pytest.approx((2 * 200 + 60) * 3 / 5000)  # GFLOP of 5000
+    assert written["peaks"] == {
+        "device": "NVIDIA H200",
+        "flops_per_s": {"bfloat16": 1e15},
+        "bandwidth_bytes_per_s": 4e12,
+        "source": "a document of the maker",
+    }
+    head = next(row for row in data["layers"] if (row["layer"], row["phase"]) == ("lm_head", "forward"))
+    assert (head["bytes_moved_per_step"], head["roof_time_per_step_us"], head["bound"]) == (4 * 10**8, 100.0, "memory")
+    assert from_dict(data).utilization == analysis.utilization
+    assert from_dict(data).layers == analysis.layers
+    assert to_dict(llama(2))["utilization"] is None
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from profiler_wrapper.capture.growth import MOST_GROWTH_BYTES, GrowthBound, free_bytes, resident_bytes
 from profiler_wrapper.capture.runinfo import RunInfo, mesh_coordinates, run_info
@@ -18,6 +19,24 @@ def mesh(**places: tuple[int, int]) -> SimpleNamespace:
         get_coordinate=lambda: [place for place, _ in places.values()],
         get_rank=lambda: 5,
     )
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_how_float32_is_multiplied_is_told(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+    assert run_info(environment={}).to_dict()["float32_matmul_precision"] == precision
+
+
+def test_how_float32_is_multiplied_is_told_where_torch_refuses_the_old_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse() -> str:
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuse)
+    for told, precision in (("tf32", "high"), ("ieee", "highest"), (None, None)):
+        monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision=told))
+        assert run_info(environment={}).float32_matmul_precision == precision
 
 
 def test_alone() -> None:

@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 from profiler_wrapper.analysis.model import Analysis, StepRow
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.reports.folding import Tree, layer_totals, number_ranges, odd_ones, outliers
+from profiler_wrapper.reports.describe import use_line
+from profiler_wrapper.reports.folding import Tree, layer_totals, odd_ones, outliers
 from profiler_wrapper.reports.memory_owners import owner_groups
+from profiler_wrapper.reports.numbered_names import number_ranges
 from profiler_wrapper.reports.table_rows import TableRow, table_rows
 from profiler_wrapper.reports.tables import console_table, full_table
 from profiler_wrapper.reports.text import cells, clean, shorten, wrap
 from sample_memory import leaking_memory, llama_memory
 from sample_results import Layer, analysis_of, llama
+from sample_work import worked
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 US_PER_STEP = 1000.0  # in nanoseconds
@@ -288,6 +291,57 @@ def test_table_with_everything() -> None:
 def test_inference_table() -> None:
     analysis = llama(12, steps=1, phases=("prefill", "decode"), outside_us={}, memory=False)
     assert console_table(analysis, order="model") + "\n" == golden("table_inference.txt")
+
+
+def test_table_of_work() -> None:
+    assert console_table(worked(llama(4))) + "\n" == golden("table_work.txt")
+
+
+def test_communication_is_no_time_that_could_be_at_the_roof() -> None:
+    analysis = worked(llama(2, steps=1))
+    head = next(row for row in analysis.layers if row.layer == "lm_head" and row.phase == "forward")
+    busy = replace(analysis, layers=(replace(head, communication_ns=50_000),))  # of 150 us
+    (row, _) = table_rows(busy, most=20).rows
+    assert (row.roof_ns, row.communication_ns) == (100_000, 50_000)
+    assert " 100.0 " in next(line for line in console_table(busy).split("\n") if line.startswith("lm_head"))
+
+
+def test_work_of_what_was_launched_before_the_trace_is_not_known() -> None:
+    whole = worked(llama(2, steps=1))
+    part = worked(llama(2, steps=1, unattributed_us={"launched before the trace": 100.0}))
+    assert table_rows(whole, most=20).rows[-1].roof_ns
+    assert table_rows(part, most=20).rows[-1].roof_ns is None
+
+
+def test_share_of_the_peak_is_one_line() -> None:
+    line = "MFU 51.6 % (causal 49.2 %) of 1000 TFLOP/s bfloat16, step 5.000 ms; a document of the maker"
+    analysis = worked(llama(4))
+    assert use_line(analysis, 100) == line
+    assert use_line(analysis, 80) == line.partition(";")[0]
+    assert analysis.utilization is not None
+    again = replace(analysis.utilization, hfu=0.75, causal_hfu=0.7)
+    assert use_line(replace(analysis, utilization=again), 200).startswith(
+        "MFU 51.6 % (causal 49.2 %), HFU 75.0 % (causal 70.0 %) of 1000 TFLOP/s bfloat16"
+    )
+    assert use_line(worked(llama(4), peaks=None), 100) == ""
+
+
+def test_full_table_has_all_of_the_work() -> None:
+    text = full_table(worked(llama(1)))
+    heading = next(line for line in text.split("\n") if line.startswith("layer "))
+    mlp = next(line for line in text.split("\n") if line.startswith("model.layers.0.mlp") and " forward " in line)
+    ends = {
+        title: heading.index(title) + len(title) for title in ("GFLOP/s", "% of peak", "FLOP/B", "at roof", "bound")
+    }
+    values = {title: mlp[:end].rsplit(None, 1)[-1] for title, end in ends.items()}
+    # 150 GFLOP and 40 MB in 200 us; at the roof 150 us
+    assert values == {
+        "GFLOP/s": "750000.0",
+        "% of peak": "75.0",
+        "FLOP/B": "3750",
+        "at roof": "0.150",
+        "bound": "compute",
+    }
 
 
 def test_full_table() -> None:

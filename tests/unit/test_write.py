@@ -13,6 +13,7 @@ from profiler_wrapper.reports.result_json import from_dict
 from profiler_wrapper.reports.write import REPORTS
 from sample_memory import llama_memory
 from sample_results import llama
+from sample_work import worked
 
 
 def test_names_are_those_users_know() -> None:
@@ -21,6 +22,7 @@ def test_names_are_those_users_know() -> None:
         "log": ["<prefix>_rank_<r>.log"],
         "memory_text": ["<prefix>_memory_usage.txt"],
         "time_plot": ["<prefix>_cuda_time_plot.png"],
+        "roofline_plot": ["<prefix>_roofline_plot.png"],
         "memory_plot": ["<prefix>_memory_usage_line_chart.png"],
         "categories_plot": ["<prefix>_memory_categories_plot.png"],
         "memory_log": ["memory/memory.log"],
@@ -49,7 +51,7 @@ BEGINS = {
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_every_report_writes_its_files(name: str, tmp_path: Path) -> None:
-    analysis = replace(llama(2), memory_use=llama_memory(2))
+    analysis = replace(worked(llama(2)), memory_use=llama_memory(2))
     assert REPORTS[name].applies(analysis)
     for file in REPORTS[name].files:
         path = tmp_path / file.name.rpartition("/")[2].replace("<", "").replace(">", "")

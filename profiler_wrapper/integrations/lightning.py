@@ -1,0 +1,340 @@
+"""For Lightning's Trainer, under either name of the package: `lightning` or `pytorch_lightning`.
+
+    trainer = Trainer(..., callbacks=[ProfilerCallback(steps="20-22"), MonitorCallback("outputs")])
+    trainer = Trainer(..., profiler=LayerProfiler())
+
+Nothing of it can end a training: a failure of ours is one warning.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from profiler_wrapper.integrations.batches import BatchSize, size_of
+from profiler_wrapper.integrations.guarding import Guarded, guarded
+from profiler_wrapper.integrations.monitored import Blueprint, Collector, counts, tagged_for_trainer
+from profiler_wrapper.live.monitor import TrainingMonitor
+from profiler_wrapper.live.rows import Row
+from profiler_wrapper.result import ProfileResult
+from profiler_wrapper.wrapper import ProfilerWrapper
+
+if TYPE_CHECKING:
+
+    class Callback:
+        """Stands for that of Lightning, so that types are checked alike with and without it."""
+
+    class Profiler:
+        """As `Callback`."""
+
+else:
+    try:
+        from lightning.pytorch.callbacks import Callback
+        from lightning.pytorch.profilers import Profiler
+    except ImportError:
+        try:
+            from pytorch_lightning.callbacks import Callback
+            from pytorch_lightning.profilers import Profiler
+        except ImportError as error:
+            raise ImportError(
+                "profiler_wrapper.integrations.lightning needs Lightning: pip install lightning"
+            ) from error
+
+
+# What products are computed in where the parameters are of another type, by Lightning's `precision`.
+_AUTOCAST = {"bf16-mixed": "bfloat16", "16-mixed": "float16"}
+
+
+class _Steps:
+    """When an optimizer's step has ended: Lightning's global step went on."""
+
+    def __init__(self) -> None:
+        self._global_step = 0
+
+    def begin(self, trainer: Any) -> None:
+        self._global_step = trainer.global_step
+
+    def ended(self, trainer: Any) -> bool:
+        before, self._global_step = self._global_step, trainer.global_step
+        return bool(self._global_step != before)
+
+
+class ProfilerCallback(Guarded, Callback):
+    """Profiles some steps of `trainer.fit(model)`.
+
+    Args:
+        options: those of `ProfilerWrapper`: `steps="20-22"`, `output_dir=`, ...
+
+    Raises:
+        WrongUse: an option means nothing. Nothing is raised while training.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        ProfilerWrapper(**options)  # wrong options are told here, not in the training
+        self._options = options
+        self._steps = _Steps()
+        self.profiler: ProfilerWrapper | None = None
+        self._inside = False
+
+    @property
+    def result(self) -> ProfileResult | None:
+        """What `ProfilerWrapper.result` is; None before anything was recorded."""
+        return None if self.profiler is None else self.profiler.result
+
+    @guarded
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._leave(None)
+        self._steps.begin(trainer)
+        self.profiler = ProfilerWrapper(pl_module, **self._options)
+        self.profiler.__enter__()
+        self._inside = True
+        atexit.register(self._leave, None)
+
+    @guarded
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._inside and self.profiler is not None and self._steps.ended(trainer):
+            self.profiler.step()
+
+    @guarded
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._leave(None)
+
+    @guarded
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._leave(exception)
+
+    def abandon(self) -> None:
+        self._leave(None)
+
+    def _leave(self, error: BaseException | None) -> None:
+        if self._inside and self.profiler is not None:
+            self._inside = False
+            atexit.unregister(self._leave)
+            self.profiler.__exit__(None if error is None else type(error), error, None)
+
+
+class LayerProfiler(Guarded, Profiler):
+    """What `Trainer(profiler=...)` takes: a profile by layer from the first training batch on.
+
+    The roots are the modules that the LightningModule calls, by their classes; the optimizer's steps are the steps.
+
+    Args:
+        options: those of `ProfilerWrapper`: `steps="20-22"`, `output_dir=`, ...
+
+    Raises:
+        WrongUse: an option means nothing. Nothing is raised while training.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.profiler = ProfilerWrapper(**options)
+        self._inside = False
+
+    @property
+    def result(self) -> ProfileResult | None:
+        """What `ProfilerWrapper.result` is; None before anything was recorded."""
+        return self.profiler.result
+
+    @guarded
+    def start(self, action_name: str) -> None:
+        """An action of Lightning's begins."""
+        if action_name == "run_training_batch" and not self._inside:
+            self._inside = True
+            self.profiler.__enter__()
+            atexit.register(self._leave)
+
+    def stop(self, action_name: str) -> None:
+        """An action of Lightning's has ended."""
+
+    @guarded
+    def teardown(self, stage: str | None = None) -> None:
+        """The training has ended."""
+        self._leave()
+
+    def abandon(self) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._inside:
+            self._inside = False
+            atexit.unregister(self._leave)
+            self.profiler.__exit__(None, None, None)
+            self.profiler.leave()
+
+
+class MonitorCallback(Guarded, Callback):
+    """A `TrainingMonitor` beside `trainer.fit(model)`: files, and all loggers of the Trainer.
+
+    A step lasts from the end of the one before to the end of the batch that the optimizer steps in, other batches and
+    waiting for data included; validation and saving are left out. Samples and tokens are those of the batches, see
+    `batches.size_of`. The loggers get the monitor's tags, and beside them Lightning's own names (`device/mfu`,
+    `items_per_sec`, ...; items are tokens).
+
+    Args:
+        output_dir: where files go; None: the Trainer's `default_root_dir`.
+        config: as `TrainingMonitor` takes it; None: rows are as far apart as the Trainer's `log_every_n_steps`.
+        options: others of `TrainingMonitor`: `peaks="bfloat16=989"`, `flops_profile_freq=500`, `model_config=`, ...
+
+    Raises:
+        WrongUse, TypeError: an option is wrong. Nothing is raised while training.
+    """
+
+    def __init__(self, output_dir: str | os.PathLike[str] | None = None, config: Any = None, **options: Any) -> None:
+        super().__init__()
+        self._blueprint = Blueprint(output_dir, config, options)
+        self.monitor: TrainingMonitor | None = None
+        self._rows = Collector()
+        self._steps = _Steps()
+        self._batches: list[BatchSize] = []
+        self._losses: list[torch.Tensor] = []
+        self._learning_rate: float | None = None
+        self._in_step = False
+
+    @guarded
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._close(trainer)
+        self._rows = Collector()
+        self._steps.begin(trainer)
+        self.monitor = self._blueprint.build(
+            trainer.default_root_dir,
+            interval=trainer.log_every_n_steps,
+            instead_of_wandb=any(_is_wandb(logger) for logger in trainer.loggers),
+            more_sinks=[self._rows],
+            model=pl_module,
+            model_config=_config_in(pl_module),
+            dtype=_AUTOCAST.get(str(trainer.precision)),
+            device_mesh=_device_mesh(trainer),
+        )
+
+    @guarded
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if not self._batches:
+            self._begin()
+
+    @guarded
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if not self._in_step:  # something was saved since
+            self._begin()
+
+    @guarded
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self._learning_rate = float(optimizer.param_groups[0]["lr"])
+
+    @guarded
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.monitor is None:
+            return
+        self._batches.append(size_of(batch))
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if isinstance(loss, torch.Tensor):
+            self._losses.append(loss.detach())
+        if not self._steps.ended(trainer):
+            return
+        self.monitor.end_step(
+            step=_steps_before(trainer) + 1,
+            epoch=trainer.current_epoch,
+            loss=self._loss(trainer, pl_module),
+            learning_rate=self._learning_rate,
+            **counts(self._batches),
+        )
+        self._log_rows(trainer)
+        self._begin()
+
+    @guarded
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._interrupted()
+
+    @guarded
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        self._interrupted()
+
+    @guarded
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._close(trainer)
+
+    @guarded
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._close(trainer)
+
+    def abandon(self) -> None:
+        self._close(None)
+
+    def _begin(self) -> None:
+        if self.monitor is not None:
+            self._batches, self._losses = [], []
+            self._in_step = True
+            self.monitor.start_step()
+
+    def _loss(self, trainer: Any, pl_module: Any) -> torch.Tensor | None:
+        """The mean over the batches of the step; Lightning has divided each by how many it accumulates."""
+        if not self._losses:
+            return None
+        mean = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).mean()
+        return mean * trainer.accumulate_grad_batches if pl_module.automatic_optimization else mean
+
+    def _interrupted(self) -> None:
+        """What Lightning does now is no part of a step, unless it lies between the batches of one."""
+        if self.monitor is not None and not self._batches:
+            self._in_step = False
+            self.monitor.forget_step()
+
+    def _log_rows(self, trainer: Any) -> None:
+        for row in self._rows.take():
+            metrics = {**tagged_for_trainer(row), **dict(_by_lightnings_names(row))}
+            for logger in trainer.loggers:
+                logger.log_metrics(metrics, step=row.record.step - 1)  # Lightning counts the steps before
+
+    def _close(self, trainer: Any | None) -> None:
+        monitor, self.monitor, self._in_step = self.monitor, None, False
+        if monitor is not None:
+            monitor.close()
+            if trainer is not None:
+                self._log_rows(trainer)
+
+
+def _by_lightnings_names(row: Row) -> Iterator[tuple[str, float]]:
+    """What is known of a row under the names of Lightning's `ThroughputMonitor`: of all ranks, and of one device."""
+    flops_per_s = None if row.tflops_total is None else row.tflops_total * 1e12
+    of_all = {
+        "batches_per_sec": 1 / row.step_time_s if row.step_time_s else None,
+        "samples_per_sec": row.samples_per_s,
+        "items_per_sec": row.tokens_per_s,
+        "flops_per_sec": flops_per_s,
+    }
+    for name, rate in of_all.items():
+        if rate is not None:
+            yield name, rate
+            yield f"device/{name}", rate / row.record.world_size
+    if row.mfu is not None:
+        yield "device/mfu", row.mfu
+
+
+def _steps_before(trainer: Any) -> int:
+    """Steps as Lightning's loggers count them: one for all optimizers together."""
+    loop = trainer.fit_loop.epoch_loop
+    return int(getattr(loop, "_batches_that_stepped", trainer.global_step - 1))
+
+
+def _is_wandb(logger: Any) -> bool:
+    return any(base.__name__ == "WandbLogger" for base in type(logger).__mro__)
+
+
+def _config_in(pl_module: Any) -> Any:
+    """The Hugging Face config of the one model in a LightningModule that has one; None: there is no such model."""
+    if getattr(pl_module, "config", None) is not None:
+        return None  # the monitor sees it itself
+    configs = [getattr(child, "config", None) for child in pl_module.children()]
+    found = [config for config in configs if getattr(config, "model_type", None)]
+    return found[0] if len(found) == 1 else None
+
+
+def _device_mesh(trainer: Any) -> Any:
+    try:
+        return getattr(trainer.strategy, "device_mesh", None)
+    except RuntimeError:  # a strategy that makes none
+        return None

@@ -1,0 +1,115 @@
+"""What the monitors of other people's loops have in common."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from profiler_wrapper.integrations.batches import BatchSize
+from profiler_wrapper.live.monitor import TrainingMonitor
+from profiler_wrapper.live.monitor_config import MonitorConfig
+from profiler_wrapper.live.rows import Row
+from profiler_wrapper.live.sink_choice import sinks_of
+from profiler_wrapper.live.sinks import Sink
+from profiler_wrapper.live.tracker_sinks import tagged
+
+_LOG_FILE = "training_log.json"
+
+
+class Blueprint:
+    """What a callback was told of the monitor that it makes when a training begins.
+
+    Raises:
+        WrongUse, TypeError: `config` or an option of `TrainingMonitor` is wrong.
+    """
+
+    def __init__(self, output_dir: str | os.PathLike[str] | None, config: Any, options: Mapping[str, Any]) -> None:
+        self.config = MonitorConfig.of(config)
+        self._output_dir, self._options = output_dir, dict(options)
+        self._interval_given = config is not None
+        silent = replace(self.config, enable_perf_monitor=False, perf_memory_tracking=False)
+        TrainingMonitor(config=silent, **options)  # raises for what is wrong, and does nothing else
+
+    def build(
+        self,
+        default_dir: str | os.PathLike[str],
+        *,
+        interval: int,
+        tensorboard_dir: str | None = None,
+        instead_of_wandb: bool = False,
+        more_sinks: Sequence[Sink] = (),
+        **found: Any,
+    ) -> TrainingMonitor:
+        """The monitor of one training.
+
+        Args:
+            default_dir: the loop's own directory, for files where the user named none.
+            interval: of the loop's own log, in steps; taken where the user gave no config.
+            tensorboard_dir: taken where the user named none.
+            instead_of_wandb: the loop has a run of W&B that one of `more_sinks` logs to.
+            more_sinks: besides those of the config.
+            found: options of `TrainingMonitor`; what the user gave goes before.
+        """
+        output_dir = Path(self._output_dir if self._output_dir is not None else default_dir)
+        config = self.config
+        if not self._interval_given:
+            config = replace(config, perf_log_interval=max(1, interval))
+        config = replace(
+            config,
+            tensorboard_dir=config.tensorboard_dir or tensorboard_dir,
+            wandb=config.wandb and not instead_of_wandb,
+        )
+        options = {**found, **self._options}
+        if "sinks" not in options:
+            log_file = options.get("log_file", _LOG_FILE)
+            log = None if log_file is None else output_dir / log_file
+            options["sinks"] = [*sinks_of(config, training_log=log), *more_sinks]
+        return TrainingMonitor(output_dir, config, **options)
+
+
+class Collector(Sink):
+    """Keeps rows for a loop that logs them itself, in its own thread."""
+
+    name = "trainer"
+
+    def __init__(self) -> None:
+        self._rows: deque[Row] = deque(maxlen=1000)
+
+    def write_row(self, row: Row) -> None:
+        self._rows.append(row)
+
+    def take(self) -> Iterator[Row]:
+        """The rows since the last time."""
+        while self._rows:
+            yield self._rows.popleft()
+
+
+def tagged_for_trainer(row: Row) -> dict[str, float]:
+    """A row by its tags, without what a trainer logs itself: loss, learning rate, epoch."""
+    return {tag: value for tag, value in tagged(row).items() if not tag.startswith("train/")}
+
+
+def counts(sizes: Sequence[BatchSize], *, context_parallel: int = 1) -> dict[str, Any]:
+    """What `TrainingMonitor.end_step` takes of the batches of one step: samples, tokens, masks.
+
+    `context_parallel`: ranks that have a part of each sequence.
+    """
+    samples = _sum([size.samples for size in sizes])
+    masks = [size.mask for size in sizes if size.mask is not None]
+    if masks and len(masks) == len(sizes) and context_parallel == 1:
+        if len({mask.shape[1] for mask in masks}) == 1:
+            return {"samples": samples, "attention_mask": masks}
+        return {"samples": samples, "tokens": torch.stack([torch.count_nonzero(mask) for mask in masks]).sum()}
+    tokens = _sum([size.tokens for size in sizes])
+    return {"samples": samples, "tokens": None if tokens is None else tokens * context_parallel}
+
+
+def _sum(parts: Sequence[int | None]) -> int | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if known and len(known) == len(parts) else None

@@ -1,0 +1,186 @@
+"""The parts of a step: data, forward, backward, optimizer, other, each measured where it begins and ends.
+
+`data` is the time from the step's begin to the first forward, `forward` that in calls of the model (or, where the
+model is not known, of the outermost modules), `backward` that in `torch.autograd.backward` and `grad`, `optimizer`
+that in optimizers' steps, `other` the rest, such as a loss between forward and backward. Several in a step sum up.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiler_wrapper.capture import calls
+from profiler_wrapper.capture.phases import in_backward
+from profiler_wrapper.capture.signals import OptimizerSteps, is_compiling
+from profiler_wrapper.live.records import PARTS
+from profiler_wrapper.live.step_clock import Mark, seconds_between
+
+_ENGINE = ("backward", "grad")  # of torch.autograd; `Tensor.backward` calls the first
+_WRAPPED = ("_orig_mod", "module")  # where torch.compile and DDP keep the model
+
+Boundaries = tuple[tuple[str, Mark], ...]  # each part with where it begins
+
+
+def parts_of(boundaries: Sequence[tuple[str, Mark]], end: Mark, step_time_s: float) -> dict[str, float] | None:
+    """Seconds by PARTS, which add up to `step_time_s`; None where no clock tells one of them."""
+    seconds = dict.fromkeys(PARTS, 0.0)
+    stops = [*(mark for _, mark in boundaries[1:]), end]
+    for (part, begin), stop in zip(boundaries, stops, strict=True):
+        duration = seconds_between(begin, stop)
+        if duration is None:
+            return None
+        seconds[part] += duration
+    seconds["other"] = step_time_s - sum(duration for part, duration in seconds.items() if part != "other")
+    return seconds if seconds["other"] >= 0 else _without_less_than_none(seconds, step_time_s)
+
+
+def _without_less_than_none(seconds: dict[str, float], step_time_s: float) -> dict[str, float]:
+    """The device's clock has steps of about a microsecond, so that parts may exceed the whole by some."""
+    seconds["other"] = 0.0
+    longest = max(seconds, key=lambda part: seconds[part])
+    seconds[longest] = step_time_s - sum(duration for part, duration in seconds.items() if part != longest)
+    return seconds
+
+
+class Breakdown:
+    """Listens to calls of modules, of the autograd engine and of optimizers, between `start()` and `stop()`.
+
+    Nothing is left on the model, and what is compiled stays as it is. Its own failures are told to `on_failure`.
+
+    Args:
+        model: whose calls are forward; None: the outermost modules that are called.
+        optimizers: whose steps count; empty: those of all.
+    """
+
+    def __init__(
+        self,
+        mark: Callable[[], Mark],
+        on_failure: Callable[[str, Exception], None],
+        *,
+        model: nn.Module | None = None,
+        optimizers: Sequence[Any] = (),
+    ) -> None:
+        self._mark, self._on_failure = mark, on_failure
+        self._model = None if model is None else weakref.ref(model)
+        self._optimizers = {id(optimizer) for optimizer in optimizers}
+        self._steps: OptimizerSteps | None = None
+        self._boundaries: list[tuple[str, Mark]] = []
+        self._open = False  # a step is
+        self._within: list[str] = []  # the parts that are being measured, outermost first
+        self._had_forward = False
+        self._pid = os.getpid()  # a forked worker of a data loader may call modules too
+        self._engine: dict[str, tuple[Any, Any]] = {}  # name -> the original, ours
+
+    def start(self) -> None:
+        """Listen from now on."""
+        if self._steps is not None:
+            return
+        calls.listen(self)
+        self._steps = OptimizerSteps(before=self._optimizer_begins, after=self._optimizer_ends)
+        for name in _ENGINE:
+            original = getattr(torch.autograd, name)
+            self._engine[name] = original, self._timed(original)
+            setattr(torch.autograd, name, self._engine[name][1])
+
+    def stop(self) -> None:
+        """Listen no more; a second call does nothing. What somebody has put over ours since stays and calls ours."""
+        steps, self._steps, self._open = self._steps, None, False
+        if steps is None:
+            return
+        steps.remove()
+        calls.stop_listening(self)
+        for name, (original, ours) in self._engine.items():
+            if getattr(torch.autograd, name) is ours:
+                setattr(torch.autograd, name, original)
+
+    def begin_step(self, mark: Mark) -> None:
+        """A step begins, at `mark`."""
+        self._boundaries = [("data", mark)]
+        self._open, self._had_forward, self._within = True, False, []
+
+    def end_step(self) -> Boundaries:
+        """The step has ended: where its parts begin. Without any forward none of it is known to be data."""
+        boundaries, self._boundaries, self._open = self._boundaries, [], False
+        if not self._had_forward and boundaries:
+            boundaries[0] = ("other", boundaries[0][1])
+        return tuple(boundaries)
+
+    # -- what is listened to ----------------------------------------------------------------------
+
+    def open_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], marked: set[str] | None = None
+    ) -> object | None:
+        """A module is called; see `calls.Listener`."""
+        if not self._may_enter() or not self._is_forward(module):
+            return None
+        self._had_forward = True
+        return self if self._enter("forward") else None
+
+    def close_call(self, opened: object) -> None:
+        """That call has returned or raised."""
+        self._leave("forward")
+
+    def _is_forward(self, module: nn.Module) -> bool:
+        if in_backward():
+            return False
+        model = self._model() if self._model is not None else None
+        found: Any = module
+        while model is not None and found is not model:
+            inside = found.__dict__.get("_modules") or {}
+            found = next((inside[name] for name in _WRAPPED if inside.get(name) is not None), None)
+            if found is None:
+                return False
+        return True
+
+    def _timed(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not self._enter("backward"):
+                return original(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._leave("backward")
+
+        calls._skip(timed, and_below=False)
+        return timed
+
+    def _optimizer_begins(self, optimizer: Callable[[], Any]) -> None:
+        if not self._optimizers or id(optimizer()) in self._optimizers:
+            self._enter("optimizer")
+
+    def _optimizer_ends(self, optimizer: Callable[[], Any]) -> None:
+        if not self._optimizers or id(optimizer()) in self._optimizers:
+            self._leave("optimizer")
+
+    def _may_enter(self) -> bool:
+        """What lies within forward or backward is part of it; an optimizer may call both."""
+        return self._open and self._within[-1:] in ([], ["optimizer"]) and os.getpid() == self._pid
+
+    def _enter(self, part: str) -> bool:
+        if not self._may_enter():
+            return False
+        self._within.append(part)
+        self._add(part)
+        return True
+
+    def _leave(self, part: str) -> None:
+        if self._open and self._within[-1:] == [part]:
+            self._within.pop()
+            self._add(self._within[-1] if self._within else "other")
+
+    def _add(self, part: str) -> None:
+        try:
+            mark = self._mark()
+            if (mark.event is None) == (self._boundaries[0][1].event is None):  # else a graph is being captured
+                self._boundaries.append((part, mark))
+        except Exception as error:
+            self._open = False
+            self._on_failure("measuring the parts of a step", error)

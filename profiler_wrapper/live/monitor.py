@@ -1,0 +1,282 @@
+"""`TrainingMonitor`: stands beside a training loop for weeks, and says of every step what it made of the machine."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+
+from profiler_wrapper.live.accelerator import find_accelerator
+from profiler_wrapper.live.job import Told
+from profiler_wrapper.live.monitor_config import MonitorConfig
+from profiler_wrapper.live.monitored_step import MonitoredStep
+from profiler_wrapper.live.parallelism import GivenSizes
+from profiler_wrapper.live.records import StepRecord
+from profiler_wrapper.live.sinks import Sink
+from profiler_wrapper.live.statistics import RunStatistics
+from profiler_wrapper.live.watch import StepWatch
+from profiler_wrapper.notices import Notices
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def _harmless(
+    method: Callable[Concatenate[TrainingMonitor, Arguments], Result],
+) -> Callable[Concatenate[TrainingMonitor, Arguments], Result | None]:
+    """What fails inside becomes one warning, and the monitor does nothing more. In a forked child it does nothing."""
+
+    @functools.wraps(method)
+    def guarded(self: TrainingMonitor, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result | None:
+        if not self.active:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self._failed(f"{method.__name__}()", error)
+            return None
+
+    return guarded
+
+
+class TrainingMonitor:
+    """Step time, FLOP/s, throughput, MFU, memory and, if asked for, the parts of every step of a training loop.
+
+    Tell it of steps in one of three ways::
+
+        monitor.start_step(); ...; monitor.end_step(tokens=n, loss=loss)
+        with monitor.step(tokens=n): ...
+        monitor.log_step(step, epoch, loss, grad_norm, learning_rate, attention_mask)     # at the end of each
+
+    With the last, a step lasts from the end of the one before. Nothing here waits for the device, but for torch's
+    profiler at the end of a step whose FLOPs it measures: times are those of events that are read later, and so are
+    numbers that are given as tensors on it. A failure of the monitor is one warning, after which it does nothing;
+    errors of its arguments are raised when it is made.
+
+    FLOPs are those measured, else those given, else those by the model's config. Where a number is not known it is
+    `None`, and a warning says why once.
+
+    Args:
+        output_dir: where files go.
+        config: a `MonitorConfig`, a mapping with its options (also below `system:` or `monitoring:`), the path of a
+            YAML file, or parsed arguments.
+        log_file: the JSON log of all steps and epochs, in `output_dir`; `None`: none.
+        flops_profile_freq: every so many steps the FLOPs of the real step are measured with the profiler, which
+            slows that step; it is marked and left out of means (so of 1 no means are left). 0: never. `None`: as in
+            `config`; by default every 500 steps where nothing else tells the FLOPs.
+        model: tells its config, the type of its numbers, and what forward is.
+        model_config: for FLOPs by formula; by default `model`'s.
+        batch_size, seq_length: of this rank's batch of one step, all micro-batches together.
+        flops_per_step: of forward and backward on this rank's batch.
+        convention: of attention: "full", or "causal", which leaves out what a causal mask hides.
+        peaks: as `find_peaks` takes them: 989, "bfloat16=989,float8=1979", a file of `peaks --measure`.
+        dtype: of the model's matrix products, where it is not that of its parameters (autocast).
+        counts: "rank": samples, tokens and FLOPs given are this rank's. "job": those of all ranks.
+        world_size, data_parallel, tensor_parallel, pipeline_parallel, context_parallel, device_mesh, rank: of the
+            job, where the process group and the environment don't tell.
+        log_rank: the one that writes; negative: counted from the last. The others only keep the numbers.
+        sinks: in the place of those that `config` asks for.
+        optimizer: its step is the optimizer's part of a step, and its learning rate the one that is logged.
+        breakdown: measure data, forward, backward, optimizer and other.
+        device: "cpu", for a training on the CPU beside an accelerator.
+
+    Raises:
+        WrongUse: an argument has a value that means nothing.
+        OSError: `config` names a file that cannot be read.
+    """
+
+    def __init__(
+        self,
+        output_dir: str | os.PathLike[str] = "outputs",
+        config: Any = None,
+        log_file: str | None = "training_log.json",
+        flops_profile_freq: int | None = None,
+        *,
+        model: Any = None,
+        model_config: Any = None,
+        batch_size: int | None = None,
+        seq_length: int | None = None,
+        flops_per_step: float | None = None,
+        convention: str | None = None,
+        peaks: Any = None,
+        dtype: Any = None,
+        counts: Literal["rank", "job"] = "rank",
+        world_size: int | None = None,
+        data_parallel: int | None = None,
+        tensor_parallel: int | None = None,
+        pipeline_parallel: int | None = None,
+        context_parallel: int | None = None,
+        device_mesh: Any = None,
+        rank: int | None = None,
+        log_rank: int | None = None,
+        sinks: Sequence[Sink] | None = None,
+        optimizer: Any = None,
+        breakdown: bool | None = None,
+        device: Any = None,
+    ) -> None:
+        self.config = MonitorConfig.of(config).with_options(
+            flops_profile_freq=flops_profile_freq,
+            convention=convention,
+            peaks=peaks,
+            log_rank=log_rank,
+            perf_breakdown=breakdown,
+        )
+        told = Told(
+            config=self.config,
+            output_dir=Path(output_dir),
+            log_file=log_file,
+            model=model,
+            model_config=model_config,
+            batch_size=batch_size,
+            seq_length=seq_length,
+            flops_per_step=None if flops_per_step is None else float(flops_per_step),
+            dtype="" if dtype is None else str(dtype).removeprefix("torch."),
+            counts=counts,
+            sizes=GivenSizes(
+                world_size=world_size,
+                data_parallel=data_parallel,
+                tensor_parallel=tensor_parallel,
+                pipeline_parallel=pipeline_parallel,
+                context_parallel=context_parallel,
+            ),
+            rank=rank,
+            device_mesh=device_mesh,
+            sinks=sinks,
+            optimizer=optimizer,
+            on_cpu=device is not None and str(device).startswith("cpu"),
+        )
+        self._pid = os.getpid()
+        self._over = not self.config.enable_perf_monitor
+        self._notices = Notices()
+        accelerator = None if self._over else find_accelerator(device)
+        self._watch = StepWatch(told, self._notices, accelerator, on_failure=self._failed, on_open=self._close_at_exit)
+
+    @property
+    def active(self) -> bool:
+        """It is on: enabled, not closed, not failed, and in the process that it was made in."""
+        return not self._over and os.getpid() == self._pid
+
+    @property
+    def last(self) -> StepRecord | None:
+        """The last step that the device came to the end of, on this rank."""
+        return self._watch.last
+
+    @property
+    def statistics(self) -> RunStatistics | None:
+        """Of all steps so far, on this rank; None before the first."""
+        return self._watch.statistics
+
+    @_harmless
+    def start_step(self, step: int | None = None) -> None:
+        """A step begins. Where one was begun and not ended, that one is forgotten.
+
+        Args:
+            step: its number; by default one more than the last, from 0.
+        """
+        self._watch.explicit_starts = True
+        self._watch.begin(step)
+
+    @_harmless
+    def end_step(
+        self,
+        *,
+        tokens: Any = None,
+        samples: Any = None,
+        loss: Any = None,
+        grad_norm: Any = None,
+        learning_rate: Any = None,
+        epoch: int | None = None,
+        attention_mask: Any = None,
+        step: int | None = None,
+        skip: Sequence[str] = (),
+    ) -> None:
+        """The step ends. Without a begin, it began where the one before ended.
+
+        Args:
+            tokens, samples: of this rank's batch, all micro-batches together; numbers or tensors of one.
+            loss, grad_norm, learning_rate: as they are logged; numbers or tensors of one, also on the device.
+            epoch: its number.
+            attention_mask: of this rank's batch, (sequences, places), or a list with those of the micro-batches;
+                where it is not 0 there are real tokens, which are counted where `tokens` is not given.
+            step: its number.
+            skip: names of sinks that do not get it.
+        """
+        self._watch.end(
+            step=step,
+            epoch=epoch,
+            samples=samples,
+            tokens=tokens,
+            attention_mask=attention_mask,
+            numbers={"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate},
+            skip=frozenset(skip),
+        )
+
+    @_harmless
+    def log_step(
+        self,
+        step: int,
+        epoch: int | None = None,
+        loss: Any = None,
+        grad_norm: Any = None,
+        learning_rate: Any = None,
+        attention_mask: Any = None,
+        skip_wandb: bool = False,
+        *,
+        tokens: Any = None,
+        samples: Any = None,
+    ) -> None:
+        """The step ends, and the next one begins unless `start_step()` says when. See `end_step`."""
+        watch = self._watch
+        watch.end(
+            step=step,
+            epoch=epoch,
+            samples=samples,
+            tokens=tokens,
+            attention_mask=attention_mask,
+            numbers={"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate},
+            skip=frozenset(("wandb",)) if skip_wandb else frozenset(),
+        )
+        if not watch.explicit_starts:
+            watch.begin(None, at_last_end=True)
+
+    def step(self, **numbers: Any) -> MonitoredStep:
+        """A block that is one step; `numbers` as `end_step` takes them. See `MonitoredStep`."""
+        return MonitoredStep(self, numbers)
+
+    @_harmless
+    def forget_step(self) -> None:
+        """The step that was begun is none: an exception ended it, or there was no batch."""
+        self._watch.forget()
+
+    def close(self) -> None:
+        """Write what is left, and take everything away. Waits for the device, some seconds at most."""
+        if self.active:
+            self._over = True
+            atexit.unregister(self.close)
+            self._watch.close(wait=True)
+
+    def __enter__(self) -> TrainingMonitor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _close_at_exit(self) -> None:
+        atexit.register(self.close)  # now, so that it comes before the logs close themselves
+
+    def _failed(self, what: str, error: Exception) -> None:
+        if self._over:
+            return
+        self._over = True
+        atexit.unregister(self.close)
+        self._notices.quiet = False
+        self._notices.once(
+            "failed", f"the monitor is off, because {what} failed: {type(error).__name__}: {error}; training goes on"
+        )
+        self._watch.close(wait=False)

@@ -1,0 +1,173 @@
+"""Means, extremes and percentiles of any number of steps, in constant memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from profiler_wrapper.live.records import StepRecord
+
+PERCENTILES = (50, 95, 99)
+
+_GROWTH = 1.01  # of a bucket of times over the one below it
+_LOG_GROWTH = math.log(_GROWTH)
+_RATES = (
+    "model_flops",
+    "hardware_flops",
+    "model_time_at_peak_s",
+    "hardware_time_at_peak_s",
+    "samples",
+    "tokens",
+)
+_TOTALS = ("samples", "tokens", "model_flops", "step_time_s")
+
+
+class Rates:
+    """Sums of work over sums of time, so that a long step weighs what it took.
+
+    Of a kind of work, only steps count where it and the time are known. Steps that were profiled count nowhere.
+    """
+
+    __slots__ = ("_sums", "steps", "time_s", "world_size")
+
+    def __init__(self) -> None:
+        self.steps = 0  # undisturbed steps whose time is known
+        self.time_s = 0.0
+        self.world_size = 1
+        self._sums = {name: [0.0, 0.0] for name in _RATES}
+
+    def add(self, record: StepRecord) -> bool:
+        """Whether the step counts."""
+        time_s = record.step_time_s
+        self.world_size = record.world_size
+        if record.profiled or time_s is None or not 0.0 < time_s < math.inf:
+            return False
+        self.steps += 1
+        self.time_s += time_s
+        for name, sums in self._sums.items():
+            work = getattr(record, name)
+            if work is not None:
+                sums[0] += work
+                sums[1] += time_s
+        return True
+
+    def per_s(self, name: str) -> float | None:
+        """Work of that name in a second, of all ranks; None: no step tells."""
+        work, time_s = self._sums[name]
+        return work / time_s if time_s else None
+
+    @property
+    def tflops_total(self) -> float | None:
+        """10^12 model FLOPs a second, all ranks together."""
+        rate = self.per_s("model_flops")
+        return None if rate is None else rate / 1e12
+
+    @property
+    def tflops_per_gpu(self) -> float | None:
+        """10^12 model FLOPs a second and rank."""
+        return None if self.tflops_total is None else self.tflops_total / self.world_size
+
+    @property
+    def step_time_s(self) -> float | None:
+        """The mean."""
+        return self.time_s / self.steps if self.steps else None
+
+
+class TimeSketch:
+    """How often a time was seen, in buckets of 1 %: any percentile is right within 0.5 %.
+
+    From a nanosecond to a year there are fewer than 4,000 buckets.
+    """
+
+    __slots__ = ("_buckets", "_count")
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, int] = {}
+        self._count = 0
+
+    def add(self, time_s: float) -> None:
+        """Args: time_s: more than 0."""
+        bucket = math.ceil(math.log(time_s) / _LOG_GROWTH)
+        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
+        self._count += 1
+
+    def percentile(self, percent: float) -> float | None:
+        """The time that `percent` of all were at most; None: there were none."""
+        wanted = max(1, math.ceil(self._count * percent / 100))
+        seen = 0
+        for bucket in sorted(self._buckets):
+            seen += self._buckets[bucket]
+            if seen >= wanted:
+                return float(_GROWTH**bucket * 2 / (1 + _GROWTH))  # the value nearest to both ends of the bucket
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The least and the most of what was seen."""
+
+    least: float
+    most: float
+
+    def with_value(self, value: float) -> Range:
+        if self.least <= value <= self.most:
+            return self
+        return Range(min(self.least, value), max(self.most, value))
+
+
+class RunStatistics:
+    """What is known of all steps so far; nothing is kept of a single one.
+
+    Attributes:
+        steps: all that were given.
+        profiled_steps: those under the profiler, which count only in `steps` and in the memory's peak.
+        rates: sums of work over sums of time, of the others.
+        step_time_s, tflops_per_gpu: the least and the most of a single step; None before the first.
+        first_step, last_step: their numbers; None before the first.
+        last_timestamp: when the last one ended; seconds since 1970.
+        peak_memory_bytes: the most that a record told.
+        totals: of `samples`, `tokens`, `model_flops` and `step_time_s`, those of all steps that tell, profiled or not.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.profiled_steps = 0
+        self.rates = Rates()
+        self.step_time_s: Range | None = None
+        self.tflops_per_gpu: Range | None = None
+        self.first_step: int | None = None
+        self.last_step: int | None = None
+        self.last_timestamp: float | None = None
+        self.peak_memory_bytes: int | None = None
+        self.totals: dict[str, float] = {}
+        self._times = TimeSketch()
+
+    def add(self, record: StepRecord) -> None:
+        self.steps += 1
+        self.profiled_steps += record.profiled
+        if self.first_step is None:
+            self.first_step = record.step
+        self.last_step, self.last_timestamp = record.step, record.timestamp
+        for size_bytes in (record.memory_bytes, record.peak_memory_bytes):
+            if size_bytes is not None and size_bytes > (self.peak_memory_bytes or -1):
+                self.peak_memory_bytes = size_bytes
+        for name in _TOTALS:
+            value = getattr(record, name)
+            if value is not None:
+                self.totals[name] = self.totals.get(name, 0) + value
+        if not self.rates.add(record):
+            return
+        assert record.step_time_s is not None
+        self._times.add(record.step_time_s)
+        self.step_time_s = _seen(self.step_time_s, record.step_time_s)
+        tflops = record.tflops_per_gpu
+        if tflops is not None:
+            self.tflops_per_gpu = _seen(self.tflops_per_gpu, tflops)
+
+    def step_time_percentile(self, percent: float) -> float | None:
+        """Seconds; within 0.5 % of the true one."""
+        return self._times.percentile(percent)
+
+
+def _seen(seen: Range | None, value: float) -> Range:
+    return Range(value, value) if seen is None else seen.with_value(value)

@@ -1,0 +1,228 @@
+"""What a step is known to compute, and how long that takes at the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from profiler_wrapper.analysis.peaks import Peaks
+from profiler_wrapper.errors import ProfilerWrapperError
+from profiler_wrapper.live.flop_probe import Measurement
+from profiler_wrapper.live.parallelism import Parallelism
+from profiler_wrapper.live.records import Convention, FlopsSource, StepRecord
+from profiler_wrapper.notices import Notices
+
+Formula = Callable[[int, "int | None"], float]
+_MOST_SHAPES = 256  # of batches that FLOPs are kept of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """FLOPs of one step of the whole job, and the seconds that one device needs for its share at its peak."""
+
+    model_flops: float
+    hardware_flops: float | None = None
+    model_time_at_peak_s: float | None = None
+    hardware_time_at_peak_s: float | None = None
+    source: FlopsSource
+    step: int | None = None  # that was measured
+
+
+class Roof:
+    """Times at the peak, each type of number at its own.
+
+    Args:
+        peaks: None: not known, so neither is any time.
+        tf32: products of float32 numbers run as TF32, so their peak is that of "tfloat32" where it is known.
+    """
+
+    def __init__(self, peaks: Peaks | None, notices: Notices, *, tf32: bool = False) -> None:
+        self.peaks, self._notices, self._tf32 = peaks, notices, tf32
+
+    def time_s(self, flops_by_dtype: Mapping[str, float]) -> float | None:
+        """What one device needs; None where the peak of some of these types is not known, which is said once."""
+        if self.peaks is None:
+            return None
+        seconds = 0.0
+        for dtype, flops in flops_by_dtype.items():
+            if not flops:
+                continue
+            peak = self._peak(dtype)
+            if peak is None:
+                self._notices.once(f"peak {dtype}", f"no share of the peak: {self._why_none(dtype)}")
+                return None
+            seconds += flops / peak
+        return seconds
+
+    def _peak(self, dtype: str) -> float | None:
+        assert self.peaks is not None
+        fast = self.peaks.flops("tfloat32") if self._tf32 and dtype == "float32" else None
+        return fast or self.peaks.flops(dtype)
+
+    def _why_none(self, dtype: str) -> str:
+        assert self.peaks is not None
+        name = self.peaks.device or "the device"
+        if not dtype:
+            return f"the type of the numbers is not known, and the peak of {name} depends on it: give dtype='bfloat16'"
+        return f"that of {dtype} is not known of {name}: give peaks={{'{dtype}': <TFLOP/s>}}"
+
+
+@dataclass(slots=True, kw_only=True)
+class StepWorks:
+    """The work of each step: measured, else as given, else by formula from the model's config.
+
+    Attributes:
+        given: FLOPs of this rank's batch by the user, or of the job's with `given_by_job`.
+        formula_fails: the formula did not tell the work of some step.
+        formula: (sequences, their length, None for images) -> FLOPs of a step on them; None: no config.
+        dtype: of the numbers that `given` and `formula` are about; "": not known.
+    """
+
+    roof: Roof
+    sizes: Parallelism
+    convention: Convention
+    notices: Notices
+    given: float | None = None
+    given_by_job: bool = False
+    formula: Formula | None = None
+    dtype: str = ""
+    formula_fails: bool = False
+    _measured: Work | None = None
+    _given: Work | None = None
+    _by_shape: dict[tuple[int, int | None], Work | None] = field(default_factory=dict)
+
+    def take(self, measurement: Measurement) -> None:
+        """Use a measurement from now on; one that does not know all of a step is only said."""
+        work = measurement.work
+        causal = self.convention == "causal"
+        model = work.causal_model_flops_by_dtype if causal else work.model_flops_by_dtype
+        hardware = work.causal_hardware_flops_by_dtype if causal else work.hardware_flops_by_dtype
+        if work.uncounted or not sum(model.values()):
+            self._measured = None
+            self.notices.once("uncounted", _why_unknown(measurement))
+            return
+        if self.sizes.pipeline_parallel > 1:
+            self.notices.once(
+                "pipeline",
+                f"FLOPs of the job are an estimate: those measured here times {self.sizes.world_size} ranks, though "
+                "stages of a pipeline may be unlike",
+            )
+        world_size = self.sizes.world_size
+        self._measured = Work(
+            model_flops=sum(model.values()) * world_size,
+            hardware_flops=sum(hardware.values()) * world_size,
+            model_time_at_peak_s=self.roof.time_s(model),
+            hardware_time_at_peak_s=self.roof.time_s(hardware),
+            source="measured",
+            step=measurement.step,
+        )
+
+    def of(self, sequences: int | None, length: int | None) -> Work | None:
+        """The work of a step whose batch on this rank has that many sequences of that length."""
+        if self._measured is not None:
+            return self._measured
+        if self.given is not None:
+            if self._given is None:
+                by_job = self.given if self.given_by_job else self.given * self.sizes.data_parallel
+                self._given = self._work(by_job, "given")
+            return self._given
+        if self.formula is None:
+            return None
+        if not sequences:
+            self.formula_fails = True
+            self.notices.once(
+                "shape of batch",
+                "FLOPs by the model's config are not available, because nothing tells the batch: give batch_size= and "
+                "seq_length=, an attention_mask, or flops_profile_freq=500 to measure them",
+            )
+            return None
+        return self._by_formula(self.formula, sequences, length or None)
+
+    def _by_formula(self, formula: Formula, sequences: int, length: int | None) -> Work | None:
+        shape = sequences, length
+        if shape not in self._by_shape:
+            if len(self._by_shape) >= _MOST_SHAPES:
+                self._by_shape.clear()
+            self._by_shape[shape] = self._evaluated(formula, sequences, length)
+        return self._by_shape[shape]
+
+    def _evaluated(self, formula: Formula, sequences: int, length: int | None) -> Work | None:
+        try:
+            return self._work(formula(sequences, length) * self.sizes.data_parallel, "config")
+        except Exception as error:
+            self.formula_fails = True
+            self.notices.once(
+                "formula",
+                f"FLOPs by the model's config are not available for a batch of {sequences}: "
+                f"{error if isinstance(error, ProfilerWrapperError) else repr(error)}",
+            )
+            return None
+
+    def _work(self, flops_of_job: float, source: FlopsSource) -> Work:
+        time_s = self.roof.time_s({self.dtype: flops_of_job / self.sizes.world_size})
+        return Work(model_flops=flops_of_job, model_time_at_peak_s=time_s, source=source)
+
+
+def formula_of(
+    config: Any, *, family: str, convention: Convention, notices: Notices, asked_for: bool
+) -> Formula | None:
+    """FLOPs by a model's config; None where no formula fits it, which is said if it was `asked_for`."""
+    from profiler_wrapper.live.model_flops import model_flops
+
+    def formula(sequences: int, length: int | None) -> float:
+        return float(
+            model_flops(
+                config, sequences, length, convention=convention, family=None if family == "auto" else family
+            ).total
+        )
+
+    try:
+        formula(1, 8)
+    except (ProfilerWrapperError, ValueError, TypeError, AttributeError, KeyError, ArithmeticError) as error:
+        if asked_for:
+            notices.once("formula", f"FLOPs by the model's config are not available: {error}")
+        return None
+    return formula
+
+
+def why_over_peak(record: StepRecord, works: StepWorks) -> str:
+    """What is likely wrong where a step did more than its device can."""
+    peaks = works.roof.peaks
+    assert peaks is not None and record.mfu is not None
+    told = f"MFU is {record.mfu:.2f} in step {record.step}, and more than 1 cannot be: "
+    if record.flops_source != "measured" and works.dtype in ("float32", "float64"):
+        lower = peaks.flops("bfloat16")
+        assumed = peaks.flops(works.dtype)
+        if lower is not None and assumed is not None and record.mfu * assumed <= lower:
+            return (
+                f"{told}likely the model computes in a lower precision than the {works.dtype} of its parameters, whose "
+                "peak was taken: give dtype='bfloat16' or its like"
+            )
+    if record.flops_source == "given":
+        return (
+            f"{told}likely flops_per_step is more than the FLOPs of one step on this rank's batch (those of the whole "
+            "job go with counts='job')"
+        )
+    if peaks.source.startswith(("given", "measured")) or not peaks.device:
+        return f"{told}likely the peak is too low ({peaks.source})"
+    if record.flops_source == "config":
+        return (
+            f"{told}likely batch_size and seq_length are not those of one step on this rank, or the sizes of parallel "
+            "groups are not known (tensor_parallel=, pipeline_parallel=)"
+        )
+    return f"{told}likely the step was not timed whole: start_step() has to come before its work, and end_step() after"
+
+
+def _why_unknown(measurement: Measurement) -> str:
+    ops = measurement.work.uncounted
+    if not ops:
+        return (
+            f"FLOPs of step {measurement.step} could not be measured: no op with FLOPs was seen on this thread "
+            "(a replayed CUDA graph shows none)"
+        )
+    more = f" and {len(ops) - 3} more" if len(ops) > 3 else ""
+    return (
+        f"FLOPs of step {measurement.step} could not be measured, because nothing tells those of "
+        f"{', '.join(ops[:3])}{more}: give flops_per_step= or model_config="
+    )

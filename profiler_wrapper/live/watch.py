@@ -1,0 +1,235 @@
+"""Follows the steps of one loop: begins and ends them, and passes on what is known of each as soon as it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from profiler_wrapper.capture.optimizers import find_optimizers
+from profiler_wrapper.live.accelerator import Accelerator
+from profiler_wrapper.live.batch import Batches
+from profiler_wrapper.live.breakdown import Boundaries, Breakdown
+from profiler_wrapper.live.deferred import Copy, Intake
+from profiler_wrapper.live.flop_probe import FlopProbe
+from profiler_wrapper.live.job import Job, Told
+from profiler_wrapper.live.memory import Memory
+from profiler_wrapper.live.pending import PendingStep, PendingSteps
+from profiler_wrapper.live.records import StepRecord
+from profiler_wrapper.live.sinks import Sinks
+from profiler_wrapper.live.statistics import RunStatistics
+from profiler_wrapper.live.step_clock import Mark, StepClock
+from profiler_wrapper.live.step_work import StepWorks, why_over_peak
+from profiler_wrapper.notices import Notices
+
+CLOSING_WAIT_S = 10.0  # for the device, when the monitor is closed
+_LOOK_EVERY_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    step: int
+    mark: Mark
+    recorded: bool  # by the profiler
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What is there from the end of the first step on."""
+
+    job: Job
+    works: StepWorks
+    batches: Batches
+    sinks: Sinks
+
+
+class StepWatch:
+    """What stands behind a `TrainingMonitor`; its methods may raise.
+
+    Args:
+        on_failure: told of what fails where nobody could catch it.
+        on_open: called when the logs have been opened.
+    """
+
+    def __init__(
+        self,
+        told: Told,
+        notices: Notices,
+        accelerator: Accelerator | None,
+        *,
+        on_failure: Callable[[str, Exception], None],
+        on_open: Callable[[], None],
+    ) -> None:
+        self.last: StepRecord | None = None
+        self.explicit_starts = False
+        self._told, self._notices = told, notices
+        self._on_open = on_open
+        self._start_time = time.time()
+        self._clock = StepClock(accelerator)
+        self._intake = Intake(accelerator, notices)
+        self._memory = Memory(accelerator) if told.config.perf_memory_tracking else None
+        self._probe = FlopProbe(told.config.flops_profile_freq, notices)
+        self._optimizers = find_optimizers(told.optimizer)
+        self._breakdown: Breakdown | None = None
+        if told.config.perf_breakdown:
+            self._breakdown = Breakdown(self._clock.mark, on_failure, model=told.model, optimizers=self._optimizers)
+        self._job: Job | None = None
+        self._opened: _Opened | None = None
+        self._pending = PendingSteps()
+        self._begun: _Begun | None = None
+        self._last_end: Mark | None = None
+        self._next_step = 0
+
+    @property
+    def statistics(self) -> RunStatistics | None:
+        return None if self._opened is None else self._opened.sinks.statistics
+
+    def begin(self, step: Any, *, at_last_end: bool = False) -> None:
+        """A step begins: now, or where the last one ended."""
+        self.forget()
+        self._pass_on()
+        job = self._job or self._find_job()
+        told = self._intake.whole("step", step)
+        number = self._next_step if told is None else told
+        recorded = self._probe.wants(number, otherwise_known=self._known_otherwise(job)) and self._probe.begin(number)
+        mark = self._last_end if at_last_end and not recorded else None
+        self._begun = _Begun(number, mark or self._clock.mark(), recorded)
+        if self._breakdown is not None:
+            self._breakdown.start()
+            self._breakdown.begin_step(self._begun.mark)
+
+    def forget(self) -> None:
+        """The step that was begun is none."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return
+        if begun.recorded:
+            self._probe.cancel()
+        if self._breakdown is not None:
+            self._breakdown.end_step()
+
+    def end(
+        self,
+        *,
+        step: Any,
+        epoch: Any,
+        samples: Any,
+        tokens: Any,
+        attention_mask: Any,
+        numbers: Mapping[str, Any],
+        skip: frozenset[str],
+    ) -> None:
+        """The step ends now."""
+        end, timestamp = self._clock.mark(), time.time()
+        begun, self._begun = self._begun, None
+        boundaries = self._parts(begun)
+        recorded = begun is not None and begun.recorded
+        if recorded:
+            self._probe.end()
+        opened = self._opened or self._open()
+        told = self._intake.whole("step", step)
+        number = told if told is not None else begun.step if begun is not None else self._next_step
+        batch = opened.batches.of(samples, tokens, attention_mask)
+        logged = {name: self._intake.number(name, value) for name, value in numbers.items()}
+        if logged.get("learning_rate") is None and self._optimizers:
+            rate = self._optimizers[0].param_groups[0].get("lr")
+            logged["learning_rate"] = self._intake.number("learning_rate", rate)
+        copied = any(isinstance(value, Copy) for value in (*batch.numbers, *logged.values()))
+        measurement = self._probe.finished()
+        if measurement is not None:
+            opened.works.take(measurement)
+        self._pending.add(
+            PendingStep(
+                step=number,
+                timestamp=timestamp,
+                begin=begun.mark if begun is not None else self._last_end,
+                end=end,
+                read_after=self._clock.mark() if copied else end,
+                profiled=recorded,
+                epoch=self._intake.whole("epoch", epoch),
+                samples=batch.samples,
+                tokens=batch.tokens,
+                numbers=logged,
+                work=opened.works.of(batch.sequences, batch.length),
+                memory=(None, None) if self._memory is None else self._memory.read(),
+                boundaries=boundaries,
+                skip=skip,
+            )
+        )
+        self._next_step = number + 1
+        self._last_end = self._clock.mark() if recorded else end  # writing the trace is no part of the next step
+        self._pass_on()
+
+    def close(self, *, wait: bool) -> None:
+        """Pass on what is left, waiting for the device if asked to, and take everything away."""
+        actions: list[Callable[[], object]] = [self.forget]
+        if self._opened is not None:
+            actions += [self._wait] if wait else []
+            actions += [lambda: self._pending.take(self._give, everything=True), self._opened.sinks.close]
+        if self._breakdown is not None:
+            actions.insert(0, self._breakdown.stop)
+        if self._memory is not None:
+            actions.append(self._memory.close)
+        actions.append(self._probe.close)
+        for action in actions:
+            try:
+                action()
+            except Exception as error:
+                self._notices.once("closing", f"closing the monitor: {type(error).__name__}: {error}")
+
+    def _find_job(self) -> Job:
+        self._job = Job(self._told, self._notices)
+        return self._job
+
+    def _open(self) -> _Opened:
+        """What needs a device that is in use: its peaks, and the logs that tell them."""
+        job = self._job or self._find_job()
+        works = job.works()
+        sinks = job.sinks(works.roof.peaks, self._start_time, "" if self._memory is None else self._memory.kind)
+        batches = Batches(self._told, job.sizes, self._intake, self._notices)
+        self._opened = _Opened(job, works, batches, sinks)
+        self._on_open()
+        return self._opened
+
+    def _known_otherwise(self, job: Job) -> bool:
+        """Something but a measurement tells the FLOPs of a step."""
+        if self._told.flops_per_step is not None:
+            return True
+        return job.formula is not None and (self._opened is None or not self._opened.works.formula_fails)
+
+    def _parts(self, begun: _Begun | None) -> Boundaries | None:
+        if self._breakdown is None:
+            return None
+        boundaries = self._breakdown.end_step()
+        return boundaries if begun is not None else None
+
+    def _pass_on(self) -> None:
+        if self._opened is not None:
+            self._pending.take(self._give)
+
+    def _give(self, step: PendingStep, reached: bool) -> None:
+        opened = self._opened
+        assert opened is not None
+        if not reached:
+            self._notices.once(
+                "never reached", f"the time of step {step.step} is not known: the device did not come to its end"
+            )
+        record = step.record(
+            world_size=opened.job.sizes.world_size,
+            convention=self._told.convention,
+            notices=self._notices,
+            reached=reached,
+        )
+        if record.mfu is not None and record.mfu > 1:
+            self._notices.once("over the peak", why_over_peak(record, opened.works))
+        self.last = record
+        opened.sinks.write(record, skip=step.skip)
+
+    def _wait(self) -> None:
+        """For the device, no longer than CLOSING_WAIT_S."""
+        until = time.monotonic() + CLOSING_WAIT_S
+        self._pass_on()
+        while len(self._pending) and time.monotonic() < until:
+            time.sleep(_LOOK_EVERY_S)
+            self._pass_on()

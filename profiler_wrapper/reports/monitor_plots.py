@@ -1,0 +1,202 @@
+"""A monitored run as a picture: one panel below the other over the steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from profiler_wrapper.analysis.monitor_run import MonitorRun, Spread
+from profiler_wrapper.recording.monitor_log import Column
+from profiler_wrapper.reports import figures
+from profiler_wrapper.reports.monitor_text import monitor_title
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_POINTS = 1200  # beside one another; more steps are drawn as a median within the least and the most
+WIDTH_BARS = 62
+PANEL_IN = 1.75
+
+_BLUE, _ORANGE, _GREEN, _PINK, _GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#999999"
+_BEYOND = 2.5  # times the 99th percentile: what is higher is cut, and said
+_SHOWN_SLOW = 5  # stretches that are shaded
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A line over the steps: every value, or for each of some stretches its median, least and most."""
+
+    steps: Column
+    middle: Column
+    least: Column
+    most: Column
+    is_thinned: bool
+
+
+def course(steps: Column, values: Column, *, most: int = MOST_POINTS) -> Course:
+    """Every step if there are at most `most`, else as many stretches of steps; NaN where nothing is known."""
+    if len(values) <= most:
+        return Course(steps, values, values, values, is_thinned=False)
+    bounds = [len(values) * i // most for i in range(most + 1)]
+    parts = [values[first:end] for first, end in pairwise(bounds)]
+    known = [part[np.isfinite(part)] for part in parts]
+
+    def each(take: Callable[[Column], np.float64]) -> Column:
+        return np.array([take(part) if len(part) else np.nan for part in known])
+
+    return Course(steps[bounds[:-1]], each(np.median), each(np.min), each(np.max), is_thinned=True)
+
+
+def draw_monitor(run: MonitorRun, path: str | os.PathLike[str]) -> None:
+    """Writes the PNG: TFLOPS, MFU, tokens/s, step time with its percentiles, memory, loss.
+
+    What is not known is left out.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with figures.own_style():
+        panels = [draw for draw in _PANELS if draw.applies(run)]
+        if not panels:
+            figures.say(path, monitor_title(run), "No time, rate or memory of any step is known.")
+            return
+        figure = figures.new_figure(WIDTH_BARS, height_in=1.0 + PANEL_IN * len(panels))
+        figures.head(figure, monitor_title(run))
+        all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+        steps = _steps(run)
+        for axes, panel in zip(all_axes, panels, strict=True):
+            panel.draw(axes, run, steps)
+            _shade(axes, run)
+        _finish(all_axes[-1], run, steps)
+        figures.save(figure, path)
+
+
+def _steps(run: MonitorRun) -> Column:
+    """Their numbers, or where those go back, 1, 2, 3, ..."""
+    steps = run.log.columns["iteration"]
+    return steps if bool((np.diff(steps) >= 0).all()) else np.arange(1.0, len(steps) + 1)
+
+
+def _undisturbed(run: MonitorRun, name: str) -> Column:
+    columns = run.log.columns
+    return np.where(columns["profiled"] == 0, columns[name], np.nan)
+
+
+def _draw_course(axes: Axes, steps: Column, values: Column, color: str, label: str) -> None:
+    line = course(steps, values)
+    if line.is_thinned:
+        axes.fill_between(line.steps, line.least, line.most, color=color, alpha=0.25, linewidth=0)
+    lonely = np.isfinite(values).sum() <= 40
+    axes.plot(line.steps, line.middle, "-o" if lonely else "-", color=color, linewidth=1.2, markersize=3.5, label=label)
+
+
+def _draw_rate(name: str, title: str, ylabel: str, color: str, factor: float, form: str) -> Callable[..., None]:
+    def draw(axes: Axes, run: MonitorRun, steps: Column) -> None:
+        figures.prepare(axes, ylabel=ylabel)
+        spread = run.spreads[name]
+        _draw_course(axes, steps, factor * _undisturbed(run, name), color, _each(run))
+        for value, style, label in (
+            (spread.percentiles[50], "--", "median"),
+            (spread.mean, ":", "mean over time"),
+        ):
+            axes.axhline(factor * value, color=figures.INK, linewidth=1.1, linestyle=style, zorder=1.5,
+                         label=f"{label} {format(factor * value, form)}")  # fmt: skip
+        _cut(axes, spread, factor, f"at most {factor * spread.most:,.4g}")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        figures.legend_above(axes, title)
+
+    return draw
+
+
+def _each(run: MonitorRun) -> str:
+    what, together = "step" if run.log.kind == "steps" else "row", len(run.log) / MOST_POINTS
+    return f"each {what}" if together <= 1 else f"of {together:.3g} {what}s each"
+
+
+def _draw_times(axes: Axes, run: MonitorRun, steps: Column) -> None:
+    figures.prepare(axes, ylabel="ms")
+    spread = run.spreads["step_time_ms"]
+    _draw_course(axes, steps, _undisturbed(run, "step_time_ms"), _BLUE, _each(run))
+    for percent, color, style in ((50, figures.INK, "--"), (95, _ORANGE, "-."), (99, "#D55E00", ":")):
+        value = spread.percentiles[percent]
+        axes.axhline(value, color=color, linewidth=1.2, linestyle=style, zorder=1.5, label=f"p{percent} {value:.4g} ms")
+    _cut(axes, spread, 1.0, f"step {run.slowest_step} took {spread.most:,.0f} ms")
+    figures.legend_above(axes, "Step time")
+
+
+def _draw_memory(axes: Axes, run: MonitorRun, steps: Column) -> None:
+    figures.prepare(axes, ylabel="GB (2^30 bytes)")
+    for name, color, label in (("memory_GB", _GREEN, "allocated"), ("peak_memory_GB", _GREY, "peak so far")):
+        if name in run.spreads:
+            most = run.spreads[name].most
+            _draw_course(axes, steps, run.log.columns[name], color, f"{label}, at most {most:.4g}")
+    figures.from_zero(axes)
+    title = "Memory"
+    if run.memory_growth_gb is not None:
+        title += f": grew all the way, by {run.memory_growth_gb:.3g} GB"
+    figures.legend_above(axes, title)
+
+
+def _draw_loss(axes: Axes, run: MonitorRun, steps: Column) -> None:
+    figures.prepare(axes, ylabel="loss")
+    _draw_course(axes, steps, run.log.columns["loss"], _PINK, "loss")
+    if run.odd_losses:
+        places = steps[run.log.columns["odd_loss"] == 1]
+        axes.plot(places, [0.04] * len(places), "x", color="#D55E00", transform=axes.get_xaxis_transform(),
+                  label=f"NaN or infinite, {len(places)} times")  # fmt: skip
+    figures.legend_above(axes, "Loss")
+
+
+def _cut(axes: Axes, spread: Spread, factor: float, beyond: str) -> None:
+    """From 0 on; a few steps that are far above all others, such as the first, do not flatten them."""
+    figures.from_zero(axes)
+    usual = factor * spread.percentiles[99]
+    if factor * spread.most > _BEYOND * usual > 0:
+        axes.set_ylim(0, 1.3 * usual)
+        axes.annotate(f"beyond the axis: {beyond}", (0.995, 0.95), xycoords="axes fraction", ha="right", va="top",
+                      fontsize=figures.FONT_SIZE - 2)  # fmt: skip
+
+
+def _shade(axes: Axes, run: MonitorRun) -> None:
+    for stretch in run.slow[:_SHOWN_SLOW]:
+        axes.axvspan(stretch.first, stretch.last, color=_ORANGE, alpha=0.12, linewidth=0)
+
+
+def _finish(axes: Axes, run: MonitorRun, steps: Column) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}")
+    axes.set_xlim(steps[0], max(steps[-1], steps[0] + 1))
+    notes = ["step"]
+    if len(steps) > MOST_POINTS:
+        notes.append("lines: medians of as many steps, bands: their least and most")
+    if run.slow:
+        notes.append("shaded: slow stretches")
+    if run.profiled:
+        notes.append(f"{run.profiled} profiled steps left out")
+    axes.set_xlabel("; ".join(notes), fontsize=figures.FONT_SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    names: Sequence[str]
+    draw: Callable[..., None]
+
+    def applies(self, run: MonitorRun) -> bool:
+        return any(name in run.spreads for name in self.names)
+
+
+_PANELS = (
+    _Panel(["TFLOPS_per_GPU"], _draw_rate("TFLOPS_per_GPU", "TFLOPS per GPU", "TFLOPS", _BLUE, 1.0, ".4g")),
+    _Panel(["mfu"], _draw_rate("mfu", "MFU", "% of the peak", _PINK, 100.0, ".1f")),
+    _Panel(["tokens_per_sec"], _draw_rate("tokens_per_sec", "Tokens per second", "tokens/s", _GREEN, 1.0, ",.0f")),
+    _Panel(["step_time_ms"], _draw_times),
+    _Panel(["memory_GB", "peak_memory_GB"], _draw_memory),
+    _Panel(["loss"], _draw_loss),
+)

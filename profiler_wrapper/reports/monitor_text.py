@@ -1,0 +1,112 @@
+"""A monitored run as text of at most 100 columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from profiler_wrapper.analysis.monitor_run import PERCENTILES, MonitorRun, Spread
+from profiler_wrapper.reports.text import clean, grid, shorten, wrap
+
+WIDTH = 100
+
+# Column of the log -> what it is called, what it is multiplied by, decimals.
+_ROWS = {
+    "step_time_ms": ("step time, ms", 1.0, 1),
+    "TFLOPS_per_GPU": ("TFLOPS/GPU", 1.0, 2),
+    "TFLOPS_total": ("TFLOPS, all", 1.0, 2),
+    "mfu": ("MFU, %", 100.0, 2),
+    "hfu": ("HFU, %", 100.0, 2),
+    "tokens_per_sec": ("tokens/s", 1.0, 0),
+    "samples_per_sec": ("samples/s", 1.0, 1),
+    "memory_GB": ("memory, GB", 1.0, 2),
+    "peak_memory_GB": ("peak memory, GB", 1.0, 2),
+    "loss": ("loss", 1.0, 4),
+    "grad_norm": ("gradient norm", 1.0, 4),
+}
+_MANY_DECIMALS = 5  # of what is small, as rates on a CPU are
+_WHAT = {
+    "steps": "every step",
+    "summary": "means over the log interval",
+    "text": "rows of the log interval",
+}
+_MOST_STRETCHES = 3
+_SLOWEST = 3  # times the median: a single step that is worth a word
+
+
+def monitor_text(run: MonitorRun) -> str:
+    """The run, its numbers, and what stands out."""
+    return "\n".join([*_title(run), "", _table(run), *_remarks(run)])
+
+
+def monitor_title(run: MonitorRun) -> str:
+    """`run of 2024-01-29 10:30:00 on NVIDIA H100 80GB HBM3, 8 ranks`."""
+    session = run.log.session
+    title = f"run of {_readable(str(session.get('start_time') or run.log.first_time))}"
+    if session.get("device_name"):
+        title += f" on {session['device_name']}"
+    if session.get("world_size"):
+        title += f", {session['world_size']} rank{'s' if session['world_size'] != 1 else ''}"
+    return clean(title)
+
+
+def _readable(stamp: str) -> str:
+    """`20240129_103000` -> `2024-01-29 10:30:00`; others stay."""
+    match = re.fullmatch(r"(\d{4})(\d\d)(\d\d)_(\d\d)(\d\d)(\d\d)", stamp)
+    return stamp if match is None else "{}-{}-{} {}:{}:{}".format(*match.groups())
+
+
+def _title(run: MonitorRun) -> Iterator[str]:
+    log, session = run.log, run.log.session
+    yield shorten(monitor_title(run), WIDTH)
+    steps = f"steps {run.first_step} to {run.last_step}, {_WHAT[log.kind]}"
+    if log.first_time:
+        steps += f", from {log.first_time} to {log.last_time}"
+    yield shorten(clean(steps), WIDTH)
+    yield shorten(clean(f"log {log.path}"), WIDTH)
+    peaks = session.get("peak_flops_per_s")
+    if isinstance(peaks, dict) and peaks:
+        told = ", ".join(f"{name} {value / 1e12:g}" for name, value in peaks.items())
+        yield from wrap(clean(f"peak, TFLOPS: {told} ({session.get('peak_source')})"), WIDTH, 2)
+
+
+def _table(run: MonitorRun) -> str:
+    header = ["", "mean", "min", *(f"p{percent}" for percent in PERCENTILES), "max"]
+    rows = [
+        [label, *_cells(run.spreads[name], factor, decimals)]
+        for name, (label, factor, decimals) in _ROWS.items()
+        if name in run.spreads
+    ]
+    return grid(header, rows)
+
+
+def _cells(spread: Spread, factor: float, decimals: int) -> list[str]:
+    values = [spread.mean, spread.least, *spread.percentiles.values(), spread.most]
+    shown = decimals if factor * abs(spread.mean) >= 0.1 else _MANY_DECIMALS
+    return [f"{factor * value:.{shown}f}" for value in values]
+
+
+def _remarks(run: MonitorRun) -> Iterator[str]:
+    times = run.spreads.get("step_time_ms")
+    if run.log.kind == "steps" and times is not None and times.most > _SLOWEST * times.percentiles[50]:
+        factor = times.most / times.percentiles[50]
+        yield f"slowest: step {run.slowest_step} took {factor:.1f} times the median"
+    for stretch in run.slow[:_MOST_STRETCHES]:
+        yield f"slow: steps {stretch.first} to {stretch.last} took {stretch.factor:.2f} times the median"
+    if len(run.slow) > _MOST_STRETCHES:
+        yield f"slow: {len(run.slow) - _MOST_STRETCHES} more stretches"
+    if run.memory_growth_gb is not None:
+        yield f"memory grew all the way, by {run.memory_growth_gb:.2f} GB: is something kept from step to step?"
+    if run.odd_losses:
+        yield f"loss was NaN or infinite in {len(run.odd_losses)} steps, first in step {run.odd_losses[0]}"
+    mfu = run.spreads.get("mfu")
+    if mfu is not None and mfu.mean > 1:
+        yield "MFU is over 100 %: is the peak that of this device and type, and are the FLOPs counted once?"
+    if run.profiled:
+        yield f"{run.profiled} steps were profiled, and are in no time or rate"
+    for warning in run.log.warnings:
+        yield from wrap(clean(f"warning: {warning}"), WIDTH, 2)
+    if run.log.kind != "text" or "memory_GB" in run.spreads:
+        yield "GB are 2^30 bytes; TFLOPS are 10^12 model FLOPs per second"
+    if run.log.session.get("memory_kind") and "memory_GB" in run.spreads:
+        yield shorten(clean(f"memory: {run.log.session['memory_kind']}"), WIDTH)

@@ -1,0 +1,127 @@
+"""How many samples and tokens a batch has, and that every batch a model is trained on is seen once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from profiler_wrapper.integrations.batches import BatchCounter, size_of
+from profiler_wrapper.integrations.monitored import counts
+from tests import models
+
+IDS = torch.zeros(3, 5, dtype=torch.long)
+MASK = torch.ones(3, 5, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples", "tokens"),
+    [
+        ({"input_ids": IDS}, 3, 15),
+        ({"labels": torch.zeros(3), "input_ids": IDS}, 3, 15),
+        ({"inputs_embeds": torch.zeros(3, 5, 8)}, 3, 15),
+        ({"pixel_values": torch.zeros(3, 3, 16, 16)}, 3, None),
+        ((IDS, torch.zeros(3)), 3, 15),
+        (IDS, 3, 15),
+        (torch.zeros(3, 5), 3, None),
+        ([{"x": torch.zeros(4, 2)}], 4, None),
+        ({"text": ["a", "b"]}, None, None),
+        (None, None, None),
+        (torch.tensor(1), None, None),
+    ],
+)
+def test_the_size_of_a_batch(batch: Any, samples: int | None, tokens: int | None) -> None:
+    found = size_of(batch)
+    assert (found.samples, found.tokens) == (samples, tokens)
+
+
+def test_a_mask_is_taken_only_if_it_is_one_of_these_tokens() -> None:
+    assert size_of({"input_ids": IDS, "attention_mask": MASK}).mask is MASK
+    assert size_of({"input_ids": IDS, "attention_mask": MASK[:, None]}).mask is None
+    assert size_of({"input_ids": IDS, "attention_mask": {"full": MASK}}).mask is None
+
+
+def test_the_counts_of_micro_batches_add_up() -> None:
+    one, other = size_of({"input_ids": IDS}), size_of({"input_ids": IDS[:1]})
+    assert counts([one, other]) == {"samples": 4, "tokens": 20}
+    assert counts([one, size_of(torch.zeros(2, 2))]) == {"samples": 5, "tokens": None}
+    assert counts([]) == {"samples": None, "tokens": None}
+    assert counts([one], context_parallel=2) == {"samples": 3, "tokens": 30}
+
+
+def test_masks_are_handed_on_or_counted_where_they_differ_in_length() -> None:
+    long, short = MASK.clone(), torch.ones(2, 3, dtype=torch.long)
+    long[:, 4:] = 0
+    batches = [size_of({"input_ids": IDS, "attention_mask": long}) for _ in range(2)]
+    assert [mask is long for mask in counts(batches)["attention_mask"]] == [True, True]
+    unlike = [batches[0], size_of({"input_ids": IDS[:2, :3], "attention_mask": short})]
+    assert counts(unlike)["samples"] == 5 and int(counts(unlike)["tokens"]) == 12 + 6
+
+
+def steps_of(counter: BatchCounter, model: nn.Module, batches: int = 2, steps: int = 3) -> list[list[int | None]]:
+    found = []
+    counter.start()
+    for _ in range(steps):
+        for _ in range(batches):
+            model(input_ids=IDS, labels=IDS).loss.backward()
+        with torch.no_grad():
+            model(input_ids=IDS)  # an evaluation
+        found.append([size.tokens for size in counter.take()])
+    counter.stop()
+    return found
+
+
+def wrapped_later(model: nn.Module, how: str) -> nn.Module:
+    if how == "plain":
+        return model
+    if how == "compiled":
+        return torch.compile(model, backend="eager")
+    if how == "compiled in place":
+        model.compile(backend="eager")
+        return model
+    if how == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    raise ValueError(how)
+
+
+@pytest.mark.parametrize("how", ["plain", "ddp", "compiled", "compiled in place"])
+def test_every_batch_is_seen_once_whatever_is_around_the_model(process_group: None, how: str) -> None:
+    model = models.build("llama", layers=1).model
+    counter = BatchCounter(model)
+    called = wrapped_later(model, how)
+    plain_call = nn.Module.__call__
+    assert steps_of(counter, called) == [[15, 15]] * 3
+    assert nn.Module.__call__ is plain_call
+    assert not model._forward_pre_hooks and not called._forward_pre_hooks
+
+
+def test_checkpointing_computes_no_batch_again() -> None:
+    model = models.build("llama").model
+    model.gradient_checkpointing_enable()
+    assert steps_of(BatchCounter(model), model) == [[15, 15]] * 3
+
+
+def test_positional_arguments() -> None:
+    model = models.build("llama", layers=1).model
+    counter = BatchCounter(model)
+    counter.start()
+    model(IDS, MASK)
+    model(IDS, attention_mask=MASK)
+    sizes = counter.take()
+    counter.stop()
+    assert [(size.samples, size.tokens) for size in sizes] == [(3, 15), (3, 15)]
+    assert sizes[1].mask is MASK
+
+
+def test_a_loop_that_calls_only_parts_of_the_model_is_not_listened_to_for_ever() -> None:
+    model = models.build("llama", layers=1).model
+    counter = BatchCounter(model)
+    plain_call = nn.Module.__call__
+    counter.start()
+    for _ in range(3):
+        assert nn.Module.__call__ is not plain_call
+        model.lm_head(model.model(input_ids=IDS).last_hidden_state).sum().backward()
+        assert counter.take() == []
+    assert nn.Module.__call__ is plain_call

@@ -1,0 +1,90 @@
+"""Steps and sinks for tests of the training monitor's logs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from profiler_wrapper.live.records import StepRecord
+from profiler_wrapper.live.session import Session
+from profiler_wrapper.live.sink_choice import sinks_of
+from profiler_wrapper.live.sinks import PATIENCE_S, Sinks
+
+START = datetime(2024, 1, 29, 10, 30, 0).timestamp()
+GB = 1 << 30
+
+# The example of FlagScale's documentation, as it stands there.
+EXAMPLE = """\
+================================================================================
+Performance Monitor Session Started: 2024-01-29 10:30:00
+================================================================================
+Timestamp            Step     TFLOPS/GPU   TFLOPS     Samples/s    Tokens/s     Time(ms)   Memory(GB)
+--------------------------------------------------------------------------------
+2024-01-29 10:30:15  10       125.34       1002.72    512.0        1048576      235.5      42.50
+2024-01-29 10:30:30  20       128.12       1024.96    520.0        1064960      230.2      42.75
+"""
+
+
+@dataclass
+class Options:
+    """What `sinks_of` asks of a configuration."""
+
+    perf_log_format: str = "both"
+    perf_console_output: bool = False
+    perf_max_log_files: int = 10
+    tensorboard_dir: str | None = None
+    wandb: bool = False
+
+
+def record(step: int, **known: Any) -> StepRecord:
+    """A step that took a second more than the one before, at 10 tokens and 2 TFLOP."""
+    usual: dict[str, Any] = {
+        "timestamp": START + step,
+        "step_time_s": float(step),
+        "tokens": 10,
+        "samples": 2,
+        "model_flops": 2e12,
+        "model_time_at_peak_s": 0.5,
+        "memory_bytes": GB,
+        "peak_memory_bytes": 2 * GB,
+    }
+    return StepRecord(step=step, **{**usual, **known})
+
+
+def open_sinks(directory: Path, *, interval: int = 10, world_size: int = 1, **options: Any) -> Sinks:
+    """The files that a monitor writes into `directory`."""
+    training_log, patience_s = options.pop("training_log", None), options.pop("patience_s", PATIENCE_S)
+    session = Session(start_time=START, log_dir=directory, log_interval=interval, world_size=world_size)
+    return Sinks(sinks_of(Options(**options), training_log=training_log), session, patience_s=patience_s)
+
+
+def write_run(directory: Path, records: list[StepRecord], **options: Any) -> None:
+    """One whole run."""
+    sinks = open_sinks(directory, **options)
+    for one in records:
+        sinks.write(one)
+    sinks.close()
+
+
+def only(directory: Path, pattern: str) -> Path:
+    """The one file of that name."""
+    (path,) = directory.glob(pattern)
+    return path
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """As a strict parser reads them: no NaN."""
+    return [json.loads(line, parse_constant=_refuse) for line in path.read_text().splitlines()]
+
+
+def strict_json(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_text(), parse_constant=_refuse)
+    assert isinstance(content, dict)
+    return content
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

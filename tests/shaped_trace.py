@@ -1,0 +1,59 @@
+"""Recordings written by hand, with the shapes of their ops: for FLOPs, bytes and the roof."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from profiler_wrapper.analysis.analyse import analyse
+from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.peaks import Peaks
+from profiler_wrapper.recording.shapes import OpShapes, Shapes
+from recordings import Trace
+
+# A product of two 8 x 8 matrices is 1024 FLOPs and, of 4 bytes a number, 768 bytes: 100 ns and 50 ns here.
+PEAKS = Peaks(
+    device="",
+    flops_per_s={"float32": 1.024e10, "tfloat32": 4.096e10, "bfloat16": 2.048e10, "int8": 4.096e10},
+    bandwidth_bytes_per_s=1.536e10,
+    source="by hand",
+)
+
+
+def matrices(*types: str, size: int = 8) -> OpShapes:
+    """Of square matrices, one of each type."""
+    return OpShapes(dims=([size, size],) * len(types), types=types, concrete=("",) * len(types))
+
+
+def product(dtype: str = "float", *, size: int = 8) -> OpShapes:
+    """What `aten::mm` is called with: 2 * size^3 FLOPs."""
+    return matrices(dtype, dtype, size=size)
+
+
+def addition(size: int = 8) -> OpShapes:
+    """What `aten::add` is called with: it reads two and writes one."""
+    dims = [size, size]
+    return OpShapes(dims=(dims, dims, []), types=("float", "float", "Scalar"), concrete=("", "", "1"))
+
+
+def shapes_of(trace: Trace, by_name: Mapping[str, OpShapes]) -> Shapes:
+    """Shapes by the name of an op; an op with none of them here was recorded without."""
+    recording = trace.recording()
+    distinct = list(by_name)
+    numbers = {
+        span: distinct.index(recording.names[name])
+        for span, name in enumerate(recording.spans.name.tolist())
+        if recording.names[name] in distinct
+    }
+    return Shapes(numbers, tuple(by_name.values()))
+
+
+def analysed(
+    trace: Trace,
+    by_name: Mapping[str, OpShapes],
+    *,
+    peaks: Peaks | None = PEAKS,
+    run: Mapping[str, Any] | None = None,
+) -> Analysis:
+    """The analysis of a trace, with these peaks; None: with those that the run or a table tells."""
+    return analyse(trace.recording(), shapes=shapes_of(trace, by_name), peaks=peaks, run=run)

@@ -1,0 +1,212 @@
+"""The parts of a step, on a clock that the test moves: they add up, and nothing is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from monitoring import Clock, Device, monitoring
+from unchanged import Boom, hooks_of, ours_in_the_way
+
+
+class Timed(nn.Module):
+    """Takes one unit in its forward and ten in its backward."""
+
+    def __init__(self, clock: Clock | Device) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.clock = clock
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spend(self.clock, 1.0)
+        y: torch.Tensor = self.inner(x)
+        if y.requires_grad:
+            y.register_hook(lambda _: spend(self.clock, 10.0))
+        return y
+
+
+class Slow(torch.optim.SGD):
+    """Takes a hundred units in its step."""
+
+    clock: Clock | Device
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        spend(self.clock, 60.0)
+        if callable(closure):
+            closure()
+        spend(self.clock, 40.0)
+
+
+def spend(clock: Clock | Device, units: float) -> None:
+    if isinstance(clock, Device):
+        clock.work(units * 1e3)
+    else:
+        clock.now_s += units
+
+
+def optimizer_of(model: Timed) -> Slow:
+    optimizer = Slow(model.parameters(), lr=0.1)
+    optimizer.clock = model.clock
+    return optimizer
+
+
+@pytest.fixture(params=["host", "device"])
+def clock(request: pytest.FixtureRequest) -> Clock | Device:
+    return Clock() if request.param == "host" else Device()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    before = ours_in_the_way(), torch.autograd.backward, torch.autograd.grad
+    yield
+    assert (ours_in_the_way(), torch.autograd.backward, torch.autograd.grad) == before
+
+
+def watched(tmp_path: Path, clock: Clock | Device, **options: object):  # type: ignore[no-untyped-def]
+    which = {"device": clock} if isinstance(clock, Device) else {"clock": clock}
+    return monitoring(tmp_path, breakdown=True, **which, **options)  # type: ignore[arg-type]
+
+
+def parts(records: list, clock: Clock | Device) -> dict[str, float]:  # type: ignore[type-arg]
+    breakdown = records[-1].breakdown_s
+    assert breakdown is not None
+    assert sum(breakdown.values()) == pytest.approx(records[-1].step_time_s, abs=1e-9)
+    return {name: round(seconds, 6) for name, seconds in breakdown.items()}
+
+
+@pytest.mark.parametrize("model_is_told", [True, False])
+def test_each_part_is_what_it_took(tmp_path: Path, clock: Clock | Device, model_is_told: bool) -> None:
+    model = Timed(clock)
+    optimizer = optimizer_of(model)
+    hooks = hooks_of(model)
+    with watched(tmp_path, clock, model=model if model_is_told else None) as (monitor, records):
+        with monitor.step():
+            spend(clock, 3.0)
+            loss = model(torch.ones(1, 2)).sum()
+            spend(clock, 0.5)
+            loss.backward()
+            optimizer.step()
+            spend(clock, 0.25)
+        if isinstance(clock, Device):
+            clock.catch_up()
+    assert hooks_of(model) == hooks
+    assert parts(records, clock) == {
+        "data": 3.0,
+        "forward": 1.0,
+        "backward": 10.0,
+        "optimizer": 100.0,
+        "other": 0.75,
+    }
+
+
+def test_micro_batches_add_up(tmp_path: Path, clock: Clock | Device) -> None:
+    model = Timed(clock)
+    optimizer = optimizer_of(model)
+    with watched(tmp_path, clock, model=model) as (monitor, records):
+        monitor.log_step(0)
+        for _ in range(3):
+            spend(clock, 2.0)
+            model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        monitor.log_step(1)
+        if isinstance(clock, Device):
+            clock.catch_up()
+    assert parts(records, clock) == {"data": 2.0, "forward": 3.0, "backward": 30.0, "optimizer": 100.0, "other": 4.0}
+
+
+def test_an_optimizer_that_calls_the_model_takes_its_own_time_only(tmp_path: Path) -> None:
+    clock = Clock()
+    model = Timed(clock)
+    with watched(tmp_path, clock, model=model) as (monitor, records), monitor.step():
+        optimizer_of(model).step(lambda: model(torch.ones(1, 2)).sum().backward())
+    assert parts(records, clock) == {"data": 0.0, "forward": 1.0, "backward": 10.0, "optimizer": 100.0, "other": 0.0}
+
+
+def test_a_recomputed_forward_is_backward(tmp_path: Path) -> None:
+    clock = Clock()
+    model = Timed(clock)
+    outer = nn.Sequential(model)
+    with watched(tmp_path, clock) as (monitor, records), monitor.step():
+        for reentrant in (True, False):
+            x = torch.ones(1, 2, requires_grad=True)
+            checkpoint(outer, x, use_reentrant=reentrant).sum().backward()
+    assert parts(records, clock)["forward"] == 2.0
+    assert parts(records, clock)["backward"] == 2.0 + 20.0
+
+
+def test_only_the_optimizer_that_was_given_counts(tmp_path: Path) -> None:
+    clock = Clock()
+    model = Timed(clock)
+    mine, other = optimizer_of(model), optimizer_of(model)
+    with watched(tmp_path, clock, optimizer=mine) as (monitor, records), monitor.step():
+        model(torch.ones(1, 2))
+        other.step()
+        mine.step()
+    assert parts(records, clock) == {"data": 0.0, "forward": 1.0, "backward": 0.0, "optimizer": 100.0, "other": 100.0}
+    assert records[0].learning_rate == 0.1
+
+
+def test_only_the_model_that_was_given_counts(tmp_path: Path) -> None:
+    clock = Clock()
+    model, teacher = Timed(clock), Timed(clock)
+    with watched(tmp_path, clock, model=model) as (monitor, records), monitor.step():
+        teacher(torch.ones(1, 2))
+        torch.nn.DataParallel(model)(torch.ones(1, 2))
+    assert parts(records, clock) == {"data": 1.0, "forward": 1.0, "backward": 0.0, "optimizer": 0.0, "other": 0.0}
+
+
+def test_an_exception_in_any_part_leaves_the_next_step_whole(tmp_path: Path) -> None:
+    clock = Clock()
+    model = Timed(clock)
+
+    def raises(module: nn.Module, args: object) -> None:
+        raise Boom
+
+    with watched(tmp_path, clock) as (monitor, records):
+        handle = model.register_forward_pre_hook(raises)
+        with pytest.raises(Boom), monitor.step():
+            model(torch.ones(1, 2))
+        handle.remove()
+        with monitor.step():
+            model(torch.ones(1, 2)).sum().backward()
+    assert len(records) == 1
+    assert parts(records, clock) == {"data": 0.0, "forward": 1.0, "backward": 10.0, "optimizer": 0.0, "other": 0.0}
+
+
+def test_a_step_without_a_forward_is_all_other(tmp_path: Path) -> None:
+    clock = Clock()
+    with watched(tmp_path, clock) as (monitor, records), monitor.step():
+        spend(clock, 2.0)
+    assert parts(records, clock) == {"data": 0.0, "forward": 0.0, "backward": 0.0, "optimizer": 0.0, "other": 2.0}
+
+
+def test_compiled_models_have_the_same_graphs(tmp_path: Path) -> None:
+    """A backend that only counts: no graph more, no recompilation, and the call is forward."""
+    graphs = []
+
+    def counting(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    compiled = torch.compile(model, backend=counting)
+    compiled(torch.ones(1, 2)).sum().backward()
+    with monitoring(tmp_path, breakdown=True, model=model) as (monitor, records):
+        for _ in range(2):
+            with monitor.step():
+                compiled(torch.ones(1, 2)).sum().backward()
+        later = torch.compile(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), backend=counting)
+        with monitor.step():
+            later(torch.ones(1, 2)).sum().backward()
+    compiled(torch.ones(1, 2)).sum().backward()
+    later(torch.ones(1, 2)).sum().backward()
+    assert len(graphs) == 2
+    breakdown = records[0].breakdown_s
+    assert breakdown is not None
+    assert breakdown["forward"] > 0
+    assert breakdown["backward"] > 0

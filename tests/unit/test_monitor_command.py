@@ -1,0 +1,276 @@
+"""`profiler-wrapper monitor`: what it reads, says and draws."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monitor_runs import EXAMPLE, GB, only, open_sinks, record, write_run
+from profiler_wrapper.__main__ import main
+from profiler_wrapper.analysis.monitor_run import MonitorRun, monitor_run
+from profiler_wrapper.recording.monitor_log import find_log, read_log
+from profiler_wrapper.recording.monitor_steps import BrokenLog
+from profiler_wrapper.reports.monitor_plots import course, draw_monitor
+from profiler_wrapper.reports.monitor_text import monitor_text
+
+# As FlagScale's monitor writes it; NaN is what Python's json makes of one.
+FOREIGN_SUMMARY = """{
+  "session_info": {"start_time": "20240129_103000", "end_time": "2024-01-29T11:30:00", "total_iterations": 30},
+  "final_statistics": {"avg_tflops_per_gpu": 127.5, "max_tflops_per_gpu": 135.2},
+  "iteration_logs": [
+    {"iteration": 10, "timestamp": "2024-01-29T10:30:15", "TFLOPS_per_GPU": 125.34, "TFLOPS_total": 1002.72,
+     "samples_per_sec": 512.0, "tokens_per_sec": 1048576, "step_time_ms": 235.5, "memory_GB": 42.5, "other": [1]},
+    {"iteration": 20, "timestamp": "2024-01-29T10:30:30", "TFLOPS_per_GPU": NaN, "step_time_ms": 230.2}
+  ]
+}"""
+
+
+def run_of(directory: Path, *records: Any, interval: int = 10) -> MonitorRun:
+    write_run(directory, list(records), interval=interval)
+    return monitor_run(read_log(only(directory, "perf_steps_*.jsonl")))
+
+
+def test_a_text_log_of_anybody_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "perf_metrics_20240129_103000.log"
+    path.write_text(
+        EXAMPLE + "2024-01-29 10:30:45  30       -            -          -            -            -          -\n"
+    )
+    log = read_log(path)
+    assert log.session == {"start_time": "2024-01-29 10:30:00"}
+    assert log.columns["iteration"].tolist() == [10, 20, 30]
+    assert log.columns["TFLOPS_per_GPU"].tolist()[:2] == [125.34, 128.12]
+    assert log.columns["TFLOPS_total"].tolist()[:2] == [1002.72, 1024.96]
+    assert log.columns["samples_per_sec"].tolist()[:2] == [512.0, 520.0]
+    assert log.columns["tokens_per_sec"].tolist()[:2] == [1048576, 1064960]
+    assert log.columns["step_time_ms"].tolist()[:2] == [235.5, 230.2]
+    assert log.columns["memory_GB"].tolist()[:2] == [42.5, 42.75]
+    assert math.isnan(log.columns["step_time_ms"][2])
+    assert (log.first_time, log.last_time) == ("2024-01-29 10:30:15", "2024-01-29 10:30:45")
+
+
+def test_a_summary_of_anybody_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "perf_summary_20240129_103000.json"
+    path.write_text(FOREIGN_SUMMARY)
+    run = monitor_run(read_log(path))
+    assert (run.first_step, run.last_step) == (10, 20)
+    assert run.spreads["TFLOPS_per_GPU"].mean == 125.34
+    assert run.spreads["step_time_ms"].most == 235.5
+    assert "mfu" not in run.spreads
+
+
+def test_lines_that_are_torn_are_left_out_and_counted(tmp_path: Path) -> None:
+    write_run(tmp_path, [record(step) for step in range(1, 5)])
+    path = only(tmp_path, "perf_steps_*.jsonl")
+    head, *lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(head + lines[0] + b"\0" * 50 + b"\n\xff\xfe\n" + lines[1] + lines[2][:40])
+    log = read_log(path)
+    assert log.columns["iteration"].tolist() == [1, 2]
+    assert log.warnings == ("3 of 5 lines could not be read; they are left out",)
+
+
+def test_means_are_all_work_over_all_time_and_profiled_steps_are_left_out(tmp_path: Path) -> None:
+    steps = [record(1, step_time_s=1.0), record(2, step_time_s=3.0), record(3, step_time_s=50.0, profiled=True)]
+    run = run_of(tmp_path, *steps)
+    assert run.spreads["TFLOPS_total"].mean == pytest.approx(4 / 4)
+    assert run.spreads["tokens_per_sec"].mean == pytest.approx(20 / 4)
+    assert run.spreads["mfu"].mean == pytest.approx(1 / 4)
+    assert run.spreads["step_time_ms"].mean == 2000.0
+    assert run.spreads["step_time_ms"].percentiles == {5: 1000.0, 50: 1000.0, 95: 3000.0, 99: 3000.0}
+    assert run.profiled == 1
+
+
+def test_rows_weigh_as_many_steps_as_they_have(tmp_path: Path) -> None:
+    steps = [record(step, step_time_s=1.0 if step <= 10 else 4.0) for step in range(1, 16)]
+    write_run(tmp_path, steps)
+    run = monitor_run(read_log(only(tmp_path, "perf_summary_*.json")))
+    assert run.spreads["tokens_per_sec"].mean == pytest.approx(150 / (10 + 20))
+    assert run.spreads["step_time_ms"].mean == pytest.approx(1000 * 30 / 15)
+
+
+def test_a_slow_stretch_and_memory_that_grows_are_found(tmp_path: Path) -> None:
+    steps = [
+        record(step, step_time_s=0.2 if 61 <= step <= 90 else 0.1, memory_bytes=(100 + step) * GB // 10)
+        for step in range(1, 151)
+    ]
+    run = run_of(tmp_path, *steps)
+    (stretch,) = run.slow
+    assert (stretch.first, stretch.last) == (61, 90)
+    assert stretch.factor == pytest.approx(2.0)
+    assert run.memory_growth_gb == pytest.approx(14.7, abs=0.1)
+    text = monitor_text(run)
+    assert "slow: steps 61 to 90 took 2.00 times the median" in text
+    assert "memory grew all the way, by 14.70 GB" in text
+
+
+@pytest.mark.parametrize(
+    "memory_gb",
+    [
+        lambda step: 12 if step // 20 % 2 else 10,  # up and down
+        lambda step: 12 if step > 5 else 10,  # an optimizer's state
+        lambda step: 10 + step / 1000,  # next to nothing
+    ],
+)
+def test_not_all_memory_that_is_higher_at_the_end_grew_throughout(
+    tmp_path: Path, memory_gb: Callable[[int], float]
+) -> None:
+    steps = [record(step, memory_bytes=int(memory_gb(step) * GB)) for step in range(1, 120)]
+    run = run_of(tmp_path, *steps)
+    assert run.log.columns["memory_GB"][-1] > run.log.columns["memory_GB"][0]
+    assert run.memory_growth_gb is None
+
+
+def test_a_steady_run_has_no_remarks(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    steps = [
+        record(step, step_time_s=0.1 * float(rng.lognormal(0, 0.03)), memory_bytes=GB + int(rng.integers(1 << 20)),
+               model_time_at_peak_s=0.04)
+        for step in range(1, 301)
+    ]  # fmt: skip
+    run = run_of(tmp_path, *steps)
+    assert (run.slow, run.memory_growth_gb) == ((), None)
+    assert monitor_text(run).splitlines()[-2].startswith("peak memory")
+
+
+def test_the_text_says_what_is_odd_and_fits_the_terminal(tmp_path: Path) -> None:
+    steps = [record(step, step_time_s=0.1, model_time_at_peak_s=0.2, loss=1.0) for step in range(1, 31)]
+    steps[0] = record(1, step_time_s=30.0)
+    steps[6] = record(7, step_time_s=0.1, loss=math.nan)
+    steps[8] = record(9, step_time_s=0.1, loss=math.inf)
+    text = monitor_text(run_of(tmp_path, *steps))
+    assert "slowest: step 1 took 300.0 times the median" in text
+    assert "loss was NaN or infinite in 2 steps, first in step 7" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_an_mfu_over_one_is_told_as_it_is_with_its_likely_causes(tmp_path: Path) -> None:
+    steps = [record(step, step_time_s=0.1, model_time_at_peak_s=0.2) for step in range(1, 31)]
+    run = run_of(tmp_path, *steps)
+    assert run.spreads["mfu"].mean == pytest.approx(2.0)
+    assert "MFU is over 100 %" in monitor_text(run)
+
+
+def test_of_a_directory_the_newest_run_is_shown(tmp_path: Path) -> None:
+    for age, name in ((0, "new"), (100, "old")):
+        directory = tmp_path / "runs" / name / "perf_monitor"
+        write_run(directory, [record(1)])
+        for path in directory.iterdir():
+            os.utime(path, (path.stat().st_atime, path.stat().st_mtime - age))
+    assert find_log(tmp_path).parent.parent.name == "new"
+    assert find_log(tmp_path).suffix == ".jsonl"
+
+
+def test_a_run_that_has_not_begun_does_not_hide_the_one_before(tmp_path: Path) -> None:
+    write_run(tmp_path, [record(1)])
+    (tmp_path / "perf_steps_20300101_000000.jsonl").write_text('{"session": {}}\n')
+    assert find_log(tmp_path).name == "perf_steps_20240129_103000.jsonl"
+
+
+def test_a_run_that_goes_on_is_shown_as_far_as_it_is_and_given_no_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sinks = open_sinks(tmp_path)
+    for step in range(1, 6):
+        sinks.write(record(step))
+    assert main(["monitor", str(tmp_path)]) == 0
+    assert "steps 1 to 5" in capsys.readouterr().out
+    assert not list(tmp_path.glob("perf_summary_*"))
+    sinks.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", ""),
+        ("a.jsonl", '{"session": {}}\n'),
+        ("a.jsonl", "\x00\x01\n"),
+        ("a.json", "{}"),
+        ("a.json", '{"iteration_logs": []}'),
+        ("a.json", "[" * 100_000),
+        ("a.json", '{"iteration_logs": 3'),
+        ("a.log", "nothing of the kind\n"),
+        ("a.txt", EXAMPLE),
+    ],
+)
+def test_what_is_no_log_is_said_in_one_line(
+    tmp_path: Path, name: str, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(BrokenLog, match=name):
+        read_log(path)
+    assert main(["monitor", str(path)]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_directory_without_logs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["monitor", str(tmp_path)]) == 1
+    assert "no log of a monitor" in capsys.readouterr().err
+    assert main(["monitor", str(tmp_path / "missing")]) == 1
+
+
+def test_json_is_the_same_in_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, [record(step, step_time_s=0.5) for step in range(1, 21)])
+    assert main(["monitor", str(tmp_path), "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["entries"] == told["last_iteration"] == 20
+    assert told["session"]["start_time"] == "20240129_103000"
+    assert told["statistics"]["step_time_ms"]["p99"] == 500.0
+    assert told["statistics"]["mfu"]["mean"] == 1.0
+
+
+def test_pictures_and_texts_are_written_and_only_overwritten_by_force(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "logs", [record(step) for step in range(1, 21)])
+    out = tmp_path / "out"
+    assert main(["monitor", str(tmp_path / "logs"), "-o", f"{out}/"]) == 0
+    assert sorted(path.suffix for path in out.iterdir()) == [".png", ".txt"]
+    picture = only(out, "*.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["monitor", str(tmp_path / "logs"), "-o", str(picture)]) == 1
+    assert "--force" in capsys.readouterr().err
+    assert main(["monitor", str(tmp_path / "logs"), "-o", str(picture), "--force"]) == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 1200, 1201, 5000])
+def test_a_course_has_every_extreme(count: int) -> None:
+    steps, values = np.arange(count, dtype=float), np.random.default_rng(0).normal(size=count)
+    values[count // 2] = 99.0
+    line = course(steps, values)
+    assert len(line.steps) == len(line.middle) <= 1200
+    assert line.least.min() == values.min()
+    assert line.most.max() == 99.0
+    assert (line.least <= line.middle).all() and (line.middle <= line.most).all()
+
+
+def test_a_course_has_gaps_where_nothing_is_known() -> None:
+    values = np.full(5000, np.nan)
+    values[4000:] = 1.0
+    line = course(np.arange(5000.0), values)
+    assert np.isnan(line.middle[:900]).all()
+    assert (line.middle[-200:] == 1.0).all()
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [record(1)],
+        [record(1, step_time_s=None, memory_bytes=None, peak_memory_bytes=None, model_flops=None)],
+        [record(step, step_time_s=None) for step in (5, 6, 1, 2, 3)],
+        [record(step, profiled=True, loss=math.nan) for step in range(1, 4)],
+        [record(step, step_time_s=1e-9 * step, model_flops=1.0) for step in range(1, 60)],
+    ],
+)
+def test_whatever_is_known_is_drawn_and_told(tmp_path: Path, steps: list[Any]) -> None:
+    run = run_of(tmp_path, *steps)
+    draw_monitor(run, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert str(steps[0].step) in monitor_text(run)
+    json.dumps(run.to_dict(), allow_nan=False)

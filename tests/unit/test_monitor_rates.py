@@ -1,0 +1,305 @@
+"""What a monitor makes of FLOPs, counts and a peak: every number follows by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from models import build
+from monitoring import Clock, monitoring
+from profiler_wrapper.analysis.peaks import Peaks
+from profiler_wrapper.analysis.utilization import StepWork
+from profiler_wrapper.errors import ProfilerWrapperWarning
+from profiler_wrapper.live.flop_probe import Measurement
+from profiler_wrapper.live.monitor import TrainingMonitor
+from profiler_wrapper.live.parallelism import Parallelism
+from profiler_wrapper.live.records import StepRecord
+from profiler_wrapper.live.step_work import Roof, StepWorks, why_over_peak
+from profiler_wrapper.notices import Notices
+
+# Forward and backward of the Llama of the tests on 2 x 16 tokens: 2 layers, 64 wide, 4 heads, 2 of keys, 128 words.
+PROJECTIONS = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64)
+MLP = 2 * 3 * 64 * 128
+HEAD = 64 * 128
+LLAMA = 3 * 2 * (2 * 16) * (PROJECTIONS + MLP + HEAD) + 3 * 2 * 2 * 2 * (2 * 16 * 16 * 64)
+
+
+def peaks(**flops: float) -> Peaks:
+    return Peaks(device="A device", flops_per_s=flops, bandwidth_bytes_per_s=None, source="made up")
+
+
+def one_step(
+    directory: Path, seconds: float = 0.5, *, step: Mapping[str, Any] | None = None, **options: Any
+) -> StepRecord:
+    clock = Clock()
+    with monitoring(directory, clock=clock, **options) as (monitor, records):
+        monitor.start_step()
+        clock.now_s += seconds
+        monitor.end_step(**(step or {}))
+    return records[0]
+
+
+def test_mfu_and_rates_are_exact(tmp_path: Path) -> None:
+    record = one_step(
+        tmp_path, 0.5, flops_per_step=2e12, peaks=8, dtype="bfloat16", step={"tokens": 4096, "samples": 4}
+    )
+    assert record.mfu == 0.5  # 4 TFLOP/s of 8
+    assert (record.tflops_per_gpu, record.tflops_total) == (4.0, 4.0)
+    assert (record.tokens_per_s, record.samples_per_s) == (8192.0, 8.0)
+    assert (record.flops_source, record.flops_step, record.hfu) == ("given", None, None)
+
+
+def test_more_than_the_peak_is_told_as_it_is_with_the_likely_cause(tmp_path: Path) -> None:
+    with pytest.warns(ProfilerWrapperWarning, match=r"MFU is 2\.00 in step 0.*likely flops_per_step") as told:
+        record = one_step(tmp_path, 0.5, flops_per_step=1e12, peaks=peaks(bfloat16=1e12), dtype="bfloat16")
+    assert record.mfu == 2.0
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "dtype", "found", "cause"),
+    [
+        ("given", "bfloat16", peaks(bfloat16=1e12), "flops_per_step is more than the FLOPs of one step"),
+        ("config", "bfloat16", peaks(bfloat16=1e12), "batch_size and seq_length are not those of one step"),
+        ("config", "float32", peaks(bfloat16=1e13, float32=1e12), "lower precision than the float32"),
+        ("config", "float32", peaks(bfloat16=1.5e12, float32=1e12), "batch_size and seq_length"),
+        ("measured", "float32", peaks(bfloat16=1e13, float32=1e12), "the step was not timed whole"),
+        (
+            "measured",
+            "bfloat16",
+            Peaks(device="", flops_per_s={"bfloat16": 1e12}, bandwidth_bytes_per_s=None, source="given (peaks)"),
+            r"the peak is too low \(given",
+        ),
+    ],
+)
+def test_each_way_to_more_than_the_peak_has_its_own_cause(source: Any, dtype: str, found: Peaks, cause: str) -> None:
+    some = works()
+    some.roof, some.dtype = Roof(found, Notices()), dtype
+    record = StepRecord(
+        step=3, timestamp=0.0, step_time_s=1.0, model_flops=2e12, model_time_at_peak_s=2.0, flops_source=source
+    )
+    assert re.search(
+        rf"MFU is 2\.00 in step 3, and more than 1 cannot be: likely.*{cause}", why_over_peak(record, some)
+    )
+
+
+def test_a_type_that_is_too_wide_is_named_as_the_likely_cause(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    with pytest.warns(ProfilerWrapperWarning, match=r"lower precision than the float32.*dtype='bfloat16'"):
+        one_step(tmp_path, 0.5, flops_per_step=1e12, peaks=peaks(float32=1e12, bfloat16=1e13), model=model)
+
+
+@pytest.mark.parametrize(
+    ("options", "job_flops", "device_share"),
+    [
+        ({"world_size": 8}, 8.0, 1.0),
+        ({"world_size": 8, "tensor_parallel": 4}, 2.0, 0.25),
+        ({"world_size": 8, "tensor_parallel": 2, "pipeline_parallel": 2}, 2.0, 0.25),
+        ({"world_size": 8, "tensor_parallel": 2, "context_parallel": 4}, 1.0, 0.125),
+        ({"data_parallel": 2, "tensor_parallel": 2}, 2.0, 0.5),
+        ({"world_size": 8, "tensor_parallel": 4, "counts": "job"}, 1.0, 0.125),
+    ],
+)
+def test_totals_of_a_job_follow_from_how_it_is_divided(
+    tmp_path: Path, options: dict[str, Any], job_flops: float, device_share: float
+) -> None:
+    """FLOPs given for this rank's batch are those of as many ranks as have data of their own."""
+    record = one_step(
+        tmp_path, 1.0, flops_per_step=1e12, peaks=10, dtype="float16", step={"tokens": 100, "samples": 10}, **options
+    )
+    assert record.tflops_total == job_flops
+    assert record.tflops_per_gpu == device_share
+    assert record.mfu == device_share / 10
+    assert (record.tokens, record.samples) == (100 * job_flops, 10 * job_flops)
+
+
+def test_config_flops_are_those_of_this_ranks_batch(tmp_path: Path) -> None:
+    model = build("llama").model
+    record = one_step(tmp_path, 1.0, model=model, batch_size=2, seq_length=16, world_size=4, tensor_parallel=2, peaks=1)
+    assert record.model_flops == 2 * LLAMA
+    assert record.model_time_at_peak_s == 2 * LLAMA / 4 / 1e12
+    assert (record.samples, record.tokens, record.flops_source) == (4, 64, "config")
+
+
+def test_batches_of_another_size_have_other_flops(tmp_path: Path) -> None:
+    model = build("llama").model
+    whole = one_step(tmp_path, model=model, step={"samples": 2, "tokens": 32})
+    half = one_step(tmp_path, model=model, batch_size=2, seq_length=16, step={"samples": 1})
+    assert (whole.model_flops, half.model_flops) == (LLAMA, LLAMA / 2)
+    assert (half.samples, half.tokens) == (1, 16)
+
+
+def test_real_tokens_are_counted_with_a_mask_and_flops_with_the_padding(tmp_path: Path) -> None:
+    mask = torch.ones(2, 16)
+    mask[1, 5:] = 0
+    record = one_step(tmp_path, model=build("llama").model, data_parallel=3, step={"attention_mask": mask})
+    assert (record.samples, record.tokens) == (3 * 2, 3 * (16 + 5))
+    assert record.model_flops == 3 * LLAMA
+
+
+def test_masks_of_micro_batches_add_up(tmp_path: Path) -> None:
+    record = one_step(tmp_path, step={"attention_mask": [torch.ones(2, 8), torch.ones(1, 8)]})
+    assert (record.samples, record.tokens) == (3, 24)
+
+
+def test_a_mask_of_a_part_of_the_batch_is_said(tmp_path: Path) -> None:
+    with pytest.warns(ProfilerWrapperWarning, match="2 rows where batch_size=8"):
+        one_step(tmp_path, batch_size=8, step={"attention_mask": torch.ones(2, 8)})
+
+
+def test_flops_that_nothing_tells_are_not_known_and_said_once(tmp_path: Path) -> None:
+    model = build("llama").model
+    nothing_tells = pytest.warns(ProfilerWrapperWarning, match="nothing tells the batch")
+    with monitoring(tmp_path, model=model) as (monitor, records), nothing_tells as told:
+        for _ in range(3):
+            with monitor.step():
+                pass
+    assert len(told) == 1
+    assert [record.model_flops for record in records] == [None] * 3
+
+
+def test_a_batch_the_formula_does_not_fit_leaves_the_others_known(tmp_path: Path) -> None:
+    said = pytest.warns(ProfilerWrapperWarning, match="for a batch of 2: the length of the sequences is missing")
+    with monitoring(tmp_path, model=build("llama").model) as (monitor, records), said as told:
+        for tokens in (None, 33, 32):
+            monitor.end_step(samples=2, tokens=tokens)
+    assert len(told) == 1
+    assert [record.model_flops for record in records] == [None, None, LLAMA]
+
+
+def test_a_config_no_formula_fits_is_said_when_it_was_given(tmp_path: Path) -> None:
+    with pytest.warns(ProfilerWrapperWarning, match="FLOPs by the model's config are not available"):
+        record = one_step(tmp_path, model_config={"nothing": 1}, batch_size=1, seq_length=8)
+    assert record.mfu is None
+
+
+def test_an_unknown_device_is_one_warning_and_no_share(tmp_path: Path) -> None:
+    with pytest.warns(ProfilerWrapperWarning, match="peak") as told:
+        record = one_step(tmp_path, flops_per_step=1e12, peaks=None, dtype="bfloat16")
+    assert (record.mfu, record.tflops_per_gpu) == (None, 2.0)
+    assert len(told) == 1
+
+
+def test_a_type_whose_peak_is_not_known_is_named(tmp_path: Path) -> None:
+    with pytest.warns(ProfilerWrapperWarning, match="that of bfloat16 is not known of A device"):
+        assert one_step(tmp_path, flops_per_step=1e12, peaks=peaks(float16=1e12), dtype="bfloat16").mfu is None
+
+
+def test_without_a_model_the_type_has_to_be_given(tmp_path: Path) -> None:
+    with pytest.warns(ProfilerWrapperWarning, match="give dtype='bfloat16'"):
+        assert one_step(tmp_path, flops_per_step=1e12, peaks=peaks(bfloat16=1e12)).mfu is None
+
+
+def test_frozen_models_are_said_to_have_fewer_flops(tmp_path: Path) -> None:
+    model = build("llama").model
+    model.requires_grad_(False)
+    with pytest.warns(ProfilerWrapperWarning, match="100% of the parameters are not trained"):
+        one_step(tmp_path, model=model, batch_size=2, seq_length=16)
+
+
+def test_memory_of_a_cpu_training_is_that_of_the_process(tmp_path: Path) -> None:
+    record = one_step(tmp_path)
+    assert record.memory_bytes is not None
+    assert record.peak_memory_bytes is not None
+    assert 10 << 20 < record.memory_bytes <= record.peak_memory_bytes
+    without = one_step(tmp_path, config={"perf_memory_tracking": False})
+    assert (without.memory_bytes, without.peak_memory_bytes) == (None, None)
+
+
+def test_each_type_of_number_has_its_own_peak() -> None:
+    roof = Roof(peaks(bfloat16=1e12, float8=2e12, float32=1e11, tfloat32=5e11), Notices())
+    assert roof.time_s({"bfloat16": 1e12, "float8_e4m3fn": 1e12, "int8": 0}) == 1.5
+    assert roof.time_s({"float32": 1e11}) == 1.0
+    assert Roof(roof.peaks, Notices(), tf32=True).time_s({"float32": 1e11}) == 0.2
+
+
+def works(convention: str = "full", **options: Any) -> StepWorks:
+    sizes = Parallelism(world_size=4, data_parallel=2, **options)
+    roof = Roof(peaks(bfloat16=1e12, float32=1e11), Notices())
+    return StepWorks(  # type: ignore[arg-type]
+        roof=roof, sizes=sizes, convention=convention, notices=Notices(), given=5.0, dtype="bfloat16"
+    )
+
+
+MEASURED = StepWork(
+    model_flops_by_dtype={"bfloat16": 8, "float32": 2},
+    hardware_flops_by_dtype={"bfloat16": 12, "float32": 2},
+    causal_model_flops_by_dtype={"bfloat16": 6, "float32": 2},
+    causal_hardware_flops_by_dtype={"bfloat16": 9, "float32": 2},
+)
+
+
+def test_measured_flops_come_before_given_ones_and_are_those_of_one_rank() -> None:
+    full, causal = works(), works("causal")
+    full.take(Measurement(7, MEASURED))
+    causal.take(Measurement(7, MEASURED))
+    work, causal_work = full.of(None, None), causal.of(None, None)
+    assert work is not None
+    assert causal_work is not None
+    assert (work.model_flops, work.hardware_flops, work.source, work.step) == (40, 56, "measured", 7)
+    assert work.model_time_at_peak_s == pytest.approx(8e-12 + 2e-11)
+    assert work.hardware_time_at_peak_s == pytest.approx(12e-12 + 2e-11)
+    assert (causal_work.model_flops, causal_work.hardware_flops) == (32, 44)
+
+
+def test_what_cannot_be_counted_whole_does_not_count() -> None:
+    some = works()
+    unknown = StepWork(**{**_by_type(MEASURED), "uncounted": ("mine::attention",)})
+    with pytest.warns(ProfilerWrapperWarning, match="step 3 could not be measured.*mine::attention"):
+        some.take(Measurement(3, unknown))
+    work = some.of(None, None)
+    assert work is not None
+    assert (work.source, work.model_flops) == ("given", 10.0)
+
+
+def test_a_step_without_any_flops_is_not_known_rather_than_zero() -> None:
+    some = works()
+    nothing = StepWork(**{name: {} for name in _by_type(MEASURED)})
+    with pytest.warns(ProfilerWrapperWarning, match="no op with FLOPs was seen"):
+        some.take(Measurement(3, nothing))
+
+
+def test_stages_of_a_pipeline_make_the_total_an_estimate() -> None:
+    with pytest.warns(ProfilerWrapperWarning, match="estimate"):
+        works(pipeline_parallel=2).take(Measurement(3, MEASURED))
+
+
+def _by_type(work: StepWork) -> dict[str, Any]:
+    return {
+        name: getattr(work, name)
+        for name in (
+            "model_flops_by_dtype",
+            "hardware_flops_by_dtype",
+            "causal_model_flops_by_dtype",
+            "causal_hardware_flops_by_dtype",
+        )
+    }
+
+
+def test_the_first_rank_writes_and_others_keep_their_numbers(tmp_path: Path) -> None:
+    for rank, log_rank, writes in ((0, 0, True), (1, 0, False), (3, -1, True), (1, 1, True)):
+        with monitoring(tmp_path, rank=rank, log_rank=log_rank, world_size=4) as (monitor, records):
+            with monitor.step(tokens=5):
+                pass
+            assert bool(records) is writes
+            assert monitor.last is not None
+            assert monitor.last.tokens == 20
+            assert monitor.statistics is not None
+            assert monitor.statistics.steps == 1
+
+
+def test_what_happens_at_the_first_step_is_not_asked_of_other_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch.distributed as dist
+
+    for name in ("all_reduce", "barrier", "all_gather", "all_gather_object", "broadcast_object_list", "new_group"):
+        monkeypatch.setattr(dist, name, lambda *args, **options: pytest.fail("the monitor communicates"))
+    one_step(tmp_path, world_size=4)
+    assert TrainingMonitor(tmp_path).active

@@ -1,0 +1,86 @@
+"""Statistics of a run, against sums by hand and against numpy over all of its steps."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from monitor_runs import GB, record
+from profiler_wrapper.live.rows import Interval
+from profiler_wrapper.live.statistics import RunStatistics, TimeSketch
+
+
+def statistics(*records: object) -> RunStatistics:
+    found = RunStatistics()
+    for one in records:
+        found.add(one)  # type: ignore[arg-type]
+    return found
+
+
+def test_a_mean_rate_is_all_work_over_all_time() -> None:
+    found = statistics(record(1, step_time_s=1.0, tokens=100), record(2, step_time_s=3.0, tokens=100))
+    assert found.rates.per_s("tokens") == 50.0  # the mean of both rates would be 66.7
+    assert found.rates.step_time_s == 2.0
+
+
+def test_a_step_that_does_not_tell_its_work_takes_no_time_from_those_that_do() -> None:
+    found = statistics(record(1, step_time_s=1.0, tokens=100), record(2, step_time_s=9.0, tokens=None))
+    assert found.rates.per_s("tokens") == 100.0
+    assert found.rates.step_time_s == 5.0
+
+
+def test_nothing_known_is_none() -> None:
+    found = statistics(record(1, step_time_s=None, memory_bytes=None, peak_memory_bytes=None))
+    assert found.steps == 1
+    assert found.rates.per_s("tokens") is found.rates.tflops_per_gpu is found.rates.step_time_s is None
+    assert [found.peak_memory_bytes, found.step_time_s, found.step_time_percentile(50)] == [None, None, None]
+
+
+@pytest.mark.parametrize("time_s", [0.0, -1.0, math.nan, math.inf])
+def test_a_clock_that_went_wrong_is_in_no_mean(time_s: float) -> None:
+    found = statistics(record(1, step_time_s=1.0), record(2, step_time_s=time_s))
+    assert found.rates.step_time_s == 1.0
+
+
+def test_extremes_are_those_of_single_steps_and_memory_counts_all_steps() -> None:
+    found = statistics(
+        record(1, step_time_s=1.0, world_size=2),
+        record(2, step_time_s=4.0, world_size=2),
+        record(3, step_time_s=9.0, world_size=2, profiled=True, peak_memory_bytes=7 * GB),
+        record(4, step_time_s=None, world_size=2, peak_memory_bytes=6 * GB),
+    )
+    assert found.tflops_per_gpu is not None
+    assert (found.tflops_per_gpu.least, found.tflops_per_gpu.most) == (0.25, 1.0)
+    assert found.peak_memory_bytes == 7 * GB
+    assert (found.steps, found.profiled_steps, found.rates.steps) == (4, 1, 2)
+    assert found.totals["tokens"] == 40
+
+
+def test_percentiles_are_right_within_half_a_percent_in_a_few_buckets() -> None:
+    times = np.random.default_rng(0).lognormal(-1.5, 0.6, 20_000)
+    sketch = TimeSketch()
+    for time_s in times:
+        sketch.add(float(time_s))
+    for percent in (0.1, 5, 50, 95, 99, 99.9, 100):
+        true = np.percentile(times, percent, method="inverted_cdf")
+        assert sketch.percentile(percent) == pytest.approx(true, rel=0.0051)
+    assert len(sketch._buckets) < 600
+
+
+def test_an_interval_ends_at_multiples_even_if_steps_are_left_out() -> None:
+    interval = Interval(10)
+    ended = [step for step in (1, 5, 9, 11, 12, 20, 21, 45, 46, 3) if interval.add(record(step)) is not None]
+    assert ended == [11, 20, 45, 3]
+    assert interval.rest() is None
+
+
+def test_the_rest_of_an_interval_comes_once() -> None:
+    interval = Interval(10)
+    interval.add(record(11, step_time_s=1.0))
+    interval.add(record(12, step_time_s=3.0))
+    row = interval.rest()
+    assert row is not None
+    assert (row.record.step, row.steps, row.step_time_s, row.tokens_per_s) == (12, 2, 2.0, 5.0)
+    assert interval.rest() is None

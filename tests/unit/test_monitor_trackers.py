@@ -1,0 +1,139 @@
+"""Rows in TensorBoard and W&B, read back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from monitor_runs import GB, open_sinks, record
+from profiler_wrapper.live.session import Session
+from profiler_wrapper.live.sinks import Sink, Sinks
+from profiler_wrapper.live.tracker_sinks import TensorBoard, Wandb
+from programs import run_script, warned
+
+TAGS = {
+    "performance/tflops_per_gpu": 1.0,
+    "performance/tflops_total": 2.0,
+    "performance/samples_per_second": 2.0,
+    "performance/tokens_per_second": 10.0,
+    "memory/current_gb": 1.0,
+    "memory/peak_gb": 2.0,
+    "perf/mfu": 0.5,
+    "perf/mfu_percent": 50.0,
+    "perf/step_time": 1.0,
+    "perf/steps_per_second": 1.0,
+    "perf/tokens_per_second": 10.0,
+    "perf/samples_per_second": 2.0,
+    "train/loss": 3.0,
+}
+
+
+def write_steps(sinks: Sinks, last: int = 4) -> None:
+    for step in range(1, last + 1):
+        sinks.write(record(step, step_time_s=1.0, world_size=2, loss=3.0, memory_bytes=GB))
+
+
+def test_the_tags_of_both_pages_are_in_the_event_file(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sinks = open_sinks(tmp_path / "logs", interval=2, perf_log_format="json", tensorboard_dir=str(tmp_path / "tb"))
+    write_steps(sinks)
+    sinks.close()
+    events = EventAccumulator(str(tmp_path / "tb"))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == TAGS.keys()
+    for tag, value in TAGS.items():
+        assert [(event.step, event.value) for event in events.Scalars(tag)] == [(2, value), (4, value)]
+
+
+@pytest.mark.parametrize(("make", "module"), [(lambda: TensorBoard("tb"), "torch.utils.tensorboard"), (Wandb, "wandb")])
+def test_what_is_not_installed_is_one_warning_with_what_to_do(
+    make: Callable[[], Sink], module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    sink = make()
+
+    def run() -> None:
+        sinks = Sinks([sink], Session(log_interval=1))
+        write_steps(sinks)
+        sinks.close()
+
+    (message,) = warned(run)
+    assert f"pip install {sink.name}" in message
+
+
+WANDB = """
+import os
+import time
+from pathlib import Path
+
+directory = Path(sys.argv[1])
+os.environ.update(WANDB_SILENT="true", WANDB_MODE="offline", WANDB_DIR=str(directory))
+import wandb
+
+from monitor_runs import open_sinks, record
+
+
+def rows(sinks, after_step=lambda step: None):
+    for step in range(1, 5):
+        sinks.write(record(step, step_time_s=1.0, world_size=2, loss=3.0))
+        after_step(step)
+    sinks.close()
+
+
+def sinks():
+    return open_sinks(directory / "logs", interval=2, perf_log_format="json", wandb=True)
+"""
+
+
+def test_rows_go_to_the_active_run_of_wandb_and_take_nothing_from_it(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    run_script(
+        WANDB
+        + """
+run = wandb.init(project="test")
+rows(sinks(), lambda step: run.log({"mine": step}, step=step))
+assert wandb.run is run, "it is the user's to finish"
+run.log({"mine": 5}, step=5)
+run.finish()
+""",
+        tmp_path,
+    )
+    content = wandb_file(tmp_path)
+    assert all(content.count(tag.encode()) >= 2 for tag in TAGS)  # two rows
+    assert content.count(b"mine") >= 5
+
+
+def test_a_user_who_logs_no_steps_or_fewer_to_wandb_loses_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    run_script(
+        WANDB
+        + """
+run = wandb.init(project="test")
+for step in range(20):
+    run.log({"mine": step})  # its own count is beyond the loop's
+rows(sinks())
+run.log({"mine": 20})
+run.finish()
+""",
+        tmp_path,
+    )
+    content = wandb_file(tmp_path)
+    assert all(tag.encode() in content for tag in TAGS)
+    assert content.count(b"mine") >= 21
+
+
+def test_without_an_active_run_one_is_made_and_finished(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    run_script(WANDB + "rows(sinks())\nassert wandb.run is None\n", tmp_path)
+    assert all(wandb_file(tmp_path).count(tag.encode()) >= 2 for tag in TAGS)
+
+
+def wandb_file(directory: Path) -> bytes:
+    """What an offline run keeps for its upload."""
+    (path,) = directory.glob("**/offline-run-*/*.wandb")
+    return path.read_bytes()
