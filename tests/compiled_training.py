@@ -73,17 +73,21 @@ def llama() -> LlamaForCausalLM:
 
 
 def main(directory: Path, who: str) -> None:
-    """Compile both models and train them."""
+    """Compile the models and train them."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     net, by_block = Net(), llama()
     for block in by_block.model.layers:
         block.compile(fullgraph=True)
     whole = torch.compile(net, fullgraph=True)
+    checkpointed = llama()
+    checkpointed.gradient_checkpointing_enable({"use_reentrant": False})
+    with_recompute = torch.compile(checkpointed)
     x = torch.randn(4, 32)
     training = {
         "whole": (net, lambda: whole(x).backward()),
         "by_block": (by_block, lambda: by_block(input_ids=IDS, labels=IDS).loss.backward()),
+        "checkpointed": (checkpointed, lambda: with_recompute(input_ids=IDS, labels=IDS).loss.backward()),
     }
     keys: list[str] = []
     for name, (model, step) in training.items():

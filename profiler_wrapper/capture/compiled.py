@@ -131,7 +131,9 @@ def _kernel(made_from: Any, name: str, *, is_backward: bool) -> Kernel:
     phase = "forward"
     if is_backward:
         phase = "recompute" if nodes.is_recomputed(telling) else "backward"
-    return Kernel(name, not isinstance(made_from, list), phase, tuple(nodes.owners(telling)))
+    is_extern = not isinstance(made_from, list)
+    name = (nodes.called_operator(telling) if is_extern else None) or name
+    return Kernel(name, is_extern, phase, tuple(nodes.owners(telling)))
 
 
 # -- when a graph is compiled, or comes from a cache -------------------------------------------------
@@ -201,7 +203,7 @@ def _known(compiled: Any, is_fresh: bool, arguments: Iterable[Any]) -> tuple[Ker
     graph = _graph_being_compiled(arguments)
     if graph is None:
         return UNCHECKED
-    here = nodes.modules_of(graph.graph.nodes)
+    here = nodes.modules_of(graph)
     named = {module for kernel in kernels for module in kernel.modules if module != nodes.OWN}
     return kernels if named <= here else OTHER_MODULES
 
@@ -211,7 +213,7 @@ def _modules_traced_for(known: tuple[Kernel, ...] | str) -> frozenset[nodes.Modu
     if isinstance(known, str) or any(kernel.phase != "forward" for kernel in known):
         return frozenset()
     graph = _graph_of_dynamo()
-    return frozenset() if graph is None else frozenset(nodes.modules_of(graph.graph.nodes))
+    return frozenset() if graph is None else frozenset(nodes.modules_of(graph))
 
 
 def _graph_being_compiled(arguments: Iterable[Any]) -> Any | None:

@@ -64,10 +64,11 @@ def module_of(node: Any) -> Module | None:
     return Module(path, name, root) if path else None
 
 
-def modules_of(nodes: Iterable[Any]) -> set[Module]:
-    """Every module that some node belongs to; what is foreign is left out."""
+def modules_of(graph_module: Any) -> set[Module]:
+    """Every module that some node belongs to, also in graphs inside (checkpointed code); what is foreign is left out."""
     found = set()
-    for node in nodes:
+    graphs = [inside.graph for inside in graph_module.modules() if hasattr(inside, "graph")]
+    for node in (node for graph in graphs for node in graph.nodes):
         try:
             module = module_of(node)
         except ForeignModule:
@@ -75,6 +76,18 @@ def modules_of(nodes: Iterable[Any]) -> set[Module]:
         if module is not None:
             found.add(module)
     return found
+
+
+def called_operator(nodes: Iterable[Any]) -> str | None:
+    """The operator that a higher-order one, such as `run_and_save_rng_state(op, ...)`, is there to call; None: no such.
+
+    In `torch.ops.aten.addmm.default`'s manner, as Inductor names the calls of a library.
+    """
+    for node in nodes:
+        if type(node.target).__module__.startswith("torch._prims.rng_prims"):
+            operators = [argument for argument in node.args if hasattr(argument, "_schema")]
+            return f"torch.ops.{operators[0]}" if operators else None
+    return None
 
 
 def kernel_nodes(made_from: Any) -> list[Any]:

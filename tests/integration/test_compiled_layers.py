@@ -128,7 +128,19 @@ def test_every_linear_has_one_product_forward_and_two_backward(trained: Path, na
     assert library_calls(trained, name) == expected
 
 
-@pytest.mark.parametrize("name", ["by_block_auto", "by_block_all", "whole_auto", "whole_all"])
+def test_what_checkpointing_computes_again_is_recompute(trained: Path, trained_again: Path) -> None:
+    """All products of a block; its last one only where the backward needs the result: the final norm's does."""
+    linears = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+    linears += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    names = [f"model.layers.{k}.{linear}" for k in range(2) for linear in linears]
+    expected = {(name, "forward"): STEPS for name in (*names, "lm_head")}
+    expected |= {(name, "backward"): 2 * STEPS for name in (*names, "lm_head")}
+    expected |= {(name, "recompute"): STEPS for name in names if name != "model.layers.0.mlp.down_proj"}
+    for runs in (trained, trained_again):
+        assert library_calls(runs, "checkpointed_all") == expected
+
+
+@pytest.mark.parametrize("name", ["by_block_auto", "by_block_all", "whole_auto", "whole_all", "checkpointed_all"])
 def test_times_add_up(trained: Path, name: str) -> None:
     result = load(rank(trained, name) / "profile_trace.json")
     assert_adds_up(result)
@@ -169,7 +181,7 @@ def test_rows_inside_compiled_code_say_so(trained: Path) -> None:
 
 def test_code_from_the_cache_brings_its_layers_back(trained: Path, trained_again: Path) -> None:
     counted = json.loads((trained_again / "counters_us.json").read_text())
-    assert counted["inductor"]["fxgraph_cache_hit"] == 4 and "fxgraph_cache_miss" not in counted["inductor"]
+    assert counted["inductor"]["fxgraph_cache_hit"] == 6 and "fxgraph_cache_miss" not in counted["inductor"]
     for name in ("by_block_auto", "whole_all"):
         first, again = load(rank(trained, name)), load(rank(trained_again, name))
         assert [(row.layer, row.phase) for row in again.layers] == [(row.layer, row.phase) for row in first.layers]
