@@ -15,6 +15,7 @@ from torch import nn
 
 from profiler_wrapper.analysis.peaks import Given, find_peaks
 from profiler_wrapper.capture.others import profiler_is_on
+from profiler_wrapper.capture.runinfo import float32_matmul_precision
 from profiler_wrapper.capture.session import Annotation
 from profiler_wrapper.dummy_step import NotMeasurable, work_of_dummy_step
 from profiler_wrapper.errors import WrongUse
@@ -202,7 +203,8 @@ def _mfu_of_dummy_step(
     if work.uncounted:
         tell(f"MFU is too low: the FLOPs of {', '.join(work.uncounted)} are not known")
     by_dtype = work.model_flops_by_dtype if convention == "full" else work.causal_model_flops_by_dtype
-    seconds = Roof(roof, _Raising(), tf32=device.type == "cuda" and _tf32()).time_s(by_dtype)
+    tf32 = device.type == "cuda" and float32_matmul_precision() in ("high", "medium")
+    seconds = Roof(roof, _Raising(), tf32=tf32).time_s(by_dtype)
     if not seconds:
         raise NotMeasurable("the model ran nothing that has FLOPs")
     return seconds / step_time
@@ -213,11 +215,3 @@ class _Raising(Notices):
 
     def once(self, topic: str, message: str) -> None:
         raise NotMeasurable(message)
-
-
-def _tf32() -> bool:
-    """Whether products of float32 numbers run as TF32 on CUDA devices."""
-    try:
-        return torch.get_float32_matmul_precision() != "highest"
-    except RuntimeError:  # it was set by the newer switches
-        return getattr(torch.backends.cuda.matmul, "fp32_precision", "") == "tf32"

@@ -65,7 +65,7 @@ def module_of(node: Any) -> Module | None:
 
 
 def modules_of(graph_module: Any) -> set[Module]:
-    """Every module that some node belongs to, also in graphs inside (checkpointed code); what is foreign is left out."""
+    """Every module that some node belongs to, in graphs inside (checkpointed code) too; but for what is foreign."""
     found = set()
     graphs = [inside.graph for inside in graph_module.modules() if hasattr(inside, "graph")]
     for node in (node for graph in graphs for node in graph.nodes):

@@ -97,7 +97,7 @@ def run_info(
     """
     environment = os.environ if environment is None else environment
     warnings: list[str] = []
-    mesh = device_mesh if device_mesh is not None else _mesh_of(modules)
+    mesh = device_mesh if device_mesh is not None else mesh_of(modules)
     group_rank, group_size = _process_group()
     world_size = (
         group_size or _number(environment, "WORLD_SIZE", warnings) or _number(environment, "SLURM_NTASKS", warnings)
@@ -121,13 +121,13 @@ def run_info(
         device_type=device_type,
         cpu_name=f"{_processor()}, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}",
         versions=versions(version),
-        float32_matmul_precision=_float32_matmul_precision(),
+        float32_matmul_precision=float32_matmul_precision(),
         warnings=tuple(warnings),
     )
 
 
-def _float32_matmul_precision() -> str | None:
-    """How products of float32 are done; None where torch does not tell."""
+def float32_matmul_precision() -> str | None:
+    """How products of float32 are done on CUDA: "highest"; "high" and "medium" in TF32; None: torch does not tell."""
     try:
         return str(torch.get_float32_matmul_precision())
     except RuntimeError:  # set for one backend by the newer switch, beside which this one refuses to be asked
@@ -182,7 +182,7 @@ def mesh_coordinates(mesh: Any) -> dict[str, int]:
     return {name: found.get(name, 0) for name in (*_WRITTEN_ALWAYS, *sorted(set(found) - set(_WRITTEN_ALWAYS)))}
 
 
-def _mesh_of(modules: Iterable[torch.nn.Module]) -> Any:
+def mesh_of(modules: Iterable[torch.nn.Module]) -> Any:
     """The whole mesh that the first sharded parameter lies on."""
     for module in modules:
         for parameter in module.parameters():

@@ -24,35 +24,35 @@ class BatchSize:
 
     Attributes:
         samples: length of the first dimension.
-        tokens: samples times sequence length, padding included.
+        length: places of each sequence, padding included.
         mask: the batch's attention mask (samples, sequence length), which is 0 where a token is padding.
     """
 
     samples: int | None = None
-    tokens: int | None = None
+    length: int | None = None
     mask: torch.Tensor | None = None
 
 
 def size_of(batch: object) -> BatchSize:
     """The size of a batch as data loaders and models have it: a mapping, a sequence, a tensor.
 
-    Tokens are known where the batch is a mapping with `input_ids` (or another of a few such names), or where its
+    The length is known where the batch is a mapping with `input_ids` (or another of a few such names), or where its
     first tensor holds integers in two dimensions, as the token ids of a plain language model do.
     """
-    tokens = mask = None
+    length = mask = None
     first = _first_tensor(batch)
     if isinstance(batch, Mapping):
         for name in _TOKENS:
             ids = batch.get(name)
             if isinstance(ids, torch.Tensor) and ids.dim() >= 2:
-                first, tokens = ids, ids.shape[0] * ids.shape[1]
+                first, length = ids, ids.shape[1]
                 break
         mask = batch.get(_MASK)
-        if not isinstance(mask, torch.Tensor) or first is None or tokens is None or mask.shape != first.shape[:2]:
+        if not isinstance(mask, torch.Tensor) or first is None or length is None or mask.shape != first.shape[:2]:
             mask = None
     elif _are_ids(first):
-        tokens = first.numel()
-    return BatchSize(None if first is None or first.dim() == 0 else first.shape[0], tokens, mask)
+        length = first.shape[1]
+    return BatchSize(None if first is None or first.dim() == 0 else first.shape[0], length, mask)
 
 
 def _are_ids(value: object) -> TypeGuard[torch.Tensor]:

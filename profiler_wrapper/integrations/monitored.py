@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from profiler_wrapper.integrations.batches import BatchSize
 from profiler_wrapper.live.monitor import TrainingMonitor
 from profiler_wrapper.live.monitor_config import MonitorConfig
@@ -96,18 +94,18 @@ def tagged_for_trainer(row: Row) -> dict[str, float]:
 
 
 def counts(sizes: Sequence[BatchSize], *, context_parallel: int = 1) -> dict[str, Any]:
-    """What `TrainingMonitor.end_step` takes of the batches of one step: samples, tokens, masks.
+    """What `TrainingMonitor.end_step` takes of the batches of one step: samples, and masks or shapes.
 
     `context_parallel`: ranks that have a part of each sequence.
     """
     samples = _sum([size.samples for size in sizes])
     masks = [size.mask for size in sizes if size.mask is not None]
     if masks and len(masks) == len(sizes) and context_parallel == 1:
-        if len({mask.shape[1] for mask in masks}) == 1:
-            return {"samples": samples, "attention_mask": masks}
-        return {"samples": samples, "tokens": torch.stack([torch.count_nonzero(mask) for mask in masks]).sum()}
-    tokens = _sum([size.tokens for size in sizes])
-    return {"samples": samples, "tokens": None if tokens is None else tokens * context_parallel}
+        return {"samples": samples, "attention_mask": masks}
+    shapes = [(size.samples, size.length * context_parallel) for size in sizes if size.length is not None]
+    if shapes and len(shapes) == len(sizes):
+        return {"samples": samples, "shapes": shapes}
+    return {"samples": samples}
 
 
 def _sum(parts: Sequence[int | None]) -> int | None:

@@ -1,14 +1,16 @@
-"""How many samples and tokens a step had, in all ranks, and the shape of this rank's batch."""
+"""How many samples and tokens a step had, in all ranks, and the shapes of this rank's micro-batches."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from profiler_wrapper.live.deferred import Intake, Number, shape_of_mask
+from profiler_wrapper.live.deferred import Intake, Number, shapes_of, shapes_of_masks
 from profiler_wrapper.live.job import Told
 from profiler_wrapper.live.parallelism import Parallelism
 from profiler_wrapper.live.pending import Count
+from profiler_wrapper.live.step_work import Shapes
 from profiler_wrapper.notices import Notices
 
 
@@ -18,13 +20,12 @@ class Batch:
 
     Attributes:
         samples, tokens: with how many ranks have as many.
-        sequences, length: of this rank, as computed: with padding.
+        shapes: of this rank's micro-batches, as computed: with padding; empty: not known.
     """
 
     samples: Count = None
     tokens: Count = None
-    sequences: int | None = None
-    length: int | None = None
+    shapes: Shapes = ()
 
     @property
     def numbers(self) -> tuple[Number, ...]:
@@ -39,42 +40,59 @@ class Batches:
         self._told, self._intake, self._notices = told, intake, notices
         self._ranks = sizes.data_parallel
         self._ranks_of_given = 1 if told.counts == "job" else sizes.data_parallel
-        self._usual = self._of({}, None)
+        self._usual = self._of({}, None, None)
 
-    def of(self, samples: Any, tokens: Any, attention_mask: Any) -> Batch:
+    def of(self, samples: Any, tokens: Any, attention_mask: Any, shapes: Any) -> Batch:
         """The batch of a step."""
-        if samples is None and tokens is None and attention_mask is None:
+        if samples is None and tokens is None and attention_mask is None and shapes is None:
             return self._usual
         given = {"samples": self._intake.count("samples", samples), "tokens": self._intake.count("tokens", tokens)}
-        return self._of({name: count for name, count in given.items() if count is not None}, attention_mask)
-
-    def _of(self, given: dict[str, Number], mask: Any) -> Batch:
-        told = self._told
-        shape = None if mask is None else shape_of_mask(mask)
-        if mask is not None and shape is None:
+        of_masks = None if attention_mask is None else shapes_of_masks(attention_mask)
+        if attention_mask is not None and of_masks is None:
             self._notices.once(
                 "shape of mask", "the monitor leaves out attention_mask: it is not of shape (sequences, places)"
             )
+        told = None if shapes is None else shapes_of(shapes)
+        if shapes is not None and told is None:
+            self._notices.once("shapes", "the monitor leaves out shapes: they are no pairs (sequences, places)")
+        counts = {name: count for name, count in given.items() if count is not None}
+        return self._of(counts, None if of_masks is None else attention_mask, told or of_masks)
+
+    def _of(self, given: Mapping[str, Number], mask: Any, shapes: Shapes | None) -> Batch:
+        told = self._told
         samples: Count = None
         if "samples" in given:
             samples = (given["samples"],), self._ranks_of_given
-        elif shape is not None:
-            samples = (shape[0],), self._ranks
-            self._compare(shape[0])
+        elif shapes is not None:
+            rows = sum(sequences for sequences, _ in shapes)
+            samples = (rows,), self._ranks
+            self._compare(rows)
         elif told.batch_size is not None:
             samples = (told.batch_size,), self._ranks_of_given
-        length = shape[1] if shape is not None else told.seq_length
         tokens: Count = None
         if "tokens" in given:
             tokens = (given["tokens"],), self._ranks_of_given
-        elif shape is not None:
+        elif mask is not None:
             tokens = tuple(self._intake.real_tokens(mask)), self._ranks
-        elif samples is not None and length is not None and isinstance(samples[0][0], (int, float)):
-            tokens = (samples[0][0] * length,), samples[1]
+        elif shapes is not None:
+            tokens = (sum(sequences * (length or 0) for sequences, length in shapes),), self._ranks
+        elif told.seq_length is not None and samples is not None and isinstance(samples[0][0], (int, float)):
+            tokens = (samples[0][0] * told.seq_length,), samples[1]
+        return Batch(samples, tokens, self._computed(samples, tokens, shapes))
+
+    def _computed(self, samples: Count, tokens: Count, shapes: Shapes | None) -> Shapes:
         sequences = self._here(samples)
-        if length is None and sequences and (tokens_here := self._here(tokens)) and tokens_here % sequences == 0:
+        if shapes is not None and sequences in (None, sum(rows for rows, _ in shapes)):
+            return shapes
+        if not sequences:
+            return ()
+        length = self._told.seq_length
+        if shapes is not None:  # they are of a part of the batch
+            lengths = {length for _, length in shapes}
+            return ((sequences, lengths.pop()),) if len(lengths) == 1 else ()
+        if length is None and (tokens_here := self._here(tokens)) and tokens_here % sequences == 0:
             length = tokens_here // sequences
-        return Batch(samples, tokens, sequences, length)
+        return ((sequences, length),)
 
     def _here(self, count: Count) -> int | None:
         """On this rank, where it is a whole number that is known already."""

@@ -90,13 +90,19 @@ class Intake:
         return None
 
 
-def shape_of_mask(mask: Any) -> tuple[int, int] | None:
-    """(sequences, places of each) of a mask, or of several together; None where it has another shape."""
+def shapes_of_masks(mask: Any) -> tuple[tuple[int, int], ...] | None:
+    """(sequences, places of each) of a mask, or of each of several; None where one has another shape."""
     masks: Sequence[Any] = mask if isinstance(mask, (list, tuple)) else [mask]
-    shapes = [tuple(getattr(one, "shape", ())) for one in masks]
-    if not shapes or any(len(shape) != 2 for shape in shapes) or len({shape[1] for shape in shapes}) > 1:
+    return shapes_of([getattr(one, "shape", ()) for one in masks])
+
+
+def shapes_of(shapes: Any) -> tuple[tuple[int, int], ...] | None:
+    """As plain numbers; None where they are no pairs of numbers, or there are none."""
+    try:
+        found = tuple((int(sequences), int(length)) for sequences, length in shapes)
+    except (TypeError, ValueError):
         return None
-    return sum(int(shape[0]) for shape in shapes), int(shapes[0][1])
+    return found or None
 
 
 def _nonzero(mask: Any) -> Any:

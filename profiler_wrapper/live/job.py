@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import torch
 from torch import nn
 
 from profiler_wrapper.analysis.peaks import Peaks, find_peaks, type_of
-from profiler_wrapper.capture.runinfo import RunInfo, _mesh_of, run_info
+from profiler_wrapper.capture.runinfo import RunInfo, float32_matmul_precision, mesh_of, run_info
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.live.monitor_config import DEFAULT_LOG_DIR, MonitorConfig
 from profiler_wrapper.live.parallelism import GivenSizes, Parallelism, parallelism
@@ -99,8 +98,9 @@ class Job:
         if self.info.device is None and self.info.device_type != "cpu":
             self.info = _info(told)  # the device has started since
         peaks = self._peaks()
+        tf32 = self.info.device_type == "cuda" and float32_matmul_precision() in ("high", "medium")
         return StepWorks(
-            roof=Roof(peaks, self.notices, tf32=self.info.device_type == "cuda" and _tf32()),
+            roof=Roof(peaks, self.notices, tf32=tf32),
             sizes=self.sizes,
             convention=told.convention,
             notices=self.notices,
@@ -161,7 +161,7 @@ def _info(told: Told) -> RunInfo:
 def _sizes(told: Told, info: RunInfo) -> Parallelism:
     mesh = told.device_mesh
     if mesh is None and told.model is not None:
-        mesh = _mesh_of((told.model,))
+        mesh = mesh_of((told.model,))
     return parallelism(told.sizes, world_size=info.world_size, device_mesh=mesh)
 
 
@@ -214,11 +214,3 @@ def _dtype_of(model: nn.Module | None) -> str:
         if parameter.is_floating_point():
             sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
     return sizes.most_common(1)[0][0] if sizes else ""
-
-
-def _tf32() -> bool:
-    """Whether products of float32 numbers run as TF32 on this device."""
-    try:
-        return torch.get_float32_matmul_precision() != "highest"
-    except RuntimeError:  # it was set by the newer switches
-        return getattr(torch.backends.cuda.matmul, "fp32_precision", "") == "tf32"

@@ -54,8 +54,9 @@ class TrainingMonitor:
 
     With the last, a step lasts from the end of the one before. Nothing here waits for the device, but for torch's
     profiler at the end of a step whose FLOPs it measures: times are those of events that are read later, and so are
-    numbers that are given as tensors on it. A failure of the monitor is one warning, after which it does nothing;
-    errors of its arguments are raised when it is made.
+    numbers that are given as tensors on it. Steps under a torch profiler, this package's or another, are marked and
+    left out of means. A failure of the monitor is one warning, after which it does nothing; errors of its arguments
+    are raised when it is made.
 
     FLOPs are those measured, else those given, else those by the model's config. Where a number is not known it is
     `None`, and a warning says why once.
@@ -65,9 +66,9 @@ class TrainingMonitor:
         config: a `MonitorConfig`, a mapping with its options (also below `system:` or `monitoring:`), the path of a
             YAML file, or parsed arguments.
         log_file: the JSON log of all steps and epochs, in `output_dir`; `None`: none.
-        flops_profile_freq: every so many steps the FLOPs of the real step are measured with the profiler, which
-            slows that step; it is marked and left out of means (so of 1 no means are left). 0: never. `None`: as in
-            `config`; by default every 500 steps where nothing else tells the FLOPs.
+        flops_profile_freq: every so many steps, and in the first, the FLOPs of the real step are measured with the
+            profiler, which slows that step; it is marked and left out of means (so of 1 no means are left). 0: never.
+            `None`: as in `config`; by default every 500 steps where nothing else tells the FLOPs.
         model: tells its config, the type of its numbers, and what forward is.
         model_config: for FLOPs by formula; by default `model`'s.
         batch_size, seq_length: of this rank's batch of one step, all micro-batches together.
@@ -191,6 +192,7 @@ class TrainingMonitor:
         learning_rate: Any = None,
         epoch: int | None = None,
         attention_mask: Any = None,
+        shapes: Any = None,
         step: int | None = None,
         skip: Sequence[str] = (),
     ) -> None:
@@ -202,6 +204,8 @@ class TrainingMonitor:
             epoch: its number.
             attention_mask: of this rank's batch, (sequences, places), or a list with those of the micro-batches;
                 where it is not 0 there are real tokens, which are counted where `tokens` is not given.
+            shapes: (sequences, places) of each of this rank's micro-batches, padding included, which is what FLOPs by
+                the model's config go by; where there is an attention mask, its shapes are taken without this.
             step: its number.
             skip: names of sinks that do not get it.
         """
@@ -211,6 +215,7 @@ class TrainingMonitor:
             samples=samples,
             tokens=tokens,
             attention_mask=attention_mask,
+            shapes=shapes,
             numbers={"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate},
             skip=frozenset(skip),
         )
@@ -228,6 +233,7 @@ class TrainingMonitor:
         *,
         tokens: Any = None,
         samples: Any = None,
+        shapes: Any = None,
     ) -> None:
         """The step ends, and the next one begins unless `start_step()` says when. See `end_step`."""
         watch = self._watch
@@ -237,6 +243,7 @@ class TrainingMonitor:
             samples=samples,
             tokens=tokens,
             attention_mask=attention_mask,
+            shapes=shapes,
             numbers={"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate},
             skip=frozenset(("wandb",)) if skip_wandb else frozenset(),
         )

@@ -23,22 +23,22 @@ _SECTIONS = ("train", "system", "monitoring", "monitor", "perf_monitor")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig:
-    """Options of a `TrainingMonitor`. The first nine are FlagScale's, by name and default.
+    """Options of a `TrainingMonitor`. The first nine are FlagScale's, by name and, but for the first, by default.
 
     Attributes:
         enable_perf_monitor: `False` makes the monitor do nothing. Who makes one in code wants it, so it is on
             here; on a command line it is off.
-        perf_log_interval: every so many steps a row goes to the text logs, the console, TensorBoard and W&B; the
-            JSON lines have every step.
+        perf_log_interval: every so many steps a row, with the means since the last one, goes to the text logs, the
+            console, TensorBoard, W&B and the summary; the JSON lines and the JSON log have every step.
         perf_log_dir: where the logs go. The default lies below the monitor's `output_dir`.
-        perf_console_output: print the lines of the text log too.
-        perf_log_format: which logs are written: "text", "json" or "both".
+        perf_console_output: print a line for each row.
+        perf_log_format: which logs are written there: "text", "json" (the lines and the summary) or "both".
         perf_memory_tracking: look at the memory at each step.
         perf_breakdown: measure data, forward, backward, optimizer and other of each step.
         perf_max_log_files: of each kind of file the newest so many are kept; 0: all.
         perf_model_type: the family of formulas for FLOPs from a model's config; "auto": by the config.
-        flops_profile_freq: every so many steps the FLOPs of the real step are measured; 0: never; `None`: every
-            500 where nothing else tells the FLOPs.
+        flops_profile_freq: every so many steps, and in the first, the FLOPs of the real step are measured; 0: never;
+            `None`: every 500 where nothing else tells the FLOPs.
         convention: of attention: "full", or "causal", which leaves out what a causal mask hides.
         peaks: the device's peak, as `find_peaks` takes it; `None`: the environment's, or that of the device's name.
         log_rank: the rank that writes the job's log; negative: counted from the last.
@@ -173,7 +173,7 @@ def add_perf_monitor_arguments(parser: argparse.ArgumentParser) -> argparse.Argu
     group.add_argument(
         "--perf-log-dir", type=str, default=DEFAULT_LOG_DIR, metavar="PATH", help="where the logs go (%(default)s)"
     )
-    group.add_argument("--perf-console-output", action="store_true", help="print the lines of the log too")
+    group.add_argument("--perf-console-output", action="store_true", help="print a line for each line of the log too")
     group.add_argument(
         "--perf-log-format", choices=LOG_FORMATS, default="both", help="which logs are written (%(default)s)"
     )

@@ -31,7 +31,8 @@ class StepRecord:
         memory_bytes, peak_memory_bytes: allocated on this rank's accelerator now, and the most since the process
             began or the user last reset it; without an accelerator the resident memory of the process.
         breakdown_s: seconds by PARTS, which add up to `step_time_s`.
-        profiled: the profiler was on, so the time is not that of an undisturbed step, and is left out of means.
+        profiled: some torch profiler was on when the step began or ended (this package's or another; not one that only
+            warms up), so the time is not that of an undisturbed step, and is left out of means.
     """
 
     step: int

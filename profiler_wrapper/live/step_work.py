@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from profiler_wrapper.analysis.peaks import Peaks
 from profiler_wrapper.errors import ProfilerWrapperError
@@ -14,7 +14,9 @@ from profiler_wrapper.live.records import Convention, FlopsSource, StepRecord
 from profiler_wrapper.notices import Notices
 
 Formula = Callable[[int, "int | None"], float]
-_MOST_SHAPES = 256  # of batches that FLOPs are kept of
+Shapes: TypeAlias = "tuple[tuple[int, int | None], ...]"  # of micro-batches: sequences, their length (None: images)
+_MOST_SHAPES = 4096  # that FLOPs are kept of
+_LONG = 1 << 20  # tokens: more than any part of a sequence that a config tells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ class StepWorks:
     formula_fails: bool = False
     _measured: Work | None = None
     _given: Work | None = None
-    _by_shape: dict[tuple[int, int | None], Work | None] = field(default_factory=dict)
+    _by_shape: dict[tuple[int, int | None], float | None] = field(default_factory=dict)
 
     def take(self, measurement: Measurement) -> None:
         """Use a measurement from now on; one that does not know all of a step is only said."""
@@ -118,8 +120,8 @@ class StepWorks:
             step=measurement.step,
         )
 
-    def of(self, sequences: int | None, length: int | None) -> Work | None:
-        """The work of a step whose batch on this rank has that many sequences of that length."""
+    def of(self, shapes: Shapes) -> Work | None:
+        """The work of a step whose micro-batches on this rank have these shapes; empty: not known."""
         if self._measured is not None:
             return self._measured
         if self.given is not None:
@@ -129,27 +131,32 @@ class StepWorks:
             return self._given
         if self.formula is None:
             return None
-        if not sequences:
+        if not shapes:
             self.formula_fails = True
             self.notices.once(
                 "shape of batch",
                 "FLOPs by the model's config are not available, because nothing tells the batch: give batch_size= and "
-                "seq_length=, an attention_mask, or flops_profile_freq=500 to measure them",
+                "seq_length=, an attention_mask, shapes=, or flops_profile_freq=500 to measure them",
             )
             return None
-        return self._by_formula(self.formula, sequences, length or None)
+        flops = 0.0
+        for shape in shapes:
+            of_shape = self._by_formula(self.formula, shape)
+            if of_shape is None:
+                return None
+            flops += of_shape
+        return self._work(flops * self.sizes.data_parallel, "config")
 
-    def _by_formula(self, formula: Formula, sequences: int, length: int | None) -> Work | None:
-        shape = sequences, length
+    def _by_formula(self, formula: Formula, shape: tuple[int, int | None]) -> float | None:
         if shape not in self._by_shape:
             if len(self._by_shape) >= _MOST_SHAPES:
                 self._by_shape.clear()
-            self._by_shape[shape] = self._evaluated(formula, sequences, length)
+            self._by_shape[shape] = self._evaluated(formula, *shape)
         return self._by_shape[shape]
 
-    def _evaluated(self, formula: Formula, sequences: int, length: int | None) -> Work | None:
+    def _evaluated(self, formula: Formula, sequences: int, length: int | None) -> float | None:
         try:
-            return self._work(formula(sequences, length) * self.sizes.data_parallel, "config")
+            return formula(sequences, length or None)
         except Exception as error:
             self.formula_fails = True
             self.notices.once(
@@ -177,13 +184,15 @@ def formula_of(
             ).total
         )
 
-    try:
-        formula(1, 8)
-    except (ProfilerWrapperError, ValueError, TypeError, AttributeError, KeyError, ArithmeticError) as error:
-        if asked_for:
-            notices.once("formula", f"FLOPs by the model's config are not available: {error}")
-        return None
-    return formula
+    for length in (8, None, _LONG):  # texts need a length; images none; videos one that is longer than their text
+        try:
+            formula(1, length)
+            return formula
+        except (ProfilerWrapperError, ValueError, TypeError, AttributeError, KeyError, ArithmeticError) as error:
+            why = error
+    if asked_for:
+        notices.once("formula", f"FLOPs by the model's config are not available: {why}")
+    return None
 
 
 def why_over_peak(record: StepRecord, works: StepWorks) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from profiler_wrapper.capture.optimizers import find_optimizers
+from profiler_wrapper.capture.others import profiler_is_on
 from profiler_wrapper.live.accelerator import Accelerator
 from profiler_wrapper.live.batch import Batches
 from profiler_wrapper.live.breakdown import Boundaries, Breakdown
@@ -28,10 +29,18 @@ _LOOK_EVERY_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
+class _Point:
+    """Where a step begins or ends."""
+
+    mark: Mark
+    profiled: bool  # some torch profiler was on
+
+
+@dataclass(frozen=True, slots=True)
 class _Begun:
     step: int
-    mark: Mark
-    recorded: bool  # by the profiler
+    point: _Point
+    recorded: bool  # by the probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +87,7 @@ class StepWatch:
         self._opened: _Opened | None = None
         self._pending = PendingSteps()
         self._begun: _Begun | None = None
-        self._last_end: Mark | None = None
+        self._last_end: _Point | None = None
         self._next_step = 0
 
     @property
@@ -93,11 +102,11 @@ class StepWatch:
         told = self._intake.whole("step", step)
         number = self._next_step if told is None else told
         recorded = self._probe.wants(number, otherwise_known=self._known_otherwise(job)) and self._probe.begin(number)
-        mark = self._last_end if at_last_end and not recorded else None
-        self._begun = _Begun(number, mark or self._clock.mark(), recorded)
+        point = self._last_end if at_last_end and not recorded else None
+        self._begun = _Begun(number, point or self._now(), recorded)
         if self._breakdown is not None:
             self._breakdown.start()
-            self._breakdown.begin_step(self._begun.mark)
+            self._breakdown.begin_step(self._begun.point.mark)
 
     def forget(self) -> None:
         """The step that was begun is none."""
@@ -117,12 +126,14 @@ class StepWatch:
         samples: Any,
         tokens: Any,
         attention_mask: Any,
+        shapes: Any,
         numbers: Mapping[str, Any],
         skip: frozenset[str],
     ) -> None:
         """The step ends now."""
-        end, timestamp = self._clock.mark(), time.time()
+        end, timestamp = self._now(), time.time()
         begun, self._begun = self._begun, None
+        begin = begun.point if begun is not None else self._last_end
         boundaries = self._parts(begun)
         recorded = begun is not None and begun.recorded
         if recorded:
@@ -130,7 +141,7 @@ class StepWatch:
         opened = self._opened or self._open()
         told = self._intake.whole("step", step)
         number = told if told is not None else begun.step if begun is not None else self._next_step
-        batch = opened.batches.of(samples, tokens, attention_mask)
+        batch = opened.batches.of(samples, tokens, attention_mask, shapes)
         logged = {name: self._intake.number(name, value) for name, value in numbers.items()}
         if logged.get("learning_rate") is None and self._optimizers:
             rate = self._optimizers[0].param_groups[0].get("lr")
@@ -143,22 +154,22 @@ class StepWatch:
             PendingStep(
                 step=number,
                 timestamp=timestamp,
-                begin=begun.mark if begun is not None else self._last_end,
-                end=end,
-                read_after=self._clock.mark() if copied else end,
-                profiled=recorded,
+                begin=None if begin is None else begin.mark,
+                end=end.mark,
+                read_after=self._clock.mark() if copied else end.mark,
+                profiled=recorded or end.profiled or (begin is not None and begin.profiled),
                 epoch=self._intake.whole("epoch", epoch),
                 samples=batch.samples,
                 tokens=batch.tokens,
                 numbers=logged,
-                work=opened.works.of(batch.sequences, batch.length),
+                work=opened.works.of(batch.shapes),
                 memory=(None, None) if self._memory is None else self._memory.read(),
                 boundaries=boundaries,
                 skip=skip,
             )
         )
         self._next_step = number + 1
-        self._last_end = self._clock.mark() if recorded else end  # writing the trace is no part of the next step
+        self._last_end = self._now() if recorded else end  # writing the trace is no part of the next step
         self._pass_on()
 
     def close(self, *, wait: bool) -> None:
@@ -177,6 +188,9 @@ class StepWatch:
                 action()
             except Exception as error:
                 self._notices.once("closing", f"closing the monitor: {type(error).__name__}: {error}")
+
+    def _now(self) -> _Point:
+        return _Point(self._clock.mark(), profiler_is_on())
 
     def _find_job(self) -> Job:
         self._job = Job(self._told, self._notices)

@@ -17,14 +17,14 @@ MASK = torch.ones(3, 5, dtype=torch.long)
 
 
 @pytest.mark.parametrize(
-    ("batch", "samples", "tokens"),
+    ("batch", "samples", "length"),
     [
-        ({"input_ids": IDS}, 3, 15),
-        ({"labels": torch.zeros(3), "input_ids": IDS}, 3, 15),
-        ({"inputs_embeds": torch.zeros(3, 5, 8)}, 3, 15),
+        ({"input_ids": IDS}, 3, 5),
+        ({"labels": torch.zeros(3), "input_ids": IDS}, 3, 5),
+        ({"inputs_embeds": torch.zeros(3, 5, 8)}, 3, 5),
         ({"pixel_values": torch.zeros(3, 3, 16, 16)}, 3, None),
-        ((IDS, torch.zeros(3)), 3, 15),
-        (IDS, 3, 15),
+        ((IDS, torch.zeros(3)), 3, 5),
+        (IDS, 3, 5),
         (torch.zeros(3, 5), 3, None),
         ([{"x": torch.zeros(4, 2)}], 4, None),
         ({"text": ["a", "b"]}, None, None),
@@ -32,9 +32,9 @@ MASK = torch.ones(3, 5, dtype=torch.long)
         (torch.tensor(1), None, None),
     ],
 )
-def test_the_size_of_a_batch(batch: Any, samples: int | None, tokens: int | None) -> None:
+def test_the_size_of_a_batch(batch: Any, samples: int | None, length: int | None) -> None:
     found = size_of(batch)
-    assert (found.samples, found.tokens) == (samples, tokens)
+    assert (found.samples, found.length) == (samples, length)
 
 
 def test_a_mask_is_taken_only_if_it_is_one_of_these_tokens() -> None:
@@ -43,21 +43,19 @@ def test_a_mask_is_taken_only_if_it_is_one_of_these_tokens() -> None:
     assert size_of({"input_ids": IDS, "attention_mask": {"full": MASK}}).mask is None
 
 
-def test_the_counts_of_micro_batches_add_up() -> None:
-    one, other = size_of({"input_ids": IDS}), size_of({"input_ids": IDS[:1]})
-    assert counts([one, other]) == {"samples": 4, "tokens": 20}
-    assert counts([one, size_of(torch.zeros(2, 2))]) == {"samples": 5, "tokens": None}
-    assert counts([]) == {"samples": None, "tokens": None}
-    assert counts([one], context_parallel=2) == {"samples": 3, "tokens": 30}
+def test_the_shapes_of_micro_batches_are_handed_on() -> None:
+    one, other = size_of({"input_ids": IDS}), size_of({"input_ids": IDS[:1, :4]})
+    assert counts([one, other]) == {"samples": 4, "shapes": [(3, 5), (1, 4)]}
+    assert counts([one, other], context_parallel=2) == {"samples": 4, "shapes": [(3, 10), (1, 8)]}
+    assert counts([one, size_of(torch.zeros(2, 2))]) == {"samples": 5}
+    assert counts([]) == {"samples": None}
 
 
-def test_masks_are_handed_on_or_counted_where_they_differ_in_length() -> None:
-    long, short = MASK.clone(), torch.ones(2, 3, dtype=torch.long)
-    long[:, 4:] = 0
-    batches = [size_of({"input_ids": IDS, "attention_mask": long}) for _ in range(2)]
-    assert [mask is long for mask in counts(batches)["attention_mask"]] == [True, True]
-    unlike = [batches[0], size_of({"input_ids": IDS[:2, :3], "attention_mask": short})]
-    assert counts(unlike)["samples"] == 5 and int(counts(unlike)["tokens"]) == 12 + 6
+def test_masks_are_handed_on_where_all_micro_batches_have_one() -> None:
+    masked = [size_of({"input_ids": IDS, "attention_mask": MASK}) for _ in range(2)]
+    masked.append(size_of({"input_ids": IDS[:2, :3], "attention_mask": MASK[:2, :3]}))
+    assert [mask.shape for mask in counts(masked)["attention_mask"]] == [(3, 5), (3, 5), (2, 3)]
+    assert counts([*masked, size_of({"input_ids": IDS})])["shapes"] == [(3, 5), (3, 5), (2, 3), (3, 5)]
 
 
 def steps_of(counter: BatchCounter, model: nn.Module, batches: int = 2, steps: int = 3) -> list[list[int | None]]:
@@ -68,7 +66,7 @@ def steps_of(counter: BatchCounter, model: nn.Module, batches: int = 2, steps: i
             model(input_ids=IDS, labels=IDS).loss.backward()
         with torch.no_grad():
             model(input_ids=IDS)  # an evaluation
-        found.append([size.tokens for size in counter.take()])
+        found.append([size.length for size in counter.take()])
     counter.stop()
     return found
 
@@ -92,7 +90,7 @@ def test_every_batch_is_seen_once_whatever_is_around_the_model(process_group: No
     counter = BatchCounter(model)
     called = wrapped_later(model, how)
     plain_call = nn.Module.__call__
-    assert steps_of(counter, called) == [[15, 15]] * 3
+    assert steps_of(counter, called) == [[5, 5]] * 3
     assert nn.Module.__call__ is plain_call
     assert not model._forward_pre_hooks and not called._forward_pre_hooks
 
@@ -100,7 +98,7 @@ def test_every_batch_is_seen_once_whatever_is_around_the_model(process_group: No
 def test_checkpointing_computes_no_batch_again() -> None:
     model = models.build("llama").model
     model.gradient_checkpointing_enable()
-    assert steps_of(BatchCounter(model), model) == [[15, 15]] * 3
+    assert steps_of(BatchCounter(model), model) == [[5, 5]] * 3
 
 
 def test_positional_arguments() -> None:
@@ -111,7 +109,7 @@ def test_positional_arguments() -> None:
     model(IDS, attention_mask=MASK)
     sizes = counter.take()
     counter.stop()
-    assert [(size.samples, size.tokens) for size in sizes] == [(3, 15), (3, 15)]
+    assert [(size.samples, size.length) for size in sizes] == [(3, 5), (3, 5)]
     assert sizes[1].mask is MASK
 
 

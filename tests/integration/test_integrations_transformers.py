@@ -15,11 +15,13 @@ import torch
 
 from processes import run_in_processes
 from profiler_wrapper import ProfilerWrapper, ProfilerWrapperWarning, WrongUse
+from profiler_wrapper.live.model_flops import model_flops
 from profiler_wrapper.live.monitor import TrainingMonitor
 from tests import models
 from tests.trainers import (
     FLOPS_OF_SEQUENCE,
     REAL_TOKENS,
+    TOKENS,
     Sequences,
     equal,
     logged_steps,
@@ -149,6 +151,32 @@ def test_micro_batches_are_one_step(tmp_path: Path) -> None:
         (number, 6, 6 * REAL_TOKENS) for number in (1, 2, 3, 4)
     ]
     assert all(step["model_flops"] == 6 * FLOPS_OF_SEQUENCE for step in steps)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_micro_batches_padded_to_unlike_lengths_have_the_flops_of_each(tmp_path: Path, masked: bool) -> None:
+    shapes: list[tuple[int, int]] = []
+    lengths: list[int] = []
+
+    def collate(items: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        real = [1 + int(item["input_ids"][0]) % TOKENS for item in items]
+        shapes.append((len(real), max(real)))
+        lengths.append(sum(real))
+        ids = torch.stack([item["input_ids"][: max(real)] for item in items])
+        mask = torch.stack([(torch.arange(max(real)) < length).long() for length in real])
+        batch = {"input_ids": ids, "labels": torch.where(mask == 0, -100, ids)}
+        return {**batch, "attention_mask": mask} if masked else batch
+
+    made = trainer(tmp_path, MonitorCallback(), gradient_accumulation_steps=3, max_steps=4)
+    made.data_collator = collate
+    made.train()
+    (steps,) = logged_steps(tmp_path)
+    for step, first in zip(steps, range(0, 12, 3), strict=True):
+        micro = shapes[first : first + 3]
+        assert len(set(micro)) > 1
+        assert step["model_flops"] == sum(model_flops(made.model, *shape).total for shape in micro)
+        padded = sum(rows * length for rows, length in micro)
+        assert (step["samples"], step["tokens"]) == (6, sum(lengths[first : first + 3]) if masked else padded)
 
 
 def test_a_last_batch_that_is_smaller(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,12 @@ from models import build
 from monitoring import Clock, monitoring
 from profiler_wrapper.analysis.peaks import Peaks
 from profiler_wrapper.analysis.utilization import StepWork
-from profiler_wrapper.errors import ProfilerWrapperWarning
+from profiler_wrapper.capture.runinfo import RunInfo
+from profiler_wrapper.errors import ProfilerWrapperWarning, WrongUse
+from profiler_wrapper.live import job
+from profiler_wrapper.live import model_flops as model_flops_module
 from profiler_wrapper.live.flop_probe import Measurement
+from profiler_wrapper.live.model_flops import model_flops
 from profiler_wrapper.live.monitor import TrainingMonitor
 from profiler_wrapper.live.parallelism import Parallelism
 from profiler_wrapper.live.records import StepRecord
@@ -148,6 +153,76 @@ def test_masks_of_micro_batches_add_up(tmp_path: Path) -> None:
     assert (record.samples, record.tokens) == (3, 24)
 
 
+def test_micro_batches_of_unlike_shapes_have_the_flops_of_each(tmp_path: Path) -> None:
+    model = build("llama").model
+    shapes = [(2, 16), (1, 8), (3, 5)]
+    of_each = sum(model_flops(model, *shape).total for shape in shapes)
+    masks = [torch.ones(shape) for shape in shapes]
+    masks[2][:, 3:] = 0
+    by_masks = one_step(tmp_path, model=model, data_parallel=2, step={"attention_mask": masks})
+    by_shapes = one_step(tmp_path, model=model, data_parallel=2, step={"shapes": [torch.Size(s) for s in shapes]})
+    assert (by_masks.samples, by_masks.tokens, by_masks.model_flops) == (12, 2 * (32 + 8 + 9), 2 * of_each)
+    assert (by_shapes.samples, by_shapes.tokens, by_shapes.model_flops) == (12, 2 * (32 + 8 + 15), 2 * of_each)
+    together = one_step(tmp_path, model=model, step={"shapes": shapes, "samples": 6, "tokens": 49})
+    assert (together.samples, together.tokens, together.model_flops) == (6, 49, of_each)
+
+
+def test_shapes_of_a_part_of_the_batch_stand_for_the_rest_if_they_are_alike(tmp_path: Path) -> None:
+    model = build("llama").model
+    alike = one_step(tmp_path, model=model, step={"attention_mask": torch.ones(1, 16), "samples": 2})
+    assert alike.model_flops == LLAMA
+    with pytest.warns(ProfilerWrapperWarning, match="nothing tells the batch"):
+        unlike = one_step(tmp_path, model=model, step={"shapes": [(1, 16), (1, 8)], "samples": 4})
+    assert unlike.model_flops is None
+
+
+@pytest.mark.parametrize("shapes", [(2, 16), [(2, 3, 16, 16)], [], "ab", [(2, None)]])
+def test_shapes_that_are_none_are_left_out_with_one_warning(tmp_path: Path, shapes: Any) -> None:
+    with pytest.warns(ProfilerWrapperWarning, match="the monitor leaves out shapes") as told:
+        record = one_step(tmp_path, model=build("llama").model, batch_size=2, seq_length=16, step={"shapes": shapes})
+    assert len(told) == 1
+    assert record.model_flops == LLAMA
+
+
+VIT = {"model_type": "vit", "image_size": 8, "patch_size": 4, "num_channels": 3, "hidden_size": 8,
+       "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}  # fmt: skip
+DIT = {"_class_name": "DiTTransformer2DModel", "num_attention_heads": 2, "attention_head_dim": 4, "in_channels": 4,
+       "num_layers": 1, "sample_size": 8, "patch_size": 2, "num_embeds_ada_norm": 10,
+       "activation_fn": "gelu-approximate"}  # fmt: skip
+COGVIDEOX = {"_class_name": "CogVideoXTransformer3DModel", "num_attention_heads": 2, "attention_head_dim": 4,
+             "in_channels": 4, "out_channels": 4, "num_layers": 1, "sample_height": 8, "sample_width": 8,
+             "sample_frames": 5, "patch_size": 2, "temporal_compression_ratio": 4, "max_text_seq_length": 226,
+             "text_embed_dim": 8, "time_embed_dim": 8, "activation_fn": "gelu-approximate"}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [VIT, DIT, COGVIDEOX], ids=["ViT", "DiT", "CogVideoX"])
+def test_models_of_images_and_videos_need_only_how_many(tmp_path: Path, config: dict[str, Any]) -> None:
+    record = one_step(tmp_path, model_config=config, step={"samples": 3})
+    assert record.model_flops == model_flops(config, 3).total
+    assert record.flops_source == "config"
+
+
+def test_a_formula_that_needs_long_sequences_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_long_ones(config: object, sequences: int, length: int | None, **others: Any) -> SimpleNamespace:
+        if length is None or length < 226:
+            raise WrongUse("sequences have none but text")
+        return SimpleNamespace(total=sequences * length)
+
+    monkeypatch.setattr(model_flops_module, "model_flops", of_long_ones)
+    assert one_step(tmp_path, model_config={}, step={"shapes": [(3, 300)]}).model_flops == 900
+
+
+def test_float32_counts_by_the_peak_of_tf32_where_it_is_multiplied_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {"flops_per_step": 1e12, "dtype": "float32", "peaks": {"float32": 1, "tfloat32": 4}}
+    assert one_step(tmp_path, 2.0, **given).model_time_at_peak_s == 1.0  # no GPU
+    monkeypatch.setattr(job, "run_info", lambda **_: RunInfo(device="A device", device_type="cuda"))
+    for precision, seconds in (("highest", 1.0), ("high", 0.25), ("medium", 0.25), (None, 1.0)):
+        monkeypatch.setattr(job, "float32_matmul_precision", lambda told=precision: told)
+        assert one_step(tmp_path, 2.0, **given).model_time_at_peak_s == seconds
+
+
 def test_a_mask_of_a_part_of_the_batch_is_said(tmp_path: Path) -> None:
     with pytest.warns(ProfilerWrapperWarning, match="2 rows where batch_size=8"):
         one_step(tmp_path, batch_size=8, step={"attention_mask": torch.ones(2, 8)})
@@ -239,7 +314,7 @@ def test_measured_flops_come_before_given_ones_and_are_those_of_one_rank() -> No
     full, causal = works(), works("causal")
     full.take(Measurement(7, MEASURED))
     causal.take(Measurement(7, MEASURED))
-    work, causal_work = full.of(None, None), causal.of(None, None)
+    work, causal_work = full.of(()), causal.of(())
     assert work is not None
     assert causal_work is not None
     assert (work.model_flops, work.hardware_flops, work.source, work.step) == (40, 56, "measured", 7)
@@ -253,7 +328,7 @@ def test_what_cannot_be_counted_whole_does_not_count() -> None:
     unknown = StepWork(**{**_by_type(MEASURED), "uncounted": ("mine::attention",)})
     with pytest.warns(ProfilerWrapperWarning, match="step 3 could not be measured.*mine::attention"):
         some.take(Measurement(3, unknown))
-    work = some.of(None, None)
+    work = some.of(())
     assert work is not None
     assert (work.source, work.model_flops) == ("given", 10.0)
 
