@@ -66,24 +66,24 @@ def overhead(options: argparse.Namespace, case: models.Case) -> None:
         )
 
 
-def memory(options: argparse.Namespace, case: models.Case, *, files: bool, steps: int) -> None:
-    print(f"memory {'with' if files else 'without'} files, from {steps // 100:,} steps on:")
+def memory(case: models.Case, *, files: bool, steps: int, traced: bool) -> None:
+    """What is held more than at a tenth of the steps: resident, or by Python's objects, whose tracing takes memory."""
+
+    def held_bytes() -> int:
+        return tracemalloc.get_traced_memory()[0] if traced else resident_bytes() or 0
+
+    print(f"{'held by Python' if traced else 'resident'} {'with' if files else 'without'} files:")
     with tempfile.TemporaryDirectory() as folder:
         monitor = monitor_of(folder, case, **({} if files else {"sinks": []}))
-        marks, first = (steps // 100, steps // 10, steps), 0
-        tracemalloc.start()
-        resident = traced = 0
-        for step in range(steps + 1):
+        if traced:
+            tracemalloc.start()
+        at_first = 0
+        for step in range(1, steps + 1):
             monitor.start_step()
             monitor.end_step(tokens=32, samples=2, loss=1.0)
-            if step in marks:
-                now, now_traced = resident_bytes() or 0, tracemalloc.get_traced_memory()[0]
-                resident, traced = (now, now_traced) if step == marks[0] else (resident, traced)
-                first = first or step
-                print(
-                    f"  {step:>9,} steps: {(now - resident) / 2**10:+8.0f} KiB resident, "
-                    f"{(now_traced - traced) / 2**10:+8.1f} KiB of Python's"
-                )
+            if step in (steps // 10, steps // 2, steps * 3 // 4, steps):
+                at_first = at_first or held_bytes()
+                print(f"  {step:>9,} steps: {(held_bytes() - at_first) / 2**10:+8.1f} KiB", flush=True)
         tracemalloc.stop()
         monitor.close()
 
@@ -99,5 +99,7 @@ if __name__ == "__main__":
     llama = models.build("llama")
     overhead(arguments, llama)
     if arguments.long:
-        memory(arguments, llama, files=False, steps=arguments.long)
-        memory(arguments, llama, files=True, steps=arguments.long // 10)
+        memory(llama, files=False, steps=arguments.long, traced=False)
+        memory(llama, files=True, steps=arguments.long, traced=False)
+        memory(llama, files=False, steps=arguments.long // 10, traced=True)
+        memory(llama, files=True, steps=arguments.long // 10, traced=True)
