@@ -121,7 +121,7 @@ def root_names(analysis: Analysis) -> str:
 
 
 def use_line(analysis: Analysis, width: int) -> str:
-    """`"MFU 17.3 % (causal 16.5 %) of 989.4 TFLOP/s bfloat16, step 35.183 ms; NVIDIA ..."`; `""` where not known."""
+    """`"MFU 17.3 % (causal 16.5 %) of 989.4 TFLOP/s bfloat16 over 35.183 ms, end to end; NVIDIA ..."`; `""` where not known."""
     use = analysis.utilization
     if use is None or use.mfu is None or use.peaks is None or use.step_time_ns is None:
         return ""
@@ -134,7 +134,7 @@ def use_line(analysis: Analysis, width: int) -> str:
     total = sum(by_dtype.values())
     main = sorted((dtype for dtype, flops in by_dtype.items() if flops > _FEW_FLOPS * total), key=by_dtype.__getitem__)
     peaks = [f"{flop_rate((peak_of(use.peaks, dtype) or 0.0) * use.devices)} {dtype}".rstrip() for dtype in main[::-1]]
-    line = f"{', '.join(shares)} of {' + '.join(peaks)}, step {use.step_time_ns / 1e6:.3f} ms"
+    line = f"{', '.join(shares)} of {' + '.join(peaks)} over {use.step_time_ns / 1e6:.3f} ms, end to end"
     if width - len(line) >= _SOURCE_WIDTH:
         line += "; " + shorten(clean(use.peaks.source), width - len(line) - 2)
     return shorten(line, width)

@@ -53,7 +53,7 @@ def test_analyze_takes_peaks(trace_with_shapes: Path, capsys: pytest.CaptureFixt
     assert use["peaks"]["flops_per_s"] == {"float32": 2e12}
     assert use["mfu"] == pytest.approx(use["model_flops_per_step"] / 2e12 / (use["step_time_us"] / 1e6))
     assert main(arguments) == 0
-    assert " of 2 TFLOP/s float32, step " in capsys.readouterr().out
+    assert " of 2 TFLOP/s float32 over " in capsys.readouterr().out
     assert main(["analyze", str(trace_with_shapes), "--peaks", "quick"]) == 2
 
 

@@ -314,7 +314,7 @@ def test_work_of_what_was_launched_before_the_trace_is_not_known() -> None:
 
 
 def test_share_of_the_peak_is_one_line() -> None:
-    line = "MFU 51.6 % (causal 49.2 %) of 1000 TFLOP/s bfloat16, step 5.000 ms; a document of the maker"
+    line = "MFU 51.6 % (causal 49.2 %) of 1000 TFLOP/s bfloat16 over 5.000 ms, end to end; a documen...the maker"
     analysis = worked(llama(4))
     assert use_line(analysis, 100) == line
     assert use_line(analysis, 80) == line.partition(";")[0]
