@@ -109,6 +109,6 @@ class Batches:
         if size is not None and rows < size and size % rows == 0:
             self._notices.once(
                 "rows of mask",
-                f"the attention_mask has {rows} rows where batch_size={size}: samples and tokens are the mask's. With "
-                "several micro-batches in a step give a list of their masks, or samples= and tokens=",
+                f"attention_mask or shapes have {rows} rows where batch_size={size}: samples and tokens are theirs. "
+                "With several micro-batches in a step give a list of their masks, or samples= and tokens=",
             )

@@ -121,7 +121,7 @@ def root_names(analysis: Analysis) -> str:
 
 
 def use_line(analysis: Analysis, width: int) -> str:
-    """`"MFU 17.3 % (causal 16.5 %) of 989.4 TFLOP/s bfloat16 over 35.183 ms, end to end; NVIDIA ..."`; `""` where not known."""
+    """`"MFU 17.3 % (causal 16.5 %) of 989.4 TFLOP/s bfloat16 over 35.183 ms, end to end; NVIDIA"`; `""`: not known."""
     use = analysis.utilization
     if use is None or use.mfu is None or use.peaks is None or use.step_time_ns is None:
         return ""
