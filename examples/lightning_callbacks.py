@@ -39,7 +39,7 @@ def main(peaks: str | None, output_dir: Path) -> None:
             return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
     batches = [sequences(CONFIG, step, torch.device("cpu")) for step in range(12)]
-    profiler = ProfilerCallback(output_dir=output_dir, prefix="lightning")
+    profiler = ProfilerCallback(output_dir=output_dir, prefix="lightning", peaks=peaks)
     logger = CSVLogger(output_dir)  # or TensorBoardLogger, WandbLogger: whatever the Trainer has
     trainer = Trainer(
         max_steps=12,

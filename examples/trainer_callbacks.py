@@ -54,7 +54,7 @@ def main(peaks: str | None, output_dir: Path) -> None:
     callback = MonitorCallback(peaks=peaks)
     trainer = Trainer(LlamaForCausalLM(config), arguments, train_dataset=Sentences(), callbacks=[callback])
 
-    with ProfilerWrapper(trainer.model, output_dir=output_dir, prefix="trainer"):  # the profile needs no callback
+    with ProfilerWrapper(trainer.model, output_dir=output_dir, prefix="trainer", peaks=peaks):  # needs no callback
         trainer.train()
 
     log_dir = output_dir / "logs" / "perf_monitor"

@@ -23,7 +23,7 @@ from profiler_wrapper.errors import (
 )
 
 if TYPE_CHECKING:
-    from profiler_wrapper.live.model_flops import model_flops
+    from profiler_wrapper.live.model_flops import model_flops, register_family
     from profiler_wrapper.live.monitor import TrainingMonitor
     from profiler_wrapper.live.monitor_config import MonitorConfig, add_perf_monitor_arguments
     from profiler_wrapper.marking import mark, trace_handler
@@ -47,6 +47,7 @@ __all__ = [
     "load",
     "mark",
     "model_flops",
+    "register_family",
     "trace_handler",
 ]
 
@@ -61,6 +62,7 @@ _HOMES = {
     "add_perf_monitor_arguments": "profiler_wrapper.live.monitor_config",
     "mark": "profiler_wrapper.marking",
     "model_flops": "profiler_wrapper.live.model_flops",
+    "register_family": "profiler_wrapper.live.model_flops",
     "trace_handler": "profiler_wrapper.marking",
     "ProfileResult": "profiler_wrapper.result",
     "load": "profiler_wrapper.result",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import math
+import operator
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -189,9 +191,11 @@ def calculate_mfu_with_profiler(
 def _mfu_of_dummy_step(
     model: nn.Module, batch_size: int, seq_length: int, step_time: float, peaks: Given | None, convention: str
 ) -> float:
-    for name, value in (("batch_size", batch_size), ("seq_length", seq_length), ("step_time", step_time)):
-        if not (value > 0 and math.isfinite(value)):
-            raise WrongUse(f"{name}={value!r}: give a positive number")
+    for name, value in (("batch_size", batch_size), ("seq_length", seq_length)):
+        if not _is_positive(value, operator.index):
+            raise WrongUse(f"{name}={value!r}: give a positive whole number")
+    if not _is_positive(step_time, float):
+        raise WrongUse(f"step_time={step_time!r}: give a positive number of seconds")
     if convention not in ("full", "causal"):
         raise WrongUse(f"convention={convention!r}: give 'full' or 'causal'")
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -208,6 +212,14 @@ def _mfu_of_dummy_step(
     if not seconds:
         raise NotMeasurable("the model ran nothing that has FLOPs")
     return seconds / step_time
+
+
+def _is_positive(value: Any, as_number: Callable[[Any], float]) -> bool:
+    try:
+        number = as_number(value)
+    except (TypeError, ValueError):
+        return False
+    return number > 0 and math.isfinite(number)
 
 
 class _Raising(Notices):

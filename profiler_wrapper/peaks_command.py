@@ -35,9 +35,10 @@ def measured_peaks(device: str | None, seconds: float | None) -> tuple[str, obje
     Raises:
         WrongUse: there is no such device, or no time.
     """
-    from profiler_wrapper.capture.ceilings import DEFAULT_SECONDS, find_device, measure_ceilings
+    from profiler_wrapper.capture.ceilings import DEFAULT_SECONDS, check_seconds, find_device, measure_ceilings
 
     seconds = DEFAULT_SECONDS if seconds is None else seconds
+    check_seconds(seconds)
     found_device = find_device(device)
     print(f"measuring on {found_device}, for about {seconds:g} s ...", file=sys.stderr, flush=True)
     measured = measure_ceilings(found_device, seconds=seconds)

@@ -16,7 +16,7 @@ from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.flop_formulas import has_formula
 from profiler_wrapper.analysis.model import Analysis, LayerRow
 from profiler_wrapper.analysis.op_bytes import has_rule
-from profiler_wrapper.analysis.peaks import Given
+from profiler_wrapper.analysis.peaks import VARIABLE, Given
 from profiler_wrapper.analysis.roofline import WorkCount, work_of_recording
 from profiler_wrapper.analysis.series import Track
 from profiler_wrapper.errors import BrokenTrace, UnknownLayer, WrongUse
@@ -134,7 +134,8 @@ def load(path: str | os.PathLike[str], *, peaks: Given | None = None) -> Profile
     """The result of any torch.profiler trace, plain or gzipped, or of a run directory.
 
     Of a directory: the `result.json` in it, else its trace; of one with a directory per rank, the
-    first rank's. With `peaks` its trace, from which all shares of the peak are worked out anew.
+    first rank's. With `peaks`, or PROFILER_WRAPPER_PEAK_TFLOPS in the environment, its trace, from which all shares
+    of the peak are worked out anew.
 
     Args:
         path: of the trace or the directory.
@@ -150,7 +151,8 @@ def load(path: str | os.PathLike[str], *, peaks: Given | None = None) -> Profile
     """
     path = Path(path)
     if path.is_dir():
-        path = _result_or_trace(path, result=peaks is None)
+        told = os.environ.get(VARIABLE) if peaks is None else peaks
+        path = _result_or_trace(path, result=not told)
     if path.name == RESULT_FILE:
         if peaks is not None:
             raise WrongUse(f"{path}: peaks= needs the trace, from which the result was made. Give the trace.")

@@ -7,7 +7,8 @@ The rules, each for the innermost of what encloses an event on its thread:
 - `AccumulateGrad` has no number: the layer of the node that finished last on its thread;
 - inside a backward node, an op that creates nodes itself next to a mark, or straight below
   `CheckpointFunctionBackward`: recompute;
-- `FSDP::... (name)`: the layer it names; `Optimizer.*`: the optimizer; else code between calls.
+- `FSDP::... (name)`: the layer it names; `Optimizer.*`: the optimizer, but for the forward of its closure; else
+  code between calls.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from profiler_wrapper.analysis import fsdp_names
 from profiler_wrapper.analysis.forward_ops import ForwardOps
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import NO_FORWARD_LINK, NO_LAYERS
+from profiler_wrapper.analysis.optimizer_calls import closure_ops
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.recording.nesting import Nesting, nearest, nearest_above
@@ -165,6 +167,9 @@ class _Walk:
                 place_of[span] = self._intern(self._special(span, role, around_place, above, node))
         on_cpu = spans.category <= Category.RUNTIME
         found = np.where(self.near >= 0, place_of[self.near], np.int32(self.outside))
+        optimizing = np.array([place.phase == "optimizer" for place in self.places], dtype=np.bool_)
+        made = np.array([link.forward_op for link in self.links if link.forward_op >= 0], dtype=np.int64)
+        found[closure_ops(self.recording, self.parent, on_cpu & optimizing[found], made)] = self.outside
         return Attribution(self.places, np.where(on_cpu, found, np.int32(-1)), self.node_of, self.links, self.outside)
 
     def _visited(self) -> Bool:

@@ -14,6 +14,7 @@ from profiler_wrapper.analysis.attribution import UNKNOWN, Place
 from profiler_wrapper.analysis.charges import optimizer_work
 from profiler_wrapper.analysis.compiled_graphs import graph_key
 from profiler_wrapper.analysis.flop_formulas import OpFlops, class_of_work, flops_of, has_formula, has_work
+from profiler_wrapper.analysis.handed_ops import handed_ops
 from profiler_wrapper.analysis.model import UncountedRow
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.analysis.stopped_ops import stopped_ops
@@ -52,7 +53,9 @@ class FlopOps:
         self._found, self._shapes = found, shapes
         self._parent = found.nesting.parent
         names = found.recording.names
-        self.ran = self._really_ran()
+        handed = handed_ops(found.recording, self._parent, found.charges)
+        self.handlers = handed.handlers  # events of Python that ops were handed to
+        self.ran = self._really_ran() & ~handed.idle
         working = self._named([has_work(name) for name in names]) & self.ran
         formula = np.flatnonzero(working & self._named([has_formula(name) for name in names]))
         self._flops = self._evaluate(formula)
@@ -76,7 +79,7 @@ class FlopOps:
         return marked
 
     def _really_ran(self) -> Bool:
-        """Not what a compiler traces or a recompute stopped at, and in a step that was recorded whole."""
+        """Not what a compiler traces or a recompute stopped at, and only in a step that was recorded whole."""
         found = self._found
         spans, names = found.recording.spans, found.recording.names
         compiling = np.array([name.endswith(_COMPILING) for name in names], dtype=np.bool_)

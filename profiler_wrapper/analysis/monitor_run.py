@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.recording.monitor_log import Column, MonitorLog
+from profiler_wrapper.recording.monitor_log import PARTS, Column, MonitorLog
 
 PERCENTILES = (5, 50, 95, 99)
 
@@ -30,8 +30,10 @@ class Spread:
     Attributes:
         mean: of a rate the sum of work over the sum of time; else that of the values.
         percentiles: by PERCENTILES.
+        count: of how many steps or rows.
     """
 
+    count: int
     mean: float
     least: float
     most: float
@@ -40,11 +42,27 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Steps `first` to `last` took `factor` times the median."""
+    """`slow` of the `timed` steps or rows from `first` to `last`, both among them, took `factor` times the median.
+
+    Attributes:
+        first_row, last_row: their places in the log.
+    """
 
     first: int
     last: int
     factor: float
+    slow: int
+    timed: int
+    first_row: int
+    last_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartTime:
+    """Of one part of a step: its mean, and its share of the time of the steps whose parts are known."""
+
+    mean_ms: float
+    share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +71,7 @@ class MonitorRun:
 
     Attributes:
         spreads: by the names of columns; those of which nothing is known are left out.
+        breakdown: by PARTS, of steps that were not profiled; empty where it was not measured.
         slow: stretches of slow steps, the longest first.
         memory_growth_gb: from begin to end, where it grew throughout; else None.
         profiled: steps under the profiler, which are in no number of time.
@@ -64,6 +83,7 @@ class MonitorRun:
     first_step: int
     last_step: int
     spreads: Mapping[str, Spread]
+    breakdown: Mapping[str, PartTime]
     slow: tuple[Stretch, ...]
     memory_growth_gb: float | None
     profiled: int
@@ -82,6 +102,7 @@ class MonitorRun:
             "profiled_iterations": self.profiled,
             "statistics": {
                 name: {
+                    "count": spread.count,
                     "mean": spread.mean,
                     "min": spread.least,
                     "max": spread.most,
@@ -89,7 +110,13 @@ class MonitorRun:
                 }
                 for name, spread in self.spreads.items()
             },
-            "slow": [{"first": one.first, "last": one.last, "factor": one.factor} for one in self.slow],
+            "breakdown": {
+                name: {"mean_ms": part.mean_ms, "share": part.share} for name, part in self.breakdown.items()
+            },
+            "slow": [
+                {"first": one.first, "last": one.last, "factor": one.factor, "slow": one.slow, "timed": one.timed}
+                for one in self.slow
+            ],
             "memory_growth_gb": self.memory_growth_gb,
             "steps_with_odd_loss": list(self.odd_losses),
             "warnings": list(self.log.warnings),
@@ -114,6 +141,7 @@ def monitor_run(log: MonitorLog) -> MonitorRun:
         first_step=int(steps[0]),
         last_step=int(steps[-1]),
         spreads={name: spread for name, spread in spreads.items() if spread is not None},
+        breakdown=_breakdown(columns, undisturbed, counts),
         slow=_slow_stretches(steps, times),
         memory_growth_gb=_growth(columns["memory_GB"]),
         profiled=int((~undisturbed).sum()),
@@ -132,6 +160,7 @@ def _spread(values: Column, weights: Column | None) -> Spread | None:
     if not shares.sum():
         shares = np.ones_like(finite)
     return Spread(
+        count=len(finite),
         mean=float((finite * shares).sum() / shares.sum()),
         least=float(finite.min()),
         most=float(finite.max()),
@@ -139,19 +168,55 @@ def _spread(values: Column, weights: Column | None) -> Spread | None:
     )
 
 
+def _breakdown(
+    columns: Mapping[str, Column], undisturbed: npt.NDArray[np.bool_], counts: Column
+) -> dict[str, PartTime]:
+    """Rows weigh as many steps as they have."""
+    parts = {name: columns[name] for name in PARTS}
+    known = undisturbed & np.logical_or.reduce([np.isfinite(values) for values in parts.values()])
+    sums = {name: float((np.nan_to_num(values) * counts)[known].sum()) for name, values in parts.items()}
+    whole = sum(sums.values())
+    if not whole:
+        return {}
+    return {name: PartTime(total / float(counts[known].sum()), total / whole) for name, total in sums.items()}
+
+
 def _slow_stretches(steps: Column, times: Column) -> tuple[Stretch, ...]:
-    """Where one window after another is slow."""
+    """Where one window after another is slow: from the first slow step to the last, cut where times are not known."""
     windows = _windows(len(times), number=max(_WINDOWS, len(times) // _LONGEST_WINDOW))
     medians = _medians(times, windows)
     usual = float(np.nanmedian(times)) if np.isfinite(times).any() else np.nan
     slow = medians > _SLOW * usual
     found: list[Stretch] = []
     for first, end in _runs(slow):
-        inside = slice(windows[first], windows[end])
-        within = steps[inside]
-        factor = float(np.nanmedian(times[inside])) / usual
-        found.append(Stretch(int(within[0]), int(within[-1]), factor))
+        found += _stretches(steps, times, usual, windows[first], windows[end])
     return tuple(sorted(found, key=lambda stretch: stretch.first - stretch.last))
+
+
+def _stretches(steps: Column, times: Column, usual: float, first: int, end: int) -> list[Stretch]:
+    """In rows `first` to `end`, and in what is slow on both sides of them."""
+    slow = times > _SLOW * usual
+    while first > 0 and slow[first - 1]:
+        first -= 1
+    while end < len(slow) and slow[end]:
+        end += 1
+    found = []
+    for begin, stop in _runs(np.isfinite(times[first:end])):
+        places = first + begin + np.flatnonzero(slow[first + begin : first + stop])
+        if len(places) < _LEAST_WINDOW or 2 * len(places) <= places[-1] - places[0]:
+            continue
+        found.append(
+            Stretch(
+                first=int(steps[places[0]]),
+                last=int(steps[places[-1]]),
+                factor=float(np.median(times[places])) / usual,
+                slow=len(places),
+                timed=int(places[-1] - places[0]) + 1,
+                first_row=int(places[0]),
+                last_row=int(places[-1]),
+            )
+        )
+    return found
 
 
 def _growth(memory: Column) -> float | None:

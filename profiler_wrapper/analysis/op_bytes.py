@@ -66,8 +66,11 @@ _MOVES_NOTHING = frozenset(
 
 
 _CALLS_ITSELF = frozenset((f"{_ATEN}arange", f"{_ATEN}linspace"))  # with a tensor to write to
-# Lookups of compiled code, and what data-parallel training calls ops for.
-_OF_THE_HOST = re.compile(r"TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher |torch(::|\.)distributed")
+# Lookups of compiled code, what data-parallel training calls ops for, and the autograd functions of DTensor.
+_OF_THE_HOST = re.compile(
+    r"TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher |torch(::|\.)distributed"
+    r"|(_FromTorchTensor|_ToTorchTensor|(Nested)?Redistribute)(Backward)?$"
+)
 _UNQUALIFIED_VIEWS = frozenset(("detach", "detach_", "alias"))  # below autograd they are recorded under these names
 
 

@@ -6,7 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from profiler_wrapper.recording.columns import Category, Int64, Recording
+from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Recording
+from profiler_wrapper.recording.nesting import nearest
 
 
 def optimizer_calls(recording: Recording, method: Literal["step", "zero_grad"]) -> Int64:
@@ -15,3 +16,27 @@ def optimizer_calls(recording: Recording, method: Literal["step", "zero_grad"]) 
     names = [i for i, name in enumerate(recording.names) if name.startswith(f"Optimizer.{method}#")]
     calls = np.flatnonzero(np.isin(spans.name, names) & (spans.category <= Category.ANNOTATION))
     return calls[np.argsort(spans.start_ns[calls], kind="stable")]
+
+
+def closure_ops(recording: Recording, parent: Int32, optimizing: Bool, made_nodes: Int64) -> Bool:
+    """Of events that belong to an optimizer, those of the forward that it lets its closure compute.
+
+    They have the number of a node that was made in the same call. What an optimizer computes itself makes no
+    node, and has no number or that of the next.
+
+    `made_nodes`: the forward ops of the nodes that ran.
+    """
+    spans = recording.spans
+    found = np.zeros_like(optimizing)
+    made_nodes = made_nodes[optimizing[made_nodes]]
+    if not len(made_nodes):
+        return found
+    is_call = np.array([name.startswith("Optimizer.") for name in recording.names], dtype=np.bool_)[spans.name]
+    call = nearest(parent, is_call & (spans.category < Category.RUNTIME))
+    is_op = spans.category == Category.CPU_OP
+    numbered = nearest(parent, optimizing & is_op & (spans.sequence >= 0) & (spans.forward_thread <= 0))
+    nodes = set(zip(call[made_nodes].tolist(), spans.sequence[made_nodes].tolist(), strict=True))
+    members = np.flatnonzero(optimizing & (numbered >= 0))
+    numbers = spans.sequence[numbered[members]].tolist()
+    found[members] = [node in nodes for node in zip(call[members].tolist(), numbers, strict=True)]
+    return found

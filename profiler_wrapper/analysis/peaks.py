@@ -138,15 +138,16 @@ def find_peaks(
 
 
 def _unknown(device_name: str | None) -> str:
+    """What to do comes first: a table on a terminal has room for the begin."""
     if not device_name:
-        known = "no peak is known: CPUs are in no table (or the trace does not name its device)"
+        why = "CPUs are in no table, or the trace does not name its device"
     elif device_name in SHARED_NAMES:
-        known = f"no peak is known: {device_name!r} is {SHARED_NAMES[device_name]}, and the name does not tell which"
+        why = f"{device_name!r} is {SHARED_NAMES[device_name]}, and the name does not tell which"
     else:
-        known = f"no peak is known of the device {device_name!r}"
+        why = f"the device {device_name!r} is in no table"
     return (
-        f"{known}. Set {VARIABLE}=<dense TFLOP/s> (or bfloat16=<TFLOP/s>,bandwidth=<GB/s>), or run "
-        "`python -m profiler_wrapper peaks --measure -o peaks.json` on that machine and give peaks='peaks.json'"
+        "no peak is known: run `profiler-wrapper peaks --measure -o p.json`, give peaks='p.json'; or set "
+        f"{VARIABLE}=<dense TFLOP/s> (or bfloat16=<TFLOP/s>,bandwidth=<GB/s>): {why}"
     )
 
 

@@ -57,7 +57,7 @@ class WorkCount:
         return [*_note("FLOPs", self.flops.uncounted), *_note("bytes moved", self.untold_bytes)]
 
 
-_LONGEST = 48  # name of an op in a warning
+_LONGEST = 32  # name of an op in a warning
 
 
 def _note(what: str, rows: Iterable[UncountedRow]) -> list[str]:
@@ -65,11 +65,10 @@ def _note(what: str, rows: Iterable[UncountedRow]) -> list[str]:
     if not rows:
         return []
     ops = list(dict.fromkeys(row.op if len(row.op) <= _LONGEST else f"{row.op[:_LONGEST]}..." for row in rows))
-    more = f" and {len(ops) - 3} more" if len(ops) > 3 else ""
+    more = f" and {len(ops) - 1} more op{'s' if len(ops) > 2 else ''}" if len(ops) > 1 else ""
     time_ms = sum(row.time_per_step_ns for row in rows) / 1e6
     return [
-        f"{what} of layers with {', '.join(ops[:3])}{more} are not available, because nothing tells those of "
-        f"these ops ({time_ms:.3f} ms a step)"
+        f"{what} of layers with {ops[0]}{more}: no rule tells them ({time_ms:.3f} ms a step; the log lists these ops)"
     ]
 
 

@@ -2,8 +2,9 @@
 
 A unit of work is the outermost op with a rule of its own (`op_bytes.has_rule`): what it calls inside is part of
 it, so nothing counts twice, and a temporary that it makes is not compulsory. What only calls others (`linear`,
-`cross_entropy_loss`, `reshape`) is none; `linear` and `matmul` are where their FLOPs count. On a trace of a device
-only ops that launched something count: others work on the host.
+`cross_entropy_loss`, `reshape`) is none; `linear` and `matmul` are where their FLOPs count. Nor is an op that
+torch handed to Python, where that called ops with a rule: a `DTensor` has the shape of the whole. On a trace of
+a device only ops that launched something count: others work on the host.
 
 An op whose FLOPs are counted lies in one unit, or is it: `unit_of[span]`. A device event belongs to
 `unit_of[charges.cpu_span]`. Communication is left out: the network limits it.
@@ -23,6 +24,7 @@ from profiler_wrapper.analysis.bytes_in_lists import ElementSizes, takes_lists
 from profiler_wrapper.analysis.bytes_indexing import INDEXING, TELLING, indexed
 from profiler_wrapper.analysis.bytes_operands import Moved
 from profiler_wrapper.analysis.flop_ops import FlopOps, layer_name
+from profiler_wrapper.analysis.handed_ops import holding
 from profiler_wrapper.analysis.model import UncountedRow
 from profiler_wrapper.analysis.op_bytes import calls_known_ops, has_rule, moved_by, moves_nothing, only_calls
 from profiler_wrapper.analysis.phase import Phase
@@ -53,7 +55,7 @@ class Traffic:
 
     def __init__(self, found: Attributed, shapes: Shapes, ops: FlopOps) -> None:
         """`shapes`: of the ops that `op_bytes.has_rule` at least; `ops` tells which really ran."""
-        self._found, self._shapes, self._ran = found, shapes, ops.ran
+        self._found, self._shapes, self._ran, self._handlers = found, shapes, ops.ran, ops.handlers
         self._recording = found.recording
         self._parent = found.nesting.parent
         spans = found.recording.spans
@@ -84,6 +86,8 @@ class Traffic:
         names = self._recording.names
         told = self._evaluate([has_rule(name) for name in names])
         units = told & (has_flops | ~self._named([only_calls(name) for name in names]))
+        if self._handlers.any():
+            units &= has_flops | ~self._handing(units)
         units &= ~self._inside(units)
         charges = self._found.charges
         if charges.basis == "device":
@@ -104,15 +108,9 @@ class Traffic:
         inside: Bool = chosen & (nearest_above(self._parent, nearest(self._parent, chosen)) >= 0)
         return inside
 
-    def _holding(self, chosen: Bool) -> Bool:
-        """What lies around a chosen one."""
-        holding = np.zeros(len(chosen), dtype=np.bool_)
-        above = np.unique(self._parent[chosen])
-        while len(above := above[above >= 0]):
-            above = above[~holding[above]]
-            holding[above] = True
-            above = np.unique(self._parent[above])
-        return holding
+    def _handing(self, chosen: Bool) -> Bool:
+        """What lies around a handler that a chosen one lies in."""
+        return holding(self._parent, self._handlers & holding(self._parent, chosen))
 
     def _evaluate(self, rules: list[bool]) -> Bool:
         """Works out the bytes of all ops with a rule, each different call once; True for those that are told."""
@@ -212,7 +210,13 @@ class Traffic:
         in_node &= np.array([_NODE.fullmatch(name) is not None for name in names], dtype=np.bool_)[spans.name]
         calls = np.array([calls_known_ops(name) for name in names], dtype=np.bool_)[spans.name]
         result: Bool = np.array(plain, dtype=np.bool_)[spans.name] | self._is_mark | in_node
-        result |= calls & self._holding(self._is_unit)
+        result |= calls & holding(self._parent, self._is_unit)
+        if self._handlers.any():
+            handing = self._handing(self._is_unit)
+            result |= handing & self._named([has_rule(name) for name in names])
+            view = np.zeros(len(spans), dtype=np.bool_)
+            view[parent >= 0] = result[parent[parent >= 0]]
+            result |= self._handlers & (view | holding(parent, self._is_unit))
         return result
 
     def untold(self, steps: int) -> tuple[UncountedRow, ...]:

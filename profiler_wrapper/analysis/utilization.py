@@ -1,8 +1,9 @@
 """How much of a machine a step uses: model FLOPs and hardware FLOPs, and their share of the peak.
 
-*Hardware FLOPs* are all that ran. *Model FLOPs* leave out what was computed before in the same step: the
-recomputed forward of checkpointing, and the scores that a fused attention's backward makes again. So MFU
-says how much of the peak goes into the model, and HFU how much of it the machine delivers.
+*Hardware FLOPs* are all that ran. *Model FLOPs* are those of forward and backward, also of what lies outside all
+layers, such as a loss. They leave out what an optimizer multiplies itself (Muon), and what was computed before in
+the same step: the recomputed forward of checkpointing, and the scores that a fused attention's backward makes
+again. So MFU says how much of the peak goes into the model, and HFU how much of it the machine delivers.
 """
 
 from __future__ import annotations
@@ -64,8 +65,10 @@ def work_of_count(count: FlopCount) -> StepWork:
     causal_model, causal_hardware = Counter[str](), Counter[str]()
     for row in count.rows:
         hardware[row.dtype] += row.flops_per_step
-        model[row.dtype] += row.flops_per_step - row.repeated_flops_per_step
         causal_hardware[row.dtype] += row.causal_flops_per_step
+        if row.phase == "optimizer":
+            continue
+        model[row.dtype] += row.flops_per_step - row.repeated_flops_per_step
         causal_model[row.dtype] += row.causal_flops_per_step - row.causal_repeated_flops_per_step
     return StepWork(
         model_flops_by_dtype=dict(model),
@@ -74,6 +77,19 @@ def work_of_count(count: FlopCount) -> StepWork:
         causal_hardware_flops_by_dtype=dict(causal_hardware),
         uncounted=tuple(dict.fromkeys(row.op for row in count.uncounted)),
     )
+
+
+RECOMPUTE_IS_HIDDEN = "compiled code computes parts of the forward again, and does not tell which"
+
+
+def hides_recompute(found: Attributed, count: FlopCount) -> bool:
+    """Whether the backward of compiled code has more than the gradients of what goes into each product of the forward.
+
+    Only where something is not known of that code: else what is computed again is a phase of its own.
+    """
+    forward = sum(row.flops_per_step for row in count.rows if row.phase == "forward")
+    backward = sum(row.flops_per_step - row.repeated_flops_per_step for row in count.rows if row.phase == "backward")
+    return bool(found.notes) and backward > 2 * forward
 
 
 def work_of_step(found: Attributed) -> StepWork:
@@ -125,6 +141,7 @@ def utilization(found: Attributed, count: FlopCount, peaks: Peaks | None) -> tup
     devices = _devices(found)
     dtypes = [dtype for dtype, flops in work.hardware_flops_by_dtype.items() if flops]
     notes = [] if peaks is None else _missing(work, step_ns, dtypes, peaks)
+    hidden = hides_recompute(found, count)
 
     def share(flops: Mapping[str, int]) -> float | None:
         if peaks is None or notes or step_ns is None:
@@ -134,17 +151,19 @@ def utilization(found: Attributed, count: FlopCount, peaks: Peaks | None) -> tup
     known = not work.uncounted
     shares = Utilization(
         step_time_ns=step_ns,
-        model_flops_per_step=work.model_flops if known else None,
+        model_flops_per_step=work.model_flops if known and not hidden else None,
         hardware_flops_per_step=work.hardware_flops if known else None,
-        causal_model_flops_per_step=work.causal_model_flops if known else None,
+        causal_model_flops_per_step=work.causal_model_flops if known and not hidden else None,
         causal_hardware_flops_per_step=work.causal_hardware_flops if known else None,
-        mfu=share(work.model_flops_by_dtype),
+        mfu=None if hidden else share(work.model_flops_by_dtype),
         hfu=share(work.hardware_flops_by_dtype),
-        causal_mfu=share(work.causal_model_flops_by_dtype),
+        causal_mfu=None if hidden else share(work.causal_model_flops_by_dtype),
         causal_hfu=share(work.causal_hardware_flops_by_dtype),
         devices=devices,
         peaks=peaks,
     )
+    if hidden:
+        notes.append(f"MFU is not available, because {RECOMPUTE_IS_HIDDEN}")
     return shares, [*notes, *_too_high(shares, dtypes)]
 
 

@@ -37,6 +37,12 @@ _Work = Callable[[], object]
 _Timer = Callable[[_Work, float], _Sample]
 
 
+def check_seconds(seconds: float) -> None:
+    """Raises WrongUse for what is no time to measure in."""
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise WrongUse(f"seconds={seconds!r}: a time above 0 is needed to measure anything.")
+
+
 def measure_ceilings(
     device: torch.device | str | None = None,
     *,
@@ -61,8 +67,7 @@ def measure_ceilings(
     Raises:
         WrongUse: a device that is not there, or no time.
     """
-    if not math.isfinite(seconds) or seconds <= 0:
-        raise WrongUse(f"seconds={seconds!r}: a time above 0 is needed to measure anything.")
+    check_seconds(seconds)
     where = find_device(device)
     on_cpu = where.type == "cpu"
     timer = _cpu_timer if on_cpu else _device_timer(where)

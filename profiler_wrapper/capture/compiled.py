@@ -24,7 +24,7 @@ from profiler_wrapper.capture.post_import import after_import
 
 _ATTRIBUTE = "_profiler_wrapper_kernels"
 _TRACING = "set_kernel_post_grad_provenance_tracing"
-_VERSION = 1  # of what is pickled with a graph
+_VERSION = 2  # of what is pickled with a graph
 
 MADE_WITHOUT_US = (
     "their code comes from Inductor's cache, where a process without profiler_wrapper had put it "

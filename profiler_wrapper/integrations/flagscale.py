@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from profiler_wrapper.integrations.guarding import Guarded, guarded
+from profiler_wrapper.integrations.guarding import Guarded, Outlets, guarded
 from profiler_wrapper.live.monitor import TrainingMonitor
 from profiler_wrapper.live.monitor_config import MonitorConfig
 from profiler_wrapper.live.records import StepRecord
@@ -70,6 +70,7 @@ class FLOPSMeasurementCallback(Guarded):
         )
         self._interval = Interval(self.log_interval)
         self._seen: StepRecord | None = None
+        self._writers = Outlets()
 
     @guarded
     def on_train_batch_start(self, iteration: int) -> None:
@@ -86,7 +87,7 @@ class FLOPSMeasurementCallback(Guarded):
         )
         row = self._new_row()
         if row is not None:
-            _write(row, iteration, writer, wandb_writer)
+            self._write(row, iteration, writer, wandb_writer)
 
     @guarded
     def on_train_end(self, writer: Any = None, wandb_writer: Any = None) -> None:
@@ -94,7 +95,7 @@ class FLOPSMeasurementCallback(Guarded):
         self.monitor.close()
         row = self._new_row() or self._interval.rest()
         if row is not None:
-            _write(row, row.record.step, writer, wandb_writer)
+            self._write(row, row.record.step, writer, wandb_writer)
 
     def abandon(self) -> None:
         self.monitor.close()
@@ -106,14 +107,12 @@ class FLOPSMeasurementCallback(Guarded):
         self._seen = record
         return self._interval.add(record)
 
-
-def _write(row: Row, iteration: int, writer: Any, wandb_writer: Any) -> None:
-    values = tagged(row)
-    if writer is not None:
-        for tag, value in values.items():
-            writer.add_scalar(tag, value, iteration)
-    if wandb_writer is not None:
-        wandb_writer.log(values, iteration)
+    def _write(self, row: Row, iteration: int, writer: Any, wandb_writer: Any) -> None:
+        values = tagged(row)
+        if writer is not None:
+            self._writers.send("writer", lambda: [writer.add_scalar(tag, of, iteration) for tag, of in values.items()])
+        if wandb_writer is not None:
+            self._writers.send("wandb_writer", lambda: wandb_writer.log(values, iteration))
 
 
 def initialize_perf_monitor(args: Any) -> FLOPSMeasurementCallback | None:

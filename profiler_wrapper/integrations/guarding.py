@@ -14,11 +14,22 @@ T = TypeVar("T", bound=Callable[..., Any])
 class Guarded:
     """Base of a callback: after the first failure in a `guarded` method it does nothing any more.
 
+    A copy, also one by pickle, is a callback that has not begun.
+
     Attributes:
         failed: it has failed, and one `ProfilerWrapperWarning` has said so.
     """
 
     failed = False
+
+    def rest(self) -> None:
+        """Set what changes while it runs to what it is before. Called when it is made."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        idle: Guarded = object.__new__(type(self))
+        vars(idle).update(vars(self), failed=False)
+        idle.rest()
+        return vars(idle)
 
     def abandon(self) -> None:
         """Let go of everything, in whatever state it is. What this raises is dropped: the failure has been told."""
@@ -42,6 +53,23 @@ def guarded(method: T) -> T:
             _silently(self.abandon)
 
     return body  # type: ignore[return-value]  # the same parameters; a callback returns nothing
+
+
+class Outlets:
+    """Places of other people that numbers go to. One that raises gets no more, and one warning says so."""
+
+    def __init__(self) -> None:
+        self._dropped: set[str] = set()
+
+    def send(self, name: str, action: Callable[[], object]) -> None:
+        """Run `action`, which gives numbers to the place of that name."""
+        if name in self._dropped:
+            return
+        try:
+            action()
+        except Exception as error:
+            self._dropped.add(name)
+            tell(f"{name} gets no more of the monitor's numbers, because it failed: {type(error).__name__}: {error}")
 
 
 def _silently(action: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ Nothing of it can end a training: a failure of ours is one warning.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from profiler_wrapper.integrations.batches import BatchSize, size_of
-from profiler_wrapper.integrations.guarding import Guarded, guarded
-from profiler_wrapper.integrations.monitored import Blueprint, Collector, counts, tagged_for_trainer
+from profiler_wrapper.integrations.guarding import Guarded, Outlets, guarded
+from profiler_wrapper.integrations.monitored import Blueprint, Collector, counts, forget_time, tagged_for_trainer
 from profiler_wrapper.live.monitor import TrainingMonitor
 from profiler_wrapper.live.rows import Row
 from profiler_wrapper.result import ProfileResult
@@ -77,6 +78,10 @@ class ProfilerCallback(Guarded, Callback):
         super().__init__()
         ProfilerWrapper(**options)  # wrong options are told here, not in the training
         self._options = options
+        self.rest()
+
+    def rest(self) -> None:
+        _let_go_of_the_model(self)
         self._steps = _Steps()
         self.profiler: ProfilerWrapper | None = None
         self._inside = False
@@ -171,7 +176,8 @@ class MonitorCallback(Guarded, Callback):
     """A `TrainingMonitor` beside `trainer.fit(model)`: files, and all loggers of the Trainer.
 
     A step lasts from the end of the one before to the end of the batch that the optimizer steps in, other batches and
-    waiting for data included; validation and saving are left out. Samples and tokens are those of the batches, see
+    waiting for data included; validation and saving are left out, and a step has no time where they come between its
+    batches. Samples and tokens are those of the batches, see
     `batches.size_of`. The loggers get the monitor's tags, and beside them Lightning's own names (`device/mfu`,
     `items_per_sec`, ...; items are tokens).
 
@@ -187,7 +193,12 @@ class MonitorCallback(Guarded, Callback):
     def __init__(self, output_dir: str | os.PathLike[str] | None = None, config: Any = None, **options: Any) -> None:
         super().__init__()
         self._blueprint = Blueprint(output_dir, config, options)
+        self.rest()
+
+    def rest(self) -> None:
+        _let_go_of_the_model(self)
         self.monitor: TrainingMonitor | None = None
+        self._loggers = Outlets()
         self._rows = Collector()
         self._steps = _Steps()
         self._batches: list[BatchSize] = []
@@ -198,7 +209,7 @@ class MonitorCallback(Guarded, Callback):
     @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._close(trainer)
-        self._rows = Collector()
+        self._rows, self._loggers = Collector(), Outlets()
         self._steps.begin(trainer)
         self.monitor = self._blueprint.build(
             trainer.default_root_dir,
@@ -278,16 +289,22 @@ class MonitorCallback(Guarded, Callback):
         return mean * trainer.accumulate_grad_batches if pl_module.automatic_optimization else mean
 
     def _interrupted(self) -> None:
-        """What Lightning does now is no part of a step, unless it lies between the batches of one."""
-        if self.monitor is not None and not self._batches:
+        """What Lightning does now is no part of a step; where it lies between the batches of one, that has no time."""
+        if self.monitor is None:
+            return
+        if self._batches:
+            forget_time(self.monitor)
+        else:
             self._in_step = False
             self.monitor.forget_step()
 
     def _log_rows(self, trainer: Any) -> None:
         for row in self._rows.take():
             metrics = {**tagged_for_trainer(row), **dict(_by_lightnings_names(row))}
-            for logger in trainer.loggers:
-                logger.log_metrics(metrics, step=row.record.step - 1)  # Lightning counts the steps before
+            step = row.record.step - 1  # Lightning counts the steps before
+            for number, logger in enumerate(trainer.loggers):
+                name = f"the Trainer's logger {number} ({type(logger).__name__})"
+                self._loggers.send(name, functools.partial(logger.log_metrics, metrics, step=step))
 
     def _close(self, trainer: Any | None) -> None:
         monitor, self.monitor, self._in_step = self.monitor, None, False
@@ -295,6 +312,12 @@ class MonitorCallback(Guarded, Callback):
             monitor.close()
             if trainer is not None:
                 self._log_rows(trainer)
+
+
+def _let_go_of_the_model(callback: Guarded) -> None:
+    """Lightning puts these two methods of the model on a callback while it trains."""
+    for name in ("log", "log_dict"):
+        vars(callback).pop(name, None)
 
 
 def _by_lightnings_names(row: Row) -> Iterator[tuple[str, float]]:

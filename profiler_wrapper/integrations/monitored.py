@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,14 @@ class Blueprint:
     """
 
     def __init__(self, output_dir: str | os.PathLike[str] | None, config: Any, options: Mapping[str, Any]) -> None:
-        self.config = MonitorConfig.of(config)
-        self._output_dir, self._options = output_dir, dict(options)
-        self._interval_given = config is not None
+        names = {field.name for field in fields(MonitorConfig)}
+        of_config = {name: value for name, value in options.items() if name in names}
+        self.config = MonitorConfig.of(config).with_options(**of_config)
+        self._output_dir = output_dir
+        self._options = {name: value for name, value in options.items() if name not in names}
+        self._interval_given = config is not None or "perf_log_interval" in of_config
         silent = replace(self.config, enable_perf_monitor=False, perf_memory_tracking=False)
-        TrainingMonitor(config=silent, **options)  # raises for what is wrong, and does nothing else
+        TrainingMonitor(config=silent, **self._options)  # raises for what is wrong, and does nothing else
 
     def build(
         self,
@@ -69,6 +72,12 @@ class Blueprint:
             log = None if log_file is None else output_dir / log_file
             options["sinks"] = [*sinks_of(config, training_log=log), *more_sinks]
         return TrainingMonitor(output_dir, config, **options)
+
+
+def forget_time(monitor: TrainingMonitor) -> None:
+    """The step that is going on will have its counts and no time: the loop did something else in the midst of it."""
+    monitor.forget_step()
+    monitor._watch._last_end = None  # else it would begin there
 
 
 class Collector(Sink):

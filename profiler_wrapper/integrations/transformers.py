@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from profiler_wrapper.integrations.batches import BatchCounter
 from profiler_wrapper.integrations.guarding import Guarded, guarded
-from profiler_wrapper.integrations.monitored import Blueprint, counts, tagged_for_trainer
+from profiler_wrapper.integrations.monitored import Blueprint, counts, forget_time, tagged_for_trainer
 from profiler_wrapper.live.monitor import TrainingMonitor
 from profiler_wrapper.live.rows import Row
 from profiler_wrapper.live.sinks import Sink
@@ -53,6 +53,9 @@ class ProfilerCallback(Guarded, TrainerCallback):
     def __init__(self, **options: Any) -> None:
         ProfilerWrapper(**options)  # wrong options are told here, not in the training
         self._options = options
+        self.rest()
+
+    def rest(self) -> None:
         self.profiler: ProfilerWrapper | None = None
         self._inside = False
 
@@ -117,11 +120,15 @@ class MonitorCallback(Guarded, TrainerCallback):
     ) -> None:
         self._blueprint = Blueprint(output_dir, config, options)
         self._add_to_logs = add_to_logs
+        self.rest()
+
+    def rest(self) -> None:
         self.monitor: TrainingMonitor | None = None
         self._batches: BatchCounter | None = None
         self._context_parallel = 1
         self._ended: int | None = None  # the step whose loss is about to be logged
         self._learning_rate: float | None = None
+        self._between_batches = False  # of one step
 
     @guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
@@ -151,6 +158,10 @@ class MonitorCallback(Guarded, TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         if self._ended is not None:  # somebody kept the Trainer from logging it
             self._interrupted(args, state)
+
+    @guarded
+    def on_substep_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._between_batches = True
 
     @guarded
     def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **others: Any) -> None:
@@ -197,6 +208,7 @@ class MonitorCallback(Guarded, TrainerCallback):
         """A step begins; what was begun before is none."""
         if self.monitor is not None and self._batches is not None:
             self._batches.take()
+            self._between_batches = False
             self.monitor.start_step()
 
     def _end(self, args: Any, state: Any, step: int, **numbers: Any) -> None:
@@ -211,7 +223,13 @@ class MonitorCallback(Guarded, TrainerCallback):
         self._begin()
 
     def _interrupted(self, args: Any, state: Any) -> None:
-        """The Trainer did something else since the last step, which is no part of the next."""
+        """The Trainer did something else since the last step, which is no part of the next.
+
+        A step in the midst of which a callback of the user evaluates has no time.
+        """
+        if self._between_batches and self.monitor is not None:
+            forget_time(self.monitor)
+            return
         ended, self._ended = self._ended, None
         if ended is not None:
             self._end(args, state, ended)

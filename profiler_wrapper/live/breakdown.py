@@ -1,8 +1,9 @@
 """The parts of a step: data, forward, backward, optimizer, other, each measured where it begins and ends.
 
-`data` is the time from the step's begin to the first forward, `forward` that in calls of the model (or, where the
-model is not known, of the outermost modules), `backward` that in `torch.autograd.backward` and `grad`, `optimizer`
-that in optimizers' steps, `other` the rest, such as a loss between forward and backward. Several in a step sum up.
+`data` is the time from the step's begin to the first forward, `forward` that in calls of the model or, where the loop
+calls only modules in it, of the outermost of these (where no model is known: of the outermost modules), `backward` that
+in the autograd engine, `optimizer` that in optimizers' steps, `other` the rest, such as a loss between forward and
+backward. Several in a step sum up. Where a part was not seen that must have been there, none is known.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from profiler_wrapper.capture.phases import in_backward
 from profiler_wrapper.capture.signals import OptimizerSteps, is_compiling
 from profiler_wrapper.live.records import PARTS
 from profiler_wrapper.live.step_clock import Mark, seconds_between
+from profiler_wrapper.notices import Notices
 
-_ENGINE = ("backward", "grad")  # of torch.autograd; `Tensor.backward` calls the first
+# In torch.autograd: what `backward` and `grad` call, so that those who imported these earlier are seen too.
+_ENGINE = ("_engine_run_backward",) if hasattr(torch.autograd, "_engine_run_backward") else ("backward", "grad")
 _WRAPPED = ("_orig_mod", "module")  # where torch.compile and DDP keep the model
 
 Boundaries = tuple[tuple[str, Mark], ...]  # each part with where it begins
@@ -55,8 +58,9 @@ class Breakdown:
     Nothing is left on the model, and what is compiled stays as it is. Its own failures are told to `on_failure`.
 
     Args:
-        model: whose calls are forward; None: the outermost modules that are called.
+        model: whose calls, and those of modules in it, are forward; None: the outermost modules that are called.
         optimizers: whose steps count; empty: those of all.
+        notices: told once why parts are not known.
     """
 
     def __init__(
@@ -66,15 +70,20 @@ class Breakdown:
         *,
         model: nn.Module | None = None,
         optimizers: Sequence[Any] = (),
+        notices: Notices | None = None,
     ) -> None:
         self._mark, self._on_failure = mark, on_failure
+        self._notices = notices or Notices()
         self._model = None if model is None else weakref.ref(model)
+        self._inside: set[int] = set()  # the ids of the modules in the model
+        self._outside: set[int] = set()  # those of others, such as a teacher
+        self._looked_inside = False  # in this step
         self._optimizers = {id(optimizer) for optimizer in optimizers}
         self._steps: OptimizerSteps | None = None
         self._boundaries: list[tuple[str, Mark]] = []
         self._open = False  # a step is
         self._within: list[str] = []  # the parts that are being measured, outermost first
-        self._had_forward = False
+        self._had: set[str] = set()  # the parts that the step has had
         self._pid = os.getpid()  # a forked worker of a data loader may call modules too
         self._engine: dict[str, tuple[Any, Any]] = {}  # name -> the original, ours
 
@@ -103,14 +112,27 @@ class Breakdown:
     def begin_step(self, mark: Mark) -> None:
         """A step begins, at `mark`."""
         self._boundaries = [("data", mark)]
-        self._open, self._had_forward, self._within = True, False, []
+        self._open, self._had, self._within, self._looked_inside = True, set(), [], False
 
     def end_step(self) -> Boundaries:
-        """The step has ended: where its parts begin. Without any forward none of it is known to be data."""
-        boundaries, self._boundaries, self._open = self._boundaries, [], False
-        if not self._had_forward and boundaries:
-            boundaries[0] = ("other", boundaries[0][1])
+        """The step has ended: where its parts begin; nothing, where one of them has not been seen."""
+        boundaries, self._boundaries, was_open, self._open = self._boundaries, [], self._open, False
+        if not was_open or not self._had:  # nothing was done in it
+            return ()
+        unseen = self._unseen()
+        if unseen is not None:
+            self._outside.clear()  # modules may have come into the model
+            self._notices.once("parts", f"the parts of a step are not known: {unseen}")
+            return ()
         return tuple(boundaries)
+
+    def _unseen(self) -> str | None:
+        if "forward" not in self._had:
+            whose = "" if self._model is None else " of the model that the monitor was given"
+            return f"no module{whose} was called in it (model.forward() is not seen)"
+        if "optimizer" in self._had and "backward" not in self._had:
+            return "an optimizer made a step in it and no backward was seen before"
+        return None
 
     # -- what is listened to ----------------------------------------------------------------------
 
@@ -120,7 +142,6 @@ class Breakdown:
         """A module is called; see `calls.Listener`."""
         if not self._may_enter() or not self._is_forward(module):
             return None
-        self._had_forward = True
         return self if self._enter("forward") else None
 
     def close_call(self, opened: object) -> None:
@@ -131,13 +152,34 @@ class Breakdown:
         if in_backward():
             return False
         model = self._model() if self._model is not None else None
+        if model is None:
+            return True
+        if id(module) in self._outside:
+            return False
+        return self._is_of(model, module) or (self._looks_again(model, module) and self._is_of(model, module))
+
+    def _is_of(self, model: nn.Module, module: nn.Module) -> bool:
         found: Any = module
-        while model is not None and found is not model:
-            inside = found.__dict__.get("_modules") or {}
-            found = next((inside[name] for name in _WRAPPED if inside.get(name) is not None), None)
-            if found is None:
-                return False
-        return True
+        while found is not None:
+            if found is model or id(found) in self._inside:
+                return True
+            children = found.__dict__.get("_modules") or {}
+            found = next((children[name] for name in _WRAPPED if children.get(name) is not None), None)
+        return False
+
+    def _looks_again(self, model: nn.Module, stranger: nn.Module) -> bool:
+        """Finds the modules in the model, at most once in a step: it takes milliseconds where there are thousands."""
+        if self._looked_inside:
+            return False
+        self._looked_inside = True
+        try:
+            self._inside = {id(module) for module in model.modules()}
+            if not self._is_of(model, stranger):
+                self._outside.update(id(module) for module in stranger.modules() if id(module) not in self._inside)
+        except Exception as error:
+            self._open = False
+            self._on_failure("measuring the parts of a step", error)
+        return self._open
 
     def _timed(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -168,6 +210,7 @@ class Breakdown:
         if not self._may_enter():
             return False
         self._within.append(part)
+        self._had.add(part)
         self._add(part)
         return True
 

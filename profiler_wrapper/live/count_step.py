@@ -15,8 +15,8 @@ from typing import Any
 
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.flop_formulas import has_formula
-from profiler_wrapper.analysis.flops import FlopCount, flops_of_recording
-from profiler_wrapper.analysis.utilization import StepWork, work_of_count
+from profiler_wrapper.analysis.flops import flops_of_recording
+from profiler_wrapper.analysis.utilization import RECOMPUTE_IS_HIDDEN, StepWork, hides_recompute, work_of_count
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.recording.reader import read_with_shapes
 
@@ -47,16 +47,9 @@ def count_step(trace: str | os.PathLike[str], run: Mapping[str, Any]) -> StepWor
     count = flops_of_recording(found)
     if isinstance(count, str):
         raise EmptyRecording(count)
-    if found.notes and _computes_again(count):
-        raise ValueError("compiled code computes parts of the forward again, and does not tell which")
+    if hides_recompute(found, count):
+        raise ValueError(RECOMPUTE_IS_HIDDEN)
     return work_of_count(count)
-
-
-def _computes_again(count: FlopCount) -> bool:
-    """Whether backward has more than the gradients of what goes into each product of the forward."""
-    forward = sum(row.flops_per_step for row in count.rows if row.phase == "forward")
-    backward = sum(row.flops_per_step - row.repeated_flops_per_step for row in count.rows if row.phase == "backward")
-    return backward > 2 * forward
 
 
 def arguments(trace: Path, run: Path) -> list[str]:

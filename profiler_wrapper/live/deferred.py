@@ -26,6 +26,7 @@ class Copy:
 
 
 Number: TypeAlias = "float | Copy | None"
+_MOST_BITS = 256  # of a whole number: more than that counts nothing
 
 
 def value_of(number: Number) -> float | None:
@@ -41,6 +42,10 @@ class Intake:
 
     def number(self, name: str, given: Any) -> Number:
         """`None` where it is no number, with one warning."""
+        if isinstance(given, (list, tuple)) and len(given) == 1:  # as `get_last_lr()` gives it
+            given = given[0]
+        if isinstance(given, int) and given.bit_length() > _MOST_BITS:
+            return self._refused(name, "it is too large")
         if given is None or isinstance(given, (float, int)):
             return given
         if isinstance(given, torch.Tensor):
@@ -79,6 +84,8 @@ class Intake:
             tensor = tensor.to_local()  # type: ignore[attr-defined]
         if tensor.numel() != 1 or tensor.is_meta:
             return self._refused(name, f"it is a tensor of shape {tuple(tensor.shape)}, no number")
+        if tensor.is_complex():
+            return self._refused(name, "it is complex, no number")
         if tensor.device.type == "cpu":
             return float(tensor.item())
         if self._accelerator is None:

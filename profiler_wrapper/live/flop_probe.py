@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
 
 from profiler_wrapper.analysis.utilization import StepWork
 from profiler_wrapper.capture.growth import GrowthBound
@@ -23,7 +27,11 @@ from profiler_wrapper.notices import Notices
 
 DEFAULT_FREQUENCY = 500
 FIRST_WAIT_S = 10.0  # for the first measurement, so that the FLOPs are known from the first step on
+COUNTING_MOST_S = 600.0  # for one measurement: then the process that counts it is given up
 _MOST_COMPILING_STEPS = 10
+
+
+_autograd: Any = torch.autograd
 
 
 class _Counting(Protocol):
@@ -64,6 +72,7 @@ class FlopProbe:
         self._watch: Watch | None = None
         self._scopes: LayerScopes | None = None
         self._counting: _Counting | None = None
+        self._counting_since_s = 0.0
         self._counted_step: int | None = None
         self._any_begun = self._again = False
         self._left = False  # the recording's step has ended, and the recording not
@@ -99,6 +108,7 @@ class FlopProbe:
         try:
             session.start()
             self._session = session
+            atexit.register(self._at_exit)
             session.begin_step(step)
             self._bound.restart()
             self._scopes = LayerScopes(None, on_root_enter=self._root_enters)  # tells a forward from a recomputed one
@@ -130,18 +140,21 @@ class FlopProbe:
                 first = self._counted_step is None
                 run = {} if scopes is None else _run_of(scopes)
                 self._counted_step = self._step
-                self._counting = self._count(trace, run)
-                if first:
-                    self._counting.result(wait_s=FIRST_WAIT_S)
+                self._counting, self._counting_since_s = self._count(trace, run), time.monotonic()
+                if first and self._counting.result(wait_s=FIRST_WAIT_S) is None:
+                    self._notices.once(
+                        "counting",
+                        f"the FLOPs of step {self._step} were not counted within {FIRST_WAIT_S:g} s; steps have no "
+                        "measured FLOPs until they are",
+                    )
             except BaseException:
                 self._counting = None
-                with contextlib.suppress(OSError):
-                    trace.unlink()
+                _remove(trace)
                 raise
         except Exception as error:
             self._failed(error)
         finally:
-            session.close()
+            self._let_go(session)
 
     def finished(self) -> Measurement | None:
         """The measurement, once, as soon as it is there."""
@@ -154,6 +167,10 @@ class FlopProbe:
             self._failed(error)
             return None
         if work is None or self._counted_step is None:
+            if time.monotonic() - self._counting_since_s > COUNTING_MOST_S:
+                self._counting.cancel()
+                self._counting = None
+                self._failed(TimeoutError(f"counting them took more than {COUNTING_MOST_S:g} s"))
             return None
         self._counting = None
         return Measurement(self._counted_step, work)
@@ -170,7 +187,7 @@ class FlopProbe:
             except Exception as error:
                 self._failed(error)
             finally:
-                session.close()
+                self._let_go(session)
 
     def close(self) -> None:
         """Leave whatever is under way."""
@@ -180,6 +197,16 @@ class FlopProbe:
         counting, self._counting = self._counting, None
         if counting is not None:
             counting.cancel()
+
+    def _at_exit(self) -> None:
+        """No recording may be on when the process ends: that crashes it."""
+        if self._session is None or os.getpid() != self._pid:
+            return
+        if threading.get_ident() == self._thread:
+            self.cancel()
+            return
+        with contextlib.suppress(Exception):  # nobody reads it any more
+            _autograd._disable_profiler()
 
     def _is_on_another_thread(self) -> bool:
         """Then torch cannot end the recording here: it is ended as soon as a module is called where it began."""
@@ -215,6 +242,10 @@ class FlopProbe:
             self.cancel()
             self._notices.once("growth", f"the FLOPs of step {self._step} were not measured, because {too_much}")
 
+    def _let_go(self, session: Session) -> None:
+        atexit.unregister(self._at_exit)
+        session.close()
+
     def _unwatch(self) -> LayerScopes | None:
         watch, self._watch = self._watch, None
         scopes, self._scopes = self._scopes, None
@@ -237,3 +268,10 @@ def _temporary_file() -> Path:
     descriptor, name = tempfile.mkstemp(prefix="profiler_wrapper_step_", suffix=".json")
     os.close(descriptor)
     return Path(name)
+
+
+def _remove(trace: Path) -> None:
+    """With what torch writes first, which stays where the disk is full."""
+    for path in (trace, trace.with_name(f"{trace.name}.tmp")):
+        with contextlib.suppress(OSError):
+            path.unlink()

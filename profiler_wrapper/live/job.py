@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -50,10 +51,13 @@ class Told:
     device_mesh: Any = None
     sinks: Sequence[Sink] | None = None
     optimizer: Any = None
+    directory: Path = field(default_factory=Path.cwd)  # that relative paths start from
 
     def __post_init__(self) -> None:
         if self.model is not None and not isinstance(self.model, nn.Module):
             raise WrongUse(f"model is a {type(self.model).__name__}. Give a torch.nn.Module, or nothing.")
+        if self.log_file is not None and not isinstance(self.log_file, (str, os.PathLike)):
+            raise WrongUse(f"log_file={self.log_file!r}: give a path, or None.")
         for name in ("batch_size", "seq_length"):
             size = getattr(self, name)
             if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
@@ -73,9 +77,9 @@ class Told:
 
     @property
     def log_dir(self) -> Path:
-        """The default lies below `output_dir`; another one is where it says."""
+        """The default lies below `output_dir`; another one is where it says, seen from where the monitor was made."""
         given = Path(self.config.perf_log_dir)
-        return self.output_dir / given if self.config.perf_log_dir == DEFAULT_LOG_DIR else given
+        return (self.output_dir if self.config.perf_log_dir == DEFAULT_LOG_DIR else self.directory) / given
 
 
 class Job:

@@ -35,7 +35,7 @@ class LineFile:
     def check(self) -> None:
         """Raises OSError: the file has been removed, so nobody would ever see what is written."""
         if os.fstat(self._file.fileno()).st_nlink == 0:
-            raise FileNotFoundError(f"{self.path} was removed")
+            raise FileNotFoundError(f"{self.path} was removed, or another monitor writes it now")
 
     def close(self) -> None:
         self._file.close()

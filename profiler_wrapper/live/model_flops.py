@@ -100,7 +100,8 @@ def model_flops(
         batch_size: sequences (texts, images, videos) of the step.
         seq_length: tokens of each; for images and videos that of the config's sample size by default.
         backward: with the backward pass.
-        family: one of `families()`; None or "auto": by the config's model_type, class or fields.
+        family: one of `families()`, or a model_type of Hugging Face's that one of them has ("gpt2", "qwen3_moe"),
+            whatever the config's is; None or "auto": by the config's model_type, class or fields.
         sequence_lengths: real tokens of each sequence, where several are packed into a row or rows are padded:
             attention goes by the sum of L², the rest by the sum of L. Beside it batch_size and seq_length, the
             rows and their length, are optional; the sequences must fit into them.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -58,8 +59,12 @@ class TrainingMonitor:
     left out of means. A failure of the monitor is one warning, after which it does nothing; errors of its arguments
     are raised when it is made.
 
-    FLOPs are those measured, else those given, else those by the model's config. Where a number is not known it is
-    `None`, and a warning says why once.
+    FLOPs are those measured, else those given, else those by the model's config. A measurement holds for the steps
+    after it whose batch is alike or not known; in one with more or fewer sequences of the same length FLOPs are in
+    proportion to their number; for other lengths it does not hold. Where a number is not known it is `None`, and a
+    warning says why once.
+
+    `PROFILER_WRAPPER=off` in the environment turns it off. A copy of a monitor is one that is off.
 
     Args:
         output_dir: where files go.
@@ -84,6 +89,7 @@ class TrainingMonitor:
         optimizer: its step is the optimizer's part of a step, and its learning rate the one that is logged.
         breakdown: measure data, forward, backward, optimizer and other.
         device: "cpu", for a training on the CPU beside an accelerator.
+        options: others of `MonitorConfig`, by name: `tensorboard_dir=`, `wandb=`, `perf_log_interval=` ...
 
     Raises:
         WrongUse: an argument has a value that means nothing.
@@ -118,6 +124,7 @@ class TrainingMonitor:
         optimizer: Any = None,
         breakdown: bool | None = None,
         device: Any = None,
+        **options: Any,
     ) -> None:
         self.config = MonitorConfig.of(config).with_options(
             flops_profile_freq=flops_profile_freq,
@@ -125,10 +132,11 @@ class TrainingMonitor:
             peaks=peaks,
             log_rank=log_rank,
             perf_breakdown=breakdown,
+            **options,
         )
         told = Told(
             config=self.config,
-            output_dir=Path(output_dir),
+            output_dir=Path(output_dir).absolute(),  # the loop may go to another directory
             log_file=log_file,
             model=model,
             model_config=model_config,
@@ -151,10 +159,13 @@ class TrainingMonitor:
             on_cpu=device is not None and str(device).startswith("cpu"),
         )
         self._pid = os.getpid()
-        self._over = not self.config.enable_perf_monitor
+        self._over = not self.config.enable_perf_monitor or _switched_off()
         self._notices = Notices()
         accelerator = None if self._over else find_accelerator(device)
-        self._watch = StepWatch(told, self._notices, accelerator, on_failure=self._failed, on_open=self._close_at_exit)
+        # Nothing of this holds the monitor, so that it is closed where its last user lets go of it.
+        on_failure, on_open = _weakly(self._failed), _weakly(self._close_at_exit)
+        self._watch = StepWatch(told, self._notices, accelerator, on_failure=on_failure, on_open=on_open)
+        self._finish = weakref.finalize(self, _finish, self._watch, self._pid)
 
     @property
     def active(self) -> bool:
@@ -184,6 +195,7 @@ class TrainingMonitor:
     @_harmless
     def end_step(
         self,
+        /,
         *,
         tokens: Any = None,
         samples: Any = None,
@@ -195,6 +207,7 @@ class TrainingMonitor:
         shapes: Any = None,
         step: int | None = None,
         skip: Sequence[str] = (),
+        **others: Any,
     ) -> None:
         """The step ends. Without a begin, it began where the one before ended.
 
@@ -208,7 +221,9 @@ class TrainingMonitor:
                 the model's config go by; where there is an attention mask, its shapes are taken without this.
             step: its number.
             skip: names of sinks that do not get it.
+            others: what the monitor has no place for; left out, with one warning.
         """
+        self._leave_out(others)
         self._watch.end(
             step=step,
             epoch=epoch,
@@ -223,6 +238,7 @@ class TrainingMonitor:
     @_harmless
     def log_step(
         self,
+        /,
         step: int,
         epoch: int | None = None,
         loss: Any = None,
@@ -234,8 +250,10 @@ class TrainingMonitor:
         tokens: Any = None,
         samples: Any = None,
         shapes: Any = None,
+        **others: Any,
     ) -> None:
         """The step ends, and the next one begins unless `start_step()` says when. See `end_step`."""
+        self._leave_out(others)
         watch = self._watch
         watch.end(
             step=step,
@@ -263,8 +281,12 @@ class TrainingMonitor:
         """Write what is left, and take everything away. Waits for the device, some seconds at most."""
         if self.active:
             self._over = True
-            atexit.unregister(self.close)
-            self._watch.close(wait=True)
+            atexit.unregister(self._finish)
+            self._finish()
+
+    def __reduce__(self) -> tuple[Callable[[], TrainingMonitor], tuple[()]]:
+        """A copy, as that of a model that holds its monitor, is a monitor that is off."""
+        return _off, ()
 
     def __enter__(self) -> TrainingMonitor:
         return self
@@ -274,16 +296,48 @@ class TrainingMonitor:
     ) -> None:
         self.close()
 
+    def _leave_out(self, others: Mapping[str, Any]) -> None:
+        for name in others:
+            self._notices.once(
+                f"number {name}", f"the monitor leaves out {name}: it logs loss, grad_norm, learning_rate"
+            )
+
     def _close_at_exit(self) -> None:
-        atexit.register(self.close)  # now, so that it comes before the logs close themselves
+        atexit.register(self._finish)  # now, so that it comes before the logs close themselves
 
     def _failed(self, what: str, error: Exception) -> None:
         if self._over:
             return
         self._over = True
-        atexit.unregister(self.close)
+        atexit.unregister(self._finish)
+        self._finish.detach()
         self._notices.quiet = False
         self._notices.once(
             "failed", f"the monitor is off, because {what} failed: {type(error).__name__}: {error}; training goes on"
         )
         self._watch.close(wait=False)
+
+
+def _switched_off() -> bool:
+    return os.environ.get("PROFILER_WRAPPER", "").strip().lower() in ("off", "0")
+
+
+def _off() -> TrainingMonitor:
+    return TrainingMonitor(config=MonitorConfig(enable_perf_monitor=False))
+
+
+def _finish(watch: StepWatch, pid: int) -> None:
+    if os.getpid() == pid:
+        watch.close(wait=True)
+
+
+def _weakly(method: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """Calls a method of an object that may be gone, and does not hold it."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        there = reference()
+        if there is not None:
+            there(*args, **kwargs)
+
+    return call

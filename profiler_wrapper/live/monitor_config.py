@@ -14,7 +14,7 @@ from profiler_wrapper.errors import WrongUse
 
 DEFAULT_LOG_DIR = "logs/perf_monitor"
 LOG_FORMATS = ("text", "json", "both")
-MODEL_TYPES = ("auto", "gpt", "llama", "qwen", "mixtral", "aquila")
+MODEL_TYPES = ("auto", "gpt", "llama", "qwen", "mixtral", "aquila", "deepseek", "bert", "vit", "dit")
 CONVENTIONS = ("full", "causal")
 
 # Parts of a larger configuration that may hold ours: FlagScale's `train: system:`, others' `monitoring:`.
@@ -72,6 +72,10 @@ class MonitorConfig:
             _whole(self, "flops_profile_freq", least=0)
         if isinstance(self.log_rank, bool) or not isinstance(self.log_rank, int):
             raise WrongUse(f"log_rank={self.log_rank!r}: give the number of a rank; -1 is the last.")
+        if not isinstance(self.perf_log_dir, (str, os.PathLike)):
+            raise WrongUse(f"perf_log_dir={self.perf_log_dir!r}: give a path.")
+        if self.tensorboard_dir is not None and not isinstance(self.tensorboard_dir, (str, os.PathLike)):
+            raise WrongUse(f"tensorboard_dir={self.tensorboard_dir!r}: give a path, or None.")
         _one_of(self, "perf_log_format", LOG_FORMATS)
         _one_of(self, "perf_model_type", MODEL_TYPES)
         _one_of(self, "convention", CONVENTIONS)
@@ -158,8 +162,12 @@ class MonitorConfig:
         """With other values, but for those that are `None`.
 
         Raises:
-            WrongUse: a value means nothing.
+            WrongUse: there is no such option, or a value means nothing.
         """
+        known = {field.name for field in fields(self)}
+        for name in given.keys() - known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise WrongUse(f"A monitor has no option {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 

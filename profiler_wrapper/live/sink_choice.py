@@ -46,7 +46,7 @@ def sinks_of(config: SinkOptions, *, training_log: str | os.PathLike[str] | None
     if steps:
         sinks.append(JsonLog(files))
     if training_log is not None:
-        sinks.append(TrainingLog(training_log))
+        sinks.append(TrainingLog(training_log, max_files=config.perf_max_log_files))
     if config.perf_console_output:
         sinks.append(Console())
     if config.tensorboard_dir is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from profiler_wrapper.analysis.peaks import Peaks
@@ -91,11 +92,15 @@ class StepWorks:
     dtype: str = ""
     formula_fails: bool = False
     _measured: Work | None = None
+    _measured_shapes: Shapes = ()
     _given: Work | None = None
     _by_shape: dict[tuple[int, int | None], float | None] = field(default_factory=dict)
 
-    def take(self, measurement: Measurement) -> None:
-        """Use a measurement from now on; one that does not know all of a step is only said."""
+    def take(self, measurement: Measurement, shapes: Shapes = ()) -> None:
+        """Use a measurement from now on; one that does not know all of a step is only said.
+
+        `shapes`: of the micro-batches of the step that was measured, on this rank; empty: not known.
+        """
         work = measurement.work
         causal = self.convention == "causal"
         model = work.causal_model_flops_by_dtype if causal else work.model_flops_by_dtype
@@ -119,17 +124,20 @@ class StepWorks:
             source="measured",
             step=measurement.step,
         )
+        self._measured_shapes = shapes
 
     def of(self, shapes: Shapes) -> Work | None:
         """The work of a step whose micro-batches on this rank have these shapes; empty: not known."""
-        if self._measured is not None:
-            return self._measured
+        measured = self._measured_for(shapes)
+        if measured is not None:
+            return measured
         if self.given is not None:
             if self._given is None:
                 by_job = self.given if self.given_by_job else self.given * self.sizes.data_parallel
                 self._given = self._work(by_job, "given")
             return self._given
         if self.formula is None:
+            self._tell_unlike(shapes)
             return None
         if not shapes:
             self.formula_fails = True
@@ -146,6 +154,32 @@ class StepWorks:
                 return None
             flops += of_shape
         return self._work(flops * self.sizes.data_parallel, "config")
+
+    def _measured_for(self, shapes: Shapes) -> Work | None:
+        """The measurement, in proportion to the sequences of each length; None where it does not hold."""
+        work, then = self._measured, self._measured_shapes
+        if work is None or not shapes or not then or shapes == then:
+            return work
+        factor = _times_as_many(shapes, then)
+        if factor is None or factor == 1:
+            return None if factor is None else work
+        return replace(
+            work,
+            model_flops=work.model_flops * factor,
+            hardware_flops=_times(work.hardware_flops, factor),
+            model_time_at_peak_s=_times(work.model_time_at_peak_s, factor),
+            hardware_time_at_peak_s=_times(work.hardware_time_at_peak_s, factor),
+        )
+
+    def _tell_unlike(self, shapes: Shapes) -> None:
+        if self._measured is not None:
+            self.notices.once(
+                "unlike batch",
+                f"FLOPs are not known of steps like one on {_in_words(shapes)}, because they were measured in step "
+                f"{self._measured.step} on {_in_words(self._measured_shapes)}, and attention is not in proportion to "
+                "the length: give model_config=, measure more often (flops_profile_freq=), or, where only the padding "
+                "differs, give shapes= with it",
+            )
 
     def _by_formula(self, formula: Formula, shape: tuple[int, int | None]) -> float | None:
         if shape not in self._by_shape:
@@ -169,6 +203,39 @@ class StepWorks:
     def _work(self, flops_of_job: float, source: FlopsSource) -> Work:
         time_s = self.roof.time_s({self.dtype: flops_of_job / self.sizes.world_size})
         return Work(model_flops=flops_of_job, model_time_at_peak_s=time_s, source=source)
+
+
+def _times_as_many(shapes: Shapes, then: Shapes) -> float | None:
+    """How many times the sequences of each length there were then, where that is the same for all lengths.
+
+    Lengths that are not known, now or then, are taken to be alike.
+    """
+    now, before = _sequences(shapes), _sequences(then)
+    if None in now or None in before:
+        now, before = {None: sum(now.values())}, {None: sum(before.values())}
+    if now.keys() != before.keys():
+        return None
+    factors = {now[length] / before[length] for length in now}
+    return factors.pop() if len(factors) == 1 else None
+
+
+def _sequences(shapes: Shapes) -> dict[int | None, int]:
+    """How many, by their length."""
+    found = Counter[int | None]()
+    for sequences, length in shapes:
+        if sequences:
+            found[length] += sequences
+    return dict(found)
+
+
+def _times(number: float | None, factor: float) -> float | None:
+    return None if number is None else number * factor
+
+
+def _in_words(shapes: Shapes) -> str:
+    """The first few: `2 x 16 and 4 x 8`."""
+    sizes = [str(sequences) if length is None else f"{sequences} x {length}" for sequences, length in shapes]
+    return " and ".join(sizes[:2] + ([f"{len(sizes) - 2} more"] if len(sizes) > 2 else []))
 
 
 def formula_of(
@@ -227,8 +294,8 @@ def _why_unknown(measurement: Measurement) -> str:
     ops = measurement.work.uncounted
     if not ops:
         return (
-            f"FLOPs of step {measurement.step} could not be measured: no op with FLOPs was seen on this thread "
-            "(a replayed CUDA graph shows none)"
+            f"FLOPs of step {measurement.step} could not be measured: no op with FLOPs ran on the thread that "
+            "the step began on (begin and end steps on the thread that trains; a replayed CUDA graph shows none)"
         )
     more = f" and {len(ops) - 3} more" if len(ops) > 3 else ""
     return (

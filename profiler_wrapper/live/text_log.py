@@ -10,7 +10,7 @@ from profiler_wrapper.live.rows import Row
 from profiler_wrapper.live.session import Session
 from profiler_wrapper.live.sinks import Sink
 from profiler_wrapper.live.statistics import RunStatistics
-from profiler_wrapper.recording.monitor_files import REALTIME_FILE
+from profiler_wrapper.recording.monitor_files import REALTIME_FILE, is_locked
 
 GB = 1 << 30
 REALTIME_BYTES = 1 << 20  # about 9,000 rows
@@ -56,7 +56,8 @@ class TextLog(Sink):
 class RealtimeLog(Sink):
     """`perf_realtime.log`: the same lines, of the newest run, at most 1 MiB of them.
 
-    It begins with each run, and again, with its last lines, whenever it gets larger.
+    It begins with each run, and again, with its last lines, whenever it gets larger. Where another monitor still writes
+    it, this one begins a file of its own, and the other is told that its file is gone.
     """
 
     name = "realtime"
@@ -72,7 +73,10 @@ class RealtimeLog(Sink):
             raise FileNotFoundError("there is no log directory")
         session.log_dir.mkdir(parents=True, exist_ok=True)
         self._heading = heading(session)
-        self._file = LineFile(session.log_dir / REALTIME_FILE)
+        path = session.log_dir / REALTIME_FILE
+        if is_locked(path):
+            path.unlink(missing_ok=True)
+        self._file = LineFile(path)
         self._restart()
 
     def write_row(self, row: Row) -> None:

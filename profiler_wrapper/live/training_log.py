@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -13,6 +15,7 @@ from profiler_wrapper.live.rows import Row
 from profiler_wrapper.live.session import Session
 from profiler_wrapper.live.sinks import Sink
 from profiler_wrapper.live.statistics import RunStatistics
+from profiler_wrapper.recording.monitor_files import is_locked, lock
 
 FLUSH_STEPS = 100  # steps that wait for a row at most
 
@@ -21,15 +24,20 @@ class TrainingLog(Sink):
     """Each step, appended in place: only the end of the file is written again, and little of it is in memory.
 
     It is brought up to date with each row. A file of an earlier run is moved aside, to `training_log_<its time>.json`.
+
+    Args:
+        max_files: the newest so many stay, this run's among them; 0: all.
     """
 
     name = "training_log"
     every_step = True
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, max_files: int = 0) -> None:
         self._path = Path(path)
+        self._max_files = max_files
         self._file: IO[bytes] | None = None
         self._end = 0  # where the last step in the file ends
+        self._tail = b""  # of the file, behind that
         self._waiting: list[bytes] = []
         self._empty = True
         self._epochs: list[_Epoch] = []
@@ -39,7 +47,10 @@ class TrainingLog(Sink):
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists():
             self._path.rename(_aside(self._path))
+        if self._max_files:
+            _remove_oldest(self._path, keep=self._max_files - 1)
         self._file = self._path.open("xb", buffering=0)
+        lock(self._file.fileno())
         head = b'{"step_logs": ['
         self._file.write(head)
         self._end = len(head)
@@ -65,12 +76,22 @@ class TrainingLog(Sink):
         self._waiting.clear()
         epochs = b",\n".join(encode(epoch.to_dict()) for epoch in self._epochs)
         tail = b'\n],\n"epoch_logs": [\n%s\n],\n"total_training_time": %s\n}\n' % (epochs, encode(self._time_s))
+        try:
+            self._write_end(steps + tail)
+        except OSError:  # the disk is full: where the old end was, there is place for it
+            with contextlib.suppress(OSError):
+                self._write_end(self._tail)
+            raise
+        self._end += len(steps)
+        self._tail = tail
+
+    def _write_end(self, unwritten: bytes) -> None:
+        """In the place of all behind the last step."""
+        assert self._file is not None
         self._file.seek(self._end)
-        unwritten = steps + tail
         while unwritten:
             unwritten = unwritten[self._file.write(unwritten) :]
         self._file.truncate()
-        self._end += len(steps)
 
     def close(self, statistics: RunStatistics) -> None:
         if self._file is not None:
@@ -134,3 +155,14 @@ def _aside(path: Path) -> Path:
         number += 1
         aside = path.with_stem(f"{path.stem}_{stamp}_{number}")
     return aside
+
+
+def _remove_oldest(path: Path, *, keep: int) -> None:
+    """Of the files that were moved aside, but for those that are still written."""
+    name = re.compile(rf"{re.escape(path.stem)}_(\d{{8}}_\d{{6}})(?:_(\d+))?{re.escape(path.suffix)}")
+    found = [(match, beside) for beside in path.parent.iterdir() if (match := name.fullmatch(beside.name))]
+    found.sort(key=lambda one: (one[0][1], int(one[0][2] or 1)))
+    for _, old in found[: max(0, len(found) - keep)]:
+        with contextlib.suppress(OSError):
+            if not is_locked(old):
+                old.unlink()

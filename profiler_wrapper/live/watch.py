@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from profiler_wrapper.live.batch import Batches
 from profiler_wrapper.live.breakdown import Boundaries, Breakdown
 from profiler_wrapper.live.deferred import Copy, Intake
 from profiler_wrapper.live.flop_probe import FlopProbe
+from profiler_wrapper.live.gaps import Gaps
 from profiler_wrapper.live.job import Job, Told
 from profiler_wrapper.live.memory import Memory
 from profiler_wrapper.live.pending import PendingStep, PendingSteps
@@ -21,7 +23,7 @@ from profiler_wrapper.live.records import StepRecord
 from profiler_wrapper.live.sinks import Sinks
 from profiler_wrapper.live.statistics import RunStatistics
 from profiler_wrapper.live.step_clock import Mark, StepClock
-from profiler_wrapper.live.step_work import StepWorks, why_over_peak
+from profiler_wrapper.live.step_work import Shapes, StepWorks, why_over_peak
 from profiler_wrapper.notices import Notices
 
 CLOSING_WAIT_S = 10.0  # for the device, when the monitor is closed
@@ -82,10 +84,15 @@ class StepWatch:
         self._optimizers = find_optimizers(told.optimizer)
         self._breakdown: Breakdown | None = None
         if told.config.perf_breakdown:
-            self._breakdown = Breakdown(self._clock.mark, on_failure, model=told.model, optimizers=self._optimizers)
+            self._breakdown = Breakdown(
+                self._clock.mark, on_failure, model=told.model, optimizers=self._optimizers, notices=notices
+            )
         self._job: Job | None = None
         self._opened: _Opened | None = None
+        self._opening = threading.Lock()  # loops on two threads have one log
+        self._recorded_shapes: Shapes = ()
         self._pending = PendingSteps()
+        self._gaps = Gaps(notices)
         self._begun: _Begun | None = None
         self._last_end: _Point | None = None
         self._next_step = 0
@@ -136,6 +143,9 @@ class StepWatch:
         begin = begun.point if begun is not None else self._last_end
         boundaries = self._parts(begun)
         recorded = begun is not None and begun.recorded
+        if begin is not None and self._last_end is not None and not recorded:
+            between_s = begin.mark.host_s - self._last_end.mark.host_s
+            self._gaps.add(between_s=between_s, inside_s=end.mark.host_s - begin.mark.host_s)
         if recorded:
             self._probe.end()
         opened = self._opened or self._open()
@@ -147,9 +157,11 @@ class StepWatch:
             rate = self._optimizers[0].param_groups[0].get("lr")
             logged["learning_rate"] = self._intake.number("learning_rate", rate)
         copied = any(isinstance(value, Copy) for value in (*batch.numbers, *logged.values()))
+        if recorded:
+            self._recorded_shapes = batch.shapes
         measurement = self._probe.finished()
         if measurement is not None:
-            opened.works.take(measurement)
+            opened.works.take(measurement, self._recorded_shapes)
         self._pending.add(
             PendingStep(
                 step=number,
@@ -198,13 +210,16 @@ class StepWatch:
 
     def _open(self) -> _Opened:
         """What needs a device that is in use: its peaks, and the logs that tell them."""
-        job = self._job or self._find_job()
-        works = job.works()
-        sinks = job.sinks(works.roof.peaks, self._start_time, "" if self._memory is None else self._memory.kind)
-        batches = Batches(self._told, job.sizes, self._intake, self._notices)
-        self._opened = _Opened(job, works, batches, sinks)
-        self._on_open()
-        return self._opened
+        with self._opening:
+            if self._opened is not None:
+                return self._opened
+            job = self._job or self._find_job()
+            works = job.works()
+            sinks = job.sinks(works.roof.peaks, self._start_time, "" if self._memory is None else self._memory.kind)
+            batches = Batches(self._told, job.sizes, self._intake, self._notices)
+            self._opened = _Opened(job, works, batches, sinks)
+            self._on_open()
+            return self._opened
 
     def _known_otherwise(self, job: Job) -> bool:
         """Something but a measurement tells the FLOPs of a step."""

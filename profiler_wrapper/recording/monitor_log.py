@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,49 @@ _TEXT_COLUMNS = (
 )  # fmt: skip
 _TEXT_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\s+(\d+)((?:\s+\S+){6})")
 _STARTED = "Performance Monitor Session Started: "
+_TRAINING_LOG = "training_log.json"
+_WHAT_IS_READ = "perf_steps_*.jsonl, perf_summary_*.json, perf_metrics_*.log or training_log.json"
+PARTS = ("data", "forward", "backward", "optimizer", "other")  # of a step's time
 
-
-# What is drawn or counted. `steps`: how many a row is the mean of.
+# What is drawn or counted. `steps`: how many a row is the mean of. Beside these the PARTS, in ms.
 COLUMNS = (
     "iteration", "TFLOPS_per_GPU", "TFLOPS_total", "samples_per_sec", "tokens_per_sec", "step_time_ms", "memory_GB",
     "peak_memory_GB", "mfu", "hfu", "profiled", "loss", "grad_norm", "learning_rate", "steps", "odd_loss",
 )  # fmt: skip
 
 
+class _TrainingStep(msgspec.Struct):
+    """A step of `training_log.json`; its time is in seconds."""
+
+    step: float
+    timestamp: str | None = None
+    step_time: float | None = None
+    tokens_per_second: float | None = None
+    samples_per_second: float | None = None
+    mfu: float | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+
+    def line(self) -> StepLine:
+        return StepLine(
+            iteration=self.step,
+            timestamp=self.timestamp,
+            step_time_ms=None if self.step_time is None else 1e3 * self.step_time,
+            tokens_per_sec=self.tokens_per_second,
+            samples_per_sec=self.samples_per_second,
+            mfu=self.mfu,
+            epoch=self.epoch,
+            loss=self.loss,
+            grad_norm=self.grad_norm,
+            learning_rate=self.learning_rate,
+        )
+
+
 class _Summary(msgspec.Struct):
-    iteration_logs: list[StepLine]
+    iteration_logs: list[StepLine] = []
+    step_logs: list[_TrainingStep] | None = None
     session_info: dict[str, Any] = {}
     final_statistics: dict[str, Any] = {}
 
@@ -46,9 +79,10 @@ class MonitorLog:
     Attributes:
         kind: what was read: "steps" has every step, "summary" and "text" the rows of the log interval.
         session: of the run: `start_time`, and in our own logs device, peak, versions ...
-        columns: by the names of COLUMNS, one value for each step or row; NaN: not known.
+        columns: by the names of COLUMNS and PARTS, one value for each step or row; NaN: not known.
         first_time, last_time: of the first and the last, as they stand in the file.
         warnings: what was odd, in words.
+        decimals: of columns that the file has rounded.
     """
 
     path: Path
@@ -58,6 +92,7 @@ class MonitorLog:
     first_time: str = ""
     last_time: str = ""
     warnings: tuple[str, ...] = ()
+    decimals: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.columns["iteration"])
@@ -71,14 +106,16 @@ def find_log(path: str | os.PathLike[str]) -> Path:
         BrokenLog: there is no log in it.
     """
     given = Path(path)
+    if not given.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(given))
     if not given.is_dir():
         return given
     sessions = [session for directory in log_directories(given) for session in log_sessions(directory)]
     sessions = [session for session in sessions if _has_begun(session.best)] or sessions
+    if not sessions and (given / _TRAINING_LOG).is_file():
+        return given / _TRAINING_LOG
     if not sessions:
-        raise BrokenLog(
-            f"no log of a monitor in {given}: no perf_steps_*.jsonl, perf_summary_*.json, perf_metrics_*.log."
-        )
+        raise BrokenLog(f"no log of a monitor in {given}: no {_WHAT_IS_READ}.")
     return max(sessions, key=lambda session: session.best.stat().st_mtime).best
 
 
@@ -101,7 +138,7 @@ def read_log(path: Path) -> MonitorLog:
     readers = {".jsonl": _read_steps, ".json": _read_summary, ".log": _read_text}
     reader = readers.get(path.suffix)
     if reader is None:
-        raise BrokenLog(f"{path}: no log of a monitor. Give a .jsonl, .json or .log of one, or its directory.")
+        raise BrokenLog(f"{path}: no log of a monitor. Give {_WHAT_IS_READ}, or their directory.")
     return reader(path)
 
 
@@ -128,29 +165,38 @@ def _read_summary(path: Path) -> MonitorLog:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             summary = msgspec.convert(json.loads(content), type=_Summary, strict=False)  # it may hold a bare NaN
     except (ValueError, RecursionError) as error:
-        raise BrokenLog(f"{path}: no summary of a monitor: {error}") from error
+        raise BrokenLog(f"{path}: no log of a monitor: {error}. Give {_WHAT_IS_READ}.") from error
     columns = _Columns()
+    if summary.step_logs is not None:
+        columns.add([step.line() for step in summary.step_logs])
+        if not columns.count:
+            raise BrokenLog(f"{path}: its step_logs are empty.")
+        told = "this file does not tell which steps were profiled: their times count too (perf_steps_*.jsonl tells)"
+        return columns.log(path, "steps", {}, [told])
     columns.add(summary.iteration_logs)
     if not columns.count:
-        raise BrokenLog(f"{path}: its iteration_logs are empty.")
+        raise BrokenLog(f"{path}: it has no step_logs, and no iteration_logs. Give {_WHAT_IS_READ}.")
     return columns.log(path, "summary", summary.session_info, [])
 
 
 def _read_text(path: Path) -> MonitorLog:
     columns = _Columns()
     session: dict[str, Any] = {}
+    decimals: dict[str, int] = {}
     with path.open(encoding="utf-8", errors="replace") as file:
         for text in file:
             match = _TEXT_LINE.match(text)
             if match is not None:
                 values = [match[2], *match[3].split()]
                 named = zip(_TEXT_COLUMNS, map(_float, values), strict=True)
+                for name, value in zip(_TEXT_COLUMNS, values, strict=True):
+                    decimals[name] = max(decimals.get(name, 0), len(value.partition(".")[2]))
                 columns.add([StepLine(timestamp=match[1], **dict(named))])  # type: ignore[arg-type]
             elif text.startswith(_STARTED):
                 session["start_time"] = text.removeprefix(_STARTED).strip()
     if not columns.count:
         raise BrokenLog(f"{path}: not a single row of a monitor's text log in it.")
-    return columns.log(path, "text", session, [])
+    return replace(columns.log(path, "text", session, []), decimals=decimals)
 
 
 def _float(text: str) -> float | None:
@@ -165,7 +211,7 @@ class _Columns:
 
     def __init__(self) -> None:
         self.count = 0
-        self._parts: dict[str, list[Column]] = {name: [] for name in COLUMNS}
+        self._parts: dict[str, list[Column]] = {name: [] for name in (*COLUMNS, *PARTS)}
         self._first: StepLine | None = None
         self._last: StepLine | None = None
 
@@ -175,8 +221,14 @@ class _Columns:
         self.count += len(lines)
         self._first = self._first or lines[0]
         self._last = lines[-1]
-        for name, parts in self._parts.items():
-            parts.append(np.array([getattr(line, name) for line in lines], np.float64))  # None becomes NaN
+        for name in COLUMNS:
+            values = [getattr(line, name) for line in lines]
+            self._parts[name].append(np.array(values, np.float64))  # None becomes NaN
+        broken_down = [line.breakdown_ms or {} for line in lines]
+        known = any(broken_down)
+        for name in PARTS:
+            times = [one.get(name) for one in broken_down] if known else np.full(len(lines), np.nan)
+            self._parts[name].append(np.array(times, np.float64))
 
     def log(self, path: Path, kind: LogKind, session: Mapping[str, Any], warnings: Iterable[str]) -> MonitorLog:
         return MonitorLog(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 from collections.abc import Mapping
 from statistics import median
 from typing import Any
@@ -121,7 +123,10 @@ def root_names(analysis: Analysis) -> str:
 
 
 def use_line(analysis: Analysis, width: int) -> str:
-    """`"MFU 17.3 % (causal 16.5 %) of 989.4 TFLOP/s bfloat16 over 35.183 ms, end to end; NVIDIA"`; `""`: not known."""
+    """`"MFU 17.3 % (causal 16.5 %) of 989.4 TFLOP/s bfloat16 over 35.183 ms, end to end; NVIDIA"`; `""`: not known.
+
+    The source gives way where `width` is too small; numbers never do: the line is then longer.
+    """
     use = analysis.utilization
     if use is None or use.mfu is None or use.peaks is None or use.step_time_ns is None:
         return ""
@@ -137,7 +142,15 @@ def use_line(analysis: Analysis, width: int) -> str:
     line = f"{', '.join(shares)} of {' + '.join(peaks)} over {use.step_time_ns / 1e6:.3f} ms, end to end"
     if width - len(line) >= _SOURCE_WIDTH:
         line += "; " + shorten(clean(use.peaks.source), width - len(line) - 2)
-    return shorten(line, width)
+    return line
+
+
+def use_lines(analysis: Analysis, width: int) -> list[str]:
+    """`use_line` on as many lines as it needs; none is broken between a number and its unit."""
+    together = re.sub(r"(?<=\d) (?=\S)", "\u00a0", use_line(analysis, width))
+    together = together.replace("end to end", "end\u00a0to\u00a0end")
+    lines = textwrap.wrap(together, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\u00a0", " ") for line in lines]
 
 
 def _share_in_words(name: str, share: float | None, causal: float | None) -> str:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiler_wrapper.analysis.monitor_run import MonitorRun, Spread
-from profiler_wrapper.recording.monitor_log import Column
+from profiler_wrapper.recording.monitor_log import PARTS, Column
 from profiler_wrapper.reports import figures
-from profiler_wrapper.reports.monitor_text import monitor_title
+from profiler_wrapper.reports.monitor_text import FEWEST_FOR_TAILS, counted, monitor_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +25,7 @@ PANEL_IN = 1.75
 _BLUE, _ORANGE, _GREEN, _PINK, _GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#999999"
 _BEYOND = 2.5  # times the 99th percentile: what is higher is cut, and said
 _SHOWN_SLOW = 5  # stretches that are shaded
+_PART_COLORS = dict(zip(PARTS, (_ORANGE, _BLUE, "#56B4E9", _PINK, _GREY), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def course(steps: Column, values: Column, *, most: int = MOST_POINTS) -> Course:
 
 
 def draw_monitor(run: MonitorRun, path: str | os.PathLike[str]) -> None:
-    """Writes the PNG: TFLOPS, MFU, tokens/s, step time with its percentiles, memory, loss.
+    """Writes the PNG: TFLOPS, MFU, tokens/s, step time with its percentiles and parts, memory, loss.
 
     What is not known is left out.
 
@@ -71,7 +72,7 @@ def draw_monitor(run: MonitorRun, path: str | os.PathLike[str]) -> None:
         steps = _steps(run)
         for axes, panel in zip(all_axes, panels, strict=True):
             panel.draw(axes, run, steps)
-            _shade(axes, run)
+            _shade(axes, run, steps)
         _finish(all_axes[-1], run, steps)
         figures.save(figure, path)
 
@@ -123,20 +124,53 @@ def _draw_times(axes: Axes, run: MonitorRun, steps: Column) -> None:
     spread = run.spreads["step_time_ms"]
     _draw_course(axes, steps, _undisturbed(run, "step_time_ms"), _BLUE, _each(run))
     for percent, color, style in ((50, figures.INK, "--"), (95, _ORANGE, "-."), (99, "#D55E00", ":")):
+        if percent != 50 and spread.count < FEWEST_FOR_TAILS:
+            continue
         value = spread.percentiles[percent]
         axes.axhline(value, color=color, linewidth=1.2, linestyle=style, zorder=1.5, label=f"p{percent} {value:.4g} ms")
     _cut(axes, spread, 1.0, f"step {run.slowest_step} took {spread.most:,.0f} ms")
     figures.legend_above(axes, "Step time")
 
 
+def _draw_parts(axes: Axes, run: MonitorRun, steps: Column) -> None:
+    """One on top of the other; of many steps the means of as many."""
+    figures.prepare(axes, ylabel="ms")
+    values = {name: np.nan_to_num(_undisturbed(run, name)) for name in PARTS}
+    known = np.logical_or.reduce([np.isfinite(_undisturbed(run, name)) for name in PARTS])
+    number = min(len(steps), MOST_POINTS)
+    bounds = [len(steps) * i // number for i in range(number)]
+    counts = np.add.reduceat(known, bounds, dtype=np.float64)
+    counts[counts == 0] = np.nan
+    edges = _edges(steps[bounds], steps[-1])
+    below = np.zeros(number)
+    for name, part in run.breakdown.items():
+        top = below + np.add.reduceat(np.where(known, values[name], 0.0), bounds) / counts
+        label = f"{name} {part.mean_ms:.3g} ms, {100 * part.share:.0f} %"
+        axes.stairs(top, edges, baseline=below, fill=True, color=_PART_COLORS[name], label=label)
+        below = top
+    _cut(axes, run.spreads["step_time_ms"], 1.0, "a step")
+    figures.legend_above(axes, "Parts of a step: mean, and share of its time")
+
+
+def _edges(firsts: Column, last: float) -> Column:
+    """Between the steps that are shown."""
+    if len(firsts) < 2:
+        return np.array([firsts[0] - 0.5, last + 0.5])
+    return np.concatenate(
+        [[1.5 * firsts[0] - 0.5 * firsts[1]], (firsts[1:] + firsts[:-1]) / 2, [max(last, firsts[-1]) + 0.5]]
+    )
+
+
 def _draw_memory(axes: Axes, run: MonitorRun, steps: Column) -> None:
     figures.prepare(axes, ylabel="GB (2^30 bytes)")
-    for name, color, label in (("memory_GB", _GREEN, "allocated"), ("peak_memory_GB", _GREY, "peak so far")):
+    kind = str(run.log.session.get("memory_kind") or "")
+    now = "allocated" if kind.startswith("allocated") else "now"
+    for name, color, label in (("memory_GB", _GREEN, now), ("peak_memory_GB", _GREY, "peak so far")):
         if name in run.spreads:
             most = run.spreads[name].most
             _draw_course(axes, steps, run.log.columns[name], color, f"{label}, at most {most:.4g}")
     figures.from_zero(axes)
-    title = "Memory"
+    title = f"Memory ({kind})" if kind and now == "now" else "Memory"
     if run.memory_growth_gb is not None:
         title += f": grew all the way, by {run.memory_growth_gb:.3g} GB"
     figures.legend_above(axes, title)
@@ -148,7 +182,7 @@ def _draw_loss(axes: Axes, run: MonitorRun, steps: Column) -> None:
     if run.odd_losses:
         places = steps[run.log.columns["odd_loss"] == 1]
         axes.plot(places, [0.04] * len(places), "x", color="#D55E00", transform=axes.get_xaxis_transform(),
-                  label=f"NaN or infinite, {len(places)} times")  # fmt: skip
+                  label=f"NaN or infinite, {counted(len(places), 'time')}")  # fmt: skip
     figures.legend_above(axes, "Loss")
 
 
@@ -162,9 +196,9 @@ def _cut(axes: Axes, spread: Spread, factor: float, beyond: str) -> None:
                       fontsize=figures.FONT_SIZE - 2)  # fmt: skip
 
 
-def _shade(axes: Axes, run: MonitorRun) -> None:
+def _shade(axes: Axes, run: MonitorRun, steps: Column) -> None:
     for stretch in run.slow[:_SHOWN_SLOW]:
-        axes.axvspan(stretch.first, stretch.last, color=_ORANGE, alpha=0.12, linewidth=0)
+        axes.axvspan(steps[stretch.first_row], steps[stretch.last_row], color=_ORANGE, alpha=0.12, linewidth=0)
 
 
 def _finish(axes: Axes, run: MonitorRun, steps: Column) -> None:
@@ -179,7 +213,7 @@ def _finish(axes: Axes, run: MonitorRun, steps: Column) -> None:
     if run.slow:
         notes.append("shaded: slow stretches")
     if run.profiled:
-        notes.append(f"{run.profiled} profiled steps left out")
+        notes.append(f"{run.profiled} profiled {'step' if run.profiled == 1 else 'steps'} left out")
     axes.set_xlabel("; ".join(notes), fontsize=figures.FONT_SIZE)
 
 
@@ -189,7 +223,7 @@ class _Panel:
     draw: Callable[..., None]
 
     def applies(self, run: MonitorRun) -> bool:
-        return any(name in run.spreads for name in self.names)
+        return any(name in run.spreads or name in run.breakdown for name in self.names)
 
 
 _PANELS = (
@@ -197,6 +231,7 @@ _PANELS = (
     _Panel(["mfu"], _draw_rate("mfu", "MFU", "% of the peak", _PINK, 100.0, ".1f")),
     _Panel(["tokens_per_sec"], _draw_rate("tokens_per_sec", "Tokens per second", "tokens/s", _GREEN, 1.0, ",.0f")),
     _Panel(["step_time_ms"], _draw_times),
+    _Panel(PARTS, _draw_parts),
     _Panel(["memory_GB", "peak_memory_GB"], _draw_memory),
     _Panel(["loss"], _draw_loss),
 )

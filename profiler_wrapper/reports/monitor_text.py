@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from profiler_wrapper.analysis.monitor_run import PERCENTILES, MonitorRun, Spread
+from profiler_wrapper.analysis.monitor_run import PERCENTILES, MonitorRun, Spread, Stretch
 from profiler_wrapper.reports.text import clean, grid, shorten, wrap
 
 WIDTH = 100
@@ -24,6 +24,8 @@ _ROWS = {
     "loss": ("loss", 1.0, 4),
     "grad_norm": ("gradient norm", 1.0, 4),
 }
+FEWEST_FOR_TAILS = 20  # steps or rows: of fewer the 95th percentile is but the largest
+_MIDDLE = 50
 _MANY_DECIMALS = 5  # of what is small, as rates on a CPU are
 _WHAT = {
     "steps": "every step",
@@ -31,12 +33,13 @@ _WHAT = {
     "text": "rows of the log interval",
 }
 _MOST_STRETCHES = 3
+_PEAK_LINES = 4
 _SLOWEST = 3  # times the median: a single step that is worth a word
 
 
 def monitor_text(run: MonitorRun) -> str:
     """The run, its numbers, and what stands out."""
-    return "\n".join([*_title(run), "", _table(run), *_remarks(run)])
+    return "\n".join([*_title(run), "", _table(run), *_breakdown(run), *_remarks(run)])
 
 
 def monitor_title(run: MonitorRun) -> str:
@@ -66,24 +69,51 @@ def _title(run: MonitorRun) -> Iterator[str]:
     yield shorten(clean(f"log {log.path}"), WIDTH)
     peaks = session.get("peak_flops_per_s")
     if isinstance(peaks, dict) and peaks:
-        told = ", ".join(f"{name} {value / 1e12:g}" for name, value in peaks.items())
-        yield from wrap(clean(f"peak, TFLOPS: {told} ({session.get('peak_source')})"), WIDTH, 2)
+        told = ", ".join(f"{name} {value / 1e12:.4g}" for name, value in peaks.items())
+        yield from wrap(clean(f"peak, TFLOPS: {told} ({session.get('peak_source')})"), WIDTH, _PEAK_LINES)
 
 
 def _table(run: MonitorRun) -> str:
     header = ["", "mean", "min", *(f"p{percent}" for percent in PERCENTILES), "max"]
     rows = [
-        [label, *_cells(run.spreads[name], factor, decimals)]
+        [label, *_cells(run.spreads[name], factor, decimals, run.log.decimals.get(name))]
         for name, (label, factor, decimals) in _ROWS.items()
         if name in run.spreads
     ]
     return grid(header, rows)
 
 
-def _cells(spread: Spread, factor: float, decimals: int) -> list[str]:
-    values = [spread.mean, spread.least, *spread.percentiles.values(), spread.most]
+def _cells(spread: Spread, factor: float, decimals: int, most: int | None) -> list[str]:
+    """`most`: decimals that the file has."""
     shown = decimals if factor * abs(spread.mean) >= 0.1 else _MANY_DECIMALS
-    return [f"{factor * value:.{shown}f}" for value in values]
+    shown = shown if most is None else min(shown, most)
+
+    def cell(value: float) -> str:
+        return f"{factor * value:.{shown}f}"
+
+    tails_known = spread.count >= FEWEST_FOR_TAILS
+    percentiles = [
+        cell(value) if tails_known or percent == _MIDDLE else "-" for percent, value in spread.percentiles.items()
+    ]
+    return [cell(spread.mean), cell(spread.least), *percentiles, cell(spread.most)]
+
+
+def _breakdown(run: MonitorRun) -> Iterator[str]:
+    if run.breakdown:
+        rows = [[name, f"{part.mean_ms:.3f}", f"{100 * part.share:.1f}"] for name, part in run.breakdown.items()]
+        yield ""
+        yield grid(["part of a step", "mean, ms", "share, %"], rows)
+        yield ""
+
+
+def counted(number: int, what: str) -> str:
+    """`"1 step"`, `"2 steps"`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _slow(stretch: Stretch) -> str:
+    some = "" if stretch.slow == stretch.timed else f"{stretch.slow} of "
+    return f"slow: {some}steps {stretch.first} to {stretch.last} took {stretch.factor:.2f} times the median"
 
 
 def _remarks(run: MonitorRun) -> Iterator[str]:
@@ -92,18 +122,20 @@ def _remarks(run: MonitorRun) -> Iterator[str]:
         factor = times.most / times.percentiles[50]
         yield f"slowest: step {run.slowest_step} took {factor:.1f} times the median"
     for stretch in run.slow[:_MOST_STRETCHES]:
-        yield f"slow: steps {stretch.first} to {stretch.last} took {stretch.factor:.2f} times the median"
+        yield _slow(stretch)
     if len(run.slow) > _MOST_STRETCHES:
-        yield f"slow: {len(run.slow) - _MOST_STRETCHES} more stretches"
+        more = len(run.slow) - _MOST_STRETCHES
+        yield f"slow: {more} more stretch{'es' if more > 1 else ''}"
     if run.memory_growth_gb is not None:
         yield f"memory grew all the way, by {run.memory_growth_gb:.2f} GB: is something kept from step to step?"
     if run.odd_losses:
-        yield f"loss was NaN or infinite in {len(run.odd_losses)} steps, first in step {run.odd_losses[0]}"
+        yield f"loss was NaN or infinite in {counted(len(run.odd_losses), 'step')}, first in step {run.odd_losses[0]}"
     mfu = run.spreads.get("mfu")
     if mfu is not None and mfu.mean > 1:
         yield "MFU is over 100 %: is the peak that of this device and type, and are the FLOPs counted once?"
     if run.profiled:
-        yield f"{run.profiled} steps were profiled, and are in no time or rate"
+        were = "was profiled, and is" if run.profiled == 1 else "were profiled, and are"
+        yield f"{counted(run.profiled, 'step')} {were} in no time or rate"
     for warning in run.log.warnings:
         yield from wrap(clean(f"warning: {warning}"), WIDTH, 2)
     if run.log.kind != "text" or "memory_GB" in run.spreads:

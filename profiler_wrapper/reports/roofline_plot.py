@@ -17,7 +17,7 @@ from profiler_wrapper.reports.describe import (
     rank_in_words,
     root_names,
     step_count,
-    use_line,
+    use_lines,
 )
 from profiler_wrapper.reports.point_labels import Named, name_points
 from profiler_wrapper.reports.roofline_points import Point, Roofline, roofline
@@ -36,6 +36,7 @@ _LONGEST_NAME = 30
 _BEYOND = 1.02  # of the roof: more is no noise
 _SMALLEST, _LARGEST = 40.0, 700.0  # marks, in square points
 _LONGEST_NOTE = 150  # a line of it
+_MOST_NOT_SHOWN = 3  # parts, by name
 
 # Told apart with any colour vision (Okabe and Ito, 2008), and by their names.
 _COLORS = {
@@ -78,10 +79,10 @@ def draw_roofline(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     _draw_roofs(axes[0], what, drawn)
     if bars:
         _draw_bars(axes[1], bars, analysis)
-    notes = use_line(analysis, 2 * _LONGEST_NOTE) if what.flops_per_s else HOW_TO_GET_PEAKS
+    notes = use_lines(analysis, _LONGEST_NOTE) if what.flops_per_s else textwrap.wrap(HOW_TO_GET_PEAKS, _LONGEST_NOTE)
+    notes += textwrap.wrap(not_shown(what, analysis), _LONGEST_NOTE)
     if notes:
-        wrapped = "\n".join(textwrap.wrap(notes, _LONGEST_NOTE))
-        figure.supxlabel(figures.literal(wrapped), fontsize=figures.FONT_SIZE - 1)
+        figure.supxlabel(figures.literal("\n".join(notes)), fontsize=figures.FONT_SIZE - 1)
     figure.draw_without_rendering()  # sizes of texts are known from here on
     figure.set_layout_engine("none")
     radii = [math.sqrt(size) / 2 for size in _sizes(drawn)]
@@ -89,6 +90,25 @@ def draw_roofline(analysis: Analysis, path: str | os.PathLike[str]) -> None:
         axes[0], [Named(*_place(point), radius, _name(point)) for point, radius in zip(drawn, radii, strict=True)]
     )
     figures.save(figure, path)
+
+
+def not_shown(what: Roofline, analysis: Analysis) -> str:
+    """The parts that have no place under a roof, the longest first, each with its share of the time and why."""
+    left_out = [point for point in what.points if point.why_no_roof] if what.flops_per_s else []
+    if not left_out:
+        return ""
+    total_ns = analysis.time.total_ns / step_count(analysis)
+    told = [
+        f"{clean(point.name, unicode=True)}{'' if point.phase == point.name else f' ({point.phase})'}, "
+        f"{100 * point.time_ns / total_ns:.1f} % of the time, {point.why_no_roof}"
+        for point in left_out[:_MOST_NOT_SHOWN]
+    ]
+    if len(left_out) > _MOST_NOT_SHOWN:
+        rest_ns = sum(point.time_ns for point in left_out[_MOST_NOT_SHOWN:])
+        told.append(f"{len(left_out) - _MOST_NOT_SHOWN} more, {100 * rest_ns / total_ns:.1f} %")
+    ops = list(dict.fromkeys(row.op for row in (*analysis.untold_bytes, *analysis.uncounted)))
+    because = f" (no rule for {shorten(clean(', '.join(ops)), 60)})" if ops else ""
+    return f"not shown: {'; '.join(told)}{because}"
 
 
 # --- the roofs ----------------------------------------------------------------------------------

@@ -46,6 +46,14 @@ class Point:
         """The share of its time that it needs at the roof."""
         return self.roof_ns / self.time_ns if self.roof_ns and self.time_ns else None
 
+    @property
+    def why_no_roof(self) -> str:
+        """What is not known of its work; `""` where all is."""
+        if self.roof_ns is not None:
+            return ""
+        unknown = [name for name, value in (("FLOPs", self.flops), ("bytes", self.bytes_moved)) if value is None]
+        return f"{' and '.join(unknown)} not told" if unknown else "no peak of its type"
+
 
 @dataclass(frozen=True, slots=True)
 class Roofline:

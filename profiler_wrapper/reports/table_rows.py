@@ -11,13 +11,14 @@ from typing import Literal
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, LayerRow
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.reports.choosing import Order, Shown, choose, in_order
-from profiler_wrapper.reports.describe import shown_work, step_count
+from profiler_wrapper.reports.describe import shown_work, step_count, step_numbers
 from profiler_wrapper.reports.folding import Fold, LayerTotal, Odd, Tree, known_total, layer_totals, odd_ones
 
 RowKind = Literal["layer", "median", "odd", "outside", "unattributed", "total"]
 
 MOST_ODD = 3
 _NEARLY_ALL = 0.9
+_TRIFLE = 0.01  # of the time: what is not told of so little leaves the total known
 # In which column the time of a phase is shown.
 COLUMN_OF_PHASE: Mapping[Phase, str] = {
     "forward": "forward",
@@ -287,7 +288,7 @@ def _total_row(analysis: Analysis, steps: _Steps, totals: Sequence[LayerTotal]) 
         attention_ns=steps.of(sum(row.time_ns for row in analysis.attention)),
         communication_ns=steps.of(sum(r.time_ns for r in analysis.classes if r.class_name == "communication")),
         flops=steps.work(known_total(_all_flops(analysis))),
-        roof_ns=steps.work(known_total(_all_roofs(analysis))),
+        roof_ns=steps.work(_whole_roof(analysis, roots)),
         retained_bytes=_known_sum(root.retained_bytes for root in roots),
         peak_bytes=_overall_peak(analysis, roots),
     )
@@ -298,12 +299,25 @@ def _all_flops(analysis: Analysis) -> list[int | None]:
     return own + [row.flops_per_step for row in analysis.unattributed]
 
 
-def _all_roofs(analysis: Analysis) -> list[int | None]:
-    """Of the work of kernels launched before the trace nothing is known."""
+def _whole_roof(analysis: Analysis, roots: Sequence[LayerTotal]) -> int | None:
+    """Of all that ran; None where what is not told of took over 1 % of the time.
+
+    Of the work of kernels launched before the trace nothing is known.
+    """
     if any(row.reason == LAUNCHED_BEFORE and row.time_ns for row in analysis.unattributed):
-        return [None]
-    own = [row.self_roof_time_per_step_ns for row in analysis.layers]
-    return own + [row.roof_time_per_step_ns for row in analysis.unattributed]
+        return None
+    parts = [
+        *((root.roof_ns, root.time_ns) for root in roots),
+        *((row.roof_time_per_step_ns, row.time_ns) for row in analysis.layers if not row.layer),
+        *((row.roof_time_per_step_ns, row.time_ns) for row in analysis.unattributed),
+    ]
+    told = [roof_ns for roof_ns, _ in parts if roof_ns is not None]
+    steps = max(1, len(step_numbers(analysis)))
+    missing_ns = max(
+        sum(time_ns for roof_ns, time_ns in parts if roof_ns is None),
+        steps * sum(row.time_per_step_ns for row in analysis.untold_bytes),
+    )
+    return sum(told) if told and missing_ns <= _TRIFLE * analysis.time.total_ns else None
 
 
 def _overall_peak(analysis: Analysis, roots: Sequence[LayerTotal]) -> float | None:

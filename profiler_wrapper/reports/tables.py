@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.choosing import Order
-from profiler_wrapper.reports.describe import per_step, title_parts, use_line
+from profiler_wrapper.reports.describe import per_step, title_parts, use_lines
 from profiler_wrapper.reports.followed import followed_lines
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.memory_table import leak_line, peak_line
@@ -72,9 +72,8 @@ def console_table(
 
 
 def _use_lines(analysis: Analysis, rows: int, width: int) -> list[str]:
-    """The share of the peak, a line; none in a low table."""
-    line = use_line(analysis, width) if rows >= _HIGH else ""
-    return [line] if line else []
+    """The share of the peak, on more than one line where its numbers need them; none in a low table."""
+    return use_lines(analysis, width) if rows >= _HIGH else []
 
 
 def _memory_lines(analysis: Analysis, rows: int, width: int) -> list[str]:

@@ -153,17 +153,40 @@ def test_the_callback_by_itself(tmp_path: Path) -> None:
     assert summary_of(tmp_path)["session_info"]["total_iterations"] == 1
 
 
-def test_a_failure_inside_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(Writer):
-        def add_scalar(self, tag: str, value: float, iteration: int) -> None:
-            raise OSError("disk")
+class Broken(Writer):
+    def add_scalar(self, tag: str, value: float, iteration: int) -> None:
+        raise OSError("disk")
 
+    def log(self, values: dict[str, float], iteration: int) -> None:
+        raise OSError("disk")
+
+
+def warned_of_disk(tmp_path: Path, **writers: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        run(arguments(tmp_path, "--perf-log-interval", "1"), 4, writer=Broken())
-    ours = [str(one.message) for one in said if one.category is ProfilerWrapperWarning and "disk" in str(one.message)]
-    assert len(ours) == 1
-    assert summary_of(tmp_path)["session_info"]["total_iterations"] == 1
+        run(arguments(tmp_path, "--perf-log-interval", "1"), 4, **writers)
+    return [str(one.message) for one in said if one.category is ProfilerWrapperWarning and "disk" in str(one.message)]
+
+
+@pytest.mark.parametrize("broken", ["writer", "wandb_writer"])
+def test_a_writer_that_fails_is_dropped_and_all_else_goes_on(tmp_path: Path, broken: str) -> None:
+    writers = {"writer": Writer(), "wandb_writer": Writer(), broken: Broken()}
+    (said,) = warned_of_disk(tmp_path, **writers)
+    assert said.startswith(f"{broken} gets no more")
+    assert summary_of(tmp_path)["session_info"]["total_iterations"] == 4
+    if broken == "writer":
+        assert sorted(writers["wandb_writer"].rows) == [1, 2, 3, 4]
+    else:
+        assert sorted(writers["writer"].scalars["perf/step_time"]) == [1, 2, 3, 4]
+
+
+def test_a_failure_inside_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **others: Any) -> None:
+        raise OSError("disk")
+
+    monkeypatch.setattr(TrainingMonitor, "end_step", fails)
+    (said,) = warned_of_disk(tmp_path)
+    assert "FLOPSMeasurementCallback is off" in said
 
 
 def test_a_model_provider_makes_the_monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,6 +187,21 @@ def test_more_than_the_peak_is_said_and_not_cut_off() -> None:
     assert mfu == pytest.approx(llama_flops() / 1e-6 / 1e12, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"batch_size": 2.5}, "batch_size=2.5: give a positive whole number"),
+        ({"seq_length": "16"}, "seq_length='16': give a positive whole number"),
+        ({"step_time": "1 s"}, "step_time='1 s': give a positive number of seconds"),
+    ],
+)
+def test_a_number_of_the_wrong_kind_is_told_in_words(wrong: dict[str, object], said: str) -> None:
+    arguments = {"batch_size": BATCH, "seq_length": TOKENS, "step_time": 1.0, **wrong}
+    with pytest.warns(ProfilerWrapperWarning, match=said) as warned:
+        assert math.isnan(calculate_mfu_with_profiler(models.build("llama").model, **arguments, peaks=1.0))  # type: ignore[arg-type]
+    assert len(warned) == 1
+
+
 @pytest.mark.parametrize("wrong", [{"step_time": 0.0}, {"step_time": -1.0}, {"step_time": math.nan}, {"batch_size": 0}])
 def test_wrong_arguments_are_a_warning(wrong: dict[str, float]) -> None:
     arguments = {"batch_size": BATCH, "seq_length": TOKENS, "step_time": 1.0, **wrong}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import importlib
+import pickle
 import sys
 import warnings
 from pathlib import Path
@@ -194,6 +196,61 @@ def test_validation_and_saving_are_no_steps_and_no_part_of_one(tmp_path: Path, m
     for at, event in enumerate(events[:-1]):
         if event in ("validate", "save") and "end_step" in events[at:]:  # the next step begins after it
             assert events[at + 1 : at + 3] == ["forget_step", "start_step"]
+
+
+def test_a_step_with_a_validation_between_its_batches_has_its_counts_and_no_time(tmp_path: Path) -> None:
+    options = {"accumulate_grad_batches": 2, "val_check_interval": 3}
+    trainer(tmp_path, MonitorCallback(), **options).fit(module(), data(), data(4))
+    (steps,) = logged_steps(tmp_path)
+    assert [(step["iteration"], step["samples"]) for step in steps] == [(number, 4) for number in range(1, 7)]
+    assert all(step["model_flops"] == 4 * FLOPS_OF_SEQUENCE and step["loss"] for step in steps)
+    timeless = [step for step in steps if step["step_time_ms"] is None]
+    assert [step["iteration"] for step in timeless] == [2, 5]  # after batches 3 and 9; after 6 and 12 is between steps
+    assert all(step["mfu"] is None and step["tokens_per_sec"] is None for step in timeless)
+
+
+def test_the_parts_of_a_step_that_calls_the_model_in_the_module(tmp_path: Path) -> None:
+    trainer(tmp_path, MonitorCallback(breakdown=True)).fit(module(), data())
+    (steps,) = logged_steps(tmp_path)
+    for step in steps:
+        assert all(step["breakdown_ms"][part] > 0 for part in ("data", "forward", "backward", "optimizer"))
+
+
+def test_a_logger_that_fails_is_dropped_and_all_else_goes_on(tmp_path: Path) -> None:
+    class Fails(loggers().CSVLogger):  # type: ignore[misc]
+        def log_metrics(self, metrics: Any, step: Any = None) -> None:
+            if "perf/step_time" in metrics:
+                raise OSError("full")
+
+    two = [Fails(tmp_path, name="bad"), loggers().CSVLogger(tmp_path, name="good")]
+    callback = MonitorCallback()
+    with pytest.warns(ProfilerWrapperWarning, match=r"logger 0 \(Fails\) gets no more.*full") as said:
+        trainer(tmp_path, callback, logger=two).fit(module(), data())
+    assert len([one for one in said if "full" in str(one.message)]) == 1 and not callback.failed
+    (steps,) = logged_steps(tmp_path)
+    assert len(steps) == 6
+    with next((tmp_path / "good").rglob("metrics.csv")).open() as file:
+        assert len([row for row in csv.DictReader(file) if row["perf/step_time"]]) == 3
+
+
+def test_callbacks_can_be_copied_meanwhile(tmp_path: Path) -> None:
+    twins: list[Any] = []
+    base = lightning().Callback
+
+    class Copies(base):  # type: ignore[misc,valid-type]
+        def on_train_batch_end(self, *args: Any) -> None:
+            twins.append([copy.deepcopy(callback) for callback in callbacks])
+            pickle.dumps(callbacks)
+
+    options = {"output_dir": tmp_path / "profile", "files": ("result",), "enable_print_summary": False}
+    callbacks = [MonitorCallback(), ProfilerCallback(**options)]
+    trainer(tmp_path, *callbacks, Copies()).fit(module(), data())
+    assert not any(callback.failed for callback in callbacks)
+    monitor, profiler = twins[3]
+    assert monitor.monitor is None and profiler.profiler is None
+    trainer(tmp_path, monitor, profiler, max_steps=5).fit(module(), data())
+    assert sorted(len(run) for run in logged_steps(tmp_path)) == [5, 6]
+    assert profiler.result is not None and not monitor.failed and not profiler.failed
 
 
 def test_several_epochs_with_a_smaller_last_batch_and_resuming(tmp_path: Path) -> None:

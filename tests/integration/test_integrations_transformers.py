@@ -335,6 +335,46 @@ def test_a_model_can_be_copied_and_pickled_meanwhile(tmp_path: Path) -> None:
     assert {step["samples"] for step in steps} == {2}  # none of the copies counted
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda callback: pickle.loads(pickle.dumps(callback))])
+def test_a_callback_can_be_copied_before_and_meanwhile(tmp_path: Path, copied: Any) -> None:
+    twins: list[Any] = []
+
+    class Copies(transformers.TrainerCallback):
+        def on_step_end(self, *args: Any, **others: Any) -> None:
+            twins.append([copied(callback) for callback in callbacks])
+
+    options = {"output_dir": tmp_path / "profile", "files": ("result",), "enable_print_summary": False}
+    callbacks = [copied(MonitorCallback(tmp_path / "first", peaks=PEAK_TFLOPS)), copied(ProfilerCallback(**options))]
+    trainer(tmp_path, *callbacks, Copies()).train()
+    assert not any(callback.failed for callback in callbacks)
+    monitor, profiler = twins[3]
+    assert monitor.monitor is None and profiler.profiler is None and profiler.result is None
+    trainer(tmp_path, monitor, profiler, max_steps=5).train()
+    assert sorted(len(run) for run in logged_steps(tmp_path / "first")) == [5, 6]
+    assert profiler.result is not None and profiler.result.complete
+    assert not monitor.failed and not profiler.failed
+
+
+def test_options_of_the_config_reach_the_files(tmp_path: Path) -> None:
+    callback = MonitorCallback(perf_log_format="json", perf_log_interval=1)
+    trainer(tmp_path, callback, max_steps=2).train()
+    assert not list((tmp_path / "logs/perf_monitor").glob("perf_metrics_*.log"))
+    assert callback.monitor is not None and callback.monitor.config.perf_log_interval == 1
+
+
+def test_a_step_in_which_a_callback_of_the_user_evaluates_has_its_counts_and_no_time(tmp_path: Path) -> None:
+    class Evaluates(transformers.TrainerCallback):
+        def on_substep_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            if state.global_step == 3:
+                made.evaluate()
+
+    made = trainer(tmp_path, MonitorCallback(), Evaluates(), gradient_accumulation_steps=2)
+    made.train()
+    (steps,) = logged_steps(tmp_path)
+    assert [(step["iteration"], step["samples"]) for step in steps] == [(number, 4) for number in range(1, 7)]
+    assert [step["iteration"] for step in steps if step["step_time_ms"] is None] == [4]
+
+
 def test_a_compiled_model_is_counted(tmp_path: Path) -> None:
     options = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 3}
     made = trainer(tmp_path, MonitorCallback(), **options)
@@ -348,7 +388,7 @@ def test_wrong_options_are_told_when_the_callback_is_made() -> None:
         MonitorCallback(config={"perf_log_interval": 0})
     with pytest.raises(WrongUse):
         MonitorCallback(peaks="bfloat17=3")
-    with pytest.raises(TypeError):
+    with pytest.raises((TypeError, WrongUse)):
         MonitorCallback(no_such_option=1)
     with pytest.raises(WrongUse):
         ProfilerCallback(steps="b-a")

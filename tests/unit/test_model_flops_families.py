@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.live.model_families.registry import FAMILIES
 from profiler_wrapper.live.model_flops import Batch, Fields, Work, families, model_flops, register_family
+from profiler_wrapper.live.monitor_config import MODEL_TYPES
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -433,6 +434,44 @@ def test_the_family_is_known_by_class_or_fields(config: Any, family: str) -> Non
 def test_an_unknown_family_is_never_replaced(config: Any, family: str | None, message: str) -> None:
     with pytest.raises(WrongUse, match=message):
         model_flops(config, 1, 16, family=family)
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "family"),
+    [
+        (GPT2, "gpt", "gpt"),
+        (without_type(LLAMA, num_experts=0), "qwen", "qwen"),
+        (DEEPSEEK, "deepseek", "deepseek"),
+        (MIXTRAL, "mixtral", "mixtral"),
+        (without_type(DIT, _class_name=None), "dit", "dit"),
+    ],
+)
+def test_the_name_of_a_family_is_a_model_type_too(config: dict[str, Any], name: str, family: str) -> None:
+    named = model_flops({**config, "model_type": name}, 2, 16)
+    assert named == model_flops(config, 2, 16, family=family)
+    assert named.family == family
+
+
+@pytest.mark.parametrize("config", [GPT2, QWEN_MOE, LLAMA, DEEPSEEK, MIXTRAL, BERT, VIT])
+def test_a_model_type_is_taken_as_the_family_whatever_the_config_is_called(config: dict[str, Any]) -> None:
+    expected = model_flops(config, 2, 26)
+    for named in (without_type(config), {**config, "model_type": "my_own"}):
+        assert model_flops(named, 2, 26, family=config["model_type"]) == expected
+
+
+def test_a_type_asked_for_has_its_own_width_of_the_mlp() -> None:
+    plain = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96}
+    found = model_flops(plain, 1, 8, family="gpt2")
+    assert found.parts["mlp"] == 2 * (2 * 8 * 64 * 256) * 2  # four times the width, there and back, in 2 layers
+
+
+def test_the_first_qwen_is_refused() -> None:
+    with pytest.raises(WrongUse, match="half of intermediate_size"):
+        model_flops({**LLAMA, "model_type": "qwen", "no_bias": True}, 1, 16)
+
+
+def test_a_monitor_takes_every_family() -> None:
+    assert set(families()) == {*MODEL_TYPES} - {"auto"}
 
 
 def test_the_families() -> None:

@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from monitoring import Clock, Device, monitoring
+from profiler_wrapper import ProfilerWrapperWarning
+from profiler_wrapper.live.breakdown import _ENGINE
 from unchanged import Boom, hooks_of, ours_in_the_way
 
 
@@ -62,9 +64,9 @@ def clock(request: pytest.FixtureRequest) -> Clock | Device:
 
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
-    before = ours_in_the_way(), torch.autograd.backward, torch.autograd.grad
+    before = ours_in_the_way(), dict(vars(torch.autograd))
     yield
-    assert (ours_in_the_way(), torch.autograd.backward, torch.autograd.grad) == before
+    assert (ours_in_the_way(), dict(vars(torch.autograd))) == before
 
 
 def watched(tmp_path: Path, clock: Clock | Device, **options: object):  # type: ignore[no-untyped-def]
@@ -144,10 +146,10 @@ def test_only_the_optimizer_that_was_given_counts(tmp_path: Path) -> None:
     model = Timed(clock)
     mine, other = optimizer_of(model), optimizer_of(model)
     with watched(tmp_path, clock, optimizer=mine) as (monitor, records), monitor.step():
-        model(torch.ones(1, 2))
+        model(torch.ones(1, 2)).sum().backward()
         other.step()
         mine.step()
-    assert parts(records, clock) == {"data": 0.0, "forward": 1.0, "backward": 0.0, "optimizer": 100.0, "other": 100.0}
+    assert parts(records, clock) == {"data": 0.0, "forward": 1.0, "backward": 10.0, "optimizer": 100.0, "other": 100.0}
     assert records[0].learning_rate == 0.1
 
 
@@ -178,11 +180,131 @@ def test_an_exception_in_any_part_leaves_the_next_step_whole(tmp_path: Path) -> 
     assert parts(records, clock) == {"data": 0.0, "forward": 1.0, "backward": 10.0, "optimizer": 0.0, "other": 0.0}
 
 
-def test_a_step_without_a_forward_is_all_other(tmp_path: Path) -> None:
+class System(nn.Module):
+    """As a LightningModule: the loop calls what is in it."""
+
+    def __init__(self, clock: Clock | Device) -> None:
+        super().__init__()
+        self.net = nn.Sequential(Timed(clock))
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.net(x)
+        return y.sum()
+
+
+def test_calls_of_modules_in_the_model_are_forward(tmp_path: Path) -> None:
     clock = Clock()
-    with watched(tmp_path, clock) as (monitor, records), monitor.step():
-        spend(clock, 2.0)
-    assert parts(records, clock) == {"data": 0.0, "forward": 0.0, "backward": 0.0, "optimizer": 0.0, "other": 2.0}
+    system, teacher = System(clock), Timed(clock)
+    compiled = torch.compile(system.net, backend="eager")
+    with watched(tmp_path, clock, model=system) as (monitor, records):
+        for loss in (system.loss, lambda x: nn.DataParallel(system.net)(x).sum(), lambda x: compiled(x).sum()):
+            with monitor.step():
+                spend(clock, 3.0)
+                teacher(torch.ones(1, 2))
+                loss(torch.ones(1, 2)).backward()
+            expected = {"data": 4.0, "forward": 1.0, "backward": 10.0, "optimizer": 0.0, "other": 0.0}
+            assert parts(records, clock) == expected
+        system.net = nn.Sequential(Timed(clock), Timed(clock))  # as when a stage is added
+        with monitor.step():
+            system.loss(torch.ones(1, 2)).backward()
+        assert parts(records, clock)["forward"] == 2.0
+
+
+def test_the_model_is_looked_through_once_and_not_in_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    system, teacher = System(clock), nn.Sequential(Timed(clock), Timed(clock))
+    looks = []
+    modules = system.modules
+
+    def counted() -> Iterator[nn.Module]:
+        looks.append(1)
+        return modules()
+
+    with watched(tmp_path, clock, model=system) as (monitor, records):
+        with monitor.step():
+            system.loss(torch.ones(1, 2)).backward()
+        monkeypatch.setattr(system, "modules", counted)
+        for _ in range(5):
+            with monitor.step():
+                teacher(torch.ones(1, 2))
+                system.loss(torch.ones(1, 2)).backward()
+            expected = {"data": 2.0, "forward": 1.0, "backward": 10.0, "optimizer": 0.0, "other": 0.0}
+            assert parts(records, clock) == expected
+    assert len(looks) == 1
+
+
+def test_the_modules_that_a_call_of_forward_calls_are_seen(tmp_path: Path) -> None:
+    clock = Clock()
+    model = nn.Sequential(Timed(clock))
+    with watched(tmp_path, clock, model=model) as (monitor, records), monitor.step():
+        spend(clock, 3.0)
+        model.forward(torch.ones(1, 2)).sum().backward()
+    assert parts(records, clock) == {"data": 3.0, "forward": 1.0, "backward": 10.0, "optimizer": 0.0, "other": 0.0}
+
+
+class NoModules(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+@pytest.mark.parametrize("model_is_told", [True, False])
+def test_without_a_forward_no_part_is_known_and_one_warning_says_why(tmp_path: Path, model_is_told: bool) -> None:
+    model = NoModules()
+    clock = Clock()
+    with (
+        pytest.warns(ProfilerWrapperWarning, match=r"parts of a step are not known: no module.*was called") as said,
+        watched(tmp_path, clock, model=model if model_is_told else None) as (monitor, records),
+    ):
+        for _ in range(3):
+            with monitor.step():
+                model.forward(torch.ones(2)).sum().backward()
+                spend(clock, 2.0)
+    assert len(said) == 1
+    assert [(record.step_time_s, record.breakdown_s) for record in records] == [(2.0, None)] * 3
+
+
+def test_a_step_in_which_nothing_was_seen_has_no_parts(tmp_path: Path) -> None:
+    clock = Clock()
+    with watched(tmp_path, clock) as (monitor, records):
+        monitor.start_step()
+        with monitor.step():
+            spend(clock, 2.0)
+    assert [(record.step_time_s, record.breakdown_s) for record in records] == [(2.0, None)]
+
+
+def test_backward_is_seen_where_its_function_was_imported_before(tmp_path: Path) -> None:
+    clock = Clock()
+    model = Timed(clock)
+    backward, grad = torch.autograd.backward, torch.autograd.grad
+    with watched(tmp_path, clock, model=model) as (monitor, records), monitor.step():
+        backward(model(torch.ones(1, 2)).sum())
+        grad(model(torch.ones(1, 2)).sum(), list(model.parameters()))
+    assert parts(records, clock) == {"data": 0.0, "forward": 2.0, "backward": 20.0, "optimizer": 0.0, "other": 0.0}
+
+
+def test_an_optimizers_step_without_a_backward_that_was_seen_leaves_the_parts_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    model = Timed(clock)
+    original = dict(vars(torch.autograd))
+    with (
+        pytest.warns(ProfilerWrapperWarning, match="no backward was seen") as said,
+        watched(tmp_path, clock, model=model) as (monitor, records),
+    ):
+        for _ in range(2):
+            with monitor.step():
+                with monkeypatch.context() as other:  # somebody puts the original in the place of ours
+                    for name in _ENGINE:
+                        other.setattr(torch.autograd, name, original[name])
+                    model(torch.ones(1, 2)).sum().backward()
+                optimizer_of(model).step()
+    assert len(said) == 1
+    assert [(record.step_time_s, record.breakdown_s) for record in records] == [(111.0, None)] * 2
 
 
 def test_compiled_models_have_the_same_graphs(tmp_path: Path) -> None:

@@ -6,17 +6,23 @@ import json
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from monitor_runs import EXAMPLE, GB, only, open_sinks, record, write_run
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.analysis.monitor_run import MonitorRun, monitor_run
-from profiler_wrapper.recording.monitor_log import find_log, read_log
+from profiler_wrapper.live.memory import IN_PROCESS, ON_DEVICE
+from profiler_wrapper.live.records import PARTS as LIVE_PARTS
+from profiler_wrapper.recording.monitor_log import PARTS, find_log, read_log
 from profiler_wrapper.recording.monitor_steps import BrokenLog
+from profiler_wrapper.reports import monitor_plots
 from profiler_wrapper.reports.monitor_plots import course, draw_monitor
 from profiler_wrapper.reports.monitor_text import monitor_text
 
@@ -274,3 +280,128 @@ def test_whatever_is_known_is_drawn_and_told(tmp_path: Path, steps: list[Any]) -
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert str(steps[0].step) in monitor_text(run)
     json.dumps(run.to_dict(), allow_nan=False)
+
+
+def test_a_slow_stretch_holds_no_normal_steps_at_its_ends_and_none_that_was_profiled(tmp_path: Path) -> None:
+    slow = {*range(62, 75), *range(76, 90)}
+    steps = [record(step, step_time_s=0.2 if step in slow else 0.1, profiled=step == 70) for step in range(1, 151)]
+    run = run_of(tmp_path, *steps)
+    assert [(one.first, one.last, one.slow, one.timed) for one in run.slow] == [(71, 89, 18, 19), (62, 69, 8, 8)]
+    assert "slow: 18 of steps 71 to 89 took 2.00 times the median" in monitor_text(run)
+    assert "1 step was profiled, and is in no time or rate" in monitor_text(run)
+
+
+def test_a_slow_first_step_is_no_stretch_with_those_after_it(tmp_path: Path) -> None:
+    steps = [record(step, step_time_s=9.0 if step == 0 else 0.1, profiled=step == 1) for step in range(150)]
+    run = run_of(tmp_path, *steps)
+    assert run.slow == ()
+    assert run.slowest_step == 0
+
+
+def test_the_tails_of_a_few_steps_are_not_told(tmp_path: Path) -> None:
+    few = monitor_text(run_of(tmp_path / "few", *(record(step) for step in range(1, 20))))
+    many = monitor_text(run_of(tmp_path / "many", *(record(step) for step in range(1, 21))))
+    (few_line,) = (line for line in few.splitlines() if line.startswith("step time"))
+    (many_line,) = (line for line in many.splitlines() if line.startswith("step time"))
+    assert few_line.split()[3:] == ["10000.0", "1000.0", "-", "10000.0", "-", "-", "19000.0"]
+    assert many_line.split()[3:] == ["10500.0", "1000.0", "1000.0", "10000.0", "19000.0", "20000.0", "20000.0"]
+
+
+def broken_down(step: int, **more: Any) -> Any:
+    parts = {"data": 0.01, "forward": 0.03, "backward": 0.05, "optimizer": 0.01, "other": 0.0}
+    return record(step, step_time_s=0.1, breakdown_s=parts, **more)
+
+
+def test_the_parts_of_a_step_are_told_and_drawn(tmp_path: Path) -> None:
+    steps = [broken_down(step, profiled=step == 3) for step in range(1, 6)]
+    steps[4] = record(5, step_time_s=7.0)  # its parts are not known
+    run = run_of(tmp_path, *steps)
+    assert {name: part.mean_ms for name, part in run.breakdown.items()} == pytest.approx(
+        {"data": 10, "forward": 30, "backward": 50, "optimizer": 10, "other": 0}
+    )
+    assert sum(part.share for part in run.breakdown.values()) == pytest.approx(1)
+    assert run.breakdown["backward"].share == pytest.approx(0.5)
+    assert ["backward", "50.000", "50.0"] in [line.split() for line in monitor_text(run).splitlines()]
+    assert run.to_dict()["breakdown"]["forward"]["mean_ms"] == pytest.approx(30)
+    draw_monitor(run, tmp_path / "a.png")
+
+
+def test_the_parts_are_those_that_a_monitor_measures() -> None:
+    assert PARTS == LIVE_PARTS
+
+
+def test_without_parts_none_are_told(tmp_path: Path) -> None:
+    run = run_of(tmp_path, record(1))
+    assert run.breakdown == {}
+    assert "part of a step" not in monitor_text(run)
+
+
+@pytest.mark.parametrize(("count", "most"), [(3, 10), (10, 10), (25, 10)])
+def test_the_stacked_parts_add_up_to_the_mean_of_their_steps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int, most: int
+) -> None:
+    monkeypatch.setattr(monitor_plots, "MOST_POINTS", most)
+    steps = [
+        record(step, step_time_s=float(step), breakdown_s={"forward": 0.25 * step, "backward": 0.75 * step})
+        for step in range(1, count + 1)
+    ]
+    axes = Figure().subplots()
+    run = run_of(tmp_path, *steps)
+    monitor_plots._draw_parts(axes, run, run.log.columns["iteration"])
+    top = axes.patches[-1].get_data()  # type: ignore[attr-defined]
+    number = min(count, most)
+    bounds = [count * i // number for i in range(number + 1)]
+    expected = [1000 * np.mean(range(first + 1, end + 1)) for first, end in pairwise(bounds)]
+    assert top.values.tolist() == pytest.approx(expected)
+    assert (np.diff(top.edges) > 0).all()
+
+
+def labels_of_memory(run: MonitorRun) -> tuple[str, str]:
+    axes = Figure().subplots()
+    monitor_plots._draw_memory(axes, run, run.log.columns["iteration"])
+    return axes.get_title(loc="left"), axes.get_legend_handles_labels()[1][0]
+
+
+def test_memory_is_called_what_it_is(tmp_path: Path) -> None:
+    run = run_of(tmp_path, record(1))
+    of_process = replace(run, log=replace(run.log, session={"memory_kind": IN_PROCESS}))
+    assert labels_of_memory(of_process) == ("Memory (resident memory of the process)", "now, at most 1")
+    on_device = replace(run, log=replace(run.log, session={"memory_kind": ON_DEVICE}))
+    assert labels_of_memory(on_device) == ("Memory", "allocated, at most 1")
+
+
+def test_a_text_log_is_told_with_no_more_digits_than_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "perf_metrics_20240129_103000.log"
+    path.write_text(EXAMPLE.replace("125.34", "0.02  ").replace("128.12", "0.03  "))
+    lines = monitor_text(monitor_run(read_log(path))).splitlines()
+    (line,) = (line for line in lines if line.startswith("TFLOPS/GPU"))
+    assert line.split()[1:] == ["0.02", "0.02", "-", "0.02", "-", "-", "0.03"]
+
+
+def test_a_path_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("nope", "nope.jsonl"):
+        assert main(["monitor", str(tmp_path / name)]) == 1
+        assert "No such file or directory" in capsys.readouterr().err
+
+
+def test_the_training_log_is_read_too(tmp_path: Path) -> None:
+    path = tmp_path / "training_log.json"
+    write_run(tmp_path / "logs", [record(step, loss=0.5 * step) for step in range(1, 5)], training_log=path)
+    run = monitor_run(read_log(path))
+    assert run.spreads["step_time_ms"].mean == 2500.0
+    assert run.spreads["tokens_per_sec"].mean == pytest.approx(40 / 10)
+    assert run.spreads["loss"].most == 2.0
+    assert "which steps were profiled" in monitor_text(run).replace("\n  ", " ")
+    assert find_log(tmp_path).suffix == ".jsonl"  # it tells more
+    path.rename(tmp_path / "logs" / "training_log.json")
+    for other in (tmp_path / "logs").glob("perf_*"):
+        other.unlink()
+    assert find_log(tmp_path / "logs").name == "training_log.json"
+
+
+def test_what_can_be_read_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"epochs": []}')
+    assert main(["monitor", str(path)]) == 1
+    told = capsys.readouterr().err
+    assert all(name in told for name in ("perf_steps_*.jsonl", "perf_summary_*.json", "training_log.json"))

@@ -336,7 +336,7 @@ def test_what_cannot_be_counted_whole_does_not_count() -> None:
 def test_a_step_without_any_flops_is_not_known_rather_than_zero() -> None:
     some = works()
     nothing = StepWork(**{name: {} for name in _by_type(MEASURED)})
-    with pytest.warns(ProfilerWrapperWarning, match="no op with FLOPs was seen"):
+    with pytest.warns(ProfilerWrapperWarning, match="no op with FLOPs ran on the thread"):
         some.take(Measurement(3, nothing))
 
 

@@ -177,3 +177,10 @@ def test_a_file_that_is_no_measurement_is_refused_by_its_name(content: bytes, tm
 )  # fmt: skip
 def test_types_go_by_torchs_names(dtype: str, kind: str | None) -> None:
     assert type_of(dtype) == kind
+
+
+@pytest.mark.parametrize("device", [None, UNKNOWN, "NVIDIA " + "long " * 30, "AMD Instinct MI250X / MI250"])
+def test_the_begin_of_the_warning_says_what_to_do(device: str | None) -> None:
+    _, warning = find_peaks(device, environment={})
+    assert warning is not None
+    assert "`profiler-wrapper peaks --measure -o p.json`, give peaks='p.json'" in warning[:91]

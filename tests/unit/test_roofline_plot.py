@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from profiler_wrapper.analysis.model import LayerRow, UncountedRow
 from profiler_wrapper.reports import figures, roofline_plot
-from profiler_wrapper.reports.roofline_plot import HOW_TO_GET_PEAKS, applies, draw_roofline
+from profiler_wrapper.reports.roofline_plot import HOW_TO_GET_PEAKS, applies, draw_roofline, not_shown
 from profiler_wrapper.reports.roofline_points import Point, roofline
 from sample_results import Layer, analysis_of, llama
 from sample_work import GIGA, MEGA, worked
@@ -106,6 +107,24 @@ def test_without_peaks_points_are_drawn_and_how_to_get_roofs_is_said(
     assert "mlp" in labels(top)
     assert figure.get_supxlabel().replace("\n", " ") == HOW_TO_GET_PEAKS
     assert not top.get_lines()
+
+
+def test_what_has_no_place_under_the_roof_is_said_with_its_share() -> None:
+    analysis = worked(llama(2))
+    assert not_shown(roofline(analysis), analysis) == ""
+
+    def unknown(row: LayerRow) -> LayerRow:
+        if row.kind != "mlp" or row.phase != "forward":
+            return row
+        return replace(row, bytes_moved_per_step=None, roof_time_per_step_ns=None)
+
+    untold = UncountedRow(op="aten::histc", class_name="other", phase="forward", layers=(), count=1, time_per_step_ns=1)
+    part = replace(analysis, layers=tuple(map(unknown, analysis.layers)), untold_bytes=(untold,))
+    (mlp,) = (p for p in roofline(analysis).points if (p.name, p.phase) == ("mlp", "forward"))
+    share = 100 * mlp.time_ns * len(analysis.steps) / analysis.time.total_ns
+    assert not_shown(roofline(part), part) == (
+        f"not shown: mlp (forward), {share:.1f} % of the time, bytes not told (no rule for aten::histc)"
+    )
 
 
 def test_a_picture_comes_out(tmp_path: Path) -> None:

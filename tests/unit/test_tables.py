@@ -9,10 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.model import Analysis, StepRow
+from profiler_wrapper.analysis.model import Analysis, StepRow, UncountedRow
+from profiler_wrapper.analysis.peaks import find_peaks
 from profiler_wrapper.analysis.phase import Phase
+from profiler_wrapper.analysis.roofline import _note
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.reports.describe import use_line
+from profiler_wrapper.reports.describe import use_line, use_lines
 from profiler_wrapper.reports.folding import Tree, layer_totals, odd_ones, outliers
 from profiler_wrapper.reports.memory_owners import owner_groups
 from profiler_wrapper.reports.numbered_names import number_ranges
@@ -324,6 +326,55 @@ def test_share_of_the_peak_is_one_line() -> None:
         "MFU 51.6 % (causal 49.2 %), HFU 75.0 % (causal 70.0 %) of 1000 TFLOP/s bfloat16"
     )
     assert use_line(worked(llama(4), peaks=None), 100) == ""
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_long_share_of_the_peak_is_wrapped_and_no_number_is_cut(width: int) -> None:
+    analysis = worked(llama(4))
+    assert analysis.utilization is not None
+    use = replace(analysis.utilization, hfu=0.75, causal_hfu=0.7)
+    longer = replace(analysis, utilization=use)
+    lines = use_lines(longer, width)
+    whole = "MFU 51.6 % (causal 49.2 %), HFU 75.0 % (causal 70.0 %) of 1000 TFLOP/s bfloat16 over 5.000 ms, end to end"
+    assert len(lines) == 2
+    assert " ".join(line.strip() for line in lines) == whole
+    assert max(map(len, lines)) <= width
+    assert not any(line.strip()[0] == "%" or line.strip().startswith("TFLOP/s") for line in lines)
+    table = console_table(longer, width=max(width, 100)).split("\n")
+    assert len(table) <= 25
+    assert table[-2:] == use_lines(longer, max(width, 100))
+
+
+def test_a_table_has_room_for_what_a_warning_says_to_do_and_why() -> None:
+    _, no_peak = find_peaks("NVIDIA " + "X" * 60, environment={})
+    untold = [
+        UncountedRow(op=f"aten::_fused_adamw_of_many_{i}", class_name="other", phase="optimizer",
+                     layers=(), count=1, time_per_step_ns=10)
+        for i in range(3)
+    ]  # fmt: skip
+    (no_bytes,) = _note("bytes moved", untold)
+    analysis = replace(llama(40), warnings=(no_peak or "", no_bytes, "a third", "a fourth"))
+    shown = [line for line in console_table(analysis).split("\n") if line.startswith("warning")]
+    assert "run `profiler-wrapper peaks --measure -o p.json`, give peaks='p.json'" in shown[0]
+    assert "and 2 more ops: no rule tells" in shown[1]
+
+
+def test_the_total_has_a_roof_where_what_is_not_told_is_a_trifle() -> None:
+    analysis = worked(llama(2, steps=1))
+    whole = table_rows(analysis, most=20).rows[-1].roof_ns
+    norm = next(row for row in analysis.layers if row.kind == "norm" and row.phase == "forward")
+    rows = tuple(
+        replace(row, roof_time_per_step_ns=None, self_roof_time_per_step_ns=None) if row is norm else row
+        for row in analysis.layers
+    )
+
+    def total(untold_ns: int) -> float | None:
+        untold = UncountedRow(op="aten::histc", class_name="other", phase="forward", layers=(norm.layer,), count=1,
+                              time_per_step_ns=untold_ns)  # fmt: skip
+        return table_rows(replace(analysis, layers=rows, untold_bytes=(untold,)), most=20).rows[-1].roof_ns
+
+    assert total(analysis.time.total_ns // 101) == whole
+    assert total(analysis.time.total_ns // 99) is None
 
 
 def test_full_table_has_all_of_the_work() -> None:

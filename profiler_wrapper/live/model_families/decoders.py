@@ -95,6 +95,8 @@ def aquila(fields: Fields, batch: Batch) -> Work:
 @register_family("qwen", model_types=("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"))
 def qwen(fields: Fields, batch: Batch) -> Work:
     """Qwen1.5, 2, 2.5 and 3, dense or with experts, shared ones of them."""
+    if fields.model_type == "qwen" and fields.has("no_bias"):
+        raise WrongUse("the config is of Qwen 1, whose MLP has half of intermediate_size: no formula here counts it")
     has_experts = fields.model_type in ("qwen2_moe", "qwen3_moe")
     return decoder(fields, batch, Dialect(gated=True, experts=has_experts))
 

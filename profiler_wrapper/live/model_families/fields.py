@@ -25,6 +25,7 @@ class Fields:
         self._entries = config if isinstance(config, Mapping) else None
         self._given = dict(given or {})
         self._class_name = class_name
+        self.taken_as: str | None = None  # a model_type that stands before the config's
         self.read: set[str] = set()  # names asked for
 
     @property
@@ -35,6 +36,10 @@ class Fields:
     @property
     def model_type(self) -> str | None:
         """Hugging Face's name of the architecture."""
+        return self.taken_as or self._own_type
+
+    @property
+    def _own_type(self) -> str | None:
         found = self.get("model_type")
         return found if isinstance(found, str) and found else None
 
@@ -42,7 +47,7 @@ class Fields:
     def architecture(self) -> str | None:
         """The model's class, which tells its head: `LlamaForCausalLM`; None where nothing tells."""
         told = self.get("architectures")
-        if "architectures" not in self._given and self._class_name is not None and self.model_type is not None:
+        if "architectures" not in self._given and self._class_name is not None and self._own_type is not None:
             return self._class_name
         if isinstance(told, str):
             return told

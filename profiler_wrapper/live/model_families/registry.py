@@ -63,11 +63,18 @@ def register_family(
 
 
 def family_of(fields: Fields, name: str | None) -> Family:
-    """The family called `name`; for None or "auto", the one the config is of. Raises WrongUse where none is."""
+    """The family called `name`, or of that model_type; for None or "auto", the one the config is of.
+
+    Raises WrongUse where none is.
+    """
     if name is not None and name != "auto":
         if name in FAMILIES:
             return FAMILIES[name]
-        close = difflib.get_close_matches(str(name), FAMILIES, n=1)
+        types = {kind: family for family in FAMILIES.values() for kind in family.model_types}
+        if name in types:
+            fields.taken_as = name
+            return types[name]
+        close = difflib.get_close_matches(str(name), [*FAMILIES, *types], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise WrongUse(f"no family {name!r} is registered.{hint} Registered: {_known()}")
     if fields.model_type is not None:
@@ -83,6 +90,8 @@ def _by_model_type(model_type: str) -> Family:
     for family in reversed(FAMILIES.values()):
         if model_type in family.model_types:
             return family
+    if model_type in FAMILIES:
+        return FAMILIES[model_type]
     raise WrongUse(
         f"model_type={model_type!r} is of no registered family. If it has the same products as one of {_known()}, "
         'say so (family="llama"); else register its formula (register_family), or measure the FLOPs of a step'
