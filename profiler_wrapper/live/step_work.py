@@ -93,6 +93,7 @@ class StepWorks:
     formula_fails: bool = False
     _measured: Work | None = None
     _measured_shapes: Shapes = ()
+    _measured_of: dict[Shapes, Work] = field(default_factory=dict)  # the last measurement of each batch, newest last
     _given: Work | None = None
     _by_shape: dict[tuple[int, int | None], float | None] = field(default_factory=dict)
 
@@ -107,6 +108,7 @@ class StepWorks:
         hardware = work.causal_hardware_flops_by_dtype if causal else work.hardware_flops_by_dtype
         if work.uncounted or not sum(model.values()):
             self._measured = None
+            self._measured_of.clear()
             self.notices.once("uncounted", _why_unknown(measurement))
             return
         if self.sizes.pipeline_parallel > 1:
@@ -125,6 +127,10 @@ class StepWorks:
             step=measurement.step,
         )
         self._measured_shapes = shapes
+        self._measured_of.pop(shapes, None)
+        self._measured_of[shapes] = self._measured
+        if len(self._measured_of) > _MOST_SHAPES:
+            self._measured_of.pop(next(iter(self._measured_of)))
 
     def of(self, shapes: Shapes) -> Work | None:
         """The work of a step whose micro-batches on this rank have these shapes; empty: not known."""
@@ -160,6 +166,8 @@ class StepWorks:
         work, then = self._measured, self._measured_shapes
         if work is None or not shapes or not then or shapes == then:
             return work
+        if shapes in self._measured_of:
+            return self._measured_of[shapes]
         factor = _times_as_many(shapes, then)
         if factor is None or factor == 1:
             return None if factor is None else work

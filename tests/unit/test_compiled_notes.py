@@ -123,7 +123,8 @@ def from_cache(graph: Graph) -> Graph:
 
 def constants(*nodes: Any) -> Any:
     """What holds the FX graph for which a cache was asked."""
-    return SimpleNamespace(gm=SimpleNamespace(graph=SimpleNamespace(nodes=nodes)))
+    inside = SimpleNamespace(graph=SimpleNamespace(nodes=nodes))
+    return SimpleNamespace(gm=SimpleNamespace(modules=lambda: [inside]))
 
 
 MM = Kernel("extern_kernels.mm", True, "forward", (linear("up"),))
@@ -131,7 +132,7 @@ MM = Kernel("extern_kernels.mm", True, "forward", (linear("up"),))
 
 def test_notes_are_plain_tuples_and_come_back_from_a_cache() -> None:
     graph = finished(MM)
-    assert vars(graph)[compiled._ATTRIBUTE] == (1, ((MM.name, True, "forward", (("up", "Linear", SELF),)),))
+    assert vars(graph)[compiled._ATTRIBUTE] == (compiled._VERSION, ((MM.name, True, "forward", (("up", "Linear", SELF),)),))
     assert type(vars(graph)[compiled._ATTRIBUTE][1][0][3][0]) is tuple
     compiled._register(graph, [])
     compiled._register(from_cache(graph), [constants(node("up"), node("down"))])

@@ -76,6 +76,15 @@ def test_for_other_lengths_a_measurement_does_not_hold(now: Shapes) -> None:
     assert found.of(then) is not None
 
 
+def test_an_earlier_measurement_of_the_same_batch_holds_still() -> None:
+    found = works(((4, 16),))
+    twice = {name: {"bfloat16": 2000} for name in StepWork.__dataclass_fields__ if name.endswith("_by_dtype")}
+    found.take(Measurement(9, StepWork(**twice)), ((4, 32),))  # type: ignore[arg-type]
+    first, second = found.of(((4, 16),)), found.of(((4, 32),))
+    assert first is not None and second is not None
+    assert (first.model_flops, first.step, second.model_flops, second.step) == (800, 7, 2000, 9)
+
+
 def test_for_other_lengths_there_is_the_formula() -> None:
     found = works(((4, 16),), formula=lambda sequences, length: float(sequences * (length or 0) ** 2))
     work = found.of(((2, 32),))
