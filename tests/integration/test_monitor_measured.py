@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ from models import Case, build, optimizer_of, train_step
 from monitoring import Kept, monitoring
 from profiler_wrapper.analysis.flops import FlopCount
 from profiler_wrapper.analysis.model import FlopRow
+from profiler_wrapper.analysis.utilization import hides_recompute
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.live import counting, flop_probe
-from profiler_wrapper.live.count_step import _computes_again
 from profiler_wrapper.live.counting import Counting
 from profiler_wrapper.live.monitor import TrainingMonitor
 from profiler_wrapper.live.records import StepRecord
@@ -280,7 +281,8 @@ def test_a_forward_that_compiled_code_repeats_unseen_is_not_counted_as_the_model
         )
 
     def computes_again(*rows: FlopRow) -> bool:
-        return _computes_again(FlopCount(steps=1, rows=rows, uncounted=(), layers={}))
+        found: Any = SimpleNamespace(notes=("some code is not known",))
+        return hides_recompute(found, FlopCount(steps=1, rows=rows, uncounted=(), layers={}))
 
     assert not computes_again(row("forward", 10), row("backward", 21, repeated=1), row("recompute", 10))
     assert computes_again(row("forward", 10), row("backward", 30))
