@@ -39,7 +39,7 @@ _SHAPE_ALONE: dict[str, Callable[[Sequence[Any]], tuple[int, ...]]] = {
     "aten::zero_": lambda args: (0,),
     "aten::zeros_like": lambda args: (0,),
 }
-# Of the first input they read as many numbers as they write, or as there are targets.
+# Of the first input they read as many numbers as they write, and at most all; or as there are targets.
 _ROWS = ("aten::embedding", "aten::index_select", "aten::gather", "aten::index")
 _ONE_OF_EACH_ROW = ("aten::nll_loss_forward",)
 _WRITES_NOTHING_YET = ("aten::empty_like", "aten::empty", "aten::new_empty", "aten::new_empty_strided")
@@ -127,7 +127,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _needed(name: str, args: Sequence[Any], kwargs: Any, new: Sequence[torch.Tensor]) -> int:
     """Bytes that the op has to read."""
     if name in _ROWS:
-        return sum(map(_held, new)) + sum(map(_held, _tensors((args[1:], kwargs))))
+        return min(sum(map(_held, new)), _held(args[0])) + sum(map(_held, _tensors((args[1:], kwargs))))
     if name in _ONE_OF_EACH_ROW:
         return int(args[1].numel() * args[0].element_size()) + sum(map(_held, _tensors((args[1:], kwargs))))
     unread = _SHAPE_ALONE[name](args) if name in _SHAPE_ALONE else ()

@@ -74,9 +74,10 @@ def _one_number(given: Operands) -> Moved:
 
 
 def _embedding(given: Operands) -> Moved:
-    """Table, places: the rows that are asked for, each as often as it is; not the table."""
-    rows = given.elements(1) * given.dims(0)[-1] * given.size(0)
-    return Moved(rows + given.read(1), rows)
+    """Table, places: as many of its rows as are asked for, and at most all of them, are read."""
+    row = given.dims(0)[-1] * given.size(0)
+    asked = given.elements(1)
+    return Moved(min(asked * row, given.read(0)) + given.read(1), asked * row)
 
 
 def _embedding_backward(given: Operands) -> Moved:
@@ -91,13 +92,13 @@ def _selected(given: Operands) -> Moved:
     if dims:
         dims[given.number(1)] = given.elements(2)
     rows = prod(dims) * given.size(0)
-    return Moved(rows + given.read(2), rows)
+    return Moved(min(rows, given.read(0)) + given.read(2), rows)
 
 
 def _gathered(given: Operands) -> Moved:
     """Input, dimension, places: one number for each place."""
     numbers = given.elements(2) * given.size(0)
-    return Moved(numbers + given.read(2), numbers)
+    return Moved(min(numbers, given.read(0)) + given.read(2), numbers)
 
 
 def _scattered_in_place(given: Operands) -> Moved:

@@ -38,7 +38,7 @@ def _indexed(name: str, given: Operands, inside: list[tuple[str, Operands]]) -> 
         raise NotTold("masks and places")
     chosen_by = sum(told.read(0) for told in masks or places)
     if name == _GET:
-        return Moved(rows + chosen_by, rows)
+        return Moved(min(rows, given.read(0)) + chosen_by, rows)
     added_to = rows if given.flag(3) else 0
     given.dims(2)
     return Moved(given.read(2) + chosen_by + added_to, rows)

@@ -94,13 +94,20 @@ class FlopOps:
         """On a CPU, where generated kernels are no events, calls of compiled graphs of which no kernel is known."""
         found = self._found
         spans, names = found.recording.spans, found.recording.names
-        calls = self._named([graph_key(name) is not None for name in names]) & self.ran
+        calls = np.array([graph_key(name) is not None for name in names], dtype=np.bool_)[spans.name] & self.ran
+        calls &= (spans.category < Category.MODULE) & ~self._in_optimizer()
         if found.charges.basis != "cpu" or not calls.any():
             return np.zeros_like(calls)
         generated = np.array([name.startswith("cpp_") for name in names], dtype=np.bool_)[spans.name]
         above = self._parent[generated]
         calls[above[above >= 0]] = False
         return calls
+
+    def _in_optimizer(self) -> Bool:
+        """What an optimizer runs: it multiplies nothing but by a library."""
+        places = self._found.attribution.places
+        by_place = np.array([place.phase == "optimizer" for place in places], dtype=np.bool_)
+        return by_place[self._found.attribution.place_of]
 
     def _evaluate(self, spans: Int64) -> dict[int, OpFlops]:
         """FLOPs of the spans whose shapes tell; each different call is worked out once."""

@@ -5,7 +5,7 @@ are taken to be of no help between ops, and of all help within one.
 
 - Outputs are not recorded: they follow from the inputs by the rule of the op.
 - What was expanded counts once, where the trace has strides; in one without, as if it were dense.
-- Of a table (`embedding`, `index_select`, `gather`) the rows asked for count, not the table.
+- Of a table (`embedding`, `index_select`, `gather`) the rows asked for count, and at most the table.
 - A Python number beside tensors is no traffic.
 - Places to index by (`x[places]`) are in no trace: what the op calls inside tells them, see `bytes_indexing`.
 - Types of tensors in lists (`cat`, `_foreach_*`, fused optimizers) are in no trace: they are asked for.

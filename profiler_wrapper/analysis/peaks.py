@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from numbers import Real
 
 from profiler_wrapper.analysis.peak_table import SHARED_NAMES, TABLE
 from profiler_wrapper.errors import WrongUse
@@ -153,8 +155,8 @@ def _unknown(device_name: str | None) -> str:
 
 def _told(given: Given, device_name: str | None, name: str) -> Peaks:
     if isinstance(given, Peaks):
-        return given
-    if isinstance(given, (int, float)):  # a bool too, which is then refused
+        return _checked_peaks(given, name)
+    if isinstance(given, (int, float, Real)):  # a bool too, which is then refused
         return _of_one_number(given, device_name, name)
     if isinstance(given, Mapping):
         return _of_pairs({str(key): value for key, value in given.items()}, device_name, name)
@@ -172,6 +174,18 @@ def _told(given: Given, device_name: str | None, name: str) -> Peaks:
     if not is_file:
         raise WrongUse(f"{name} is {given!r}, which is no number, no pair and no file that is there. {_ACCEPTED}.")
     return _of_file(text)
+
+
+def _checked_peaks(given: Peaks, name: str) -> Peaks:
+    """Peaks that the caller made, in FLOP/s and bytes a second."""
+    for kind, value in given.flops_per_s.items():
+        if kind not in TYPES:
+            raise WrongUse(f"{name} has {kind!r}, which is none of {', '.join(TYPES)}.")
+        _checked(value, f"{name}: flops_per_s[{kind!r}]={value!r}", _LARGEST_TFLOPS * 1e12, "FLOP/s")
+    bandwidth = given.bandwidth_bytes_per_s
+    if bandwidth is not None:
+        _checked(bandwidth, f"{name}: bandwidth_bytes_per_s={bandwidth!r}", _LARGEST_GB_PER_S * 1e9, "bytes/s")
+    return given
 
 
 def _pairs(text: str, name: str) -> dict[str, float]:
@@ -192,8 +206,8 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _of_one_number(tflops: float, device_name: str | None, name: str) -> Peaks:
-    value = _checked(tflops, f"{name}={tflops!r}", _LARGEST_TFLOPS, "TFLOP/s")
+def _of_one_number(tflops: object, device_name: str | None, name: str) -> Peaks:
+    value = _checked(tflops, f"{name}={tflops!r:.40}", _LARGEST_TFLOPS, "TFLOP/s")
     known = peaks_of(device_name) if device_name else None
     return Peaks(
         device=device_name or "",
@@ -209,7 +223,11 @@ def _of_pairs(pairs: Mapping[str, float], device_name: str | None, name: str) ->
     bandwidth = known.bandwidth_bytes_per_s if known else None
     if not pairs:
         raise WrongUse(f"{name} is empty. {_ACCEPTED}.")
+    told: dict[str, str] = {}
     for key, value in pairs.items():
+        same = told.setdefault(type_of(key) or key.strip().lower(), key)
+        if same != key:
+            raise WrongUse(f"{name} gives both {same!r} and {key!r}, which are the same. {_ACCEPTED}.")
         if key.strip().lower() == _BANDWIDTH:
             bandwidth = _checked(value, f"{name}: {key}={value!r}", _LARGEST_GB_PER_S, "GB/s") * 1e9
             continue
@@ -217,7 +235,7 @@ def _of_pairs(pairs: Mapping[str, float], device_name: str | None, name: str) ->
         if kind is None:
             raise WrongUse(f"{name} has {key!r}, which is none of {', '.join(TYPES)} or {_BANDWIDTH}.")
         flops[kind] = _checked(value, f"{name}: {key}={value!r}", _LARGEST_TFLOPS, "TFLOP/s") * 1e12
-    what = ", ".join(f"{key}={value:g}" for key, value in pairs.items())
+    what = ", ".join(f"{key}={float(value):g}" for key, value in pairs.items())
     rest = f"; the rest: {known.source}" if known else ""
     return Peaks(
         device=device_name or "",
@@ -228,13 +246,17 @@ def _of_pairs(pairs: Mapping[str, float], device_name: str | None, name: str) ->
 
 
 def _checked(value: object, what: str, largest: float, unit: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise WrongUse(f"{what} is no number of {unit}. {_ACCEPTED}.")
-    if not math.isfinite(value) or value <= 0:
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of over 308 digits
+        number = sys.float_info.max
+    if not math.isfinite(number) or number <= 0:
         raise WrongUse(f"{what}: a peak is above 0 {unit}. {_ACCEPTED}.")
-    if value > largest:
+    if number > largest:
         raise WrongUse(f"{what} is more than any device does; the unit is {unit}. {_ACCEPTED}.")
-    return float(value)
+    return number
 
 
 def peaks_of_measurement(measured: MeasuredPeaks) -> Peaks:

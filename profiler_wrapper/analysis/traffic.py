@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
 
 _NODE = re.compile(r"\w+|torch::autograd::\w+")
+# What `torch.vmap` calls in their place.
+_OF_A_BATCH = {"aten::mm": "aten::bmm", "aten::addmm": "aten::baddbmm", "aten::relu": "aten::clamp_min"}
 _FROM_HOST = ("HtoD", "HostToDevice")
 _SIZES = 32  # more than an element has bytes
 _TO_HOST = ("DtoH", "DeviceToHost")
@@ -88,6 +90,8 @@ class Traffic:
         units = told & (has_flops | ~self._named([only_calls(name) for name in names]))
         if self._handlers.any():
             units &= has_flops | ~self._handing(units)
+        while len(batched := self._batched(units)):
+            units[batched] = False
         units &= ~self._inside(units)
         charges = self._found.charges
         if charges.basis == "device":
@@ -107,6 +111,19 @@ class Traffic:
         """Chosen ones that lie inside another."""
         inside: Bool = chosen & (nearest_above(self._parent, nearest(self._parent, chosen)) >= 0)
         return inside
+
+    def _batched(self, units: Bool) -> Int64:
+        """Ops that `torch.vmap` runs for a whole batch: the same op in them has the batch, and moves more."""
+        above = nearest_above(self._parent, nearest(self._parent, units))
+        inner = np.flatnonzero(units & (above >= 0))
+        outer = above[inner]
+        names, moved = self._recording.names, self._read + self._written
+        index = {name: i for i, name in enumerate(names)}
+        called = np.array([index.get(_OF_A_BATCH.get(name, ""), -1) for name in names], dtype=np.int64)
+        name = self._recording.spans.name
+        same = (name[inner] == name[outer]) | (name[inner] == called[name[outer]])
+        found: Int64 = outer[same & (moved[inner] > moved[outer])].astype(np.int64)
+        return found
 
     def _handing(self, chosen: Bool) -> Bool:
         """What lies around a handler that a chosen one lies in."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from profiler_wrapper.analysis.attribution import NO_LAYER
 from profiler_wrapper.analysis.flops import FlopCount, LayerFlops
 from profiler_wrapper.analysis.layer_tree import LayerTree
-from profiler_wrapper.analysis.model import Analysis, ClassRow, LayerRow, UnattributedRow
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, ClassRow, LayerRow, UnattributedRow
 from profiler_wrapper.analysis.peaks import Given
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.analysis.roofline import Roof, Roofs, WorkCount, roofs
@@ -25,6 +25,9 @@ def with_work(analysis: Analysis, found: Attributed, work: WorkCount, peaks: Giv
     roof, warning = peaks_of_run(analysis.run, given=peaks, on_device=analysis.time_basis == "device")
     at_roof = roofs(found, work, roof)
     shares, notes = utilization(found, work.flops, roof)
+    if roof is not None and roof.bandwidth_bytes_per_s is None:
+        of = roof.device or "this device"
+        notes.insert(0, f"no memory bandwidth is known of {of}: give bandwidth=<GB/s> for the time at the roof")
     return replace(
         analysis,
         layers=with_layer_work(analysis.layers, work.flops, at_roof),
@@ -109,7 +112,10 @@ def with_class_flops(rows: Sequence[ClassRow], count: FlopCount) -> tuple[ClassR
 def with_unattributed_work(
     rows: Sequence[UnattributedRow], count: FlopCount, at_roof: Roofs
 ) -> tuple[UnattributedRow, ...]:
-    """The rows of what has no layer, by reason, those with work but without time at the end."""
+    """The rows of what has no layer, by reason, those with work but without time at the end.
+
+    What was launched before the trace has time, but no op in it that tells the work.
+    """
     flops: Counter[str] = Counter()
     for counted in count.rows:
         if counted.layer is None:
@@ -119,6 +125,9 @@ def with_unattributed_work(
     no_roof, found = Roof(), []
     for row in (*rows, *(UnattributedRow(reason=reason, time_ns=0, count=0) for reason in untimed)):
         roof = at_roof.unattributed.get(row.reason, no_roof)
+        if row.reason == LAUNCHED_BEFORE:
+            found.append(row)
+            continue
         found.append(
             replace(
                 row,

@@ -287,25 +287,25 @@ def _total_row(analysis: Analysis, steps: _Steps, totals: Sequence[LayerTotal]) 
         total_ns=steps.of(analysis.time.total_ns),
         attention_ns=steps.of(sum(row.time_ns for row in analysis.attention)),
         communication_ns=steps.of(sum(r.time_ns for r in analysis.classes if r.class_name == "communication")),
-        flops=steps.work(known_total(_all_flops(analysis))),
+        flops=steps.work(_all_flops(analysis)),
         roof_ns=steps.work(_whole_roof(analysis, roots)),
         retained_bytes=_known_sum(root.retained_bytes for root in roots),
         peak_bytes=_overall_peak(analysis, roots),
     )
 
 
-def _all_flops(analysis: Analysis) -> list[int | None]:
+def _all_flops(analysis: Analysis) -> int | None:
+    """Of all that ran; None where over 1 % of the time is of kernels launched before the trace, which tell none."""
+    before_ns = sum(row.time_ns for row in analysis.unattributed if row.reason == LAUNCHED_BEFORE)
+    if before_ns > _TRIFLE * analysis.time.total_ns:
+        return None
     own = [row.self_flops_per_step for row in analysis.layers]
-    return own + [row.flops_per_step for row in analysis.unattributed]
+    rest = [row.flops_per_step for row in analysis.unattributed if row.reason != LAUNCHED_BEFORE]
+    return known_total(own + rest)
 
 
 def _whole_roof(analysis: Analysis, roots: Sequence[LayerTotal]) -> int | None:
-    """Of all that ran; None where what is not told of took over 1 % of the time.
-
-    Of the work of kernels launched before the trace nothing is known.
-    """
-    if any(row.reason == LAUNCHED_BEFORE and row.time_ns for row in analysis.unattributed):
-        return None
+    """Of all that ran; None where what is not told of took over 1 % of the time."""
     parts = [
         *((root.roof_ns, root.time_ns) for root in roots),
         *((row.roof_time_per_step_ns, row.time_ns) for row in analysis.layers if not row.layer),

@@ -132,7 +132,10 @@ MM = Kernel("extern_kernels.mm", True, "forward", (linear("up"),))
 
 def test_notes_are_plain_tuples_and_come_back_from_a_cache() -> None:
     graph = finished(MM)
-    assert vars(graph)[compiled._ATTRIBUTE] == (compiled._VERSION, ((MM.name, True, "forward", (("up", "Linear", SELF),)),))
+    assert vars(graph)[compiled._ATTRIBUTE] == (
+        compiled._VERSION,
+        ((MM.name, True, "forward", (("up", "Linear", SELF),)),),
+    )
     assert type(vars(graph)[compiled._ATTRIBUTE][1][0][3][0]) is tuple
     compiled._register(graph, [])
     compiled._register(from_cache(graph), [constants(node("up"), node("down"))])

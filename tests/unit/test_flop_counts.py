@@ -95,6 +95,17 @@ def test_compiled_code_of_which_no_kernel_is_known_is_unknown_on_a_cpu() -> None
     assert own(with_product) == {("Net", "forward"): 16}
 
 
+def test_the_call_of_compiled_code_may_be_an_annotation() -> None:
+    call = "## Call CompiledFxGraph abc ##"
+    alone = Trace().mark(".", 0, 100).annotation(call, 10, 90).op("aten::empty", 20, 30)
+    assert own(result(alone, mm=square(2))) == {("Net", "forward"): None}
+    generated = Trace().mark(".", 0, 100).annotation(call, 10, 90).op("cpp_fused_add_0", 20, 30)
+    assert own(result(generated, mm=square(2))) == {("Net", "forward"): 0}
+    trace = Trace().mark(".", 0, 50).op("aten::mm", 10, 20)
+    in_optimizer = trace.annotation("Optimizer.step#AdamW.step", 60, 100).annotation(call, 70, 90)
+    assert result(in_optimizer, mm=square(2)).uncounted == ()
+
+
 def test_flops_without_a_layer_are_among_what_is_unattributed() -> None:
     trace = Trace().mark(".", 0, 10).node("MmBackward0", 20, 90, number=77).op("aten::mm", 30, 60, thread=2)
     found = result(trace, mm=square(2))

@@ -240,7 +240,9 @@ def test_reductions_softmax_norms_and_losses(op: str, inputs: list[Any], read: i
         ("clone", [tensor(8, 16, strides=[0, 1]), value()], 64, 4 * N),
         ("_to_copy", [X, value(15), value()], 4 * N, 2 * N),
         ("embedding", [tensor(1000, 16), tensor(2, 5, of=LONG)], 10 * 64 + 80, 10 * 64),
+        ("embedding", [tensor(4, 16), tensor(2, 5, of=LONG)], 4 * 64 + 80, 10 * 64),  # the whole table
         ("embedding_dense_backward", [tensor(2, 5, 16), tensor(2, 5, of=LONG), value(1000)], 720, 4 * 16000),
+        ("index_select", [tensor(4, 16), value(0), tensor(10, of=LONG)], 4 * 64 + 80, 640),
         ("index_select", [tensor(1000, 16), value(0), tensor(10, of=LONG)], 640 + 80, 640),
         ("gather", [X, value(1), tensor(8, 3, of=LONG), value("False")], 24 * 12, 24 * 4),
         ("scatter_add_", [X, value(1), tensor(8, 3, of=LONG), tensor(8, 16)], 24 * (8 + 4 + 4), 24 * 4),

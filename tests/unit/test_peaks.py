@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from profiler_wrapper.analysis.peaks import TYPES, VARIABLE, Given, Peaks, find_peaks, peaks_of, type_of
@@ -131,12 +134,30 @@ def test_where_nothing_is_known_one_warning_says_what_to_do(device: str | None, 
     ["", " ", "fast", "0", "-1", "nan", "inf", "989e12", "bfloat16", "bfloat16=", "bfloat16=fast", "bfloat16=-3",
      "bfloat16=nan", "int17=3", "bandwidth=0", "bandwidth=3.35e12", "=3", ",", "bfloat16=1;float8=2", 0, -1.0,
      float("nan"), float("inf"), True, {}, {"bfloat16": "fast"}, {"bfloat16": True}, {"bfloat16": -1}, {"int32": 5},
+     10**400, {"float16": 10**400}, "bf16=1,bfloat16=2", {"bandwidth": 1, "Bandwidth": 2},
      [989], b"989", "absent.json", "/", "x" * 5000, "a\0b"],
 )  # fmt: skip
 def test_a_value_that_means_no_peak_is_refused_with_what_is_accepted(given: Any) -> None:
     with pytest.raises(WrongUse) as error:
         find_peaks(H100, given=given, environment={})
     assert "bfloat16" in str(error.value) or "peaks --measure" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flops", "bandwidth"),
+    [({"float32": 0.0}, 1e12), ({"float32": -1.0}, 1e12), ({"float32": math.nan}, None), ({"fp32": 1e12}, None),
+     ({"float32": 1e12}, 0.0), ({"float32": 1e12}, math.inf), ({"float32": 1e12}, 1e17), ({"float32": 1e20}, None)],
+)  # fmt: skip
+def test_peaks_that_no_device_has_are_refused(flops: dict[str, float], bandwidth: float | None) -> None:
+    mine = Peaks(device="", flops_per_s=flops, bandwidth_bytes_per_s=bandwidth, source="my own")
+    with pytest.raises(WrongUse, match="peaks"):
+        find_peaks(UNKNOWN, given=mine, environment={})
+
+
+@pytest.mark.parametrize("given", [np.float32(989), np.int64(989), Fraction(989)])
+def test_any_kind_of_real_number_is_one(given: Any) -> None:
+    for value in (given, {"bfloat16": given}):
+        assert found(H100, given=value).flops("bfloat16") == 989e12
 
 
 def test_a_wrong_value_in_the_environment_is_refused_by_its_name() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from profiler_wrapper.analysis.model import Analysis, LayerRow
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, LayerRow
 from profiler_wrapper.recording.shapes import OpShapes
 from recordings import Trace
 from shaped_trace import PEAKS, addition, analysed, matrices, product
@@ -98,6 +98,16 @@ def test_without_peaks_bytes_alone_are_known_and_one_warning_says_what_to_do() -
 def test_without_a_bandwidth_the_roof_is_not_known_but_the_peak_is() -> None:
     found = analysed(two_layers(), MM | ADD, peaks=replace(PEAKS, bandwidth_bytes_per_s=None))
     assert roof(row(found, "a")) == (768, None, None, 100)
+    assert [warning for warning in found.warnings if "bandwidth" in warning] == [
+        "no memory bandwidth is known of this device: give bandwidth=<GB/s> for the time at the roof"
+    ]
+
+
+def test_of_what_was_launched_before_the_trace_no_work_is_known() -> None:
+    trace = two_layers().kernel("early_gemm", 0, 40).kernel("gemm", 300, 400, launched=30)
+    (early,) = analysed(trace, MM | ADD).unattributed
+    assert (early.reason, early.time_ns) == (LAUNCHED_BEFORE, 40)
+    assert (early.flops_per_step, early.bytes_moved_per_step, early.roof_time_per_step_ns) == (None, None, None)
 
 
 def test_a_type_without_a_peak_leaves_its_layers_unknown() -> None:

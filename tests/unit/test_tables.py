@@ -313,6 +313,9 @@ def test_work_of_what_was_launched_before_the_trace_is_not_known() -> None:
     part = worked(llama(2, steps=1, unattributed_us={"launched before the trace": 100.0}))
     assert table_rows(whole, most=20).rows[-1].roof_ns
     assert table_rows(part, most=20).rows[-1].roof_ns is None
+    assert table_rows(part, most=20).rows[-1].flops is None
+    trifle = replace(part, unattributed=(replace(part.unattributed[0], time_ns=1000),))
+    assert table_rows(trifle, most=20).rows[-1].flops == table_rows(whole, most=20).rows[-1].flops
 
 
 def test_share_of_the_peak_is_one_line() -> None:

@@ -96,6 +96,12 @@ def test_ops_outside_of_whole_steps_do_not_count() -> None:
     assert told(traffic(trace, relu=ROW)) == [(40, 40)]
 
 
+def test_of_a_batch_the_op_inside_has_the_shape() -> None:
+    trace = Trace().op("aten::relu", 0, 50).op("aten::clamp_min", 10, 40)
+    assert told(traffic(trace, relu=ROW, clamp_min=floats([8, *ROW.dims[0]]))) == [(8 * 40, 8 * 40)]
+    assert told(traffic(trace, relu=ROW, clamp_min=ROW)) == [(40, 40)]
+
+
 def test_the_call_of_a_compiled_graph_is_not_told_though_it_calls_ops_that_are() -> None:
     trace = Trace().mark(".", 0, 100).op("## Call CompiledFxGraph abc ##", 10, 90).op("aten::relu", 20, 30)
     assert share(traffic(trace, relu=ROW)) == (10, 80)
