@@ -257,6 +257,9 @@ class _RunOfTrainer(Sink):
 
 
 def _told_in_logs(record: Any) -> dict[str, float]:
+    """Rates of the last step; none of a profiled one, whose time is not that of a step alone."""
+    if record.profiled:
+        return {}
     told = {
         "mfu": record.mfu,
         "tflops_per_gpu": record.tflops_per_gpu,

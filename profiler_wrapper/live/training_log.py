@@ -144,6 +144,7 @@ def _entry(record: StepRecord) -> dict[str, Any]:
         "tokens_per_second": record.tokens_per_s,
         "samples_per_second": record.samples_per_s,
         "mfu": record.mfu,
+        "profiled": record.profiled,
     }
 
 

@@ -49,6 +49,7 @@ class _TrainingStep(msgspec.Struct):
     loss: float | None = None
     grad_norm: float | None = None
     learning_rate: float | None = None
+    profiled: bool | None = None  # others do not tell
 
     def line(self) -> StepLine:
         return StepLine(
@@ -62,6 +63,7 @@ class _TrainingStep(msgspec.Struct):
             loss=self.loss,
             grad_norm=self.grad_norm,
             learning_rate=self.learning_rate,
+            profiled=bool(self.profiled),
         )
 
 
@@ -172,7 +174,8 @@ def _read_summary(path: Path) -> MonitorLog:
         if not columns.count:
             raise BrokenLog(f"{path}: its step_logs are empty.")
         told = "this file does not tell which steps were profiled: their times count too (perf_steps_*.jsonl tells)"
-        return columns.log(path, "steps", {}, [told])
+        untold = any(step.profiled is None for step in summary.step_logs)
+        return columns.log(path, "steps", {}, [told] if untold else [])
     columns.add(summary.iteration_logs)
     if not columns.count:
         raise BrokenLog(f"{path}: it has no step_logs, and no iteration_logs. Give {_WHAT_IS_READ}.")

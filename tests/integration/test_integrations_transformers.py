@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from processes import run_in_processes
 from profiler_wrapper import ProfilerWrapper, ProfilerWrapperWarning, WrongUse
 from profiler_wrapper.live.model_flops import model_flops
 from profiler_wrapper.live.monitor import TrainingMonitor
+from profiler_wrapper.live.records import StepRecord
 from tests import models
 from tests.trainers import (
     FLOPS_OF_SEQUENCE,
@@ -32,7 +34,11 @@ from tests.trainers import (
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
-from profiler_wrapper.integrations.transformers import MonitorCallback, ProfilerCallback  # noqa: E402
+from profiler_wrapper.integrations.transformers import (  # noqa: E402
+    MonitorCallback,
+    ProfilerCallback,
+    _told_in_logs,
+)
 
 PEAK_TFLOPS = 0.5
 
@@ -469,3 +475,9 @@ def test_two_ranks_have_one_log_with_the_jobs_totals(tmp_path: Path) -> None:
     assert [step["iteration"] for step in steps] == [1, 2, 3, 4]
     for step in steps:
         assert step["TFLOPS_total"] == pytest.approx(2 * step["TFLOPS_per_GPU"])
+
+
+def test_rates_of_a_profiled_step_stay_out_of_the_trainers_logs() -> None:
+    record = StepRecord(step=1, timestamp=0.0, step_time_s=2.0, tokens=10)
+    assert _told_in_logs(record) == {"tokens_per_second": 5.0}
+    assert _told_in_logs(replace(record, profiled=True)) == {}
