@@ -113,16 +113,16 @@ class Traffic:
         return inside
 
     def _batched(self, units: Bool) -> Int64:
-        """Ops that `torch.vmap` runs for a whole batch: the same op in them has the batch, and moves more."""
+        """Ops that `torch.vmap` runs for a whole batch: the same op in them has the batch, and writes more."""
         above = nearest_above(self._parent, nearest(self._parent, units))
         inner = np.flatnonzero(units & (above >= 0))
         outer = above[inner]
-        names, moved = self._recording.names, self._read + self._written
+        names, written = self._recording.names, self._written
         index = {name: i for i, name in enumerate(names)}
         called = np.array([index.get(_OF_A_BATCH.get(name, ""), -1) for name in names], dtype=np.int64)
         name = self._recording.spans.name
         same = (name[inner] == name[outer]) | (name[inner] == called[name[outer]])
-        found: Int64 = outer[same & (moved[inner] > moved[outer])].astype(np.int64)
+        found: Int64 = outer[same & (written[inner] > written[outer])].astype(np.int64)
         return found
 
     def _handing(self, chosen: Bool) -> Bool:
