@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from profiler_wrapper.analysis.peaks import VARIABLE, Given, find_peaks
 from profiler_wrapper.capture.steps import Plan, Shapes, make_plan
+from profiler_wrapper.capture.switch import SWITCH, is_off
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.recording.store import safe_name
 from profiler_wrapper.reports.write import REPORTS
 
-ENVIRONMENT_NAME = "PROFILER_WRAPPER"
 PREFIXES = {True: "opensora", False: "cogvideo", None: "profile"}
 
 # What `files=` may name, and what each is on disk.
@@ -191,10 +191,10 @@ def _peaks(peaks: Given | None) -> Given | None:
 
 def _overridden(options: Options, environment: Mapping[str, str]) -> Options:
     """`off`, or `steps=20-22,ranks=0`: a part without `=` goes on with the value before it."""
-    text = environment.get(ENVIRONMENT_NAME, "").strip()
+    text = environment.get(SWITCH, "").strip()
     if text in ("", "on", "1"):
         return options
-    if text.lower() in ("off", "0"):
+    if is_off(environment):
         return replace(options, off=True)
     values: dict[str, list[str]] = {}
     name = ""
@@ -205,7 +205,7 @@ def _overridden(options: Options, environment: Mapping[str, str]) -> Options:
     unknown = sorted(set(values) - {"steps", "ranks"})
     if unknown:
         raise WrongUse(
-            f"{ENVIRONMENT_NAME}={text!r} in the environment names {unknown[0] or text!r}. "
+            f"{SWITCH}={text!r} in the environment names {unknown[0] or text!r}. "
             "Set it to off, or to something like steps=20-22,ranks=0."
         )
     if "steps" in values:
@@ -220,6 +220,6 @@ def _ranks(parts: Sequence[str], text: str) -> frozenset[int]:
     for part in parts:
         match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part)
         if match is None:
-            raise WrongUse(f"{ENVIRONMENT_NAME}={text!r}: ranks={part!r} is no rank. Write ranks=0 or ranks=0-3,8.")
+            raise WrongUse(f"{SWITCH}={text!r}: ranks={part!r} is no rank. Write ranks=0 or ranks=0-3,8.")
         found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(found)

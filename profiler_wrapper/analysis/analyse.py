@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from profiler_wrapper.analysis.advice.advise import summary_of
+from profiler_wrapper.analysis.allocation_rows import allocation_rows, op_memory_rows
 from profiler_wrapper.analysis.attributed import Attributed, attributed
+from profiler_wrapper.analysis.collectives import collective_rows
 from profiler_wrapper.analysis.idle import idle_per_place
+from profiler_wrapper.analysis.kernel_rows import kernel_rows
 from profiler_wrapper.analysis.layer_calls import layer_calls
 from profiler_wrapper.analysis.layer_memory import CallMemory, DeviceMemory, call_memory, device_memory
 from profiler_wrapper.analysis.layer_time import (
@@ -23,10 +28,14 @@ from profiler_wrapper.analysis.layer_time import (
 from profiler_wrapper.analysis.memory_summary import memory_summary
 from profiler_wrapper.analysis.memory_use import memory_use
 from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.operator_rows import operator_rows
+from profiler_wrapper.analysis.overview import overview
 from profiler_wrapper.analysis.peaks import Given
 from profiler_wrapper.analysis.roofline import WorkCount, work_of_recording
 from profiler_wrapper.analysis.series import Track, function_series, named_series
+from profiler_wrapper.analysis.shape_rows import ShapeRows
 from profiler_wrapper.analysis.steps import Steps, find_iterations
+from profiler_wrapper.analysis.synchronisations import synchronisation_rows
 from profiler_wrapper.analysis.trace_run import run_of_trace
 from profiler_wrapper.analysis.work_rows import keys_of_work, with_work
 from profiler_wrapper.recording.columns import Recording
@@ -93,6 +102,7 @@ def tables(
     layers = layer_rows(
         tree, attribution, charges, found.cpu, exposed, idle, found.calls, per_call, fused_ns, ran_elsewhere
     )
+    shaped = ShapeRows() if isinstance(work, str) else work.shapes
     analysis = Analysis(
         time_basis=charges.basis,
         complete=recording.complete and bool(run.get("complete", True)),
@@ -106,10 +116,21 @@ def tables(
         steps=step_rows(attribution, charges, found.steps, _peaks(found.steps, memory)),
         series=series,
         memory=memory_summary(use),
+        overview=overview(found),
+        operators=operator_rows(found, shaped.shapes_of_op),
+        kernels=kernel_rows(found),
+        collectives=collective_rows(found),
+        synchronisations=synchronisation_rows(found),
+        products=shaped.products,
+        attention_calls=shaped.attention_calls,
+        allocations=allocation_rows(found, memory),
+        op_memory=op_memory_rows(found, memory),
         calls=_calls(found, per_call),
         memory_use=use,
     )
-    return analysis if isinstance(work, str) else with_work(analysis, found, work, peaks)
+    if not isinstance(work, str):
+        analysis = with_work(analysis, found, work, peaks)
+    return replace(analysis, summary=summary_of(analysis, found))
 
 
 def _uneven_steps(steps: Steps) -> list[str]:

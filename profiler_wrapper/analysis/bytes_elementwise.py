@@ -5,7 +5,8 @@ An op in place (`add_`) writes its first input. One with `out=` has its output a
 
 from __future__ import annotations
 
-from profiler_wrapper.analysis.bytes_operands import Moved, NotTold, Operands, broadcast
+from profiler_wrapper.analysis.bytes_operands import Moved, NotTold, Operands
+from profiler_wrapper.analysis.op_sizes import broadcast
 
 # Name -> how many inputs it declares. Whole numbers give whole numbers.
 _KEEPS_TYPE = {
@@ -162,7 +163,7 @@ def _complex(_: str, given: Operands) -> Moved:
     return Moved(given.read(0, 1), 2 * given.size(0) * _size_of_out(given, [0, 1]))
 
 
-def _triangle(op: str, given: Operands) -> Moved:
+def _triangle(_: str, given: Operands) -> Moved:
     """All of the output is written; of the input what lies in the other half need not be read, but is counted."""
     return Moved(given.read(0), given.full(0))
 

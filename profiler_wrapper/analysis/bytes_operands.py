@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import prod
 from typing import Any, NamedTuple
 
+from profiler_wrapper.analysis.op_sizes import Sizes, flag_of, flags_in, numbers_in
 from profiler_wrapper.recording.shapes import OpShapes
-
-Sizes = Sequence[int]
 
 # Bytes of one element by the type's name in a trace. Two numbers of four bits share one byte, and count as one element.
 _SIZE_OF_TYPE = {
@@ -153,18 +152,15 @@ class Operands:
 
     def numbers(self, place: int) -> list[int]:
         """`"[2, 2]"` or `"2"`."""
-        return [int(number) for number in re.findall(r"-?\d+", self.text(place))]
+        return numbers_in(self.text(place))
 
     def flag(self, place: int) -> bool:
-        """Raises `NotTold` for what is neither."""
-        text = self.text(place)
-        if text not in ("True", "False"):
-            raise NotTold(f"{text!r} is neither True nor False")
-        return text == "True"
+        """Raises ValueError for what is neither."""
+        return flag_of(self.text(place))
 
     def flags(self, place: int) -> list[bool]:
         """`"[True, False, True]"`."""
-        return [flag == "True" for flag in re.findall(r"True|False", self.text(place))]
+        return flags_in(self.text(place))
 
     def is_wrapped_number(self, place: int) -> bool:
         """A Python number that was made a tensor of no dimensions: it comes with the call, not from memory."""
@@ -233,16 +229,3 @@ def different_elements(dims: Sizes, strides: Sizes) -> int:
     columns = list(zip(dims, strides, strict=True))
     reached = 1 + sum((size - 1) * stride for size, stride in columns)
     return min(prod(size for size, stride in columns if stride), reached)
-
-
-def broadcast(shapes: Iterable[Sizes]) -> list[int]:
-    """The shape that tensors of these shapes give together."""
-    result: list[int] = []
-    for dims in shapes:
-        length = max(len(dims), len(result))
-        one = [1] * (length - len(dims)) + list(dims)
-        other = [1] * (length - len(result)) + result
-        if any(a != b and 1 not in (a, b) for a, b in zip(one, other, strict=True)):
-            raise NotTold("shapes do not broadcast")
-        result = [b if a == 1 else a for a, b in zip(one, other, strict=True)]
-    return result

@@ -9,34 +9,26 @@ from collections.abc import Callable
 from math import prod
 
 from profiler_wrapper.analysis.attention_formulas import ATTENTIONS, Attention
-from profiler_wrapper.analysis.bytes_operands import Moved, NotTold, Operands, Sizes, broadcast
+from profiler_wrapper.analysis.bytes_operands import Moved, NotTold, Operands
+from profiler_wrapper.analysis.op_sizes import convolved, elements_of_product, per_dimension
 
 _Rule = Callable[[Operands], Moved]
 _FLOAT = 4
 
 
-def _out_of_product(left: Sizes, right: Sizes) -> int:
-    """Elements of (..., m, k) x (..., k, n)."""
-    rows = left if len(left) > 1 else [1, *left]
-    columns = right if len(right) > 1 else [*right, 1]
-    if not left or not right or rows[-1] != columns[-2]:
-        raise NotTold("no matrix product")
-    return prod(broadcast([rows[:-2], columns[:-2]])) * rows[-2] * columns[-1]
-
-
 def _product(given: Operands) -> Moved:
     """a, b [, out]."""
-    return Moved(given.read(0, 1), _out_of_product(given.dims(0), given.dims(1)) * given.size(0))
+    return Moved(given.read(0, 1), elements_of_product(given.dims(0), given.dims(1)) * given.size(0))
 
 
 def _int_product(given: Operands) -> Moved:
     """Bytes times bytes give int32."""
-    return Moved(given.read(0, 1), 4 * _out_of_product(given.dims(0), given.dims(1)))
+    return Moved(given.read(0, 1), 4 * elements_of_product(given.dims(0), given.dims(1)))
 
 
 def _added(given: Operands) -> Moved:
     """c, a, b, beta, alpha: with a beta of zero c is not read."""
-    elements = _out_of_product(given.dims(1), given.dims(2))
+    elements = elements_of_product(given.dims(1), given.dims(2))
     added = given.read(0) if not _is_zero(given.text(3)) else 0
     return Moved(given.read(1, 2) + added, elements * given.size(1))
 
@@ -56,7 +48,7 @@ def _scaled(given: Operands) -> Moved:
     """a, b, scale a, scale b, bias, scale of the result, type of the output."""
     out = given.size_of_dtype(6)
     element = given.size(0) if out is None else out
-    return Moved(given.read(0, 1, 2, 3, 4, 5), _out_of_product(given.dims(0), given.dims(1)) * element)
+    return Moved(given.read(0, 1, 2, 3, 4, 5), elements_of_product(given.dims(0), given.dims(1)) * element)
 
 
 def _grouped(given: Operands) -> Moved:
@@ -95,7 +87,7 @@ def _convolution(given: Operands) -> Moved:
     taps = weight[2:]
     if len(x) != len(weight) or not taps:
         raise NotTold("no convolution")
-    stride, padding, dilation, more = (_per_dimension(given.numbers(place), len(taps)) for place in (3, 4, 5, 7))
+    stride, padding, dilation, more = (per_dimension(given.numbers(place), len(taps)) for place in (3, 4, 5, 7))
     if given.flag(6):
         channels = weight[1] * given.number(8)
         out = [
@@ -104,15 +96,8 @@ def _convolution(given: Operands) -> Moved:
         ]
     else:
         channels = weight[0]
-        out = [
-            (size + 2 * pad - spread * (count - 1) - 1) // step + 1
-            for size, count, step, pad, spread in zip(x[2:], taps, stride, padding, dilation, strict=True)
-        ]
+        out = convolved(x[2:], taps, stride, padding, dilation)
     return Moved(given.read(0, 1, 2), x[0] * channels * prod(out) * given.size(0))
-
-
-def _per_dimension(numbers: list[int], length: int) -> list[int]:
-    return numbers * length if len(numbers) == 1 else numbers
 
 
 def _convolution_backward(given: Operands) -> Moved:
@@ -143,7 +128,6 @@ _BIAS = {
     "aten::_scaled_dot_product_attention_math_for_mps": 3,
     "aten::_efficient_attention_forward": 3,
     "aten::_efficient_attention_backward": 4,
-    "aten::_cudnn_attention_forward": 3,
 }
 # Places of the output and of the sums of exponentials among the inputs of a backward; else right after the value.
 _OUT_AND_SUMS = {
@@ -156,7 +140,6 @@ _ASKS_FOR_SUMS = {
     "aten::_scaled_dot_product_efficient_attention": 4,
     "aten::_scaled_dot_product_cudnn_attention": 4,
     "aten::_efficient_attention_forward": 10,
-    "aten::_cudnn_attention_forward": 8,
 }
 _BIAS_MASK = {
     "aten::_scaled_dot_product_efficient_attention_backward": 10,

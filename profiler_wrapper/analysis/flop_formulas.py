@@ -11,12 +11,21 @@ Elementwise work, norms, softmax and reductions are no FLOPs here: they do not l
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import prod
 from typing import NamedTuple
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attention_formulas import ATTENTIONS, flex_attention
+from profiler_wrapper.analysis.op_sizes import (
+    Sizes,
+    convolved,
+    elements_of_product,
+    flag_of,
+    flags_in,
+    numbers_in,
+    per_dimension,
+)
 from profiler_wrapper.recording.shapes import OpShapes
 
 
@@ -30,7 +39,6 @@ class OpFlops(NamedTuple):
     causal_repeated_flops: int = 0
 
 
-Sizes = Sequence[int]
 _Formula = Callable[[OpShapes], int | None]
 
 _LINEAR_ALGEBRA_OF_RNN = re.compile(r"aten::(_cudnn_rnn|miopen_rnn|mkldnn_rnn_layer|_thnn_fused_\w+_cell)")
@@ -82,19 +90,8 @@ def _flops_of(name: str, shapes: OpShapes) -> OpFlops | None:
 
 
 def _product(left: Sizes, right: Sizes) -> int:
-    """(..., m, k) x (..., k, n); a vector is a matrix of one row or column; batches broadcast."""
-    rows = left if len(left) > 1 else [1, *left]
-    columns = right if len(right) > 1 else [*right, 1]
-    if not left or not right or rows[-1] != columns[-2]:
-        raise ValueError("no matrix product")
-    batch = _broadcast(rows[:-2], columns[:-2])
-    return 2 * prod(batch) * rows[-2] * rows[-1] * columns[-1]
-
-
-def _broadcast(first: Sizes, second: Sizes) -> list[int]:
-    length = max(len(first), len(second))
-    pairs = zip([1] * (length - len(first)) + list(first), [1] * (length - len(second)) + list(second), strict=True)
-    return [b if a == 1 else a for a, b in pairs]
+    """(..., m, k) x (..., k, n)."""
+    return 2 * elements_of_product(left, right) * left[-1]
 
 
 def _product_of(first: int) -> tuple[int, _Formula]:
@@ -173,12 +170,10 @@ def _convolution(shapes: OpShapes) -> int:
     filter_size = weight[2:]
     if len(x) != len(weight) or not filter_size:
         raise ValueError("no convolution")
-    if _flag(shapes.concrete[6]):
+    if flag_of(shapes.concrete[6]):
         return int(2 * x[0] * prod(x[2:]) * prod(weight))
-    stride, padding, dilation = (_list(shapes.concrete[i], len(filter_size)) for i in (3, 4, 5))
-    columns = zip(x[2:], filter_size, stride, padding, dilation, strict=True)
-    out = [(size + 2 * pad - spread * (taps - 1) - 1) // step + 1 for size, taps, step, pad, spread in columns]
-    return int(2 * x[0] * prod(out) * prod(weight))
+    stride, padding, dilation = (per_dimension(numbers_in(shapes.concrete[i]), len(filter_size)) for i in (3, 4, 5))
+    return int(2 * x[0] * prod(convolved(x[2:], filter_size, stride, padding, dilation)) * prod(weight))
 
 
 def _convolution_backward(shapes: OpShapes) -> int:
@@ -187,23 +182,11 @@ def _convolution_backward(shapes: OpShapes) -> int:
     Inputs: grad_out, x, weight, bias sizes, stride, padding, dilation, transposed, output padding, groups, mask.
     """
     grad_out, x, weight = shapes.dims[:3]
-    asked = re.findall(r"True|False", shapes.concrete[10])
+    asked = flags_in(shapes.concrete[10])
     if len(asked) != 3 or len(x) != len(weight):
         raise ValueError("no mask")
-    met = x if _flag(shapes.concrete[7]) else grad_out
-    return int(2 * x[0] * prod(met[2:]) * prod(weight) * asked[:2].count("True"))
-
-
-def _flag(text: str) -> bool:
-    if text not in ("True", "False"):
-        raise ValueError(f"{text!r} is neither True nor False")
-    return text == "True"
-
-
-def _list(text: str, length: int) -> list[int]:
-    """`"[2, 2]"`; one number stands for all dimensions."""
-    numbers = [int(number) for number in re.findall(r"-?\d+", text)]
-    return numbers * length if len(numbers) == 1 else numbers
+    met = x if flag_of(shapes.concrete[7]) else grad_out
+    return int(2 * x[0] * prod(met[2:]) * prod(weight) * asked[:2].count(True))
 
 
 _CONVOLUTIONS: dict[str, tuple[int, _Formula]] = {

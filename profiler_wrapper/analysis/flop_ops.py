@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,8 +15,8 @@ from profiler_wrapper.analysis.compiled_graphs import graph_key
 from profiler_wrapper.analysis.flop_formulas import OpFlops, class_of_work, flops_of, has_formula, has_work
 from profiler_wrapper.analysis.handed_ops import handed_ops
 from profiler_wrapper.analysis.model import UncountedRow
-from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.analysis.stopped_ops import stopped_ops
+from profiler_wrapper.analysis.unknown_ops import UnknownOps
 from profiler_wrapper.recording.columns import Bool, Category, Int64
 from profiler_wrapper.recording.nesting import nearest, nearest_above
 from profiler_wrapper.recording.shapes import Shapes
@@ -175,27 +174,16 @@ class FlopOps:
         """Ops with work that nothing is known of, then kernels without an op that says what they do."""
         found = self._found
         recording, places = found.recording, found.attribution.places
-        groups: dict[tuple[str, str, Phase], _Group] = defaultdict(_Group)
+        unknown = UnknownOps()
         time_ns = self._times()
         for span in np.flatnonzero(self._is_unknown).tolist():
             name, place = recording.name_of(span), places[found.attribution.place_of[span]]
-            groups[name, class_of_work(name), place.phase].add(layer_name(found, place), time_ns[span])
+            unknown.add(name, class_of_work(name), place.phase, layer_name(found, place), int(time_ns[span]))
         if found.charges.basis == "device":
             for i, name, kind in self._bare_kernels():
                 place = places[found.charges.place[i]]
-                groups[name, kind, place.phase].add(layer_name(found, place), int(found.charges.time_ns[i]))
-        rows = [
-            UncountedRow(
-                op=op,
-                class_name=kind,
-                phase=phase,
-                layers=tuple(group.layers),
-                count=group.count,
-                time_per_step_ns=group.time_ns // steps,
-            )
-            for (op, kind, phase), group in groups.items()
-        ]
-        return tuple(sorted(rows, key=lambda row: (-row.time_per_step_ns, row.op, row.phase)))
+                unknown.add(name, kind, place.phase, layer_name(found, place), int(found.charges.time_ns[i]))
+        return unknown.rows(steps)
 
     def _times(self) -> Int64:
         """Per unknown op its device time; on a CPU-only trace its own duration."""
@@ -230,21 +218,6 @@ def _has_tf32(metadata: Mapping[str, Any]) -> bool:
     devices = devices if isinstance(devices, list) else []
     told = [device.get("computeMajor") for device in devices if isinstance(device, Mapping)]
     return all(major >= _FIRST_WITH_TF32 for major in told if isinstance(major, int))
-
-
-class _Group:
-    """Calls of one op without known FLOPs."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.time_ns = 0
-        self.layers: dict[str, None] = {}
-
-    def add(self, layer: str | None, time_ns: int) -> None:
-        self.count += 1
-        self.time_ns += int(time_ns)
-        if layer is not None:
-            self.layers[layer] = None
 
 
 def _class_of_kernel(name: str) -> str:

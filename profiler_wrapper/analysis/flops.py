@@ -139,8 +139,14 @@ def names_upwards(found: Attributed, indices: Mapping[str, int], layer: str) -> 
     return [found.tree.layers[index].name for index in found.tree.layers[indices[layer]].ancestors]
 
 
-def flops_of_recording(found: Attributed) -> FlopCount | str:
-    """What the shapes of an attributed recording tell, or why there are none."""
+def shapes_of(found: Attributed) -> Shapes | str:
+    """The shapes of an attributed recording, or why there are none."""
     if found.shapes is None or not found.shapes.recorded:
         return "the shapes of ops were not recorded (record_shapes=True)"
-    return count_flops(found, found.shapes)
+    return found.shapes
+
+
+def flops_of_recording(found: Attributed) -> FlopCount | str:
+    """What the shapes of an attributed recording tell, or why there are none."""
+    shapes = shapes_of(found)
+    return shapes if isinstance(shapes, str) else count_flops(found, shapes)

@@ -13,6 +13,17 @@ from typing import Any, Literal
 from profiler_wrapper.analysis.memory_model import MemoryUse
 from profiler_wrapper.analysis.peaks import Peaks
 from profiler_wrapper.analysis.phase import Phase
+from profiler_wrapper.analysis.view_model import (
+    AllocationRow,
+    AttentionCallRow,
+    CollectiveRow,
+    KernelRow,
+    OperatorRow,
+    OpMemoryRow,
+    Overview,
+    ProductRow,
+    SynchronisationRow,
+)
 
 SCHEMA_VERSION = 1
 
@@ -74,6 +85,8 @@ class LayerRow:
     shared: bool  # one instance under several names
     compiled: bool  # its code is compiled, or is part of what is
     graph: bool  # some of its time is kernels of a replayed CUDA graph
+    self_events: int | None = None  # device events (on a CPU-only trace, ops) whose innermost layer this is
+    step_times_ns: tuple[int, ...] = ()  # `time_ns` within each timed step, in the order of the steps
 
     @property
     def bound(self) -> Bound | None:
@@ -244,6 +257,15 @@ class Analysis:
     uncounted: tuple[UncountedRow, ...] = ()
     untold_bytes: tuple[UncountedRow, ...] = ()  # what moves bytes, and nothing tells how many
     utilization: Utilization | None = None  # None: the FLOPs of a step are not known
+    overview: Overview | None = None
+    operators: tuple[OperatorRow, ...] = ()  # the most expensive first
+    kernels: tuple[KernelRow, ...] = ()  # the most expensive first; without device events none
+    collectives: tuple[CollectiveRow, ...] = ()
+    synchronisations: tuple[SynchronisationRow, ...] = ()
+    products: tuple[ProductRow, ...] = ()  # of steps with shapes, the most expensive first
+    attention_calls: tuple[AttentionCallRow, ...] = ()  # of steps with shapes
+    allocations: tuple[AllocationRow, ...] = ()  # the largest first
+    op_memory: tuple[OpMemoryRow, ...] = ()  # most bytes first
     calls: tuple[LayerCall, ...] = ()  # not in result.json
     memory_use: MemoryUse | None = None  # not in result.json; None where no allocation was recorded
     summary: Mapping[str, Any] = field(default_factory=dict)

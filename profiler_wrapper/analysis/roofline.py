@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis.flop_formulas import OpFlops
 from profiler_wrapper.analysis.flop_ops import FlopOps, layer_name
-from profiler_wrapper.analysis.flops import FlopCount, LayerPhase, count_of_ops, names_upwards, per_step
+from profiler_wrapper.analysis.flops import FlopCount, LayerPhase, count_of_ops, names_upwards, per_step, shapes_of
 from profiler_wrapper.analysis.model import UncountedRow
 from profiler_wrapper.analysis.peaks import Peaks
 from profiler_wrapper.analysis.phase import Phase
+from profiler_wrapper.analysis.shape_rows import ShapeRows, shape_rows
 from profiler_wrapper.analysis.traffic import Traffic
 from profiler_wrapper.recording.columns import Int32, Int64
 from profiler_wrapper.recording.shapes import Shapes
@@ -51,6 +52,7 @@ class WorkCount:
     demands: Mapping[Demand, int]  # how often each, in all steps that were counted
     coverage: Mapping[LayerPlace, tuple[int, int]]  # nanoseconds of ops whose bytes are not told, and of all ops
     untold_bytes: tuple[UncountedRow, ...]
+    shapes: ShapeRows = field(default_factory=ShapeRows)
 
     def notes(self) -> list[str]:
         """What is not known, and why."""
@@ -74,9 +76,8 @@ def _note(what: str, rows: Iterable[UncountedRow]) -> list[str]:
 
 def work_of_recording(found: Attributed) -> WorkCount | str:
     """What the shapes of an attributed recording tell, or why there are none."""
-    if found.shapes is None or not found.shapes.recorded:
-        return "the shapes of ops were not recorded (record_shapes=True)"
-    return count_work(found, found.shapes)
+    shapes = shapes_of(found)
+    return shapes if isinstance(shapes, str) else count_work(found, shapes)
 
 
 def count_work(found: Attributed, shapes: Shapes) -> WorkCount:
@@ -89,6 +90,7 @@ def count_work(found: Attributed, shapes: Shapes) -> WorkCount:
         demands=_demands(found, ops, traffic),
         coverage=_coverage(found, traffic),
         untold_bytes=traffic.untold(flops.steps),
+        shapes=shape_rows(found, shapes),
     )
 
 

@@ -20,14 +20,14 @@ import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attribution import Role, role_of
-from profiler_wrapper.analysis.bytes_in_lists import ElementSizes, takes_lists
 from profiler_wrapper.analysis.bytes_indexing import INDEXING, TELLING, indexed
 from profiler_wrapper.analysis.bytes_operands import Moved
 from profiler_wrapper.analysis.flop_ops import FlopOps, layer_name
 from profiler_wrapper.analysis.handed_ops import holding
+from profiler_wrapper.analysis.list_element_sizes import ElementSizes, takes_lists
 from profiler_wrapper.analysis.model import UncountedRow
 from profiler_wrapper.analysis.op_bytes import calls_known_ops, has_rule, moved_by, moves_nothing, only_calls
-from profiler_wrapper.analysis.phase import Phase
+from profiler_wrapper.analysis.unknown_ops import UnknownOps
 from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64
 from profiler_wrapper.recording.nesting import nearest, nearest_above
 from profiler_wrapper.recording.shapes import OpShapes, Shapes
@@ -242,34 +242,10 @@ class Traffic:
         missing = np.flatnonzero(self.counts & ~self.told)
         op = nearest(self._parent, self._is_op & ~self._is_mark)[charges.cpu_span[missing]]
         name = spans.name[np.where(op >= 0, op, charges.span[missing])]
-        groups: dict[tuple[int, int, Phase], _Group] = defaultdict(_Group)
+        unknown = UnknownOps()
         for one, text in zip(missing.tolist(), name.tolist(), strict=True):
             place = found.attribution.places[charges.place[one]]
-            groups[text, int(charges.work[one]), place.phase].add(layer_name(found, place), int(charges.time_ns[one]))
-        rows = [
-            UncountedRow(
-                op=self._recording.names[text],
-                class_name=classes.CLASSES[work],
-                phase=phase,
-                layers=tuple(group.layers),
-                count=group.count,
-                time_per_step_ns=group.time_ns // steps,
-            )
-            for (text, work, phase), group in groups.items()
-        ]
-        return tuple(sorted(rows, key=lambda row: (-row.time_per_step_ns, row.op, row.phase)))
-
-
-class _Group:
-    """Calls of one op whose bytes are not told."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.time_ns = 0
-        self.layers: dict[str, None] = {}
-
-    def add(self, layer: str | None, time_ns: int) -> None:
-        self.count += 1
-        self.time_ns += time_ns
-        if layer is not None:
-            self.layers[layer] = None
+            work = classes.CLASSES[int(charges.work[one])]
+            layer = layer_name(found, place)
+            unknown.add(self._recording.names[text], work, place.phase, layer, int(charges.time_ns[one]))
+        return unknown.rows(steps)

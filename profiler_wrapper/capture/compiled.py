@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 
 from profiler_wrapper.capture import compiled_nodes as nodes
 from profiler_wrapper.capture.post_import import after_import
+from profiler_wrapper.capture.switch import is_off
 
 _ATTRIBUTE = "_profiler_wrapper_kernels"
 _TRACING = "set_kernel_post_grad_provenance_tracing"
@@ -59,7 +59,7 @@ _unavailable: str | None = None
 
 def install() -> None:
     """Begin to remember, from when Inductor is imported; done when this package is imported."""
-    if os.environ.get("PROFILER_WRAPPER", "").strip().lower() in ("off", "0"):
+    if is_off():
         return
     after_import("torch._inductor.debug", _guarded(_stand_before_tracing))
     after_import("torch._inductor.output_code", _guarded(_stand_around_graphs))

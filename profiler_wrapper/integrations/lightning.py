@@ -18,7 +18,8 @@ import torch
 
 from profiler_wrapper.integrations.batches import BatchSize, size_of
 from profiler_wrapper.integrations.guarding import Guarded, Outlets, guarded
-from profiler_wrapper.integrations.monitored import Blueprint, Collector, counts, forget_time, tagged_for_trainer
+from profiler_wrapper.integrations.monitored import Blueprint, Collector, counts, tagged_for_trainer
+from profiler_wrapper.integrations.profiled import ProfiledTraining
 from profiler_wrapper.live.monitor import TrainingMonitor
 from profiler_wrapper.live.rows import Row
 from profiler_wrapper.result import ProfileResult
@@ -64,7 +65,7 @@ class _Steps:
         return bool(self._global_step != before)
 
 
-class ProfilerCallback(Guarded, Callback):
+class ProfilerCallback(ProfiledTraining, Callback):
     """Profiles some steps of `trainer.fit(model)`.
 
     Args:
@@ -74,53 +75,28 @@ class ProfilerCallback(Guarded, Callback):
         WrongUse: an option means nothing. Nothing is raised while training.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        ProfilerWrapper(**options)  # wrong options are told here, not in the training
-        self._options = options
-        self.rest()
-
     def rest(self) -> None:
+        super().rest()
         _let_go_of_the_model(self)
         self._steps = _Steps()
-        self.profiler: ProfilerWrapper | None = None
-        self._inside = False
-
-    @property
-    def result(self) -> ProfileResult | None:
-        """What `ProfilerWrapper.result` is; None before anything was recorded."""
-        return None if self.profiler is None else self.profiler.result
 
     @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._leave(None)
         self._steps.begin(trainer)
-        self.profiler = ProfilerWrapper(pl_module, **self._options)
-        self.profiler.__enter__()
-        self._inside = True
-        atexit.register(self._leave, None)
+        self._enter(pl_module)
 
     @guarded
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self._inside and self.profiler is not None and self._steps.ended(trainer):
-            self.profiler.step()
+        if self._inside and self._steps.ended(trainer):
+            self._step()
 
     @guarded
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._leave(None)
+        self._leave()
 
     @guarded
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._leave(exception)
-
-    def abandon(self) -> None:
-        self._leave(None)
-
-    def _leave(self, error: BaseException | None) -> None:
-        if self._inside and self.profiler is not None:
-            self._inside = False
-            atexit.unregister(self._leave)
-            self.profiler.__exit__(None if error is None else type(error), error, None)
 
 
 class LayerProfiler(Guarded, Profiler):
@@ -293,7 +269,7 @@ class MonitorCallback(Guarded, Callback):
         if self.monitor is None:
             return
         if self._batches:
-            forget_time(self.monitor)
+            self.monitor.forget_time()
         else:
             self._in_step = False
             self.monitor.forget_step()

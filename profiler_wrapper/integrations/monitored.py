@@ -74,12 +74,6 @@ class Blueprint:
         return TrainingMonitor(output_dir, config, **options)
 
 
-def forget_time(monitor: TrainingMonitor) -> None:
-    """The step that is going on will have its counts and no time: the loop did something else in the midst of it."""
-    monitor.forget_step()
-    monitor._watch._last_end = None  # else it would begin there
-
-
 class Collector(Sink):
     """Keeps rows for a loop that logs them itself, in its own thread."""
 

@@ -11,7 +11,6 @@ Nothing of it can end a training: a failure of ours is one warning.
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
 import sys
@@ -19,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from profiler_wrapper.integrations.batches import BatchCounter
 from profiler_wrapper.integrations.guarding import Guarded, guarded
-from profiler_wrapper.integrations.monitored import Blueprint, counts, forget_time, tagged_for_trainer
+from profiler_wrapper.integrations.monitored import Blueprint, counts, tagged_for_trainer
+from profiler_wrapper.integrations.profiled import ProfiledTraining
 from profiler_wrapper.live.monitor import TrainingMonitor
 from profiler_wrapper.live.rows import Row
 from profiler_wrapper.live.sinks import Sink
-from profiler_wrapper.result import ProfileResult
-from profiler_wrapper.wrapper import ProfilerWrapper
 
 if TYPE_CHECKING:
 
@@ -40,7 +38,7 @@ else:
         ) from error
 
 
-class ProfilerCallback(Guarded, TrainerCallback):
+class ProfilerCallback(ProfiledTraining, TrainerCallback):
     """Profiles some steps of `trainer.train()`, as `with ProfilerWrapper(trainer.model): trainer.train()` does.
 
     Args:
@@ -50,45 +48,17 @@ class ProfilerCallback(Guarded, TrainerCallback):
         WrongUse: an option means nothing. Nothing is raised while training.
     """
 
-    def __init__(self, **options: Any) -> None:
-        ProfilerWrapper(**options)  # wrong options are told here, not in the training
-        self._options = options
-        self.rest()
-
-    def rest(self) -> None:
-        self.profiler: ProfilerWrapper | None = None
-        self._inside = False
-
-    @property
-    def result(self) -> ProfileResult | None:
-        """What `ProfilerWrapper.result` is; None before anything was recorded."""
-        return None if self.profiler is None else self.profiler.result
-
     @guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        self._leave()  # a training before this one ended by an exception
-        self.profiler = ProfilerWrapper(model, **self._options)
-        self.profiler.__enter__()
-        self._inside = True
-        atexit.register(self._leave)
+        self._enter(model)
 
     @guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        if self.profiler is not None and self._inside:
-            self.profiler.step()
+        self._step()
 
     @guarded
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._leave()
-
-    def abandon(self) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        if self._inside and self.profiler is not None:
-            self._inside = False
-            atexit.unregister(self._leave)
-            self.profiler.__exit__(None, None, None)
 
 
 class MonitorCallback(Guarded, TrainerCallback):
@@ -228,7 +198,7 @@ class MonitorCallback(Guarded, TrainerCallback):
         A step in the midst of which a callback of the user evaluates has no time.
         """
         if self._between_batches and self.monitor is not None:
-            forget_time(self.monitor)
+            self.monitor.forget_time()
             return
         ended, self._ended = self._ended, None
         if ended is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
+from profiler_wrapper.capture.switch import is_off
 from profiler_wrapper.live.accelerator import find_accelerator
 from profiler_wrapper.live.job import Told
 from profiler_wrapper.live.monitor_config import MonitorConfig
@@ -159,7 +160,7 @@ class TrainingMonitor:
             on_cpu=device is not None and str(device).startswith("cpu"),
         )
         self._pid = os.getpid()
-        self._over = not self.config.enable_perf_monitor or _switched_off()
+        self._over = not self.config.enable_perf_monitor or is_off()
         self._notices = Notices()
         accelerator = None if self._over else find_accelerator(device)
         # Nothing of this holds the monitor, so that it is closed where its last user lets go of it.
@@ -277,6 +278,11 @@ class TrainingMonitor:
         """The step that was begun is none: an exception ended it, or there was no batch."""
         self._watch.forget()
 
+    @_harmless
+    def forget_time(self) -> None:
+        """The step that was begun will end with its counts and no time: the loop did something else in its midst."""
+        self._watch.forget_time()
+
     def close(self) -> None:
         """Write what is left, and take everything away. Waits for the device, some seconds at most."""
         if self.active:
@@ -316,10 +322,6 @@ class TrainingMonitor:
             "failed", f"the monitor is off, because {what} failed: {type(error).__name__}: {error}; training goes on"
         )
         self._watch.close(wait=False)
-
-
-def _switched_off() -> bool:
-    return os.environ.get("PROFILER_WRAPPER", "").strip().lower() in ("off", "0")
 
 
 def _off() -> TrainingMonitor:

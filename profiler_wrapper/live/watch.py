@@ -125,6 +125,11 @@ class StepWatch:
         if self._breakdown is not None:
             self._breakdown.end_step()
 
+    def forget_time(self) -> None:
+        """The step that was begun will end with its counts and no time."""
+        self.forget()
+        self._last_end = None  # else it would begin there
+
     def end(
         self,
         *,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, fields
 from functools import cache
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -29,9 +29,60 @@ from profiler_wrapper.analysis.model import (
     Utilization,
 )
 from profiler_wrapper.analysis.peaks import Peaks
+from profiler_wrapper.analysis.view_model import (
+    AllocationRow,
+    AttentionCallRow,
+    CollectiveRow,
+    KernelRow,
+    OperatorRow,
+    OpMemoryRow,
+    Overview,
+    ProductRow,
+    StepSplit,
+    SynchronisationRow,
+)
 from profiler_wrapper.errors import BrokenTrace
 
-Row = AttentionRow | ClassRow | FlopRow | LayerRow | StepRow | TimeTotals | UnattributedRow | UncountedRow | Utilization
+Row = (
+    AllocationRow
+    | AttentionCallRow
+    | AttentionRow
+    | ClassRow
+    | CollectiveRow
+    | FlopRow
+    | KernelRow
+    | LayerRow
+    | OperatorRow
+    | OpMemoryRow
+    | Overview
+    | ProductRow
+    | StepRow
+    | StepSplit
+    | SynchronisationRow
+    | TimeTotals
+    | UnattributedRow
+    | UncountedRow
+    | Utilization
+)
+# The lists of rows of an analysis, in the order of the file.
+LISTS: Mapping[str, type[Row]] = {
+    "unattributed": UnattributedRow,
+    "layers": LayerRow,
+    "attention": AttentionRow,
+    "classes": ClassRow,
+    "steps": StepRow,
+    "flops": FlopRow,
+    "uncounted": UncountedRow,
+    "untold_bytes": UncountedRow,
+    "operators": OperatorRow,
+    "kernels": KernelRow,
+    "collectives": CollectiveRow,
+    "synchronisations": SynchronisationRow,
+    "products": ProductRow,
+    "attention_calls": AttentionCallRow,
+    "allocations": AllocationRow,
+    "op_memory": OpMemoryRow,
+}
 
 NS_PER_US = 1000
 # Without these a row says nothing; every other field has a value for "not known".
@@ -49,16 +100,10 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "warnings": _plain(analysis.warnings),
         "run": {"timed_steps": timed_steps, "full_steps": []} | _plain_mapping(analysis.run),
         "time": _row_to_dict(analysis.time) | {"coverage": analysis.time.coverage},
-        "unattributed": _rows_to_dicts(analysis.unattributed),
-        "layers": [_row_to_dict(row) | {"bound": row.bound} for row in analysis.layers],
-        "attention": _rows_to_dicts(analysis.attention),
-        "classes": _rows_to_dicts(analysis.classes),
-        "steps": _rows_to_dicts(analysis.steps),
+        **{name: _rows_to_dicts(getattr(analysis, name)) for name in LISTS},
         "series": _plain_mapping(analysis.series),
-        "flops": _rows_to_dicts(analysis.flops),
-        "uncounted": _rows_to_dicts(analysis.uncounted),
-        "untold_bytes": _rows_to_dicts(analysis.untold_bytes),
         "utilization": None if analysis.utilization is None else _row_to_dict(analysis.utilization),
+        "overview": None if analysis.overview is None else _row_to_dict(analysis.overview),
         "memory": _plain_mapping(analysis.memory),
     }
 
@@ -91,26 +136,19 @@ def _prepared(data: Mapping[str, Any]) -> dict[str, Any]:
     prepared["time"] = time = _row_from_dict(TimeTotals, data["time"])
     if "attributed_us" not in data["time"]:
         time["attributed_ns"] = time["total_ns"] - time["unattributed_ns"]
-    lists: tuple[tuple[str, type[Row]], ...] = (
-        ("unattributed", UnattributedRow),
-        ("layers", LayerRow),
-        ("attention", AttentionRow),
-        ("classes", ClassRow),
-        ("steps", StepRow),
-        ("flops", FlopRow),
-        ("uncounted", UncountedRow),
-        ("untold_bytes", UncountedRow),
-    )
-    for name, row_type in lists:
+    for name, row_type in LISTS.items():
         prepared[name] = [_row_from_dict(row_type, row) for row in data.get(name) or ()]
     if prepared.get("utilization") is not None:
         prepared["utilization"] = _row_from_dict(Utilization, data["utilization"])
+    if prepared.get("overview") is not None:
+        splits = [_row_from_dict(StepSplit, row) for row in data["overview"].get("steps") or ()]
+        prepared["overview"] = _row_from_dict(Overview, data["overview"]) | {"steps": splits}
     unknown: dict[str, Any] = {"complete": False, "warnings": [], "run": {}, "series": {}, "memory": {}}
     return unknown | prepared
 
 
 def _json_name(row_type: type[Any], name: str) -> str:
-    if row_type in (ClassRow, FlopRow, UncountedRow) and name == "class_name":
+    if row_type is not LayerRow and name == "class_name":
         return "class"
     return name[:-3] + "_us" if name.endswith("_ns") else name
 
@@ -119,12 +157,16 @@ def _microseconds(time_ns: Any) -> Any:
     """Integer nanoseconds as microseconds, inside mappings too; None stays None."""
     if isinstance(time_ns, Mapping):
         return {_text(name): _microseconds(value) for name, value in time_ns.items()}
+    if isinstance(time_ns, tuple):
+        return [_microseconds(value) for value in time_ns]
     return None if time_ns is None else int(time_ns) / NS_PER_US
 
 
 def _nanoseconds(time_us: Any) -> Any:
     if isinstance(time_us, Mapping):
         return {name: _nanoseconds(value) for name, value in time_us.items()}
+    if isinstance(time_us, list):
+        return [_nanoseconds(value) for value in time_us]
     return None if time_us is None else round(time_us * NS_PER_US)
 
 
@@ -155,7 +197,7 @@ def _unknown_values(row_name: str) -> dict[str, Any]:
             unknown[field.name] = field.default
         else:
             empty: dict[Any, Any] = {str: "", int: 0, bool: False}
-            unknown[field.name] = empty.get(hints[field.name], () if hints[field.name] == tuple[str, ...] else {})
+            unknown[field.name] = empty.get(hints[field.name], () if get_origin(hints[field.name]) is tuple else {})
     return unknown
 
 
@@ -189,6 +231,8 @@ def _plain(value: Any) -> Any:
         return _plain_mapping(value)
     if isinstance(value, Peaks):
         return _plain_mapping(asdict(value))
+    if isinstance(value, StepSplit):
+        return _row_to_dict(value)
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, (set, frozenset)):

@@ -11,7 +11,7 @@ from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.recording.columns import Recording
 from profiler_wrapper.reports.tables import console_table
-from tests.recordings import Trace
+from recordings import Trace
 
 CALL = "## Call CompiledFxGraph key ##"
 MODULES = ["layers.0", "layers.0.mlp", "layers.0.mlp.up", "layers.0.norm"]  # of a graph, by number

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from profiler_wrapper.analysis.bytes_in_lists import element_size_of_kernel
+from profiler_wrapper.analysis.list_element_sizes import element_size_of_kernel
 from profiler_wrapper.analysis.op_bytes import bytes_moved, has_rule, moved_by
 from profiler_wrapper.recording.shapes import OpShapes
 
