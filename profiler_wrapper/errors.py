@@ -30,5 +30,9 @@ class WrongUse(ProfilerWrapperError, ValueError):
     """An argument has a value that means nothing here."""
 
 
+class MissingPackage(ProfilerWrapperError, ImportError):
+    """Something needs a package that is not installed. The message says what to install."""
+
+
 class ProfilerWrapperWarning(UserWarning):
     """A profile is incomplete, or something could not be measured; the message says which and why."""

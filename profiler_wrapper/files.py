@@ -19,11 +19,14 @@ from profiler_wrapper.options import FILES, Options
 from profiler_wrapper.recording.atomic import replacing
 from profiler_wrapper.recording.lanes import splice_lanes
 from profiler_wrapper.recording.store import RunDirectory
+from profiler_wrapper.reports.page import write_page
 from profiler_wrapper.reports.write import REPORTS, ReportFile
 from profiler_wrapper.result import ProfileResult
+from profiler_wrapper.run_files import href
 from profiler_wrapper.units import file_size
 
 SMALL_SET = frozenset({"result"})
+_TOLD_AS = {"report": "the page"}
 
 
 class WindowFiles:
@@ -50,7 +53,7 @@ class WindowFiles:
         for name, report in REPORTS.items():
             if name in wanted and report.applies(result):
                 for file in report.files:
-                    self._attempt(name.replace("_", " "), partial(self._report, name, file, result))
+                    self._attempt(_TOLD_AS.get(name, name.replace("_", " ")), partial(self._report, name, file, result))
         self._write_run(complete=bool(self._run.get("complete", True)) and self._whole)
 
     def write_traces(self, *, main: Path, full: Path | None) -> None:
@@ -70,7 +73,10 @@ class WindowFiles:
         self._attempt("run.json", lambda: self._keep(self._directory_path().write_run(self._run, complete=complete)))
 
     def wanted(self) -> frozenset[str]:
-        """Keys of `FILES` that this rank writes."""
+        """Keys of `FILES` that this rank writes. One rank writes the page, which is the run's."""
+        return self._asked_for() - (set() if self._options.is_first(self._info.rank) else {"report"})
+
+    def _asked_for(self) -> frozenset[str]:
         options = self._options
         if options.files == "all":
             return frozenset(FILES)
@@ -122,14 +128,18 @@ class WindowFiles:
         return chosen == "json.gz" or (chosen is None and self._info.world_size > FULL_SET_WORLD_SIZE)
 
     def summary(self) -> str:
-        """Where the files are and how big."""
+        """Where the files are and how big; a line of its own for the page."""
         if not self._written or self._directory is None:
             return "no files were written"
         size = sum(path.stat().st_size for path in self._written if path.exists())
-        return f"{len(self._written)} files, {file_size(size)}, in {self._directory.directory}"
+        page = f"\nThe page: {self._directory.page}" if self._directory.page in self._written else ""
+        return f"{len(self._written)} files, {file_size(size)}, in {self._directory.directory}{page}"
 
     def _report(self, name: str, file: ReportFile, result: ProfileResult) -> None:
         directory = self._directory_path()
+        if name == "report":
+            self._page(result, directory.page)
+            return
         if file.shared:
             directory = replace(directory, window="")
             if directory.path(file.name).exists():
@@ -141,6 +151,12 @@ class WindowFiles:
         path = self._options.log_dir / (f"{directory.window}_{file_name}" if directory.window else file_name)
         with replacing(path) as beside:
             file.write(result, beside)
+        self._keep(path)
+
+    def _page(self, result: ProfileResult, path: Path) -> None:
+        trace = self.trace_path
+        with replacing(path) as beside:
+            write_page(result, beside, trace_href=None if trace is None else href(trace, page=path))
         self._keep(path)
 
     def _move(self, part: Path, name: str) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from profiler_wrapper.capture.graph_breaks import graph_breaks
 from profiler_wrapper.capture.out_of_memory import OutOfMemory
 from profiler_wrapper.capture.runinfo import RunInfo
 from profiler_wrapper.capture.session import safe_name
@@ -25,7 +26,7 @@ from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.window_report import WindowTask, finish_window, finish_window_in_child, has_little_memory
 
 _COMMAND = "python -m profiler_wrapper snapshot"
-PRINTED_ROWS = 25  # with the line that says where the files are
+PRINTED_ROWS = 25  # with the lines that say where the files are
 
 Describe = Callable[[], Sequence[dict[str, Any]]]
 
@@ -39,11 +40,12 @@ class Finisher:
         info: RunInfo,
         describe: Describe,
         describe_compiled: Callable[[], dict[str, Any]] = dict,
+        describe_settings: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self.results: list[ProfileResult] = []
         self._answered: OutOfMemory | None = None
         self._options, self._info, self._describe = options, info, describe
-        self._describe_compiled = describe_compiled
+        self._describe_compiled, self._describe_settings = describe_compiled, describe_settings
         self._followed: dict[str, None] = {}  # names of blocks, in the order they came
         self._history: AllocatorHistory | None = None
         self._run: RunDirectory | None = None
@@ -184,14 +186,14 @@ class Finisher:
             return
         self.results.append(finished.result)
         if self._options.enable_print_summary and self._prints:
-            sys.stdout.write(f"{finished.result.table(order='cost', rows=PRINTED_ROWS - 1)}\n{finished.files}\n")
+            rows = PRINTED_ROWS - len(finished.files.splitlines())
+            sys.stdout.write(f"{finished.result.table(order='cost', rows=rows)}\n{finished.files}\n")
             sys.stdout.flush()
 
     @property
     def _prints(self) -> bool:
-        """One rank prints: the first of those that record."""
-        ranks = self._options.ranks
-        return self.rank == (min(ranks) if ranks else 0)
+        """One rank prints."""
+        return self._options.is_first(self.rank)
 
     def _run_directory(self, main: RecordedTrace) -> RunDirectory | None:
         """The rank's own directory, and for each later window one in it."""
@@ -210,6 +212,7 @@ class Finisher:
         steps = {} if main.steps is None else {"timed_steps": list(main.steps), "full_steps": _full_steps(main, full)}
         return {
             **self._info.to_dict(),
+            **self._settings(notes),
             "prefix": self._options.prefix,
             **steps,
             "complete": complete,
@@ -217,8 +220,17 @@ class Finisher:
             "layers": list(self._describe()),
             "compiled": self._compiled(notes),
             "held": holdings_to_list(main.held),
+            "graph_breaks": _graph_breaks(notes),
             "cpu_frees_unsure": main.cpu_frees_unsure,
         }
+
+    def _settings(self, notes: list[str]) -> dict[str, Any]:
+        """How the run is set up, as advice and comparisons ask."""
+        try:
+            return self._describe_settings()
+        except Exception as error:
+            notes.append(f"how the run is set up is not known, because {type(error).__name__}: {error}")
+            return {}
 
     def _compiled(self, notes: list[str]) -> dict[str, Any]:
         """What is known of compiled code; without it, its layers have no rows."""
@@ -241,6 +253,15 @@ class Finisher:
         if self._run is not None:
             with suppress(OSError):
                 self._run.write_run(self._info.to_dict(), complete=False)
+
+
+def _graph_breaks(notes: list[str]) -> list[dict[str, Any]] | None:
+    """Those of torch.compile so far; None where they are not known."""
+    try:
+        return graph_breaks()
+    except Exception as error:
+        notes.append(f"graph breaks are not available, because {type(error).__name__}: {error}")
+        return None
 
 
 def _choose(window: Window) -> tuple[RecordedTrace | None, RecordedTrace | None]:

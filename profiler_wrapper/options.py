@@ -61,6 +61,10 @@ class Options:
         """What to record of which step."""
         return make_plan(self.steps, schedule=self.schedule, record_shapes=self.record_shapes)
 
+    def is_first(self, rank: int) -> bool:
+        """Whether it is the first of the ranks that record: the one that speaks for all."""
+        return rank == (min(self.ranks) if self.ranks else 0)
+
     def shapes(self, *, warm_up: bool) -> bool:
         """Whether shapes are recorded in warm-up steps, or in timed ones."""
         return warm_up if self.record_shapes == "auto" else bool(self.record_shapes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable
+from typing import Any
 
 from profiler_wrapper import __version__
 from profiler_wrapper.capture.holdings import HeldMemory
@@ -17,6 +18,7 @@ from profiler_wrapper.capture.recorder import Recorder
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.session import Session, machine_activities
+from profiler_wrapper.capture.settings import run_settings
 from profiler_wrapper.capture.signals import Updates
 from profiler_wrapper.capture.steps import Mode, OpenPlan, Plan
 from profiler_wrapper.finishing import Finisher
@@ -151,8 +153,17 @@ class Profiling:
                 device_mesh=self._options.device_mesh,
                 version=__version__,
             )
-            self.finisher = Finisher(self._options, info, self._scopes.describe, self._scopes.describe_compiled)
+            self.finisher = Finisher(
+                self._options,
+                info,
+                self._scopes.describe,
+                self._scopes.describe_compiled,
+                describe_settings=self._settings,
+            )
         return self._options.ranks is None or self.finisher.rank in self._options.ranks
+
+    def _settings(self) -> dict[str, Any]:
+        return run_settings([root.module for root in self._scopes.roots()], self._held_memory.optimizers())
 
     def _begin(self, plan: Plan) -> None:
         assert self.finisher is not None

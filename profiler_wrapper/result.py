@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from profiler_wrapper.analysis.analyse import tables
+from profiler_wrapper.analysis.attention_calls import describes_attention
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.flop_formulas import has_formula
 from profiler_wrapper.analysis.model import Analysis, LayerRow
@@ -19,15 +19,20 @@ from profiler_wrapper.analysis.op_bytes import has_rule
 from profiler_wrapper.analysis.peaks import VARIABLE, Given
 from profiler_wrapper.analysis.roofline import WorkCount, work_of_recording
 from profiler_wrapper.analysis.series import Track
-from profiler_wrapper.errors import BrokenTrace, UnknownLayer, WrongUse
-from profiler_wrapper.recording.holdings import read_holdings
+from profiler_wrapper.errors import UnknownLayer, WrongUse
+from profiler_wrapper.recording.atomic import replacing
+from profiler_wrapper.recording.bytesource import Progress
 from profiler_wrapper.recording.reader import read, read_with_shapes
+from profiler_wrapper.reports.csv_export import write_csv, write_csv_files
+from profiler_wrapper.reports.data_frame import data_frame
 from profiler_wrapper.reports.full_table import full_table
+from profiler_wrapper.reports.notebook import result_html
 from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.reports.tables import console_table
+from profiler_wrapper.run_files import RESULT_FILE, find_result, read_json, run_beside, trace_with_shapes
 
-RESULT_FILE = "result.json"
-RUN_FILE = "run.json"
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,39 @@ class ProfileResult(Analysis):
         """What `result.json` holds: schema version 1, times in microseconds, sizes in bytes."""
         return to_dict(self)
 
+    def to_csv(self, path: str | os.PathLike[str], rows: str = "layers") -> tuple[Path, ...]:
+        """Write one list (`"layers"`, `"operators"`, `"kernels"` ...) to `path`; every list, if that is a directory.
+
+        A path without `.csv` at its end is a directory, which is made. Columns and units are those of `result.json`.
+        A name that a spreadsheet would take for a formula gets an apostrophe before it.
+
+        Returns:
+            The files.
+
+        Raises:
+            OSError: a file cannot be written.
+            WrongUse: a result has no such list.
+        """
+        path = Path(path)
+        if path.suffix.lower() != ".csv":
+            return write_csv_files(self, path)
+        with replacing(path) as beside:
+            write_csv(self, beside, rows)
+        return (path,)
+
+    def to_pandas(self, rows: str = "layers") -> pd.DataFrame:
+        """One list (`"layers"`, `"operators"`, `"kernels"` ...) as a data frame, columns and units as in `result.json`.
+
+        Raises:
+            MissingPackage: pandas is not installed.
+            WrongUse: a result has no such list.
+        """
+        return data_frame(self, rows)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the verdict, the first findings, the layer table."""
+        return result_html(self)
+
 
 def _unknown(name: str, layers: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, layers, n=1)
@@ -76,23 +114,29 @@ def as_result(analysis: Analysis) -> ProfileResult:
 
 
 def attribute_trace(
-    path: str | os.PathLike[str], *, run: Mapping[str, Any] | None = None, shapes: bool = True
+    path: str | os.PathLike[str],
+    *,
+    run: Mapping[str, Any] | None = None,
+    shapes: bool = True,
+    progress: Progress | None = None,
 ) -> Attributed:
     """Read a trace, with shapes or without, and give every event of it a layer; `run` describes the run it is from."""
     if not shapes:
-        return attributed(read(path), run=run)
-    recording, recorded = read_with_shapes(path, _has_work)
+        return attributed(read(path, progress=progress), run=run)
+    recording, recorded = read_with_shapes(path, _has_work, progress=progress)
     return attributed(recording, run=run, shapes=recorded)
 
 
 def _has_work(op: str) -> bool:
-    return has_formula(op) or has_rule(op)
+    return has_formula(op) or has_rule(op) or describes_attention(op)
 
 
-def work_of_trace(path: str | os.PathLike[str], *, run: Mapping[str, Any] | None = None) -> WorkCount | str:
+def work_of_trace(
+    path: str | os.PathLike[str], *, run: Mapping[str, Any] | None = None, progress: Progress | None = None
+) -> WorkCount | str:
     """FLOPs and bytes as the trace with shapes tells them, which is not the timed one; or why it does not."""
     try:
-        return work_of_recording(attribute_trace(path, run=run))
+        return work_of_recording(attribute_trace(path, run=run, progress=progress))
     except Exception as error:  # the times are known, and are worth more
         return f"the trace with shapes could not be analysed ({type(error).__name__}: {error})"
 
@@ -103,6 +147,7 @@ def analyse_trace(
     run: Mapping[str, Any] | None = None,
     track: Sequence[Track] = (),
     peaks: Given | None = None,
+    progress: Progress | None = None,
 ) -> ProfileResult:
     """The result of one trace file; `run` describes the run it is from (run.json), `peaks` the device.
 
@@ -111,26 +156,21 @@ def analyse_trace(
         EmptyRecording: no event in it carries time.
         OSError: it cannot be read.
     """
-    found = attribute_trace(path, run=run)
+    found = attribute_trace(path, run=run, progress=progress)
     full = trace_with_shapes(Path(path), run or {})
-    work = work_of_trace(full, run=run) if full is not None and not (found.shapes and found.shapes.recorded) else None
+    if found.shapes and found.shapes.recorded:
+        full = None
+    work = None if full is None else work_of_trace(full, run=run, progress=progress)
     return as_result(tables(found, run=dict(run or {}), track=track, work=work, peaks=peaks))
 
 
-def trace_with_shapes(trace: Path, run: Mapping[str, Any]) -> Path | None:
-    """The trace with shapes that goes with the timed one; None where the run names none, or it is gone."""
-    name = run.get("full_trace")
-    if not isinstance(name, str) or not _same_name(str(run.get("trace")), trace.name):
-        return None
-    path = trace.parent / Path(name).name
-    return path if path.is_file() else None
-
-
-def _same_name(one: str, other: str) -> bool:
-    return one.removesuffix(".gz") == other.removesuffix(".gz")
-
-
-def load(path: str | os.PathLike[str], *, peaks: Given | None = None) -> ProfileResult:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    peaks: Given | None = None,
+    rank: int | None = None,
+    progress: Progress | None = None,
+) -> ProfileResult:
     """The result of any torch.profiler trace, plain or gzipped, or of a run directory.
 
     Of a directory: the `result.json` in it, else its trace; of one with a directory per rank, the
@@ -142,79 +182,20 @@ def load(path: str | os.PathLike[str], *, peaks: Given | None = None) -> Profile
         peaks: what the device can do, where no table knows it or another roof is wanted: dense TFLOP/s, by type
             (`{"bfloat16": 989, "bandwidth": 3350}` with GB/s, or the same as text), or the file that
             `python -m profiler_wrapper peaks --measure -o FILE` wrote.
+        rank: which rank of a run directory is meant.
+        progress: is told, while a trace is read, how many bytes of the file have been read, and of how many.
 
     Raises:
         BrokenTrace: the file is no trace, or the directory holds none, or several runs.
         EmptyRecording: no event carries time.
         OSError: it cannot be read.
-        WrongUse: `peaks` means none, or there is no trace to work shares of them out from.
+        WrongUse: `peaks` means none, there is no trace to work shares of them out from, or there is no such `rank`.
     """
     path = Path(path)
-    if path.is_dir():
-        told = os.environ.get(VARIABLE) if peaks is None else peaks
-        path = _result_or_trace(path, result=not told)
+    told = (os.environ.get(VARIABLE) if peaks is None else peaks) if path.is_dir() else None
+    path = find_result(path, rank=rank, with_trace=bool(told))
     if path.name == RESULT_FILE:
         if peaks is not None:
             raise WrongUse(f"{path}: peaks= needs the trace, from which the result was made. Give the trace.")
-        return as_result(from_dict(_json(path)))
-    return analyse_trace(path, run=run_beside(path), peaks=peaks)
-
-
-def run_beside(trace: Path) -> dict[str, Any] | None:
-    """What the run.json beside a trace says of it; what was held, only of the trace that it names. None without one.
-
-    Raises:
-        BrokenTrace: it is not what was written.
-    """
-    path = trace.parent / RUN_FILE
-    if not path.is_file():
-        return None
-    run = _json(path)
-    layers, compiled = run.get("layers", []), run.get("compiled", {})
-    if not (isinstance(layers, list) and all(isinstance(layer, dict) for layer in layers)):
-        raise BrokenTrace(f"{path}: its layers are not what was written. Delete it, and the trace is read alone.")
-    if not isinstance(compiled, dict):
-        raise BrokenTrace(f"{path}: its compiled is not what was written. Delete it, and the trace is read alone.")
-    try:
-        read_holdings(run.get("held"))
-    except ValueError as error:
-        raise BrokenTrace(
-            f"{path}: its held is not what was written ({error}). Delete it, and the trace is read alone."
-        ) from error
-    if not _same_name(str(run.get("trace")), trace.name):
-        run.pop("held", None)
-    return run
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise BrokenTrace(f"{path}: not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise BrokenTrace(f"{path}: a {type(data).__name__} where an object was expected")
-    return data
-
-
-def _result_or_trace(directory: Path, *, result: bool) -> Path:
-    """The result file of a directory, its trace, or those of its first rank; without `result` a trace, if there is."""
-    ranks = sorted(directory.glob("**/rank*/"), key=lambda p: (len(p.parts), _rank_number(p.name)))
-    runs = sorted({rank.relative_to(directory).parts[0] for rank in ranks if rank.parent != directory})
-    runs = [run for run in runs if not run.startswith("attempt")]
-    if len(runs) > 1 and not any(directory.glob("rank*/")):
-        raise BrokenTrace(f"{directory}: {len(runs)} runs are in it; name one: {', '.join(runs[:8])}")
-    for place in (directory, *ranks):
-        if result and (place / RESULT_FILE).is_file():
-            return place / RESULT_FILE
-        for pattern in ("*_trace.json", "*_trace.json.gz", "*.pt.trace.json", "*.pt.trace.json.gz"):
-            traces = sorted(place.glob(pattern), key=lambda p: ("_full_trace" in p.name, p.name))
-            if traces:
-                return traces[0]
-        if (place / RESULT_FILE).is_file():
-            return place / RESULT_FILE
-    raise BrokenTrace(f"{directory}: no {RESULT_FILE} and no trace in it")
-
-
-def _rank_number(name: str) -> int:
-    digits = "".join(c for c in name.removeprefix("rank").split("_")[0] if c.isdigit())
-    return int(digits) if digits else 0
+        return as_result(from_dict(read_json(path)))
+    return analyse_trace(path, run=run_beside(path), peaks=peaks, progress=progress)

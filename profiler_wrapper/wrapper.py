@@ -66,7 +66,7 @@ class ProfilerWrapper:
         output_dir: where run directories are made.
         prefix: of file names, instead of what `is_st` stands for.
         run_name: name of the run's directory; the same on all ranks.
-        files: `"auto"`, `"all"`, or some of `trace`, `full_trace`, `result`, `time_plot`, `memory_plot`,
+        files: `"auto"`, `"all"`, or some of `trace`, `full_trace`, `result`, `report`, `time_plot`, `memory_plot`,
             `memory_text`, `log`, `roofline_plot`, `categories_plot`, `memory_log`, `sunbursts`.
         trace: `"json"`, `"json.gz"` or False; None: plain, gzipped past 8 ranks.
         rank, device_mesh: where they cannot be found out.

@@ -27,7 +27,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 @pytest.fixture(autouse=True)
 def _clean_slate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test starts from the same seed, without our environment variables and compiled code of another test."""
-    for name in ("PROFILER_WRAPPER", "PROFILER_WRAPPER_RUN"):
+    for name in ("PROFILER_WRAPPER", "PROFILER_WRAPPER_RUN", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     torch.manual_seed(0)
     yield

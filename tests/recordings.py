@@ -25,6 +25,7 @@ from profiler_wrapper.recording.columns import (
     Recording,
     Spans,
 )
+from profiler_wrapper.recording.device_details import Configurations, DeviceDetails, PythonCalls
 from profiler_wrapper.recording.marks import Mark, format_mark
 
 MAIN = 1  # the thread that runs forward
@@ -36,6 +37,7 @@ _CATEGORY_NAMES = {
     Category.ANNOTATION: "user_annotation",
     Category.MODULE: "python_function",
     Category.RUNTIME: "cuda_runtime",
+    Category.SYNC: "cuda_sync",
     Category.KERNEL: "kernel",
     Category.MEMCPY: "gpu_memcpy",
     Category.MEMSET: "gpu_memset",
@@ -53,6 +55,8 @@ class Trace:
         self._spans: list[dict[str, Any]] = []
         self._memory: list[dict[str, Any]] = []
         self._flows: list[tuple[int, int, int, int]] = []
+        self._python: list[tuple[int, int, int, int]] = []
+        self._told: dict[int, dict[str, Any]] = {}
         self._correlation = 0
         self._allocated = 0
 
@@ -133,11 +137,41 @@ class Trace:
             external_id=external_id,
         )
 
-    def launch(self, start: int, end: int, *, correlation: int, thread: int = MAIN) -> Trace:
+    def told(
+        self,
+        *,
+        grid: tuple[int, int, int] | None = None,
+        block: tuple[int, int, int] | None = None,
+        registers: int | None = None,
+        shared_memory: int | None = None,
+        blocks_per_sm: float | None = None,
+        occupancy_percent: float | None = None,
+        copied_bytes: int | None = None,
+    ) -> Trace:
+        """What the last device event tells of its launch, or of what it copies."""
+        self._told[len(self._spans) - 1] = {
+            "grid": grid,
+            "block": block,
+            "registers per thread": registers,
+            "shared memory": shared_memory,
+            "blocks per SM": blocks_per_sm,
+            "est. achieved occupancy %": occupancy_percent,
+            "bytes": copied_bytes,
+        }
+        return self
+
+    def launch(
+        self, start: int, end: int, *, correlation: int = -1, thread: int = MAIN, name: str = "cudaLaunchKernel"
+    ) -> Trace:
         """A call into the CUDA runtime."""
         self._correlation = max(self._correlation, correlation)
-        name = "cudaLaunchKernel"
         return self._span(Category.RUNTIME, name, start, end, Lane(_PROCESS, thread), correlation=correlation)
+
+    def python(self, frame: str, start: int, end: int, *, thread: int = MAIN) -> Trace:
+        """A call of a Python function: `train.py(12): step`. Not written to files."""
+        lane = self._lane(Lane(_PROCESS, thread))
+        self._python.append((self._names.setdefault(frame, len(self._names)), lane, start, end - start))
+        return self
 
     def memory(
         self, time: int, size: int, *, address: int, thread: int = MAIN, device: int = -1, reserved: int = 0
@@ -192,6 +226,8 @@ class Trace:
                     backward_ns=flows[:, 3],
                 ),
                 "metadata": {},
+                "python": _python_calls(self._python),
+                "details": _details(self._told),
                 **fields,
             }
         )
@@ -200,7 +236,7 @@ class Trace:
         """The trace as a file, in microseconds with three decimals."""
         names, lanes = list(self._names), list(self._lanes)
         events: list[dict[str, Any]] = []
-        for span in self._spans:
+        for index, span in enumerate(self._spans):
             lane = lanes[span["lane"]]
             fields = {
                 "correlation": span["correlation"],
@@ -213,6 +249,7 @@ class Trace:
             arguments: dict[str, Any] = {key: value for key, value in fields.items() if value >= 0}
             if span["graph"]:
                 arguments["graph node id"] = 9
+            arguments |= {key: value for key, value in self._told.get(index, {}).items() if value is not None}
             events.append(
                 {
                     "ph": "X",
@@ -262,6 +299,37 @@ class Trace:
             }
         )
         return self
+
+
+def _details(told: dict[int, dict[str, Any]]) -> DeviceDetails:
+    def column(key: str, dtype: type, unsaid: Any) -> Any:
+        rows = [row[key] if row[key] is not None else unsaid for row in told.values()]
+        return np.array(rows, dtype=dtype).reshape(-1, 3) if key in ("grid", "block") else np.array(rows, dtype=dtype)
+
+    nothing = (-1, -1, -1)
+    return DeviceDetails(
+        span=np.array(list(told), dtype=np.int64),
+        configuration=np.arange(len(told), dtype=np.int32),
+        configurations=Configurations(
+            grid=column("grid", np.int64, nothing),
+            block=column("block", np.int64, nothing),
+            registers=column("registers per thread", np.int64, -1),
+            shared_memory_bytes=column("shared memory", np.int64, -1),
+            copied_bytes=column("bytes", np.int64, -1),
+            blocks_per_sm=column("blocks per SM", np.float64, np.nan),
+            occupancy=column("est. achieved occupancy %", np.float64, np.nan) / 100,
+        ),
+    )
+
+
+def _python_calls(calls: list[tuple[int, int, int, int]]) -> PythonCalls:
+    table = np.array(calls, dtype=np.int64).reshape(-1, 4)
+    return PythonCalls(
+        name=table[:, 0].astype(np.int32),
+        lane=table[:, 1].astype(np.int32),
+        start_ns=table[:, 2],
+        duration_ns=table[:, 3],
+    )
 
 
 def _span_fields() -> dict[str, Any]:

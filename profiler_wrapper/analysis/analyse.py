@@ -26,7 +26,7 @@ from profiler_wrapper.analysis.layer_time import (
     unattributed_rows,
 )
 from profiler_wrapper.analysis.memory_summary import memory_summary
-from profiler_wrapper.analysis.memory_use import memory_use
+from profiler_wrapper.analysis.memory_use import memory_use, owned_memory
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.analysis.operator_rows import operator_rows
 from profiler_wrapper.analysis.overview import overview
@@ -84,7 +84,8 @@ def tables(
     run = {**run_of_trace(recording, found.steps.number), **run}
     holdings, memory_notes = _holdings(run)
     memory = device_memory(recording, holdings, cpu_frees_unsure=bool(run.get("cpu_frees_unsure")))
-    use = None if memory is None else memory_use(found, memory)
+    owned = None if memory is None else owned_memory(found, memory)
+    use = None if memory is None else memory_use(found, memory, owned=owned)
     node_starts = np.sort(recording.spans.start_ns[attribution.is_node])
     per_call = None if memory is None else call_memory(recording, found.calls, memory, node_starts)
     exposed, exposed_total = exposed_communication(recording, charges)
@@ -100,7 +101,17 @@ def tables(
     series = named_series(recording, found.enclosing, charges, per, names, notes)
     series |= function_series(recording, tree, attribution, charges, per, functions, notes)
     layers = layer_rows(
-        tree, attribution, charges, found.cpu, exposed, idle, found.calls, per_call, fused_ns, ran_elsewhere
+        tree,
+        attribution,
+        charges,
+        found.cpu,
+        exposed,
+        idle,
+        found.calls,
+        per_call,
+        fused_ns,
+        ran_elsewhere,
+        steps=found.steps,
     )
     shaped = ShapeRows() if isinstance(work, str) else work.shapes
     analysis = Analysis(
@@ -123,14 +134,15 @@ def tables(
         synchronisations=synchronisation_rows(found),
         products=shaped.products,
         attention_calls=shaped.attention_calls,
-        allocations=allocation_rows(found, memory),
-        op_memory=op_memory_rows(found, memory),
+        allocations=allocation_rows(found, memory, owned=owned),
+        op_memory=op_memory_rows(found, memory, owned=owned),
         calls=_calls(found, per_call),
         memory_use=use,
     )
     if not isinstance(work, str):
         analysis = with_work(analysis, found, work, peaks)
-    return replace(analysis, summary=summary_of(analysis, found))
+    told = summary_of(analysis, found)
+    return replace(analysis, summary=told.summary, warnings=(*analysis.warnings, *told.notes))
 
 
 def _uneven_steps(steps: Steps) -> list[str]:

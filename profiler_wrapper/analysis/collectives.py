@@ -1,15 +1,204 @@
-"""Collectives: how many, how many bytes, how fast, and how much of them nothing hides."""
+"""Collectives: how many, how many bytes, how fast, and how much of them nothing hides.
+
+A row's time is that of its events of the class communication, so all rows together have the time of that class.
+Exposed time is per event, as a layer's is: where two collectives overlap each other, the sum over rows is more
+than `TimeTotals.exposed_communication_ns`, which counts an instant once.
+
+On a CPU-only trace the time is what calls take on their threads. What gloo does on threads of its own shows as
+annotations, which carry no time; the few ops in it are rows of count 0. So there is no bandwidth.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.attribution import NO_LAYER, Place
+from profiler_wrapper.analysis.collective_names import (
+    OTHER,
+    bus_factor,
+    collective_of,
+    element_bytes,
+    is_collective_call,
+    type_in_kernel,
+)
+from profiler_wrapper.analysis.layer_time import exposed_communication
+from profiler_wrapper.analysis.phase import PHASES, Phase
 from profiler_wrapper.analysis.view_model import CollectiveRow
+from profiler_wrapper.recording.columns import Bool, Category, Int32
+from profiler_wrapper.recording.device_details import CollectiveDetails
+from profiler_wrapper.recording.nesting import nearest, nearest_above
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
 
+_COMMUNICATION = classes.CLASSES.index("communication")
+
+
+class _Kind(NamedTuple):
+    """What all collectives of a row have in common, but for the layer."""
+
+    collective: str
+    group: str
+    group_size: int | None
+    dtype: str
+
+
+class _Call(NamedTuple):
+    kind: _Kind
+    payload_bytes: int | None
+    counts: bool  # not for what works for a call made elsewhere
+
+
+class _Key(NamedTuple):
+    kind: _Kind
+    layer: str | None
+    phase: Phase
+
+
+@dataclass(slots=True)
+class _Sums:
+    count: int = 0
+    payload_bytes: int | None = 0
+    time_ns: int = 0
+    exposed_ns: int = 0
+
 
 def collective_rows(found: Attributed) -> tuple[CollectiveRow, ...]:
     """The collectives of an attributed recording, the most expensive first."""
-    return ()
+    charges, places = found.charges, found.attribution.places
+    members = np.flatnonzero(charges.work == _COMMUNICATION)
+    if not len(members):
+        return ()
+    exposed, _ = exposed_communication(found.recording, charges)
+    calls = _Calls(found)
+    seen: set[int] = set()
+    sums: dict[_Key, _Sums] = defaultdict(_Sums)
+    columns = (charges.span, charges.cpu_span, charges.place, charges.time_ns, exposed)
+    for span, cpu_span, place, time_ns, exposed_ns in zip(*(c[members].tolist() for c in columns), strict=True):
+        identity, call = calls.of(span, cpu_span)
+        gathered = sums[_Key(call.kind, _layer(found, places[place]), places[place].phase)]
+        gathered.time_ns += time_ns
+        gathered.exposed_ns += exposed_ns
+        if identity not in seen:
+            seen.add(identity)
+            gathered.count += call.counts
+            told = call.payload_bytes is not None and gathered.payload_bytes is not None
+            gathered.payload_bytes = (gathered.payload_bytes or 0) + (call.payload_bytes or 0) if told else None
+    rows = [_row(key, gathered, on_device=charges.basis == "device") for key, gathered in sums.items()]
+    rows.sort(
+        key=lambda row: (-row.time_ns, row.collective, row.group, row.layer or "", PHASES.index(row.phase), row.dtype)
+    )
+    return tuple(rows)
+
+
+def _layer(found: Attributed, place: Place) -> str | None:
+    if place.layer >= 0:
+        return found.tree.layers[place.layer].name
+    return "" if place.layer == NO_LAYER else None
+
+
+def _row(key: _Key, sums: _Sums, *, on_device: bool) -> CollectiveRow:
+    kind = key.kind
+    payload = sums.payload_bytes if sums.count else None
+    bandwidth = payload * 1e9 / sums.time_ns if on_device and payload and sums.time_ns else None
+    factor = bus_factor(kind.collective, kind.group_size)
+    return CollectiveRow(
+        collective=kind.collective,
+        group=kind.group,
+        group_size=kind.group_size,
+        dtype=kind.dtype,
+        layer=key.layer,
+        phase=key.phase,
+        count=sums.count,
+        payload_bytes=payload,
+        time_ns=sums.time_ns,
+        exposed_ns=sums.exposed_ns if on_device else None,
+        overlapped_ns=sums.time_ns - sums.exposed_ns if on_device else None,
+        bandwidth_bytes_per_s=bandwidth,
+        bus_bandwidth_bytes_per_s=None if bandwidth is None or factor is None else bandwidth * factor,
+    )
+
+
+class _Calls:
+    """Finds which call an event is part of, and what that call moves.
+
+    A kernel that tells of its collective is one by itself. Any other belongs to the event around its launch that
+    tells, or else to the outermost call around it; several kernels of one call are one collective.
+    """
+
+    def __init__(self, found: Attributed) -> None:
+        self._recording, self._on_device = found.recording, found.charges.basis == "device"
+        spans, parent = found.recording.spans, found.nesting.parent
+        self._details: dict[int, list[CollectiveDetails]] = defaultdict(list)
+        for details in found.recording.collectives:
+            self._details[details.span].append(details)
+        calls = np.array([is_collective_call(name) for name in found.recording.names], dtype=np.bool_)
+        is_call: Bool = calls[spans.name] & (spans.category <= Category.ANNOTATION)
+        self._outermost = _outermost(parent, is_call)
+        tells = np.zeros(len(spans), dtype=np.bool_)
+        tells[list(self._details)] = True
+        tells &= spans.category <= Category.RUNTIME
+        self._telling = nearest(parent, tells)
+        names = np.array([bool(collective_of(name)) for name in found.recording.names], dtype=np.bool_)
+        self._named = nearest(parent, is_call & names[spans.name])
+        self._inside: dict[int, list[CollectiveDetails]] = defaultdict(list)  # what is told within a call
+        for span in np.flatnonzero(tells).tolist():
+            if self._outermost[span] >= 0:
+                self._inside[int(self._outermost[span])] += self._details[span]
+        self._known: dict[int, _Call] = {}
+
+    def of(self, span: int, cpu_span: int) -> tuple[int, _Call]:
+        """(identity, call) of a charge."""
+        if self._on_device and span in self._details:
+            identity, told = span, self._details[span]
+        elif cpu_span >= 0 and self._on_device and self._telling[cpu_span] >= 0:
+            identity = int(self._telling[cpu_span])
+            told = self._details[identity]
+        elif cpu_span >= 0 and self._outermost[cpu_span] >= 0:
+            identity = int(self._outermost[cpu_span])
+            told = [] if self._on_device else self._inside.get(identity, [])
+        else:
+            identity, told = span, []
+        if identity not in self._known:
+            self._known[identity] = self._call(identity, told, span, cpu_span)
+        return identity, self._known[identity]
+
+    def _call(self, identity: int, told: list[CollectiveDetails], span: int, cpu_span: int) -> _Call:
+        kernel = self._recording.name_of(span)
+        named = int(self._named[cpu_span]) if cpu_span >= 0 else -1
+        names = [details.name for details in told]
+        names += [kernel, self._recording.name_of(named) if named >= 0 else ""]
+        first = told[0] if told else CollectiveDetails(identity, "")
+        kind = _Kind(
+            collective=next(filter(None, map(collective_of, names)), OTHER),
+            group=first.group_name or "",
+            group_size=first.group_size,
+            dtype=first.dtype or type_in_kernel(kernel),
+        )
+        payloads = [_payload_bytes(details) for details in told]
+        known = [payload for payload in payloads if payload is not None]
+        counts = self._on_device or self._recording.spans.category[identity] == Category.CPU_OP
+        return _Call(kind, sum(known) if known and len(known) == len(payloads) else None, bool(counts))
+
+
+def _payload_bytes(details: CollectiveDetails) -> int | None:
+    size = element_bytes(details.dtype or "")
+    elements = [count for count in (details.in_elements, details.out_elements) if count is not None]
+    return None if size is None or not elements else max(elements) * size
+
+
+def _outermost(parent: Int32, chosen: Bool) -> Int32:
+    """Per event: of itself and those around it, the outermost that is chosen; -1 for none."""
+    outermost = nearest(parent, chosen)
+    above = nearest_above(parent, outermost)
+    while True:
+        at = np.flatnonzero(outermost >= 0)
+        moves = at[above[outermost[at]] >= 0]
+        if not len(moves):
+            return outermost
+        outermost[moves] = above[outermost[moves]]

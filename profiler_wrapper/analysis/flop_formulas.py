@@ -80,10 +80,10 @@ def _flops_of(name: str, shapes: OpShapes) -> OpFlops | None:
     attention = ATTENTIONS.get(name) or flex_attention(name)
     if attention is not None:
         counted = attention.flops(shapes)
-        return None if counted is None else OpFlops(*counted[:2], _dtype(shapes, attention.query), *counted[2:])
+        return None if counted is None else OpFlops(*counted[:2], dtype_of(shapes, attention.query), *counted[2:])
     operand, formula = _MATRIX_PRODUCTS.get(name) or _CONVOLUTIONS[name]
     flops = formula(shapes)
-    return None if flops is None else OpFlops(flops, flops, _dtype(shapes, operand))
+    return None if flops is None else OpFlops(flops, flops, dtype_of(shapes, operand))
 
 
 # --- matrix products ----------------------------------------------------------------------------
@@ -208,7 +208,7 @@ _DTYPES = {
 }
 
 
-def _dtype(shapes: OpShapes, operand: int) -> str:
+def dtype_of(shapes: OpShapes, operand: int) -> str:
     """The type of an input by torch's name."""
     told = shapes.types[operand] if operand < len(shapes.types) else ""
     return _DTYPES.get(told, told.removeprefix("c10::").lower())

@@ -14,6 +14,7 @@ from profiler_wrapper.analysis.charges import Charges, CpuTime
 from profiler_wrapper.analysis.intervals import Union, union
 from profiler_wrapper.analysis.layer_calls import CallTree
 from profiler_wrapper.analysis.layer_memory import CallMemory
+from profiler_wrapper.analysis.layer_steps import layer_step_times, step_of_charges
 from profiler_wrapper.analysis.layer_tree import Layer, LayerTree
 from profiler_wrapper.analysis.model import (
     AttentionRow,
@@ -41,6 +42,7 @@ class _Sums:
     communication_ns: list[int] = field(default_factory=lambda: [0, 0])
     exposed_communication_ns: list[int] = field(default_factory=lambda: [0, 0])
     idle_ns: list[int] = field(default_factory=lambda: [0, 0])
+    events: list[int] = field(default_factory=lambda: [0, 0])
     fused_ns: int = 0
     graph: bool = False
 
@@ -59,6 +61,8 @@ def layer_rows(
     memory: CallMemory | None,
     fused_ns: Mapping[Key, int],
     also: Iterable[Key] = (),
+    *,
+    steps: Steps,
 ) -> tuple[LayerRow, ...]:
     """One row per (layer, phase), `also` of those without time; layers in model order, what has no module last."""
     sums = _gather(tree, attribution, charges, cpu, exposed_ns, idle_ns)
@@ -70,7 +74,11 @@ def layer_rows(
     place = {index: layer.order for index, layer in enumerate(tree.layers)}
     order = sorted(sums, key=lambda key: (key[0] < 0, place.get(key[0], 0), key[0], PHASES.index(key[1])))
     on_device = charges.basis == "device"
-    rows = [_row(tree, key, sums[key], entered.get(key), memory, on_device=on_device) for key in order]
+    in_steps, in_none = layer_step_times(tree, attribution, charges, steps), (0,) * len(steps)
+    rows = [
+        _row(tree, key, sums[key], entered.get(key), memory, in_steps.get(key, in_none), on_device=on_device)
+        for key in order
+    ]
     return tuple(_with_peaks_below(rows))
 
 
@@ -109,6 +117,7 @@ def _gather(
         "communication_ns": _per_place(places, charges.place, communication),
         "exposed_communication_ns": _per_place(places, charges.place, exposed_ns),
         "cpu_time_ns": _per_place(places, cpu_place, cpu.time_ns),
+        "events": np.bincount(charges.place, minlength=len(places)),
     }
     if idle_ns is not None:
         per_place["idle_ns"] = idle_ns
@@ -143,7 +152,14 @@ def _entered(attribution: Attribution, calls: CallTree) -> dict[Key, list[int]]:
 
 
 def _row(
-    tree: LayerTree, key: Key, sums: _Sums, entered: list[int] | None, memory: CallMemory | None, *, on_device: bool
+    tree: LayerTree,
+    key: Key,
+    sums: _Sums,
+    entered: list[int] | None,
+    memory: CallMemory | None,
+    step_times_ns: tuple[int, ...],
+    *,
+    on_device: bool,
 ) -> LayerRow:
     index, phase = key
     layer = tree.layers[index] if index >= 0 else _NO_MODULE
@@ -181,6 +197,8 @@ def _row(
         shared=layer.shared,
         compiled=layer.compiled,
         graph=sums.graph,
+        self_events=sums.events[0],
+        step_times_ns=step_times_ns,
     )
 
 
@@ -256,8 +274,7 @@ def step_rows(
     attribution: Attribution, charges: Charges, steps: Steps, peak_of_step: Sequence[int | None]
 ) -> tuple[StepRow, ...]:
     """A row per step, and a last one (`step` None) for what was launched in no step."""
-    place = steps.place_of(charges.launch_ns)
-    place[charges.cpu_span < 0] = -1
+    place = step_of_charges(charges, steps)
     phase = np.array([PHASES.index(p.phase) for p in attribution.places], dtype=np.int64)[charges.place]
     spent = np.zeros((len(steps) + 1, len(PHASES)), dtype=np.int64)  # the last row is for no step
     np.add.at(spent, (place, phase), charges.time_ns)

@@ -36,6 +36,7 @@ class Blocks:
     place: Int32  # index into Attribution.places; -1 for what was there before
     op: Int32  # index into `ops`
     ops: tuple[str, ...]
+    maker: Int32  # the CPU event of that op; -1 for none
     events: int
 
     def __len__(self) -> int:
@@ -104,6 +105,7 @@ def find_blocks(
         np.concatenate([place, nothing]),
         np.concatenate([op, np.full(len(before), before_op, dtype=np.int32)]),
         (*names, BEFORE_PROFILING, ""),
+        np.concatenate([np.where(an_op, maker, np.int32(-1)).astype(np.int32), nothing]),
         count,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.recording.columns import Int64
@@ -71,6 +71,14 @@ class MemoryTimeline:
         return self.phase_starts[place][1] if place >= 0 else None
 
 
+class StepTime(NamedTuple):
+    """When a step begins and ends; one that no other follows may end never."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slope:
     """A straight line through what is allocated at the ends of the steps, without the first of more than three."""
@@ -121,3 +129,6 @@ class MemoryUse:
     leaks: tuple[Leak, ...] = ()  # the largest first
     changes: tuple[Change, ...] = ()  # the largest saving first
     notes: tuple[str, ...] = field(default=())  # what is not known, and why
+    begin_ns: int | None = None  # of the recording; None: its first allocation
+    end_ns: int | None = None
+    steps: tuple[StepTime, ...] = ()

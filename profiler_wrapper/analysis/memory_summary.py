@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from profiler_wrapper.analysis.memory_curve import memory_curve
 from profiler_wrapper.analysis.memory_model import MemoryMoment, MemoryUse, Owner
 
 _MOST_OWNERS = 50
@@ -35,6 +36,7 @@ def memory_summary(use: MemoryUse | None) -> dict[str, Any]:
         "slope": None if use.slope is None else asdict(use.slope),
         "leaks": [asdict(leak) for leak in use.leaks],
         "changes": [asdict(change) for change in use.changes],
+        "curve": memory_curve(use),
     }
 
 

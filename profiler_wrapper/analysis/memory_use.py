@@ -10,7 +10,7 @@ from profiler_wrapper.analysis.memory_allocations import find_blocks, op_tree
 from profiler_wrapper.analysis.memory_categories import categorise
 from profiler_wrapper.analysis.memory_changes import find_changes
 from profiler_wrapper.analysis.memory_growth import find_leaks, slope_of
-from profiler_wrapper.analysis.memory_model import BEFORE_PROFILING, MemoryMoment, MemoryUse
+from profiler_wrapper.analysis.memory_model import BEFORE_PROFILING, MemoryMoment, MemoryUse, StepTime
 from profiler_wrapper.analysis.memory_moments import find_moments, phase_starts
 from profiler_wrapper.analysis.memory_owned import OwnedMemory, own
 from profiler_wrapper.analysis.steps import Steps
@@ -18,14 +18,34 @@ from profiler_wrapper.recording.columns import Recording
 from profiler_wrapper.units import file_size
 
 
-def memory_use(found: Attributed, memory: DeviceMemory) -> MemoryUse:
-    """Everything known of the memory of the device that `memory` is about."""
-    recording, nesting, tree, attribution = found.recording, found.nesting, found.tree, found.attribution
-    calls, steps = found.calls, found.steps
-    ops = op_tree(recording, nesting, tree)
-    blocks = find_blocks(recording, nesting, attribution, ops, memory)
+def owned_memory(found: Attributed, memory: DeviceMemory) -> OwnedMemory:
+    """Every block of the device that `memory` is about, with its category and owner."""
+    recording, attribution = found.recording, found.attribution
+    ops = op_tree(recording, found.nesting, found.tree)
+    blocks = find_blocks(recording, found.nesting, attribution, ops, memory)
     categories = categorise(found, ops, memory, blocks)
-    owned = own(tree, attribution, memory, blocks, categories, phase_starts(recording, attribution, calls))
+    phases = phase_starts(recording, attribution, found.calls)
+    return own(found.tree, attribution, memory, blocks, categories, phases)
+
+
+def begin_of(recording: Recording) -> int:
+    """When the first event of a recording begins, on the trace's clock."""
+    spans, memory = recording.spans, recording.memory
+    return min(int(times.min()) for times in (spans.start_ns, memory.time_ns) if len(times))
+
+
+def _end_of(recording: Recording) -> int:
+    spans, memory = recording.spans, recording.memory
+    return max(int(times.max()) for times in (spans.end_ns, memory.time_ns) if len(times))
+
+
+def memory_use(found: Attributed, memory: DeviceMemory, *, owned: OwnedMemory | None = None) -> MemoryUse:
+    """Everything known of the memory of the device that `memory` is about.
+
+    `owned`: its blocks, where they are at hand.
+    """
+    recording, steps = found.recording, found.steps
+    owned = owned or owned_memory(found, memory)
     top = int(np.argmax(owned.timeline.total_bytes))
     last = _last_moment(recording, memory)
     peak_owners = owned.owners(top)
@@ -37,13 +57,18 @@ def memory_use(found: Attributed, memory: DeviceMemory) -> MemoryUse:
         peak=_labelled(owned, steps, "highest allocated", top),
         peak_owners=peak_owners,
         reserved_peak=_reserved_peak(owned, steps),
-        moments=find_moments(recording, attribution, calls, steps, owned),
+        moments=find_moments(recording, found.attribution, found.calls, steps, owned),
         last=_labelled(owned, steps, "last allocation", last),
         last_owners=peak_owners if last == top else owned.owners(last),
         slope=slope_of(owned, steps),
         leaks=tuple(leak for leak, _ in leaks),
         changes=find_changes(found, owned, top, leaks),
         notes=_notes(owned),
+        begin_ns=begin_of(recording),
+        end_ns=_end_of(recording),
+        steps=tuple(
+            StepTime(*step) for step in zip(steps.number, steps.start_ns.tolist(), steps.end_ns.tolist(), strict=True)
+        ),
     )
 
 

@@ -1,16 +1,180 @@
-"""Ops, one row per op and phase."""
+"""Ops, one row per op and phase.
+
+A device event belongs to the innermost op around its launch. CPU time is that of `charges.cpu_time`: what
+a layer's mark inside an op takes, the op takes. What lies in no op is the row `NO_OP`, so that the rows add up:
+`self_time_ns` to the total time, `self_cpu_time_ns` to all CPU time, on a CPU-only trace both to the same.
+
+A row has one class, that of most of its time, so sums by class are only near those of `Analysis.classes`:
+`aten::copy_` is a copy, a cast within an attention and an optimizer's work.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.charges import optimizer_work
+from profiler_wrapper.analysis.op_spans import OpSpans, called_by_alike, find_ops, with_called
+from profiler_wrapper.analysis.phase import PHASES
+from profiler_wrapper.analysis.python_sources import PythonSources
+from profiler_wrapper.analysis.tensor_cores import tensor_core_eligible, tensor_core_kernels
 from profiler_wrapper.analysis.view_model import OperatorRow
+from profiler_wrapper.recording.columns import Int32, Int64
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
 
+NO_OP = "(no op)"
+_MOST = 5  # layers and sources of a row
+
 
 def operator_rows(found: Attributed, shapes_of_op: Mapping[str, tuple[str, ...]]) -> tuple[OperatorRow, ...]:
     """The ops of an attributed recording, the most expensive first; `shapes_of_op`: the most frequent of each."""
-    return ()
+    return _Table(found).rows(shapes_of_op)
+
+
+class _Table:
+    """Sums per key. A key is a name and a phase; behind those of the ops there is one a phase for `NO_OP`."""
+
+    def __init__(self, found: Attributed) -> None:
+        self.found = found
+        recording, attribution = found.recording, found.attribution
+        self.ops = find_ops(recording, found.nesting.parent, found.tree)
+        phase_of_place = np.array([PHASES.index(place.phase) for place in attribution.places], dtype=np.int64)
+        place = attribution.place_of[self.ops.span]
+        keys = recording.spans.name[self.ops.span] * np.int64(len(PHASES)) + phase_of_place[place]
+        self.keys = np.flatnonzero(np.bincount(keys))
+        self.key_of_op = np.searchsorted(self.keys, keys)
+        self.count = len(self.keys) + len(PHASES)
+        self.outermost = ~called_by_alike(self.ops, self.key_of_op)
+        charges, cpu = found.charges, found.cpu
+        self.op_of_charge = _op_of(self.ops, charges.cpu_span)
+        self.key_of_charge = self._keys(self.op_of_charge, phase_of_place[charges.place])
+        op_of_time = self.ops.op_of[cpu.span]
+        key_of_time = self._keys(op_of_time, phase_of_place[attribution.place_of[cpu.span]])
+        self.self_cpu_ns = self._sums(key_of_time, cpu.time_ns)
+        own_cpu = _own(self.ops, op_of_time, cpu.time_ns)
+        self.op_cpu_ns = with_called(self.ops, own_cpu)
+        self.cpu_ns = self._inclusive(self.op_cpu_ns, self.self_cpu_ns)
+        self.on_device = charges.basis == "device"
+        if self.on_device:
+            self.self_ns = self._sums(self.key_of_charge, charges.time_ns)
+            self.op_ns = with_called(self.ops, _own(self.ops, self.op_of_charge, charges.time_ns))
+            self.ns = self._inclusive(self.op_ns, self.self_ns)
+        else:
+            self.self_ns, self.op_ns, self.ns = self.self_cpu_ns, self.op_cpu_ns, self.cpu_ns
+
+    def rows(self, shapes_of_op: Mapping[str, tuple[str, ...]]) -> tuple[OperatorRow, ...]:
+        names = self.found.recording.names
+        calls = np.bincount(self.key_of_op, minlength=self.count)
+        launched = np.bincount(self.key_of_charge, minlength=self.count) if self.on_device else np.zeros_like(calls)
+        work, multiplied = self._class_of_key(), self._tensor_core_ns()
+        layers, sources = self._layers(), self._sources()
+        rows = []
+        for key in np.flatnonzero((calls > 0) | (self.self_ns > 0) | (self.self_cpu_ns > 0) | (launched > 0)).tolist():
+            name_id, phase = divmod(int(self.keys[key]), len(PHASES)) if key < len(self.keys) else (-1, key)
+            name = names[name_id] if name_id >= 0 else NO_OP
+            rows.append(
+                OperatorRow(
+                    op=name,
+                    class_name=classes.CLASSES[work[key]],
+                    phase=PHASES[phase if name_id >= 0 else key - len(self.keys)],
+                    calls=int(calls[key]),
+                    self_time_ns=int(self.self_ns[key]),
+                    time_ns=int(self.ns[key]),
+                    self_cpu_time_ns=int(self.self_cpu_ns[key]),
+                    cpu_time_ns=int(self.cpu_ns[key]),
+                    device_events=int(launched[key]),
+                    tensor_core_eligible=name_id >= 0 and tensor_core_eligible(name),
+                    tensor_core_time_ns=multiplied.get(key),
+                    layers=layers.get(key, ()),
+                    shapes=shapes_of_op.get(name, ()),
+                    sources=sources.get(key, ()),
+                )
+            )
+        rows.sort(key=lambda row: (-row.self_time_ns, -row.self_cpu_time_ns, -row.time_ns, row.op, row.phase))
+        return tuple(rows)
+
+    def _keys(self, op: Int32, phase: Int64) -> Int64:
+        """Per entry the key of its op; of what has none, that of `NO_OP` in its phase."""
+        if not len(self.ops):
+            return len(self.keys) + phase
+        return np.where(op >= 0, self.key_of_op[op], len(self.keys) + phase)
+
+    def _sums(self, key: Int64, values: Int64) -> Int64:
+        sums = np.zeros(self.count, dtype=np.int64)
+        np.add.at(sums, key, values)
+        return sums
+
+    def _inclusive(self, per_op: Int64, own: Int64) -> Int64:
+        """Sums of whole ops; an op that is called by one of the same key is part of that one."""
+        sums = self._sums(self.key_of_op[self.outermost], per_op[self.outermost])
+        sums[len(self.keys) :] = own[len(self.keys) :]
+        return sums
+
+    def _class_of_key(self) -> list[int]:
+        """The class of most of a key's own time; without any, that of most of its calls."""
+        found, charges = self.found, self.found.charges
+        work, _ = found.work_of.ops(self.ops.span)
+        work = optimizer_work(found.attribution, found.attribution.place_of[self.ops.span], work)
+        table = np.zeros((2, self.count, len(classes.CLASSES)), dtype=np.int64)
+        np.add.at(table[0], (self.key_of_op, work), 1)
+        np.add.at(table[1], (self.key_of_charge, charges.work), charges.time_ns)
+        timed = table[1].any(axis=1)
+        best: list[int] = np.where(timed, table[1].argmax(axis=1), table[0].argmax(axis=1)).tolist()
+        return best
+
+    def _tensor_core_ns(self) -> dict[int, int]:
+        """Of the keys whose kernels tell: the time in those that use tensor cores."""
+        if not self.on_device:
+            return {}
+        charges = self.found.charges
+        judged = tensor_core_kernels(self.found.recording, charges.span)  # 1, 0, -1 for "its name does not tell"
+        known, uses = judged >= 0, judged == 1
+        spent = self._sums(self.key_of_charge[uses], charges.time_ns[uses])
+        return {key: int(spent[key]) for key in np.unique(self.key_of_charge[known]).tolist()}
+
+    def _layers(self) -> dict[int, tuple[str, ...]]:
+        layer_of_place = np.array([place.layer for place in self.found.attribution.places], dtype=np.int64)
+        layer = layer_of_place[self.found.attribution.place_of[self.ops.span]]
+        names = [item.name for item in self.found.tree.layers]
+        return {key: tuple(names[i] for i in chosen) for key, chosen in self._dearest(layer).items()}
+
+    def _sources(self) -> dict[int, tuple[str, ...]]:
+        sources = PythonSources(self.found.recording, self.found.attribution)
+        if not sources:
+            return {}
+        lines = sources.of(self.ops.span)
+        user, library = self._dearest(lines.user), self._dearest(lines.library)
+        return {key: sources.dearest(user.get(key, ()), library.get(key, ())) for key in {*user, *library}}
+
+    def _dearest(self, value: Int32 | Int64) -> dict[int, list[int]]:
+        """Per key the values (of ops, -1 for none) with most of its time; without device time, of CPU time."""
+        has_time = self.ns[self.key_of_op] > 0
+        weight = np.where(has_time, self.op_ns, self.op_cpu_ns)
+        chosen = np.flatnonzero((value >= 0) & self.outermost)
+        width = int(value.max(initial=0)) + 1
+        pairs, inverse = np.unique(self.key_of_op[chosen] * width + value[chosen].astype(np.int64), return_inverse=True)
+        spent = np.zeros(len(pairs), dtype=np.int64)
+        np.add.at(spent, inverse, weight[chosen])
+        dearest: dict[int, list[int]] = defaultdict(list)
+        for pair in pairs[np.lexsort((pairs, -spent))].tolist():
+            key, number = divmod(pair, width)
+            if len(dearest[key]) < _MOST:
+                dearest[key].append(number)
+        return dearest
+
+
+def _op_of(ops: OpSpans, cpu_span: Int64) -> Int32:
+    """Per charge the innermost op around its launch; -1 for none."""
+    return np.where(cpu_span >= 0, ops.op_of[np.maximum(cpu_span, 0)], np.int32(-1))
+
+
+def _own(ops: OpSpans, op: Int32, values: Int64) -> Int64:
+    own = np.zeros(len(ops), dtype=np.int64)
+    np.add.at(own, op[op >= 0], values[op >= 0])
+    return own

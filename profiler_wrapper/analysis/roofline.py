@@ -90,7 +90,7 @@ def count_work(found: Attributed, shapes: Shapes) -> WorkCount:
         demands=_demands(found, ops, traffic),
         coverage=_coverage(found, traffic),
         untold_bytes=traffic.untold(flops.steps),
-        shapes=shape_rows(found, shapes),
+        shapes=shape_rows(found, shapes, ops=ops),
     )
 
 

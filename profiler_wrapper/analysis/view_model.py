@@ -16,8 +16,8 @@ from profiler_wrapper.analysis.phase import Phase
 class OperatorRow:
     """One op in one phase, over the timed trace. `self_` leaves out the ops that it calls."""
 
-    op: str
-    class_name: str
+    op: str  # `(no op)` for what was launched by none
+    class_name: str  # of most of its time
     phase: Phase
     calls: int
     self_time_ns: int  # of the device events that it launched itself; on a CPU-only trace, its own CPU time
@@ -29,7 +29,9 @@ class OperatorRow:
     tensor_core_time_ns: int | None  # of its self time, in kernels that use tensor cores; None where none can tell
     layers: tuple[str, ...]  # the innermost layers it took most time in, at most five
     shapes: tuple[str, ...] = ()  # of its inputs, the most frequent first, at most five, as text; of the full steps
-    sources: tuple[str, ...] = ()  # `file:line` that called it, where stacks were recorded, at most five
+    # `file:line` of the functions around it, where stacks were recorded, at most five: the user's innermost, then
+    # libraries' within those; of backward, those whose forward made its nodes.
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class KernelRow:
     time_ns: int
     min_ns: int
     max_ns: int
-    grid: tuple[int, ...] | None = None  # blocks
+    grid: tuple[int, ...] | None = None  # blocks; of some launches on AMD devices, threads
     block: tuple[int, ...] | None = None  # threads
     registers_per_thread: int | None = None
     shared_memory_bytes: int | None = None
@@ -62,17 +64,15 @@ class CollectiveRow:
     group: str  # name of the process group; "" where the trace does not tell
     group_size: int | None
     dtype: str  # "" where the trace does not tell
-    layer: str  # "" for collectives of several layers, and what has none
+    layer: str | None  # "" for collectives of several layers, and what has none; None where not known
     phase: Phase
-    count: int
+    count: int  # calls; 0 for what gloo's own threads do for calls that are counted elsewhere
     payload_bytes: int | None  # the larger of what goes in and comes out, of all of them
     time_ns: int
     exposed_ns: int | None  # with no compute beside it; None without device events
     overlapped_ns: int | None  # with compute beside it: time - exposed
     bandwidth_bytes_per_s: float | None  # payload over time
-    bus_bandwidth_bytes_per_s: (
-        float | None
-    )  # as nccl-tests define it
+    bus_bandwidth_bytes_per_s: float | None  # as nccl-tests define it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,23 +80,24 @@ class SynchronisationRow:
     """Waits of the CPU for the device, of one kind, op, layer and phase."""
 
     kind: Literal["item", "nonzero", "blocking copy", "stream", "device", "event", "other"]
-    op: str  # the op that waits (`aten::_local_scalar_dense`), else the call into the runtime
+    op: str  # torch's op that was called (`aten::item`), else the call into the runtime
     layer: str | None  # innermost; "" outside of all; None where not known
     phase: Phase
-    count: int
-    wait_ns: int  # CPU time in the call that waits
-    sources: tuple[str, ...] = ()  # `file:line`, where stacks were recorded
+    count: int  # ops that waited; calls, where no op did
+    wait_ns: int  # CPU time in the calls that wait
+    sources: tuple[str, ...] = ()  # `file:line`, where stacks were recorded, as those of an op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSplit:
     """Wall time of one step, without overlap, in this order of priority. The parts add up to `span_ns` exactly.
 
-    An instant with a kernel running is kernel time, whatever else runs beside it; and so on down the list.
+    An instant with a kernel running is kernel time, whatever else runs beside it; and so on down the list. Kernels
+    that move data between ranks are communication, so this is what of it no other kernel or copy hides.
     """
 
     step: int | None  # None: a trace without steps, taken as one
-    span_ns: int
+    span_ns: int  # until both the CPU and the devices are done with it, from the end of the step before at the earliest
     kernel_ns: int
     memcpy_ns: int
     memset_ns: int
@@ -157,6 +158,9 @@ class AttentionCallRow:
     grouped: bool  # fewer heads of keys than of queries
     calls_per_step: float
     time_per_step_ns: int
+    value_shape: tuple[int, ...] = ()
+    mask_shape: tuple[int, ...] = ()
+    strided: bool = False  # the last dimension of an input is not dense
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +168,7 @@ class AllocationRow:
     """One allocation of the recording, among the largest."""
 
     size_bytes: int
-    allocated_ns: int  # on the trace's clock
+    allocated_ns: int  # since the recording's begin, as are the times of `memory.curve`
     released_ns: int | None  # None: alive at the end of the recording
     layer: str
     op: str
@@ -174,12 +178,12 @@ class AllocationRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpMemoryRow:
-    """What one op allocated and freed over the recording."""
+    """What one op allocated over the recording. The rows add up to all allocations of the device."""
 
-    op: str
+    op: str  # the innermost that does not merely allocate; "" for what is allocated outside of all ops
     allocations: int
     allocated_bytes: int  # sum over its allocations
-    kept_bytes: int  # of them, still alive when the op returned
+    kept_bytes: int | None  # of them, still alive when the op returned; None for what no op made
     largest_bytes: int
 
 

@@ -63,6 +63,10 @@ class HeldMemory:
         session, self._session = self._session, None
         return session.holdings() if session is not None and self.problem is None else ()
 
+    def optimizers(self) -> list[Any]:
+        """Those that were given, or have made a step in a session, and are still there."""
+        return self._alive()
+
     def forget(self) -> None:
         """The session is worth nothing."""
         self._session = None

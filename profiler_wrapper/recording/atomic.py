@@ -50,6 +50,7 @@ def _check_end(path: Path) -> None:
         "json": end.rstrip().endswith((b"}", b"]")),
         "png": end.endswith(b"IEND\xaeB`\x82"),
         "pickle": end.endswith(b"."),
+        "html": end.rstrip().endswith(b"</html>"),
     }
     if not whole.get(kind, True):
         raise OSError(f"its end is missing (the last bytes are {end[-12:]!r}); is the disk full?")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.errors import BrokenTrace
 from profiler_wrapper.recording.repair import repair
+
+# Told while a file is read: bytes of it that were read, and bytes in all; of a gzipped file, compressed ones.
+Progress = Callable[[int, int], None]
 
 _COMPRESSED_BYTES = 1 << 20
 _LONGEST_VALUE_BYTES = 256 << 20  # a larger one is damage, or meant to fill the memory
@@ -22,11 +27,13 @@ class ByteSource:
     `tear` is set, once the end is reached, when the compressed data stop in the middle.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, progress: Progress | None = None) -> None:
         if path.is_dir():
             raise IsADirectoryError(f"{path} is a directory, not a trace file; give the file inside it")
         self._path = path
+        self._progress = progress
         self._file = path.open("rb")
+        self._size = os.fstat(self._file.fileno()).st_size
         self._inflate: Any = None
         if self._file.peek(2)[:2] == _GZIP:
             self._inflate = zlib.decompressobj(wbits=31)
@@ -44,8 +51,12 @@ class ByteSource:
         Raises:
             BrokenTrace: the compressed data are damaged.
         """
-        if self._inflate is None:
-            return self._file.read(at_most)
+        data = self._file.read(at_most) if self._inflate is None else self._inflated(at_most)
+        if self._progress is not None:
+            self._progress(self._file.tell(), self._size)
+        return data
+
+    def _inflated(self, at_most: int) -> bytes:
         parts: list[bytes] = []
         size = 0
         while size < at_most:
@@ -82,13 +93,13 @@ class ByteSource:
 class Window:
     """The part of a file that is being looked at: it grows at its end and is taken off at its start."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, progress: Progress | None = None) -> None:
         self.path = path
         self.data = b""
         self.base = 0  # offset of the data in the (decompressed) file
         self.ended = False  # all of the file has been read
         self.repairs: dict[str, tuple[int, int]] = {}  # what was repaired -> (count, offset of the first)
-        self._source = ByteSource(path)
+        self._source = ByteSource(path, progress)
 
     @property
     def tear(self) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from itertools import compress
+from itertools import compress, islice
 from operator import attrgetter
 from typing import Any
 
@@ -24,7 +25,9 @@ from profiler_wrapper.recording.columns import (
     Recording,
     Spans,
 )
-from profiler_wrapper.recording.decoding import Event
+from profiler_wrapper.recording.decoding import Args, Event
+from profiler_wrapper.recording.details_collector import COLLECTIVE_NAME, DetailsCollector
+from profiler_wrapper.recording.device_details import PythonCalls
 from profiler_wrapper.recording.numbers import NO_TIME, column, fitting, nanoseconds
 
 _HOUR_NS = 3600 * 10**9
@@ -42,6 +45,19 @@ class _Numbers(dict[Any, int]):
     def __missing__(self, key: Any) -> int:
         number = self[key] = len(self)
         return number
+
+
+_MODULE, _CALL, _PLAIN = range(3)  # python_function: of a module, a call that tells its line, any other
+_TELLS_LINE = re.compile(r"\(\d+\): ")
+
+
+class _PythonKinds(dict[str, int]):
+    """What a `python_function` event is, by its name."""
+
+    def __missing__(self, name: str) -> int:
+        kind = _MODULE if name.startswith(MODULE_PREFIX) else _CALL if _TELLS_LINE.search(name) else _PLAIN
+        self[name] = kind
+        return kind
 
 
 class _Columns:
@@ -71,9 +87,13 @@ class Collector:
         self._cats = _Numbers()
         self._phases = _Numbers()
         self._code_list: list[int] = []
+        self._collective_list: list[bool] = []
         self._skipped: Counter[str] = Counter()
         self._spans = _Columns()
         self._memory = _Columns()
+        self._details = DetailsCollector()
+        self._calls = _Columns()
+        self._python_kind = _PythonKinds()
         self._flow_starts: dict[int | str, list[tuple[int, int]]] = defaultdict(list)
         self._flow_ends: list[tuple[int | str, int, int]] = []
         self._failures: list[FailedAllocation] = []
@@ -86,7 +106,7 @@ class Collector:
         phase = np.fromiter(map(self._phases.__getitem__, map(_PHASE, events)), np.int32, len(events))
         category = self._codes()[cat]
         is_span = (phase == self._phases["X"]) & (category >= 0)
-        self._ask(is_span, category == Category.MODULE, events, _is_module)
+        is_call = self._part_python(is_span, category == Category.MODULE, events)
         self._ask(is_span, category == UNKNOWN, events, _looks_like_a_launch)
         is_instant = (phase == self._phases["i"]) | (phase == self._phases["I"])
         self._add_failures(list(compress(events, is_instant.tolist())))
@@ -96,14 +116,31 @@ class Collector:
         self._add_spans(spans, category[is_span])
         self._add_memory(list(compress(events, is_instant.tolist())))
         self._add_flows(list(compress(events, is_flow.tolist())))
-        self._count_skipped(~(is_span | is_instant | is_flow), cat, phase)
+        self._add_calls(list(compress(events, is_call.tolist())))
+        self._count_skipped(~(is_span | is_instant | is_flow | is_call), cat, phase)
         return spans
+
+    @property
+    def met_collectives(self) -> bool:
+        """Whether some event told of a collective."""
+        return self._details.met_collectives
 
     def _codes(self) -> npt.NDArray[np.int8]:
         """Category code by the number of a `cat`."""
         cats = list(self._cats)
         self._code_list += map(category_code, cats[len(self._code_list) :])
         return np.array(self._code_list, np.int8)
+
+    def _part_python(self, is_span: Bool, is_python: Bool, events: list[Event]) -> Bool:
+        """Clears from `is_span` the calls of plain functions; gives those of them that tell their line."""
+        is_call = np.zeros(len(events), dtype=np.bool_)
+        chosen = np.flatnonzero(is_span & is_python)
+        if len(chosen):
+            kind = self._python_kind
+            kinds = np.array([kind[events[i].name] for i in chosen.tolist()], dtype=np.int8)
+            is_span[chosen[kinds != _MODULE]] = False
+            is_call[chosen[kinds == _CALL]] = True
+        return is_call
 
     @staticmethod
     def _ask(chosen: Bool, doubtful: Bool, events: list[Event], question: Callable[[Event], bool]) -> None:
@@ -127,24 +164,32 @@ class Collector:
         if not events:
             return
         args = list(map(_ARGS, events))
+        name = np.fromiter(map(self._names.__getitem__, map(_NAME, events)), np.int32, len(events))
         on_device = np.isin(category, _ON_DEVICE)
-        device = column(args, "device")
-        stream = column(args, "stream")
+        device, stream, graph_node = _of_some(args, on_device, "device", "stream", "graph_node")
         self._fill_from_lane(events, on_device & ((device < 0) | (stream < 0)), device, stream)
+        sequence, forward_thread = _of_some(args, category == Category.CPU_OP, "sequence", "forward_thread")
+        self._details.add(args, category, self._tell_collectives()[name])
         self._spans.add(
             category=category,
-            name=np.fromiter(map(self._names.__getitem__, map(_NAME, events)), np.int32, len(events)),
+            name=name,
             lane=self._lanes_of(events),
             start_ns=nanoseconds([event.ts for event in events]),
             duration_ns=nanoseconds([event.dur for event in events]),
             correlation=column(args, "correlation"),
             external_id=column(args, "external_id"),
-            sequence=column(args, "sequence"),
-            forward_thread=fitting(column(args, "forward_thread"), np.int32),
-            device=fitting(np.where(on_device, device, -1), np.int16),
-            stream=fitting(np.where(on_device, stream, -1), np.int32),
-            graph=column(args, "graph_node") > 0,
+            sequence=sequence,
+            forward_thread=fitting(forward_thread, np.int32),
+            device=fitting(device, np.int16),
+            stream=fitting(stream, np.int32),
+            graph=graph_node > 0,
         )
+
+    def _tell_collectives(self) -> Bool:
+        """By the number of a name: whether such a CPU event may tell of a collective."""
+        names = list(islice(self._names, len(self._collective_list), None))
+        self._collective_list += [COLLECTIVE_NAME.search(name) is not None for name in names]
+        return np.array(self._collective_list, np.bool_)
 
     @staticmethod
     def _fill_from_lane(events: list[Event], missing: Bool, device: Int64, stream: Int64) -> None:
@@ -155,6 +200,16 @@ class Collector:
                 device[index] = pid
             if stream[index] < 0 and isinstance(tid, int):
                 stream[index] = tid
+
+    def _add_calls(self, events: list[Event]) -> None:
+        if not events:
+            return
+        self._calls.add(
+            name=np.fromiter(map(self._names.__getitem__, map(_NAME, events)), np.int32, len(events)),
+            lane=self._lanes_of(events),
+            start_ns=nanoseconds([event.ts for event in events]),
+            duration_ns=nanoseconds([event.dur for event in events]),
+        )
 
     def _add_memory(self, events: list[Event]) -> None:
         if not events:
@@ -211,6 +266,9 @@ class Collector:
             warnings=(*warnings, *self._warnings),
             skipped=dict(self._skipped),
             failed_allocations=tuple(sorted(self._failures)),
+            details=self._details.details(self.kept, spans.correlation),
+            python=self._finished_calls(),
+            collectives=self._details.collectives(self.kept),
         )
 
     def _finished_spans(self) -> Spans:
@@ -260,6 +318,17 @@ class Collector:
         sane &= timed
         return sane
 
+    def _finished_calls(self) -> PythonCalls:
+        take = self._calls.take
+        start, duration = take("start_ns"), take("duration_ns")
+        keep = self._sane_times(start, duration)
+        return PythonCalls(
+            name=take("name", np.int32)[keep],
+            lane=take("lane", np.int32)[keep],
+            start_ns=start[keep],
+            duration_ns=duration[keep],
+        )
+
     def _finished_memory(self) -> MemoryEvents:
         take = self._memory.take
         time_ns = take("time_ns")
@@ -297,8 +366,14 @@ class Collector:
         )
 
 
-def _is_module(event: Event) -> bool:
-    return event.name.startswith(MODULE_PREFIX)
+def _of_some(args: list[Args], chosen: Bool, *fields: str) -> list[Int64]:
+    """Columns of what only the chosen events tell; -1 for the others."""
+    members = list(compress(args, chosen.tolist()))
+    columns = [np.full(len(args), -1, dtype=np.int64) for _ in fields]
+    if members:
+        for values, field in zip(columns, fields, strict=True):
+            values[chosen] = column(members, field)
+    return columns
 
 
 def _is_memory(event: Event) -> bool:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from profiler_wrapper.recording.device_details import CollectiveDetails, DeviceDetails, PythonCalls
+
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 Int16 = npt.NDArray[np.int16]
@@ -124,6 +126,9 @@ class Recording:
     warnings: tuple[str, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)  # events not kept, by category
     failed_allocations: tuple[FailedAllocation, ...] = ()  # in order of time
+    details: DeviceDetails = field(default_factory=DeviceDetails)
+    collectives: tuple[CollectiveDetails, ...] = ()  # in file order
+    python: PythonCalls = field(default_factory=PythonCalls)
 
     def name_of(self, span: int) -> str:
         """The name of span number `span`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -12,7 +13,15 @@ import msgspec
 _LARGE_US = 1 << 43  # from here on a float is too coarse for nanoseconds
 _UNTIMED = -(1 << 62)  # where an event has no `ts`
 _TIME = attrgetter("ts")
+_COLLECTIVE = attrgetter("args.collective")
 _ANYTHING = msgspec.json.Decoder(float_hook=Decimal)
+
+# What only some events tell may be spelled in any way without spoiling the slice for all others.
+Scalar = int | float | str | bool | None
+Sizes = tuple[int | float | str | bool | None, ...] | int | float | str | bool | None
+
+
+NO_SHAPE = msgspec.Raw()
 
 
 class Args(msgspec.Struct, frozen=True, gc=False):
@@ -31,12 +40,31 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     total_reserved_bytes: int = msgspec.field(default=-1, name="Total Reserved")
     device_type: int = msgspec.field(default=-1, name="Device Type")
     device_id: int = msgspec.field(default=-1, name="Device Id")
+    # In the order of a kernel's arguments, which is the quickest to decode.
+    registers: Scalar = msgspec.field(default=None, name="registers per thread")
+    shared_memory: Scalar = msgspec.field(default=None, name="shared memory")
+    blocks_per_sm: Scalar = msgspec.field(default=None, name="blocks per SM")
+    grid: Sizes = None
+    block: Sizes = None
+    occupancy_percent: Scalar = msgspec.field(default=None, name="est. achieved occupancy %")
+    copied_bytes: Scalar = msgspec.field(default=None, name="bytes")
+    collective: Scalar = msgspec.field(default=None, name="Collective name")
 
 
-NO_SHAPE = msgspec.Raw()
+class CollectiveArgs(Args, frozen=True, gc=False):
+    """With what only collectives tell: a type of its own, for every field slows the reading of all events."""
+
+    in_elements: Scalar = msgspec.field(default=None, name="In msg nelems")
+    out_elements: Scalar = msgspec.field(default=None, name="Out msg nelems")
+    group_size: Scalar = msgspec.field(default=None, name="Group size")
+    dtype: Scalar = None
+    group_name: Scalar = msgspec.field(default=None, name="Process Group Name")
+    group_id: Scalar = msgspec.field(default=None, name="Process Group ID")
+    ranks: msgspec.Raw = msgspec.field(default=NO_SHAPE, name="Process Group Ranks")
+    collective_sequence: Scalar = msgspec.field(default=None, name="Seq")
 
 
-class ShapedArgs(Args, frozen=True, gc=False):
+class ShapedArgs(CollectiveArgs, frozen=True, gc=False):
     """With the shapes, still undecoded: most of them repeat."""
 
     dims: msgspec.Raw = msgspec.field(default=NO_SHAPE, name="Input Dims")
@@ -47,6 +75,7 @@ class ShapedArgs(Args, frozen=True, gc=False):
 
 
 _NO_ARGS = Args()
+_NO_COLLECTIVE_ARGS = CollectiveArgs()
 _NO_SHAPED_ARGS = ShapedArgs()
 
 
@@ -70,6 +99,14 @@ class ExactEvent(Event, gc=False):
     ts: Decimal = Decimal(_UNTIMED)  # type: ignore[assignment]
 
 
+class CollectiveEvent(Event, gc=False):
+    args: CollectiveArgs = _NO_COLLECTIVE_ARGS
+
+
+class ExactCollectiveEvent(ExactEvent, gc=False):
+    args: CollectiveArgs = _NO_COLLECTIVE_ARGS
+
+
 class ShapedEvent(Event, gc=False):
     args: ShapedArgs = _NO_SHAPED_ARGS
 
@@ -78,23 +115,47 @@ class ExactShapedEvent(ExactEvent, gc=False):
     args: ShapedArgs = _NO_SHAPED_ARGS
 
 
+_EVENT_TYPES: dict[tuple[type[Args], bool], type[Event]] = {  # by arguments, and whether times are exact
+    (Args, False): Event,
+    (Args, True): ExactEvent,
+    (CollectiveArgs, False): CollectiveEvent,
+    (CollectiveArgs, True): ExactCollectiveEvent,
+    (ShapedArgs, False): ShapedEvent,
+    (ShapedArgs, True): ExactShapedEvent,
+}
+
+
+@cache  # making one takes milliseconds
+def _decoders(event_type: type[Event]) -> tuple[msgspec.json.Decoder[list[Event]], msgspec.json.Decoder[Event]]:
+    """Decoders of lists of events, and of one event in which a number may be spelled as text."""
+    return msgspec.json.Decoder(list[event_type]), msgspec.json.Decoder(event_type, strict=False)  # type: ignore[valid-type]
+
+
 class EventDecoder:
     """Decodes slices of traceEvents: exactly as typed if it fits, else event by event.
 
     Attributes:
         misfits: events that could not be understood at all, and were left out.
+        metadata: what is known of the file when its first events come.
     """
 
     def __init__(self, *, shapes: bool = False) -> None:
         self.misfits = 0
-        self._shapes = shapes
+        self.metadata: Mapping[str, Any] = {}
+        self._args: type[Args] = ShapedArgs if shapes else Args
         self._exact = False
-        self._use(ShapedEvent if shapes else Event)
+        self._first = True
+        self._use()
 
-    def _use(self, event_type: type[Event]) -> None:
-        self._type = event_type
-        self._decoder: msgspec.json.Decoder[list[Event]] = msgspec.json.Decoder(list[event_type])  # type: ignore[valid-type]
-        self._one: msgspec.json.Decoder[Event] = msgspec.json.Decoder(event_type, strict=False)
+    def expect_collectives(self) -> None:
+        """From here on, decodes what collectives tell."""
+        if self._args is Args:
+            self._args = CollectiveArgs
+            self._use()
+
+    def _use(self) -> None:
+        self._type = _EVENT_TYPES[self._args, self._exact]
+        self._decoder, self._one = _decoders(self._type)
 
     def __call__(self, data: bytes) -> list[Event]:
         """The events of a JSON array.
@@ -102,11 +163,17 @@ class EventDecoder:
         Raises:
             msgspec.DecodeError, UnicodeDecodeError, RecursionError: it is not one.
         """
+        if "distributedInfo" in self.metadata:
+            self.expect_collectives()
         events, misfits = self._decode(data)
         if not self._exact and _too_coarse(events):
             self._exact = True
-            self._use(ExactShapedEvent if self._shapes else ExactEvent)
+            self._use()
             events, misfits = self._decode(data)
+        if self._first and self._args is Args and any(map(_COLLECTIVE, events)):
+            self.expect_collectives()
+            events, misfits = self._decode(data)
+        self._first = False
         self.misfits += misfits
         return events
 
@@ -131,7 +198,7 @@ class EventDecoder:
             fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         except msgspec.ValidationError:
             return None
-        args_type = ShapedArgs if self._shapes else Args
+        args_type = self._args
         args: dict[str, Any] = {}
         if "args" in fields:
             args = _fitting(fields.pop("args"), args_type)

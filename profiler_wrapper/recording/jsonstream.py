@@ -25,7 +25,7 @@ from profiler_wrapper.recording.boundaries import (
     last_boundary,
     whole_value,
 )
-from profiler_wrapper.recording.bytesource import Window
+from profiler_wrapper.recording.bytesource import Progress, Window
 
 CHUNK_BYTES = 4 << 20  # small enough to stay in the cache, large enough to hide the cost of a slice
 TOP_LEVEL_BYTES = 64 << 10  # read at a time between the keys of the top level
@@ -48,14 +48,14 @@ class TraceWalker(Generic[Event]):
         warnings: what was odd and how it was dealt with.
     """
 
-    def __init__(self, path: str | os.PathLike[str], decode: Decode[Event]) -> None:
+    def __init__(self, path: str | os.PathLike[str], decode: Decode[Event], progress: Progress | None = None) -> None:
         self.path = Path(path)
         self.metadata: dict[str, Any] = {}
         self.complete = True
         self.warnings: list[str] = []
         self.events_end: int | None = None  # offset of the `]` that closes traceEvents
         self._decode = decode
-        self._window = Window(self.path)
+        self._window = Window(self.path, progress)
         self._first_key = b""
 
     def batches(self) -> Iterator[list[Event]]:

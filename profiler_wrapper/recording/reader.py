@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from profiler_wrapper.errors import BrokenTrace
+from profiler_wrapper.recording.bytesource import Progress
 from profiler_wrapper.recording.collector import Collector
 from profiler_wrapper.recording.columns import Recording
 from profiler_wrapper.recording.decoding import EventDecoder
@@ -14,15 +15,17 @@ from profiler_wrapper.recording.jsonstream import TraceWalker
 from profiler_wrapper.recording.shapes import ShapeCollector, Shapes
 
 
-def read(path: str | os.PathLike[str]) -> Recording:
+def read(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Recording:
     """Reads a trace in slices; a torn file up to the tear, with `complete=False` and a warning.
+
+    `progress` is told how many bytes of the file have been read, of how many.
 
     Raises:
         BrokenTrace: the file is not a trace, or is malformed before its end; the message has the
             file, the byte offset and the cause.
         OSError: the file is missing, a directory or unreadable.
     """
-    return _read(path, Collector(), EventDecoder(), None)
+    return _read(path, Collector(), EventDecoder(), None, progress)
 
 
 def read_shapes(path: str | os.PathLike[str]) -> Shapes:
@@ -39,7 +42,7 @@ def read_shapes(path: str | os.PathLike[str]) -> Shapes:
 
 
 def read_with_shapes(
-    path: str | os.PathLike[str], wanted: Callable[[str], bool] | None = None
+    path: str | os.PathLike[str], wanted: Callable[[str], bool] | None = None, *, progress: Progress | None = None
 ) -> tuple[Recording, Shapes]:
     """What `read` gives and the shapes of its ops, in one pass; with `wanted`, of ops of these names.
 
@@ -47,17 +50,24 @@ def read_with_shapes(
         As `read`.
     """
     collector, shapes = Collector(), ShapeCollector(wanted)
-    recording = _read(path, collector, EventDecoder(shapes=True), shapes)
+    recording = _read(path, collector, EventDecoder(shapes=True), shapes, progress)
     return recording, shapes.shapes(collector.kept)
 
 
 def _read(
-    path: str | os.PathLike[str], collector: Collector, decoder: EventDecoder, shapes: ShapeCollector | None
+    path: str | os.PathLike[str],
+    collector: Collector,
+    decoder: EventDecoder,
+    shapes: ShapeCollector | None,
+    progress: Progress | None,
 ) -> Recording:
-    walker = TraceWalker(path, decoder)
+    walker = TraceWalker(path, decoder, progress)
+    decoder.metadata = walker.metadata
     with no_garbage_collection():
         for events in walker.batches():
             spans = collector.add(events)
+            if collector.met_collectives:
+                decoder.expect_collectives()
             if shapes is not None:
                 shapes.add(spans)
         if decoder.misfits and not collector.count:

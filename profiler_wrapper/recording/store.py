@@ -2,7 +2,7 @@
 
     <output_dir>/<run>/[attempt<N>/]<rank>/[steps_<first>-<last>/]<file>
 
-Nothing here waits for another rank: each writes only into its own directory.
+Nothing here waits for another rank: each writes only into its own directory. One of them writes the page above it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from profiler_wrapper.errors import ProfilerWrapperError
 from profiler_wrapper.recording.atomic import json_bytes, replacing
 
 __all__ = [
+    "PAGE_FILE",
     "RUN_FILE",
     "RUN_NAME_VARIABLE",
     "RunDirectory",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 RUN_FILE = "run.json"
+PAGE_FILE = "report.html"
 RUN_NAME_VARIABLE = "PROFILER_WRAPPER_RUN"
 # The same on all ranks of a job. torchrun writes "none" where it was given no id.
 _JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE", "LSB_JOBID", "PBS_JOBID")
@@ -62,6 +64,11 @@ class RunDirectory:
     def directory(self) -> Path:
         """Where this rank's files of this window lie."""
         return self.root / self.rank_name / self.window
+
+    @property
+    def page(self) -> Path:
+        """Where the page goes: that of the first window into the run's directory, a later one beside its files."""
+        return (self.directory if self.window else self.root) / PAGE_FILE
 
     def path(self, name: str) -> Path:
         """The path of a file: `path("<prefix>_rank_<r>.log")`."""

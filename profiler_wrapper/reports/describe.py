@@ -10,8 +10,8 @@ from statistics import median
 from typing import Any
 
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis
+from profiler_wrapper.analysis.numbered_names import number_ranges
 from profiler_wrapper.analysis.roofline import peak_of
-from profiler_wrapper.reports.numbered_names import number_ranges
 from profiler_wrapper.reports.text import clean, shorten
 
 _LONGEST_NAME = 36

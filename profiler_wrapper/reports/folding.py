@@ -10,16 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import median
 
 from profiler_wrapper.analysis.model import Analysis, LayerRow
+from profiler_wrapper.analysis.numbered_names import OPEN, number_ranges, split_number
+from profiler_wrapper.analysis.outliers import FEWEST_ALIKE, outliers
 from profiler_wrapper.analysis.phase import FORWARD_PHASES, Phase
-from profiler_wrapper.reports.numbered_names import OPEN, number_ranges, split_number
 
-FEWEST_FOLDED = 3
-ODD_SHARE = 0.2  # of the median
-ODD_DEVIATIONS = 5.0  # robust standard deviations
-_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+FEWEST_FOLDED = FEWEST_ALIKE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,15 +279,3 @@ def odd_ones(fold: Fold) -> list[Odd]:
         more = outliers(known).items()
         odd += [Odd(fold.members[i], "retained", e) for i, e in more if fold.members[i].layer not in named]
     return sorted(odd, key=lambda one: -abs(one.excess))
-
-
-def outliers(values: Sequence[float]) -> dict[int, float]:
-    """Index and relative excess of each value far from the median of all; none among fewer than three."""
-    if len(values) < FEWEST_FOLDED:
-        return {}
-    middle = median(values)
-    if middle <= 0:
-        return {}
-    sigma = _MAD_TO_SIGMA * median(abs(value - middle) for value in values)
-    far = max(ODD_SHARE * middle, ODD_DEVIATIONS * sigma)
-    return {i: value / middle - 1 for i, value in enumerate(values) if abs(value - middle) > far}

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from profiler_wrapper.analysis.memory_model import MemoryCategory, Owner
+from profiler_wrapper.analysis.numbered_names import OPEN, fill_numbers, split_number
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.reports.memory_tree import NO_OP, OUTSIDE, is_named
-from profiler_wrapper.reports.numbered_names import OPEN, fill_numbers, split_number
 
 
 @dataclass

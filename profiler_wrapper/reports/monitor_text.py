@@ -1,9 +1,9 @@
-"""A monitored run as text of at most 100 columns."""
+"""A monitored run as text: 100 columns, or as many as the terminal has."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from profiler_wrapper.analysis.monitor_run import PERCENTILES, MonitorRun, Spread, Stretch
 from profiler_wrapper.reports.text import clean, grid, shorten, wrap
@@ -37,9 +37,9 @@ _PEAK_LINES = 4
 _SLOWEST = 3  # times the median: a single step that is worth a word
 
 
-def monitor_text(run: MonitorRun) -> str:
-    """The run, its numbers, and what stands out."""
-    return "\n".join([*_title(run), "", _table(run), *_breakdown(run), *_remarks(run)])
+def monitor_text(run: MonitorRun, *, width: int = WIDTH) -> str:
+    """The run, its numbers, and what stands out; only numbers may need more than `width` columns."""
+    return "\n".join([*_title(run, width), "", _table(run), *_breakdown(run), *_wrapped(_remarks(run), width)])
 
 
 def monitor_title(run: MonitorRun) -> str:
@@ -59,18 +59,18 @@ def _readable(stamp: str) -> str:
     return stamp if match is None else "{}-{}-{} {}:{}:{}".format(*match.groups())
 
 
-def _title(run: MonitorRun) -> Iterator[str]:
+def _title(run: MonitorRun, width: int) -> Iterator[str]:
     log, session = run.log, run.log.session
-    yield shorten(monitor_title(run), WIDTH)
+    yield shorten(monitor_title(run), width)
     steps = f"steps {run.first_step} to {run.last_step}, {_WHAT[log.kind]}"
     if log.first_time:
         steps += f", from {log.first_time} to {log.last_time}"
-    yield shorten(clean(steps), WIDTH)
-    yield shorten(clean(f"log {log.path}"), WIDTH)
+    yield shorten(clean(steps), width)
+    yield shorten(clean(f"log {log.path}"), width)
     peaks = session.get("peak_flops_per_s")
     if isinstance(peaks, dict) and peaks:
         told = ", ".join(f"{name} {value / 1e12:.4g}" for name, value in peaks.items())
-        yield from wrap(clean(f"peak, TFLOPS: {told} ({session.get('peak_source')})"), WIDTH, _PEAK_LINES)
+        yield from wrap(clean(f"peak, TFLOPS: {told} ({session.get('peak_source')})"), width, _PEAK_LINES)
 
 
 def _table(run: MonitorRun) -> str:
@@ -116,6 +116,11 @@ def _slow(stretch: Stretch) -> str:
     return f"slow: {some}steps {stretch.first} to {stretch.last} took {stretch.factor:.2f} times the median"
 
 
+def _wrapped(remarks: Iterable[str], width: int) -> Iterator[str]:
+    for remark in remarks:
+        yield from wrap(remark, width, 2)
+
+
 def _remarks(run: MonitorRun) -> Iterator[str]:
     times = run.spreads.get("step_time_ms")
     if run.log.kind == "steps" and times is not None and times.most > _SLOWEST * times.percentiles[50]:
@@ -137,8 +142,8 @@ def _remarks(run: MonitorRun) -> Iterator[str]:
         were = "was profiled, and is" if run.profiled == 1 else "were profiled, and are"
         yield f"{counted(run.profiled, 'step')} {were} in no time or rate"
     for warning in run.log.warnings:
-        yield from wrap(clean(f"warning: {warning}"), WIDTH, 2)
+        yield clean(f"warning: {warning}")
     if run.log.kind != "text" or "memory_GB" in run.spreads:
         yield "GB are 2^30 bytes; TFLOPS are 10^12 model FLOPs per second"
     if run.log.session.get("memory_kind") and "memory_GB" in run.spreads:
-        yield shorten(clean(f"memory: {run.log.session['memory_kind']}"), WIDTH)
+        yield clean(f"memory: {run.log.session['memory_kind']}")

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from profiler_wrapper.analysis.memory_model import Change, MemoryUse, Owner
-from profiler_wrapper.reports.numbered_names import OPEN, fill_numbers, split_number
+from profiler_wrapper.analysis.numbered_names import OPEN, fill_numbers, split_number
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.units import file_size, percent
 

@@ -100,7 +100,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "warnings": _plain(analysis.warnings),
         "run": {"timed_steps": timed_steps, "full_steps": []} | _plain_mapping(analysis.run),
         "time": _row_to_dict(analysis.time) | {"coverage": analysis.time.coverage},
-        **{name: _rows_to_dicts(getattr(analysis, name)) for name in LISTS},
+        **{name: rows_to_dicts(getattr(analysis, name)) for name in LISTS},
         "series": _plain_mapping(analysis.series),
         "utilization": None if analysis.utilization is None else _row_to_dict(analysis.utilization),
         "overview": None if analysis.overview is None else _row_to_dict(analysis.overview),
@@ -147,10 +147,16 @@ def _prepared(data: Mapping[str, Any]) -> dict[str, Any]:
     return unknown | prepared
 
 
-def _json_name(row_type: type[Any], name: str) -> str:
+def json_name(row_type: type[Any], name: str) -> str:
+    """What a field of a row is called in the file."""
     if row_type is not LayerRow and name == "class_name":
         return "class"
     return name[:-3] + "_us" if name.endswith("_ns") else name
+
+
+def column_names(row_type: type[Row]) -> tuple[str, ...]:
+    """What the fields of a row are called in the file."""
+    return tuple(json_name(row_type, field.name) for field in fields(row_type))
 
 
 def _microseconds(time_ns: Any) -> Any:
@@ -173,13 +179,14 @@ def _nanoseconds(time_us: Any) -> Any:
 def _row_to_dict(row: Row) -> dict[str, Any]:
     values = ((field.name, getattr(row, field.name)) for field in fields(row))
     return {
-        _json_name(type(row), name): _microseconds(value) if name.endswith("_ns") else _plain(value)
+        json_name(type(row), name): _microseconds(value) if name.endswith("_ns") else _plain(value)
         for name, value in values
     }
 
 
-def _rows_to_dicts(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    return [_row_to_dict(row) for row in rows]
+def rows_to_dicts(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Rows as they are written."""
+    return [_row_to_dict(row) | ({"bound": row.bound} if isinstance(row, LayerRow) else {}) for row in rows]
 
 
 @cache
@@ -204,7 +211,7 @@ def _unknown_values(row_name: str) -> dict[str, Any]:
 def _row_from_dict(row_type: type[Row], data: Mapping[str, Any]) -> dict[str, Any]:
     row = dict(_unknown_values(row_type.__name__))
     for field in fields(row_type):
-        name = _json_name(row_type, field.name)
+        name = json_name(row_type, field.name)
         if name in data:
             row[field.name] = _nanoseconds(data[name]) if field.name.endswith("_ns") else data[name]
     return row

@@ -19,6 +19,7 @@ from profiler_wrapper.reports.describe import (
     step_count,
     use_lines,
 )
+from profiler_wrapper.reports.kind_colors import KIND_COLORS, OTHER_KIND
 from profiler_wrapper.reports.point_labels import Named, name_points
 from profiler_wrapper.reports.roofline_points import Point, Roofline, roofline
 from profiler_wrapper.reports.text import clean, shorten
@@ -38,19 +39,6 @@ _SMALLEST, _LARGEST = 40.0, 700.0  # marks, in square points
 _LONGEST_NOTE = 150  # a line of it
 _MOST_NOT_SHOWN = 3  # parts, by name
 
-# Told apart with any colour vision (Okabe and Ito, 2008), and by their names.
-_COLORS = {
-    "attention": "#D55E00",
-    "mlp": "#0072B2",
-    "expert": "#0072B2",
-    "router": "#56B4E9",
-    "norm": "#009E73",
-    "embedding": "#CC79A7",
-    "head": "#E69F00",
-    "block": "#332288",
-    "conv": "#882255",
-}
-_OTHER_COLOR = "#777777"
 _MARKERS = {"forward": "o", "prefill": "o", "decode": "D", "backward": "s", "recompute": "^"}
 
 
@@ -125,7 +113,7 @@ def _draw_roofs(axes: Axes, what: Roofline, points: Sequence[Point]) -> None:
         _draw_roof(axes, dtype, peak, what.bytes_per_s)
     sizes = _sizes(points)
     for point, size in zip(points, sizes, strict=True):  # the longest first, so that short ones lie on top
-        color = _COLORS.get(point.kind, _OTHER_COLOR)
+        color = KIND_COLORS.get(point.kind, OTHER_KIND)
         axes.scatter(
             *_place(point),
             s=size,
@@ -184,7 +172,7 @@ def _legend(axes: Axes, points: Sequence[Point], *, roofs: bool) -> None:
     from matplotlib.lines import Line2D
 
     phases = list(dict.fromkeys(point.phase for point in points))
-    kinds = list(dict.fromkeys(point.kind if point.kind in _COLORS else "other" for point in points))
+    kinds = list(dict.fromkeys(point.kind if point.kind in KIND_COLORS else "other" for point in points))
     handles = [
         Line2D(
             [],
@@ -199,7 +187,7 @@ def _legend(axes: Axes, points: Sequence[Point], *, roofs: bool) -> None:
         for phase in phases
     ]
     handles += [
-        Line2D([], [], linestyle="", marker="o", markersize=8, color=_COLORS.get(kind, _OTHER_COLOR), label=kind)
+        Line2D([], [], linestyle="", marker="o", markersize=8, color=KIND_COLORS.get(kind, OTHER_KIND), label=kind)
         for kind in kinds
     ]
     # Nothing is above the roofs: at the upper left the legend hides no point.

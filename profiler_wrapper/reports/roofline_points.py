@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from profiler_wrapper.analysis.model import Analysis, Bound, LayerRow, bound_of
+from profiler_wrapper.analysis.numbered_names import split_number
 from profiler_wrapper.analysis.phase import PHASES, Phase
 from profiler_wrapper.analysis.roofline import peak_of
 from profiler_wrapper.reports.describe import shown_work, step_count
 from profiler_wrapper.reports.folding import Fold, LayerTotal, Tree, known_total, layer_totals
-from profiler_wrapper.reports.numbered_names import split_number
 from profiler_wrapper.reports.plot_rows import short_names, shown_layers
 
 _FEW_FLOPS = 0.01  # a type of number with a smaller share of the FLOPs has no roof of its own

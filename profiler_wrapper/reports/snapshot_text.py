@@ -23,17 +23,17 @@ _FULL_WIDTH, _FULL_ROWS = 200, 1_000_000
 _FULL_STACKS = 30  # of the largest owners
 
 
-def console_text(report: AllocatorReport, *, unicode: bool = False) -> str:
-    """At most 40 lines of at most 100 columns: one device in detail, the others in a line each.
+def console_text(report: AllocatorReport, *, unicode: bool = False, width: int = WIDTH) -> str:
+    """At most 40 lines of at most `width` columns: one device in detail, the others in a line each.
 
     In detail: the one that ran out of memory, else the one that holds most.
     """
-    lines = [*_title(report, unicode), *_details(report.devices[:1], report, unicode, WIDTH, _ROWS)]
+    lines = [*_title(report, unicode), *_details(report.devices[:1], report, unicode, width, _ROWS)]
     others = report.devices[1 : 1 + _ROWS["devices"]]
-    tail = [shorten(f"also {failure_line(other) or _held(other)}", WIDTH) for other in others]
+    tail = [shorten(f"also {failure_line(other) or _held(other)}", width) for other in others]
     hidden = len(report.devices) - 1 - len(others)
     tail += [f"({hidden} more devices; -o FILE has them all)"] if hidden > 0 else []
-    tail += _note_lines(report, unicode, WIDTH, _ROWS["notes"])
+    tail += _note_lines(report, unicode, width, _ROWS["notes"])
     return "\n".join([*lines[: LINES - len(tail)], *tail])
 
 

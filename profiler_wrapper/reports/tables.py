@@ -12,7 +12,7 @@ from profiler_wrapper.reports.describe import per_step, title_parts, use_lines
 from profiler_wrapper.reports.followed import followed_lines
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.memory_table import leak_line, peak_line
-from profiler_wrapper.reports.table_rows import TableRow, table_rows
+from profiler_wrapper.reports.table_rows import TableRow, TableRows, table_rows
 from profiler_wrapper.reports.text import cells, clean, left, shorten, wrap
 from profiler_wrapper.units import MIB
 
@@ -40,13 +40,19 @@ class _Column:
 
 
 def console_table(
-    analysis: Analysis, *, rows: int = 25, width: int = 100, unicode: bool = False, order: Order = "cost"
+    analysis: Analysis,
+    *,
+    rows: int = 25,
+    width: int = 100,
+    unicode: bool = False,
+    order: Order = "cost",
+    layer_rows: int | None = None,
 ) -> str:
     """The layer tree with the dearest layers first (`order="model"`: as in the model), times in ms per step.
 
-    At most `rows` lines and `width` columns in all; ASCII unless `unicode`; no colour codes. Rows
-    without indentation add up to TOTAL. A row such as `layers.{0..31}` holds all 32; `median` below
-    it is one of them, with the least and the most total. Below TOTAL, and no part of it, stands what
+    At most `rows` lines and `width` columns in all, `layer_rows` of them about layers; ASCII unless `unicode`; no
+    colour codes. Rows without indentation add up to TOTAL. A row such as `layers.{0..31}` holds all 32; `median`
+    below it is one of them, with the least and the most total. Below TOTAL, and no part of it, stands what
     is followed by name. Names are shortened, numbers never.
 
     Raises:
@@ -65,10 +71,26 @@ def console_table(
     followed = followed_lines(analysis, most=_FOLLOWED_LINES if rows >= _HIGH else 1, width=width, unicode=unicode)
     most = rows - len(head) - 2 - len(followed) - len(tail)  # 2: the heading and its units
     table = table_rows(analysis, most=most, order=order)
-    if table.hidden_layers:
+    if layer_rows is not None:
+        table = _with_layer_rows(analysis, layer_rows, most, order)
+    if table.hidden_layers and layer_rows is None:
         table = table_rows(analysis, most=most - 1, order=order)
+    if table.hidden_layers:
         tail.insert(0, f"({table.hidden_layers} smaller layers not shown; result.table() has them all)")
     return "\n".join([*head, *_draw(table.rows, analysis, width, unicode), *followed, *tail])
+
+
+def _with_layer_rows(analysis: Analysis, layer_rows: int, most: int, order: Order) -> TableRows:
+    """A table with so many rows about layers, if there are as many; those of work outside layers come on top."""
+    table = table_rows(analysis, most=min(most, layer_rows + 1), order=order)
+    for size in range(layer_rows + 2, most + 1):
+        if not table.hidden_layers:
+            break
+        larger = table_rows(analysis, most=size, order=order)
+        if sum(row.kind in ("layer", "median", "odd") for row in larger.rows) > layer_rows:
+            break
+        table = larger
+    return table
 
 
 def _use_lines(analysis: Analysis, rows: int, width: int) -> list[str]:

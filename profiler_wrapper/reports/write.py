@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.recording.atomic import json_bytes
+from profiler_wrapper.recording.store import PAGE_FILE
 from profiler_wrapper.reports import plots, roofline_plot, sunburst
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.memory_log import memory_log
 from profiler_wrapper.reports.memory_plot import draw_categories
 from profiler_wrapper.reports.memory_text import memory_usage_text
+from profiler_wrapper.reports.page import write_page
 from profiler_wrapper.reports.result_json import to_dict
 from profiler_wrapper.reports.tables import console_table
 
@@ -66,6 +68,7 @@ def _write_text(text: str, path: Path) -> None:
 # By the name that `files=` knows them by, the most important first.
 REPORTS: Mapping[str, Report] = {
     "result": Report((ReportFile("result.json", _write_json),)),
+    "report": Report((ReportFile(PAGE_FILE, write_page),)),
     "log": Report((ReportFile("<prefix>_rank_<r>.log", _write_log),)),
     "memory_text": Report((ReportFile("<prefix>_memory_usage.txt", _write_memory_text),)),
     "time_plot": Report((ReportFile("<prefix>_cuda_time_plot.png", plots.draw_time),)),

@@ -13,6 +13,7 @@ from torch.profiler import profile, record_function
 
 from profiler_wrapper import demo, mark
 from profiler_wrapper.__main__ import main
+from profiler_wrapper.result import ProfileResult, load
 
 TINY = demo.DemoConfig(layers=4, hidden=32, heads=2, key_value_heads=1, intermediate=64, vocabulary=64, tokens=8)
 
@@ -83,6 +84,7 @@ def test_output_into_a_directory_has_every_report(trace: Path, tmp_path: Path) -
         "memory/params_memory_sunburst.html",
         "memory/plotly.min.js",
         "memory/summary_sunburst.html",
+        "report.html",
         "result.json",
         "tiny_cuda_time_plot.png",
         "tiny_memory_categories_plot.png",
@@ -142,6 +144,20 @@ def test_run_as_a_module_when_the_reader_goes_away(trace: Path) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("{")
     assert "Traceback" not in done.stderr
+
+
+def test_the_demo_as_json_prints_nothing_else(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trace: Path
+) -> None:
+    def run_demo(*, output_dir: str) -> ProfileResult:
+        print("training, for", output_dir)
+        return load(trace)
+
+    monkeypatch.setattr(demo, "run_demo", run_demo)
+    assert main(["demo", "--format", "json", "-o", "there"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == load(trace).to_dict()
+    assert captured.err == "training, for there\n"
 
 
 def test_demo_prints_the_table_and_where_the_files_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

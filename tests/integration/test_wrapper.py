@@ -58,7 +58,11 @@ def test_five_steps_are_recorded_and_the_last_three_reported(
     assert json.loads((directory_of(prof) / "profile_full_trace.json").read_text())["record_shapes"] == 1
     printed = capsys.readouterr().out
     assert "self_attn" in printed
-    assert printed.rstrip().endswith(f"in {directory_of(prof)}")
+    *table, where, page = printed.splitlines()
+    assert len(table) + 2 <= 25
+    assert where.endswith(f"in {directory_of(prof)}")
+    assert page == f"The page: {directory_of(prof).parent / 'report.html'}"
+    assert directory_of(prof).parent.joinpath("report.html").stat().st_size > 1e6
 
 
 def test_load_gives_the_same_as_the_block(case: Case, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ ALLOWED = {
     "live": {"analysis", "recording", "capture"},
 }
 SHARED = {"errors", "units", "notices"}  # import nothing of the package but one another
-SEES_ALL = {"integrations"}  # packages of the top level
+SEES_ALL = {"commands", "integrations"}  # packages of the top level
 
 
 def imported(source: str, package: str) -> Iterator[str]:

@@ -6,41 +6,13 @@ from collections import defaultdict
 
 import numpy as np
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from any_traces import traces, training_step, wild_traces
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.recording.columns import Category, Recording
-from recordings import AUTOGRAD, MAIN, Trace
-
-PATHS = (".", "a", "a.b", "a.c", "d")
-
-
-def training_step() -> Trace:
-    """Two layers, one attention kernel each way, a collective beside compute, an optimizer kernel."""
-    return (
-        Trace()
-        .annotation("ProfilerStep#4", 0, 1000)
-        .mark(".", 0, 300)
-        .mark("attn", 10, 100, kind="attention")
-        .op("aten::_flash_attention_forward", 20, 60, sequence=1, forward_thread=0)
-        .kernel("flash_fwd_kernel", 1000, 1400, launched=30)
-        .mark("mlp", 110, 200)
-        .op("aten::mm", 120, 150, sequence=2, forward_thread=0)
-        .kernel("gemm", 1400, 1500, launched=130)
-        .op("aten::add", 250, 260)
-        .kernel("elementwise_kernel", 1500, 1510, launched=255)
-        .node("MmBackward0", 400, 500, number=2)
-        .kernel("gemm", 1600, 1800, launched=450, thread=AUTOGRAD)
-        .kernel("ncclDevKernel_AllReduce", 1700, 2000, launched=460, thread=AUTOGRAD, stream=20)
-        .node("FlashAttentionBackward0", 600, 700, number=1)
-        .op("aten::_flash_attention_backward", 610, 690, thread=AUTOGRAD)
-        .kernel("flash_bwd_kernel", 2100, 3100, launched=650, thread=AUTOGRAD)
-        .annotation("Optimizer.step#AdamW.step", 800, 900)
-        .kernel("multi_tensor_apply", 3100, 3150, launched=850)
-        .kernel("copy_kernel", 3150, 3157, launched=1100)
-    )
+from recordings import MAIN, Trace
 
 
 def test_a_training_step_by_hand() -> None:
@@ -142,26 +114,6 @@ def test_a_backward_run_inside_a_layers_forward_is_no_part_of_that_call() -> Non
 # --- laws ---
 
 
-@st.composite
-def traces(draw: st.DrawFn) -> Trace:
-    """Nested marks with kernels launched inside and outside of them, on two streams of two devices."""
-    trace, now = Trace(), 0
-    for _ in range(draw(st.integers(0, 3))):
-        trace.annotation(f"ProfilerStep#{now}", now, now + 90)
-        for path in draw(st.permutations(PATHS)):
-            trace.mark(path, now + 5, now + 15 + draw(st.integers(0, 10)))
-            now += 30
-    for i in range(draw(st.integers(1, 12))):
-        start, stream = draw(st.integers(0, 400)), draw(st.integers(1, 2))
-        name = draw(st.sampled_from(["gemm", "ncclDevKernel", "flash_fwd"]))
-        launched = draw(st.none() | st.integers(0, 200))
-        length = draw(st.integers(0, 60))
-        trace.kernel(name, start, start + length, launched=launched, stream=stream, device=draw(st.integers(0, 1)))
-        if draw(st.booleans()):
-            trace.op("aten::mm", 7 * i, 7 * i + 3)
-    return trace
-
-
 def assert_conserved(result: Analysis) -> None:
     assert sum(row.self_time_ns for row in result.layers) + result.time.unattributed_ns == result.time.total_ns
     assert sum(row.time_ns for row in result.unattributed) == result.time.unattributed_ns
@@ -179,6 +131,23 @@ def assert_conserved(result: Analysis) -> None:
             assert 0 <= row.exposed_communication_ns <= row.communication_ns <= row.time_ns
     keys = [(row.layer, row.phase) for row in result.layers]
     assert len(keys) == len(set(keys))
+    assert_steps_and_events_add_up(result, sum(row.count for row in result.classes))
+
+
+def assert_steps_and_events_add_up(result: Analysis, charged: int) -> None:
+    """The laws of `step_times_ns` and `self_events`: per step against its row, over all against the events."""
+    numbered = [row for row in result.steps if row.step is not None]
+    own = [list(row.step_times_ns) for row in result.layers if row.parent is None]
+    per_step = [sum(times) for times in zip(*own, strict=True)] or [0] * len(numbered)
+    assert all(spent <= row.time_ns for spent, row in zip(per_step, numbered, strict=True))
+    if not result.unattributed:
+        assert per_step == [row.time_ns for row in numbered]
+    assert all(len(row.step_times_ns) == len(numbered) for row in result.layers)
+    assert all(sum(row.step_times_ns) <= row.time_ns for row in result.layers)
+    if len(numbered) == len(result.steps):  # nothing is outside of the steps
+        assert all(sum(row.step_times_ns) == row.time_ns for row in result.layers)
+    events = sum(row.self_events or 0 for row in result.layers) + sum(row.count for row in result.unattributed)
+    assert events == charged == sum(row.count for row in result.classes)
 
 
 @settings(max_examples=80, deadline=None)
@@ -218,41 +187,6 @@ def test_exposed_communication_is_that_of_every_instant(trace: Trace) -> None:
 
 def test_training_step_is_conserved() -> None:
     assert_conserved(analyse(training_step().recording()))
-
-
-NAMES = ("aten::mm", "c10d::allreduce_", "CheckpointFunctionBackward", "aten::_flash_attention_forward", "x")
-NODES = ("MmBackward0", "torch::autograd::AccumulateGrad", "torch::autograd::GraphRoot", "CheckpointFunctionBackward")
-ANNOTATIONS = ("ProfilerStep#3", "Optimizer.step#SGD.step", "FSDP::all_gather (a.b)", "FSDP::post_backward", "block")
-
-
-@st.composite
-def wild_traces(draw: st.DrawFn) -> Trace:
-    """Anything at any time: crossing marks, nodes without forward, numbers used twice, arrows to nowhere."""
-    trace, small = Trace(), st.integers(0, 60)
-    for _ in range(draw(st.integers(1, 14))):
-        start, length, thread = draw(small), draw(st.integers(0, 30)), draw(st.integers(1, 3))
-        end, number = start + length, draw(st.integers(-1, 3))
-        match draw(st.integers(0, 7)):
-            case 0:
-                trace.mark(draw(st.sampled_from(PATHS)), start, end, thread=thread)
-            case 1:
-                trace.op(draw(st.sampled_from(NAMES)), start, end, thread=thread, sequence=number, forward_thread=0)
-            case 2:
-                trace.node(
-                    draw(st.sampled_from(NODES)), start, end, thread=thread, number=number, forward_thread=thread
-                )
-            case 3:
-                trace.annotation(draw(st.sampled_from(ANNOTATIONS)), start, end, thread=thread)
-            case 4:
-                trace.module(f"Net_{draw(st.integers(0, 3))}", start, end, thread=thread)
-            case 5:
-                launched = draw(st.none() | small)
-                trace.kernel("ncclKernel" if number else "k", start, end, launched=launched, thread=thread)
-            case 6:
-                trace.memory(start, draw(st.sampled_from([8, -8])), address=number, thread=thread)
-            case _:
-                trace.arrow(start, end, forward_thread=thread, backward_thread=draw(st.integers(1, 3)))
-    return trace
 
 
 @settings(max_examples=150, deadline=None)

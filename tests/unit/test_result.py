@@ -81,6 +81,18 @@ def test_a_run_gives_its_first_rank(tmp_path: Path) -> None:
     assert time_of(tmp_path) == 2
 
 
+def test_a_rank_is_asked_for_by_its_number(tmp_path: Path) -> None:
+    for rank in (0, 3, 13):
+        (tmp_path / f"rank{rank}_dp{rank}").mkdir()
+        trace(10 + rank).write(tmp_path / f"rank{rank}_dp{rank}" / "x_trace.json")
+    assert load(tmp_path, rank=3).time.total_ns == 13
+    assert load(tmp_path / "rank13_dp13", rank=13).time.total_ns == 23
+    with pytest.raises(WrongUse, match="nothing of rank 1 is in it; ranks: 0, 3, 13"):
+        load(tmp_path, rank=1)
+    with pytest.raises(WrongUse, match="is no directory"):
+        load(tmp_path / "rank3_dp3" / "x_trace.json", rank=3)
+
+
 def test_a_directory_without_any(tmp_path: Path) -> None:
     with pytest.raises(BrokenTrace, match=r"no result\.json and no trace in it"):
         load(tmp_path)

@@ -10,14 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from profiler_wrapper.analysis.model import Analysis, StepRow, UncountedRow
+from profiler_wrapper.analysis.numbered_names import number_ranges
+from profiler_wrapper.analysis.outliers import outliers
 from profiler_wrapper.analysis.peaks import find_peaks
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.analysis.roofline import _note
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.describe import use_line, use_lines
-from profiler_wrapper.reports.folding import Tree, layer_totals, odd_ones, outliers
+from profiler_wrapper.reports.folding import Tree, layer_totals, odd_ones
 from profiler_wrapper.reports.memory_owners import owner_groups
-from profiler_wrapper.reports.numbered_names import number_ranges
 from profiler_wrapper.reports.table_rows import TableRow, table_rows
 from profiler_wrapper.reports.tables import console_table, full_table
 from profiler_wrapper.reports.text import cells, clean, shorten, wrap

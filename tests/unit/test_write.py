@@ -19,6 +19,7 @@ from sample_work import worked
 def test_names_are_those_users_know() -> None:
     assert {name: [file.name for file in report.files] for name, report in REPORTS.items()} == {
         "result": ["result.json"],
+        "report": ["report.html"],
         "log": ["<prefix>_rank_<r>.log"],
         "memory_text": ["<prefix>_memory_usage.txt"],
         "time_plot": ["<prefix>_cuda_time_plot.png"],
@@ -61,7 +62,7 @@ def test_every_report_writes_its_files(name: str, tmp_path: Path) -> None:
 
 def test_without_allocations_nothing_is_written_of_who_holds_memory() -> None:
     applying = {name for name, report in REPORTS.items() if report.applies(llama(2))}
-    assert applying == {"result", "log", "memory_text", "time_plot", "memory_plot"}
+    assert applying == {"result", "report", "log", "memory_text", "time_plot", "memory_plot"}
 
 
 def test_the_result_reads_back(tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""An optimizer that updates its parameters one by one."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from profiler_wrapper.analysis.advice.bounds import saved_at_most_ns, time_of_ns
+from profiler_wrapper.analysis.advice.device import device_of
+from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule
+from profiler_wrapper.analysis.advice.wording import count, duration
+from profiler_wrapper.analysis.view_model import Finding
+from profiler_wrapper.recording.columns import Bool, Category
+from profiler_wrapper.recording.nesting import nearest, nearest_above
+
+ID = "slow-optimizer"
+_STEP = re.compile(r"Optimizer\.step#(?P<class_name>.+)\.step$")
+_OF_LISTS = ("aten::_foreach_", "aten::_fused_")
+_WITH_FUSED = frozenset(("Adam", "AdamW", "SGD", "Adagrad"))  # those of torch 2.11 to 2.13, on a GPU as on a CPU
+_WITH_FOREACH = _WITH_FUSED | {
+    "Adadelta", "Adafactor", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop"
+}  # fmt: skip
+_FEWEST = 8  # parameters: with fewer there is little to gain
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """All steps of optimizers of one class."""
+
+    class_name: str
+    whole: Bool  # per span, of the steps and of all in them
+    singles: Counter[str]  # outermost ops that take one parameter, by name
+    of_lists: int  # outermost ops that take all of them
+    calls: int
+
+
+def slow_optimizer(facts: Facts) -> Iterator[Finding]:
+    """Steps of an optimizer that is neither fused nor foreach: several small ops for each parameter."""
+    for steps in _steps(facts):
+        settings = _settings(facts, steps.class_name)
+        once = max(steps.singles.values(), default=0) / steps.calls  # an op for each parameter
+        parameters = sum(one.get("parameters", 0) for one in settings) or round(once)
+        ops = steps.singles.total()
+        if steps.of_lists or parameters < _FEWEST or ops < parameters * steps.calls:
+            continue
+        if any(one.get("differentiable") for one in settings):
+            continue
+        fix = _fix(facts, steps.class_name, settings)
+        time_ns = time_of_ns(facts, steps.whole)
+        wall_ns = _wall_ns(facts, steps)
+        yield Finding(
+            id=ID,
+            title=f"{steps.class_name} updates its parameters one by one: {ops / facts.steps:,.0f} small ops a step",
+            layer=None,
+            phase="optimizer",
+            share=facts.share_of_step(wall_ns) if not facts.on_device else facts.share_of_work(time_ns),
+            saves_at_most_us=facts.saves_us(saved_at_most_ns(facts, steps.whole)),
+            saves_at_most_bytes=None,
+            evidence=(
+                f"{ops / facts.steps:,.0f} ops a step for {count(parameters, 'parameter')}, none of them _fused_ or "
+                f"_foreach_; {_most(steps)}",
+                f"its step takes {duration(wall_ns)} on the CPU, {duration(time_ns)} of {facts.time_name}",
+                *(f"fused={one.get('fused')}, foreach={one.get('foreach')} as it was made" for one in settings[:1]),
+                "saves at most: as if the optimizer's step took no time at all",
+            ),
+            confidence="high" if settings else "medium",
+            fix=fix,
+            details={
+                "ops_per_step": ops / facts.steps,
+                "parameters": parameters,
+                "cpu_us": wall_ns / NS_PER_US,
+                "time_us": time_ns / NS_PER_US,
+            },
+        )
+
+
+def _steps(facts: Facts) -> Iterator[_Steps]:
+    recording, parent = facts.found.recording, facts.found.nesting.parent
+    spans, names = recording.spans, recording.names
+    matches = {i: match["class_name"] for i, name in enumerate(names) if (match := _STEP.match(name))}
+    if not matches:
+        return
+    is_step = np.isin(spans.name, list(matches)) & (spans.category == Category.ANNOTATION)
+    step_of = nearest(parent, is_step)
+    is_op = np.array([name.startswith("aten::") for name in names], dtype=np.bool_)[spans.name]
+    is_op &= (spans.category == Category.CPU_OP) & (step_of >= 0)
+    is_op &= np.array([place.phase == "optimizer" for place in facts.found.attribution.places], dtype=np.bool_)[
+        facts.found.attribution.place_of
+    ]  # not the forward of a closure
+    outermost = np.flatnonzero(is_op & (nearest_above(parent, nearest(parent, is_op)) < 0))
+    ops: dict[str, Counter[str]] = defaultdict(Counter)
+    for span, step in zip(outermost.tolist(), step_of[outermost].tolist(), strict=True):
+        ops[matches[int(spans.name[step])]][recording.name_of(span)] += 1
+    by_class: dict[str, list[int]] = defaultdict(list)
+    for name, class_name in matches.items():
+        by_class[class_name].append(name)
+    for class_name, members in by_class.items():
+        of_class = is_step & np.isin(spans.name, members)
+        lists = sum(number for name, number in ops[class_name].items() if name.startswith(_OF_LISTS))
+        singles = Counter({name: n for name, n in ops[class_name].items() if not name.startswith(_OF_LISTS)})
+        whole = (step_of >= 0) & of_class[np.maximum(step_of, 0)]
+        yield _Steps(class_name, whole, singles, lists, max(1, int(of_class.sum())))
+
+
+def _settings(facts: Facts, class_name: str) -> list[Mapping[str, Any]]:
+    """What the run says of optimizers of this class."""
+    told = facts.analysis.run.get("optimizers")
+    every = told if isinstance(told, list) else []
+    return [one for one in every if isinstance(one, Mapping) and one.get("class_name") == class_name]
+
+
+def _fix(facts: Facts, class_name: str, settings: list[Mapping[str, Any]]) -> str:
+    can_fuse = all(one.get("can_fuse") for one in settings) if settings else class_name in _WITH_FUSED
+    if can_fuse:
+        return f"{class_name}(..., fused=True)"
+    can_foreach = all(one.get("can_foreach") for one in settings) if settings else class_name in _WITH_FOREACH
+    if can_foreach and device_of(facts) is not None:
+        return f"{class_name}(..., foreach=True)"
+    return f"torch.compile around {class_name}'s step, or an optimizer that has fused=True: AdamW, Adam, SGD, Adagrad"
+
+
+def _wall_ns(facts: Facts, steps: _Steps) -> float:
+    spans = facts.found.recording.spans
+    outer = steps.whole & (spans.category == Category.ANNOTATION)
+    outer &= np.array([_STEP.match(name) is not None for name in facts.found.recording.names])[spans.name]
+    return facts.per_step_ns(int(spans.duration_ns[outer].sum()))
+
+
+def _most(steps: _Steps) -> str:
+    """`aten::mul_ 21, aten::lerp_ 21`: the most frequent, a step of the optimizer."""
+    return ", ".join(f"{name} {number / steps.calls:.0f}" for name, number in steps.singles.most_common(3))
+
+
+RULES: tuple[Rule, ...] = (slow_optimizer,)

@@ -1,0 +1,111 @@
+"""Advice on activation checkpointing: recompute where memory is free, none where memory is short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from profiler_wrapper.analysis.advice.facts import Facts, Rule
+from profiler_wrapper.analysis.advice.wording import duration, share, size, where
+from profiler_wrapper.analysis.view_model import Finding
+
+RECOMPUTE_SHARE = 0.03  # of the time of a step
+MEMORY_FREE = 0.7  # of the device, at the peak: below it memory is free
+MEMORY_SHORT = 0.9
+_ROOM_LEFT = 0.1  # of the device: not to be filled
+
+
+def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
+    """Forward runs again in backward, though what it would keep fits."""
+    rows = [row for row in facts.analysis.layers if row.phase == "recompute"]
+    spent = facts.per_step_ns(sum(row.self_time_ns for row in rows))
+    device, peak = facts.device_memory_bytes, facts.peak_reserved_bytes
+    if not spent or device is None or peak is None:
+        return
+    if spent < RECOMPUTE_SHARE * facts.work_ns or peak > MEMORY_FREE * device:
+        return
+    layers = tuple(dict.fromkeys(row.layer for row in rows if row.kind == "block")) or tuple(
+        dict.fromkeys(row.layer for row in rows if row.self_time_ns and row.layer)
+    )
+    room = device - peak - _ROOM_LEFT * device
+    needs = _kept_without(facts, layers)
+    evidence = [
+        f"{duration(spent)} of {facts.time_name} a step is forward run again, {share(facts.share_of_work(spent))} "
+        "of all",
+        f"at the peak {size(peak)} of {size(device)} is taken: {size(max(0.0, room))} could be used",
+    ]
+    saved = spent
+    fix = "turn checkpointing off (model.gradient_checkpointing_disable(), no checkpoint() around blocks)"
+    if needs is not None:
+        evidence.append(f"without it at most {size(needs)} more is kept, by what recompute itself allocates")
+        if needs > room:
+            part = max(0.0, room) / needs
+            saved *= part
+            fix = f"checkpoint fewer blocks: about {share(part)} of them fit without"
+    if saved < RECOMPUTE_SHARE / 2 * facts.work_ns:
+        return
+    yield Finding(
+        id="recompute-not-needed",
+        title=f"{duration(spent)} a step recomputes forward in {where(layers)}, though {size(device - peak)} of "
+        f"{size(device)} is free",
+        layer=where(layers),
+        phase="recompute",
+        share=facts.share_of_work(spent),
+        saves_at_most_us=facts.saves_us(saved),
+        saves_at_most_bytes=None,
+        evidence=(*evidence, f"at most: no recompute where it fits ({facts.time_name})"),
+        confidence="medium" if needs is None else "high",
+        fix=fix,
+        layers=layers,
+        details={"recompute_us": spent / 1000, "free_bytes": device - peak, "needs_bytes": needs},
+    )
+
+
+def _kept_without(facts: Facts, layers: tuple[str, ...]) -> int | None:
+    """What the layers would keep, at most: what each allocates while it recomputes, but for the one that does."""
+    grows = []
+    for layer in layers:
+        row = next((row for row in facts.rows_of[layer] if row.phase == "recompute"), None)
+        if row is None or row.peak_bytes is None or row.entry_allocated_bytes is None:
+            return None
+        grows.append(max(0, round(row.peak_bytes - row.entry_allocated_bytes)))
+    return sum(grows) - max(grows) if grows else None
+
+
+def recompute_would_help(facts: Facts) -> Iterator[Finding]:
+    """Memory is short, and blocks keep what they could compute again."""
+    device, peak = facts.device_memory_bytes, facts.peak_reserved_bytes
+    failed = facts.found.recording.failed_allocations
+    short = device is not None and peak is not None and peak > MEMORY_SHORT * device
+    if not (failed or short) or any(row.phase == "recompute" and row.time_ns for row in facts.analysis.layers):
+        return
+    changes = facts.analysis.memory.get("changes") or ()
+    change = next((change for change in changes if change.get("kind") == "checkpoint"), None)
+    if change is None:
+        return
+    layers, saves = tuple(change.get("layers") or ()), int(change["saves_bytes"])
+    costs = change.get("costs_ns")
+    evidence = []
+    if failed:
+        evidence.append(f"an allocation of {size(failed[-1].size_bytes)} failed")
+    if device is not None and peak is not None:
+        evidence.append(f"at the peak {size(peak)} of {size(device)} is taken")
+    if costs is not None:
+        evidence.append(f"it costs about {duration(costs)} of {facts.time_name} a step: forward of these blocks again")
+    evidence.append("at most: of each block only its output is kept, and one is there whole; no other moment is higher")
+    yield Finding(
+        id="recompute-would-help",
+        title=f"memory is short, and checkpointing {where(layers)} would take up to {size(saves)} off the peak",
+        layer=where(layers),
+        phase="forward",
+        share=min(1.0, saves / facts.peak_bytes) if facts.peak_bytes else None,
+        saves_at_most_us=None,
+        saves_at_most_bytes=saves,
+        evidence=tuple(evidence),
+        confidence="high",
+        fix="model.gradient_checkpointing_enable(), or torch.utils.checkpoint.checkpoint(block, x)",
+        layers=layers,
+        details={"costs_us": None if costs is None else costs / 1000},
+    )
+
+
+RULES: tuple[Rule, ...] = (recompute_not_needed, recompute_would_help)

@@ -1,0 +1,225 @@
+"""Two results compared: every layer, phase and class, what changed by more than noise, and where."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from profiler_wrapper.analysis.compare_culprits import culprits
+from profiler_wrapper.analysis.compare_differences import differences, traits
+from profiler_wrapper.analysis.compare_model import (
+    ComparedClass,
+    ComparedReason,
+    ComparedRow,
+    ComparedTotal,
+    Comparison,
+    Decision,
+)
+from profiler_wrapper.analysis.compare_names import folded_name, like_name
+from profiler_wrapper.analysis.compare_sides import Pair, Side, amounts, pair_rows, side_of
+from profiler_wrapper.analysis.compare_times import LEAST_SHARED, TimeChanges, UnitKey, time_changes
+from profiler_wrapper.analysis.compare_verdict import verdict_of
+from profiler_wrapper.analysis.model import Analysis, LayerRow
+from profiler_wrapper.analysis.noise import FEWEST_STEPS, LEAST_CHANGE_UNKNOWN
+from profiler_wrapper.analysis.phase import Phase
+
+_Backends = Mapping[tuple[str, Phase], tuple[str, ...]]
+
+
+def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -> Comparison:
+    """What is otherwise in `b` than in `a`.
+
+    Nothing is dropped: self times of `rows` and `unattributed` add up to the total of each side, to the nanosecond.
+    """
+    side_a, side_b = side_of(a), side_of(b)
+    paired = pair_rows(a, b)
+    changes = time_changes(paired.pairs, side_a, side_b)
+    decision = _decision(changes.total.shift, changes.total.beyond_noise)
+    total_delta_ns = side_a.total_ns * math.expm1(changes.total.shift) if changes.total.beyond_noise else None
+    found = culprits(paired, changes, total_delta_ns)
+    backends_a, backends_b = _backends(a), _backends(b)
+    different = differences(traits(a), traits(b))
+    notes = tuple(_notes(side_a, side_b, changes))
+    totals = tuple(_totals(side_a, side_b, changes, decision))
+    backend_changes = _backend_changes(paired.pairs, backends_a, backends_b)
+    return Comparison(
+        verdict=verdict_of(different, totals[0], changes, found, backend_changes, b.time_basis),
+        decision=decision,
+        name_a=name_a,
+        name_b=name_b,
+        time_basis=b.time_basis,
+        steps_a=side_a.steps,
+        steps_b=side_b.steps,
+        noise_known=changes.known,
+        differences=different,
+        notes=notes,
+        totals=totals,
+        culprits=found,
+        rows=tuple(_row(pair, side_a, side_b, changes, backends_a, backends_b) for pair in paired.pairs),
+        classes=_classes(a, b),
+        unattributed=_reasons(a, b),
+        backend_changes=backend_changes,
+    )
+
+
+def _decision(shift: float, beyond_noise: bool) -> Decision:
+    if not beyond_noise:
+        return "no difference"
+    return "slower" if shift > 0 else "faster"
+
+
+def _row(
+    pair: Pair, side_a: Side, side_b: Side, changes: TimeChanges, backends_a: _Backends, backends_b: _Backends
+) -> ComparedRow:
+    row, unit = pair.row, changes.units.get(UnitKey((pair.layer,), pair.phase))
+    mean_a, mean_b = (
+        0.0 if own is None else own.time_ns / side.steps for own, side in ((pair.a, side_a), (pair.b, side_b))
+    )
+    change = mean_b / mean_a - 1 if mean_a and mean_b else None
+    decision: Decision = "not judged"
+    if pair.a is None or pair.b is None:
+        decision = "only in b" if pair.a is None else "only in a"
+    elif unit is not None and unit.change is not None:
+        change = unit.change
+        decision = _decision(unit.delta_ns, unit.beyond_noise)
+    return ComparedRow(
+        layer=pair.layer,
+        class_name=row.class_name,
+        kind=row.kind,
+        block=row.block,
+        parent=row.parent,
+        depth=row.depth,
+        order=row.order,
+        phase=pair.phase,
+        a=None if pair.a is None else amounts(pair.a, backends_a.get((pair.a.layer, pair.phase), ())),
+        b=None if pair.b is None else amounts(pair.b, backends_b.get((pair.b.layer, pair.phase), ())),
+        change=change,
+        error=None if unit is None else unit.error,
+        decision=decision,
+    )
+
+
+def _totals(side_a: Side, side_b: Side, changes: TimeChanges, decision: Decision) -> Iterable[ComparedTotal]:
+    """Of a step: its time first."""
+    yield ComparedTotal(
+        name=f"{side_b.analysis.time_basis} time",
+        unit="ns",
+        a=side_a.total_ns,
+        b=side_b.total_ns,
+        change=math.expm1(changes.total.shift),
+        error=_finite(changes.total.error),
+        decision=decision if side_a.total_ns and side_b.total_ns else "not judged",
+    )
+    quantities: Sequence[tuple[str, Any, Callable[[Side], float | None]]] = (
+        ("step on the clock", "ns", lambda side: _mean(row.span_ns for row in _numbered(side.analysis))),
+        ("peak memory", "bytes", lambda side: peak_bytes(side.analysis)),
+        ("FLOPs", "flops", lambda side: flops_per_step(side.analysis)),
+        ("events", "count", lambda side: sum(row.count for row in side.analysis.classes) / side.steps),
+        ("synchronisations", "count", _synchronisations),
+        ("unattributed", "share", lambda side: 1 - side.analysis.time.coverage),
+        ("MFU", "share", lambda side: side.analysis.utilization.mfu if side.analysis.utilization is not None else None),
+    )
+    for name, unit, value_of in quantities:
+        one, other = value_of(side_a), value_of(side_b)
+        change = other / one - 1 if one and other is not None else None
+        yield ComparedTotal(name=name, unit=unit, a=one, b=other, change=change)
+
+
+def _numbered(analysis: Analysis) -> list[Any]:
+    return [row for row in analysis.steps if row.step is not None]
+
+
+def _synchronisations(side: Side) -> float | None:
+    if side.analysis.time_basis != "device":
+        return None
+    return sum(row.count for row in side.analysis.synchronisations) / side.steps
+
+
+def flops_per_step(analysis: Analysis) -> int | None:
+    """Of all that ran; None where no FLOPs were counted."""
+    return sum(row.flops_per_step for row in analysis.flops) if analysis.flops else None
+
+
+def peak_bytes(analysis: Analysis) -> int | None:
+    """The highest allocated at any time; None where no allocation was recorded."""
+    peak = analysis.memory.get("peak")
+    whole = peak.get("allocated_bytes") if isinstance(peak, Mapping) else None
+    known = [whole, *(row.peak_bytes for row in analysis.steps)]
+    return max((int(size) for size in known if isinstance(size, (int, float))), default=None)
+
+
+def _mean(values: Iterable[int | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _classes(a: Analysis, b: Analysis) -> tuple[ComparedClass, ...]:
+    one, other = ({(row.class_name, row.phase): row for row in side.classes} for side in (a, b))
+    rows = []
+    for name, phase in dict.fromkeys((*other, *one)):
+        before, after = one.get((name, phase)), other.get((name, phase))
+        rows.append(
+            ComparedClass(
+                class_name=name,
+                phase=phase,
+                time_a_ns=before.time_ns if before is not None else 0,
+                time_b_ns=after.time_ns if after is not None else 0,
+                count_a=before.count if before is not None else 0,
+                count_b=after.count if after is not None else 0,
+                flops_per_step_a=before.flops_per_step if before is not None else None,
+                flops_per_step_b=after.flops_per_step if after is not None else None,
+            )
+        )
+    return tuple(rows)
+
+
+def _reasons(a: Analysis, b: Analysis) -> tuple[ComparedReason, ...]:
+    one, other = ({row.reason: row.time_ns for row in side.unattributed} for side in (a, b))
+    return tuple(
+        ComparedReason(reason=reason, time_a_ns=one.get(reason, 0), time_b_ns=other.get(reason, 0))
+        for reason in dict.fromkeys((*other, *one))
+    )
+
+
+def _backends(analysis: Analysis) -> _Backends:
+    """Backends of each layer's own attention, the one with most time first."""
+    found: dict[tuple[str, Phase], list[tuple[int, str]]] = defaultdict(list)
+    for row in analysis.attention:
+        found[row.layer, row.phase].append((-row.time_ns, row.backend))
+    return {key: tuple(backend for _, backend in sorted(backends)) for key, backends in found.items()}
+
+
+def _backend_changes(pairs: Sequence[Pair], a: _Backends, b: _Backends) -> tuple[tuple[str, str, str], ...]:
+    """Where attention runs otherwise, like layers together."""
+
+    def told(row: LayerRow | None, backends: _Backends) -> str:
+        return "" if row is None else " + ".join(sorted(backends.get((row.layer, row.phase), ())))
+
+    groups: dict[tuple[str, str, str], dict[str, str | None]] = defaultdict(dict)
+    for pair in pairs:
+        one, other = told(pair.a, a), told(pair.b, b)
+        if one != other and pair.a is not None and pair.b is not None:
+            pattern, _ = like_name(pair.layer, pair.row.block)
+            groups[pattern, one or "none", other or "none"][pair.layer] = pair.row.block
+    return tuple((folded_name(layers), one, other) for (_, one, other), layers in groups.items())
+
+
+def _notes(side_a: Side, side_b: Side, changes: TimeChanges) -> Iterable[str]:
+    few = [name for name, side in (("a", side_a), ("b", side_b)) if not side.known_steps or side.steps < FEWEST_STEPS]
+    if few and not changes.known:
+        who = f"{' and '.join(few)} {'has' if len(few) == 1 else 'have'} fewer than {FEWEST_STEPS} timed steps"
+        least = f"{100 * LEAST_CHANGE_UNKNOWN:.0f} %"
+        yield f"noise not known, because {who}: a change counts from {least} on, and beyond that of other layers"
+    if changes.shared < LEAST_SHARED:
+        yield f"only {100 * changes.shared:.0f} % of the time is in layers and phases that both have by name or class"
+    if changes.common_beyond_noise:
+        yield (
+            f"all layers alike changed by {100 * changes.common:+.1f} %: software does that, but so do the clock, heat "
+            "and other load of the machine"
+        )

@@ -1,0 +1,175 @@
+"""Which layers changed in time by more than noise: each in each phase, its phases together, and like ones together."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiler_wrapper.analysis.compare_names import like_name
+from profiler_wrapper.analysis.compare_sides import Pair, Side
+from profiler_wrapper.analysis.model import LayerRow
+from profiler_wrapper.analysis.noise import (
+    FALSE_ALARMS,
+    LEAST_CHANGE,
+    LEAST_CHANGE_UNKNOWN,
+    Change,
+    Float,
+    series_change,
+    t_quantile,
+    unit_shifts,
+)
+from profiler_wrapper.analysis.phase import Phase
+
+LEAST_SHARE = 0.001  # of a step on either side: what takes less is not judged
+LEAST_ONE_SIDED = 0.01  # what only one side has is a change from so much on
+LEAST_SHARED = 0.5  # of the time must be in what both sides have, to say what all have in common
+FEWEST_ALIKE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class UnitKey:
+    """What is judged as one: a layer or many alike, in one phase or (None) in all."""
+
+    layers: tuple[str, ...]
+    phase: Phase | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnitChange:
+    """How it changed. Relative changes; `delta_ns` is per step."""
+
+    change: float | None  # None: only on one side
+    error: float | None
+    spread: float | None  # relative, of one step; None where not known
+    delta_ns: float  # of its time, without what is common unless that is beyond noise
+    beyond_noise: bool  # `delta_ns` is
+    apart_ns: float  # of its time, without what is common
+    apart: bool  # `apart_ns` is beyond noise
+    time_ns: float  # of a step, the larger of both sides
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TimeChanges:
+    """All units that could be judged, and what they have in common."""
+
+    units: dict[UnitKey, UnitChange]
+    common: float  # relative
+    common_error: float | None
+    common_beyond_noise: bool
+    known: bool  # noise is
+    total: Change
+    shared: float  # share of the time in layers and phases that both sides have: the smaller of the two
+
+
+def time_changes(pairs: Sequence[Pair], a: Side, b: Side) -> TimeChanges:
+    """Judge every layer, phase and fold of like layers that takes `LEAST_SHARE` of a step on a side."""
+    total = series_change(a.step_totals(), b.step_totals()) if a.total_ns and b.total_ns else _NO_CHANGE
+    keys, tables, weights = [], ([], []), []  # type: tuple[list[UnitKey], tuple[list[Float], list[Float]], list[float]]
+    one_sided: dict[UnitKey, UnitChange] = {}
+    for key, members in _units(pairs):
+        rows_a = [pair.a for pair in members if pair.a is not None]
+        rows_b = [pair.b for pair in members if pair.b is not None]
+        series_a, series_b = a.series(rows_a), b.series(rows_b)
+        mean_a, mean_b = (sum(row.time_ns for row in rows) / side.steps for rows, side in ((rows_a, a), (rows_b, b)))
+        if mean_a < LEAST_SHARE * a.total_ns and mean_b < LEAST_SHARE * b.total_ns:
+            continue
+        if not mean_a or not mean_b:
+            much = max(mean_a / max(1.0, a.total_ns), mean_b / max(1.0, b.total_ns)) >= LEAST_ONE_SIDED
+            one_sided[key] = UnitChange(
+                None, None, None, mean_b - mean_a, much, mean_b - mean_a, much, max(mean_a, mean_b)
+            )
+        elif (series_a > 0).all() and (series_b > 0).all():
+            keys.append(key)
+            tables[0].append(series_a)
+            tables[1].append(series_b)
+            weights.append(_own_weight(key, rows_a, rows_b))
+    both = [pair for pair in pairs if pair.a is not None and pair.b is not None]
+    shared = min(
+        sum(row.self_time_ns for row in rows if row is not None) / max(1, side.analysis.time.total_ns)
+        for rows, side in (([pair.a for pair in both], a), ([pair.b for pair in both], b))
+    )
+    if not keys:
+        return TimeChanges(one_sided, 0.0, None, False, False, total, shared)
+    return _judged(keys, np.array(tables[0]), np.array(tables[1]), np.array(weights), one_sided, total, shared)
+
+
+_NO_CHANGE = Change(0.0, math.nan, math.nan, False)
+
+
+def _judged(
+    keys: Sequence[UnitKey],
+    a: Float,
+    b: Float,
+    weight: Float,
+    units: dict[UnitKey, UnitChange],
+    total: Change,
+    shared: float,
+) -> TimeChanges:
+    shifts = unit_shifts(a, b, weight if weight.any() else np.ones(len(keys)))
+    least = math.log1p(LEAST_CHANGE if shifts.known else LEAST_CHANGE_UNKNOWN)
+    chance = t_quantile(1 - FALSE_ALARMS / 2, max(2.0, a.shape[1] + b.shape[1] - 4.0))
+    common_error = shifts.common_error if math.isfinite(shifts.common_error) else 0.0
+    all_alike = total.beyond_noise and shared >= LEAST_SHARED and abs(shifts.common) > max(least, chance * common_error)
+    beyond = apart = shifts.beyond_noise()
+    if all_alike:
+        error = np.hypot(shifts.error, common_error)
+        beyond = np.abs(shifts.shift) > np.maximum(least, shifts.critical * error)
+    before = np.exp(np.log(a).mean(axis=1))
+    base = 0.0 if all_alike else shifts.common
+    for i, key in enumerate(keys):
+        shift, error_of = float(shifts.shift[i]), float(shifts.error[i])
+        units[key] = UnitChange(
+            change=math.expm1(shift),
+            error=math.exp(shift) * error_of if shifts.known else None,
+            spread=float(shifts.spread[i]) if math.isfinite(shifts.spread[i]) else None,
+            delta_ns=float(before[i]) * (math.exp(shift) - math.exp(base)),
+            beyond_noise=bool(beyond[i]),
+            apart_ns=float(before[i]) * (math.exp(shift) - math.exp(shifts.common)),
+            apart=bool(apart[i]),
+            time_ns=float(before[i]) * max(1.0, math.exp(shift)),
+        )
+    return TimeChanges(
+        units=units,
+        common=math.expm1(shifts.common),
+        common_error=shifts.common_error if shifts.known else None,
+        common_beyond_noise=bool(all_alike),
+        known=shifts.known,
+        total=total,
+        shared=shared,
+    )
+
+
+def _own_weight(key: UnitKey, rows_a: Sequence[LayerRow], rows_b: Sequence[LayerRow]) -> float:
+    """In what all have in common: by the time of its own, so that nothing counts for itself and for what holds it."""
+    if len(key.layers) > 1 or key.phase is None:
+        return 0.0
+    return math.sqrt(sum(max(0, row.self_time_ns) for row in (*rows_a, *rows_b)))
+
+
+def _units(pairs: Sequence[Pair]) -> Iterable[tuple[UnitKey, list[Pair]]]:
+    by_layer: dict[str, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        by_layer[pair.layer].append(pair)
+        yield UnitKey((pair.layer,), pair.phase), [pair]
+    for layer, members in by_layer.items():
+        if layer:
+            yield UnitKey((layer,), None), members
+    for layers in folds(pairs):
+        members = [pair for layer in layers for pair in by_layer[layer]]
+        yield UnitKey(layers, None), members
+        for phase in dict.fromkeys(pair.phase for pair in members):
+            yield UnitKey(layers, phase), [pair for pair in members if pair.phase == phase]
+
+
+def folds(pairs: Iterable[Pair]) -> list[tuple[str, ...]]:
+    """Layers of one class that have one place in their blocks, or names that differ in one number; three or more."""
+    groups: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for pair in pairs:
+        pattern, number = like_name(pair.layer, pair.row.block)
+        if number is not None:
+            groups[pattern, pair.row.class_name][pair.layer] = None
+    return [tuple(layers) for layers in groups.values() if len(layers) >= FEWEST_ALIKE]

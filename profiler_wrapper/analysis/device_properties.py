@@ -1,0 +1,54 @@
+"""What a trace tells of the devices it was recorded on (`deviceProperties`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from profiler_wrapper.recording.columns import Recording
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceProperties:
+    """One device; None for what the trace does not tell."""
+
+    name: str | None = None
+    memory_bytes: int | None = None
+    compute_capability: tuple[int, int] | None = None  # of AMD devices, of the gfx number: (9, 4) for gfx942
+    multiprocessors: int | None = None
+    warp_size: int | None = None
+
+    @property
+    def is_amd(self) -> bool | None:
+        """Whether AMD made it; None where neither the name nor the size of a warp is told."""
+        if self.name is not None:
+            return self.name.startswith(("AMD", "Radeon", "gfx"))
+        return None if self.warp_size is None else self.warp_size == 64  # 64 threads: AMD's data-centre devices
+
+
+def device_properties(recording: Recording, device: int) -> DeviceProperties:
+    """What the trace tells of the device of that index; where it lists only others, alike, what it tells of them."""
+    listed = recording.metadata.get("deviceProperties")
+    entries = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
+    of_index = [_properties(entry) for entry in entries if entry.get("id") == device]
+    if of_index:
+        return of_index[0]
+    kinds = {_properties(entry) for entry in entries}
+    return kinds.pop() if len(kinds) == 1 else DeviceProperties()
+
+
+def _properties(entry: Mapping[str, Any]) -> DeviceProperties:
+    major, minor, name = _positive(entry, "computeMajor"), entry.get("computeMinor"), entry.get("name")
+    return DeviceProperties(
+        name=name if isinstance(name, str) and name else None,
+        memory_bytes=_positive(entry, "totalGlobalMem"),
+        compute_capability=(major, minor) if major and isinstance(minor, int) else None,
+        multiprocessors=_positive(entry, "numSms"),
+        warp_size=_positive(entry, "warpSize"),
+    )
+
+
+def _positive(entry: Mapping[str, Any], key: str) -> int | None:
+    value = entry.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -1,0 +1,112 @@
+"""Times against a baseline: only beyond max(10 %, three times the spread), and never for what a busy machine does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from profiler_wrapper.analysis.compare_names import match_names
+from profiler_wrapper.analysis.guard_model import Baseline, GuardCheck, GuardFinding, TimeRow
+from profiler_wrapper.analysis.noise import weighted_median
+from profiler_wrapper.analysis.phase import Phase
+
+LEAST_CHANGE = 0.10
+SPREADS = 3.0
+BUSY = 0.20  # on a CPU: layers that are all so much slower or faster tell of the machine
+_MAD_TO_SIGMA = 1.4826
+_Key = tuple[str, Phase | None]
+
+
+def check_time(base: Baseline, run: Baseline, *, machine_differs: str = "") -> GuardCheck:
+    """Each layer beside the others, and the step as a whole; on a CPU the step alone says too little."""
+    if machine_differs:
+        return _not_judged(machine_differs)
+    for side, who in ((base, "the baseline"), (run, "the run")):
+        if side.no_times:
+            return _not_judged(f"{who}: {side.no_times}")
+    if base.step_us is None or run.step_us is None or base.step_spread is None or run.step_spread is None:
+        return _not_judged("no step has a time")
+    before, after = _expanded(base), _renamed(_expanded(run), base)
+    keys = [key for key in before if key in after]
+    shift = np.array([math.log(after[key].level_us / before[key].level_us) for key in keys])
+    weight = np.array([math.sqrt(before[key].level_us * before[key].own) for key in keys])
+    common = weighted_median(shift, weight)
+    on_cpu = run.traits.get("time_basis") == "cpu"
+    if on_cpu and abs(math.expm1(common)) > BUSY:
+        amount = f"{100 * math.expm1(common):+.0f} %"
+        return _not_judged(f"all layers alike changed by {amount}, as on a busy machine or at another clock: try again")
+    across = _MAD_TO_SIGMA * weighted_median(np.abs(shift - common), weight)
+    worse: list[GuardFinding] = []
+    better: list[GuardFinding] = []
+    for key, own in zip(keys, shift.tolist(), strict=True):
+        spread = max(before[key].spread, after[key].spread, across)
+        limit = max(math.log1p(LEAST_CHANGE), SPREADS * spread)
+        excess = own - common
+        if abs(excess) > limit:
+            (worse if excess > 0 else better).append(_finding(key, before[key].level_us, excess, limit, spread))
+    if not on_cpu:
+        spread = max(base.step_spread, run.step_spread)
+        limit = max(math.log1p(LEAST_CHANGE), SPREADS * spread)
+        whole = math.log(run.step_us / base.step_us)
+        if abs(whole) > limit:
+            (worse if whole > 0 else better).append(_finding(("", None), base.step_us, whole, limit, spread))
+    worse.sort(key=_weight)
+    return GuardCheck(
+        name="time",
+        status="regression" if worse else "improved" if better else "ok",
+        regressions=tuple(worse),
+        improvements=tuple(sorted(better, key=_weight)),
+        reason="of layers beside one another: of the whole, a CPU's load says as much" if on_cpu else "",
+    )
+
+
+def _not_judged(reason: str) -> GuardCheck:
+    return GuardCheck(name="time", status="not judged", reason=reason)
+
+
+class _Time(NamedTuple):
+    level_us: float
+    spread: float
+    own: float
+
+
+def _expanded(side: Baseline) -> dict[_Key, _Time]:
+    """The time of each layer."""
+
+    def of_row(row: TimeRow) -> Mapping[_Key, _Time]:
+        values = zip(row.names.layers(), row.levels_us, row.spreads, strict=False)
+        return {(layer, row.phase): _Time(level, spread, row.own) for layer, level, spread in values if level > 0}
+
+    return {key: value for row in side.times for key, value in of_row(row).items()}
+
+
+def _renamed(after: Mapping[_Key, _Time], base: Baseline) -> dict[_Key, _Time]:
+    names = [layer for row in base.times for layer in row.names.layers() if layer]
+    name_of = match_names(dict.fromkeys(layer for layer, _ in after if layer), dict.fromkeys(names))
+    return {(name_of.get(layer, layer), phase): value for (layer, phase), value in after.items()}
+
+
+def _finding(key: _Key, before_us: float, shift: float, limit: float, spread: float) -> GuardFinding:
+    layer, phase = key
+    after_us = before_us * math.exp(shift)
+    where = layer or (f"outside of layers ({phase})" if phase else "the whole step")
+    text = (
+        f"{where}: time {before_us / 1000:.4g} -> {after_us / 1000:.4g} ms a step ({100 * math.expm1(shift):+.1f} %; "
+        f"spread {100 * spread:.1f} %, limit {100 * math.expm1(limit):+.1f} %)"
+    )
+    return GuardFinding(
+        layer=layer,
+        phase=phase,
+        what="time",
+        before=before_us,
+        after=after_us,
+        limit=before_us * math.exp(limit),
+        text=text,
+    )
+
+
+def _weight(finding: GuardFinding) -> float:
+    return -abs((finding.after or 0.0) - (finding.before or 0.0))

@@ -1,0 +1,84 @@
+"""Wall time of each step, on CPU and devices together, as intervals that do not overlap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from profiler_wrapper.recording.columns import Bool, Category, Int64
+
+if TYPE_CHECKING:
+    from profiler_wrapper.analysis.attributed import Attributed
+
+_NO_END = int(np.iinfo(np.int64).max)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepWindows:
+    """Disjoint intervals in order; a number of None: a trace without whole steps, taken as one."""
+
+    number: tuple[int | None, ...]
+    start_ns: Int64
+    end_ns: Int64
+    launched_in: Int64  # per charge: the window whose step launched it, -1 for none
+
+    @property
+    def length_ns(self) -> int:
+        """Wall time of all of them."""
+        return int((self.end_ns - self.start_ns).sum())
+
+
+def step_windows(found: Attributed) -> StepWindows:
+    """From the end of the step before, or a step's own begin on the CPU if that is later, to its end.
+
+    A step ends when both the CPU and the devices are done with it: the CPU runs ahead of a busy device, and
+    behind an idle one. Before the first step ends what was launched before it. The lengths are those that
+    `utilization.step_times` gives. A trace without a step that has an end is one, from its first event on the CPU
+    to the last that runs.
+    """
+    steps = found.steps
+    bounded = steps.end_ns < _NO_END
+    ends = np.where(bounded, steps.end_ns, np.int64(-1))
+    windows = _windows(found, steps.number, steps.start_ns, ends, steps.place_of(found.charges.launch_ns))
+    if windows.number:
+        return windows
+    spans = found.recording.spans
+    on_cpu = spans.category <= Category.RUNTIME
+    chosen = on_cpu if on_cpu.any() else np.ones(len(spans), dtype=np.bool_)
+    start, end = spans.start_ns[chosen].min(keepdims=True), spans.end_ns[chosen].max(keepdims=True)
+    return _windows(found, (None,), start, end, np.zeros(len(found.charges), dtype=np.int64))
+
+
+def _windows(
+    found: Attributed, numbers: tuple[int | None, ...], start_ns: Int64, end_ns: Int64, place: Int64
+) -> StepWindows:
+    """Of steps on the CPU; `place`: per charge the step it was launched in, an end of -1 stands for none."""
+    charges, spans = found.charges, found.recording.spans
+    ends, before = end_ns.astype(np.int64), int(np.iinfo(np.int64).min)
+    if charges.basis == "device" and len(numbers):
+        device_end = spans.end_ns[charges.span]
+        launched: Bool = charges.cpu_span >= 0
+        inside = launched & (place >= 0)
+        place = np.where(inside, place, -1)
+        np.maximum.at(ends, place[inside], device_end[inside])
+        earlier = ~launched | (charges.launch_ns < start_ns[0])
+        first = device_end[inside].min() if inside.any() else 0
+        ahead = device_end[earlier & (spans.start_ns[charges.span] < first)]
+        before = int(ahead.max()) if len(ahead) else before
+    kept, starts, stops = [], [], []
+    for i, (start, end) in enumerate(zip(start_ns.tolist(), ends.tolist(), strict=True)):
+        if max(start, before) < end:
+            kept.append(i)
+            starts.append(max(start, before))
+            stops.append(end)
+        before = max(before, end)
+    renumbered = np.full(len(numbers) + 1, -1, dtype=np.int64)  # the last one is for "none"
+    renumbered[kept] = np.arange(len(kept))
+    return StepWindows(
+        tuple(numbers[i] for i in kept),
+        np.array(starts, dtype=np.int64),
+        np.array(stops, dtype=np.int64),
+        renumbered[place],
+    )

@@ -1,0 +1,21 @@
+"""The commands of `python -m profiler_wrapper`, a file each.
+
+A file has `add(commands)`, which makes its parser, and what that runs. All of them are imported by `--help`, so that
+what takes time to import (torch, matplotlib, pandas) is imported where it is used.
+"""
+
+from __future__ import annotations
+
+from profiler_wrapper.commands import analyze, compare, demo, guard, monitor, peaks, report, snapshot
+
+# In the order in which --help lists them.
+COMMANDS = (
+    demo,
+    analyze,
+    report,
+    compare,
+    guard,
+    snapshot,
+    monitor,
+    peaks,
+)

@@ -1,0 +1,198 @@
+"""`analyze`: the layer table of a trace or a run, and all numbers for programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from profiler_wrapper.commands.output import (
+    WIDTH_OF_FILES,
+    Commands,
+    add_command,
+    add_output,
+    is_directory,
+    refuse_to_overwrite,
+    terminal_width,
+    unicode_output,
+    write,
+)
+from profiler_wrapper.commands.reading import (
+    add_path,
+    add_peaks,
+    add_rank,
+    find_source,
+    read_result,
+    trace_href,
+    trace_stem,
+)
+from profiler_wrapper.errors import WrongUse
+
+if TYPE_CHECKING:
+    from profiler_wrapper.reports.write import Report, ReportFile
+    from profiler_wrapper.result import ProfileResult
+
+_EXAMPLES = """\
+outputs/profile-20260101-120000
+trace.json.gz --format json --select summary,layers --top 10
+trace.json.gz -o layers.csv"""
+_LINES = 24  # of the printed table beside its layers, at most
+
+
+def add(commands: Commands) -> None:
+    """The parser."""
+    command = add_command(commands, "analyze", analyze, examples=_EXAMPLES)
+    add_path(command)
+    add_rank(command)
+    add_peaks(command)
+    command.add_argument("--top", type=int, metavar="N", help="at most N rows of each table or list, the dearest first")
+    command.add_argument(
+        "--select",
+        metavar="KEYS",
+        help="of the JSON, only these: summary,time,layers.layer,layers.self_time_us; of CSV, the list: operators",
+    )
+    command.add_argument("--schema", action=_PrintSchema, nargs=0, help="print the JSON Schema of the JSON and exit")
+    add_output(command, "the tables, result.json, the page and plots", formats=("text", "json", "csv"))
+
+
+class _PrintSchema(argparse.Action):
+    """As --help: prints, and no trace need be given."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from profiler_wrapper.reports.result_schema import schema_text
+
+        print(schema_text().rstrip())
+        parser.exit()
+
+
+def analyze(options: argparse.Namespace) -> None:
+    """Print or write the layer table of any torch.profiler trace, or of a run's directory.
+
+    With --format json, or -o FILE.json, all numbers; with --format csv, or -o FILE.csv, one list of them. Into a
+    directory go all reports, or with --format csv every list.
+    """
+    _check(options)
+    if options.output is None:
+        print(_text(_read(options), options))
+    elif is_directory(options.output):
+        _write_directory(options)
+    else:
+        output = Path(options.output)
+        refuse_to_overwrite([output], force=options.force)
+        write({output: lambda result, path: _write_file(result, path, options)}, _read(options))
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raises WrongUse; settles the format, which a file's name may tell."""
+    if options.top is not None and options.top < 1:
+        raise WrongUse(f"--top {options.top}: give a number of rows, from 1.")
+    ending = "" if options.output is None or is_directory(options.output) else Path(options.output).suffix.lower()
+    if options.format == "text" and ending in (".json", ".csv"):
+        options.format = ending[1:]
+    if options.select is not None and options.format == "text":
+        raise WrongUse("--select is of JSON and CSV: add --format json or --format csv.")
+
+
+def _read(options: argparse.Namespace) -> ProfileResult:
+    return read_result(Path(options.path), peaks=options.peaks, rank=options.rank)
+
+
+def _keys(options: argparse.Namespace) -> list[str]:
+    return [key.strip() for key in (options.select or "").split(",") if key.strip()]
+
+
+def _text(result: ProfileResult, options: argparse.Namespace) -> str:
+    """What is printed."""
+    if options.format == "csv":
+        return _csv(result, options).rstrip("\n")
+    if options.format == "json":
+        return _json(result, options)
+    return _table(result, options, terminal_width(), unicode=sys.stdout.isatty() and unicode_output())
+
+
+def _table(result: ProfileResult, options: argparse.Namespace, width: int, *, unicode: bool = False) -> str:
+    from profiler_wrapper.reports.tables import NARROWEST, console_table
+
+    rows = 25 if options.top is None else options.top + _LINES
+    return console_table(result, rows=rows, width=max(NARROWEST, width), unicode=unicode, layer_rows=options.top)
+
+
+def _json(result: ProfileResult, options: argparse.Namespace) -> str:
+    """Of parts without spaces: who asks for little wants to read little."""
+    from profiler_wrapper.reports.selecting import selected
+
+    data = result.to_dict()
+    if options.select is None and options.top is None:
+        return json.dumps(data, indent=2)
+    part = selected(data, select=_keys(options), top=options.top)
+    return json.dumps(part, separators=(",", ":"))
+
+
+def _csv(result: ProfileResult, options: argparse.Namespace) -> str:
+    from profiler_wrapper.reports.csv_export import csv_text
+
+    keys = _keys(options) or ["layers"]
+    if len(keys) > 1:
+        raise WrongUse(f"--select {options.select}: CSV holds one list. Select one, or write all into a directory.")
+    return csv_text(result, keys[0], top=options.top)
+
+
+def _write_file(result: ProfileResult, path: Path, options: argparse.Namespace) -> None:
+    if options.format == "csv":
+        path.write_text(_csv(result, options), encoding="utf-8", newline="")
+    elif options.format == "json":
+        path.write_text(_json(result, options) + "\n", encoding="utf-8")
+    elif options.top is not None:
+        path.write_text(_table(result, options, WIDTH_OF_FILES) + "\n", encoding="utf-8")
+    else:
+        from profiler_wrapper.reports.write import REPORTS
+
+        REPORTS["log"].files[0].write(result, path)
+
+
+def _write_directory(options: argparse.Namespace) -> None:
+    """Every report, or every list as CSV. What a result has nothing to say of is left out."""
+    directory = Path(options.output)
+    if options.format == "csv":
+        from profiler_wrapper.reports.csv_export import lists_with_rows, write_csv
+        from profiler_wrapper.reports.result_json import LISTS
+
+        refuse_to_overwrite((directory / f"{name}.csv" for name in LISTS), force=options.force)
+        result = _read(options)
+        lists: Mapping[Path, Callable[[ProfileResult, Path], None]] = {
+            directory / f"{name}.csv": _csv_writer(write_csv, name) for name in lists_with_rows(result)
+        }
+        write(lists, result)
+        return
+    from profiler_wrapper.recording.store import PAGE_FILE
+    from profiler_wrapper.reports.page import write_page
+
+    source = find_source(Path(options.path), peaks=options.peaks, rank=options.rank)
+    files = _report_files(directory, trace_stem(Path(options.path)))
+    refuse_to_overwrite(files, force=options.force)
+    result = read_result(source, peaks=options.peaks)
+    reports: Mapping[Path, Callable[[ProfileResult, Path], None]] = {
+        path: file.write for path, (report, file) in files.items() if report.applies(result)
+    }
+    page = directory / PAGE_FILE
+    write({**reports, page: partial(write_page, trace_href=trace_href(source, result, page))}, result)
+
+
+def _csv_writer(
+    write_list: Callable[[ProfileResult, Path, str], None], name: str
+) -> Callable[[ProfileResult, Path], None]:
+    return lambda result, path: write_list(result, path, name)
+
+
+def _report_files(directory: Path, prefix: str) -> Mapping[Path, tuple[Report, ReportFile]]:
+    from profiler_wrapper.reports.write import REPORTS
+
+    return {
+        directory / file.name.replace("<prefix>", prefix).replace("<r>", "0"): (report, file)
+        for report in REPORTS.values()
+        for file in report.files
+    }

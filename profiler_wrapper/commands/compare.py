@@ -1,0 +1,84 @@
+"""`compare`: two runs or traces side by side."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from profiler_wrapper.commands.output import (
+    Commands,
+    add_command,
+    add_output,
+    is_directory,
+    json_text,
+    refuse_to_overwrite,
+    terminal_width,
+    write,
+)
+from profiler_wrapper.commands.reading import read_result
+from profiler_wrapper.errors import WrongUse
+
+if TYPE_CHECKING:
+    from profiler_wrapper.comparing import ProfileComparison
+
+DEFAULT_ROWS = 20
+
+
+def add(commands: Commands) -> None:
+    """The parser."""
+    examples = "outputs/before outputs/after\nbefore.json.gz after.json.gz -o difference.html"
+    command = add_command(commands, "compare", compare, examples=examples)
+    command.add_argument("a", metavar="A", help="what was before: a trace, a result.json, or the directory of a run")
+    command.add_argument("b", metavar="B", help="what is now")
+    command.add_argument("--top", type=int, metavar="N", help=f"rows of the table (default: {DEFAULT_ROWS})")
+    add_output(command, "the text, the JSON, a CSV and the page; the ending of FILE (.html .json .csv .txt) says which")
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Say what is otherwise in B than in A: time, memory, FLOPs and calls of every layer, phase and class.
+
+    Slower and faster are said of what goes beyond the noise that the steps show. Works across renamed wrappers,
+    devices and foreign traces; what makes the two unlike is said first.
+    """
+    from profiler_wrapper.comparing import compare as compare_results
+
+    if options.top is not None and options.top < 1:
+        raise WrongUse("--top is a number of rows, 1 or more")
+    rows = options.top or DEFAULT_ROWS
+    writers = {} if options.output is None else _writers(options, rows)
+    refuse_to_overwrite(writers, force=options.force)
+    a, b = (read_result(Path(path)) for path in (options.a, options.b))
+    found = compare_results(a, b, name_a=options.a, name_b=options.b)
+    if writers:
+        write(writers, found)
+    elif options.format == "json":
+        print(json_text(found.to_dict()))
+    else:
+        print(found.table(rows=rows, width=terminal_width()))
+
+
+def _writers(options: argparse.Namespace, rows: int) -> dict[Path, Callable[[ProfileComparison, Path], object]]:
+    def text(found: ProfileComparison, path: Path) -> None:
+        path.write_bytes(f"{found.table(rows=rows)}\n".encode("utf-8", "backslashreplace"))
+
+    def as_json(found: ProfileComparison, path: Path) -> None:
+        path.write_text(json_text(found.to_dict()) + "\n", encoding="utf-8")
+
+    def as_csv(found: ProfileComparison, path: Path) -> None:
+        found.to_csv(path)
+
+    def page(found: ProfileComparison, path: Path) -> None:
+        found.write_page(path)
+
+    by_ending = {".html": page, ".htm": page, ".json": as_json, ".csv": as_csv}
+    output = Path(options.output)
+    if is_directory(options.output):
+        return {
+            output / "compare.txt": text,
+            output / "compare.json": as_json,
+            output / "compare.csv": as_csv,
+            output / "compare.html": page,
+        }
+    return {output: by_ending.get(output.suffix.lower(), as_json if options.format == "json" else text)}

@@ -1,0 +1,90 @@
+"""`guard`: whether a run is worse than a baseline, for continuous integration."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from profiler_wrapper.commands.output import (
+    FINE,
+    REGRESSION,
+    Commands,
+    add_command,
+    add_output,
+    is_directory,
+    json_text,
+    refuse_to_overwrite,
+    terminal_width,
+)
+from profiler_wrapper.commands.reading import read_result
+from profiler_wrapper.errors import WrongUse
+
+
+def add(commands: Commands) -> None:
+    """The parser."""
+    examples = "baseline.json outputs/run\n--update baseline.json outputs/run1 outputs/run2 outputs/run3"
+    command = add_command(commands, "guard", guard, examples=examples)
+    command.add_argument(
+        "baseline", metavar="BASELINE", help="the file that --update wrote; or a run: its directory, result or trace"
+    )
+    command.add_argument(
+        "runs", metavar="RUN", nargs="+", help="what is to be judged; of several, what is worse in all of them counts"
+    )
+    command.add_argument(
+        "--update", action="store_true", help="write BASELINE anew from the RUNs instead: what varies among them passes"
+    )
+    add_output(command, "guard.txt or guard.json")
+
+
+def guard(options: argparse.Namespace) -> int:
+    """Say whether RUN is worse than BASELINE. Exit code 3: it is.
+
+    First what is exact: FLOPs, kernels (on a CPU ops), waits for the device, graph breaks, memory, attention's
+    backend, layer by layer. Then time, beyond the larger of 10 % and three times its spread, between runs on the same
+    machine and versions with profile_memory=False and at least three timed steps. What cannot be judged is said, and
+    why. Better is no reason to fail.
+    """
+    from profiler_wrapper.comparing import guard as judge
+    from profiler_wrapper.comparing import make_baseline, read_baseline
+    from profiler_wrapper.recording.atomic import replacing
+    from profiler_wrapper.reports.guard_text import guard_text
+
+    if options.update:
+        if options.output is not None:
+            raise WrongUse("--update writes BASELINE: leave out -o")
+        return _update(options)
+    output = None if options.output is None else Path(options.output)
+    if output is not None and is_directory(options.output):
+        output /= f"guard.{'json' if options.format == 'json' else 'txt'}"
+    if output is not None:
+        refuse_to_overwrite([output], force=options.force)
+    base = read_baseline(options.baseline)
+    current = make_baseline(options.runs, read=lambda path: read_result(Path(path)))
+    report = judge(base, current, baseline_name=options.baseline, run_name=", ".join(options.runs))
+    if not report.judged:
+        reasons = {check.reason for check in report.checks if check.reason}
+        raise WrongUse(f"nothing of {options.baseline} and {report.run} can be compared: {'; '.join(sorted(reasons))}")
+    as_json = options.format == "json" or (output is not None and output.suffix == ".json")
+    text = json_text(report.to_dict()) if as_json else guard_text(report, width=terminal_width())
+    if output is None:
+        print(text)
+    else:
+        with replacing(output) as beside:
+            beside.write_bytes(f"{text}\n".encode("utf-8", "backslashreplace"))
+        print(output)
+    return REGRESSION if report.regressed else FINE
+
+
+def _update(options: argparse.Namespace) -> int:
+    """Write the baseline; it is meant to be replaced, so --force is needed only for what is no baseline."""
+    from profiler_wrapper.comparing import is_baseline, make_baseline, write_baseline
+
+    path = Path(options.baseline)
+    if is_directory(options.baseline):
+        raise WrongUse(f"{path} is a directory: name the file that the baseline goes to")
+    if path.exists() and not is_baseline(path):
+        refuse_to_overwrite([path], force=options.force)
+    made = make_baseline(options.runs, read=lambda run: read_result(Path(run)))
+    write_baseline(made, path)
+    print(path)
+    return FINE

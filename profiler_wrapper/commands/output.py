@@ -1,0 +1,99 @@
+"""What commands have in common: their parser, how and where to they write, what they overwrite, exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+FINE, FAILED, WRONG_USE, REGRESSION = 0, 1, 2, 3
+FORMATS = ("text", "json")
+WIDTH_OF_FILES = 100  # columns, where the output is no terminal
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # is no generic type at run time
+Subject = TypeVar("Subject")
+
+
+def add_command(
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], int | None], *, examples: str
+) -> argparse.ArgumentParser:
+    """The parser of a command: its help is the docstring of `run`, with `examples`, a line each, below.
+
+    `run` gives the exit code; None is fine.
+    """
+    text = run.__doc__ or ""
+    lines = "".join(f"\n  profiler-wrapper {name} {line}".rstrip() for line in examples.splitlines())
+    command = commands.add_parser(
+        name,
+        help=text.partition("\n")[0],
+        description=_unindented(text),
+        epilog=f"{'example' if examples.count(chr(10)) < 1 else 'examples'}:{lines}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(run=run)
+    return command
+
+
+def _unindented(docstring: str) -> str:
+    return "\n".join(line.strip() for line in docstring.strip().splitlines())
+
+
+def add_output(command: argparse.ArgumentParser, in_directory: str, *, formats: Iterable[str] = FORMATS) -> None:
+    """How and where to a command writes; `in_directory`: what a directory gets."""
+    command.add_argument("--format", choices=tuple(formats), default="text", help="of the output (default: text)")
+    command.add_argument("-o", "--output", metavar="FILE_OR_DIR", help=f"write there; a directory gets {in_directory}")
+    add_force(command)
+
+
+def add_force(command: argparse.ArgumentParser) -> None:
+    """That files may be overwritten."""
+    command.add_argument("--force", action="store_true", help="overwrite files")
+
+
+def is_directory(output: str) -> bool:
+    """Whether `-o` names a directory: one that is there, or a name that ends as one."""
+    return output.endswith(("/", os.sep)) or Path(output).is_dir()
+
+
+def refuse_to_overwrite(paths: Iterable[Path], *, force: bool) -> None:
+    """Before the work is done.
+
+    Raises:
+        FileExistsError: one of them is there, and not `force`.
+    """
+    for path in paths:
+        if path.exists() and not force:
+            raise FileExistsError(f"File already exists, will not overwrite without --force: {path}")
+
+
+def write(writers: Mapping[Path, Callable[[Subject, Path], object]], subject: Subject) -> None:
+    """Write each file whole, or not at all, and print where it is."""
+    from profiler_wrapper.recording.atomic import replacing
+
+    for path, write_to in writers.items():
+        with replacing(path) as beside:
+            write_to(subject, beside)
+        print(path)
+
+
+def json_text(data: object) -> str:
+    """As files have it, without the last line's end."""
+    from profiler_wrapper.recording.atomic import json_bytes
+
+    return json_bytes(data).decode().rstrip()
+
+
+def terminal_width() -> int:
+    """Columns of the terminal that is written to, or COLUMNS in the environment; elsewhere 100."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS"):
+        return shutil.get_terminal_size((WIDTH_OF_FILES, 24)).columns
+    return WIDTH_OF_FILES
+
+
+def unicode_output() -> bool:
+    """Whether what is written to can hold every character."""
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"

@@ -1,0 +1,85 @@
+"""`report`: the page of a trace or a run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from profiler_wrapper.commands.output import (
+    Commands,
+    add_command,
+    add_output,
+    is_directory,
+    json_text,
+    refuse_to_overwrite,
+)
+from profiler_wrapper.commands.reading import (
+    add_path,
+    add_peaks,
+    add_rank,
+    find_source,
+    read_result,
+    trace_href,
+    trace_of,
+    trace_stem,
+)
+
+PAGE, RESULT_FILE = "report.html", "result.json"
+
+
+def add(commands: Commands) -> None:
+    """The parser."""
+    examples = "outputs/profile-20260101-120000 --rank 3\ntrace.json.gz -o page.html"
+    command = add_command(commands, "report", report, examples=examples)
+    add_path(command)
+    add_rank(command)
+    add_peaks(command)
+    add_output(command, "the page")
+
+
+def report(options: argparse.Namespace) -> None:
+    """Make the page: every view of a run or of any torch.profiler trace in one HTML file that needs no network.
+
+    The page of a run goes to report.html in its directory, of one rank with --rank into the rank's, that of a trace
+    beside it. It links to the trace. Prints where it is.
+    """
+    from profiler_wrapper.recording.atomic import replacing
+    from profiler_wrapper.reports.page import write_page
+
+    given = Path(options.path)
+    source = find_source(given, peaks=options.peaks, rank=options.rank)
+    page = _page_path(given, source, options)
+    refuse_to_overwrite([page], force=options.force)
+    result = read_result(source, peaks=options.peaks)
+    trace = trace_of(source, result)
+    with replacing(page) as beside:
+        write_page(result, beside, trace_href=trace_href(source, result, page))
+    print(json_text({"page": str(page), "trace": trace and str(trace)}) if options.format == "json" else page)
+
+
+def _page_path(given: Path, source: Path, options: argparse.Namespace) -> Path:
+    """Where the page goes: as asked for; else beside what it is of, or where nothing can be written there, to here."""
+    directory, name = _default_place(given, source, of_rank=options.rank is not None)
+    if options.output is not None:
+        return Path(options.output, name) if is_directory(options.output) else Path(options.output)
+    if _may_write(directory):
+        return directory / name
+    here = Path(name if name != PAGE else f"{directory.resolve().name}_{PAGE}")
+    print(f"nothing can be written to {directory}, so the page goes to {here.resolve()}", file=sys.stderr)
+    return here
+
+
+def _may_write(directory: Path) -> bool:
+    """Whether it is meant to be written to: root could write also where nobody may."""
+    return os.access(directory, os.W_OK) and bool(directory.stat().st_mode & 0o222)
+
+
+def _default_place(given: Path, source: Path, *, of_rank: bool) -> tuple[Path, str]:
+    """The directory and the name of the page of `source`, which was found for `given`."""
+    if not given.is_dir() and source.name != RESULT_FILE:
+        return source.parent, f"{trace_stem(source)}_{PAGE}"
+    if of_rank or source.parent.resolve() == given.resolve() or not given.is_dir():
+        return source.parent, PAGE
+    return source.parent.parent, PAGE  # of all ranks

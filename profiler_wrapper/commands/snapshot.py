@@ -1,0 +1,48 @@
+"""`snapshot`: who holds the memory, by a pickle of torch's allocator."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from profiler_wrapper.commands.output import (
+    Commands,
+    add_command,
+    add_output,
+    is_directory,
+    refuse_to_overwrite,
+    terminal_width,
+    unicode_output,
+    write,
+)
+
+
+def add(commands: Commands) -> None:
+    """The parser."""
+    command = add_command(commands, "snapshot", snapshot, examples="memory.pickle\nmemory.pickle -o reports/")
+    command.add_argument("path", metavar="FILE", help="a pickle of torch.cuda.memory._dump_snapshot; it is not run")
+    add_output(command, "the text, the JSON and a plot")
+
+
+def snapshot(options: argparse.Namespace) -> None:
+    """Say where the memory is: what a torch memory snapshot holds, who holds it, and how it came to that."""
+    from profiler_wrapper.analysis.allocator_snapshot import allocator_report
+    from profiler_wrapper.recording.snapshot_file import read_snapshot
+    from profiler_wrapper.reports.snapshot_text import console_text
+    from profiler_wrapper.reports.write_snapshot import SNAPSHOT_REPORTS, snapshot_json
+
+    output = options.output
+    if output is None:
+        report = allocator_report(read_snapshot(options.path))
+        if options.format == "json":
+            print(snapshot_json(report))
+        else:
+            print(console_text(report, unicode=unicode_output(), width=terminal_width()))
+        return
+    if is_directory(output):
+        stem = Path(options.path).stem
+        writers = {Path(output) / f"{stem}{ending}": write for ending, write in SNAPSHOT_REPORTS.items()}
+    else:
+        writers = {Path(output): SNAPSHOT_REPORTS[f"_snapshot.{'json' if options.format == 'json' else 'txt'}"]}
+    refuse_to_overwrite(writers, force=options.force)
+    write(writers, allocator_report(read_snapshot(options.path)))

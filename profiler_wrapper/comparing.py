@@ -1,0 +1,193 @@
+"""`compare`: two results, or what they can be loaded from, side by side; and what `guard` compares."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from profiler_wrapper.analysis.compare import compare as compare_analyses
+from profiler_wrapper.analysis.compare_model import Comparison
+from profiler_wrapper.analysis.guard import guard as guard_baselines
+from profiler_wrapper.analysis.guard_baseline import baseline_of
+from profiler_wrapper.analysis.guard_model import Baseline, GuardReport, baseline_from_dict
+from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.errors import BrokenTrace
+from profiler_wrapper.recording.atomic import replacing
+from profiler_wrapper.reports.compare_page import write_compare_page
+from profiler_wrapper.reports.compare_text import compare_csv, compare_text
+from profiler_wrapper.reports.guard_text import guard_text
+from profiler_wrapper.result import load
+from profiler_wrapper.run_files import read_json
+
+Source = Analysis | str | os.PathLike[str]
+_SMALL = 4 << 20  # bytes: no baseline is larger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileComparison(Comparison):
+    """Two results side by side. `print(comparison)` shows the verdict and what changed most."""
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def table(self, *, rows: int = 20, width: int = 100) -> str:
+        """The verdict, the totals, what changed, and own times per step: at most `rows` of them by `width`."""
+        return compare_text(self, rows=rows, width=width, unicode=_unicode_terminal())
+
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """A line per layer and phase, with both sides. Returns `path`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with replacing(Path(path)) as beside:
+            beside.write_text(compare_csv(self), encoding="utf-8")
+        return Path(path)
+
+    def write_page(self, path: str | os.PathLike[str]) -> Path:
+        """One page with both sides, which opens from disk and loads nothing. Returns `path`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with replacing(Path(path)) as beside:
+            write_compare_page(self, beside)
+        return Path(path)
+
+
+def compare(a: Source, b: Source, *, name_a: str = "", name_b: str = "") -> ProfileComparison:
+    """What is otherwise in `b` than in `a`: time, memory, FLOPs and calls of every layer, phase and class.
+
+    A difference in time counts where it is beyond the noise that the steps show; see `Comparison.decision`.
+
+    Args:
+        a, b: results, or what `load` reads: traces, directories of runs, result.json.
+        name_a, name_b: what they are called; else their paths.
+
+    Raises:
+        BrokenTrace, EmptyRecording, OSError: as `load`.
+    """
+    one, other = _loaded(a), _loaded(b)
+    found = compare_analyses(one, other, name_a=name_a or _name_of(a, "a"), name_b=name_b or _name_of(b, "b"))
+    return ProfileComparison(**{field.name: getattr(found, field.name) for field in fields(Comparison)})
+
+
+def _loaded(source: Source) -> Analysis:
+    return source if isinstance(source, Analysis) else load(source)
+
+
+def _name_of(source: Source | Baseline, default: str = "given") -> str:
+    """What a side is called: its path, else the trace that its run names."""
+    if isinstance(source, Baseline):
+        return ", ".join(source.sources) or default
+    if not isinstance(source, Analysis):
+        return os.fspath(source)
+    trace = source.run.get("trace")
+    return trace if isinstance(trace, str) and trace else default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileGuard(GuardReport):
+    """What a guard says. `print(report)` says it in words."""
+
+    def __str__(self) -> str:
+        return guard_text(self)
+
+
+def guard(
+    baseline: Source | Baseline,
+    runs: Source | Baseline | Sequence[Source],
+    *,
+    baseline_name: str = "",
+    run_name: str = "",
+) -> ProfileGuard:
+    """Whether `runs` are worse than `baseline`, as the command `guard` says it.
+
+    Args:
+        baseline: the file that `baseline` is kept in, else a result, a trace or the directory of a run.
+        runs: a result, a trace or a directory of a run; several are judged together: a regression is in all of them.
+        baseline_name, run_name: what they are called; else their paths.
+
+    Raises:
+        WrongUse: they are of different models, or the file is no baseline.
+        BrokenTrace, EmptyRecording, OSError: as `load`.
+    """
+    base = baseline if isinstance(baseline, Baseline) else read_baseline(baseline)
+    if isinstance(runs, Baseline):
+        current, names = runs, list(runs.sources)
+    else:
+        several = [runs] if isinstance(runs, (Analysis, str, os.PathLike)) else list(runs)
+        current, names = make_baseline(several), [_name_of(run) for run in several]
+    found = guard_baselines(
+        base,
+        current,
+        baseline_name=baseline_name or _name_of(baseline),
+        run_name=run_name or ", ".join(names) or "given",
+    )
+    return ProfileGuard(**{field.name: getattr(found, field.name) for field in fields(GuardReport)})
+
+
+def make_baseline(runs: Sequence[Source], *, read: Callable[[str | os.PathLike[str]], Analysis] = load) -> Baseline:
+    """What to compare later runs with, from runs of one thing: with several, what varies among them is let pass.
+
+    Raises:
+        WrongUse: there is none, or they are of different models.
+        BrokenTrace, EmptyRecording, OSError: as `load`.
+    """
+    analyses = [run if isinstance(run, Analysis) else read(run) for run in runs]
+    sources = [Path(run).name for run in runs if not isinstance(run, Analysis)]
+    return baseline_of(analyses, sources=sources)
+
+
+def read_baseline(source: Source) -> Baseline:
+    """A baseline from its file, else of a result, a trace or the directory of a run.
+
+    Raises:
+        WrongUse: the file is of another version.
+        BrokenTrace, EmptyRecording, OSError: as `load`.
+    """
+    data = None if isinstance(source, Analysis) else _baseline_data(Path(source))
+    return make_baseline([source]) if data is None else baseline_from_dict(data)
+
+
+def is_baseline(path: Path) -> bool:
+    """Whether the file is a baseline, of whatever version."""
+    return _baseline_data(path) is not None
+
+
+def _baseline_data(path: Path) -> dict[str, Any] | None:
+    if not path.is_file() or path.stat().st_size > _SMALL:
+        return None
+    try:
+        data = read_json(path)
+    except BrokenTrace:
+        return None
+    return data if "guard_baseline_version" in data else None
+
+
+def write_baseline(baseline: Baseline, path: Path) -> None:
+    """The file to commit: JSON, a row of layers on each line, so that a change shows in a diff.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    data = baseline.to_dict()
+    lines = []
+    for name, value in data.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            rows = ",\n  ".join(json.dumps(row, separators=(",", ":")) for row in value)
+            lines.append(f"{json.dumps(name)}: [\n  {rows}\n ]")
+        else:
+            lines.append(f"{json.dumps(name)}: {json.dumps(value, separators=(',', ':'))}")
+    with replacing(path) as beside:
+        beside.write_text("{\n " + ",\n ".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def _unicode_terminal() -> bool:
+    encoding = getattr(sys.stdout, "encoding", None) or ""
+    return sys.stdout.isatty() and encoding.lower().replace("-", "") == "utf8"

@@ -1,0 +1,167 @@
+"""A comparison as text that fits a terminal, and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import textwrap
+from collections.abc import Iterable
+
+from profiler_wrapper.analysis.compare_model import ComparedTotal, Comparison, Culprit
+from profiler_wrapper.analysis.compare_verdict import percent, place
+from profiler_wrapper.reports.compare_rows import FoldedRow, folded_rows
+from profiler_wrapper.reports.text import clean, grid, shorten
+from profiler_wrapper.units import MIB
+
+_NAME_WIDTH = 40
+_LONGEST_NAME = 60
+_LEAST_NAME_WIDTH = 12
+_OTHER_COLUMNS = 62
+
+
+def compare_text(comparison: Comparison, *, rows: int = 20, width: int = 100, unicode: bool = False) -> str:
+    """The verdict, the totals, what changed, and own times per step, those that changed most first.
+
+    The own times and `(more)` add up to the time of a step.
+    """
+    parts = ["\n".join(textwrap.wrap(clean(comparison.verdict.replace("±", "+-"), unicode=unicode), width))]
+    parts.append("\n".join(_sides(comparison, width, unicode)))
+    parts.append(grid(("per step", "a", "b", "change", ""), [_total(total) for total in comparison.totals]))
+    if comparison.culprits:
+        room = max(_LEAST_NAME_WIDTH, width - 44)
+        told = [_culprit(one, room, unicode) for one in comparison.culprits]
+        parts.append(grid(("changed otherwise than the rest", "ms a step", "change", "of all"), told))
+    parts.append(_table(comparison, rows, width, unicode))
+    notes = [f"note: {clean(note, unicode=unicode)}" for note in comparison.notes]
+    notes += [f"attention of {clean(layer, unicode=unicode)}: {a} -> {b}" for layer, a, b in comparison.backend_changes]
+    parts.append("\n".join(line for note in notes for line in textwrap.wrap(note, width, subsequent_indent="  ")))
+    text = "\n\n".join(part for part in parts if part)
+    return text if unicode else text.replace("±", "+-")
+
+
+def _sides(comparison: Comparison, width: int, unicode: bool) -> Iterable[str]:
+    for name, path, steps in (
+        ("a", comparison.name_a, comparison.steps_a),
+        ("b", comparison.name_b, comparison.steps_b),
+    ):
+        count = f"{steps} step{'s' if steps > 1 else ''}"
+        yield f"{name}: {shorten(clean(path, unicode=unicode), width - len(count) - 6)}, {count}"
+    for one in comparison.differences:
+        line = f"differs: {one.what}: {one.a} -> {one.b}"
+        yield shorten(clean(line, unicode=unicode), width)
+
+
+def _total(total: ComparedTotal) -> tuple[str, str, str, str, str]:
+    decision = "" if total.decision == "not judged" else total.decision
+    change = percent(total.change, total.error) if total.change is not None else ""
+    return total.name, amount(total.a, total.unit), amount(total.b, total.unit), change, decision
+
+
+def amount(value: float | None, unit: str) -> str:
+    """A number with its unit; what is not known is `-`."""
+    if value is None:
+        return "-"
+    if unit == "ns":
+        return f"{value / 1e6:.3f} ms"
+    if unit == "bytes":
+        return f"{value / MIB:.1f} MiB"
+    if unit == "flops":
+        return f"{value / 1e9:.3f} GFLOP"
+    return f"{100 * value:.1f} %" if unit == "share" else f"{value:g}"
+
+
+def _culprit(one: Culprit, room: int, unicode: bool) -> tuple[str, str, str, str]:
+    change = (
+        percent(one.change, one.error) if one.change is not None else "only in " + ("b" if one.change_ns > 0 else "a")
+    )
+    share = "" if one.share is None else f"{100 * one.share:.0f} %"
+    return shorten(clean(place(one), unicode=unicode), room), f"{one.change_ns / 1e6:+.3f}", change, share
+
+
+def _table(comparison: Comparison, most: int, width: int, unicode: bool) -> str:
+    every = folded_rows(comparison)
+    shown = every[:most]
+    rest = every[most:]
+    room = min(_LONGEST_NAME, max(_LEAST_NAME_WIDTH, width - _OTHER_COLUMNS))
+    lines = [_line(row, room, unicode) for row in shown]
+    if rest:
+        a, b = sum(row.a_ns or 0.0 for row in rest), sum(row.b_ns or 0.0 for row in rest)
+        lines.append((f"({len(rest)} more)", "", _ms(a), _ms(b), f"{(b - a) / 1e6:+.3f}", "", ""))
+    a, b = (sum((row.a_ns if side == "a" else row.b_ns) or 0.0 for row in every) for side in "ab")
+    lines.append(("TOTAL", "", _ms(a), _ms(b), f"{(b - a) / 1e6:+.3f}", percent(b / a - 1 if a else None, None), ""))
+    return grid(("own time per step", "phase", "a ms", "b ms", "b - a", "change", ""), lines, left_columns=2)
+
+
+def _line(row: FoldedRow, room: int, unicode: bool) -> tuple[str, ...]:
+    change = percent(row.b_ns / row.a_ns - 1, None) if row.a_ns and row.b_ns is not None else ""
+    return (
+        shorten(clean(row.label, unicode=unicode), room),
+        row.phase.replace("_", " "),
+        "" if row.a_ns is None else _ms(row.a_ns),
+        "" if row.b_ns is None else _ms(row.b_ns),
+        f"{row.difference_ns / 1e6:+.3f}",
+        change,
+        _said(row),
+    )
+
+
+def _said(row: FoldedRow) -> str:
+    if row.a_ns is None or row.b_ns is None:
+        return "only in b" if row.a_ns is None else "only in a"
+    told = [
+        word if row.members == 1 else f"{len(names)} {word}"
+        for names, word in ((row.slower, "slower"), (row.faster, "faster"))
+        if names
+    ]
+    return ", ".join(told)
+
+
+def _ms(value_ns: float) -> str:
+    return f"{value_ns / 1e6:.3f}"
+
+
+CSV_COLUMNS = (
+    "layer",
+    "phase",
+    "class_name",
+    "kind",
+    "decision",
+    "change",
+    "error",
+    *(
+        f"{name}_{side}"
+        for name in (
+            "time_per_step_us",
+            "self_time_per_step_us",
+            "calls_per_step",
+            "self_events_per_step",
+            "flops_per_step",
+            "retained_bytes",
+            "peak_bytes",
+        )
+        for side in "ab"
+    ),
+)
+
+
+def compare_csv(comparison: Comparison) -> str:
+    """A line per layer and phase; what has no layer, and what is not attributed, at the end. Empty: not known."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, CSV_COLUMNS, lineterminator="\n", restval="")
+    writer.writeheader()
+    for row in comparison.rows:
+        line: dict[str, object] = {name: getattr(row, name) for name in CSV_COLUMNS[:7]}
+        for side, own, steps in (("a", row.a, comparison.steps_a), ("b", row.b, comparison.steps_b)):
+            if own is not None:
+                told = own.to_dict(steps) | {"self_time_per_step_us": own.self_time_ns / steps / 1000}
+                line |= {f"{name[:-2]}_{side}": told[name[:-2]] for name in CSV_COLUMNS[7:] if name.endswith("_a")}
+        writer.writerow(line)
+    for reason in comparison.unattributed:
+        line = {"layer": f"(unattributed) {reason.reason}"}
+        for side, time_ns, steps in (
+            ("a", reason.time_a_ns, comparison.steps_a),
+            ("b", reason.time_b_ns, comparison.steps_b),
+        ):
+            line[f"self_time_per_step_us_{side}"] = time_ns / steps / 1000
+        writer.writerow(line)
+    return out.getvalue()

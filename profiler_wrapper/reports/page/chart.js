@@ -1,0 +1,134 @@
+"use strict";
+/**
+ * Charts. Plotly stands in the page as text and becomes a script when the first chart needs it.
+ *
+ *   page.chart(element, traces, layout, config) -> Promise of the chart's element; `traces` and `layout` may be
+ *       functions that return them, which are asked again when the theme changes
+ *   page.plain(text)          a name for Plotly, which reads some HTML in texts
+ *   page.color.phase(name), page.color.class(name), page.color.category(name), page.color.split(name), page.color.kind(name)
+ *   page.ink(), page.soft(), page.line()   colours of the theme
+ *   page.bars(element, {title, values, labels, format, color, odd, short, onClick})   a small bar chart without Plotly
+ *   page.legend(element, [[name, color], ...])
+ */
+(function () {
+  const drawn = new Set();
+  let loaded = false;
+
+  const styleOf = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  page.ink = () => styleOf("--ink");
+  page.soft = () => styleOf("--soft");
+  page.line = () => styleOf("--line");
+  page.paper = () => styleOf("--paper");
+
+  const FALLBACK = "#999999";
+  const colorOf = kind => name => ((page.data.page.colors || {})[kind] || {})[name] || FALLBACK;
+  page.color = { phase: colorOf("phase"), class: colorOf("class"), category: colorOf("category"), split: colorOf("split"), kind: colorOf("kind") };
+
+  page.plain = text => page.cut(text, 120).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+
+  function loadPlotly() {
+    if (loaded) return;
+    loaded = true;
+    const script = document.createElement("script");
+    script.textContent = document.getElementById("plotly").textContent;
+    document.head.append(script);
+  }
+
+  page.chart = async function (element, traces, layout, config) {
+    await new Promise(done => setTimeout(done, 0)); // what is already there shows first
+    loadPlotly();
+    const place = page.element("div", "chart");
+    element.append(place);
+    const asked = thing => typeof thing === "function" ? thing() : thing;
+    const draw = () => window.Plotly.react(place, asked(traces), themed(asked(layout) || {}), { displaylogo: false, responsive: true, ...config });
+    await draw();
+    drawn.add(draw);
+    return place;
+  };
+
+  function themed(layout) {
+    const axis = { gridcolor: page.line(), zerolinecolor: page.line(), linecolor: page.line(), automargin: true };
+    const axes = Object.keys(layout).filter(name => /^[xy]axis\d*$/.test(name));
+    const themedAxes = Object.fromEntries([...new Set(["xaxis", "yaxis", ...axes])].map(name => [name, { ...axis, ...layout[name] }]));
+    return {
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      margin: { l: 56, r: 12, t: 28, b: 40 },
+      height: 320,
+      ...layout,
+      ...themedAxes,
+      font: { color: page.ink(), size: 12, family: "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif", ...layout.font },
+      hoverlabel: { align: "left", ...layout.hoverlabel },
+    };
+  }
+
+  window.addEventListener("themechange", () => { for (const draw of drawn) draw(); });
+
+  const SVG = "http://www.w3.org/2000/svg";
+  function shape(name, attributes) {
+    const element = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, String(value));
+    return element;
+  }
+
+  /**
+   * One small bar chart: a bar for each value, from 0, with the median as a line; `odd` (a set of indices) stand out and
+   * are named by `short(index)`.
+   * Values that are null leave a gap.
+   */
+  page.bars = function (element, { title, values, labels, format, color, odd = new Set(), onClick, help, short }) {
+    const width = 300;
+    const height = 48;
+    const known = values.filter(value => value !== null && value !== undefined);
+    const most = Math.max(...known, 0) || 1;
+    const figure = page.element("figure", "bars");
+    const caption = page.text("figcaption", title);
+    caption.title = [`median ${format(page.median(known))}, ${known.length ? `${format(Math.min(...known))} to ${format(Math.max(...known))}` : ""}`, help].filter(Boolean).join(". ");
+    const middle = median(known);
+    page.add(caption, page.text("span", known.length ? format(middle) + said(odd, short || (i => i)) : "not known", "quiet"));
+    const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img" });
+    svg.setAttribute("aria-label", `${title}: ${values.length} values`);
+    const step = width / values.length;
+    values.forEach((value, i) => {
+      if (value === null || value === undefined) return;
+      const size = Math.max(value > 0 ? 1 : 0, value / most * (height - 4));
+      const bar = shape("rect", { x: i * step + step * 0.1, y: height - size, width: step * 0.8, height: size, class: odd.has(i) ? "odd" : "" });
+      if (color && !odd.has(i)) bar.style.fill = color;
+      const hover = shape("rect", { x: i * step, y: 0, width: step, height, class: "hover" });
+      const tip = document.createElementNS(SVG, "title");
+      tip.textContent = `${page.full(labels[i])}: ${format(value)}`;
+      hover.append(tip);
+      if (onClick) hover.addEventListener("click", () => onClick(i));
+      svg.append(bar, hover);
+    });
+    if (known.length) svg.append(shape("line", { x1: 0, x2: width, y1: height - middle / most * (height - 4), y2: height - middle / most * (height - 4), class: "median" }));
+    page.add(figure, caption, svg);
+    element.append(figure);
+    return figure;
+  };
+
+  /** Which bars are odd, by number: colour alone tells not everybody. */
+  function said(odd, short) {
+    if (!odd.size) return "";
+    const first = [...odd].slice(0, 3).map(short).join(", ");
+    return `, odd: ${first}${odd.size > 3 ? " …" : ""}`;
+  }
+
+  function median(values) {
+    if (!values.length) return 0;
+    const sorted = [...values].sort((a, b) => a - b);
+    const half = sorted.length >> 1;
+    return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+  }
+  page.median = median;
+
+  page.legend = function (element, entries) {
+    const legend = page.element("div", "legend");
+    for (const [name, color] of entries) {
+      const mark = page.element("span", "mark");
+      mark.style.background = color;
+      legend.append(page.element("span", "", mark, name));
+    }
+    element.append(legend);
+  };
+})();

@@ -1,0 +1,101 @@
+"use strict";
+/** The icicle of layers: by time, FLOPs or retained memory, of one phase or all; drawn when it comes into sight. */
+(function () {
+  const MEASURES = {
+    time: { title: "Time", format: page.format.us, value: (row, phase) => phase === "all" ? row.time : row.phases[phase] || 0 },
+    flops: { title: "FLOPs", format: page.format.flops, value: row => row.flops },
+    retained: { title: "Retained memory", format: page.format.bytes, value: row => row.retained },
+  };
+  const DEPTH = 5;
+  const WIDE = 0.05; // of all: a field that has room for its value beside its name
+
+  /**
+   * @param {(layer: string) => void} onClick shows the row of a layer
+   */
+  page.icicle = function (data, element, onClick) {
+    const state = { measure: "time", phase: "all" };
+    const byPhase = new Map();
+    const rowsOf = phase => {
+      if (!byPhase.has(phase)) {
+        const kept = phase === "all" ? data.layers : data.layers.filter(row => row.phase === phase);
+        byPhase.set(phase, page.layerRows(Object.create(data, { layers: { value: kept } }), { own: false }));
+      }
+      return byPhase.get(phase);
+    };
+    const whole = rowsOf("all");
+    const isThere = id => [...whole.layers.values()].some(row => MEASURES[id].value(row, "all") > 0);
+    const measures = Object.keys(MEASURES).filter(isThere);
+    if (!measures.length) return; // no layer has any
+    const section = page.section(element, "Icicle");
+    const phases = ["all", ...data.page.phases.filter(phase => [...whole.layers.values()].some(row => row.phases[phase] > 0))];
+    const tools = page.element("div", "tools");
+    section.append(tools);
+    const place = page.element("div", "icicle");
+    const told = page.element("p", "note", "Click a field to look inside it and to select its row in the table above; click the top to go back.");
+    let drawn = null;
+    const redraw = () => { if (drawn) window.Plotly.react(drawn, traces(), layout(), { displayModeBar: false, responsive: true }); };
+    page.segments(tools, measures.map(id => [id, MEASURES[id].title]), "time", id => { state.measure = id; redraw(); });
+    page.segments(tools, phases.map(phase => [phase, phase === "all" ? "all phases" : phase]), "all", phase => { state.phase = phase; redraw(); });
+    section.append(told, place);
+
+    const phaseShown = () => state.measure === "retained" ? "all" : state.phase; // what forward keeps has no other phase
+    const traces = () => [icicleTrace(rowsOf(phaseShown()), MEASURES[state.measure], phaseShown())];
+    const layout = () => ({ height: 420, margin: { l: 0, r: 0, t: 4, b: 4 }, paper_bgcolor: "rgba(0,0,0,0)", font: { color: page.ink() }, uniformtext: { minsize: 11, mode: "hide" } });
+    const watcher = new IntersectionObserver(async entries => {
+      if (!entries.some(entry => entry.isIntersecting)) return;
+      watcher.disconnect();
+      drawn = await page.chart(place, traces, layout, { displayModeBar: false });
+      drawn.on("plotly_click", event => {
+        const layer = event.points[0].id;
+        if (!whole.layers.has(layer)) return;
+        onClick(layer);
+        told.replaceChildren(page.link("layers", layer, layer), " is selected in the table above.");
+      });
+    });
+    watcher.observe(place);
+  };
+
+  /** Black or white, whichever is read more easily on `color`. */
+  function inkOn(color) {
+    const [red, green, blue] = [1, 3, 5].map(at => parseInt(color.slice(at, at + 2), 16));
+    return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#111111" : "#ffffff";
+  }
+
+  /** What stands on a field: the name below its parent, of numbered ones the number. */
+  function labelOf(row) {
+    const below = row.above && row.layer.startsWith(row.above + ".") ? row.layer.slice(row.above.length + 1) : row.layer;
+    const number = /[._](\d+)$/.exec(below);
+    return page.plain(number ? number[1] : below);
+  }
+
+  /** Fields hold what is their own; those inside them the rest, so that sums always fit. */
+  function icicleTrace(rows, measure, phase) {
+    const entries = [...rows.layers.values()];
+    const size = row => Math.max(0, measure.value(row, phase) || 0);
+    const below = new Map();
+    for (const row of entries) if (row.above) below.set(row.above, (below.get(row.above) || 0) + size(row));
+    const shown = entries.filter(row => size(row) > 0);
+    const known = new Set(shown.map(row => row.id));
+    const top = "\u0000all";
+    const roots = shown.filter(row => !known.has(row.above)).reduce((sum, row) => sum + size(row), 0);
+    return {
+      type: "icicle",
+      ids: [top, ...shown.map(row => row.id)],
+      labels: [phase === "all" ? "all layers" : page.plain(phase), ...shown.map(labelOf)],
+      parents: ["", ...shown.map(row => known.has(row.above) ? row.above : top)],
+      values: [0, ...shown.map(row => Math.max(0, size(row) - (below.get(row.id) || 0)))],
+      customdata: [[measure.format(roots), ""], ...shown.map(row => [measure.format(size(row)), page.plain(row.layer), page.plain(row.class_name)])],
+      branchvalues: "remainder",
+      maxdepth: DEPTH,
+      sort: false,
+      tiling: { orientation: "v", pad: 1 },
+      text: [measure.format(roots), ...shown.map(row => size(row) > WIDE * roots ? measure.format(size(row)) : "")],
+      textinfo: "label+text",
+      textfont: { size: 12, color: [page.ink(), ...shown.map(row => inkOn(page.color.kind(row.kind)))] },
+      leaf: { opacity: 1 },
+      hovertemplate: "<b>%{customdata[1]}</b> %{customdata[2]}<br>%{customdata[0]}, %{percentRoot:.1%} of all<extra></extra>",
+      marker: { colors: ["rgba(128,128,128,0.25)", ...shown.map(row => page.color.kind(row.kind))], line: { width: 1, color: page.paper() } },
+      pathbar: { visible: true, thickness: 22 },
+    };
+  }
+})();

@@ -1,0 +1,84 @@
+"use strict";
+/** Attention: which implementation ran in which layer and phase, and what it was called with. */
+(function () {
+  const COLORS = { flash: "#009E73", cudnn: "#0072B2", mem_efficient: "#56B4E9", flex: "#CC79A7", external: "#7B6FD0", math: "#D55E00" };
+  const HELP = {
+    flash: "FlashAttention in torch",
+    cudnn: "cuDNN's fused attention",
+    mem_efficient: "memory-efficient attention in torch",
+    flex: "FlexAttention",
+    external: "a library's own: flash-attn, xFormers, Transformer Engine",
+    math: "not fused: all scores are written to memory",
+  };
+  const color = name => COLORS[name] || "#999999";
+
+  page.view({
+    id: "attention",
+    title: "Attention",
+    order: 60,
+    applies: data => data.attention.length || data.attention_calls.length ? null : "no attention was found: no op or kernel of scaled-dot-product attention ran",
+    draw(data, element) {
+      const rows = data.attention;
+      const total = data.time.total_us;
+      const parts = [...page.grouped(rows, row => row.backend)].map(([name, group]) => ({ name, value: page.perStep(page.sum(group, "time_us")), color: color(name), help: HELP[name] }));
+      page.shares(element, { title: `Time in attention, ${page.per()}: ${page.format.us(page.perStep(page.sum(rows, "time_us")))}, ${page.format.share(total ? (page.sum(rows, "time_us") || 0) / total : null)} of all`, parts, format: page.format.us });
+      const fallback = ((data.summary && data.summary.findings) || []).filter(finding => finding.id === "attention-fallback");
+      for (const finding of fallback) page.add(element, page.text("p", [finding.title, ...(finding.evidence || []), finding.fix].filter(Boolean).join(". "), "notice"));
+      const section = page.section(element, "By layer and phase");
+      const phases = [...page.grouped(rows, row => `${row.backend} ${row.phase}`).values()].map(group => ({
+        ...group[0], layer: page.inOrder(group.map(row => row.layer)), time_us: page.sum(group, "time_us"), kernels: page.first(group.map(row => row.kernels), 5),
+      }));
+      const options = { layer: rows, phase: phases };
+      const choice = page.choice({ phase: "By phase", layer: "By layer and phase" }, "phase", id => table.update({ rows: options[id] }));
+      const table = page.table(section, {
+        columns: [
+          page.columns.layers("layer", "Layer"),
+          page.columns.phase(),
+          { key: "backend", title: "Backend", kind: "text", cell: (row, cell) => { cell.title = HELP[row.backend] || ""; cell.append(page.marked(row.backend, color(row.backend))); return true; } },
+          page.columns.time("time_us", "Time", page.per()),
+          page.columns.share("time_us", "Share", "of all time", total),
+          { key: "kernels", title: data.time_basis === "cpu" ? "Ops" : "Kernels", kind: "text", longest: 90, help: "the most expensive first" },
+        ],
+        rows: phases,
+        sort: { key: "time_us", descending: true },
+        limit: 100,
+        tools: [choice],
+      });
+      drawCalls(element, data);
+    },
+  });
+
+  function drawCalls(element, data) {
+    const section = page.section(element, "Calls");
+    const rows = data.attention_calls;
+    if (!rows.length) {
+      page.note(section, "What attention was called with is not known: record a step with shapes (record_shapes, which the warm-up steps have by default).");
+      return;
+    }
+    page.note(section, "Calls with equal inputs, per step, from the steps with shapes. Shapes are (batch, heads, tokens, head_dim).");
+    const yesNo = (key, title, help) => ({ key, title, kind: "text", help, missing: "the trace does not tell", value: row => row[key] === null || row[key] === undefined ? null : row[key] ? "yes" : "no" });
+    const layers = row => row.layers;
+    const alike = [...page.grouped(rows, row => JSON.stringify([row.phase, row.backend, row.dtype, row.query_shape, row.key_shape, row.mask, row.causal, row.dropout, row.grouped])).values()].map(group => ({
+      ...group[0], layers: page.inOrder(group.map(row => row.layer)), calls_per_step: page.sum(group, "calls_per_step"), time_per_step_us: page.sum(group, "time_per_step_us"),
+    }));
+    page.table(section, {
+      columns: [
+        { ...page.columns.layers("layers", "Layers"), value: layers },
+        page.columns.phase(),
+        { key: "backend", title: "Backend", kind: "text", cell: (row, cell) => { cell.title = HELP[row.backend] || ""; cell.append(page.marked(row.backend, color(row.backend))); return true; } },
+        { key: "dtype", title: "Type", kind: "text", missing: "the trace does not tell", value: row => row.dtype || null },
+        { key: "query_shape", title: "Query", kind: "text", value: row => row.query_shape.join("×") },
+        { key: "key_shape", title: "Key", kind: "text", value: row => row.key_shape.join("×") },
+        yesNo("mask", "Mask", "a tensor was given as mask"),
+        yesNo("causal", "Causal"),
+        { key: "dropout", title: "Dropout", kind: "number", missing: "the trace does not tell" },
+        yesNo("grouped", "Grouped", "fewer heads of keys than of queries"),
+        { key: "calls_per_step", title: "Calls", kind: "count", help: "per step" },
+        { key: "time_per_step_us", title: "Time", kind: "us", help: "per step, in the steps with shapes" },
+      ],
+      rows: alike,
+      sort: { key: "time_per_step_us", descending: true },
+      limit: 100,
+    });
+  }
+})();

@@ -1,0 +1,110 @@
+"use strict";
+/** Communication: what each collective moves, how fast, and how much of it the compute does not hide. */
+(function () {
+  const EXPOSED = "#D55E00";
+  const HIDDEN = "#56B4E9";
+
+  page.view({
+    id: "communication",
+    title: "Communication",
+    order: 80,
+    applies: data => data.collectives.length ? null
+      : Number(data.run.world_size || 1) > 1 ? "no collective was found in this trace" : "no collective ran: this was one process, or the trace holds none of its communication",
+    draw(data, element) {
+      const rows = data.collectives;
+      drawFigures(element, rows, data);
+      const kinds = merged(rows);
+      drawBars(element, kinds, data);
+      const known = data.time_basis === "device";
+      const first = page.section(element, "Collectives");
+      page.note(first, `Counts, bytes and times are ${page.per()}. Bytes are those of one rank: the larger of what goes in and what comes out. Bus bandwidth is what nccl-tests call busbw: it compares with the speed of the link.` +
+        (known ? "" : " Without device events it is not known what compute hides."));
+      page.table(first, { columns: columns(false), rows: kinds, sort: { key: "time_us", descending: true }, limit: 50 });
+      const second = page.section(element, "By layer and phase");
+      page.table(second, { columns: columns(true), rows, sort: { key: "time_us", descending: true }, limit: 100 });
+    },
+  });
+
+  /** One row a kind of collective in one group with one type of number. */
+  function merged(rows) {
+    return [...page.grouped(rows, row => JSON.stringify([row.collective, row.group, row.group_size, row.dtype])).values()].map(group => {
+      const time = page.sum(group, "time_us");
+      const all = key => group.every(row => row[key] !== null) ? page.sum(group, key) : null;
+      const rate = key => group.every(row => row[key] !== null) && time ? group.reduce((sum, row) => sum + row[key] * row.time_us, 0) / time : null;
+      return {
+        ...group[0],
+        phase: page.first(group.map(row => row.phase), 9),
+        count: page.sum(group, "count"),
+        time_us: time,
+        payload_bytes: all("payload_bytes"),
+        exposed_us: all("exposed_us"),
+        overlapped_us: all("overlapped_us"),
+        bandwidth_bytes_per_s: rate("bandwidth_bytes_per_s"),
+        bus_bandwidth_bytes_per_s: rate("bus_bandwidth_bytes_per_s"),
+      };
+    });
+  }
+
+  function columns(byLayer) {
+    const untold = "the trace does not tell how much it moves";
+    const noDevice = "without device events it is not known what compute hides";
+    return [
+      { key: "collective", title: "Collective", kind: "text", cell: (row, cell) => { cell.append(row.collective.replaceAll("_", " ")); return true; } },
+      ...(byLayer ? [page.columns.layers("layer", "Layer")] : []),
+      page.columns.phase(),
+      { key: "group", title: "Group", kind: "text", longest: 30, missing: "the trace does not tell", value: row => row.group || null },
+      { key: "group_size", title: "Ranks", kind: "count", help: "in the group", missing: "the trace does not tell" },
+      { key: "dtype", title: "Type", kind: "text", missing: "the trace does not tell", value: row => row.dtype || null },
+      page.columns.count("count", "Count", `${page.per()}`),
+      { key: "payload_bytes", title: "Bytes", kind: "bytes", help: `${page.per()}: the larger of what goes in and comes out`, missing: untold, value: row => page.perStep(row.payload_bytes) },
+      page.columns.time("time_us", "Time", page.per()),
+      page.columns.time("exposed_us", "Exposed", "with no compute beside it: this is what it costs", { missing: noDevice }),
+      page.columns.time("overlapped_us", "Overlapped", "with compute beside it", { missing: noDevice }),
+      { key: "exposed_share", title: "Exposed", kind: "share", bar: true, missing: noDevice, value: row => row.exposed_us === null || !row.time_us ? null : row.exposed_us / row.time_us },
+      { key: "bandwidth_bytes_per_s", title: "Bandwidth", kind: "bandwidth", help: "bytes over time", missing: untold },
+      { key: "bus_bandwidth_bytes_per_s", title: "Bus bandwidth", kind: "bandwidth", help: "as nccl-tests define it", missing: untold },
+    ];
+  }
+
+  function drawFigures(element, rows, data) {
+    const figures = page.element("div", "figures");
+    const time = page.sum(rows, "time_us");
+    const exposed = rows.every(row => row.exposed_us !== null) ? page.sum(rows, "exposed_us") : null;
+    const spans = data.steps.filter(step => step.step !== null && step.span_us !== null);
+    const span = data.page.like_steps && spans.length ? page.median(spans.map(step => step.span_us)) : null;
+    page.figure(figures, { label: `Communication, ${page.per()}`, value: page.format.us(page.perStep(time)), help: span ? `${page.format.share(page.perStep(time) / span)} of a step's ${page.format.us(span)}` : "" });
+    page.figure(figures, {
+      label: "Exposed", value: exposed === null ? null : page.format.us(page.perStep(exposed)), missing: "without device events it is not known what compute hides",
+      help: exposed === null ? "" : `${page.format.share(time ? exposed / time : 0)} of it has no compute beside it${span ? `: ${page.format.share(page.perStep(exposed) / span)} of a step` : ""}`,
+    });
+    const bytes = page.sum(rows, "payload_bytes");
+    const untold = page.sum(rows.filter(row => row.payload_bytes === null), "count");
+    page.figure(figures, {
+      label: `Moved, ${page.per()}`, value: bytes === null ? null : page.format.bytes(page.perStep(bytes)), missing: "the trace does not tell",
+      help: bytes !== null && untold ? `at least: of ${page.format.count(page.perStep(untold))} collectives it is not told` : "",
+    });
+    page.figure(figures, { label: "Collectives", value: page.format.count(page.perStep(page.sum(rows, "count"))), help: page.per() });
+    element.append(figures);
+  }
+
+  function drawBars(element, kinds, data) {
+    const rows = kinds.filter(row => row.time_us).sort((a, b) => b.time_us - a.time_us).slice(0, 12);
+    if (!rows.length) return;
+    const known = rows.every(row => row.exposed_us !== null);
+    const names = rows.map(row => [row.collective.replaceAll("_", " "), row.group, row.dtype].filter(Boolean).join(", "));
+    const section = page.section(element, known ? `Exposed and overlapped, ms ${page.per()}` : `Time, ms ${page.per()}`);
+    const bar = (name, key, color) => ({
+      type: "bar", orientation: "h", name, y: [...rows.keys()], x: rows.map(row => page.perStep(row[key]) / 1000), marker: { color },
+      hovertemplate: rows.map((row, i) => `${page.plain(names[i])}: ${page.format.us(page.perStep(row[key]))} ${name}<extra></extra>`),
+    });
+    page.chartIn(section, () => known ? [bar("exposed", "exposed_us", EXPOSED), bar("overlapped", "overlapped_us", HIDDEN)] : [bar("time", "time_us", page.color.class("communication"))], () => ({
+      height: 80 + 26 * rows.length,
+      barmode: "stack",
+      margin: { l: 10, r: 20, t: 10, b: 36 },
+      yaxis: { autorange: "reversed", tickvals: [...rows.keys()], ticktext: names.map(name => page.plain(page.cut(name, 40))), showgrid: false, fixedrange: true },
+      xaxis: { rangemode: "tozero", title: { text: "ms" } },
+      showlegend: known,
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", traceorder: "normal" },
+    }), { displayModeBar: false });
+  }
+})();

@@ -1,0 +1,202 @@
+"use strict";
+/** The view Layers: small charts over the blocks, the layer table, the icicle. */
+(function () {
+  const CURE =
+    "To see layers, record with `with ProfilerWrapper(model) as prof:`. In a profiler of your own, call `profiler_wrapper.mark(model)` " +
+    "before it starts, or pass with_stack=True to it.";
+  const SETS = {
+    main: null,
+    time: ["label", "time", "share", "phases", "attention", "backend", "calls", "idle", "exposed", "cpu"],
+    work: ["label", "time", "share", "calls", "flops", "rate", "of_roof", "bound", "bytes_moved"],
+    memory: ["label", "time", "calls", "retained", "peak", "class_name"],
+  };
+  const MAIN = ["label", "time", "share", "phases", "attention", "backend", "calls", "flops", "rate", "of_roof", "bound", "retained", "peak", "idle", "exposed"];
+
+  page.view({ id: "layers", title: "Layers", order: 20, draw, filter });
+
+  const isKnown = value => value !== null && value !== undefined;
+  const state = { own: false, set: "main", rows: null, table: null };
+
+  function draw(data, element) {
+    state.rows = page.layerRows(data, { own: state.own });
+    explainMissing(data, element);
+    page.blockCharts(data, state.rows, element, name => filter(name));
+    drawTable(data, element);
+    page.icicle(data, element, name => state.table.reveal(name));
+  }
+
+  /** What a trace without layers says, above everything else. */
+  function explainMissing(data, element) {
+    const named = new Set(data.layers.filter(row => row.layer).map(row => row.layer));
+    const modules = data.layers.some(row => row.layer && row.class_name);
+    if (named.size && modules) return;
+    const box = page.element("div", "notice");
+    page.add(
+      box, page.text("strong", named.size ? "This trace names no layers: the rows are its named blocks." : "This trace has no layers."),
+      page.text("p", page.why("layers") || "It has no layer marks and no nn.Module events."), page.text("p", CURE),
+    );
+    element.append(box);
+  }
+
+  // ---- the table ----------------------------------------------------------------------------------------------------
+
+  function drawTable(data, element) {
+    const section = page.section(element, "Where the time goes");
+    const basis = data.time_basis === "device" ? "Device time" : "CPU time (there is no device in this trace)";
+    const per = data.page.like_steps ? data.page.per : "summed over the whole trace, as its steps are not alike or do not hold all of it";
+    page.note(section, `${basis}, ${per}. A row holds everything below it; rows without indentation add up to the total.`);
+    const own = page.segments(null, [
+      ["total", "With layers below", "A layer's time with everything inside it"],
+      ["self", "Own only", "Time whose innermost layer this is: what adds up over all layers"],
+    ], "total", id => redraw(data, id === "self"));
+    const sets = page.segments(null, [["main", "Main"], ["time", "Time"], ["work", "FLOPs"], ["memory", "Memory"]], "main", id => {
+      state.set = id;
+      state.table.update({ columns: columns(data) });
+    });
+    state.own_buttons = own;
+    state.table = page.table(section, {
+      columns: columns(data), rows: state.rows.rows, total: state.rows.total, tree: { id: "id", parent: "parent" },
+      open: row => !row.group && !row.block && (!isKnown(row.parent) || hasGroup(row)) && row.kind !== "block",
+      rowClass, tools: [own, sets], limit: 500,
+      empty: "The trace has no time that belongs to a layer.",
+    });
+    state.sum = page.text("p", "", "sum");
+    section.append(state.sum);
+    drawSum(data);
+    missing(data, section);
+  }
+
+  const hasGroup = row => state.rows.groups.some(group => group.parent === row.id || (group.parent || "").startsWith(row.id + "."));
+
+  function redraw(data, own) {
+    state.own = own;
+    state.rows = page.layerRows(data, { own });
+    state.table.update({
+      columns: columns(data), rows: state.rows.rows, total: state.rows.total,
+      tree: own ? { id: "id", parent: "none" } : { id: "id", parent: "parent" }, sort: own ? { key: "time", descending: true } : null,
+    });
+    for (const button of state.own_buttons.children) button.setAttribute("aria-pressed", String((button.dataset.id === "self") === own));
+    drawSum(data);
+  }
+
+  /** Says that the rows add up; counted in whole nanoseconds. */
+  function drawSum(data) {
+    const total = Math.round(data.time.total_us * 1000);
+    const text = ns => page.format.us(ns / 1000 / data.page.steps);
+    const same = total === state.rows.sum;
+    state.sum.classList.toggle("notice", !same);
+    state.sum.textContent = same
+      ? `✓ ${state.own ? "All rows" : "The rows without indentation"} add up to the total to the nanosecond: ${text(state.rows.sum)} = ${text(total)} ${data.page.per}.`
+      : `The rows add up to ${text(state.rows.sum)}, the total is ${text(total)}: ${page.format.us(Math.abs(total - state.rows.sum) / 1000)} differ.`;
+  }
+
+  function missing(data, section) {
+    const whys = [["retained", page.why("memory", "not available")], ["flops", page.why("flops", "not available")]].filter(([key, why]) => why && state.rows.rows.every(row => !isKnown(row[key])));
+    for (const [, why] of whys) page.note(section, why);
+  }
+
+  function rowClass(row) {
+    return row.group ? "group" : row.outside ? "outside" : row.unattributed ? "unattributed" : row.isTotal ? "total" : "";
+  }
+
+  function columns(data) {
+    const total = data.time.total_us / data.page.steps;
+    const before = "kernels launched before the trace tell none";
+    const whyNoWork = row => row.isTotal && data.unattributed.length ? before : noWork;
+    const noWork = page.why("flops", "not available") || "an op inside has FLOPs that the trace does not tell, or steps are not alike";
+    const noRoof = page.why("peak is known") || noWork;
+    const noMemory = page.why("memory", "not available") || "no allocation was recorded in it";
+    const all = [
+      { key: "label", title: "Layer", kind: "text", cell: drawName, value: row => row.isTotal ? undefined : row.group ? row.group.full : row.layer || row.label },
+      { key: "time", title: "Time", kind: "us", help: "Device time (CPU time without a device); kernels that overlap on two streams count twice" },
+      { key: "share", title: "Share", kind: "share", bar: true, value: row => total > 0 ? row.time / total : undefined, help: "Of the total" },
+      ...phaseColumns(data),
+      { key: "attention", like: "time", title: "Attention", kind: "us", help: "Of it in attention kernels" },
+      { key: "backend", title: "Backend", kind: "text", value: row => row.backends.length ? row.backends.join(" + ") : undefined, help: "Of attention: flash, cudnn, mem_efficient, flex, math, external" },
+      { key: "calls", title: "Calls", kind: "count", help: "Entries of the layer" },
+      { key: "flops", title: "Work", kind: "flops", missing: whyNoWork, help: "FLOPs of matrix products, convolutions and attention; 2 per multiply-add" },
+      { key: "rate", title: "Speed", kind: "flop_rate", missing: whyNoWork, help: "FLOPs over the time of the row" },
+      { key: "of_roof", title: "Of roof", kind: "share", missing: noRoof, help: "The time that its FLOPs and bytes need at least, over the time that it took without communication" },
+      { key: "bound", title: "Bound", kind: "text", missing: noRoof, help: "What holds it at the roof: bytes (memory) or FLOPs (compute)" },
+      { key: "bytes_moved", title: "Moved", kind: "bytes", missing: noRoof, help: "Each input of an op read once, each output written once" },
+      { key: "retained", title: "Retained", kind: "bytes", missing: noMemory, help: "Allocated in its forward and kept for the backward, mean over calls" },
+      { key: "peak", title: "Peak", kind: "bytes", missing: noMemory, help: "Highest allocated on the device while inside" },
+      { key: "idle", like: "time", title: "Idle", kind: "us", help: "The device had nothing to run while the CPU was here" },
+      { key: "exposed", like: "time", title: "Exposed comm.", kind: "us", help: "Communication with no compute beside it" },
+      { key: "cpu", like: "time", title: "CPU", kind: "us", help: "CPU time of its ops" },
+      { key: "class_name", title: "Class", kind: "text" },
+    ];
+    const wanted = SETS[state.set] || MAIN;
+    const used = column => ["label", "time", "share"].includes(column.key) || state.rows.rows.some(row => {
+      const value = column.value ? column.value(row) : row[column.key];
+      return isKnown(value) && value !== 0 && value !== "";
+    });
+    return all.filter(column => wanted.includes(column.phase ? "phases" : column.key) && used(column));
+  }
+
+  const PHASE_TITLES = { accumulate_grad: "Acc. grad" };
+  const APART = ["accumulate_grad", "optimizer", "other"]; // in the main columns: together
+
+  function phaseColumns(data) {
+    const together = row => APART.reduce((sum, phase) => sum + (row.phases[phase] || 0), 0) || undefined;
+    if (state.set === "main") return [...onePerPhase(data.page.phases.filter(phase => !APART.includes(phase))), {
+      key: "rest", title: "Rest", kind: "us", like: "time", phase: true, value: together,
+      help: "Accumulation of gradients, optimizer and other code; each apart under “Time”",
+    }];
+    return onePerPhase(data.page.phases);
+  }
+
+  function onePerPhase(phases) {
+    return phases.map(phase => ({
+      key: phase, title: PHASE_TITLES[phase] || phase[0].toUpperCase() + phase.slice(1), kind: "us", like: "time", phase: true,
+      value: row => row.phases[phase] || undefined, help: `Time in the phase ${phase}`,
+    }));
+  }
+
+  function drawName(row, cell) {
+    const name = page.element("span", "name", page.cut(row.label, 60));
+    name.title = page.full(`${row.layer || row.label}${row.class_name ? ` (${page.cut(row.class_name, 200)})` : ""}`);
+    cell.append(name);
+    if (row.group) drawSpread(row, cell);
+    else if (row.class_name && row.class_name !== row.label.replace(/_\d+$/, "")) cell.append(page.element("span", "quiet", " " + page.cut(row.class_name, 32)));
+    for (const flag of row.flags) cell.append(page.element("span", "flag", flag));
+    return true;
+  }
+
+  /** Of a group: the median, the range, and which one is odd. */
+  function drawSpread(row, cell) {
+    const times = row.members.map(member => member.time);
+    const { text, unit } = page.columnFormat("us", times);
+    const range = `${text(Math.min(...times))}–${text(Math.max(...times))}`;
+    cell.append(page.element("span", "quiet", ` ${times.length}×, median ${text(page.median(times))} ${unit} (${range})`));
+    const odd = row.group.odd;
+    odd.slice(0, 2).forEach(one => {
+      const link = page.link("layers", one.layer, "");
+      const name = shortName(one.layer, row.parent);
+      const excess = Math.abs(one.excess) < 9 ? `${one.excess > 0 ? "+" : ""}${page.format.number(Math.round(100 * one.excess))} %` : `×${page.format.number(1 + one.excess)}`;
+      link.textContent = `odd: ${name} ${one.what === "time" ? "" : "retained "}${excess}`;
+      link.className = "odd";
+      cell.append(" ", link);
+    });
+    if (odd.length > 2) cell.append(page.element("span", "quiet", ` and ${odd.length - 2} more`));
+  }
+
+  /** Its name below `parent`; of a long one the number alone, which tells it from its likes. */
+  function shortName(layer, parent) {
+    const below = parent && layer.startsWith(parent + ".") ? layer.slice(parent.length + 1) : layer;
+    const numbers = below.match(/\d+/g);
+    return below.length > 14 && numbers ? numbers[numbers.length - 1] : page.cut(below, 40);
+  }
+
+  // ---- the address --------------------------------------------------------------------------------------------------
+
+  /** A layer's name unfolds and selects it, a folded name its group; anything else is searched for. */
+  function filter(text) {
+    const { table } = state;
+    if (!text) { if (table.query) table.search(""); return; }
+    const known = state.rows.layers.has(text) ? text : null;
+    const group = state.rows.groups.find(one => one.full === text || one.label === text);
+    if (known || group) { table.reveal(known || group.row.id); return; }
+    table.search(text.replace(/\{[^}]*\}/g, " "));
+  }
+})();

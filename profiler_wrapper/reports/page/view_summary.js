@@ -1,0 +1,194 @@
+"use strict";
+/** The view Summary: what to do first, findings, the figures of the run, and what was not recorded. */
+(function () {
+  page.view({ id: "summary", title: "Summary", order: 10, draw });
+
+  const isKnown = value => value !== null && value !== undefined;
+
+  function draw(data, element) {
+    drawVerdict(data, element);
+    drawFigures(data, element);
+    drawFindings(data, element);
+    drawUnknown(data, element);
+    drawRun(data, element);
+  }
+
+  function drawVerdict(data, element) {
+    const verdict = data.summary && data.summary.verdict;
+    element.append(page.text("p", verdict || "This result holds no verdict: it was written without advice.", "big"));
+  }
+
+  // ---- figures ------------------------------------------------------------------------------------------------------
+
+  function drawFigures(data, element) {
+    const place = page.element("div", "figures");
+    element.append(place);
+    stepTime(data, place);
+    workTime(data, place);
+    peakShare(data, place);
+    peakMemory(data, place);
+    coverage(data, place);
+    attention(data, place);
+  }
+
+  function stepTime(data, place) {
+    const spans = data.steps.filter(row => row.step !== null && isKnown(row.span_us)).map(row => row.span_us);
+    const whole = data.utilization && data.utilization.step_time_us;
+    const ends = ((data.overview && data.overview.steps) || []).map(split => split.span_us);
+    const middle = isKnown(whole) ? whole : ends.length ? page.median(ends) : spans.length ? page.median(spans) : null;
+    const range = ends.length > 1 ? ends : spans;
+    const help = range.length > 1
+      ? `median of ${range.length} steps, ${page.format.us(Math.min(...range))} to ${page.format.us(Math.max(...range))}${range === ends ? "" : " on the CPU"}`
+      : isKnown(middle) ? "one step: no spread is known" : "";
+    page.figure(place, {
+      label: "Step time", value: isKnown(middle) ? page.format.us(middle) : null, help,
+      missing: "The trace has no steps (prof.step())." + (isKnown(data.time.span_us) ? ` All of it spans ${page.format.us(data.time.span_us)}.` : ""),
+    });
+  }
+
+  function workTime(data, place) {
+    const onDevice = data.time_basis === "device";
+    const time = data.time.total_us / data.page.steps;
+    const busy = data.time.busy_us;
+    const help = onDevice
+      ? isKnown(busy) && data.time.span_us ? `${data.page.per}; the device is busy ${page.format.share(busy / data.time.span_us)} of the trace` : data.page.per
+      : `${data.page.per}; there is no device in this trace`;
+    page.figure(place, { label: onDevice ? "Device time" : "CPU time", value: page.format.us(time), help });
+  }
+
+  function peakShare(data, place) {
+    const use = data.utilization;
+    const why = page.why("peak is known") || page.why("flops", "not available") || "The FLOPs of a step are not known.";
+    if (!use || !isKnown(use.mfu)) {
+      page.figure(place, { label: "MFU", value: null, missing: why });
+      return;
+    }
+    const causal = isKnown(use.causal_mfu) && use.causal_mfu !== use.mfu ? `causal ${page.format.share(use.causal_mfu)}` : "";
+    const hardware = isKnown(use.hfu) && use.hfu !== use.mfu ? `HFU ${page.format.share(use.hfu)}` : "";
+    const of = data.page.use.replace(/^.*? of (?=\d)/, "of ").replace(/;.*$/, "");
+    page.figure(place, { label: "MFU", value: page.format.share(use.mfu), help: [causal, hardware, of].filter(Boolean).join("; ") }).title = page.full(data.page.use);
+  }
+
+  function peakMemory(data, place) {
+    const peak = data.memory && data.memory.peak;
+    const all = data.overview && data.overview.device_memory_bytes;
+    const reserved = peak && isKnown(peak.reserved_bytes) ? `reserved ${page.format.bytes(peak.reserved_bytes)}` : "";
+    const allocated = peak && peak.allocated_bytes;
+    const help = [isKnown(all) && allocated ? `${page.format.share(allocated / all)} of ${page.format.bytes(all)}` : "", reserved, peak && peak.phase ? `in ${peak.phase}` : ""];
+    page.figure(place, {
+      label: "Peak memory", value: isKnown(allocated) ? page.format.bytes(allocated) : null, help: isKnown(allocated) ? help.filter(Boolean).join("; ") : "",
+      missing: page.why("memory", "not available") || "No allocation was recorded.",
+    });
+  }
+
+  function coverage(data, place) {
+    const share = Math.floor(data.time.coverage * 1000) / 1000;
+    const rest = data.unattributed.filter(row => row.time_us > 0).sort((a, b) => b.time_us - a.time_us);
+    const help = rest.length ? rest.slice(0, 2).map(row => `${page.format.us(row.time_us / data.page.steps)} ${row.reason}`).join("; ") : "all time has a layer, or none by nature";
+    page.figure(place, { label: "Attributed", value: page.format.share(share), help: rest.length ? `not: ${help}` : help });
+  }
+
+  function attention(data, place) {
+    if (!data.attention.length) return;
+    const times = new Map();
+    for (const row of data.attention) times.set(row.backend, (times.get(row.backend) || 0) + row.time_us / data.page.steps);
+    const sorted = [...times].sort((a, b) => b[1] - a[1]);
+    page.figure(place, { label: "Attention", value: sorted.map(([backend]) => backend).join(" + "), help: sorted.map(([backend, us]) => `${backend} ${page.format.us(us)}`).join(", ") + ` ${data.page.per}` });
+  }
+
+  // ---- findings -----------------------------------------------------------------------------------------------------
+
+  function drawFindings(data, element) {
+    const findings = (data.summary && data.summary.findings) || [];
+    const section = page.section(element, findings.length ? `What could be better (${findings.length})` : "What could be better");
+    if (!findings.length) page.note(section, "No rule of advice found anything that stands out in this run.");
+    else page.note(section, "Savings are upper bounds, reckoned from this run's own numbers.");
+    const list = page.element("div", "cards");
+    section.append(list);
+    for (const finding of findings) {
+      try {
+        list.append(card(data, finding));
+      } catch (error) {
+        console.error(error);
+        page.add(list, page.text("p", `A finding could not be shown: ${error.message}`, "notice"));
+      }
+    }
+  }
+
+  function card(data, finding) {
+    const box = page.element("article", "card");
+    box.dataset.id = String(finding.id);
+    page.add(box, page.text("h3", finding.title), savings(finding), place(data, finding));
+    const evidence = page.element("ul");
+    for (const line of finding.evidence || []) evidence.append(page.text("li", line));
+    const fix = page.element("div", "fix");
+    page.add(fix, page.text("span", finding.fix, "how"), page.copyButton(finding.fix));
+    page.add(box, evidence, fix);
+    if (finding.source) page.add(box, page.add(page.element("div", "where"), page.text("code", finding.source), page.copyButton(finding.source)));
+    return box;
+  }
+
+  function savings(finding) {
+    const line = page.element("div", "savings");
+    const parts = [];
+    if (isKnown(finding.saves_at_most_us)) parts.push(`${page.format.us(finding.saves_at_most_us)} a step`);
+    if (isKnown(finding.saves_at_most_bytes)) parts.push(`${page.format.bytes(finding.saves_at_most_bytes)} at the peak`);
+    page.add(line, page.text("strong", parts.length ? `saves at most ${parts.join(", ")}` : "what it saves is not known"));
+    const more = [isKnown(finding.share) ? `about ${page.format.share(finding.share)} ${isKnown(finding.saves_at_most_us) || !isKnown(finding.saves_at_most_bytes) ? "of the step" : "of the peak"}` : "", `confidence ${finding.confidence}`, finding.id];
+    return page.add(line, page.text("span", more.filter(Boolean).join(" · "), "quiet"));
+  }
+
+  function place(data, finding) {
+    const line = page.element("div", "where");
+    const layers = finding.layers && finding.layers.length ? finding.layers : finding.layer ? [finding.layer] : [];
+    const name = finding.layer || (layers.length === 1 ? layers[0] : null);
+    if (name) page.add(line, page.link("layers", name, name));
+    else for (const layer of layers.slice(0, 3)) page.add(line, page.link("layers", layer, layer), " ");
+    if (finding.phase) page.add(line, page.text("span", ` ${finding.phase}`, "quiet"));
+    return line.childNodes.length ? line : null;
+  }
+
+  // ---- what is not known, and what ran ------------------------------------------------------------------------------
+
+  function drawUnknown(data, element) {
+    const rows = data.unattributed.filter(row => row.time_us > 0);
+    if (!data.warnings.length && !rows.length) return;
+    const section = page.section(element, "What was not recorded");
+    const list = page.element("ul", "warnings");
+    for (const warning of data.warnings) list.append(page.text("li", warning));
+    if (data.warnings.length) section.append(list);
+    if (!rows.length) return;
+    page.table(section, {
+      search: false, rows, sort: { key: "time_us", descending: true },
+      columns: [
+        { key: "reason", title: "Time without a layer, because", kind: "text", longest: 90 },
+        { key: "time_us", title: "Time", kind: "us", value: row => row.time_us / data.page.steps, help: data.page.per },
+        { key: "share", title: "Share", kind: "share", bar: true, value: row => data.time.total_us ? row.time_us / data.time.total_us : undefined },
+        { key: "count", title: data.time_basis === "device" ? "Kernels, copies" : "Ops", kind: "count" },
+      ],
+    });
+  }
+
+  function drawRun(data, element) {
+    const section = page.section(element, "The run");
+    const run = data.run;
+    const facts = [
+      ["Model", [...new Set(data.layers.filter(row => row.depth === 0 && row.layer).map(row => row.layer))].slice(0, 6).join(", ") || null],
+      ["Device", data.page.machine],
+      ["Steps", `${data.page.steps_in_words}${run.full_steps && run.full_steps.length ? `; with shapes: ${run.full_steps.join(", ")}` : ""}`],
+      ["Rank", isKnown(run.rank) ? `${run.rank}${isKnown(run.world_size) ? ` of ${run.world_size}` : ""}` : null],
+      ["Coordinates", run.coordinates && Object.keys(run.coordinates).length ? Object.entries(run.coordinates).map(([name, value]) => `${name} ${value}`).join(", ") : null],
+      ["Times are of", data.time_basis === "device" ? "the device" : "the CPU"],
+      ["Peaks", data.page.use || null],
+      ["Trace", run.trace || null],
+      ...Object.entries(run.versions || {}),
+      ["Complete", data.complete ? "yes" : "NO: the recording ended early"],
+    ];
+    const table = page.element("table", "plain");
+    for (const [name, value] of facts) {
+      if (!isKnown(value) || value === "") continue;
+      table.append(page.add(document.createElement("tr"), page.text("th", name), page.text("td", value)));
+    }
+    section.append(table);
+  }
+})();

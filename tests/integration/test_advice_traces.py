@@ -1,0 +1,151 @@
+"""Advice on recorded traces of GPUs: what fires where, and numbers of it worked out from plain JSON."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from advising import facts_of_trace
+from profiler_wrapper.analysis.advice import (
+    block_rules,
+    communication_rules,
+    compile_rules,
+    launch_rules,
+    recompute_rules,
+    step_rules,
+    wait_rules,
+)
+from profiler_wrapper.analysis.advice.facts import Facts
+from profiler_wrapper.analysis.advice.launch_rules import launch_bound
+from profiler_wrapper.analysis.view_model import Finding
+from profiler_wrapper.reports.result_json import to_dict
+from shared_traces import TRACES
+
+pytestmark = [
+    pytest.mark.skipif(not TRACES.is_dir(), reason=f"no recorded traces at {TRACES}"),
+    pytest.mark.xdist_group("shared_traces"),
+]
+ALL = sorted(path.name for path in TRACES.glob("*.json.gz"))
+MODULES = (step_rules, launch_rules, communication_rules, wait_rules, block_rules, recompute_rules, compile_rules)
+DDP = "ddp_training_with_memory.pt.trace.json.gz"
+VLLM = "b200_vllm_eager_inference.json.gz"
+VIT = "h100_vit_inference.json.gz"
+VIDEO = "h100_timesformer_inference.json.gz"
+
+# Looked at by hand, each: launches lag behind in eager inference of small batches; the first trace is a cold start;
+# the video's frames are prepared on the CPU for 218 ms, and the result is fetched with .to("cpu").
+FIRES = {
+    "alexnet_forward.pt.trace.json.gz": {"low-utilization"},
+    VLLM: {"launch-bound", "low-utilization", "many-small-kernels"},
+    DDP: {"communication-bound", "exposed-communication", "launch-bound", "many-small-kernels"},
+    "h100_bert_small_inference.json.gz": {"launch-bound", "low-utilization"},
+    "h100_qwen1.5_0.5b_inference.json.gz": set(),
+    VIDEO: {"low-utilization", "synchronisation"},
+    VIT: {"launch-bound", "low-utilization"},
+    "mi300_resnet_checkpointing_training.json.gz": {
+        "communication-bound",
+        "exposed-communication",
+        "many-small-kernels",
+    },
+    "mi300_torch_compile.json.gz": set(),
+    "v100_ddp_resnet.pt.trace.json.gz": set(),
+}
+
+
+@functools.cache
+def facts(name: str) -> Facts:
+    return facts_of_trace(TRACES / name)
+
+
+@functools.cache
+def events(name: str) -> list[dict[str, Any]]:
+    with gzip.open(TRACES / name) as file:
+        return [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+
+
+def on_device(event: dict[str, Any]) -> bool:
+    return str(event.get("cat")).lower() in ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+def told(name: str) -> dict[str, Finding]:
+    """What these rules say, if it is worth a hundredth of the step."""
+    rules = [rule for module in MODULES for rule in module.RULES]
+    found = [finding for rule in rules for finding in rule(facts(name))]
+    return {f.id: f for f in found if (f.saves_at_most_us or 0) * 1000 >= 0.01 * facts(name).step_ns}
+
+
+@pytest.mark.parametrize("name", ALL or ["none"])
+def test_what_fires(name: str) -> None:
+    assert set(told(name)) == FIRES[name]
+
+
+@pytest.mark.parametrize("name", ALL or ["none"])
+def test_the_summary_is_short_and_true_to_itself(name: str) -> None:
+    analysis = facts(name).analysis
+    assert not [warning for warning in analysis.warnings if "advice" in warning or "verdict" in warning]
+    summary = json.loads(json.dumps(to_dict(analysis)))["summary"]
+    assert len(json.dumps(summary)) / 3 < 2000
+    assert summary["verdict"].endswith(".")
+    assert len(summary["findings"]) <= 10
+    step_us = summary["comparable"]["step_us"]
+    for finding in summary["findings"]:
+        assert finding["evidence"]
+        assert finding["fix"]
+        assert finding["saves_at_most_us"] is None or 0 < finding["saves_at_most_us"] <= step_us * 1.001
+        assert finding["share"] is None or 0 <= finding["share"] <= 1
+    alike = summary["comparable"]
+    assert alike["time_basis"] == "device"
+    assert alike["device_count"] == 1
+
+
+@pytest.mark.parametrize("name", [DDP, VLLM, VIT])
+def test_waits_for_launches_are_those_of_the_file(name: str) -> None:
+    """A sweep over the file's own numbers: gaps of under 1 ms that end with an event launched within them."""
+    device = sorted((event for event in events(name) if on_device(event)), key=lambda event: event["ts"])
+    called = {
+        event["args"]["correlation"]: event["ts"]
+        for event in events(name)
+        if not on_device(event) and "correlation" in event.get("args", {})
+    }
+    first = min(event["ts"] for event in events(name) if str(event["name"]).startswith(("ProfilerStep", "execute_")))
+    waits, busy_till = 0.0, None
+    for event in device:
+        launched = called.get(event["args"].get("correlation"))
+        if busy_till is not None and event["ts"] > busy_till and launched is not None and launched > busy_till >= first:
+            gap = event["ts"] - busy_till
+            waits += gap if gap <= 1000 else 0.0
+        busy_till = max(busy_till or 0.0, event["ts"] + event["dur"])
+    assert told(name)["launch-bound"].details["waiting_us"] == pytest.approx(waits / facts(name).steps, rel=0.05)
+    assert next(iter(launch_bound(facts(name)))).saves_at_most_us == told(name)["launch-bound"].details["waiting_us"]
+
+
+def test_nothing_hides_the_communication_of_ddp() -> None:
+    """Its all-reduces run on one stream with everything else, so all of their time is exposed."""
+    steps = facts(DDP).steps
+    spent = sum(event["dur"] for event in events(DDP) if on_device(event) and "nccl" in event["name"])
+    found = told(DDP)["exposed-communication"]
+    assert found.saves_at_most_us == pytest.approx(spent / steps, rel=0.001)
+    assert told(DDP)["communication-bound"].saves_at_most_us == pytest.approx(spent / steps, rel=0.02)
+
+
+def test_the_copy_of_the_video_is_not_pinned() -> None:
+    """One copy of 3.46 ms, in a call that stages it meanwhile."""
+    (found,) = wait_rules.unpinned_copies(facts(VIDEO))
+    copy = next(event for event in events(VIDEO) if event["name"] == "Memcpy HtoD (Pageable -> Device)")
+    call = next(
+        event
+        for event in events(VIDEO)
+        if event["name"] == "cudaMemcpyAsync" and event["args"]["correlation"] == copy["args"]["correlation"]
+    )
+    taken = max(copy["ts"] + copy["dur"], call["ts"] + call["dur"]) - call["ts"]
+    assert found.saves_at_most_us == pytest.approx(taken, abs=0.01)
+
+
+def test_the_video_waits_for_frames_to_be_prepared() -> None:
+    found = told(VIDEO)["low-utilization"]
+    longest = next(line for line in found.evidence if line.startswith("the longest gap"))
+    assert longest == "the longest gap: 218 ms, till Memcpy HtoD (Pageable -> Device)"

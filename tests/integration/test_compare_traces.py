@@ -1,0 +1,106 @@
+"""`compare` on recorded traces of GPUs, and what it writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import profiler_wrapper as pw
+from browser import CHROMIUM, NO_CHROMIUM, Browser
+from profiler_wrapper.__main__ import main
+from profiler_wrapper.comparing import ProfileComparison, compare
+from sample_results import llama
+from shared_traces import TRACES
+
+needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the recorded traces are not beside this checkout")
+BERT, VIT = TRACES / "h100_bert_small_inference.json.gz", TRACES / "h100_vit_inference.json.gz"
+
+
+@needs_traces
+@pytest.mark.parametrize("path", sorted(TRACES.glob("*.json.gz")), ids=lambda path: path.name.split(".")[0])
+def test_a_trace_is_no_different_from_itself(path: Path) -> None:
+    once, twice = pw.load(path), pw.load(path)
+    found = compare(once, twice)
+    assert (found.decision, found.culprits, found.differences) == ("no difference", (), ())
+    own = sum(row.b.self_time_ns for row in found.rows if row.b is not None)
+    assert own + sum(row.time_b_ns for row in found.unattributed) == twice.time.total_ns
+
+
+@needs_traces
+def test_unlike_models_are_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(BERT), str(VIT), "-o", f"{tmp_path}/out/"]) == 0
+    written = {Path(line).name for line in capsys.readouterr().out.splitlines()}
+    assert written == {"compare.txt", "compare.json", "compare.csv", "compare.html"}
+    text = (tmp_path / "out" / "compare.txt").read_text()
+    assert text.startswith("not alike (model BertLMHeadModel -> ViTModel")
+    assert max(map(len, text.splitlines())) <= 100
+    told = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert "model" in {one["what"] for one in told["differences"]}
+    assert any("% of the time is in layers and phases that both have" in note for note in told["notes"])
+
+
+def comparison() -> ProfileComparison:
+    return compare(llama(12, steps=3), llama(12, steps=3, odd=7, backend="math"), name_a="before", name_b="after")
+
+
+def test_the_table_fits_and_adds_up() -> None:
+    for width in (60, 100, 140):
+        text = comparison().table(rows=8, width=width)
+        assert max(map(len, text.splitlines())) <= max(width, 100)
+        assert text.isascii()
+    lines = comparison().table(rows=5).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("own time per step")) + 2
+    last = next(i for i, line in enumerate(lines) if line.startswith("TOTAL"))
+    difference = re.compile(r"[+-]\d+\.\d{3}(?!\d)")  # changes in percent have one decimal
+    differences = [float(one) for line in lines[first:last] for one in difference.findall(line)]
+    (total,) = map(float, difference.findall(lines[last]))
+    assert sum(differences) == pytest.approx(total, abs=0.01)
+
+
+def test_the_csv_has_every_row(tmp_path: Path) -> None:
+    found = comparison()
+    rows = list(csv.DictReader(found.to_csv(tmp_path / "c.csv").open(encoding="utf-8")))
+    assert len(rows) == len(found.rows) + len(found.unattributed)
+    own = sum(float(row["self_time_per_step_us_b"]) for row in rows if row["self_time_per_step_us_b"])
+    assert own == pytest.approx(found.total("device time").b / 1000)  # type: ignore[operator]
+
+
+def test_the_page_holds_names_as_text(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>"
+    one = llama(3)
+    page = compare(one, one, name_a=evil, name_b="b").write_page(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert evil not in page
+    assert "\\u003c/script\\u003e" in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
+def test_every_view_of_the_page_opens_without_a_network_or_an_error(tmp_path: Path) -> None:
+    path = comparison().write_page(tmp_path / "page.html")
+    with Browser() as browser:
+        page = browser.open(path)
+        for tab in ("changes", "layers", "alike", "classes"):
+            page.click(f"#tab-{tab}")
+            page.wait(f"document.querySelectorAll('#view-{tab} tbody tr').length > 0")
+        page.click("#tab-layers")
+        assert "model.layers.7.mlp" in page.text("#view-layers")
+        assert (page.problems, page.requests) == ([], [])
+
+
+@needs_traces
+def test_paths_are_loaded_and_named() -> None:
+    found = compare(BERT, str(BERT))
+    assert (found.name_a, found.name_b) == (str(BERT), str(BERT))
+    assert str(found).startswith("no difference")
+
+
+def test_the_command_refuses_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(tmp_path / "gone"), str(tmp_path / "gone")]) == 1
+    existing = tmp_path / "there.html"
+    existing.write_text("x")
+    assert main(["compare", "a", "b", "-o", str(existing)]) == 1
+    assert "will not overwrite without --force" in capsys.readouterr().err
+    assert main(["compare", "a", "b", "--top", "0"]) == 2

@@ -1,0 +1,135 @@
+"""`guard` and `compare` on real runs on the CPU: the same training twice, and with one thing worse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import profiler_wrapper as pw
+from guarded_runs import record
+from profiler_wrapper.__main__ import main
+from profiler_wrapper.analysis.guard_model import GuardCheck
+from profiler_wrapper.comparing import compare, guard, make_baseline, write_baseline
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("guard")
+
+
+@pytest.fixture(scope="module")
+def base(folder: Path) -> pw.ProfileResult:
+    """A run with allocations, and its baseline beside it."""
+    result = record(folder, "base", memory=True, steps=3)
+    write_baseline(make_baseline([result]), folder / "baseline.json")
+    return result
+
+
+def regressions(base: pw.ProfileResult, run: pw.ProfileResult) -> dict[str, GuardCheck]:
+    return {check.name: check for check in guard(base, run).checks if check.status == "regression"}
+
+
+def test_the_same_training_again_is_no_regression(
+    base: pw.ProfileResult, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = record(folder, "again", memory=True, steps=3, seed=50)
+    report = guard(base, again)
+    assert not report.regressed
+    assert {check.name for check in report.checks if check.status == "ok"} >= {"FLOPs", "ops", "memory", "attention"}
+    assert main(["guard", str(folder / "baseline.json"), str(folder / "again")]) == 0
+    assert "no regression" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("plant", "check", "where"),
+    [
+        ("extra op", "ops", "model.layers.1.mlp (forward)"),
+        ("synchronisation", "ops", "aten::_local_scalar_dense"),
+        ("larger tensor", "memory", "model.layers.1.mlp (forward): retained"),
+        ("eager attention", "attention", "model.layers.{0..2}.self_attn (forward): flash -> "),
+    ],
+)
+def test_what_is_worse_is_caught_and_named(
+    base: pw.ProfileResult, folder: Path, plant: str, check: str, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = plant.replace(" ", "_")
+    record(folder, name, plant=plant, memory=True, steps=3)
+    assert main(["guard", str(folder / "baseline.json"), str(folder / name)]) == 3
+    assert "REGRESSION" in capsys.readouterr().out
+    found = regressions(base, pw.load(folder / name))[check]
+    assert any(where in finding.text for finding in found.regressions)
+
+
+def test_a_graph_break_is_caught_with_its_line(folder: Path) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    whole = record(folder, "compiled", compiled=True, steps=2, layers=2)
+    torch._dynamo.reset()
+    broken = record(folder, "broken", compiled=True, steps=2, layers=2, plant="graph break")
+    (finding,) = regressions(whole, broken)["graph breaks"].regressions
+    assert "guarded_runs.py" in finding.text
+    torch._dynamo.reset()
+
+
+def test_a_layer_that_takes_far_longer_is_caught_or_the_machine_is_said_to_be_busy(folder: Path) -> None:
+    quiet = record(folder, "spins", spins=True, steps=8)
+    slower = record(folder, "slower", spins=True, steps=8, plant="slower layer", slower=8.0)
+    check = guard(quiet, slower).checks[-1]
+    if check.status == "not judged" and "busy machine" in check.reason:
+        pytest.skip(check.reason)
+    assert check.status == "regression"
+    assert check.regressions[0].layer.startswith("model.layers.1") or check.regressions[0].layer == "model"
+
+
+def test_a_run_in_a_wrapper_has_the_same_layers(base: pw.ProfileResult, folder: Path) -> None:
+    class DistributedDataParallel(nn.Module):
+        """By its name what torch's is, without a process group."""
+
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, *args: object, **named: object) -> object:
+            return self.module(*args, **named)
+
+    for name, wrap in (("ddp", DistributedDataParallel), ("compiled_prefix", _with_compiled_prefix)):
+        wrapped = record(folder, name, memory=True, steps=3, wrap=wrap)
+        found = compare(base, wrapped)
+        matched = {row.layer for row in found.rows if row.a is not None and row.b is not None}
+        assert {f"model.layers.{i}.mlp" for i in range(3)} <= {
+            layer.removeprefix("module.").removeprefix("_orig_mod.") for layer in matched
+        }
+        alone = {row.layer for row in found.rows if row.a is None or row.b is None}
+        assert not any("layers" in layer for layer in alone)
+        for side, total in (("a", base.time.total_ns), ("b", wrapped.time.total_ns)):
+            own = sum(getattr(row, side).self_time_ns for row in found.rows if getattr(row, side) is not None)
+            rest = sum(getattr(row, f"time_{side}_ns") for row in found.unattributed)
+            assert own + rest == total
+
+
+def _with_compiled_prefix(model: nn.Module) -> nn.Module:
+    """Names as `torch.compile(model)` makes them."""
+
+    class OptimizedModule(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self._orig_mod = module
+
+        def forward(self, *args: object, **named: object) -> object:
+            return self._orig_mod(*args, **named)
+
+    return OptimizedModule(model)
+
+
+def test_wrong_uses_are_told(base: pw.ProfileResult, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    baseline = str(folder / "baseline.json")
+    assert main(["guard", baseline, str(folder / "base"), "--update", "-o", "x"]) == 2
+    assert main(["guard", "--update", str(folder), str(folder / "base")]) == 2
+    other = folder / "something.json"
+    other.write_text("{}")
+    assert main(["guard", "--update", str(other), str(folder / "base")]) == 1
+    assert "will not overwrite without --force" in capsys.readouterr().err
+    assert main(["guard", "--update", baseline, str(folder / "base")]) == 0  # a baseline is there to be replaced

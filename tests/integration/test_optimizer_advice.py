@@ -1,0 +1,82 @@
+"""An optimizer that updates its parameters one by one: found by what ran, with what it has instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from advised import facts_of, facts_of_gpu, findings_of_training
+from profiler_wrapper.analysis.advice.optimizer_rules import slow_optimizer
+from recordings import Trace
+
+ID = "slow-optimizer"
+
+
+class Stack(nn.Module):
+    """Eight layers: sixteen parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(8)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).square().mean()
+
+
+def of_training(optimizer_class: type[torch.optim.Optimizer], directory: Path, **options: Any) -> Mapping[str, Any]:
+    """What is said of this optimizer; empty where nothing is."""
+    model = Stack()
+    optimizer = optimizer_class(model.parameters(), lr=1e-3, **options)
+    return findings_of_training(model, {"x": torch.randn(4, 16)}, optimizer, directory).get(ID, {})
+
+
+def test_one_by_one_is_found_and_its_ops_are_counted(tmp_path: Path) -> None:
+    found = of_training(torch.optim.AdamW, tmp_path, foreach=False)
+    assert found["phase"] == "optimizer"
+    assert found["details"]["parameters"] == 16
+    # AdamW of one parameter: a step counted, weight decay, two means, a root, two divisions, an addition, an update.
+    assert 8 * 16 <= found["details"]["ops_per_step"] <= 12 * 16
+    assert found["fix"] == "AdamW(..., fused=True)"
+    assert found["evidence"][2] == "fused=None, foreach=False as it was made"
+    assert found["saves_at_most_us"] == pytest.approx(found["details"]["cpu_us"], rel=0.01)
+
+
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}], ids=str)
+def test_fused_and_foreach_are_silent(options: dict[str, bool], tmp_path: Path) -> None:
+    assert not of_training(torch.optim.AdamW, tmp_path, **options)
+
+
+def test_what_has_no_fused_kernels_is_told_of_what_it_can_do(tmp_path: Path) -> None:
+    found = of_training(torch.optim.NAdam, tmp_path)
+    assert "torch.compile around NAdam's step" in found["fix"]  # on a CPU, foreach is no faster
+
+
+def test_an_optimizer_of_a_real_gpu_that_adds_one_by_one() -> None:
+    """SGD of 404 parameters: one addition each, as the trace viewer shows."""
+    (found,) = slow_optimizer(facts_of_gpu("ddp_training_with_memory.pt.trace"))
+    assert found.details["ops_per_step"] == found.details["parameters"] == 404
+    assert found.fix == "SGD(..., fused=True)"
+    assert found.confidence == "medium"  # nobody said how it was made
+
+
+@pytest.mark.parametrize("name", ["mi300_resnet_checkpointing_training", "v100_ddp_resnet.pt.trace"])
+def test_optimizers_of_real_gpus_that_take_all_parameters_at_once_are_silent(name: str) -> None:
+    assert list(slow_optimizer(facts_of_gpu(name))) == []
+
+
+def test_the_bound_is_cpu_time_or_device_time_whichever_a_step_waits_for() -> None:
+    """Ten updates, launched in 10 ns each by an optimizer that takes 120 ns; the device takes 5 ns for each."""
+    trace = Trace().annotation("ProfilerStep#0", 0, 1000).annotation("Optimizer.step#AdamW.step", 800, 920)
+    for i in range(10):
+        start = 810 + 10 * i
+        trace.op("aten::add_", start, start + 10).kernel("k", start + 5, start + 10, launched=start + 2)
+    (found,) = slow_optimizer(facts_of(trace.recording()))
+    assert found.details["cpu_us"] == pytest.approx(0.12)
+    assert found.details["time_us"] == pytest.approx(0.05)
+    # Path: the CPU up to the last launch (800 to 912; the optimizer and its ops), then the last update. All else idles.
+    assert 0.120 <= (found.saves_at_most_us or 0) <= 0.125

@@ -1,0 +1,194 @@
+"""Products and attention by their sizes, of real runs: the FLOPs are those counted, the inputs those given."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import profiler_wrapper as pw
+from models import build, optimizer_of, train_step
+from profiler_wrapper.analysis.analyse import tables
+from profiler_wrapper.analysis.flop_ops import FlopOps
+from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.product_rows import product_rows
+from profiler_wrapper.analysis.shape_rows import shape_rows
+from profiler_wrapper.analysis.view_model import AttentionCallRow, ProductRow
+from profiler_wrapper.recording.shapes import OpShapes
+from profiler_wrapper.result import attribute_trace
+from profiling import profiler, result_of
+from recordings import Trace
+from shaped_trace import analysed
+from shared_traces import TRACES
+
+STEPS = 5  # two with shapes, three timed
+WITH_SHAPES = (
+    "b200_vllm_eager_inference",
+    "h100_bert_small_inference",
+    "h100_qwen1.5_0.5b_inference",
+    "h100_timesformer_inference",
+    "h100_vit_inference",
+    "mi300_resnet_checkpointing_training",
+    "mi300_torch_compile",
+)
+
+
+def trace(name: str) -> Path:
+    """A trace that was recorded on a GPU."""
+    path = TRACES / f"{name}.json.gz"
+    if not path.is_file():
+        pytest.skip("the recorded traces are not here")
+    return path
+
+
+def flops(products: tuple[ProductRow, ...]) -> Fraction:
+    """Of all products of a step."""
+    return sum((2 * row.m * row.n * row.k * row.batch * Fraction(row.calls_per_step) for row in products), Fraction())
+
+
+def counted_flops(result: Analysis, *classes: str) -> int:
+    """Of ops of these classes, as they are counted."""
+    return sum(row.flops_per_step for row in result.flops if row.class_name in classes)
+
+
+# With dropout, which GPT-2 and BERT have, attention on a CPU is made of products.
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [
+        ("llama", ("gemm",)),
+        ("mixtral", ("gemm",)),
+        ("gpt2", ("gemm", "attention")),
+        ("bert", ("gemm", "attention")),
+    ],
+)
+def test_products_of_a_training_have_the_flops_that_are_counted(
+    name: str, classes: tuple[str, ...], tmp_path: Path
+) -> None:
+    case = build(name)
+    optimizer = optimizer_of(case.model)
+    with profiler(case, tmp_path) as prof:
+        for _ in range(STEPS):
+            train_step(case, case.model, optimizer)
+            prof.step()
+    result = result_of(prof)
+    assert all(counted_flops(result, name_of_class) > 0 for name_of_class in classes)
+    assert flops(result.products) == counted_flops(result, *classes)
+    assert result.products[0].time_per_step_ns >= result.products[-1].time_per_step_ns > 0
+
+
+@pytest.mark.parametrize("name", WITH_SHAPES)
+def test_products_of_a_recorded_trace_have_the_flops_that_are_counted(name: str) -> None:
+    found = attribute_trace(trace(name))
+    assert found.shapes is not None
+    result = tables(found, run={})
+    every = product_rows(found, found.shapes, FlopOps(found, found.shapes), most=10**9)
+    assert flops(every) == counted_flops(result, "gemm")
+    assert result.products == every[:200]
+
+
+def test_without_shapes_there_are_no_rows() -> None:
+    result = pw.load(trace("alexnet_forward.pt.trace"))
+    assert result.products == result.attention_calls == ()
+
+
+def test_a_gpus_attention_is_told_by_its_sizes() -> None:
+    rows = pw.load(trace("h100_qwen1.5_0.5b_inference")).attention_calls
+    assert len(rows) == 24  # one for each layer
+    assert {(row.backend, row.dtype, row.query_shape, row.causal, row.mask, row.calls_per_step) for row in rows} == {
+        ("flash", "bfloat16", (16, 16, 559, 64), True, False, 1.0)
+    }
+
+
+# --- what attention was given -------------------------------------------------------------------
+
+
+class Attends(nn.Module):
+    """One projection, and attention as its arguments say."""
+
+    def __init__(self, backend: SDPBackend | None = None, *, key_heads: int = 4, **arguments: object) -> None:
+        super().__init__()
+        self.query = nn.Linear(8, 4 * 8)
+        self.key = nn.Linear(8, key_heads * 8)
+        self.backend, self.key_heads, self.arguments = backend, key_heads, arguments
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query = self.query(x).unflatten(-1, (4, 8)).transpose(1, 2)
+        key = self.key(x).unflatten(-1, (self.key_heads, 8)).transpose(1, 2)
+        if self.backend is None:
+            return scaled_dot_product_attention(query, key, key, **self.arguments)
+        with sdpa_kernel(self.backend):
+            return scaled_dot_product_attention(query, key, key, **self.arguments)
+
+
+def calls_of(model: nn.Module, directory: Path) -> dict[str, AttentionCallRow]:
+    """By phase, what a training of the model says of its attention."""
+    with pw.ProfilerWrapper(model, output_dir=directory, files=("result",), enable_print_summary=False) as prof:
+        for _ in range(STEPS):
+            model(torch.ones(2, 16, 8)).square().mean().backward()
+            prof.step()
+    rows = result_of(prof).attention_calls
+    assert len(rows) == len({row.phase for row in rows})
+    return {row.phase: row for row in rows}
+
+
+@pytest.mark.parametrize("backend", [None, SDPBackend.MATH], ids=["flash", "math"])
+def test_forward_and_backward_of_attention_are_told_by_what_it_was_given(
+    backend: SDPBackend | None, tmp_path: Path
+) -> None:
+    rows = calls_of(Attends(backend, is_causal=True), tmp_path)
+    assert set(rows) == {"forward", "backward"}
+    for row in rows.values():
+        assert row.layer == "Attends"
+        assert row.backend == ("flash" if backend is None else "math")
+        assert (row.dtype, row.calls_per_step) == ("float32", 1.0)
+        assert row.query_shape == row.key_shape == row.value_shape == (2, 4, 16, 8)
+        assert (row.mask, row.causal, row.dropout, row.grouped, row.strided) == (False, True, 0.0, False, False)
+        assert row.time_per_step_ns > 0
+
+
+def test_dropout_a_mask_and_grouped_heads_are_told(tmp_path: Path) -> None:
+    dropped = calls_of(Attends(dropout_p=0.25), tmp_path / "dropout")["forward"]
+    assert (dropped.backend, dropped.dropout, dropped.mask) == ("math", 0.25, False)
+    masked = calls_of(Attends(attn_mask=torch.ones(16, 16, dtype=torch.bool)), tmp_path / "mask")["forward"]
+    assert (masked.backend, masked.mask, masked.causal) == ("flash", True, False)
+    grouped = calls_of(Attends(key_heads=2, enable_gqa=True), tmp_path / "grouped")["forward"]
+    assert (grouped.backend, grouped.grouped, grouped.key_shape) == ("flash", True, (2, 2, 16, 8))
+
+
+def test_without_the_call_that_was_made_the_backends_own_op_tells_what_it_was_given() -> None:
+    """As in compiled code, where torch decides when it compiles."""
+    name, sizes = "aten::_scaled_dot_product_attention_math", [2, 4, 16, 64]
+    inputs = OpShapes(
+        dims=(sizes, sizes, sizes, [16, 16], [], []),
+        types=("float", "float", "float", "bool", "Scalar", "Scalar"),
+        concrete=("", "", "", "", "0.5", "False"),
+        strides=([1, 2, 3, 4], [1, 2, 3, 1], [1, 2, 3, 1], [16, 1], [], []),
+    )
+    by_hand = Trace().mark("attention", 0, 100).op(name, 10, 60)
+    (row,) = analysed(by_hand, {name: inputs}).attention_calls
+    assert (row.layer, row.backend, row.dtype) == ("attention", "math", "float32")
+    assert (row.mask, row.mask_shape, row.dropout, row.causal) == (True, (16, 16), 0.5, False)
+    assert row.strided  # queries are not dense in their last dimension
+    assert row.time_per_step_ns == 50
+
+
+def test_the_shapes_of_an_op_are_told_as_text_the_most_frequent_first(tmp_path: Path) -> None:
+    """Three layers of one size and one of another, called with a batch of 4."""
+    layers = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6))
+    options = {"output_dir": tmp_path, "files": ("trace",), "enable_print_summary": False}
+    with pw.ProfilerWrapper(layers, steps="0-1", record_shapes=True, **options) as prof, torch.no_grad():
+        for _ in range(2):
+            layers(torch.ones(4, 8))
+            prof.step()
+    assert prof.directory is not None
+    found = attribute_trace(prof.directory / "profile_trace.json")
+    assert found.shapes is not None
+    assert shape_rows(found, found.shapes).shapes_of_op["aten::addmm"] == (
+        "float32[6], float32[4, 6], float32[6, 6]",
+        "float32[6], float32[4, 8], float32[8, 6]",
+    )

@@ -1,0 +1,178 @@
+"""An analysis that fills every part of the page, made by hand; as large as wanted. Times are nanoseconds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from profiler_wrapper.analysis.model import Analysis, Utilization
+from profiler_wrapper.analysis.peaks import Peaks
+from profiler_wrapper.analysis.phase import Phase
+from profiler_wrapper.analysis.view_model import Overview, StepSplit
+from sample_results import Layer, analysis_of, llama
+
+# What stands in names that are out to do harm, or only hard to draw.
+AWKWARD = (
+    "</script><script>document.title='ran'</script>",
+    "<img src=x onerror=\"document.title='ran'\">",
+    "<b>bold</b> & 'single' \"double\" `back`",
+    "javascript:document.title='ran'",
+    "emoji 🧠👩‍🔬",
+    "right\u202eot tfel\u202c \u05d0\u05d1",
+    "line\nbreak\ttab",
+    "nul\x00bell\x07",
+    "lone\ud800surrogate",
+    "e" + "\u0301" * 60,
+    "=cmd()|'/c calc'!A0",
+    "{{ 7 * 7 }}${title}%{customdata}",
+    "x" * (1 << 20),
+)
+_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "accumulate_grad")
+_MODULES = (
+    ("input_layernorm", "LlamaRMSNorm", "norm", 3.0),
+    ("self_attn", "LlamaAttention", "attention", 40.0),
+    ("self_attn.q_proj", "Linear", "other", 30.0),
+    ("self_attn.k_proj", "Linear", "other", 15.0),
+    ("self_attn.v_proj", "Linear", "other", 15.0),
+    ("self_attn.o_proj", "Linear", "other", 30.0),
+    ("post_attention_layernorm", "LlamaRMSNorm", "norm", 3.0),
+    ("mlp", "LlamaMLP", "mlp", 12.0),
+    ("mlp.gate_proj", "Linear", "other", 80.0),
+    ("mlp.down_proj", "Linear", "other", 80.0),
+)
+
+
+def full_page(blocks: int = 4, *, odd: int | None = 2, **more: Any) -> Analysis:
+    """A Llama with a split of its steps, shares of the peak, findings, and a warning."""
+    analysis = llama(blocks, odd=odd, unattributed_us={"no launch found": 40.0}, **more)
+    splits = tuple(_split(row.step, row.span_ns or 1) for row in analysis.steps)
+    overview = Overview(
+        device="NVIDIA H200",
+        device_memory_bytes=150_000_000_000,
+        compute_capability="9.0",
+        multiprocessors=132,
+        steps=splits,
+        utilization=0.62,
+        sm_efficiency=0.51,
+        occupancy=0.33,
+        tensor_core_share=0.44,
+        kernels=1234,
+        launches_per_s=43210.0,
+        gaps_ns=sum(split.span_ns - split.kernel_ns for split in splits),
+    )
+    peaks = Peaks(
+        device="NVIDIA H200", flops_per_s={"bfloat16": 989.4e12}, bandwidth_bytes_per_s=4.8e12, source="data sheet"
+    )
+    use = Utilization(
+        step_time_ns=splits[0].span_ns,
+        model_flops_per_step=10**9,
+        hardware_flops_per_step=12 * 10**8,
+        causal_model_flops_per_step=9 * 10**8,
+        causal_hardware_flops_per_step=10**9,
+        mfu=0.401,
+        hfu=0.48,
+        causal_mfu=0.37,
+        causal_hfu=0.44,
+        peaks=peaks,
+    )
+    return replace(
+        analysis, overview=overview, utilization=use, summary=_summary(), warnings=("memory of CPUs is not known",)
+    )
+
+
+def _split(step: int | None, span_ns: int) -> StepSplit:
+    parts = [span_ns * share // 100 for share in (60, 4, 1, 10, 12, 3, 6)]
+    return StepSplit(
+        step=step,
+        span_ns=span_ns,
+        kernel_ns=parts[0],
+        memcpy_ns=parts[1],
+        memset_ns=parts[2],
+        communication_ns=parts[3],
+        runtime_ns=parts[4],
+        dataloader_ns=parts[5],
+        cpu_ns=parts[6],
+        other_ns=span_ns - sum(parts),
+    )
+
+
+def _summary() -> dict[str, Any]:
+    finding = {
+        "id": "odd-block",
+        "title": "model.layers.2 takes 2.0 times the median of its likes",
+        "layer": "model.layers.2",
+        "phase": "forward",
+        "share": 0.2,
+        "saves_at_most_us": 313.0,
+        "saves_at_most_bytes": None,
+        "evidence": ["626 us a step, median of the others 313 us"],
+        "confidence": "high",
+        "fix": "look at what model.layers.2 does that the others do not",
+        "source": "model.py:12",
+        "layers": ["model.layers.2"],
+        "details": {},
+    }
+    return {
+        "verdict": "One block takes twice the time of its likes: look there first.",
+        "findings": [finding],
+        "comparable": {},
+    }
+
+
+def awkward_page(names: Sequence[str] = AWKWARD) -> Analysis:
+    """A model whose layers have these names, with findings, warnings and versions that hold them too."""
+    layers = [Layer("Model", names[0], self_us={"forward": 5.0})]
+    layers += [
+        Layer(f"Model.{name}", name, "mlp", {"forward": 10.0 + i, "backward": 20.0}, "flash", retained_mib=1.0)
+        for i, name in enumerate(names)
+    ]
+    analysis = analysis_of(layers, unattributed_us={names[0]: 3.0})
+    finding = {**_summary()["findings"][0], "title": names[0], "fix": names[1], "layer": f"Model.{names[2]}"}
+    more = [{**finding, "title": name, "evidence": [name], "source": name, "layers": [name]} for name in names]
+    return replace(
+        analysis,
+        warnings=tuple(names),
+        run={**analysis.run, "device": names[0], "versions": {name[:40]: name for name in names}},
+        summary={"verdict": " ".join(names), "findings": [finding, *more][:10], "comparable": {}},
+    )
+
+
+def large_page(blocks: int = 100, *, steps: int = 10) -> Analysis:
+    """`blocks` blocks of 10 modules in 4 phases over `steps` steps, with times as uneven as real ones."""
+    chance = random.Random(0)
+    layers = [Layer("LlamaForCausalLM", "LlamaForCausalLM", self_us=_times(2.0, steps, chance))]
+    for number in range(blocks):
+        block = f"model.layers.{number}"
+        layers.append(Layer(block, "LlamaDecoderLayer", "block", _times(5.0, steps, chance), calls=steps))
+        for name, class_name, kind, us in _MODULES:
+            attention = "flash" if name == "self_attn" else None
+            layers.append(
+                Layer(
+                    f"{block}.{name}", class_name, kind, _times(us, steps, chance), attention, steps, 1.5, False, block
+                )
+            )
+    analysis = analysis_of(layers, steps=steps, outside_us={"optimizer": 900.0 * steps}, with_calls=False)
+    rows = tuple(
+        replace(
+            row,
+            flops_per_step=row.time_ns * 300,
+            self_flops_per_step=row.self_time_ns * 300,
+            bytes_moved_per_step=row.time_ns * 3,
+            roof_time_per_step_ns=row.time_ns // 17,
+            memory_roof_time_per_step_ns=row.time_ns // 31,
+            cpu_time_ns=row.time_ns // 3,
+            idle_ns=row.time_ns // 97,
+            step_times_ns=tuple(row.time_ns // steps + chance.randrange(999) for _ in range(steps)),
+        )
+        for row in analysis.layers
+    )
+    full = full_page(4)
+    return replace(analysis, layers=rows, overview=full.overview, summary=full.summary, utilization=full.utilization)
+
+
+def _times(us: float, steps: int, chance: random.Random) -> dict[Phase, float]:
+    return {
+        phase: round(us * steps * chance.uniform(0.9, 1.1) * (2 if phase == "backward" else 1), 3) for phase in _PHASES
+    }

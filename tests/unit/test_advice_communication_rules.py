@@ -1,0 +1,154 @@
+"""Advice on communication, on recordings whose answers are derived by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from advising import facts_of, findings, the_finding
+from profiler_wrapper.analysis.advice.communication_rules import (
+    communication_bound,
+    data_parallel,
+    exposed_communication,
+    slow_backend,
+)
+from profiler_wrapper.analysis.view_model import CollectiveRow
+from recordings import Trace
+
+US = 1000
+STEP = 1000 * US
+RULES = (communication_bound, exposed_communication, slow_backend, data_parallel)
+
+
+def training(*, moved_us: int = 300, beside_us: int = 100, device: int = 0) -> Trace:
+    """Two steps: 500 us of compute, then an all-reduce of which `beside_us` still have compute beside them."""
+    made = Trace()
+    for step in range(2):
+        at = step * STEP
+        made.annotation(f"ProfilerStep#{step}", at, at + STEP)
+        made.kernel("gemm", at + 10 * US, at + 510 * US, launched=at + US, device=device)
+        begin = at + (510 - beside_us) * US
+        made.kernel(
+            "ncclDevKernel_AllReduce", begin, begin + moved_us * US, launched=at + 2 * US, stream=20, device=device
+        )
+    return made
+
+
+def row(**told: Any) -> CollectiveRow:
+    base: dict[str, Any] = {
+        "collective": "all_gather",
+        "group": "fsdp",
+        "group_size": 8,
+        "dtype": "bfloat16",
+        "layer": "model.layers.0",
+        "phase": "forward",
+        "count": 2,
+        "payload_bytes": 2 << 20,
+        "time_ns": 60 * US,
+        "exposed_ns": 40 * US,
+        "overlapped_ns": 20 * US,
+        "bandwidth_bytes_per_s": 1e9,
+        "bus_bandwidth_bytes_per_s": 0.875e9,
+    }
+    return CollectiveRow(**(base | told))
+
+
+def test_communication_with_nothing_beside_it() -> None:
+    found = the_finding(communication_bound, facts_of(training().recording(), collectives=(row(),)))
+    assert found.saves_at_most_us == pytest.approx(200)
+    assert found.share == pytest.approx(0.2)
+    assert found.evidence[:2] == (
+        "communication runs for 300 us of a step of 1.00 ms, and for 200 us of it nothing computes (wall time)",
+        "1.0 MiB a step in 1 collective",
+    )
+
+
+@pytest.mark.parametrize("beside_us", [300, 200])
+def test_communication_that_is_hidden(beside_us: int) -> None:
+    facts = facts_of(training(beside_us=beside_us).recording())
+    assert findings(communication_bound, facts) == []  # exposed for nothing, and for a tenth
+
+
+def test_what_was_launched_before_the_trace_is_of_no_step() -> None:
+    made = training(moved_us=100, beside_us=100)
+    made.kernel("ncclDevKernel_AllReduce", 550 * US, 990 * US, stream=30, correlation=10**6)
+    assert findings(communication_bound, facts_of(made.recording())) == []
+    before = row(collective="other", layer=None, phase="other", exposed_ns=900 * US, time_ns=900 * US)
+    assert findings(exposed_communication, facts_of(made.recording(), collectives=(before,))) == []
+
+
+def test_exposed_communication_by_layer() -> None:
+    rows = [row(layer=f"model.layers.{i}") for i in range(4)]  # 20 us a step each
+    rows += [row(layer="model.layers.0", phase="backward", exposed_ns=0)]
+    rows += [row(collective="all_reduce", layer="", phase="backward", exposed_ns=30 * US)]  # 15 us a step: too little
+    found = the_finding(exposed_communication, facts_of(training().recording(), collectives=tuple(rows)))
+    assert found.layer == "model.layers.{0..3}"
+    assert len(found.layers) == 4
+    assert found.saves_at_most_us == pytest.approx(80)
+    assert found.title == ("80.0 us a step of all_gather (forward) has no compute beside it before model.layers.{0..3}")
+    assert "set_modules_to_forward_prefetch" in found.fix
+
+
+def gloo(backend: str) -> Trace:
+    made = Trace()
+    for step in range(2):
+        at = step * STEP
+        made.annotation(f"ProfilerStep#{step}", at, at + STEP)
+        made.kernel("gemm", at + 10 * US, at + 510 * US, launched=at + US)
+        made.annotation(f"{backend}:all_reduce", at + 500 * US, at + 900 * US, thread=9)
+    return made
+
+
+def test_gloo_between_devices() -> None:
+    facts = facts_of(gloo("gloo").recording(), run={"process_group_backend": "gloo"})
+    found = the_finding(slow_backend, facts)
+    assert found.saves_at_most_us == pytest.approx(400)
+    assert "nccl" in found.fix
+    by_trace = facts_of(gloo("gloo").recording(metadata={"distributedInfo": {"backend": "gloo"}}))
+    assert the_finding(slow_backend, by_trace).confidence == "high"
+
+
+def test_gloo_beside_nccl_is_for_the_cpu() -> None:
+    run = {"process_group_backend": "cpu:gloo,cuda:nccl"}
+    assert findings(slow_backend, facts_of(gloo("gloo").recording(), run=run)) == []
+    assert findings(slow_backend, facts_of(training().recording(), run={"process_group_backend": "gloo"})) == []
+
+
+def parallel(*, devices: int, name: str = "DataParallel.forward") -> Trace:
+    made = Trace().annotation("ProfilerStep#0", 0, STEP).annotation(name, 10 * US, 400 * US)
+    for device in range(devices):
+        begin = 50 * US + device * 100 * US
+        made.kernel("gemm", begin, begin + 300 * US, launched=begin - US, device=device)
+    return made
+
+
+def test_data_parallel_on_several_devices() -> None:
+    found = the_finding(data_parallel, facts_of(parallel(devices=2).recording()))
+    assert found.saves_at_most_us == pytest.approx(700)  # each device works 300 us
+    assert "2 devices" in found.title
+    named = facts_of(parallel(devices=2, name="forward").recording(), run={"wrappers": ["DataParallel"]})
+    assert len(findings(data_parallel, named)) == 1
+
+
+def test_data_parallel_on_one_device_or_another_wrapper() -> None:
+    assert findings(data_parallel, facts_of(parallel(devices=1).recording())) == []
+    other = parallel(devices=2, name="DistributedDataParallel.forward")
+    assert findings(data_parallel, facts_of(other.recording(), run={"wrappers": ["DistributedDataParallel"]})) == []
+
+
+def test_a_cpu_without_ranks() -> None:
+    made = Trace().annotation("ProfilerStep#0", 0, STEP).op("aten::mm", 0, 900 * US)
+    facts = facts_of(made.recording())
+    assert [findings(rule, facts) for rule in RULES] == [[], [], [], []]
+
+
+def test_gloo_on_a_cpu_is_communication_of_the_step() -> None:
+    made = Trace()
+    for step in range(2):
+        at = step * STEP
+        made.annotation(f"ProfilerStep#{step}", at, at + STEP).op("aten::mm", at, at + 600 * US)
+        made.annotation("gloo:all_reduce", at + 500 * US, at + 900 * US, thread=9)
+    facts = facts_of(made.recording())
+    assert the_finding(communication_bound, facts).saves_at_most_us == pytest.approx(300)
+    assert findings(slow_backend, facts) == []

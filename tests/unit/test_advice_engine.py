@@ -1,0 +1,307 @@
+"""All rules asked: order, the limit of ten, like layers as one, rules that fail, how long a summary gets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from advising import facts_of
+from profiler_wrapper.analysis import analyse
+from profiler_wrapper.analysis.advice.advise import LONGEST, MOST_FINDINGS, RULES, Summary, advise, summary_of
+from profiler_wrapper.analysis.advice.facts import Facts
+from profiler_wrapper.analysis.advice.verdict import verdict
+from profiler_wrapper.analysis.view_model import Finding
+from profiler_wrapper.recording.columns import Category
+from recordings import Trace
+
+STEP_NS = 1_000_000
+
+
+def trace() -> Trace:
+    """Two steps of 1 ms; in each, two blocks of 200 us on the device and a head of 100 us."""
+    made = Trace()
+    for step in range(2):
+        at = step * STEP_NS
+        made.annotation(f"ProfilerStep#{step + 2}", at, at + STEP_NS)
+        made.mark(".", at, at + 500_000, class_name="Net")
+        for block in range(2):
+            begin = at + block * 200_000
+            made.mark(f"layers.{block}", begin, begin + 200_000, kind="block", class_name="Block")
+            made.mark(f"layers.{block}.mlp", begin, begin + 199_000, kind="mlp", class_name="MLP")
+            made.op("aten::mm", begin + 1000, begin + 2000)
+            made.kernel("gemm", begin + 5000, begin + 205_000, launched=begin + 1500)
+        made.mark("head", at + 400_000, at + 500_000, kind="head", class_name="Linear")
+        made.op("aten::mm", at + 401_000, at + 402_000)
+        made.kernel("gemm", at + 410_000, at + 510_000, launched=at + 401_500)
+    return made
+
+
+def facts() -> Facts:
+    return facts_of(trace().recording())
+
+
+def finding(**told: Any) -> Finding:
+    base = Finding(
+        id="rule",
+        title="it is so",
+        layer=None,
+        phase=None,
+        share=0.5,
+        saves_at_most_us=100.0,
+        saves_at_most_bytes=None,
+        evidence=("a number",),
+        confidence="high",
+        fix="do it",
+    )
+    return replace(base, **told)
+
+
+def told(*made: Finding) -> tuple[Finding, ...]:
+    return advise(facts(), [], [lambda _: made])
+
+
+def test_facts_of_a_step() -> None:
+    seen = facts()
+    assert (seen.steps, seen.has_steps, seen.on_device) == (2, True, True)
+    assert seen.step_ns == STEP_NS
+    assert seen.work_ns == 500_000
+    assert seen.idle_ns == 500_000
+    assert seen.blocks == ("layers.0", "layers.1")
+    assert seen.share_of_step(250_000) == 0.25
+    assert seen.saves_us(5_000_000) == 1000  # no more than a step takes
+
+
+def test_the_largest_saving_comes_first_and_memory_counts_half() -> None:
+    seen = replace(facts(), analysis=replace(facts().analysis, memory={"peak": {"allocated_bytes": 1000}}))
+    unknown = finding(id="unknown", saves_at_most_us=None, share=0.9)
+    made = [
+        unknown,
+        finding(id="tenth", saves_at_most_us=100.0),
+        finding(
+            id="memory", saves_at_most_us=None, saves_at_most_bytes=500
+        ),  # half of the peak: as a quarter of a step
+        finding(id="fifth", saves_at_most_us=200.0),
+        finding(id="third", saves_at_most_us=333.0),
+    ]
+    assert [one.id for one in advise(seen, [], [lambda _: made])] == ["third", "memory", "fifth", "tenth", "unknown"]
+
+
+def test_memory_counts_less_where_it_is_free() -> None:
+    memory = {"peak": {"allocated_bytes": 500, "reserved_bytes": 1000}}
+    made = [finding(id="memory", saves_at_most_us=None, saves_at_most_bytes=500), finding(id="time")]
+    for device, first in ((1200, "memory"), (2000, "time")):  # a quarter of a step; a tenth, and less sure
+        made[0] = replace(made[0], confidence="low")
+        analysis = replace(facts().analysis, memory=memory, run={"device_memory_bytes": device})
+        seen = replace(facts(), analysis=analysis)
+        assert advise(seen, [], [lambda _: made])[0].id == first
+
+
+def test_what_saves_less_than_a_hundredth_is_not_told() -> None:
+    assert [one.id for one in told(finding(id="a", saves_at_most_us=9.9), finding(id="b", saves_at_most_us=10.0))] == [
+        "b"
+    ]
+
+
+def test_there_are_at_most_ten() -> None:
+    made = [finding(id=f"rule-{i}", saves_at_most_us=100.0 + i) for i in range(14)]
+    assert [one.id for one in told(*made)] == [f"rule-{i}" for i in range(13, 3, -1)]
+    assert MOST_FINDINGS == 10
+
+
+def test_like_layers_are_one_finding() -> None:
+    made = [
+        finding(layer=f"layers.{i}.attn", layers=(f"layers.{i}.attn",), saves_at_most_us=30.0 + i, share=0.1)
+        for i in range(3)
+    ]
+    (one,) = told(*made)
+    assert one.layer == "layers.{0..2}.attn"
+    assert one.layers == ("layers.0.attn", "layers.1.attn", "layers.2.attn")
+    assert one.saves_at_most_us == 93.0
+    assert one.share == pytest.approx(0.3)
+    assert "2 more like it" in one.title
+
+
+@pytest.mark.parametrize(
+    "different", [{"id": "other"}, {"phase": "backward"}, {"fix": "else"}, {"layer": "layers.1.mlp"}]
+)
+def test_unlike_ones_stay_apart(different: dict[str, Any]) -> None:
+    made = finding(layer="layers.0.attn"), finding(**({"layer": "layers.1.attn"} | different))
+    assert len(told(*made)) == 2
+
+
+def test_a_rule_that_fails_is_a_note() -> None:
+    def broken_rule(seen: Facts) -> Iterator[Finding]:
+        yield finding(id="before")
+        raise ZeroDivisionError("nothing to divide by")
+
+    seen = facts()
+    summary, notes = summary_of(seen.analysis, seen.found, rules=[broken_rule, lambda _: [finding(id="other")]])
+    assert [one["id"] for one in summary["findings"]] == ["other"]
+    assert notes == (
+        "the advice on broken rule is not available, because it failed: ZeroDivisionError: nothing to divide by",
+    )
+
+
+def test_the_summary_is_json_and_says_what_was_found() -> None:
+    seen = facts()
+    summary, notes = summary_of(seen.analysis, seen.found, rules=[lambda _: [finding(layers=("layers.0", "layers.1"))]])
+    assert notes == ()
+    assert json.loads(json.dumps(summary)) == summary
+    assert summary["findings"][0]["layers"] == ["layers.{0,1}"]
+    assert summary["verdict"].endswith("; first: it is so.")
+
+
+def test_a_summary_stays_short_whatever_is_in_it() -> None:
+    long = "x" * 100_000
+    made = [
+        finding(
+            id=f"rule-{i}",
+            title=long,
+            layer=f"layers.{i}.{long}",
+            layers=tuple(f"{long}.{k}.{k * k}" for k in range(9)),
+            evidence=(long,) * 9,
+            fix=long,
+            source=long + ":12",
+            details={"text": long, "number": 1 / 3},
+        )
+        for i in range(12)
+    ]
+    seen = facts()
+    summary, _ = summary_of(seen.analysis, seen.found, rules=[lambda _: made])
+    assert len(json.dumps(summary)) <= LONGEST
+    assert len(summary["findings"]) >= 3
+    assert all(one["source"] is None or one["source"].endswith(":12") for one in summary["findings"])
+    assert all(len(one["evidence"]) >= 2 for one in summary["findings"])
+
+
+def test_every_rule_is_asked_once() -> None:
+    assert len(RULES) == len(set(RULES)) >= 12
+
+
+# --- the verdict ---------------------------------------------------------------------------------
+
+
+def test_the_verdict_names_the_largest_part() -> None:
+    seen = facts()
+    assert (
+        verdict(seen, []) == "Nothing stands out: 80 % of the device time of a step of 1.00 ms is in the 2 blocks' mlp."
+    )
+    first = verdict(seen, [finding(title="it waits.")])
+    assert first == "80 % of the device time of a step of 1.00 ms is in the 2 blocks' mlp; first: it waits."
+
+
+def test_the_verdict_of_an_idle_device_begins_with_that() -> None:
+    made = trace().annotation("ProfilerStep#4", 2 * STEP_NS, 4 * STEP_NS)
+    made.annotation("ProfilerStep#5", 4 * STEP_NS, 6 * STEP_NS)
+    seen = facts_of(made.recording())
+    assert verdict(seen, []).startswith("Nothing stands out: the device is idle for 83 % of a step of ")
+
+
+def test_why_a_device_is_idle_says_more_than_that_it_is() -> None:
+    made = (
+        finding(id="low-utilization", title="idle"),
+        finding(id="memory"),
+        finding(id="launch-bound", title="launches"),
+    )
+    assert verdict(facts(), made).endswith("first: launches.")
+    assert verdict(facts(), made[:2]).endswith("first: idle.")
+
+
+def test_the_verdict_without_steps() -> None:
+    made = Trace().op("aten::mm", 0, 1000).kernel("gemm", 2000, 9000, launched=500)
+    assert verdict(facts_of(made.recording()), []) == (
+        "Nothing stands out: no layer is known for the device time of a trace of 9.00 us (a trace without layers); "
+        "100 % is matrix products."
+    )
+
+
+def test_the_verdict_of_a_torn_recording_says_so() -> None:
+    seen = facts_of(trace().recording(complete=False))
+    assert verdict(seen, []).startswith("Nothing stands out: of an incomplete recording, 80 % of ")
+
+
+def test_the_verdict_of_what_has_no_layer_says_so_first() -> None:
+    made = trace().kernel("elementwise", 5000, 905_000, correlation=10**6, stream=9)
+    seen = facts_of(made.recording())
+    assert "no layer is known for 47 % of " in verdict(seen, [])
+
+
+def test_the_verdict_on_a_cpu() -> None:
+    made = Trace().annotation("ProfilerStep#1", 0, 1000).mark(".", 0, 900, class_name="Net").op("aten::mm", 100, 800)
+    made.op("Optimizer.step#SGD.step", 900, 910)
+    assert verdict(facts_of(made.recording()), []) == (
+        "Nothing stands out: 99 % of the CPU time of a step of 1.00 us is in Net."
+    )
+
+
+# --- whatever is recorded ------------------------------------------------------------------------
+
+_TIMES = st.tuples(st.integers(0, 3_000_000), st.integers(0, 1_500_000))
+_EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["step", "loader", "mark", "op", "kernel", "nccl", "copy", "node", "region", "memory", "gloo"]),
+        _TIMES,
+        st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+def made_of(events: list[tuple[str, tuple[int, int], int]]) -> Trace:
+    made = Trace().op("aten::mm", 0, 10)
+    steps = sorted(begin for kind, (begin, _), _ in events if kind == "step")
+    for number, (begin, end) in enumerate(itertools.pairwise(steps)):
+        made.annotation(f"ProfilerStep#{number}", begin, end)
+    for number, (kind, (begin, length), choice) in enumerate(events):
+        end = begin + length
+        if kind == "loader":
+            made.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", begin, end)
+        elif kind == "mark":
+            made.mark(f"layers.{choice}", begin, end, kind="block", class_name="Block", thread=10 + number)
+        elif kind == "region":
+            made.op("Torch-Compiled Region: 0/0", begin, end)
+        elif kind == "op":
+            made.op(("aten::mm", "aten::item", "aten::add")[choice], begin, end, sequence=choice)
+        elif kind == "node":
+            made.node("MmBackward0", begin, end, number=choice)
+        elif kind == "memory":
+            made.memory(begin, 1 + length, address=number, device=choice - 1)
+        elif kind == "gloo":
+            made.annotation("gloo:all_reduce", begin, end, thread=9)
+        else:
+            name = {"nccl": "ncclDevKernel_AllReduce", "copy": "Memcpy HtoD (Pageable -> Device)"}.get(kind, "gemm")
+            category = Category.MEMCPY if kind == "copy" else Category.KERNEL
+            launched = max(0, begin - 1000 * choice) if choice else None
+            made.kernel(name, begin, end, launched=launched, category=category, device=choice // 2)
+    return made
+
+
+@given(_EVENTS)
+@settings(max_examples=150, deadline=None)
+def test_no_rule_fails_and_no_bound_is_beyond_the_step(events: list[tuple[str, tuple[int, int], int]]) -> None:
+    seen = facts_of(made_of(events).recording())
+    notes: list[str] = []
+    found = [finding for rule in RULES for finding in advise(seen, notes, [rule])]
+    summary, more = summary_of(seen.analysis, seen.found)
+    assert notes == []
+    assert more == ()
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert summary["verdict"].endswith(".")
+    for finding in found:
+        assert finding.saves_at_most_us is None or 0 <= finding.saves_at_most_us * 1000 <= seen.step_ns * 1.001, finding
+        assert finding.share is None or 0 <= finding.share <= 1, finding
+
+
+def test_what_could_not_be_found_out_is_a_warning_of_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(analyse, "summary_of", lambda *_: Summary({"verdict": "it is so."}, ("a rule failed",)))
+    seen = facts()
+    assert seen.analysis.warnings[-1] == "a rule failed"
+    assert seen.analysis.summary == {"verdict": "it is so."}

@@ -1,0 +1,197 @@
+"""Advice on steps, launches and waits, on recordings whose answers are derived by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from advising import facts_of, findings, the_finding
+from profiler_wrapper.analysis.advice.launch_rules import launch_bound, many_small_kernels
+from profiler_wrapper.analysis.advice.step_rules import dataloader_bound, low_utilization
+from profiler_wrapper.analysis.advice.wait_rules import synchronisation, unpinned_copies
+from profiler_wrapper.analysis.view_model import KernelRow, SynchronisationRow
+from profiler_wrapper.recording.columns import Category
+from recordings import Trace
+
+US = 1000
+STEP = 1000 * US
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def steps(count: int = 2) -> Trace:
+    """Empty steps of 1 ms each."""
+    made = Trace()
+    for step in range(count):
+        made.annotation(f"ProfilerStep#{step}", step * STEP, (step + 1) * STEP)
+    return made
+
+
+def launching(*, launch_after_us: int) -> Trace:
+    """Ten kernels of 50 us in each step; each is launched so long after the one before has ended."""
+    made = steps()
+    for step in range(2):
+        at = step * STEP
+        made.mark("layers.0", at, at + 990 * US, kind="block", class_name="Block")
+        for _ in range(10):
+            launch = at + launch_after_us * US
+            made.op("aten::mul", launch - US, launch + US).kernel(
+                "elementwise", launch + US, launch + 51 * US, launched=launch
+            )
+            at = launch + 51 * US
+    return made
+
+
+# --- the DataLoader ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("spent_us", "told"), [(51, True), (50, False)])
+def test_a_dataloader_of_over_a_twentieth_of_the_step(spent_us: int, told: bool) -> None:
+    made = steps()
+    for step in range(2):
+        made.annotation(LOADER, step * STEP, step * STEP + spent_us * US)
+        made.op("aten::mm", step * STEP + 500 * US, step * STEP + 600 * US)
+    made.annotation(LOADER, 2 * STEP, 9 * STEP)  # in no step
+    found = findings(dataloader_bound, facts_of(made.recording()))
+    assert bool(found) is told
+    if told:
+        assert found[0].saves_at_most_us == pytest.approx(51)
+        assert found[0].share == pytest.approx(0.051)
+        assert "num_workers=4" in found[0].fix
+
+
+def test_a_dataloader_with_workers_needs_more_of_them() -> None:
+    made = steps()
+    for step in range(2):
+        made.annotation(
+            "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", step * STEP, step * STEP + STEP // 2
+        )
+        made.op("aten::mm", step * STEP + 600 * US, step * STEP + 700 * US)
+    assert "more workers" in the_finding(dataloader_bound, facts_of(made.recording())).fix
+
+
+# --- launches ------------------------------------------------------------------------------------
+
+
+def test_a_device_that_waits_for_launches() -> None:
+    facts = facts_of(launching(launch_after_us=40).recording())
+    found = the_finding(launch_bound, facts)
+    # Per step ten waits: 40 us till the call, 1 us till the kernel begins.
+    assert found.saves_at_most_us == pytest.approx(410)
+    assert found.details["waiting_us"] == pytest.approx(410)
+    assert found.layer == "layers.0"
+
+
+def test_a_device_that_is_launched_ahead_of_does_not() -> None:
+    made = steps()
+    for step in range(2):
+        at = step * STEP
+        for i in range(10):  # all are launched within the first 20 us; gaps of 30 us lie on the device
+            made.kernel("gemm", at + 30 * US + i * 90 * US, at + 90 * US + i * 90 * US, launched=at + (i + 1) * US)
+    assert findings(launch_bound, facts_of(made.recording())) == []
+
+
+def test_a_long_wait_is_no_launch() -> None:
+    made = Trace().annotation("ProfilerStep#0", 0, 100 * STEP).op("tokenize", 0, 50 * STEP)
+    made.kernel("gemm", 50 * STEP + US, 99 * STEP, launched=50 * STEP)
+    facts = facts_of(made.recording())
+    assert findings(launch_bound, facts) == []
+    found = the_finding(low_utilization, facts)  # 49 of 100 ms busy
+    assert "does something else" in found.title
+    assert any(line.startswith("the longest gap: 50.0 ms, till gemm") for line in found.evidence)
+
+
+def test_a_device_that_is_idle_most_of_the_time() -> None:
+    facts = facts_of(launching(launch_after_us=40).recording())
+    assert facts.idle_ns == 500 * US
+    assert findings(low_utilization, facts) == []  # busy for exactly half
+    rare = steps()
+    for step in range(2):
+        begin = step * STEP
+        rare.annotation(LOADER, begin, begin + 600 * US)
+        rare.kernel("gemm", begin + 700 * US, begin + 1000 * US, launched=begin + 650 * US)
+    found = the_finding(low_utilization, facts_of(rare.recording()))
+    assert found.saves_at_most_us == pytest.approx(700)
+    assert "mostly while data is fetched" in found.title
+    assert found.evidence[:2] == ("100 us while the CPU launches the next kernels", "600 us while data is fetched")
+
+
+def test_small_kernels_that_could_be_one() -> None:
+    made = steps(1)
+    for i in range(220):  # back to back, each launched long before
+        made.kernel("vectorized_elementwise_kernel", 5 * US + i * 4 * US, 9 * US + i * 4 * US, launched=10 + i)
+    made.kernel("gemm", 900 * US, 990 * US, launched=500)
+    found = the_finding(many_small_kernels, facts_of(made.recording()))
+    assert found.saves_at_most_us == pytest.approx(885)  # 220 of 4 us, and 5 us till the first one runs
+    assert "220 of 221 kernels" in found.title
+    large = steps(1)
+    for i in range(220):
+        large.kernel("gemm", 5 * US + i * 4 * US, 9 * US + i * 4 * US, launched=10 + i)
+    assert findings(many_small_kernels, facts_of(large.recording())) == []  # products are not fused away
+    few = steps(1)
+    for i in range(100):
+        few.kernel("vectorized_elementwise_kernel", 5 * US + i * 4 * US, 9 * US + i * 4 * US, launched=10 + i)
+    assert findings(many_small_kernels, facts_of(few.recording())) == []
+
+
+# --- waits ---------------------------------------------------------------------------------------
+
+
+def wait(**told: object) -> SynchronisationRow:
+    row = {
+        "kind": "item",
+        "op": "aten::item",
+        "layer": "layers.0",
+        "phase": "forward",
+        "count": 20,
+        "wait_ns": 600 * US,
+    }
+    return SynchronisationRow(**(row | {"sources": ("train.py:12",)} | told))  # type: ignore[arg-type]
+
+
+def test_waits_in_a_step() -> None:
+    recording = launching(launch_after_us=40).recording()
+    rows = (wait(), wait(layer="layers.1", wait_ns=100 * US, sources=("train.py:12", "train.py:80")))
+    found = the_finding(synchronisation, facts_of(recording, synchronisations=rows))
+    assert found.saves_at_most_us == pytest.approx(350)  # 700 us in two steps; the device is idle for 500 us in each
+    assert found.source == "train.py:12"
+    assert found.layer == "layers.{0,1}"
+    assert "20 times a step" in found.title
+    longer = facts_of(recording, synchronisations=(wait(wait_ns=1800 * US),))
+    assert the_finding(synchronisation, longer).saves_at_most_us == pytest.approx(500)  # no more than it is idle
+
+
+def test_waits_of_the_profiler_itself_are_not_the_steps() -> None:
+    recording = launching(launch_after_us=40).recording()
+    rows = (wait(kind="device", op="cudaDeviceSynchronize", count=2, layer=""),)
+    assert findings(synchronisation, facts_of(recording, synchronisations=rows)) == []
+    assert findings(synchronisation, facts_of(recording, synchronisations=())) == []
+
+
+def copies(name: str) -> Trace:
+    made = steps()
+    for step in range(2):
+        at = step * STEP
+        made.launch(at + 100 * US, at + 220 * US, correlation=1000 + 10 * step)
+        made.kernel(name, at + 150 * US, at + 300 * US, correlation=1000 + 10 * step, category=Category.MEMCPY)
+        made.kernel("gemm", at + 310 * US, at + 900 * US, launched=at + 230 * US)
+    return made
+
+
+def test_copies_from_memory_that_is_not_pinned() -> None:
+    name = "Memcpy HtoD (Pageable -> Device)"
+    row = KernelRow(
+        name=name, class_name="copy", count=2, time_ns=300 * US, min_ns=1, max_ns=1, copied_bytes=2 * 1_500_000
+    )
+    found = the_finding(unpinned_copies, facts_of(copies(name).recording(), kernels=(row,)))
+    assert found.saves_at_most_us == pytest.approx(200)  # from the call to the end of the copy
+    assert found.evidence[1] == "1.4 MiB a step, at 10.0 GB/s"
+    assert findings(unpinned_copies, facts_of(copies("Memcpy HtoD (Pinned -> Device)").recording())) == []
+    assert findings(unpinned_copies, facts_of(copies("Memcpy DtoH (Device -> Pageable)").recording())) == []
+
+
+def test_a_cpu_has_no_idle_device() -> None:
+    made = steps()
+    for step in range(2):
+        made.op("aten::mm", step * STEP, step * STEP + 10 * US)
+    facts = facts_of(made.recording(), synchronisations=(wait(),))
+    for rule in (launch_bound, low_utilization, many_small_kernels, synchronisation, unpinned_copies, dataloader_bound):
+        assert findings(rule, facts) == [], rule

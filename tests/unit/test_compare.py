@@ -1,0 +1,200 @@
+"""Comparisons of recordings whose answer is known: planted changes, noise alone, and what is nobody's is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from noisy_recordings import Noise, noisy_run
+from profiler_wrapper.analysis.compare import compare
+from profiler_wrapper.analysis.compare_model import Comparison
+from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.phase import Phase
+from sample_results import Layer, analysis_of, llama
+
+
+def conserved(comparison: Comparison, a: Analysis, b: Analysis) -> bool:
+    """Rows and what is not attributed make the total of each side, to the nanosecond."""
+    sums = [
+        sum(row.a.self_time_ns for row in comparison.rows if row.a is not None),
+        sum(row.b.self_time_ns for row in comparison.rows if row.b is not None),
+    ]
+    rest = [
+        sum(one.time_a_ns for one in comparison.unattributed),
+        sum(one.time_b_ns for one in comparison.unattributed),
+    ]
+    return [sums[0] + rest[0], sums[1] + rest[1]] == [a.time.total_ns, b.time.total_ns]
+
+
+def seventh(layer: str, phase: str, step: int) -> float:
+    return 1.10 if layer.startswith("layers.7.") else 1.0
+
+
+@pytest.mark.parametrize("noise", [Noise(), Noise(slow_step=True)], ids=["noise", "a slow step"])
+def test_ten_percent_of_one_layer_among_24_are_found_in_20_of_20(noise: Noise) -> None:
+    found = []
+    for i in range(20):
+        comparison = compare(noisy_run(i, noise=noise), noisy_run(1000 + i, noise=noise, slower=seventh))
+        found.append({".".join(one.layer.split(".")[:2]) for one in comparison.culprits})
+    assert found == [{"layers.7"}] * 20
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+def test_the_same_thing_twice_is_no_difference_in_20_of_20(steps: int) -> None:
+    for i in range(20):
+        comparison = compare(noisy_run(i, steps=steps), noisy_run(2000 + i, steps=steps))
+        assert comparison.decision == "no difference"
+        assert comparison.culprits == ()
+        assert {row.decision for row in comparison.rows} <= {"no difference", "not judged"}
+        assert comparison.verdict.startswith("no difference")
+
+
+def test_everything_slower_is_said_of_all_layers() -> None:
+    comparison = compare(noisy_run(1), noisy_run(2, slower=lambda layer, phase, step: 1.25))
+    assert comparison.decision == "slower"
+    assert comparison.culprits == ()
+    assert "all layers alike" in comparison.verdict
+    assert any("all layers alike changed by +2" in note for note in comparison.notes)
+    judged = [row for row in comparison.rows if row.decision != "not judged"]
+    assert sum(row.decision == "slower" for row in judged) > 0.9 * len(judged)
+    assert comparison.totals[0].change == pytest.approx(0.25, abs=0.06)
+
+
+def test_like_layers_that_are_slower_together_are_one_culprit_with_its_phase_and_share() -> None:
+    def slower(layer: str, phase: str, step: int) -> float:
+        return 1.3 if layer.endswith("mlp") and phase == "backward" else 1.0
+
+    comparison = compare(noisy_run(1), noisy_run(2, slower=slower))
+    (culprit,) = comparison.culprits
+    assert (culprit.layer, culprit.phase) == ("layers.{0..23}.mlp", "backward")
+    assert culprit.change == pytest.approx(0.3, abs=0.05)
+    assert culprit.share == pytest.approx(1.0, abs=0.25)
+    assert "in layers.{0..23}.mlp backward" in comparison.verdict
+
+
+def test_the_deepest_layer_and_the_phase_are_named() -> None:
+    def slower(layer: str, phase: str, step: int) -> float:
+        return 1.4 if (layer, phase) == ("layers.3.attn", "backward") else 1.0
+
+    comparison = compare(noisy_run(5), noisy_run(6, slower=slower))
+    assert [(one.layer, one.phase) for one in comparison.culprits] == [("layers.3.attn", "backward")]
+
+
+def test_renamed_blocks_are_compared_all_the_same() -> None:
+    comparison = compare(noisy_run(1, prefix="module.layers."), noisy_run(2, prefix="net.layers.", slower=None))
+    assert all(row.a is not None and row.b is not None for row in comparison.rows)
+
+
+def test_faster_is_faster() -> None:
+    comparison = compare(noisy_run(3, slower=seventh), noisy_run(4))
+    assert [one.change_ns < 0 for one in comparison.culprits] == [True]
+    assert "layers.7 is" in comparison.verdict and "faster" in comparison.verdict
+
+
+def test_a_single_step_says_that_noise_is_not_known() -> None:
+    comparison = compare(noisy_run(1), noisy_run(2, steps=1, slower=seventh, noise=Noise(outliers=0)))
+    assert not comparison.noise_known
+    assert comparison.culprits == ()
+    assert any("noise not known, because b has fewer than 3 timed steps" in note for note in comparison.notes)
+    assert all(row.error is None for row in comparison.rows)
+
+
+def test_what_one_side_has_alone_is_listed_and_conserved() -> None:
+    one, other = llama(4, unattributed_us={"no launch found": 30}), llama(6, recompute=True)
+    comparison = compare(one, other)
+    only_b = {row.layer for row in comparison.rows if row.decision == "only in b" and row.phase == "forward"}
+    assert {"model.layers.4", "model.layers.5.mlp"} <= only_b
+    assert all(row.decision == "only in b" for row in comparison.rows if row.phase == "recompute")
+    assert [(row.reason, row.time_a_ns, row.time_b_ns) for row in comparison.unattributed] == [
+        ("no launch found", 30_000, 0)
+    ]
+    assert conserved(comparison, one, other)
+    backwards = compare(other, one)
+    assert conserved(backwards, other, one)
+
+
+def test_a_name_that_both_have_for_different_layers_stays_two_rows() -> None:
+    one = analysis_of([Layer("Net", "Net", self_us={"forward": 5}), Layer("x.a", "A", self_us={"forward": 3})])
+    other = analysis_of([Layer("Net", "Net", self_us={"forward": 5}), Layer("a", "A", self_us={"forward": 7})])
+    comparison = compare(one, other)
+    assert conserved(comparison, one, other)
+
+
+def test_another_backend_is_named_by_layers() -> None:
+    comparison = compare(llama(4), llama(4, backend="math"))
+    assert ("model.layers.{0..3}.self_attn", "flash", "math") in comparison.backend_changes
+    assert "attention of model.layers.{0..3}.self_attn: flash -> math" in comparison.verdict
+    row = next(row for row in comparison.rows if row.layer == "model.layers.1.self_attn")
+    assert (row.a and row.a.backends, row.b and row.b.backends) == (("flash",), ("math",))
+
+
+def test_unlike_machines_are_said_first() -> None:
+    other = replace(llama(4), run={**llama(4).run, "device": "AMD Instinct MI300X", "versions": {"torch": "2.11.0"}})
+    base = replace(llama(4), run={**llama(4).run, "versions": {"torch": "2.13.0"}})
+    comparison = compare(base, other)
+    assert [(one.what, one.a, one.b) for one in comparison.differences] == [
+        ("device", "NVIDIA H200", "AMD Instinct MI300X"),
+        ("torch", "2.13.0", "2.11.0"),
+    ]
+    assert comparison.verdict.startswith(
+        "not alike (device NVIDIA H200 -> AMD Instinct MI300X; torch 2.13.0 -> 2.11.0)"
+    )
+    assert compare(base, base).differences == ()
+
+
+def test_totals_are_those_of_a_step() -> None:
+    comparison = compare(llama(4, steps=2), llama(4, steps=4))
+    time = comparison.total("device time")
+    assert time.a == pytest.approx(llama(4, steps=2).time.total_ns / 2)
+    assert time.b == pytest.approx(llama(4, steps=4).time.total_ns / 4)
+    with pytest.raises(KeyError):
+        comparison.total("weight")
+
+
+def test_the_dict_is_plain_and_says_what_the_docstring_says() -> None:
+    told = compare(llama(4), llama(4, backend="math")).to_dict()
+    assert list(told)[:3] == ["comparison_version", "verdict", "decision"]
+    row = next(row for row in told["rows"] if row["layer"] == "model.layers.0.mlp" and row["phase"] == "backward")
+    assert row["a"]["time_us"] == row["b"]["time_us"] == 1200.0
+    assert row["a"]["time_per_step_us"] == 400.0
+    assert {"class", "phase", "time_a_us", "count_b"} <= told["classes"][0].keys()
+    documented = compare(llama(2), llama(2)).to_dict.__doc__ or ""
+    assert all(name in documented for name in told if name not in ("a", "b"))
+
+
+_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
+
+
+@st.composite
+def analyses(draw: st.DrawFn) -> Analysis:
+    """Trees with names that clash, wrap and repeat."""
+    parts = st.sampled_from(["module", "layers", "0", "1", "mlp", "a", "_orig_mod"])
+    names = draw(st.lists(st.lists(parts, min_size=1, max_size=4).map(".".join), min_size=1, max_size=8, unique=True))
+    times = st.dictionaries(st.sampled_from(_PHASES), st.integers(0, 1000), max_size=3)
+    layers = [Layer("Net", "Net", self_us=draw(times))]
+    layers += [Layer(name, draw(st.sampled_from("AB")), self_us=draw(times)) for name in names]
+    reasons = draw(st.dictionaries(st.sampled_from(["no launch found", "no forward link"]), st.integers(1, 99)))
+    outside = draw(st.dictionaries(st.sampled_from(_PHASES), st.integers(1, 99)))
+    return analysis_of(layers, unattributed_us=reasons, outside_us=outside, steps=draw(st.integers(1, 4)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(analyses(), analyses())
+def test_no_time_is_lost_whatever_the_names(a: Analysis, b: Analysis) -> None:
+    comparison = compare(a, b)
+    assert conserved(comparison, a, b)
+    assert len([row for row in comparison.rows if row.a is not None]) == len(a.layers)
+    assert len([row for row in comparison.rows if row.b is not None]) == len(b.layers)
+    assert comparison.to_dict()["verdict"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(analyses())
+def test_a_thing_is_no_different_from_itself(a: Analysis) -> None:
+    comparison = compare(a, a)
+    assert comparison.decision == "no difference"
+    assert {row.decision for row in comparison.rows} <= {"no difference", "not judged"}
+    assert (comparison.culprits, comparison.differences, comparison.backend_changes) == ((), (), ())

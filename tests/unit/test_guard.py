@@ -1,0 +1,265 @@
+"""A guard against recordings whose answer is known: silent on the same thing, and what is worse is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from noisy_recordings import noisy_run
+from profiler_wrapper.analysis.guard import guard
+from profiler_wrapper.analysis.guard_baseline import baseline_of
+from profiler_wrapper.analysis.guard_model import Baseline, GuardCheck, GuardReport, Names
+from profiler_wrapper.analysis.model import Analysis, ClassRow, FlopRow
+from profiler_wrapper.comparing import make_baseline, read_baseline, write_baseline
+from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.reports.guard_text import guard_text
+from sample_results import llama
+
+
+def check(report: GuardReport, name: str) -> GuardCheck:
+    return next(check for check in report.checks if check.name == name)
+
+
+def judged(base: Analysis | Sequence[Analysis], run: Analysis | Sequence[Analysis]) -> GuardReport:
+    one, other = ([side] if isinstance(side, Analysis) else side for side in (base, run))
+    return guard(baseline_of(one), baseline_of(other))
+
+
+def exact(blocks: int = 4, **changes: Any) -> Analysis:
+    """A Llama with FLOPs, events and graph breaks, but times that nothing can be said of."""
+    analysis = llama(blocks, steps=2)
+    rows = tuple(
+        replace(row, self_flops_per_step=1000 if row.kind == "mlp" else 0, self_events=10 if row.layer else 4)
+        for row in analysis.layers
+    )
+    return replace(
+        analysis,
+        layers=rows,
+        flops=(
+            FlopRow(
+                layer="",
+                phase="forward",
+                class_name="gemm",
+                dtype="bfloat16",
+                flops_per_step=blocks * 2000,
+                causal_flops_per_step=blocks * 2000,
+            ),
+        ),
+        run={**analysis.run, "graph_breaks": []},
+        **changes,
+    )
+
+
+def with_row(analysis: Analysis, layer: str, phase: str, **changes: Any) -> Analysis:
+    rows = [replace(r, **changes) if (r.layer, r.phase) == (layer, phase) else r for r in analysis.layers]
+    assert rows != list(analysis.layers)
+    return replace(analysis, layers=tuple(rows))
+
+
+def test_the_same_thing_is_no_regression() -> None:
+    report = judged(exact(), exact())
+    assert (report.regressed, report.verdict) == (False, "no regression")
+    assert {one.status for one in report.checks} == {"ok", "not judged"}
+    assert check(report, "time").status == "not judged"
+
+
+def test_more_flops_in_one_layer() -> None:
+    worse = with_row(exact(), "model.layers.2.mlp", "backward", self_flops_per_step=1100)
+    worse = replace(worse, flops=(replace(worse.flops[0], flops_per_step=8100),))
+    (finding,) = check(judged(exact(), worse), "FLOPs").regressions
+    assert (finding.layer, finding.phase, finding.before, finding.after) == (
+        "model.layers.2.mlp",
+        "backward",
+        1000,
+        1100,
+    )
+    assert check(judged(worse, exact()), "FLOPs").status == "improved"
+    assert not judged(worse, exact()).regressed
+
+
+def test_one_more_kernel_in_every_step_of_one_layer() -> None:
+    worse = with_row(exact(), "model.layers.2.self_attn", "forward", self_events=12)
+    (finding,) = check(judged(exact(), worse), "kernels").regressions
+    assert (finding.layer, finding.before, finding.after) == ("model.layers.2.self_attn", 5, 6)
+
+
+def test_like_layers_are_one_finding() -> None:
+    worse = exact()
+    for i in range(4):
+        worse = with_row(worse, f"model.layers.{i}.mlp", "forward", self_events=14)
+    (finding,) = check(judged(exact(), worse), "kernels").regressions
+    assert finding.layer == "model.layers.{0..3}.mlp"
+
+
+def test_a_layer_whose_kernels_differ_from_step_to_step_may_vary() -> None:
+    uneven = with_row(exact(), "model.layers.1.mlp", "forward", self_events=41)  # 20.5 of a step
+    more = with_row(exact(), "model.layers.1.mlp", "forward", self_events=44)
+    far = with_row(exact(), "model.layers.1.mlp", "forward", self_events=60)
+    assert not judged(uneven, more).regressed
+    assert judged(uneven, far).regressed
+
+
+def test_several_runs_let_pass_what_varies_among_them() -> None:
+    runs = [with_row(exact(), "model.layers.1.mlp", "forward", self_events=n) for n in (12, 14, 16)]
+    within, beyond = (with_row(exact(), "model.layers.1.mlp", "forward", self_events=n) for n in (14, 18))
+    assert judged(runs[0], within).regressed
+    assert not judged(runs, within).regressed
+    assert judged(runs, beyond).regressed
+    assert not judged(runs[0], [beyond, runs[0]]).regressed  # of several runs, all have to be worse
+
+
+def test_other_kernels_of_the_same_products_pass() -> None:
+    base = exact(classes=(ClassRow(class_name="gemm", phase="forward", time_ns=1, count=20),))
+    tuned = exact(classes=(ClassRow(class_name="gemm", phase="forward", time_ns=1, count=24),))
+    tuned = with_row(tuned, "model.layers.1.mlp", "forward", self_events=14)
+    found = check(judged(base, tuned), "kernels")
+    assert (found.status, "same products" in found.reason) == ("ok", True)
+    other = exact(classes=(ClassRow(class_name="elementwise", phase="forward", time_ns=1, count=24),))
+    assert judged(base, with_row(other, "model.layers.1.mlp", "forward", self_events=14)).regressed
+
+
+def test_a_higher_peak_names_what_grew() -> None:
+    base = exact()
+    steps = tuple(replace(step, peak_bytes=(step.peak_bytes or 0) * 2) for step in base.steps)
+    worse = with_row(replace(base, steps=steps), "model.layers.2.mlp", "forward", self_retained_bytes=1e9)
+    found = check(judged(base, worse), "memory")
+    assert found.regressions[0].what == "peak memory"
+    assert "model.layers.2.mlp (forward): retained 32 MiB -> 953.7 MiB" in found.regressions[0].text
+
+
+def test_a_little_more_memory_passes() -> None:
+    base = exact()
+    steps = tuple(replace(step, peak_bytes=(step.peak_bytes or 0) + 20_000) for step in base.steps)
+    assert not judged(base, replace(base, steps=steps)).regressed
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "status"), [("flash", "math", "regression"), ("math", "flash", "improved")]
+)
+def test_another_backend_of_attention(before: str, after: str, status: str) -> None:
+    found = check(judged(llama(4, backend=before), llama(4, backend=after)), "attention")
+    assert found.status == status
+    (first, *_) = (*found.regressions, *found.improvements)
+    assert first.text == f"attention of model.layers.{{0..3}}.self_attn (forward): {before} -> {after}"
+
+
+def test_a_graph_break_is_named_with_its_line() -> None:
+    base = exact()
+    broken = replace(base, run={**base.run, "graph_breaks": [{"reason": "a branch", "count": 3, "source": "m.py:7"}]})
+    (finding,) = check(judged(base, broken), "graph breaks").regressions
+    assert finding.text == "graph breaks: 0 -> 1, m.py:7: a branch"
+
+
+def test_another_model_can_not_be_judged() -> None:
+    other = noisy_run(1)
+    report = judged(exact(), other)
+    assert (report.judged, report.regressed) == (False, False)
+    with pytest.raises(WrongUse, match="runs of one thing"):
+        baseline_of([exact(), other])
+    with pytest.raises(WrongUse, match="needs a run"):
+        baseline_of([])
+
+
+def test_on_another_machine_only_flops_are_judged() -> None:
+    elsewhere = replace(exact(), run={**exact().run, "device": "Tesla V100"})
+    report = judged(exact(), with_row(elsewhere, "model.layers.2.mlp", "forward", self_events=99))
+    assert check(report, "FLOPs").status == "ok"
+    assert {one.status for one in report.checks[1:]} == {"not judged"}
+    assert "device was NVIDIA H200, is Tesla V100" in check(report, "time").reason
+
+
+# -- time -----------------------------------------------------------------------------------------
+
+
+def seventh(layer: str, phase: str, step: int) -> float:
+    return 1.15 if layer.startswith("layers.7.") else 1.0
+
+
+def test_fifteen_percent_of_one_layer_are_found_every_time_and_noise_is_not() -> None:
+    for i in range(10):
+        base, again, worse = (baseline_of([noisy_run(at + i, slower=how)]) for at, how in _SIDES)
+        assert not guard(base, again).regressed
+        found = check(guard(base, worse), "time").regressions
+        assert found[0].layer == "layers.7"
+        assert all(one.layer.startswith("layers.7") for one in found)
+
+
+_SIDES = ((0, None), (2000, None), (5000, seventh))
+
+
+def test_everything_slower_counts_on_a_device_and_is_no_verdict_on_a_cpu() -> None:
+    base, slower = (baseline_of([noisy_run(1)]), baseline_of([noisy_run(2, slower=lambda *_: 1.6)]))
+    (finding,) = check(guard(base, slower), "time").regressions
+    assert "the whole step" in finding.text
+    on_cpu = [replace(side, traits={**side.traits, "time_basis": "cpu"}) for side in (base, slower)]
+    found = check(guard(*on_cpu), "time")
+    assert (found.status, "all layers alike changed by +" in found.reason) == ("not judged", True)
+
+
+def test_times_are_judged_only_where_nothing_else_was_recorded() -> None:
+    told = {"memory_in_timed_steps": True, "shapes_in_timed_steps": True}
+    heavy = replace(noisy_run(3), summary={"comparable": {**told}})
+    reason = check(judged(noisy_run(1), heavy), "time").reason
+    assert reason.startswith("the run: shapes and allocations were recorded in the timed steps")
+    assert "profile_memory=False" in reason
+    few = check(judged(noisy_run(1, steps=2), noisy_run(1)), "time").reason
+    assert few.startswith("the baseline: it takes at least 3 timed steps")
+
+
+def test_a_baseline_of_several_runs_has_their_spread() -> None:
+    between = [1.0, 1.25, 0.8]
+    runs = [
+        noisy_run(i, slower=lambda layer, phase, step, f=factor: f if layer.startswith("layers.7.") else 1.0)
+        for i, factor in enumerate(between)
+    ]
+    assert judged(noisy_run(0), noisy_run(9, slower=seventh)).regressed
+    assert not judged(runs, noisy_run(9, slower=seventh)).regressed
+
+
+# -- the file -------------------------------------------------------------------------------------
+
+
+def test_the_file_gives_back_what_was_written_and_is_small(tmp_path: Path) -> None:
+    for number, analysis in enumerate((exact(100), noisy_run(1), llama(4))):
+        path = tmp_path / f"{number}.json"
+        made = make_baseline([analysis])
+        write_baseline(made, path)
+        assert read_baseline(path) == made
+        assert path.stat().st_size < 8_000
+        assert not guard(read_baseline(path), made).regressed
+
+
+def test_a_file_of_another_version_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    path.write_text('{"guard_baseline_version": 99}')
+    with pytest.raises(WrongUse, match="make the baseline anew"):
+        read_baseline(path)
+    path.write_text('{"guard_baseline_version": 1, "rows": 3}')
+    with pytest.raises(WrongUse, match="not a baseline"):
+        read_baseline(path)
+
+
+def test_names_that_stand_for_many() -> None:
+    assert Names(pattern="a.*.b", numbers=((0, 1), (5, 5))).layers() == ["a.0.b", "a.1.b", "a.5.b"]
+    assert Names(pattern="lm_head").layers() == ["lm_head"]
+
+
+def test_the_report_says_everything_in_words_and_in_json() -> None:
+    worse = with_row(exact(), "model.layers.2.self_attn", "forward", self_events=12)
+    report = judged(exact(), worse)
+    text = guard_text(report, width=80)
+    assert text.startswith("regression: model.layers.2.self_attn (forward): kernels 5 -> 6 (+20 %)")
+    assert max(map(len, text.splitlines())) <= 80
+    assert "REGRESSION  kernels" in text
+    told = json.loads(json.dumps(report.to_dict()))
+    assert (told["regressed"], told["judged"]) == (True, True)
+
+
+def test_a_thousand_rows_of_a_thing_with_itself() -> None:
+    made: Baseline = baseline_of([exact(200)])
+    assert not guard(made, made).regressed

@@ -1,0 +1,98 @@
+"""Rows of kernels by hand, and sums against all device events."""
+
+from __future__ import annotations
+
+import pytest
+
+from profiler_wrapper.analysis.attributed import attributed
+from profiler_wrapper.analysis.kernel_rows import OTHERS, kernel_rows
+from profiler_wrapper.analysis.view_model import KernelRow
+from profiler_wrapper.recording.columns import Category
+from profiler_wrapper.recording.reader import read
+from recordings import Trace
+from shared_traces import TRACES
+
+needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason=f"no real traces at {TRACES}")
+SMALL = {"grid": (8, 1, 1), "block": (128, 1, 1), "registers": 32, "shared_memory": 0}
+
+
+def test_one_row_per_launch_configuration() -> None:
+    trace = Trace().mark("layers.0", 0, 50).op("aten::mm", 0, 40).op("aten::add", 60, 90)
+    trace.kernel("volta_sgemm_128x64_nn", 100, 150, launched=10).told(**SMALL, blocks_per_sm=0.1, occupancy_percent=10)
+    trace.kernel("volta_sgemm_128x64_nn", 150, 180, launched=11).told(**SMALL, blocks_per_sm=0.1, occupancy_percent=30)
+    large = SMALL | {"grid": (64, 2, 1)}
+    trace.kernel("volta_sgemm_128x64_nn", 200, 300, launched=70).told(**large, blocks_per_sm=1.6, occupancy_percent=50)
+    trace.kernel("Memcpy HtoD", 300, 310, launched=71, category=Category.MEMCPY).told(copied_bytes=1000)
+    trace.kernel("Memcpy HtoD", 310, 315, launched=72, category=Category.MEMCPY).told(copied_bytes=24)
+    rows = kernel_rows(attributed(trace.recording()))
+    assert rows == (
+        KernelRow(
+            name="volta_sgemm_128x64_nn", class_name="elementwise", count=1, time_ns=100, min_ns=100, max_ns=100,
+            grid=(64, 2, 1), block=(128, 1, 1), registers_per_thread=32, shared_memory_bytes=0, blocks_per_sm=1.6,
+            occupancy=0.5, tensor_cores=False, ops=("aten::add",),
+        ),
+        KernelRow(
+            name="volta_sgemm_128x64_nn", class_name="gemm", count=2, time_ns=80, min_ns=30, max_ns=50,
+            grid=(8, 1, 1), block=(128, 1, 1), registers_per_thread=32, shared_memory_bytes=0, blocks_per_sm=0.1,
+            occupancy=pytest.approx((50 * 0.1 + 30 * 0.3) / 80), tensor_cores=False, ops=("aten::mm",),
+            layers=("layers.0",),
+        ),
+        KernelRow(
+            name="Memcpy HtoD", class_name="copy", count=2, time_ns=15, min_ns=5, max_ns=10, tensor_cores=False,
+            ops=("aten::add",), copied_bytes=1024,
+        ),
+    )  # fmt: skip
+
+
+def test_what_is_not_told_is_none() -> None:
+    trace = Trace().op("aten::mm", 0, 10)
+    trace.kernel("_mine", 10, 30, launched=1).told(grid=(3, 1, 1))
+    trace.kernel("_mine", 30, 40, launched=2)
+    trace.kernel("Memset", 40, 41, launched=3, category=Category.MEMSET).told(copied_bytes=8)
+    trace.kernel("Memset", 41, 42, launched=3, category=Category.MEMSET)
+    told, untold, copy = kernel_rows(attributed(trace.recording()))
+    assert (told.grid, told.block, told.registers_per_thread, told.occupancy) == ((3, 1, 1), None, None, None)
+    assert (told.tensor_cores, told.blocks_per_sm) == (None, None)
+    assert (untold.grid, untold.time_ns) == (None, 10)
+    assert (copy.copied_bytes, copy.count) == (None, 2)  # one of the two does not tell
+
+
+def test_the_dearest_ops_and_layers_come_first_and_at_most_three() -> None:
+    trace = Trace()
+    for i in range(5):
+        trace.mark(f"layers.{i}", 100 * i, 100 * i + 50).op(f"my::op{i}", 100 * i, 100 * i + 40)
+        trace.kernel("_mine", 1000 + 100 * i, 1010 + 100 * i + 10 * i, launched=100 * i + 1)
+    (row,) = kernel_rows(attributed(trace.recording()))
+    assert row.ops == ("my::op4", "my::op3", "my::op2")
+    assert row.layers == ("layers.4", "layers.3", "layers.2")
+
+
+def test_past_a_thousand_rows_the_rest_is_one() -> None:
+    trace = Trace().op("aten::mm", 0, 10)
+    for i in range(1200):
+        trace.kernel(f"kernel_{i}", 10_000 * i, 10_000 * i + 2000 - i, launched=5)
+    rows = kernel_rows(attributed(trace.recording()))
+    assert len(rows) == 1000
+    assert [row.name for row in rows[:2]] == ["kernel_0", "kernel_1"]
+    rest = rows[-1]
+    assert (rest.name, rest.count) == (OTHERS, 201)
+    assert rest.time_ns == sum(2000 - i for i in range(999, 1200))
+    assert (rest.min_ns, rest.max_ns, rest.grid, rest.occupancy) == (801, 1001, None, None)
+    assert sum(row.time_ns for row in rows) == sum(2000 - i for i in range(1200))
+
+
+def test_without_device_events_there_are_none() -> None:
+    assert kernel_rows(attributed(Trace().op("aten::mm", 0, 10).recording())) == ()
+
+
+@needs_traces
+@pytest.mark.parametrize("name", sorted(path.name for path in TRACES.glob("*.gz")) or ["none"])
+def test_rows_add_up_to_all_device_events(name: str) -> None:
+    recording = read(TRACES / name)
+    rows = kernel_rows(attributed(recording))
+    device = recording.device_mask
+    assert sum(row.time_ns for row in rows) == recording.spans.duration_ns[device].sum()
+    assert sum(row.count for row in rows) == device.sum()
+    assert len({(r.name, r.grid, r.block, r.registers_per_thread, r.shared_memory_bytes) for r in rows}) == len(rows)
+    assert all(row.min_ns * row.count <= row.time_ns <= row.max_ns * row.count for row in rows)
+    assert [row.time_ns for row in rows] == sorted((row.time_ns for row in rows), reverse=True)

@@ -1,0 +1,89 @@
+"""Events of a layer and its time in each step."""
+
+from __future__ import annotations
+
+from time import process_time
+
+from profiler_wrapper.analysis.analyse import analyse
+from profiler_wrapper.analysis.attributed import attributed
+from profiler_wrapper.analysis.layer_steps import layer_step_times
+from recordings import AUTOGRAD, Trace
+
+
+def two_steps() -> Trace:
+    """Two steps of two layers, backward on its own thread, and a kernel after the last step."""
+    trace = Trace()
+    for begin, factor in ((0, 1), (1000, 3)):
+        trace.annotation(f"ProfilerStep#{7 + begin // 1000}", begin, begin + 900)
+        trace.mark(".", begin, begin + 300).mark("mlp", begin + 10, begin + 200)
+        trace.op("aten::mm", begin + 20, begin + 60, sequence=begin + 1, forward_thread=0)
+        trace.kernel("gemm", begin + 400, begin + 400 + 10 * factor, launched=begin + 30)
+        trace.kernel("gemm", begin + 500, begin + 500 + factor, launched=begin + 250)
+        trace.node("MmBackward0", begin + 600, begin + 700, number=begin + 1)
+        trace.kernel("gemm", begin + 700, begin + 700 + 20 * factor, launched=begin + 650, thread=AUTOGRAD)
+    return trace.mark("mlp", 1950, 1980).kernel("gemm", 2000, 2005, launched=1960)
+
+
+def test_time_of_each_step_by_hand() -> None:
+    rows = {(row.layer, row.phase): row for row in analyse(two_steps().recording()).layers}
+    assert {key: row.step_times_ns for key, row in rows.items()} == {
+        ("Net", "forward"): (11, 33),
+        ("mlp", "forward"): (10, 30),
+        ("Net", "backward"): (20, 60),
+        ("mlp", "backward"): (20, 60),
+        ("", "other"): (0, 0),  # idle alone
+    }
+    assert rows["mlp", "forward"].time_ns == 45  # 5 of them after the last step
+
+
+def test_events_by_hand() -> None:
+    trace = two_steps().kernel("empty", 3000, 3000, launched=120).kernel("stray", 0, 3, correlation=12345)
+    result = analyse(trace.recording())
+    assert {(row.layer, row.phase): row.self_events for row in result.layers} == {
+        ("Net", "forward"): 2,
+        ("mlp", "forward"): 4,  # one of no length among them
+        ("Net", "backward"): 0,
+        ("mlp", "backward"): 2,
+        ("", "other"): 0,
+    }
+    assert [row.count for row in result.unattributed] == [1]
+
+
+def test_without_steps_there_are_no_times_of_steps() -> None:
+    trace = Trace().op("aten::mm", 0, 10).kernel("gemm", 20, 30, launched=5)
+    assert [row.step_times_ns for row in analyse(trace.recording()).layers] == []  # no layer: unattributed
+    trace = Trace().annotation("Optimizer.step#SGD.step", 10, 20).kernel("gemm", 30, 35, launched=12)
+    rows = analyse(trace.recording()).layers + analyse(trace.mark("a", 0, 5).recording()).layers
+    assert {row.step_times_ns for row in rows} == {(5,), (0,)}
+
+
+def test_a_step_that_was_left_out_has_no_column() -> None:
+    result = analyse(two_steps().recording(), run={"timed_steps": [8]})
+    assert [row.step for row in result.steps if row.step is not None] == [8]
+    assert {(row.layer, row.phase): row.step_times_ns for row in result.layers}["mlp", "forward"] == (30,)
+
+
+def test_on_a_cpu_events_are_ops() -> None:
+    trace = Trace().annotation("ProfilerStep#1", 0, 100).mark(".", 0, 50).mark("a", 5, 40)
+    trace.op("aten::linear", 10, 30).op("aten::mm", 12, 28).op("aten::add", 42, 45)
+    rows = analyse(trace.recording()).layers
+    assert {row.layer: (row.self_events, row.step_times_ns) for row in rows} == {"Net": (1, (23,)), "a": (2, (20,))}
+
+
+def test_a_hundred_layers_and_ten_steps_are_quick() -> None:
+    trace = Trace()
+    for step in range(10):
+        begin = step * 100_000
+        trace.annotation(f"ProfilerStep#{step}", begin, begin + 99_000)
+        trace.mark(".", begin, begin + 99_000)
+        for layer in range(100):
+            start = begin + 900 * layer + 10
+            trace.mark(f"layers.{layer}", start, start + 890)
+            for child in range(9):
+                at = start + 90 * child + 5
+                trace.mark(f"layers.{layer}.m{child}", at, at + 80).op("aten::mm", at + 10, at + 20)
+    found = attributed(trace.recording())
+    began = process_time()
+    times = layer_step_times(found.tree, found.attribution, found.charges, found.steps)
+    assert process_time() - began < 0.3
+    assert times[found.tree.by_name()["Net"], "forward"] == (9000,) * 10

@@ -1,0 +1,117 @@
+"""What counts as a difference: against tables of the distributions, and against noise whose answer is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profiler_wrapper.analysis import noise
+
+
+@pytest.mark.parametrize(
+    ("probability", "freedom", "expected"),
+    [  # of printed tables of Student's t
+        (0.975, 4, 2.776),
+        (0.975, 10, 2.228),
+        (0.995, 3, 5.841),
+        (0.995, 4, 4.604),
+        (0.9995, 5, 6.869),
+        (0.975, 30, 2.042),
+        (0.9995, 120, 3.373),
+    ],
+)
+def test_quantiles_are_those_of_printed_tables(probability: float, freedom: float, expected: float) -> None:
+    assert noise.t_quantile(probability, freedom) == pytest.approx(expected, abs=1e-3)
+
+
+def test_trigamma_at_points_with_a_closed_form() -> None:
+    assert noise.trigamma(1) == pytest.approx(math.pi**2 / 6, abs=1e-8)
+    assert noise.trigamma(0.5) == pytest.approx(math.pi**2 / 2, abs=1e-8)
+
+
+def test_the_level_stays_where_it_was_when_two_of_five_steps_are_disturbed() -> None:
+    quiet, disturbed = np.log([[100.0, 101, 102, 103, 104]]), np.log([[100.0, 300, 101, 250, 102]])
+    assert noise.level(disturbed)[0] == pytest.approx(noise.level(quiet)[0])
+    assert noise.level(quiet)[0] == pytest.approx(np.log([100, 101, 102]).mean())
+
+
+def test_a_weighted_median_by_hand() -> None:
+    assert noise.weighted_median(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 5.0])) == 2.0
+    assert noise.weighted_median(np.array([3.0, 1.0]), np.array([9.0, 1.0])) == 3.0
+    assert noise.weighted_median(np.array([]), np.array([])) == 0.0
+
+
+def test_what_all_layers_have_in_common_is_one_number_a_step() -> None:
+    times = np.array([[10.0, 20, 10], [100, 200, 100], [7, 14, 7]])
+    assert np.exp(noise.common_factors(np.log(times), np.ones(3))) == pytest.approx([1, 2, 1])
+
+
+def _times(random: np.random.Generator, base: np.ndarray, steps: int) -> np.ndarray:
+    common, own = random.normal(0, 0.05, steps), random.normal(0, 0.03, (len(base), steps))
+    return np.asarray(base[:, None] * np.exp(common + own))
+
+
+@pytest.mark.parametrize("steps", [3, 5, 10])
+def test_noise_alone_is_no_difference_among_hundreds_of_layers(steps: int) -> None:
+    random = np.random.default_rng(steps)
+    alarms = 0
+    for _ in range(60):
+        base = np.exp(random.normal(0, 1, 300))
+        one, other = _times(random, base, steps), _times(random, base, steps)
+        alarms += bool(noise.unit_shifts(one, other, np.sqrt(base)).beyond_noise().any())
+    assert alarms <= 1  # 60 times 0.2 %
+
+
+def test_a_change_is_found_however_the_clock_went() -> None:
+    random = np.random.default_rng(1)
+    base = np.exp(random.normal(0, 1, 100))
+    one, other = _times(random, base, 5), _times(random, base, 5) * np.array([1.0, 1.5, 1.0, 0.8, 1.0])
+    other[17] *= 1.25
+    shifts = noise.unit_shifts(one, other, np.sqrt(base))
+    assert np.flatnonzero(shifts.beyond_noise()).tolist() == [17]
+    assert math.expm1(shifts.excess[17]) == pytest.approx(0.25, abs=0.08)
+
+
+def test_runs_that_differ_by_more_than_their_steps_show_widen_every_error() -> None:
+    random = np.random.default_rng(2)
+    base = np.exp(random.normal(0, 1, 200))
+    between = np.exp(random.normal(0, 0.2, 200))  # caches, addresses: the same in every step of a run
+    one, other = _times(random, base, 5), _times(random, base * between, 5)
+    shifts = noise.unit_shifts(one, other, np.sqrt(base))
+    assert not shifts.beyond_noise().any()
+    assert np.median(shifts.error) > 3 * 0.03 * math.sqrt(2 / 5)
+
+
+def test_one_step_a_side_takes_a_large_change() -> None:
+    random = np.random.default_rng(3)
+    base = np.exp(random.normal(0, 1, 60))
+    one, other = _times(random, base, 1), _times(random, base, 1)
+    other[5] *= 1.2
+    assert not noise.unit_shifts(one, other, np.sqrt(base)).beyond_noise().any()
+    other[5] *= 2
+    shifts = noise.unit_shifts(one, other, np.sqrt(base))
+    assert (shifts.known, np.flatnonzero(shifts.beyond_noise()).tolist()) == (False, [5])
+
+
+def test_a_series_by_itself() -> None:
+    alike = noise.series_change(np.array([10.0, 10.2, 9.9, 10.1]), np.array([10.1, 10.0, 10.2, 9.9]))
+    slower = noise.series_change(np.array([10.0, 10.2, 9.9, 10.1]), np.array([11.9, 12.0, 12.2, 12.1]))
+    unknown = noise.series_change(np.array([10.0]), np.array([12.0]))
+    assert (alike.beyond_noise, slower.beyond_noise, unknown.beyond_noise) == (False, True, False)
+    assert math.expm1(slower.shift) == pytest.approx(0.2, abs=0.02)
+    assert math.isnan(unknown.error)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 6), st.integers(0, 2**32 - 1), st.floats(0.01, 100.0))
+def test_the_other_way_round_is_the_opposite(units: int, a: int, b: int, seed: int, scale: float) -> None:
+    random = np.random.default_rng(seed)
+    base = np.exp(random.normal(0, 2, units))
+    one, other, weight = _times(random, base, a), scale * _times(random, base, b), np.sqrt(base)
+    there, back = noise.unit_shifts(one, other, weight), noise.unit_shifts(other, one, weight)
+    assert there.shift == pytest.approx(-back.shift)
+    assert np.isfinite(there.error).all() and (there.error >= 0).all()

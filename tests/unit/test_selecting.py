@@ -1,0 +1,152 @@
+"""`analyze --select --top`: parts of a result, by hand-made data, and as the command prints them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profiler_wrapper.__main__ import main
+from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.reports.result_json import LISTS, to_dict
+from profiler_wrapper.reports.selecting import selected
+from recordings import Trace
+from sample_results import llama
+from shared_traces import TRACES
+
+DATA: dict[str, Any] = {
+    "summary": {"verdict": "v", "findings": [{"id": "a"}, {"id": "b"}, {"id": "c"}]},
+    "layers": [
+        {"layer": "root", "self_time_us": 1.0, "time_us": 9.0},
+        {"layer": "b", "self_time_us": 5.0, "time_us": 5.0},
+        {"layer": "c", "self_time_us": 3.0, "time_us": 3.0},
+    ],
+    "steps": [{"step": 2, "time_us": 1.0}, {"step": 3, "time_us": 7.0}, {"step": None, "time_us": 8.0}],
+    "classes": [{"class": "gemm", "time_us": 1.0}, {"class": "norm", "time_us": 2.0}],
+    "series": {"a": [1.0, 2.0, 3.0]},
+    "utilization": None,
+}
+
+
+def test_nothing_asked_for_is_all() -> None:
+    assert selected(DATA) == DATA
+
+
+def test_keys_in_the_order_they_are_asked_for() -> None:
+    assert list(selected(DATA, select=["steps", "summary"]).items()) == [
+        ("steps", DATA["steps"]),
+        ("summary", DATA["summary"]),
+    ]
+
+
+def test_parts_of_rows_and_of_objects() -> None:
+    assert selected(DATA, select=["summary.verdict", "classes.class", "utilization.mfu"]) == {
+        "summary": {"verdict": "v"},
+        "classes": [{"class": "gemm"}, {"class": "norm"}],
+        "utilization": None,
+    }
+
+
+@pytest.mark.parametrize("names", [["summary", "summary.verdict"], ["summary.verdict", "summary"]])
+def test_all_of_a_key_is_more_than_a_part(names: list[str]) -> None:
+    assert selected(DATA, select=names) == {"summary": DATA["summary"]}
+
+
+def test_the_dearest_rows_by_their_own_time_and_how_many_are_missing() -> None:
+    found = selected(DATA, top=2)
+    assert [row["layer"] for row in found["layers"]] == ["b", "c"]
+    assert [row["class"] for row in found["classes"]] == ["norm", "gemm"]
+    assert [row["step"] for row in found["steps"]] == [2, 3]
+    assert [row["id"] for row in found["summary"]["findings"]] == ["a", "b"]
+    assert found["series"] == DATA["series"]
+    assert found["rows_left_out"] == {"summary.findings": 1, "layers": 1, "steps": 1}
+
+
+def test_rows_are_ranked_by_what_is_not_selected_too() -> None:
+    assert selected(DATA, select=["layers.layer"], top=1) == {
+        "layers": [{"layer": "b"}],
+        "rows_left_out": {"layers": 2},
+    }
+
+
+@pytest.mark.parametrize("name", ["layer", "layers.speed", "series.b", "steps.step.x", ""])
+def test_what_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(WrongUse, match="It has: "):
+        selected(DATA, select=[name])
+
+
+def test_of_every_list_the_dearest_are_first() -> None:
+    data = selected(to_dict(llama(8)), top=5)
+    assert set(LISTS) <= set(data)
+    assert all(len(data[name]) <= 5 for name in LISTS)
+    assert {row["layer"] for row in data["layers"]} == {f"model.layers.{i}.mlp" for i in range(5)}
+
+
+# --- the command ---
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    made = Trace().mark(".", 0, 90_000)
+    for i in range(20):
+        made.mark(f"layers.{i}", 1000 + 4000 * i, 4900 + 4000 * i, kind="block")
+        made.op("aten::mm", 2000 + 4000 * i, 2000 + 4000 * i + 100 * (i + 1))
+    return made.write(tmp_path / "blocks.json")
+
+
+def printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["analyze", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_json_of_parts_is_short(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(trace), "--format", "json", "--select", "time.total_us,layers.layer", "--top", "2"]
+    assert printed(arguments, capsys) == (
+        '{"time":{"total_us":21.0},"layers":[{"layer":"layers.19"},{"layer":"layers.18"}],"rows_left_out":{"layers":19}}\n'
+    )
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="no recorded traces beside this checkout")
+def test_the_summary_of_a_recorded_trace_is_under_2000_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(TRACES / "h100_qwen1.5_0.5b_inference.json.gz")
+    text = printed([path, "--format", "json", "--select", "summary"], capsys)
+    assert json.loads(text)["summary"]["verdict"]
+    assert len(text) / 3 < 2000
+
+
+def test_text_has_as_many_layers_as_asked_for(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed([str(trace), "--top", "1"], capsys).splitlines()
+    heading = next(i for i, line in enumerate(lines) if line.startswith("layer "))
+    assert [line.split()[0] for line in lines[heading + 2 : heading + 4]] == ["Net", "TOTAL"]
+    assert any("smaller layers not shown" in line for line in lines)
+    more = printed([str(trace), "--top", "40"], capsys).splitlines()
+    assert not any("not shown" in line for line in more)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 150])
+def test_a_table_fits_the_terminal(
+    trace: Path, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = printed([str(trace)], capsys).splitlines()
+    assert max(map(len, lines)) <= columns
+    monkeypatch.delenv("COLUMNS")
+    assert max(map(len, printed([str(trace)], capsys).splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--select", "summary"],
+        ["--top", "0"],
+        ["--top", "0", "--format", "json"],
+        ["--format", "json", "--select", "nothing"],
+        ["--format", "csv", "--select", "layers,steps"],
+        ["--format", "csv", "--select", "time"],
+    ],
+)
+def test_wrong_use_is_2(trace: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(trace), *arguments]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
