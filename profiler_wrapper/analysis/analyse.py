@@ -10,6 +10,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.advice.advise import summary_of
 from profiler_wrapper.analysis.allocation_rows import allocation_rows, op_memory_rows
+from profiler_wrapper.analysis.attempt import attempt
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.collectives import collective_rows
 from profiler_wrapper.analysis.idle import idle_per_place
@@ -25,6 +26,7 @@ from profiler_wrapper.analysis.layer_time import (
     totals,
     unattributed_rows,
 )
+from profiler_wrapper.analysis.memory_owned import OwnedMemory
 from profiler_wrapper.analysis.memory_summary import memory_summary
 from profiler_wrapper.analysis.memory_use import memory_use, owned_memory
 from profiler_wrapper.analysis.model import Analysis
@@ -127,22 +129,34 @@ def tables(
         steps=step_rows(attribution, charges, found.steps, _peaks(found.steps, memory)),
         series=series,
         memory=memory_summary(use),
-        overview=overview(found),
-        operators=operator_rows(found, shaped.shapes_of_op),
-        kernels=kernel_rows(found),
-        collectives=collective_rows(found),
-        synchronisations=synchronisation_rows(found),
         products=shaped.products,
         attention_calls=shaped.attention_calls,
-        allocations=allocation_rows(found, memory, owned=owned),
-        op_memory=op_memory_rows(found, memory, owned=owned),
         calls=_calls(found, per_call),
         memory_use=use,
     )
+    analysis = _with_views(analysis, found, shaped, memory, owned)
     if not isinstance(work, str):
         analysis = with_work(analysis, found, work, peaks)
     told = summary_of(analysis, found)
     return replace(analysis, summary=told.summary, warnings=(*analysis.warnings, *told.notes))
+
+
+def _with_views(
+    analysis: Analysis, found: Attributed, shaped: ShapeRows, memory: DeviceMemory | None, owned: OwnedMemory | None
+) -> Analysis:
+    """With what is said beyond layers. A table that fails is empty, and a warning says so."""
+    notes: list[str] = []
+    return replace(
+        analysis,
+        overview=attempt("the overview is", lambda: overview(found), None, notes),
+        operators=attempt("operators are", lambda: operator_rows(found, shaped.shapes_of_op), (), notes),
+        kernels=attempt("kernels are", lambda: kernel_rows(found), (), notes),
+        collectives=attempt("collectives are", lambda: collective_rows(found), (), notes),
+        synchronisations=attempt("waits for the device are", lambda: synchronisation_rows(found), (), notes),
+        allocations=attempt("allocations are", lambda: allocation_rows(found, memory, owned=owned), (), notes),
+        op_memory=attempt("memory of ops is", lambda: op_memory_rows(found, memory, owned=owned), (), notes),
+        warnings=(*analysis.warnings, *notes),
+    )
 
 
 def _uneven_steps(steps: Steps) -> list[str]:

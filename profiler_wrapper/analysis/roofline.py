@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from profiler_wrapper.analysis.attempt import attempt
 from profiler_wrapper.analysis.flop_formulas import OpFlops
 from profiler_wrapper.analysis.flop_ops import FlopOps, layer_name
 from profiler_wrapper.analysis.flops import FlopCount, LayerPhase, count_of_ops, names_upwards, per_step, shapes_of
@@ -56,7 +57,7 @@ class WorkCount:
 
     def notes(self) -> list[str]:
         """What is not known, and why."""
-        return [*_note("FLOPs", self.flops.uncounted), *_note("bytes moved", self.untold_bytes)]
+        return [*_note("FLOPs", self.flops.uncounted), *_note("bytes moved", self.untold_bytes), *self.shapes.notes]
 
 
 _LONGEST = 32  # name of an op in a warning
@@ -90,8 +91,14 @@ def count_work(found: Attributed, shapes: Shapes) -> WorkCount:
         demands=_demands(found, ops, traffic),
         coverage=_coverage(found, traffic),
         untold_bytes=traffic.untold(flops.steps),
-        shapes=shape_rows(found, shapes, ops=ops),
+        shapes=_shape_rows(found, shapes, ops),
     )
+
+
+def _shape_rows(found: Attributed, shapes: Shapes, ops: FlopOps) -> ShapeRows:
+    notes: list[str] = []
+    rows = attempt("sizes of products and attention are", lambda: shape_rows(found, shapes, ops), ShapeRows(), notes)
+    return replace(rows, notes=tuple(notes))
 
 
 def _demands(found: Attributed, ops: FlopOps, traffic: Traffic) -> Counter[Demand]:

@@ -31,6 +31,7 @@ class ShapeRows:
 
     products: tuple[ProductRow, ...] = ()
     attention_calls: tuple[AttentionCallRow, ...] = ()
+    notes: tuple[str, ...] = ()  # what could not be worked out
     shapes_of_op: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of its inputs, the most frequent first
 
 

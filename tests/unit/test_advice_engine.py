@@ -145,7 +145,7 @@ def test_a_rule_that_fails_is_a_note() -> None:
     summary, notes = summary_of(seen.analysis, seen.found, rules=[broken_rule, lambda _: [finding(id="other")]])
     assert [one["id"] for one in summary["findings"]] == ["other"]
     assert notes == (
-        "the advice on broken rule is not available, because it failed: ZeroDivisionError: nothing to divide by",
+        "the advice on broken rule is not available, because that failed: ZeroDivisionError: nothing to divide by",
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from profiler_wrapper.analysis.advice import (
     attention_rules,
@@ -27,6 +27,7 @@ from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule
 from profiler_wrapper.analysis.advice.folded_names import fold_names
 from profiler_wrapper.analysis.advice.verdict import verdict
 from profiler_wrapper.analysis.advice.wording import duration, where
+from profiler_wrapper.analysis.attempt import attempt
 from profiler_wrapper.analysis.numbered_names import split_number
 from profiler_wrapper.analysis.view_model import Finding
 
@@ -59,8 +60,6 @@ _MOST_EVIDENCE = 5
 _LEAST_EVIDENCE = 2
 _MOST_LAYERS = 4  # folded names
 
-_T = TypeVar("_T")
-
 
 class Summary(NamedTuple):
     """The `summary` of result.json, and what could not be found out."""
@@ -74,9 +73,9 @@ def summary_of(analysis: Analysis, found: Attributed, *, rules: Sequence[Rule] =
     facts = Facts(analysis=analysis, found=found)
     notes: list[str] = []
     findings = advise(facts, notes, rules)
-    told = _asked("the verdict", lambda: verdict(facts, findings), "", notes)
+    told = attempt("the verdict is", lambda: verdict(facts, findings), "", notes)
     unknown: dict[str, Any] = {}
-    alike = _asked("what makes runs comparable", lambda: comparable(facts), unknown, notes)
+    alike = attempt("what makes runs comparable is", lambda: comparable(facts), unknown, notes)
     summary: dict[str, Any] = {"verdict": _cut(told, 2 * _LONGEST_TEXT) or None, "findings": [], "comparable": alike}
     return Summary(_fitted(summary, [_plain(finding) for finding in findings]), tuple(notes))
 
@@ -87,21 +86,13 @@ def advise(facts: Facts, notes: list[str], rules: Sequence[Rule] = RULES) -> tup
     for rule in rules:
         name = getattr(rule, "__name__", str(rule)).strip("_").replace("_", " ")
         nothing: list[Finding] = []
-        found += _asked(f"the advice on {name}", partial(_all_of, rule, facts), nothing, notes)
+        found += attempt(f"the advice on {name} is", partial(_all_of, rule, facts), nothing, notes)
     worth = [finding for finding in _folded(found) if _worth_it(finding, facts)]
     return tuple(sorted(worth, key=lambda finding: _rank(finding, facts))[:MOST_FINDINGS])
 
 
 def _all_of(rule: Rule, facts: Facts) -> list[Finding]:
     return list(rule(facts))
-
-
-def _asked(what: str, ask: Callable[[], _T], otherwise: _T, notes: list[str]) -> _T:
-    try:
-        return ask()
-    except Exception as error:
-        notes.append(f"{what} is not available, because it failed: {type(error).__name__}: {error}"[:300])
-        return otherwise
 
 
 # --- like layers ---------------------------------------------------------------------------------

@@ -80,8 +80,7 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
         told.append(f"the longest gap: {duration(float(gaps.length_ns[longest]))}{_what_ends(facts, longest)}")
     yield Finding(
         id="low-utilization",
-        title=f"the device is busy for {share(busy)} of {facts.step_text}: {duration(idle)} idle, mostly "
-        f"while {most}",
+        title=f"the device is busy for {share(busy)} of {facts.step_text}: {duration(idle)} idle, mostly while {most}",
         layer=None,
         phase=None,
         share=facts.share_of_step(idle),

@@ -27,7 +27,7 @@
     const section = page.section(element, "Changed otherwise than the rest");
     page.table(section, {
       columns: [
-        { key: "layer", title: "Layer", kind: "layer", longest: 80, value: row => row.layer || "code between calls" },
+        { key: "layer", title: "Layer", kind: "text", longest: 80, value: row => row.layer || "code between calls" },
         { key: "phase", title: "Phase", kind: "text", value: row => row.phase || "all" },
         { key: "change_us", title: "b − a", kind: "us", help: "per step" },
         { key: "change", title: "Change", kind: "text", value: row => row.change === null ? `only in ${row.change_us > 0 ? "b" : "a"}` : page.signed(row.change) },

@@ -12,7 +12,7 @@
       page.note(element, "Time per step with everything inside the layer, in the same phase. A decision is about what goes beyond the change that all layers have in common, unless that is beyond noise itself.");
       page.table(element, {
         columns: [
-          { key: "layer", title: "Layer", kind: "layer", longest: 70, value: row => row.layer || (row.phase === "optimizer" ? "optimizer" : "outside layers") },
+          { key: "layer", title: "Layer", kind: "text", longest: 70, value: row => row.layer || (row.phase === "optimizer" ? "optimizer" : "outside layers") },
           { key: "phase", title: "Phase", kind: "text", value: row => row.phase.replace("_", " ") },
           ...both("us", "time_per_step_us", "Time", "per step"),
           { key: "difference", title: "b − a", kind: "us", value: difference, help: "per step" },
@@ -40,7 +40,7 @@
       page.note(element, "Own time of like layers together: all rows add up to the time of a step.");
       page.table(element, {
         columns: [
-          { key: "label", title: "Layers", kind: "layer", longest: 80 },
+          { key: "label", title: "Layers", kind: "text", longest: 80 },
           { key: "phase", title: "Phase", kind: "text" },
           { key: "a_us", title: "Own time a", kind: "us", help: "per step", missing: "only in b" },
           { key: "b_us", title: "Own time b", kind: "us", help: "per step", missing: "only in a" },
