@@ -23,6 +23,7 @@ from profiler_wrapper.errors import (
 )
 
 if TYPE_CHECKING:
+    from profiler_wrapper.comparing import compare, guard
     from profiler_wrapper.live.model_flops import model_flops, register_family
     from profiler_wrapper.live.monitor import TrainingMonitor
     from profiler_wrapper.live.monitor_config import MonitorConfig, add_perf_monitor_arguments
@@ -44,6 +45,8 @@ __all__ = [
     "UnknownLayer",
     "WrongUse",
     "add_perf_monitor_arguments",
+    "compare",
+    "guard",
     "load",
     "mark",
     "model_flops",
@@ -60,6 +63,8 @@ _HOMES = {
     "MonitorConfig": "profiler_wrapper.live.monitor_config",
     "TrainingMonitor": "profiler_wrapper.live.monitor",
     "add_perf_monitor_arguments": "profiler_wrapper.live.monitor_config",
+    "compare": "profiler_wrapper.comparing",
+    "guard": "profiler_wrapper.comparing",
     "mark": "profiler_wrapper.marking",
     "model_flops": "profiler_wrapper.live.model_flops",
     "register_family": "profiler_wrapper.live.model_flops",

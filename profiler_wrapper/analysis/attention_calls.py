@@ -16,7 +16,7 @@ import numpy as np
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attention_formulas import ATTENTIONS
 from profiler_wrapper.analysis.flop_formulas import dtype_of
-from profiler_wrapper.analysis.flop_ops import FlopOps, layer_name
+from profiler_wrapper.analysis.flop_ops import FlopOps
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.analysis.view_model import AttentionCallRow
 from profiler_wrapper.recording.columns import Bool, Category, Int32
@@ -114,7 +114,7 @@ def attention_call_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most
         call = described[told]
         if call is not None:
             place = places[at]
-            key = _Key(layer_name(found, place) or "", place.phase, backend_of.get(entry, "math"), call)
+            key = _Key(found.layer_name(place) or "", place.phase, backend_of.get(entry, "math"), call)
             calls[key].add(entry)
             times[key] += time_ns
     steps = max(1, len(found.steps))

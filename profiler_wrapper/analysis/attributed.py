@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.attribution import Attribution, Role, attribute, role_of
+from profiler_wrapper.analysis.attribution import UNKNOWN, Attribution, Place, Role, attribute, role_of
 from profiler_wrapper.analysis.charges import (
     Charges,
     CpuTime,
@@ -49,6 +49,12 @@ class Attributed:
     shapes: Shapes | None = None  # of the ops that have a formula for FLOPs or a rule for bytes
     notes: tuple[str, ...] = ()  # what is not known of it, and why
     fast_float32: bool = False  # torch was told to multiply float32 in a smaller type where the device has one
+
+    def layer_name(self, place: Place) -> str | None:
+        """The name of a place's layer; "" where there is none by nature, None where it is not known."""
+        if place.layer == UNKNOWN:
+            return None
+        return self.tree.layers[place.layer].name if place.layer >= 0 else ""
 
 
 def attributed(

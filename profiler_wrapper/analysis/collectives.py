@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.attribution import NO_LAYER, Place
 from profiler_wrapper.analysis.collective_names import (
     OTHER,
     bus_factor,
@@ -81,7 +80,7 @@ def collective_rows(found: Attributed) -> tuple[CollectiveRow, ...]:
     columns = (charges.span, charges.cpu_span, charges.place, charges.time_ns, exposed)
     for span, cpu_span, place, time_ns, exposed_ns in zip(*(c[members].tolist() for c in columns), strict=True):
         identity, call = calls.of(span, cpu_span)
-        gathered = sums[_Key(call.kind, _layer(found, places[place]), places[place].phase)]
+        gathered = sums[_Key(call.kind, found.layer_name(places[place]), places[place].phase)]
         gathered.time_ns += time_ns
         gathered.exposed_ns += exposed_ns
         if identity not in seen:
@@ -94,12 +93,6 @@ def collective_rows(found: Attributed) -> tuple[CollectiveRow, ...]:
         key=lambda row: (-row.time_ns, row.collective, row.group, row.layer or "", PHASES.index(row.phase), row.dtype)
     )
     return tuple(rows)
-
-
-def _layer(found: Attributed, place: Place) -> str | None:
-    if place.layer >= 0:
-        return found.tree.layers[place.layer].name
-    return "" if place.layer == NO_LAYER else None
 
 
 def _row(key: _Key, sums: _Sums, *, on_device: bool) -> CollectiveRow:

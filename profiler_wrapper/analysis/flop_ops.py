@@ -38,13 +38,6 @@ class FlopKey(NamedTuple):
     dtype: str
 
 
-def layer_name(found: Attributed, place: Place) -> str | None:
-    """The name of the layer; "" where there is none by nature, None where it is not known."""
-    if place.layer == UNKNOWN:
-        return None
-    return found.tree.layers[place.layer].name if place.layer >= 0 else ""
-
-
 class FlopOps:
     """The ops of a recording that have FLOPs."""
 
@@ -178,11 +171,11 @@ class FlopOps:
         time_ns = self._times()
         for span in np.flatnonzero(self._is_unknown).tolist():
             name, place = recording.name_of(span), places[found.attribution.place_of[span]]
-            unknown.add(name, class_of_work(name), place.phase, layer_name(found, place), int(time_ns[span]))
+            unknown.add(name, class_of_work(name), place.phase, found.layer_name(place), int(time_ns[span]))
         if found.charges.basis == "device":
             for i, name, kind in self._bare_kernels():
                 place = places[found.charges.place[i]]
-                unknown.add(name, kind, place.phase, layer_name(found, place), int(found.charges.time_ns[i]))
+                unknown.add(name, kind, place.phase, found.layer_name(place), int(found.charges.time_ns[i]))
         return unknown.rows(steps)
 
     def _times(self) -> Int64:

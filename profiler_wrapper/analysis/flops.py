@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.flop_ops import FlopKey, FlopOps, layer_name
+from profiler_wrapper.analysis.flop_ops import FlopKey, FlopOps
 from profiler_wrapper.analysis.model import FlopRow, UncountedRow
 from profiler_wrapper.analysis.phase import PHASES, Phase
 from profiler_wrapper.recording.shapes import Shapes
@@ -74,7 +74,7 @@ def _row(
 ) -> FlopRow:
     again = key.place.phase == "recompute"
     return FlopRow(
-        layer=layer_name(found, key.place),
+        layer=found.layer_name(key.place),
         phase=key.place.phase,
         class_name=classes.CLASSES[key.work],
         dtype=key.dtype,

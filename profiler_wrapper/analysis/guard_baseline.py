@@ -21,7 +21,7 @@ from profiler_wrapper.analysis.noise import FEWEST_STEPS, levels, weighted_media
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.errors import WrongUse
 
-LEAST_SHARE = 0.01  # of a step: the time of a layer that takes less is not judged by itself
+LEAST_SHARE = 0.004  # of a step: the time of a layer that takes less is not judged by itself
 _DIGITS = 4
 _MOST_PLACES = 10
 _LongKey = tuple[str, Phase]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from profiler_wrapper.analysis.phase import Phase
 
 LEAST_CHANGE = 0.10
 SPREADS = 3.0
+UNSTEADY = 0.25  # spread: of a layer that varies more from step to step, nothing is said
 BUSY = 0.20  # on a CPU: layers that are all so much slower or faster tell of the machine
 _MAD_TO_SIGMA = 1.4826
 _Key = tuple[str, Phase | None]
@@ -41,8 +42,12 @@ def check_time(base: Baseline, run: Baseline, *, machine_differs: str = "") -> G
     across = _MAD_TO_SIGMA * weighted_median(np.abs(shift - common), weight)
     worse: list[GuardFinding] = []
     better: list[GuardFinding] = []
+    unsteady = 0
     for key, own in zip(keys, shift.tolist(), strict=True):
         spread = max(before[key].spread, after[key].spread, across)
+        if spread > UNSTEADY:
+            unsteady += 1
+            continue
         limit = max(math.log1p(LEAST_CHANGE), SPREADS * spread)
         excess = own - common
         if abs(excess) > limit:
@@ -53,14 +58,24 @@ def check_time(base: Baseline, run: Baseline, *, machine_differs: str = "") -> G
         whole = math.log(run.step_us / base.step_us)
         if abs(whole) > limit:
             (worse if whole > 0 else better).append(_finding(("", None), base.step_us, whole, limit, spread))
+    if unsteady and unsteady == len(keys) and on_cpu:
+        return _not_judged("every layer varies too much from step to step, as on a busy machine: try again")
     worse.sort(key=_weight)
     return GuardCheck(
         name="time",
         status="regression" if worse else "improved" if better else "ok",
         regressions=tuple(worse),
         improvements=tuple(sorted(better, key=_weight)),
-        reason="of layers beside one another: of the whole, a CPU's load says as much" if on_cpu else "",
+        reason="; ".join(_reserves(unsteady, len(keys), on_cpu=on_cpu)),
     )
+
+
+def _reserves(unsteady: int, layers: int, *, on_cpu: bool) -> Iterator[str]:
+    """What was not judged."""
+    if on_cpu:
+        yield "of layers beside one another: of the whole, a CPU's load says as much"
+    if unsteady:
+        yield f"{unsteady} of {layers} vary too much from step to step to be judged"
 
 
 def _not_judged(reason: str) -> GuardCheck:

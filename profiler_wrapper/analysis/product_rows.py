@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.flop_ops import FlopOps, layer_name
+from profiler_wrapper.analysis.flop_ops import FlopOps
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.analysis.product_sizes import Product, products_of
 from profiler_wrapper.analysis.view_model import ProductRow
@@ -51,7 +51,7 @@ def product_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most: int) 
             known[call] = products_of(names[name], shapes[span])
         place, flops = places[at], sum(product.flops for product in known[call])
         for product in known[call]:
-            key = _Key(names[name], layer_name(found, place) or "", place.phase, ops.flops_of(span).dtype, product)
+            key = _Key(names[name], found.layer_name(place) or "", place.phase, ops.flops_of(span).dtype, product)
             calls[key] += 1
             times[key] += taken * product.flops / flops if flops else 0.0
     steps = max(1, len(found.steps))

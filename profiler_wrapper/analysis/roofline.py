@@ -17,7 +17,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.attempt import attempt
 from profiler_wrapper.analysis.flop_formulas import OpFlops
-from profiler_wrapper.analysis.flop_ops import FlopOps, layer_name
+from profiler_wrapper.analysis.flop_ops import FlopOps
 from profiler_wrapper.analysis.flops import FlopCount, LayerPhase, count_of_ops, names_upwards, per_step, shapes_of
 from profiler_wrapper.analysis.model import UncountedRow
 from profiler_wrapper.analysis.peaks import Peaks
@@ -121,7 +121,7 @@ def _demands(found: Attributed, ops: FlopOps, traffic: Traffic) -> Counter[Deman
     demands: Counter[Demand] = Counter()
     for (at, of_unit, told), number in calls.items():
         where = found.attribution.places[at]
-        demands[Demand(layer_name(found, where), where.phase, where.reason, of_unit, told)] += number
+        demands[Demand(found.layer_name(where), where.phase, where.reason, of_unit, told)] += number
     return demands
 
 
@@ -135,7 +135,7 @@ def _coverage(found: Attributed, traffic: Traffic) -> dict[LayerPlace, tuple[int
     coverage: dict[LayerPlace, tuple[int, int]] = {}
     for place, untold_ns, all_ns in zip(places, *sums.tolist(), strict=True):
         if all_ns:
-            key = (layer_name(found, place), place.phase, place.reason)
+            key = (found.layer_name(place), place.phase, place.reason)
             before = coverage.get(key, (0, 0))
             coverage[key] = (before[0] + untold_ns, before[1] + all_ns)
     return coverage

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.attribution import NO_LAYER, Place
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.op_spans import find_ops
 from profiler_wrapper.analysis.phase import PHASES, Phase
@@ -100,7 +99,7 @@ def synchronisation_rows(found: Attributed) -> tuple[SynchronisationRow, ...]:
         names = [recording.name_of(op) for op in chain]
         kind = _kind_of_ops(names) or _CALLS[kinds[recording.spans.name[call]]][0]
         place = attribution.places[attribution.place_of[span] if span >= 0 else attribution.outside]
-        layer = _layer(found, place) if recording.spans.category[call] != Category.SYNC else None
+        layer = found.layer_name(place) if recording.spans.category[call] != Category.SYNC else None
         gathered = sums[_Key(kind, names[-1] if names else recording.name_of(call), layer, place.phase)]
         gathered.wait_ns += wait_ns
         gathered.waits.add(chain[-1] if chain else call)
@@ -108,12 +107,6 @@ def synchronisation_rows(found: Attributed) -> tuple[SynchronisationRow, ...]:
         gathered.library_lines[library] += wait_ns
     rows = [_row(key, gathered, sources) for key, gathered in sums.items()]
     return tuple(sorted(rows, key=lambda row: (-row.wait_ns, row.op, row.layer or "", PHASES.index(row.phase))))
-
-
-def _layer(found: Attributed, place: Place) -> str | None:
-    if place.layer >= 0:
-        return found.tree.layers[place.layer].name
-    return "" if place.layer == NO_LAYER else None
 
 
 def _row(key: _Key, sums: _Sums, sources: PythonSources) -> SynchronisationRow:

@@ -22,7 +22,7 @@ from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.bytes_indexing import INDEXING, TELLING, indexed
 from profiler_wrapper.analysis.bytes_operands import Moved
-from profiler_wrapper.analysis.flop_ops import FlopOps, layer_name
+from profiler_wrapper.analysis.flop_ops import FlopOps
 from profiler_wrapper.analysis.handed_ops import holding
 from profiler_wrapper.analysis.list_element_sizes import ElementSizes, takes_lists
 from profiler_wrapper.analysis.model import UncountedRow
@@ -246,6 +246,6 @@ class Traffic:
         for one, text in zip(missing.tolist(), name.tolist(), strict=True):
             place = found.attribution.places[charges.place[one]]
             work = classes.CLASSES[int(charges.work[one])]
-            layer = layer_name(found, place)
+            layer = found.layer_name(place)
             unknown.add(self._recording.names[text], work, place.phase, layer, int(charges.time_ns[one]))
         return unknown.rows(steps)

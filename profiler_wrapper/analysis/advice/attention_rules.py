@@ -16,7 +16,6 @@ from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule
 from profiler_wrapper.analysis.advice.unfused_attention import unfused_attention
 from profiler_wrapper.analysis.advice.wording import count, duration, share, size, where
 from profiler_wrapper.analysis.attention_calls import attention_made
-from profiler_wrapper.analysis.flop_ops import layer_name
 from profiler_wrapper.analysis.view_model import AttentionCallRow, Finding
 
 ID = "attention-fallback"
@@ -61,7 +60,7 @@ def attention_fallback(facts: Facts) -> Iterator[Finding]:
     places, place_of = facts.found.attribution.places, facts.found.attribution.place_of
     for entry, backend in made.backend_of.items():
         if entry >= 0 and backend in _SLOWER:
-            entries[layer_name(facts.found, places[int(place_of[entry])]) or "", backend].append(entry)
+            entries[facts.found.layer_name(places[int(place_of[entry])]) or "", backend].append(entry)
     for fallen in _fallen(facts, entries):
         yield from _of_backend(facts, fallen, entries, made.entry_of)
 

@@ -19,7 +19,6 @@ from profiler_wrapper.analysis.advice.device import Device, device_of
 from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule
 from profiler_wrapper.analysis.advice.wording import count, duration, share, where
 from profiler_wrapper.analysis.flop_formulas import class_of_work, has_formula
-from profiler_wrapper.analysis.flop_ops import layer_name
 from profiler_wrapper.analysis.view_model import Finding, KernelRow, ProductRow
 from profiler_wrapper.recording.columns import Bool, Category
 from profiler_wrapper.recording.nesting import nearest
@@ -299,7 +298,7 @@ def _dearest_name(facts: Facts, chosen: Bool) -> str:
 
 def _layers_of(facts: Facts, chosen: Bool) -> tuple[str, ...]:
     places, place_of = facts.found.attribution.places, facts.found.attribution.place_of
-    names = (layer_name(facts.found, places[at]) for at in dict.fromkeys(place_of[np.flatnonzero(chosen)].tolist()))
+    names = (facts.found.layer_name(places[at]) for at in dict.fromkeys(place_of[np.flatnonzero(chosen)].tolist()))
     return tuple(dict.fromkeys(name for name in names if name))
 
 

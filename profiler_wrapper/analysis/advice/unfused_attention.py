@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiler_wrapper.analysis.attention_calls import attention_made
-from profiler_wrapper.analysis.flop_ops import layer_name
 from profiler_wrapper.recording.columns import Bool, Category, Int64
 from profiler_wrapper.recording.nesting import nearest
 
@@ -64,7 +63,7 @@ def unfused_attention(found: Attributed) -> UnfusedAttention | None:
     is_product[:] = False
     is_product[first[fits]] = is_product[last[fits]] = True
     in_product = nearest(parent, is_product) >= 0
-    names = [layer_name(found, places[at]) for at in found.attribution.place_of[softmaxes].tolist()]
+    names = [found.layer_name(places[at]) for at in found.attribution.place_of[softmaxes].tolist()]
     return UnfusedAttention(
         layers=tuple(dict.fromkeys(name for name in names if name)),
         calls=len(softmaxes),
