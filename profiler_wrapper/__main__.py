@@ -17,8 +17,8 @@ from profiler_wrapper.errors import ProfilerWrapperError, WrongUse
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Errors are one line on stderr."""
-    options = _parser().parse_args(arguments)
     try:
+        options = _parser().parse_args(arguments)
         code: int | None = options.run(options)
         sys.stdout.flush()
     except WrongUse as error:
@@ -26,8 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except (ProfilerWrapperError, OSError) as error:
+    except ProfilerWrapperError as error:
         return _fail(error, FAILED)
+    except OSError as error:
+        return _fail(error if error.filename is None else f"{error.filename}: {error.strerror}", FAILED)
     except KeyboardInterrupt:
         return _fail("interrupted", FAILED)
     return FINE if code is None else code

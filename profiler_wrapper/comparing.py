@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,6 +22,7 @@ from profiler_wrapper.reports.compare_text import compare_csv, compare_text
 from profiler_wrapper.reports.guard_text import guard_text
 from profiler_wrapper.result import load
 from profiler_wrapper.run_files import read_json
+from profiler_wrapper.terminal import unicode_terminal
 
 Source = Analysis | str | os.PathLike[str]
 _SMALL = 4 << 20  # bytes: no baseline is larger
@@ -37,7 +37,7 @@ class ProfileComparison(Comparison):
 
     def table(self, *, rows: int = 20, width: int = 100) -> str:
         """The verdict, the totals, what changed, and own times per step: at most `rows` of them by `width`."""
-        return compare_text(self, rows=rows, width=width, unicode=_unicode_terminal())
+        return compare_text(self, rows=rows, width=width, unicode=unicode_terminal())
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """A line per layer and phase, with both sides. Returns `path`.
@@ -186,8 +186,3 @@ def write_baseline(baseline: Baseline, path: Path) -> None:
             lines.append(f"{json.dumps(name)}: {json.dumps(value, separators=(',', ':'))}")
     with replacing(path) as beside:
         beside.write_text("{\n " + ",\n ".join(lines) + "\n}\n", encoding="utf-8")
-
-
-def _unicode_terminal() -> bool:
-    encoding = getattr(sys.stdout, "encoding", None) or ""
-    return sys.stdout.isatty() and encoding.lower().replace("-", "") == "utf8"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -30,6 +29,7 @@ from profiler_wrapper.reports.notebook import result_html
 from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.reports.tables import console_table
 from profiler_wrapper.run_files import RESULT_FILE, find_result, read_json, run_beside, trace_with_shapes
+from profiler_wrapper.terminal import unicode_terminal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,13 +40,13 @@ class ProfileResult(Analysis):
     """Time, memory and FLOPs of every layer. `print(result)` shows the layer table."""
 
     def __str__(self) -> str:
-        return console_table(self, unicode=_unicode_terminal())
+        return console_table(self, unicode=unicode_terminal())
 
     def table(self, *, order: Literal["cost", "model"] | None = None, rows: int = 25, width: int = 100) -> str:
         """Every table in full; with `order`, the layer table as printed, at most `rows` by `width`."""
         if order is None:
             return full_table(self)
-        return console_table(self, rows=rows, width=width, order=order, unicode=_unicode_terminal())
+        return console_table(self, rows=rows, width=width, order=order, unicode=unicode_terminal())
 
     def layer(self, name: str) -> tuple[LayerRow, ...]:
         """The rows of one layer, a row a phase.
@@ -101,11 +101,6 @@ def _unknown(name: str, layers: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, layers, n=1)
     hint = f"\nDid you mean {near[0]!r}?" if near else ""
     return f"no layer {name!r} among the {len(layers)} recorded.{hint}"
-
-
-def _unicode_terminal() -> bool:
-    encoding = getattr(sys.stdout, "encoding", None) or ""
-    return sys.stdout.isatty() and encoding.lower().replace("-", "") == "utf8"
 
 
 def as_result(analysis: Analysis) -> ProfileResult:

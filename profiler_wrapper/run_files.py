@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.recording.holdings import read_holdings
+from profiler_wrapper.recording.store import RUN_FILE
 
 RESULT_FILE = "result.json"
-RUN_FILE = "run.json"
 
 
 def find_result(path: Path, *, rank: int | None = None, with_trace: bool = False) -> Path:
@@ -23,8 +23,10 @@ def find_result(path: Path, *, rank: int | None = None, with_trace: bool = False
 
     Raises:
         BrokenTrace: the directory holds no result and no trace, or several runs.
-        WrongUse: it holds nothing of `rank`, or `path` is no directory.
+        WrongUse: it holds nothing of `rank`, `path` is no directory, or `rank` is below 0.
     """
+    if rank is not None and rank < 0:
+        raise WrongUse(f"rank {rank}: ranks are numbered from 0.")
     if not path.is_dir():
         if rank is not None:
             raise WrongUse(f"{path}: is no directory of a run, so it has no rank {rank}. Give the run's directory.")

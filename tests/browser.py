@@ -149,7 +149,7 @@ class Page:
 
     def __init__(self, browser: Browser, session: str, target: str) -> None:
         self._browser, self._session, self._target = browser, session, target
-        self._loaded = False
+        self._loaded = self._has_page = False
         self.problems: list[str] = []
         self.requests: list[str] = []
         self.dialogs: list[str] = []
@@ -180,8 +180,10 @@ class Page:
         """Loads the file anew."""
         self._loaded = False
         url = path.resolve().as_uri() + (f"#{address}" if address else "")
-        self.call("Page.navigate", url="about:blank")
-        self._wait_for_load()
+        if self._has_page:
+            self.call("Page.navigate", url="about:blank")
+            self._wait_for_load()
+        self._has_page = True
         self.call("Page.navigate", url=url)
         self._wait_for_load()
 
@@ -199,7 +201,7 @@ class Page:
             raise BrowserError(details.get("exception", {}).get("description") or details["text"])
         return answer["result"].get("value")
 
-    def wait(self, condition: str, *, timeout_s: float = 20.0) -> None:
+    def wait(self, condition: str, *, timeout_s: float = _TIMEOUT_S) -> None:
         """Until the JavaScript expression is true."""
         until = time.monotonic() + timeout_s
         while not self.evaluate(f"Boolean({condition})"):
@@ -240,6 +242,10 @@ class Page:
         common = {"key": key, "windowsVirtualKeyCode": code}
         self.call("Input.dispatchKeyEvent", type="keyDown", **common, **({"text": letter} if letter else {}))
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
+
+    def to_front(self) -> None:
+        """Makes it the tab that is seen: in others frames, and so some events, may not come."""
+        self.call("Page.bringToFront")
 
     def resize(self, width: int, height: int) -> None:
         """The size of the window."""

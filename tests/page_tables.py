@@ -17,6 +17,7 @@ VIEWS = ("operators", "kernels", "attention", "memory", "communication", "waits"
 UNITS = {
     "": 1,
     "%": 0.01,
+    "s": 1e6,
     "ms": 1000,
     "µs": 1,
     "MiB": 1 << 20,
@@ -115,9 +116,10 @@ def opened(browser: Browser, analysis: Analysis, directory: Path, **more: Any) -
 
 def show(page: Page, view: str) -> None:
     """A click on its tab, and its charts are drawn."""
+    page.to_front()
     page.click(f"#tab-{view}")
     page.wait(f"document.querySelector('#view-{view}') && !document.querySelector('#view-{view}').hidden")
-    page.wait(f"[...document.querySelectorAll('#view-{view} .chart')].every(one => one.querySelector('.main-svg'))")
+    page.wait(f"[...document.querySelectorAll('#view-{view} .chart')].every(one => one.dataset.drawn)")
 
 
 def assert_all_open(page: Page) -> set[str]:

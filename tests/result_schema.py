@@ -1,6 +1,7 @@
 """The JSON Schema of `result.json`, made from the rows it is written from: `python tests/result_schema.py` writes it.
 
-What a key means is said where its row is defined, in the comment beside the field; what many rows share is said here.
+What a key means is said where its row is defined, in the comment beside the field; what many rows share is said in
+`result_words.py`.
 """
 
 from __future__ import annotations
@@ -18,211 +19,16 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from profiler_wrapper.analysis.memory_model import CATEGORIES, Change, Leak, Slope
-from profiler_wrapper.analysis.model import SCHEMA_VERSION, Analysis, TimeTotals, Utilization
+from profiler_wrapper.analysis.model import SCHEMA_VERSION, Analysis, Bound, LayerRow, TimeTotals, Utilization
 from profiler_wrapper.analysis.peaks import Peaks
 from profiler_wrapper.analysis.view_model import Finding, Overview, StepSplit
 from profiler_wrapper.reports.result_json import LISTS, json_name
+from result_words import COMPARABLE, CURVE, MEMORY, MOMENT, OWNER, PEAK, RUN, TOP, WORDS, WORDS_OF_ROW
 
 PATH = Path(__file__).parents[1] / "profiler_wrapper" / "reports" / "result_schema.json"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 Schema = dict[str, Any]
-
-# What a field means where its row does not say, by its name in the row.
-WORDS = {
-    "allocations": "How many allocations",
-    "attention_flops": "FLOPs of attention",
-    "attention_ns": "The part of the time that is attention",
-    "attributed_ns": "Time whose layer is known, or that by nature has none",
-    "backend": "Implementation of attention: flash, cudnn, mem_efficient, flex, math, external",
-    "bandwidth_bytes_per_s": "Of its memory; null where not known",
-    "batch": "Products of this size in one call",
-    "blocks_per_sm": "Of the launch, over all multiprocessors",
-    "bytes_moved_per_step": "Each input of an op read once, each output written once",
-    "bytes_per_step": "What is added every step",
-    "calls": "How often it was called, in all timed steps",
-    "calls_per_step": "Calls, a step",
-    "category": f"What the bytes are for: {', '.join(CATEGORIES)}",
-    "causal": "Whether attention was causal; null where the trace does not tell",
-    "causal_flops_per_step": "FLOPs without what a causal mask hides",
-    "causal_hardware_flops_per_step": "Of a step, all that ran, without what a causal mask hides",
-    "causal_hfu": "As hfu, without what a causal mask hides",
-    "causal_mfu": "As mfu, without what a causal mask hides",
-    "causal_model_flops_per_step": "Of a step's forward and backward, without what a causal mask hides",
-    "causal_repeated_flops_per_step": "As repeated_flops_per_step, without what a causal mask hides",
-    "class_name": "Class: of a layer, its Python class; of events gemm, attention, norm, softmax, elementwise, ...",
-    "communication_ns": "Of it, collectives",
-    "confidence": "How sure this is",
-    "count": "How many events",
-    "count_per_step": "How many are added every step",
-    "cpu_ns": "The CPU in ops, with no device at work",
-    "cpu_time_ns": "Time of the CPU in it, with what it calls",
-    "dataloader_ns": "Loading data",
-    "device": "Name of the device; null without one",
-    "device_memory_bytes": "Memory of the device",
-    "dropout": "Probability; null where the trace does not tell",
-    "dtype": "Type of number by torch's name (bfloat16); empty where the trace does not tell",
-    "entry_reserved_bytes": "Reserved when the layer is entered: mean over calls",
-    "exposed_communication_ns": "Communication with no compute beside it; null without device events",
-    "flops_per_s": "Dense, by type of number",
-    "flops_per_step": "FLOPs of matrix products, convolutions and attention",
-    "group_size": "Ranks in the group; null where the trace does not tell",
-    "hardware_flops_per_step": "Of a step, all that ran",
-    "hfu": "Share of the peak of what ran, 0 to 1",
-    "id": "Of the rule",
-    "idle_ns": "The device with nothing to do while the CPU was here; null where not known",
-    "k": "Inner size of the product",
-    "kernel_ns": "A kernel running",
-    "key_shape": "Shape of the keys: batch, heads, tokens, head_dim",
-    "kind": "What it is: of a layer block, attention, mlp, norm, ...; of a change what to do",
-    "largest_bytes": "The largest one",
-    "launches_per_s": "Launches within the steps, a second",
-    "layer": 'Full name in the plain model; "" for what by nature has no module; null where not known',
-    "layers": "All layers that it is about",
-    "m": "Rows of the result",
-    "mask_shape": "Shape of the mask; empty where none was given",
-    "max_ns": "The longest one",
-    "memcpy_ns": "A copy running, and no kernel",
-    "memset_ns": "A set running, and neither kernel nor copy",
-    "mfu": "Share of the peak that goes into the model, 0 to 1; null where not known",
-    "min_ns": "The shortest one",
-    "model_flops_per_step": "Of a step's forward and backward, without what was computed before",
-    "multiprocessors": "Of the device",
-    "n": "Columns of the result",
-    "name": "Name as the trace has it",
-    "occupancy": "Estimated, 0 to 1",
-    "op": "Name of the op (aten::mm)",
-    "other_ns": "Nothing of the others",
-    "phase": "What the loop was doing",
-    "query_shape": "Shape of the queries: batch, heads, tokens, head_dim",
-    "reason": "Why the layer is not known",
-    "registers_per_thread": "Of the launch",
-    "reserved_bytes": "Reserved by the allocator: mean over calls; null on a CPU",
-    "roof_time_per_step_ns": "At the roof: per op the longer of its bytes and its FLOPs",
-    "runtime_ns": "The CPU in calls into the runtime or driver, with no device at work",
-    "saves_bytes": "At the peak",
-    "self_bytes_moved_per_step": "As bytes_moved_per_step, of its own ops only",
-    "self_causal_flops_per_step": "As causal_flops_per_step, of its own ops only",
-    "self_cpu_time_ns": "Time of the CPU in it, without what it calls",
-    "self_flops_per_step": "FLOPs of its own ops only, without the layers below: these add up",
-    "self_memory_roof_time_per_step_ns": "As memory_roof_time_per_step_us, of its own ops only",
-    "self_retained_bytes": "As retained_bytes, without what the layers below retain",
-    "self_roof_time_per_step_ns": "As roof_time_per_step_us, of its own ops only",
-    "self_time_ns": "Time in it, but in no layer below: these add up to the total, with what is unattributed",
-    "shared_memory_bytes": "Of the launch, a block",
-    "size_bytes": "Size",
-    "source": "Where this is known from",
-    "span_ns": "Wall time",
-    "step": "Number of the step; null for what belongs to no step",
-    "steps": "One entry a step",
-    "time_ns": "Time, with all that is inside",
-    "time_per_step_ns": "Time, a step, in the steps with shapes",
-    "total_ns": "Time of all events of the trace: device time, or CPU time where there is no device",
-    "unattributed_ns": "Time that should have a layer, of which none is known",
-    "value_shape": "Shape of the values: batch, heads, tokens, head_dim",
-    "wait_ns": "CPU time in the call that waits",
-}
-# The same, of one row: where the name alone means something else there.
-WORDS_OF_ROW = {
-    "AttentionRow.time_ns": "Time of them all",
-    "Change.layers": "Layers that it is about",
-    "ClassRow.time_ns": "Time of them all",
-    "CollectiveRow.time_ns": "Time of them all",
-    "KernelRow.time_ns": "Time of them all",
-    "LayerRow.class_name": "Its Python class",
-    "Slope.steps": "Over which this was seen",
-    "StepSplit.communication_ns": "A collective running, and neither kernel, copy nor set",
-    "SynchronisationRow.kind": "What makes it wait",
-    "UnattributedRow.time_ns": "Time of them all",
-}
-# What is no dataclass: keys that programs may rely on, and their meaning. Others may be beside them.
-RUN = {
-    "timed_steps": ("integer[]", "Numbers of the steps whose times are reported"),
-    "full_steps": ("integer[]", "Numbers of the steps whose shapes were recorded"),
-    "trace": ("string?", "File of the timed trace"),
-    "full_trace": ("string?", "File of the trace with shapes"),
-    "rank": ("integer", "Rank of the process"),
-    "world_size": ("integer", "Number of ranks"),
-    "coordinates": ("object", "Place in the device mesh, by dimension: dp, tp, pp ..."),
-    "device": ("string?", "Name of the device; null without one"),
-    "device_type": ("string", "cpu, cuda ..."),
-    "cpu_name": ("string", "Name of the CPU, and the threads that ops use"),
-    "versions": ("object", "Versions by name: torch, python, cuda ..."),
-    "float32_matmul_precision": ("string?", "torch.get_float32_matmul_precision()"),
-    "prefix": ("string", "Of the file names"),
-    "complete": ("boolean", "False where recording was cut short"),
-    "warnings": ("string[]", "What is not as asked for, or not known"),
-    "layers": ("object[]", "What is known of each layer of the model, in its order"),
-    "cpu_frees_unsure": ("boolean", "On a CPU, whether frees of what was there before may be missing"),
-    "peaks": ("object", "What the device can do, as it was given"),
-    "optimizers": ("object[]", "Class and settings of each optimizer"),
-    "parameters": ("object", "How many there are, of which types"),
-    "wrappers": ("string[]", "Classes that wrap the model: DistributedDataParallel ..."),
-    "attention_implementation": ("string?", "As the model is configured: sdpa, eager, flash_attention_2 ..."),
-    "attention_backends": ("object", "Backends of scaled-dot-product attention, and whether they are allowed"),
-    "process_group_backend": ("string?", "nccl, gloo ...; null without a process group"),
-    "device_count": ("integer?", "Devices that this process could use"),
-    "device_memory_bytes": ("integer?", "Memory of the device, in bytes"),
-    "compute_capability": ("integer[]?", "Of the device: 9, 0"),
-    "tf32": ("object?", "Whether products and convolutions of float32 may use TF32"),
-    "cudnn": ("object?", "Its settings: benchmark, deterministic"),
-    "allocator_settings": ("string?", "Of the caching allocator, as the environment has them"),
-    "graph_breaks": ("object[]?", "Where torch.compile broke its graph, and why"),
-}
-COMPARABLE = {
-    "device": ("string?", "Name of the device; null without one"),
-    "device_count": ("integer?", "Devices that ran something; null on a CPU"),
-    "cpu_name": ("string?", "Name of the CPU"),
-    "time_basis": ("string", "device or cpu"),
-    "torch": ("string?", "Version"),
-    "python": ("string?", "Version"),
-    "world_size": ("integer?", "Number of ranks"),
-    "coordinates": ("object", "Place in the device mesh"),
-    "dtypes": ("string[]", "Types of number, those with most FLOPs first"),
-    "model": ("string?", "Classes of the roots"),
-    "layers": ("integer", "How many layers have a name"),
-    "blocks": ("integer", "How many of them are blocks"),
-    "parameters": ("integer?", "Of all roots"),
-    "shapes": ("string?", "A digest that is equal for equal products and attention"),
-    "attention_shape": ("integer[]?", "Of the queries that take most time: batch, heads, tokens, head_dim"),
-    "flops_per_step": ("integer?", "FLOPs of a step, all that ran"),
-    "phases": ("string[]", "Phases with any time"),
-    "steps": ("integer", "Number of timed steps"),
-    "step_us": ("number", "Wall time of a step: the median, in microseconds"),
-    "coverage": ("number", "Attributed share of the time, 0 to 1"),
-    "shapes_in_timed_steps": ("boolean", "Shapes were recorded in the timed steps, which costs time"),
-    "memory_in_timed_steps": ("boolean", "Allocations were recorded in the timed steps, which costs time"),
-    "complete": ("boolean", "False where recording was cut short"),
-}
-TOP = {
-    "schema_version": "Version of this contract; later ones add keys and never change one",
-    "summary": "What to know first: the verdict, what to do about it, and what makes two results comparable",
-    "time_basis": "What times are: of device events, or of ops on the CPU where the trace has none",
-    "complete": "False where the recording was cut short, or something could not be recorded",
-    "warnings": "What is not known or was odd, and why",
-    "run": "Where this was recorded, and what",
-    "time": "Times of the whole timed trace",
-    "unattributed": "Time that should have a layer, of which none is known, by reason",
-    "layers": "One row per layer and phase. The self times and the unattributed ones add up to the total",
-    "attention": "Attention, by layer, phase and backend",
-    "classes": "Time by class of event and phase",
-    "steps": "One row per step, and one with step null for the rest; their times add up to the total",
-    "flops": "All FLOPs, by layer, phase, class and type of number",
-    "uncounted": "Ops that have FLOPs, and nothing tells how many",
-    "untold_bytes": "Ops that move bytes, and nothing tells how many",
-    "operators": "One row per op and phase",
-    "kernels": "One row per kernel and launch configuration",
-    "collectives": "One row per kind of collective, process group, layer and phase",
-    "synchronisations": "Waits of the CPU for the device",
-    "products": "Matrix products and convolutions by their sizes, of the steps with shapes",
-    "attention_calls": "Calls of attention by their sizes, of the steps with shapes",
-    "allocations": "The largest allocations",
-    "op_memory": "What each op allocated",
-    "series": "What is followed by name, per step or entry: microseconds; of a function what it gave",
-    "utilization": "How much of the machine a step uses; null where the FLOPs of a step are not known",
-    "overview": "How busy the machine is within the steps",
-    "memory": "What was allocated, by whom and why; all null where no allocation was recorded",
-}  # fmt: skip
 
 
 def build_schema() -> Schema:
@@ -281,45 +87,14 @@ def _summary() -> Schema:
 
 def _memory() -> Schema:
     sizes = {"type": "object", "additionalProperties": {"type": "integer"}, "propertyNames": {"enum": [*CATEGORIES]}}
-    moment = {
-        "label": ("string", "Which moment it is: after forward, after backward, after optimizer ..."),
-        "step": ("integer?", "Number of the step"),
-        "time_ns": ("integer", "When, on the trace's clock, in nanoseconds"),
-        "allocated_bytes": ("integer", "Allocated then, in bytes"),
-        "reserved_bytes": ("integer?", "Reserved then, in bytes; null on a CPU"),
-    }
-    owner = {
-        "category": ("string", f"What the bytes are for: {', '.join(CATEGORIES)}"),
-        "layer": ("string", "Full name; empty for what has no layer"),
-        "name": ("string", "Of the tensor; empty for what has none"),
-        "op": ("string", "That allocated it"),
-        "phase": ("string?", "In which it was allocated"),
-        "bytes": ("integer", "Held, in bytes"),
-        "count": ("integer", "Allocations"),
-    }
-    moments = _described(moment)
+    moments = _described(MOMENT)
     moments["properties"]["categories"] = {**sizes, "description": "By what they are for, in bytes"}
-    peak = _described(
-        {
-            "allocated_bytes": ("integer", "The highest allocated, in bytes"),
-            "reserved_bytes": ("integer?", "The highest reserved, in bytes; null on a CPU"),
-            "time_ns": ("integer", "When, on the trace's clock, in nanoseconds"),
-            "step": ("integer?", "Number of the step"),
-            "phase": ("string?", "What the loop was doing"),
-        }
-    )
+    peak = _described(PEAK)
     peak["properties"] |= {
-        "owners": {"type": "array", "items": _described(owner), "description": "Who held it, the largest first"},
+        "owners": {"type": "array", "items": _described(OWNER), "description": "Who held it, the largest first"},
         "reserved": {**_or_null(moments), "description": "The moment of the highest reserved; null on a CPU"},
     }
-    memory = _described(
-        {
-            "device": ("string?", "cpu, cuda:0 ..."),
-            "known_owners": ("boolean", "Parameters and optimizers were seen; else grads and os_state are inferred"),
-            "allocated_bytes": ("integer?", "At the end of the recording, in bytes"),
-            "reserved_bytes": ("integer?", "At the end of the recording, in bytes; null on a CPU"),
-        }
-    )
+    memory = _described(MEMORY)
     memory["properties"] |= {
         "categories": {**_or_null(sizes), "description": "At the peak, in bytes: they add up to what is allocated"},
         "peak": {**_or_null(peak), "description": "The highest allocated"},
@@ -336,18 +111,7 @@ def _memory() -> Schema:
 
 
 def _curve() -> Schema:
-    curve = _described(
-        {
-            "start_ns": ("integer", "The recording's begin, on the trace's clock, in nanoseconds"),
-            "end_us": ("number", "The recording's end, in microseconds since its begin"),
-            "events": ("integer", "Events of the allocator, of which these are some"),
-            "time_us": ("number[]", "Times in microseconds since the begin"),
-            "allocated_bytes": ("integer[]", "Allocated then, in bytes"),
-            "reserved_bytes": ("integer[]?", "Reserved then, in bytes; null on a CPU"),
-            "steps": ("object[]", "When steps begin and end"),
-            "phases": ("object[]", "When phases begin"),
-        }
-    )
+    curve = _described(CURVE)
     by_category = {"type": "object", "additionalProperties": _simple("integer[]")}
     curve["properties"]["categories"] = {**by_category, "description": "By what it is for, in bytes"}
     return curve
@@ -396,6 +160,11 @@ def _row(kind: type[Any]) -> Schema:
             required.append(name)
     if kind is TimeTotals:
         properties["coverage"] = {"type": "number", "description": "Attributed share of the total, 0 to 1"}
+    if kind is LayerRow:
+        properties["bound"] = {
+            "enum": [*get_args(Bound), None],
+            "description": "What holds it at the roof; null: unknown",
+        }
     text = re.sub(r"\s+", " ", inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0])
     return {"type": "object", "description": text, "properties": properties, "required": required}
 
@@ -413,7 +182,7 @@ def _sentence(kind: type[Any], name: str, text: str | None) -> str:
     if not text:
         raise ValueError(
             f"{kind.__name__}.{name} has no description. Say beside the field, in a comment, what it is, "
-            f"or in WORDS of {Path(__file__).name}."
+            "or in WORDS of result_words.py."
         )
     text = re.sub(r"(\w)_ns\b", r"\1_us", text).replace("None", "null")
     return text[0].upper() + text[1:] if text.split()[0].isalpha() else text

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from profiler_wrapper.analysis.model import Analysis, Utilization
-from profiler_wrapper.analysis.peaks import Peaks
+from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.analysis.phase import Phase
-from profiler_wrapper.analysis.view_model import Overview, StepSplit
+from profiler_wrapper.analysis.view_model import StepSplit
 from sample_results import Layer, analysis_of, llama
+from sample_views import overview, utilization
 
 # What stands in names that are out to do harm, or only hard to draw.
 AWKWARD = (
@@ -48,37 +48,13 @@ def full_page(blocks: int = 4, *, odd: int | None = 2, **more: Any) -> Analysis:
     """A Llama with a split of its steps, shares of the peak, findings, and a warning."""
     analysis = llama(blocks, odd=odd, unattributed_us={"no launch found": 40.0}, **more)
     splits = tuple(_split(row.step, row.span_ns or 1) for row in analysis.steps)
-    overview = Overview(
-        device="NVIDIA H200",
-        device_memory_bytes=150_000_000_000,
-        compute_capability="9.0",
-        multiprocessors=132,
-        steps=splits,
-        utilization=0.62,
-        sm_efficiency=0.51,
-        occupancy=0.33,
-        tensor_core_share=0.44,
-        kernels=1234,
-        launches_per_s=43210.0,
-        gaps_ns=sum(split.span_ns - split.kernel_ns for split in splits),
-    )
-    peaks = Peaks(
-        device="NVIDIA H200", flops_per_s={"bfloat16": 989.4e12}, bandwidth_bytes_per_s=4.8e12, source="data sheet"
-    )
-    use = Utilization(
-        step_time_ns=splits[0].span_ns,
-        model_flops_per_step=10**9,
-        hardware_flops_per_step=12 * 10**8,
-        causal_model_flops_per_step=9 * 10**8,
-        causal_hardware_flops_per_step=10**9,
-        mfu=0.401,
-        hfu=0.48,
-        causal_mfu=0.37,
-        causal_hfu=0.44,
-        peaks=peaks,
-    )
+    gaps_ns = sum(split.span_ns - split.kernel_ns for split in splits)
     return replace(
-        analysis, overview=overview, utilization=use, summary=_summary(), warnings=("memory of CPUs is not known",)
+        analysis,
+        overview=replace(overview(len(splits)), steps=splits, gaps_ns=gaps_ns),
+        utilization=replace(utilization(), step_time_ns=splits[0].span_ns),
+        summary=_summary(),
+        warnings=("memory of CPUs is not known",),
     )
 
 

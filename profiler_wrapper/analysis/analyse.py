@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.advise import summary_of
+from profiler_wrapper.analysis.advice.advise import Summary, summary_of
 from profiler_wrapper.analysis.allocation_rows import allocation_rows, op_memory_rows
 from profiler_wrapper.analysis.attempt import attempt
 from profiler_wrapper.analysis.attributed import Attributed, attributed
@@ -17,15 +17,7 @@ from profiler_wrapper.analysis.idle import idle_per_place
 from profiler_wrapper.analysis.kernel_rows import kernel_rows
 from profiler_wrapper.analysis.layer_calls import layer_calls
 from profiler_wrapper.analysis.layer_memory import CallMemory, DeviceMemory, call_memory, device_memory
-from profiler_wrapper.analysis.layer_time import (
-    attention_rows,
-    class_rows,
-    exposed_communication,
-    layer_rows,
-    step_rows,
-    totals,
-    unattributed_rows,
-)
+from profiler_wrapper.analysis.layer_time import layer_rows
 from profiler_wrapper.analysis.memory_owned import OwnedMemory
 from profiler_wrapper.analysis.memory_summary import memory_summary
 from profiler_wrapper.analysis.memory_use import memory_use, owned_memory
@@ -38,6 +30,14 @@ from profiler_wrapper.analysis.series import Track, function_series, named_serie
 from profiler_wrapper.analysis.shape_rows import ShapeRows
 from profiler_wrapper.analysis.steps import Steps, find_iterations
 from profiler_wrapper.analysis.synchronisations import synchronisation_rows
+from profiler_wrapper.analysis.time_rows import (
+    attention_rows,
+    class_rows,
+    exposed_communication,
+    step_rows,
+    totals,
+    unattributed_rows,
+)
 from profiler_wrapper.analysis.trace_run import run_of_trace
 from profiler_wrapper.analysis.work_rows import keys_of_work, with_work
 from profiler_wrapper.recording.columns import Recording
@@ -93,15 +93,10 @@ def tables(
     exposed, exposed_total = exposed_communication(recording, charges)
     idle = idle_per_place(recording, found.nesting, attribution, charges)
     fused_ns = found.shared_kernels.time_ns(charges, attribution)
-    functions = [item for item in track if callable(item)]
-    names = [item for item in track if not callable(item)]
-    iterations = find_iterations(recording)
-    per = iterations if len(iterations) > 1 else found.steps  # the points of the series
-    work = work_of_recording(found) if work is None else work
+    work = _work(found) if work is None else work
     ran_elsewhere, work_notes = keys_of_work(tree, work)
     notes = [*_notes(found, memory), *memory_notes, *(use.notes if use is not None else ()), *work_notes]
-    series = named_series(recording, found.enclosing, charges, per, names, notes)
-    series |= function_series(recording, tree, attribution, charges, per, functions, notes)
+    series = _series(found, track, notes)
     layers = layer_rows(
         tree,
         attribution,
@@ -137,8 +132,17 @@ def tables(
     analysis = _with_views(analysis, found, shaped, memory, owned)
     if not isinstance(work, str):
         analysis = with_work(analysis, found, work, peaks)
-    told = summary_of(analysis, found)
-    return replace(analysis, summary=told.summary, warnings=(*analysis.warnings, *told.notes))
+    failed: list[str] = []
+    told = attempt("the summary is", lambda: summary_of(analysis, found), Summary({}, ()), failed)
+    return replace(analysis, summary=told.summary, warnings=(*analysis.warnings, *told.notes, *failed))
+
+
+def _work(found: Attributed) -> WorkCount | str:
+    """FLOPs and bytes as the recording tells them, or why it does not."""
+    try:
+        return work_of_recording(found)
+    except Exception as error:  # the times are known, and are worth more
+        return f"that failed: {type(error).__name__}: {error}"
 
 
 def _with_views(
@@ -157,6 +161,17 @@ def _with_views(
         op_memory=attempt("memory of ops is", lambda: op_memory_rows(found, memory, owned=owned), (), notes),
         warnings=(*analysis.warnings, *notes),
     )
+
+
+def _series(found: Attributed, track: Sequence[Track], notes: list[str]) -> dict[str, tuple[float | None, ...]]:
+    """What is followed, per step, or per entry of a layer loop."""
+    recording, charges = found.recording, found.charges
+    iterations = find_iterations(recording)
+    per = iterations if len(iterations) > 1 else found.steps
+    names = [item for item in track if not callable(item)]
+    functions = [item for item in track if callable(item)]
+    series = named_series(recording, found.enclosing, charges, per, names, notes)
+    return series | function_series(recording, found.tree, found.attribution, charges, per, functions, notes)
 
 
 def _uneven_steps(steps: Steps) -> list[str]:

@@ -7,6 +7,7 @@ the op says nothing (compiled code, extensions).
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 CLASSES = (
     "gemm", "attention", "norm", "softmax", "elementwise", "reduction", "embedding", "copy",
@@ -100,21 +101,25 @@ _BACKEND_KERNELS = [(backend, re.compile(pattern)) for backend, pattern in _ATTE
 _COMMUNICATION_NAME = re.compile(_COMMUNICATION)
 
 
+@lru_cache(maxsize=4096)
 def attention_backend_of_op(name: str) -> str:
     """The attention backend an op stands for, or "" if it is none."""
     return next((backend for backend, pattern in _BACKEND_OPS if pattern.match(name)), "")
 
 
+@lru_cache(maxsize=4096)
 def attention_backend_of_kernel(name: str) -> str:
     """The attention backend a kernel's name tells, or ""."""
     return next((backend for backend, pattern in _BACKEND_KERNELS if pattern.search(name)), "")
 
 
+@lru_cache(maxsize=4096)
 def class_of_op(name: str) -> str:
     """The class of an op by its name; "" where the name does not tell."""
     return next((name_of_class for name_of_class, pattern in _OPS if pattern.match(name)), "")
 
 
+@lru_cache(maxsize=4096)
 def class_of_kernel(name: str) -> str:
     """The class of a kernel, copy or set by its name; "" where the name does not tell."""
     return next((name_of_class for name_of_class, pattern in _KERNELS if pattern.search(name)), "")

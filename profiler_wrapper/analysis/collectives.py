@@ -25,8 +25,8 @@ from profiler_wrapper.analysis.collective_names import (
     is_collective_call,
     type_in_kernel,
 )
-from profiler_wrapper.analysis.layer_time import exposed_communication
 from profiler_wrapper.analysis.phase import PHASES, Phase
+from profiler_wrapper.analysis.time_rows import exposed_communication
 from profiler_wrapper.analysis.view_model import CollectiveRow
 from profiler_wrapper.recording.columns import Bool, Category, Int32
 from profiler_wrapper.recording.device_details import CollectiveDetails

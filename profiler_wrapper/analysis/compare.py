@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from profiler_wrapper.analysis.compare_culprits import culprits
 from profiler_wrapper.analysis.compare_differences import differences, traits
 from profiler_wrapper.analysis.compare_model import (
@@ -20,11 +22,12 @@ from profiler_wrapper.analysis.compare_model import (
 from profiler_wrapper.analysis.compare_names import folded_name, like_name
 from profiler_wrapper.analysis.compare_sides import Pair, Side, amounts, pair_rows, side_of
 from profiler_wrapper.analysis.compare_times import LEAST_SHARED, TimeChanges, UnitKey, time_changes
-from profiler_wrapper.analysis.compare_verdict import verdict_of
+from profiler_wrapper.analysis.compare_verdict import CLOCK, MOST_OF_IT, explained, verdict_of
 from profiler_wrapper.analysis.model import Analysis, LayerRow
-from profiler_wrapper.analysis.noise import FEWEST_STEPS, LEAST_CHANGE_UNKNOWN
+from profiler_wrapper.analysis.noise import FEWEST_STEPS, LEAST_CHANGE_UNKNOWN, series_change
 from profiler_wrapper.analysis.phase import Phase
 
+_SURE = 0.05  # standard error of the change of a step: with more, no difference is found where there may be one
 _Backends = Mapping[tuple[str, Phase], tuple[str, ...]]
 
 
@@ -37,6 +40,8 @@ def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -
     paired = pair_rows(a, b)
     changes = time_changes(paired.pairs, side_a, side_b)
     decision = _decision(changes.total.shift, changes.total.beyond_noise)
+    if side_a.marked != side_b.marked or not side_a.total_ns or not side_b.total_ns:
+        decision = "not judged"
     total_delta_ns = side_a.total_ns * math.expm1(changes.total.shift) if changes.total.beyond_noise else None
     found = culprits(paired, changes, total_delta_ns)
     backends_a, backends_b = _backends(a), _backends(b)
@@ -44,9 +49,12 @@ def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -
     notes = tuple(_notes(side_a, side_b, changes))
     totals = tuple(_totals(side_a, side_b, changes, decision))
     backend_changes = _backend_changes(paired.pairs, backends_a, backends_b)
+    told = math.isfinite(changes.total.error) and changes.total.error <= _SURE
+    sure = changes.known and (told if decision == "no difference" else explained(found, totals[0]) >= MOST_OF_IT)
     return Comparison(
-        verdict=verdict_of(different, totals[0], changes, found, backend_changes, b.time_basis),
+        verdict=verdict_of(different, totals, changes, found, backend_changes, b.time_basis),
         decision=decision,
+        confidence="high" if sure else "low",
         name_a=name_a,
         name_b=name_b,
         time_basis=b.time_basis,
@@ -108,12 +116,12 @@ def _totals(side_a: Side, side_b: Side, changes: TimeChanges, decision: Decision
         unit="ns",
         a=side_a.total_ns,
         b=side_b.total_ns,
-        change=math.expm1(changes.total.shift),
+        change=None if decision == "not judged" else math.expm1(changes.total.shift),
         error=_finite(changes.total.error),
-        decision=decision if side_a.total_ns and side_b.total_ns else "not judged",
+        decision=decision,
     )
+    yield _on_the_clock(side_a, side_b)
     quantities: Sequence[tuple[str, Any, Callable[[Side], float | None]]] = (
-        ("step on the clock", "ns", lambda side: _mean(row.span_ns for row in _numbered(side.analysis))),
         ("peak memory", "bytes", lambda side: peak_bytes(side.analysis)),
         ("FLOPs", "flops", lambda side: flops_per_step(side.analysis)),
         ("events", "count", lambda side: sum(row.count for row in side.analysis.classes) / side.steps),
@@ -125,6 +133,23 @@ def _totals(side_a: Side, side_b: Side, changes: TimeChanges, decision: Decision
         one, other = value_of(side_a), value_of(side_b)
         change = other / one - 1 if one and other is not None else None
         yield ComparedTotal(name=name, unit=unit, a=one, b=other, change=change)
+
+
+def _on_the_clock(side_a: Side, side_b: Side) -> ComparedTotal:
+    """The length of a step, judged where each of several steps has one."""
+    spans_a, spans_b = ([row.span_ns for row in _numbered(side.analysis)] for side in (side_a, side_b))
+    known = all(span for span in (*spans_a, *spans_b)) and min(len(spans_a), len(spans_b)) >= FEWEST_STEPS
+    change = series_change(*(np.array(spans, dtype=np.float64) for spans in (spans_a, spans_b))) if known else None
+    one, other = _mean(spans_a), _mean(spans_b)
+    return ComparedTotal(
+        name=CLOCK,
+        unit="ns",
+        a=one,
+        b=other,
+        change=math.expm1(change.shift) if change else other / one - 1 if one and other is not None else None,
+        error=_finite(change.error) if change else None,
+        decision=_decision(change.shift, change.beyond_noise) if change else "not judged",
+    )
 
 
 def _numbered(analysis: Analysis) -> list[Any]:
@@ -216,6 +241,8 @@ def _notes(side_a: Side, side_b: Side, changes: TimeChanges) -> Iterable[str]:
         who = f"{' and '.join(few)} {'has' if len(few) == 1 else 'have'} fewer than {FEWEST_STEPS} timed steps"
         least = f"{100 * LEAST_CHANGE_UNKNOWN:.0f} %"
         yield f"noise not known, because {who}: a change counts from {least} on, and beyond that of other layers"
+    if side_a.marked != side_b.marked:
+        yield f"{'b' if side_a.marked else 'a'} marks no steps: its times and counts are of all of it, not of one step"
     if changes.shared < LEAST_SHARED:
         yield f"only {100 * changes.shared:.0f} % of the time is in layers and phases that both have by name or class"
     if changes.common_beyond_noise:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from profiler_wrapper.analysis.compare_model import Culprit
@@ -23,7 +23,7 @@ def culprits(paired: Paired, changes: TimeChanges, total_delta_ns: float | None)
     """What changed otherwise than the rest, the largest change first. `total_delta_ns`: of a step, if it changed."""
     tree = _Tree(paired, changes)
     found = [key for root in tree.roots() for key in tree.explain(root)]
-    rows = [tree.culprit(key, total_delta_ns) for key in dict.fromkeys(found)]
+    rows = [tree.culprit(key, total_delta_ns) for key in tree.joined(dict.fromkeys(found))]
     return tuple(sorted(rows, key=lambda row: -abs(row.change_ns))[:MOST_CULPRITS])
 
 
@@ -31,7 +31,7 @@ class _Tree:
     """Layers below layers, with like ones together where they changed alike."""
 
     def __init__(self, paired: Paired, changes: TimeChanges) -> None:
-        self._changes: Mapping[UnitKey, UnitChange] = changes.units
+        self._changes: dict[UnitKey, UnitChange] = dict(changes.units)
         self._children: dict[str | None, list[str]] = defaultdict(list)
         self._phases: dict[str, list[Phase]] = defaultdict(list)
         layers = dict.fromkeys(pair.layer for pair in paired.pairs if pair.layer)
@@ -88,6 +88,22 @@ class _Tree:
         typical = median(deltas) if deltas else 0.0
         mean = own.apart_ns / len(fold.layers)
         return same_way >= _ONE_WAY * len(fold.layers) and typical / mean >= _ALIKE
+
+    def joined(self, keys: Iterable[UnitKey]) -> Iterable[UnitKey]:
+        """`keys`, with like layers that only one side has as one."""
+        alike: dict[tuple[object, ...], list[UnitKey]] = defaultdict(list)
+        for key in keys:
+            change = self._changes[key]
+            own = key.layers if len(key.layers) > 1 or change.change is not None else ()
+            fold = own or self._fold_of.get(key.layers[0], key.layers)
+            alike[fold, own, key.phase, change.change is None and change.delta_ns > 0].append(key)
+        for members in alike.values():
+            key = UnitKey(tuple(layer for member in members for layer in member.layers), members[0].phase)
+            if len(members) > 1:
+                delta = sum(self._changes[member].delta_ns for member in members)
+                time = sum(self._changes[member].time_ns for member in members)
+                self._changes[key] = UnitChange(None, None, None, delta, True, delta, True, time)
+            yield key
 
     def culprit(self, key: UnitKey, total_delta_ns: float | None) -> Culprit:
         change = self._changes[key]

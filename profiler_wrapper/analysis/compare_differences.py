@@ -41,8 +41,6 @@ _TRAITS = (
 )
 HARMLESS = frozenset({"timed steps"})  # to be told, but no reason not to judge
 OF_MACHINE = frozenset({"device", "devices", "CPU", "world size", "torch", "Python", "time basis"})
-OF_WORK = frozenset({"model", "layers", "blocks", "parameters", "shapes", "types of numbers", "phases"})
-OF_RECORDING = frozenset({"shapes in the timed steps", "allocations in the timed steps", "complete", "coverage"})
 
 
 def traits(analysis: Analysis) -> dict[str, Any]:

@@ -12,6 +12,7 @@ COMPARISON_VERSION = 1
 NS_PER_US = 1000
 
 Decision = Literal["slower", "faster", "no difference", "not judged", "only in a", "only in b"]
+Confidence = Literal["high", "low"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,8 @@ class Amounts:
 class ComparedRow:
     """One layer in one phase, on both sides. `change`: relative, of the time of a step: 0.1 is 10 % slower.
 
-    `decision` is about what goes beyond the change that all layers have in common, unless that is beyond noise
-    itself: then it is about the whole change.
+    `decision` is about what goes beyond the change that all layers have in common. On a device, where that is beyond
+    noise itself, it is about the whole change; on a CPU that is as likely other load.
     """
 
     layer: str  # as `b` names it, else as `a` does
@@ -147,6 +148,7 @@ class Comparison:
 
     verdict: str  # one sentence
     decision: Decision  # of the time of a step
+    confidence: Confidence  # in `decision`; low: no layer explains it, as under other load; or much noise, or not known
     name_a: str
     name_b: str
     time_basis: Literal["device", "cpu"]  # of `b`
@@ -176,7 +178,7 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Plain data: times in microseconds, sizes in bytes; the verdict first.
 
-        {comparison_version, verdict, decision, a, b, time_basis, steps_a, steps_b, noise_known,
+        {comparison_version, verdict, decision, confidence, a, b, time_basis, steps_a, steps_b, noise_known,
          differences[{what, a, b, of_time_only}], notes[], totals[{name, unit, a, b, change, error, decision}],
          culprits[{layer, layers[], phase, change, error, change_us, share}],
          rows[{layer, class_name, kind, block, parent, depth, order, phase, a{...}|null, b{...}|null,
@@ -191,6 +193,7 @@ class Comparison:
             "comparison_version": COMPARISON_VERSION,
             "verdict": self.verdict,
             "decision": self.decision,
+            "confidence": self.confidence,
             "a": self.name_a,
             "b": self.name_b,
             "time_basis": self.time_basis,

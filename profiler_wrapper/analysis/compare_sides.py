@@ -22,6 +22,7 @@ class Side:
     analysis: Analysis
     steps: int  # at least 1
     known_steps: bool  # times within each step are known, and there are several
+    marked: bool  # it tells its steps; else all of it counts as one
 
     @property
     def total_ns(self) -> float:
@@ -46,7 +47,7 @@ def side_of(analysis: Analysis) -> Side:
     """The side of one result. Times of its steps count as known where every row of a layer with time has them."""
     steps = sum(row.step is not None for row in analysis.steps)
     told = all(len(row.step_times_ns) == steps for row in analysis.layers if row.time_ns)
-    return Side(analysis, max(1, steps), steps > 1 and told and bool(analysis.layers))
+    return Side(analysis, max(1, steps), steps > 1 and told and bool(analysis.layers), steps > 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,16 +8,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from profiler_wrapper.analysis.compare_names import like_name
 from profiler_wrapper.analysis.compare_sides import Pair, Side
 from profiler_wrapper.analysis.model import LayerRow
 from profiler_wrapper.analysis.noise import (
+    BUSY,
     FALSE_ALARMS,
     LEAST_CHANGE,
     LEAST_CHANGE_UNKNOWN,
+    UNSTEADY,
     Change,
     Float,
+    own_spread,
+    ratio_change,
     series_change,
     t_quantile,
     unit_shifts,
@@ -28,6 +33,7 @@ LEAST_SHARE = 0.001  # of a step on either side: what takes less is not judged
 LEAST_ONE_SIDED = 0.01  # what only one side has is a change from so much on
 LEAST_SHARED = 0.5  # of the time must be in what both sides have, to say what all have in common
 FEWEST_ALIKE = 3
+_IN_FASTEST = 0.5  # of a change, on a CPU: so much of it the fastest steps must show
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,7 @@ class UnitChange:
     change: float | None  # None: only on one side
     error: float | None
     spread: float | None  # relative, of one step; None where not known
-    delta_ns: float  # of its time, without what is common unless that is beyond noise
+    delta_ns: float  # of its time, without what is common, unless that is beyond noise and not on a CPU
     beyond_noise: bool  # `delta_ns` is
     apart_ns: float  # of its time, without what is common
     apart: bool  # `apart_ns` is beyond noise
@@ -63,11 +69,13 @@ class TimeChanges:
     known: bool  # noise is
     total: Change
     shared: float  # share of the time in layers and phases that both sides have: the smaller of the two
+    on_cpu: bool = False  # what all have in common is then the machine's as likely as the program's
 
 
 def time_changes(pairs: Sequence[Pair], a: Side, b: Side) -> TimeChanges:
     """Judge every layer, phase and fold of like layers that takes `LEAST_SHARE` of a step on a side."""
-    total = series_change(a.step_totals(), b.step_totals()) if a.total_ns and b.total_ns else _NO_CHANGE
+    per_step = a.marked == b.marked and a.total_ns and b.total_ns
+    total = series_change(a.step_totals(), b.step_totals()) if per_step else _NO_CHANGE
     keys, tables, weights = [], ([], []), []  # type: tuple[list[UnitKey], tuple[list[Float], list[Float]], list[float]]
     one_sided: dict[UnitKey, UnitChange] = {}
     for key, members in _units(pairs):
@@ -92,9 +100,34 @@ def time_changes(pairs: Sequence[Pair], a: Side, b: Side) -> TimeChanges:
         sum(row.self_time_ns for row in rows if row is not None) / max(1, side.analysis.time.total_ns)
         for rows, side in (([pair.a for pair in both], a), ([pair.b for pair in both], b))
     )
+    on_cpu = "cpu" in (a.analysis.time_basis, b.analysis.time_basis)
     if not keys:
-        return TimeChanges(one_sided, 0.0, None, False, False, total, shared)
-    return _judged(keys, np.array(tables[0]), np.array(tables[1]), np.array(weights), one_sided, total, shared)
+        return TimeChanges(one_sided, 0.0, None, False, False, total, shared, on_cpu)
+    wholes = (a.step_totals(), b.step_totals())
+    sure = [
+        (not on_cpu or _beside_the_rest(one, other, wholes)) and _steady(one, other)
+        for one, other in zip(*tables, strict=True)
+    ]
+    table_a, table_b = (np.array(table) for table in tables)
+    return _judged(keys, table_a, table_b, np.array(weights), one_sided, total, shared, np.array(sure), on_cpu)
+
+
+def _steady(a: Float, b: Float) -> bool:
+    """Whether its time is much the same from step to step, on each side that tells."""
+    return not any(own_spread(side) > UNSTEADY for side in (a, b))
+
+
+def _beside_the_rest(a: Float, b: Float, wholes: tuple[Float, Float]) -> bool:
+    """Whether it changed otherwise than the rest of the step: load takes more from what is long than from the rest."""
+    rest_a, rest_b = wholes[0] - a, wholes[1] - b
+    if (rest_a <= 0).any() or (rest_b <= 0).any():
+        return False
+    beside = ratio_change(a, b, rest_a, rest_b)
+    rest = float(np.median(np.log(rest_b)) - np.median(np.log(rest_a)))
+    if not beside.beyond_noise or (abs(math.expm1(rest)) > BUSY and abs(beside.shift) <= abs(rest)):
+        return False
+    fastest = math.log(b.min() / a.min()) - math.log(rest_b.min() / rest_a.min())  # which load holds up least
+    return fastest / beside.shift >= _IN_FASTEST
 
 
 _NO_CHANGE = Change(0.0, math.nan, math.nan, False)
@@ -108,18 +141,20 @@ def _judged(
     units: dict[UnitKey, UnitChange],
     total: Change,
     shared: float,
+    sure: npt.NDArray[np.bool_],
+    on_cpu: bool,
 ) -> TimeChanges:
     shifts = unit_shifts(a, b, weight if weight.any() else np.ones(len(keys)))
     least = math.log1p(LEAST_CHANGE if shifts.known else LEAST_CHANGE_UNKNOWN)
     chance = t_quantile(1 - FALSE_ALARMS / 2, max(2.0, a.shape[1] + b.shape[1] - 4.0))
     common_error = shifts.common_error if math.isfinite(shifts.common_error) else 0.0
     all_alike = total.beyond_noise and shared >= LEAST_SHARED and abs(shifts.common) > max(least, chance * common_error)
-    beyond = apart = shifts.beyond_noise()
-    if all_alike:
+    beyond = apart = shifts.beyond_noise() & sure
+    if all_alike and not on_cpu:
         error = np.hypot(shifts.error, common_error)
         beyond = np.abs(shifts.shift) > np.maximum(least, shifts.critical * error)
     before = np.exp(np.log(a).mean(axis=1))
-    base = 0.0 if all_alike else shifts.common
+    base = 0.0 if all_alike and not on_cpu else shifts.common
     for i, key in enumerate(keys):
         shift, error_of = float(shifts.shift[i]), float(shifts.error[i])
         units[key] = UnitChange(
@@ -140,6 +175,7 @@ def _judged(
         known=shifts.known,
         total=total,
         shared=shared,
+        on_cpu=on_cpu,
     )
 
 

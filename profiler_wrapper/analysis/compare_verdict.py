@@ -7,30 +7,40 @@ from collections.abc import Sequence
 
 from profiler_wrapper.analysis.compare_differences import HARMLESS
 from profiler_wrapper.analysis.compare_model import ComparedTotal, Culprit, Difference
-from profiler_wrapper.analysis.compare_times import TimeChanges
+from profiler_wrapper.analysis.compare_times import LEAST_SHARED, TimeChanges
 
 _MOST_DIFFERENCES = 3
 _MANY_TIMES = 2  # as much more
+CLOCK = "step on the clock"
+_NEAR = 0.01  # FLOPs that are nearer are as good as equal
+MOST_OF_IT = 0.5  # of a change: with less in single layers, it is told of all
+LIKE_LOAD = "all layers alike (as under other load or clock; low confidence)"
 _LONGEST = 40  # characters of a value
 
 
 def verdict_of(
     differences: Sequence[Difference],
-    total: ComparedTotal,
+    totals: Sequence[ComparedTotal],
     changes: TimeChanges,
     culprits: Sequence[Culprit],
     backend_changes: Sequence[tuple[str, str, str]],
     time_basis: str,
 ) -> str:
-    """What is not alike, then what changed, then where."""
-    parts = [_unlike(differences), _of_total(total, changes, time_basis)]
+    """What is not alike, then what changed, then where. `totals`: the time of a step first."""
+    total, work = totals[0], _other_work(totals)
+    like_load = not work and _like_load(culprits, changes, total)
+    parts = [_unlike(differences), _of_total(total, like_load, time_basis)]
     if total.decision in ("slower", "faster"):
-        parts.append(_where(culprits, changes, total))
+        parts.append(work)
+        if not like_load:
+            parts.append(_where(culprits, total, work))
+        elif culprits:
+            parts.append(f"besides, {_alone(culprits)}")
     elif culprits:
         parts.append("but " + _alone(culprits))
     said = ", ".join(part for part in parts[1:] if part)
     attention = "".join(f"; attention of {layer}: {a} -> {b}" for layer, a, b in backend_changes[:1])
-    return f"{parts[0]}{said}{attention}"
+    return f"{parts[0]}{said}{_on_the_clock(totals)}{attention}"
 
 
 def _unlike(differences: Sequence[Difference]) -> str:
@@ -42,29 +52,64 @@ def _unlike(differences: Sequence[Difference]) -> str:
     return f"not alike ({'; '.join(words)}{more}): "
 
 
-def _of_total(total: ComparedTotal, changes: TimeChanges, time_basis: str) -> str:
+def explained(culprits: Sequence[Culprit], total: ComparedTotal) -> float:
+    """Share of the change of a step that is in layers which changed otherwise than the rest."""
+    return sum(one.share or 0.0 for one in culprits if (one.change_ns > 0) == (total.decision == "slower"))
+
+
+def _like_load(culprits: Sequence[Culprit], changes: TimeChanges, total: ComparedTotal) -> bool:
+    """Load and clock of a machine change from run to run, and no step of a run shows it: on a CPU, by any amount."""
+    if total.decision not in ("slower", "faster") or explained(culprits, total) >= MOST_OF_IT:
+        return False
+    if changes.common_beyond_noise or changes.shared < LEAST_SHARED:
+        return changes.common_beyond_noise
+    alone = not culprits and total.change is not None and changes.common / total.change >= MOST_OF_IT
+    return changes.on_cpu or alone
+
+
+def _other_work(totals: Sequence[ComparedTotal]) -> str:
+    """How many FLOPs more or fewer, where both sides tell."""
+    change = next((one.change for one in totals if one.name == "FLOPs"), None)
+    if change is None or abs(change) <= _NEAR:
+        return ""
+    return f"with {100 * abs(change):.3g} % {'more' if change > 0 else 'fewer'} FLOPs"
+
+
+def _on_the_clock(totals: Sequence[ComparedTotal]) -> str:
+    """Where a step took longer or shorter and its work did not."""
+    wall = next((one for one in totals if one.name == CLOCK), None)
+    if wall is None or wall.decision not in ("slower", "faster") or wall.decision == totals[0].decision:
+        return ""
+    word = "longer" if wall.decision == "slower" else "shorter"
+    times = f"{(wall.a or 0.0) / 1e6:.3f} -> {(wall.b or 0.0) / 1e6:.3f} ms"
+    return f"; on the clock a step took {100 * abs(wall.change or 0.0):.0f} % {word} ({times}): waits, data, other load"
+
+
+def _of_total(total: ComparedTotal, like_load: bool, time_basis: str) -> str:
     if total.a is None or total.b is None or not total.a or not total.b:
         return "the time of a step is not known on both sides"
     times = (
         f"{total.a / 1e6:.3f} -> {total.b / 1e6:.3f} ms of {'device' if time_basis == 'device' else 'CPU'} time a step"
     )
+    if total.decision == "not judged":
+        return f"not judged, because one side marks no steps ({times})"
     if total.decision == "no difference":
         change = percent(total.change, total.error)
         return f"no difference in all ({change}; {times})" if total.error is not None else f"no difference ({times})"
     more = abs(total.change or 0.0)
+    if like_load:
+        word = "longer" if total.decision == "slower" else "shorter"
+        return f"b took {100 * more:.0f} % {word}, {LIKE_LOAD} ({times})"
     if total.decision == "slower" and more >= _MANY_TIMES:
         return f"b takes {1 + more:.1f} times as long ({times})"
     error = f"(±{100 * total.error:.1f})" if total.error is not None else "(noise not known)"
     return f"b is {100 * more:.1f} % {error} {total.decision} ({times})"
 
 
-def _where(culprits: Sequence[Culprit], changes: TimeChanges, total: ComparedTotal) -> str:
+def _where(culprits: Sequence[Culprit], total: ComparedTotal, work: str) -> str:
     same_way = [one for one in culprits if (one.change_ns > 0) == (total.decision == "slower")]
-    if changes.common_beyond_noise and (changes.common > 0) == (total.decision == "slower"):
-        besides = f"; besides, {_alone(same_way)}" if same_way else ""
-        return f"all layers alike{besides}"
     if not same_way:
-        return "and no layer stands out"
+        return "" if work else "and no layer stands out"
     first = same_way[0]
     share = min(first.share or 0.0, 1.0)
     return f"{100 * share:.0f} % of it in {place(first)}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.attribution import UNKNOWN, Place
+from profiler_wrapper.analysis.attribution import Place
 from profiler_wrapper.analysis.charges import optimizer_work
 from profiler_wrapper.analysis.compiled_graphs import graph_key
 from profiler_wrapper.analysis.flop_formulas import OpFlops, class_of_work, flops_of, has_formula, has_work

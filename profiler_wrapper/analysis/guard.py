@@ -41,6 +41,10 @@ def _checks(base: Baseline, run: Baseline, found: Sequence[Difference]) -> tuple
     if model is not None:
         reason = f"the baseline is of {model.a}, the run of {model.b}"
         return tuple(GuardCheck(name=name, status="not judged", reason=reason) for name in _NAMES)
+    one, other = (bool(side.traits.get("steps")) for side in (base, run))
+    if one != other:
+        reason = f"{'the run' if one else 'the baseline'} marks no steps, so that nothing of it is per step"
+        return tuple(GuardCheck(name=name, status="not judged", reason=reason) for name in _NAMES)
     other_machine = _told([one for one in found if one.what in _OF_COUNTS])
     counts = (check_events, check_synchronisations, check_breaks, check_memory, check_backends)
     if other_machine:

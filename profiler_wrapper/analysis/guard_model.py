@@ -5,7 +5,8 @@ A range is (least, most) over the runs that the baseline was made from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.errors import WrongUse
 
 BASELINE_VERSION = 1
+_MOST_LAYERS = 1_000_000
 ANY_NUMBER = "*"  # in the pattern of a name
 
 Range = tuple[float, float]
@@ -150,9 +152,41 @@ def baseline_from_dict(data: Mapping[str, Any]) -> Baseline:
         long["rows"] = [_long(row) for row in data["rows"]]
         for row in long.get("times", ()):  # two equal numbers are no range here
             row |= {key: _range(row[key]) for key in ("levels_us", "spreads") if not isinstance(row[key], list)}
-        return msgspec.convert(long, Baseline)
+        baseline = msgspec.convert(long, Baseline)
     except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
         raise WrongUse(f"not a baseline that guard wrote: {error}") from error
+    for problem in _problems(baseline):
+        raise WrongUse(f"not a baseline that guard wrote: {problem}")
+    return baseline
+
+
+def _problems(baseline: Baseline) -> Iterator[str]:
+    """What an edit by hand may have broken: a number that is none would let every run pass."""
+    names = [*(row.names for row in baseline.rows), *(row.names for row in baseline.times)]
+    layers = sum(last - first + 1 for told in names for first, last in told.numbers)
+    if baseline.runs < 1 or layers > _MOST_LAYERS:
+        yield f"it is of {baseline.runs} runs, with {layers} numbered layers"
+        return
+    maps = (baseline.synchronisations or {}, baseline.classes, baseline.ops)
+    ranges = [baseline.flops, baseline.events, baseline.peak_bytes, baseline.graph_breaks]
+    ranges += [limits for named in maps for limits in named.values()]
+    ranges += [limits for row in baseline.rows for limits in (row.flops, row.events, row.retained_bytes)]
+    for limits in ranges:
+        if limits is not None and not (math.isfinite(limits[1]) and limits[0] <= limits[1]):
+            yield f"{limits} is no range"
+    for row in baseline.times:
+        if not len(row.levels_us) == len(row.spreads) == len(row.names.layers()):
+            yield f"{row.names.pattern} has not one time and one spread for each layer"
+        if not all(math.isfinite(level) and level > 0 for level in row.levels_us):
+            yield f"times of {row.names.pattern} are {row.levels_us}"
+        if not all(math.isfinite(spread) and spread >= 0 for spread in (*row.spreads, row.own)):
+            yield f"spreads of {row.names.pattern} are {row.spreads}"
+    for value in (baseline.step_us, baseline.step_spread):
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            yield f"{value} is no time of a step"
+    coverage = baseline.traits.get("coverage", 0.0)
+    if not isinstance(coverage, (int, float)):
+        yield f"coverage is {coverage!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

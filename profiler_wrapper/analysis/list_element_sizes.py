@@ -65,8 +65,10 @@ class ElementSizes:
         sizes = self._by_kernel.get(span, set())
         if sizes:
             return next(iter(sizes)) if len(sizes) == 1 else 0
-        joined = self._recording.name_of(span) == "aten::cat" and shapes.types and shapes.types[0] == "TensorList"
-        return self._by_allocation(span, sum(map(prod, shapes.dims[0]))) if joined else 0
+        joined = self._recording.name_of(span) == "aten::cat" and shapes.types[:1] == ("TensorList",)
+        sizes_of_list = shapes.dims[0] if joined and shapes.dims else []
+        known = all(isinstance(size, list) for size in sizes_of_list)  # a trace may say anything
+        return self._by_allocation(span, sum(map(prod, sizes_of_list))) if known else 0
 
     def _by_allocation(self, span: int, elements: int) -> int:
         """Of an op that allocated its output, and nothing else."""

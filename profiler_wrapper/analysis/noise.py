@@ -25,12 +25,15 @@ Float = npt.NDArray[np.float64]
 
 FALSE_ALARMS = 0.002  # chance of any false alarm, in a comparison of a thing with itself
 LEAST_CHANGE = 0.02  # a smaller one is no difference
+UNSTEADY = 0.25  # spread: of a layer that varies more from step to step, nothing is said
+BUSY = 0.20  # on a CPU: what is all so much slower or faster tells of the machine
 FEWEST_STEPS = 3  # of a side: fewer do not tell an odd step from the others
 LEAST_CHANGE_UNKNOWN = 0.25  # where a side has fewer
 _PRIOR_FREEDOM = (4.0, 40.0)  # least and most degrees of freedom that layers of about the same time count for
 _NEIGHBOURS = 15  # of them, on each side
 _FEW_UNITS = 8  # with fewer there is nothing to widen errors by
 _LEVEL_ERROR = 1.16  # of the mean of the faster half, in standard errors of the mean of all (simulated: 1.08 to 1.17)
+_MEDIAN_ERROR = 1.2533  # of a median, in standard errors of the mean (normal, many steps: the most)
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 # The standard deviation of n normal numbers but for the one farthest from their median, in true ones (simulated).
 _DROPS_ODDEST = 4  # from so many steps on
@@ -137,6 +140,25 @@ def series_change(a: Float, b: Float) -> Change:
     return Change(shift, error, spread, abs(shift) > max(math.log1p(LEAST_CHANGE), far))
 
 
+def ratio_change(a: Float, b: Float, rest_a: Float, rest_b: Float) -> Change:
+    """How a part changed against the rest of the same steps: what holds up both cancels, step by step."""
+    one, other = np.log(a) - np.log(rest_a), np.log(b) - np.log(rest_b)
+    shift = float(np.median(other) - np.median(one))
+    variance, freedom = pooled_variance(one[None, :], other[None, :])
+    if min(len(one), len(other)) < FEWEST_STEPS or freedom <= 0:
+        return Change(shift, math.nan, math.nan, abs(shift) > math.log1p(LEAST_CHANGE_UNKNOWN))
+    spread = math.sqrt(float(variance[0]))
+    error = spread * _MEDIAN_ERROR * math.sqrt(1 / len(one) + 1 / len(other))
+    far = t_quantile(1 - FALSE_ALARMS / 2, freedom) * error
+    return Change(shift, error, spread, abs(shift) > max(math.log1p(LEAST_CHANGE), far))
+
+
+def own_spread(times: Float) -> float:
+    """Standard deviation of a step's time, of logarithms, without the oddest step; nan of one step."""
+    variance, freedom = _variance(np.log(times)[None, :])
+    return math.sqrt(float(variance[0])) if freedom > 0 else math.nan
+
+
 def common_factors(logs: Float, weight: Float) -> Float:
     """What each step has in common over all units: logarithms, 0 in the median step."""
     apart = logs - np.median(logs, axis=1, keepdims=True)
@@ -185,7 +207,8 @@ def _moderated(variance: Float, freedom: float, size: Float) -> tuple[Float, flo
     prior = _smoothed(variance, size) / max(low, 0.1)
     prior_freedom = _prior_freedom(variance, prior, freedom)
     together = freedom + prior_freedom
-    return (freedom * variance + prior_freedom * prior) / together, together
+    # Not below that of its like: by chance a layer may look steady in few steps that is not.
+    return np.maximum(prior, (freedom * variance + prior_freedom * prior) / together), together
 
 
 def _prior_freedom(variance: Float, prior: Float, freedom: float) -> float:

@@ -60,16 +60,18 @@ _BESIDE_PRODUCTS = (
     r"scaled_fp8_quant|^bwd_preprocess"
 )
 
-# Who uses tensor cores, by what makers put into the names of their kernels:
-# - CUTLASS names the kind of operation (media/docs/cpp/functionality.md of NVIDIA/cutlass): `tensorop`, `sptensorop`
-#   and `wmma_tensorop` use tensor cores, `simt` does not; CuTe's atoms (include/cute/arch) are `SM80_16x8x16_...`.
-# - cuBLAS and cuDNN put the shape of the instruction (PTX ISA, "Matrix multiply-accumulate") before `gemm` or `cudnn`:
-#   884, 1688, 16816, 16832 ...; xmma kernels say `tensor16x8x8`, or `warpgroupsize` for wgmma, or `ffma` for none.
-# - nvjet are cuBLAS's kernels for compute capability 9.0 and later; trtllm-gen's say `_m128x16x32_` and `sm100`.
-# - flash attention is written in such atoms (flash_fwd_kernel.h, Dao-AILab/flash-attention), and cuDNN's takes 16 and
-#   8 bit types only (cudnn-frontend, docs/operations/Attention.md).
-# - AMD: Tensile's `_MI16x16x16` is a MatrixInstruction, without one `_TT` a thread tile (Tensile wiki, "Kernel
-#   Parameters"); `xdlops` and `gtcx` are MIOpen's and Composable Kernel's words for MFMA, `dlops` for none.
+# Who uses tensor cores, by what makers put into the names of their kernels. Documented are:
+# - CUTLASS's kinds of operation (media/docs/cpp/functionality.md of NVIDIA/cutlass): TensorOp, SpTensorOp and
+#   WmmaTensorOp use tensor cores, Simt does not; CuTe's atoms (include/cute/arch/mma_sm80.hpp) are `SM80_16x8x16_...`.
+# - Flash attention is made of such atoms (csrc/flash_attn/src/kernel_traits.h, Dao-AILab/flash-attention), and cuDNN's
+#   attention takes types of 16 and 8 bits only (docs.nvidia.com/cudnn/operations/Attention).
+# - Tensile's MatrixInstruction and ThreadTile (rocm.docs.amd.com, Tensile, "Kernel parameters"), and Composable
+#   Kernel's `xdlops`, which issue MFMA (include/ck/tensor_operation/gpu/warp/xdlops_gemm.hpp).
+# All else is how names look in recorded traces and published profiles, not taken from a document:
+# - cuBLAS and cuDNN have the shape of the instruction before `gemm` or `cudnn`: 884, 1688, 16816, 16832 ...; xmma
+#   kernels have `tensor16x8x8`, or `warpgroupsize`, or `ffma` for none; nvjet are cuBLAS's from capability 9.0 on;
+#   trtllm-gen's have `_m128x16x32_` and `sm100`.
+# - Tensile writes MatrixInstruction as `_MI16x16x16`; MIOpen's `gtcx` are with MFMA, `gtcn` and `dlops` without.
 _USE = (
     r"(?i:tensor_?op)|(?i:wmma)|wgmma|tcgen05|\b[hibdq]mma|_[hibdq]mma_|[HIQ]GMMA|mfma|Mfma|"
     r"(?<![0-9a-zA-Z])[a-z]{0,2}(884|8816|8832|1684|1688|16816|16832|16864|161616|323216|168256)(?=gemm|cudnn|fprop|"
@@ -100,6 +102,7 @@ _INDUCTOR = re.compile(r"triton_(poi|red|per|for)_")
 _MAYBE_A_PRODUCT = re.compile(r"_(mm|bmm|addmm|baddbmm|dot|convolution|scaled_dot\w*|flex\w*)(_|$)")
 _FUSED_AT_AMD = re.compile(r"^attn_fwd|^bwd_kernel_(dk_dv|dq|fuse)")  # AOTriton's: tl.dot becomes MFMA on CDNA
 _FIRST_WITH_TENSOR_CORES = (7, 0)
+_WITHOUT_TENSOR_CORES = re.compile(r"\bGTX 16\d\d\b")  # Turing, compute capability 7.5, but made without them
 
 
 @lru_cache(maxsize=16384)
@@ -110,6 +113,8 @@ def uses_tensor_cores(kernel: str, device: DeviceProperties = DeviceProperties()
     """
     capability = device.compute_capability
     if capability is not None and capability < _FIRST_WITH_TENSOR_CORES and not device.is_amd:
+        return False
+    if device.name is not None and _WITHOUT_TENSOR_CORES.search(device.name):
         return False
     if classes.is_communication(kernel):
         return False

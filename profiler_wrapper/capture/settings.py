@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from profiler_wrapper.capture.growth import free_bytes
+
 _ATTENTION_BACKENDS = ("flash", "mem_efficient", "math", "cudnn")
 _WRAPPERS = frozenset(
     (
@@ -37,6 +39,7 @@ def run_settings(modules: Sequence[nn.Module], optimizers: Iterable[object]) -> 
         "attention_implementation": lambda: _attention_implementation(modules),
         "process_group_backend": _process_group_backend,
         "attention_backends": _attention_backends,
+        "free_memory_bytes": free_bytes,
         **_PARTS_OF_CUDA,
     }
     settings = {}

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiler_wrapper.commands.output import (
-    WIDTH_OF_FILES,
     Commands,
     add_command,
     add_output,
     is_directory,
     refuse_to_overwrite,
-    terminal_width,
-    unicode_output,
+    settle_format,
     write,
 )
 from profiler_wrapper.commands.reading import (
@@ -31,6 +28,7 @@ from profiler_wrapper.commands.reading import (
     trace_stem,
 )
 from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.terminal import WIDTH_OF_FILES, terminal_width, unicode_terminal
 
 if TYPE_CHECKING:
     from profiler_wrapper.reports.write import Report, ReportFile
@@ -40,6 +38,7 @@ _EXAMPLES = """\
 outputs/profile-20260101-120000
 trace.json.gz --format json --select summary,layers --top 10
 trace.json.gz -o layers.csv"""
+_FORMATS = ("text", "json", "csv")
 _LINES = 24  # of the printed table beside its layers, at most
 
 
@@ -56,7 +55,7 @@ def add(commands: Commands) -> None:
         help="of the JSON, only these: summary,time,layers.layer,layers.self_time_us; of CSV, the list: operators",
     )
     command.add_argument("--schema", action=_PrintSchema, nargs=0, help="print the JSON Schema of the JSON and exit")
-    add_output(command, "the tables, result.json, the page and plots", formats=("text", "json", "csv"))
+    add_output(command, "the tables, result.json, the page and plots", formats=_FORMATS)
 
 
 class _PrintSchema(argparse.Action):
@@ -90,9 +89,7 @@ def _check(options: argparse.Namespace) -> None:
     """Raises WrongUse; settles the format, which a file's name may tell."""
     if options.top is not None and options.top < 1:
         raise WrongUse(f"--top {options.top}: give a number of rows, from 1.")
-    ending = "" if options.output is None or is_directory(options.output) else Path(options.output).suffix.lower()
-    if options.format == "text" and ending in (".json", ".csv"):
-        options.format = ending[1:]
+    settle_format(options, formats=_FORMATS)
     if options.select is not None and options.format == "text":
         raise WrongUse("--select is of JSON and CSV: add --format json or --format csv.")
 
@@ -111,7 +108,7 @@ def _text(result: ProfileResult, options: argparse.Namespace) -> str:
         return _csv(result, options).rstrip("\n")
     if options.format == "json":
         return _json(result, options)
-    return _table(result, options, terminal_width(), unicode=sys.stdout.isatty() and unicode_output())
+    return _table(result, options, terminal_width(), unicode=unicode_terminal())
 
 
 def _table(result: ProfileResult, options: argparse.Namespace, width: int, *, unicode: bool = False) -> str:

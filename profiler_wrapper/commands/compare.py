@@ -14,11 +14,11 @@ from profiler_wrapper.commands.output import (
     is_directory,
     json_text,
     refuse_to_overwrite,
-    terminal_width,
     write,
 )
 from profiler_wrapper.commands.reading import read_result
 from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.terminal import terminal_width
 
 if TYPE_CHECKING:
     from profiler_wrapper.comparing import ProfileComparison

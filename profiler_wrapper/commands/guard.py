@@ -14,10 +14,10 @@ from profiler_wrapper.commands.output import (
     is_directory,
     json_text,
     refuse_to_overwrite,
-    terminal_width,
 )
 from profiler_wrapper.commands.reading import read_result
 from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.terminal import terminal_width
 
 
 def add(commands: Commands) -> None:

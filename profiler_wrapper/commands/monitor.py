@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiler_wrapper.commands.output import (
-    WIDTH_OF_FILES,
     Commands,
     add_command,
     add_output,
     is_directory,
     json_text,
     refuse_to_overwrite,
-    terminal_width,
+    settle_format,
     write,
 )
 from profiler_wrapper.errors import ProfilerWrapperError
+from profiler_wrapper.terminal import WIDTH_OF_FILES, terminal_width
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.monitor_run import MonitorRun
@@ -42,6 +42,7 @@ def monitor(options: argparse.Namespace) -> None:
     from profiler_wrapper.reports.monitor_plots import draw_monitor
     from profiler_wrapper.reports.monitor_text import monitor_text
 
+    settle_format(options, others=[".png"])
     width = WIDTH_OF_FILES if options.output is not None else terminal_width()
 
     def text(run: MonitorRun) -> str:
@@ -57,7 +58,7 @@ def monitor(options: argparse.Namespace) -> None:
         return
     output = Path(options.output)
     writers: dict[Path, Callable[[MonitorRun, Path], None]] = {
-        output: draw_monitor if output.suffix == ".png" else write_text
+        output: draw_monitor if output.suffix.lower() == ".png" else write_text
     }
     if is_directory(options.output):
         ending = "json" if options.format == "json" else "txt"

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from profiler_wrapper.errors import WrongUse
+
 FINE, FAILED, WRONG_USE, REGRESSION = 0, 1, 2, 3
 FORMATS = ("text", "json")
-WIDTH_OF_FILES = 100  # columns, where the output is no terminal
+# What the ending of a file's name promises.
+_HOLDS = {
+    ".json": "JSON",
+    ".csv": "CSV",
+    ".html": "a page (see `report`)",
+    ".htm": "a page (see `report`)",
+    ".png": "a picture",
+    ".gz": "compressed",
+    ".pickle": "a memory snapshot",
+}
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # is no generic type at run time
 Subject = TypeVar("Subject")
@@ -59,6 +68,36 @@ def is_directory(output: str) -> bool:
     return output.endswith(("/", os.sep)) or Path(output).is_dir()
 
 
+def file_ending(output: str | None) -> str:
+    """`"a/Page.HTML"` -> `".html"`; `""` of a directory, and where nothing was given."""
+    return "" if output is None or is_directory(output) else Path(output).suffix.lower()
+
+
+def refuse_ending(output: str | None, what: str, *, fine: Iterable[str]) -> None:
+    """Where the name of a file promises something else than `what`, which may have the endings `fine`.
+
+    Raises:
+        WrongUse: it does.
+    """
+    ending = file_ending(output)
+    if ending in _HOLDS and ending not in fine:
+        raise WrongUse(f"-o {output}: {what} is to go there, and {ending} is {_HOLDS[ending]}. Name another file.")
+
+
+def settle_format(options: argparse.Namespace, *, formats: Iterable[str] = FORMATS, others: Iterable[str] = ()) -> None:
+    """`options.format` as the name of the file tells it: `.json` is JSON, `.csv` is CSV where the command writes it.
+
+    `formats`: that the command writes. `others`: endings of what else it writes, which it sees to itself.
+
+    Raises:
+        WrongUse: the file would hold something else than its name promises.
+    """
+    told = file_ending(options.output).removeprefix(".")
+    if told in formats and options.format == "text":
+        options.format = told
+    refuse_ending(options.output, options.format, fine=(f".{options.format}", *others))
+
+
 def refuse_to_overwrite(paths: Iterable[Path], *, force: bool) -> None:
     """Before the work is done.
 
@@ -85,15 +124,3 @@ def json_text(data: object) -> str:
     from profiler_wrapper.recording.atomic import json_bytes
 
     return json_bytes(data).decode().rstrip()
-
-
-def terminal_width() -> int:
-    """Columns of the terminal that is written to, or COLUMNS in the environment; elsewhere 100."""
-    if sys.stdout.isatty() or os.environ.get("COLUMNS"):
-        return shutil.get_terminal_size((WIDTH_OF_FILES, 24)).columns
-    return WIDTH_OF_FILES
-
-
-def unicode_output() -> bool:
-    """Whether what is written to can hold every character."""
-    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"

@@ -13,9 +13,10 @@ from profiler_wrapper.commands.output import (
     is_directory,
     json_text,
     refuse_to_overwrite,
-    terminal_width,
+    settle_format,
 )
 from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.terminal import terminal_width
 
 
 def add(commands: Commands) -> None:
@@ -35,6 +36,7 @@ def peaks(options: argparse.Namespace) -> None:
         raise WrongUse("--seconds is for measuring: add --measure.")
     if options.device is not None and options.all:
         raise WrongUse("--all is of every device: leave out --device.")
+    settle_format(options)
     as_json = options.measure or options.format == "json"
     output = None if options.output is None else Path(options.output)
     if output is not None and is_directory(options.output):

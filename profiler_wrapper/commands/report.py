@@ -13,6 +13,7 @@ from profiler_wrapper.commands.output import (
     add_output,
     is_directory,
     json_text,
+    refuse_ending,
     refuse_to_overwrite,
 )
 from profiler_wrapper.commands.reading import (
@@ -25,8 +26,8 @@ from profiler_wrapper.commands.reading import (
     trace_of,
     trace_stem,
 )
-
-PAGE, RESULT_FILE = "report.html", "result.json"
+from profiler_wrapper.recording.store import PAGE_FILE
+from profiler_wrapper.run_files import RESULT_FILE
 
 
 def add(commands: Commands) -> None:
@@ -48,6 +49,7 @@ def report(options: argparse.Namespace) -> None:
     from profiler_wrapper.recording.atomic import replacing
     from profiler_wrapper.reports.page import write_page
 
+    refuse_ending(options.output, "the page", fine=(".html", ".htm"))
     given = Path(options.path)
     source = find_source(given, peaks=options.peaks, rank=options.rank)
     page = _page_path(given, source, options)
@@ -66,7 +68,7 @@ def _page_path(given: Path, source: Path, options: argparse.Namespace) -> Path:
         return Path(options.output, name) if is_directory(options.output) else Path(options.output)
     if _may_write(directory):
         return directory / name
-    here = Path(name if name != PAGE else f"{directory.resolve().name}_{PAGE}")
+    here = Path(name if name != PAGE_FILE else f"{directory.resolve().name}_{PAGE_FILE}")
     print(f"nothing can be written to {directory}, so the page goes to {here.resolve()}", file=sys.stderr)
     return here
 
@@ -79,7 +81,7 @@ def _may_write(directory: Path) -> bool:
 def _default_place(given: Path, source: Path, *, of_rank: bool) -> tuple[Path, str]:
     """The directory and the name of the page of `source`, which was found for `given`."""
     if not given.is_dir() and source.name != RESULT_FILE:
-        return source.parent, f"{trace_stem(source)}_{PAGE}"
+        return source.parent, f"{trace_stem(source)}_{PAGE_FILE}"
     if of_rank or source.parent.resolve() == given.resolve() or not given.is_dir():
-        return source.parent, PAGE
-    return source.parent.parent, PAGE  # of all ranks
+        return source.parent, PAGE_FILE
+    return source.parent.parent, PAGE_FILE  # of all ranks

@@ -9,12 +9,13 @@ from profiler_wrapper.commands.output import (
     Commands,
     add_command,
     add_output,
+    file_ending,
     is_directory,
     refuse_to_overwrite,
-    terminal_width,
-    unicode_output,
+    settle_format,
     write,
 )
+from profiler_wrapper.terminal import terminal_width, unicode_output
 
 
 def add(commands: Commands) -> None:
@@ -31,6 +32,7 @@ def snapshot(options: argparse.Namespace) -> None:
     from profiler_wrapper.reports.snapshot_text import console_text
     from profiler_wrapper.reports.write_snapshot import SNAPSHOT_REPORTS, snapshot_json
 
+    settle_format(options, others=[".png"])
     output = options.output
     if output is None:
         report = allocator_report(read_snapshot(options.path))
@@ -43,6 +45,7 @@ def snapshot(options: argparse.Namespace) -> None:
         stem = Path(options.path).stem
         writers = {Path(output) / f"{stem}{ending}": write for ending, write in SNAPSHOT_REPORTS.items()}
     else:
-        writers = {Path(output): SNAPSHOT_REPORTS[f"_snapshot.{'json' if options.format == 'json' else 'txt'}"]}
+        kind = {"json": "json", "text": "txt"}[options.format] if file_ending(output) != ".png" else "png"
+        writers = {Path(output): SNAPSHOT_REPORTS[f"_snapshot.{kind}"]}
     refuse_to_overwrite(writers, force=options.force)
     write(writers, allocator_report(read_snapshot(options.path)))

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 import msgspec
+import numpy as np
 
 _LARGE_US = 1 << 43  # from here on a float is too coarse for nanoseconds
 _UNTIMED = -(1 << 62)  # where an event has no `ts`
@@ -215,7 +216,11 @@ class EventDecoder:
 
 def _too_coarse(events: list[Event]) -> bool:
     """Whether some time is a float that has lost its nanoseconds."""
-    if max(map(_TIME, events), default=0) < _LARGE_US:
+    try:
+        latest = np.fromiter(map(_TIME, events), np.float64, len(events)).max(initial=0)
+    except OverflowError:  # a whole number beyond all floats
+        latest = _LARGE_US
+    if latest < _LARGE_US:
         return False
     return float in set(map(type, map(_TIME, events)))
 

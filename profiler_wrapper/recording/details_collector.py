@@ -12,19 +12,21 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from profiler_wrapper.recording.columns import DEVICE_CATEGORIES, Bool, Category, Int8, Int32, Int64
+from profiler_wrapper.recording.columns import Bool, Category, Int8, Int32, Int64
 from profiler_wrapper.recording.decoding import Args, CollectiveArgs
 from profiler_wrapper.recording.device_details import (
     CollectiveDetails,
     Configurations,
     DeviceDetails,
 )
+from profiler_wrapper.recording.growing import Numbers, PerName
 
 # Names of kernels, ops and annotations that may tell of a collective: of the backends, and of c10d itself.
-COLLECTIVE_NAME = re.compile(
+_COLLECTIVE = re.compile(
     r"(?i)ccl|gloo|ucc:|mpi:|c10d|record_param_comms|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|"
     r"collective"
 )
+_SILENT_LAUNCH = re.compile(r"cu(da)?[A-Z]")  # of CUDA's runtime and driver: the kernel tells how it was launched
 
 _KEPT_AT_ONCE = 1 << 16  # different configurations; past them a repeated one may be stored again
 _TOLD = attrgetter(
@@ -62,8 +64,10 @@ class DetailsCollector:
         met_collectives: whether some event told of a collective.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Numbers) -> None:
         self.met_collectives = False
+        self._names_a_collective = PerName(names, lambda name: _COLLECTIVE.search(name) is not None)
+        self._may_tell = PerName(names, lambda name: _SILENT_LAUNCH.match(name) is None)
         self._spans: list[Int64] = []
         self._numbers: list[Int32] = []
         self._launch_spans: list[Int64] = []  # calls into a runtime that tell what they launch (ROCm)
@@ -73,17 +77,17 @@ class DetailsCollector:
         self._collectives: list[CollectiveDetails] = []
         self._seen = 0
 
-    def add(self, args: Sequence[Args], category: Int8, names_a_collective: Bool) -> None:
-        """The next spans, with their categories, and whether their names are like those of collectives."""
-        on_device = np.isin(category, DEVICE_CATEGORIES)
+    def add(self, args: Sequence[Args], category: Int8, name: Int32) -> None:
+        """The next spans, with their categories and the numbers of their names."""
+        on_device = (category >= Category.KERNEL) & (category <= Category.MEMSET)
         self._add_to(self._spans, self._numbers, on_device, args)
         is_runtime = category == Category.RUNTIME
-        if is_runtime.any():
-            tells = np.zeros(len(args), dtype=np.bool_)
-            grids = map(_GRID, compress(args, is_runtime.tolist()))
-            tells[is_runtime] = [grid is not None for grid in grids]
-            self._add_to(self._launch_spans, self._launch_numbers, tells, args)
-        for index in np.flatnonzero(names_a_collective & ~is_runtime).tolist():
+        may_tell = is_runtime & self._may_tell.answers()[name]
+        if may_tell.any():
+            grids = map(_GRID, compress(args, may_tell.tolist()))
+            may_tell[may_tell] = [grid is not None for grid in grids]
+            self._add_to(self._launch_spans, self._launch_numbers, may_tell, args)
+        for index in np.flatnonzero(self._names_a_collective.answers()[name] & ~is_runtime).tolist():
             if args[index].collective is not None:
                 self.met_collectives = True
                 self._collectives.append(_collective(self._seen + index, args[index]))

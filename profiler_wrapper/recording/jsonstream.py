@@ -204,6 +204,7 @@ class TraceWalker(Generic[Event]):
             events, ended = self._slice()
             if events:
                 yield events
+            del events  # before the next are decoded, so that those take their place
             if ended:
                 return
 

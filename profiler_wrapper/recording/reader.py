@@ -70,6 +70,7 @@ def _read(
                 decoder.expect_collectives()
             if shapes is not None:
                 shapes.add(spans)
+            del events, spans  # before the next are decoded, so that those take their place
         if decoder.misfits and not collector.count:
             raise BrokenTrace(f"{path}: byte 0: none of its {decoder.misfits} entries is an event of a Chrome trace")
         warnings = list(walker.warnings)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.analysis.compare_model import Comparison
-from profiler_wrapper.reports import page as frame
 from profiler_wrapper.reports.compare_rows import folded_rows
-from profiler_wrapper.reports.text import clean, shorten
+from profiler_wrapper.reports.page_frame import packaged_source, page_text
 
-_LONGEST_TITLE = 120
+_FOLDER = "compare_views"
 _VIEWS = ("view_changes.js", "view_rows.js", "view_classes.js")
 
 
@@ -27,17 +24,7 @@ def write_compare_page(comparison: Comparison, path: Path) -> None:
 
 def _html(comparison: Comparison) -> str:
     """The frame of a run's page with views of its own."""
-    from markupsafe import Markup  # with jinja2, which who prints a table need not wait for
-
-    data = _page_data(comparison)
-    scripts = [(name, frame._source(name)) for name in frame._FIRST] + [(name, _source(name)) for name in _VIEWS]
-    return frame._template().render(
-        title=shorten(clean(data["page"]["title"], unicode=True), _LONGEST_TITLE, ellipsis="…"),
-        style=Markup(frame._source("style.css")),
-        data=Markup(frame.script_json(data)),
-        plotly=Markup(frame._plotly()),
-        scripts=[(name, Markup(frame._inside_script(source))) for name, source in scripts],
-    )
+    return page_text(_page_data(comparison), ((name, packaged_source(_FOLDER, name)) for name in _VIEWS))
 
 
 def _page_data(comparison: Comparison) -> dict[str, Any]:
@@ -68,8 +55,3 @@ def _page_data(comparison: Comparison) -> dict[str, Any]:
             for row in folded_rows(comparison)
         ],
     }
-
-
-@cache
-def _source(name: str) -> str:
-    return files(__package__).joinpath("compare_views").joinpath(name).read_text(encoding="utf-8")

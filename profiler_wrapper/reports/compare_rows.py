@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from profiler_wrapper.analysis.compare_model import ComparedRow, Comparison
 from profiler_wrapper.analysis.compare_names import folded_name, like_name
+from profiler_wrapper.analysis.sums import sum_of_known
 
 _FEWEST_FOLDED = 3
 
@@ -67,21 +68,11 @@ def _folded(rows: Sequence[ComparedRow], comparison: Comparison) -> FoldedRow:
         phase=rows[0].phase,
         a_ns=sum(side.self_time_ns for side in sides_a) / comparison.steps_a if sides_a else None,
         b_ns=sum(side.self_time_ns for side in sides_b) / comparison.steps_b if sides_b else None,
-        retained_a=known_sum(side.retained_bytes for side in sides_a),
-        retained_b=known_sum(side.retained_bytes for side in sides_b),
-        flops_a=_whole(known_sum(side.self_flops_per_step for side in sides_a)),
-        flops_b=_whole(known_sum(side.self_flops_per_step for side in sides_b)),
+        retained_a=sum_of_known(side.retained_bytes for side in sides_a),
+        retained_b=sum_of_known(side.retained_bytes for side in sides_b),
+        flops_a=sum_of_known(side.self_flops_per_step for side in sides_a),
+        flops_b=sum_of_known(side.self_flops_per_step for side in sides_b),
         slower=tuple(row.layer for row in rows if row.decision == "slower"),
         faster=tuple(row.layer for row in rows if row.decision == "faster"),
         members=len(rows),
     )
-
-
-def known_sum(values: Iterable[float | None]) -> float | None:
-    """The sum of what is known; None where nothing is."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)

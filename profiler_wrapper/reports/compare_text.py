@@ -5,15 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from profiler_wrapper.analysis.compare_model import ComparedTotal, Comparison, Culprit
 from profiler_wrapper.analysis.compare_verdict import percent, place
 from profiler_wrapper.reports.compare_rows import FoldedRow, folded_rows
-from profiler_wrapper.reports.text import clean, grid, shorten
+from profiler_wrapper.reports.text import cells, clean, grid, shorten
 from profiler_wrapper.units import MIB
 
-_NAME_WIDTH = 40
 _LONGEST_NAME = 60
 _LEAST_NAME_WIDTH = 12
 _OTHER_COLUMNS = 62
@@ -26,11 +25,12 @@ def compare_text(comparison: Comparison, *, rows: int = 20, width: int = 100, un
     """
     parts = ["\n".join(textwrap.wrap(clean(comparison.verdict.replace("±", "+-"), unicode=unicode), width))]
     parts.append("\n".join(_sides(comparison, width, unicode)))
-    parts.append(grid(("per step", "a", "b", "change", ""), [_total(total) for total in comparison.totals]))
+    totals = [_total(total) for total in comparison.totals]
+    parts.append(_fitting(("per step", "a", "b", "change", ""), totals, width, spare=(1,)))
     if comparison.culprits:
-        room = max(_LEAST_NAME_WIDTH, width - 44)
+        room = max(_LEAST_NAME_WIDTH, width - 36)
         told = [_culprit(one, room, unicode) for one in comparison.culprits]
-        parts.append(grid(("changed otherwise than the rest", "ms a step", "change", "of all"), told))
+        parts.append(_fitting(("changed otherwise", "ms a step", "change", "of all"), told, width, spare=(3, 1)))
     parts.append(_table(comparison, rows, width, unicode))
     notes = [f"note: {clean(note, unicode=unicode)}" for note in comparison.notes]
     notes += [f"attention of {clean(layer, unicode=unicode)}: {a} -> {b}" for layer, a, b in comparison.backend_changes]
@@ -89,7 +89,21 @@ def _table(comparison: Comparison, most: int, width: int, unicode: bool) -> str:
         lines.append((f"({len(rest)} more)", "", _ms(a), _ms(b), f"{(b - a) / 1e6:+.3f}", "", ""))
     a, b = (sum((row.a_ns if side == "a" else row.b_ns) or 0.0 for row in every) for side in "ab")
     lines.append(("TOTAL", "", _ms(a), _ms(b), f"{(b - a) / 1e6:+.3f}", percent(b / a - 1 if a else None, None), ""))
-    return grid(("own time per step", "phase", "a ms", "b ms", "b - a", "change", ""), lines, left_columns=2)
+    header = ("own time per step", "phase", "a ms", "b ms", "b - a", "change", "")
+    return _fitting(header, lines, width, spare=(2, 5, 3), left_columns=2)
+
+
+def _fitting(
+    header: Sequence[str], lines: Sequence[Sequence[str]], width: int, *, spare: Sequence[int], left_columns: int = 1
+) -> str:
+    """The table, without columns of `spare` from the first on where it is too wide."""
+    drawn = grid(header, lines, left_columns=left_columns)
+    for last in range(1, len(spare) + 1):
+        if max(cells(line) for line in drawn.split("\n")) <= width:
+            break
+        kept = [["" if i in spare[:last] else text for i, text in enumerate(line)] for line in lines]
+        drawn = grid(header, kept, left_columns=left_columns)
+    return drawn
 
 
 def _line(row: FoldedRow, room: int, unicode: bool) -> tuple[str, ...]:

@@ -35,11 +35,13 @@ def data_frame(analysis: Analysis, rows: str = "layers") -> pd.DataFrame:
         ) from error
     dtypes = _dtypes(rows)
     return pd.DataFrame(
-        {name: pd.Series([row[name] for row in table], dtype=dtypes[name]) for name in names}, columns=list(names)
+        {name: pd.Series([row[name] for row in table], dtype=dtypes.get(name, "object")) for name in names},
+        columns=list(names),
     )
 
 
 def _dtypes(rows: str) -> dict[str, Any]:
+    """Of the columns that are fields of the rows."""
     row_type = LISTS[rows]
     hints = get_type_hints(row_type)
     return {json_name(row_type, field.name): _dtype(field.name, hints[field.name]) for field in fields(row_type)}

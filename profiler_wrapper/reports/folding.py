@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from profiler_wrapper.analysis.model import Analysis, LayerRow
-from profiler_wrapper.analysis.numbered_names import OPEN, number_ranges, split_number
+from profiler_wrapper.analysis.numbered_names import fill_numbers, split_number
 from profiler_wrapper.analysis.outliers import FEWEST_ALIKE, outliers
 from profiler_wrapper.analysis.phase import FORWARD_PHASES, Phase
+from profiler_wrapper.analysis.sums import sum_if_all_known, sum_of_known
 
 FEWEST_FOLDED = FEWEST_ALIKE
 
@@ -97,42 +98,27 @@ class Fold:
 
     @property
     def flops(self) -> int | None:
-        return known_total(member.flops for member in self.members)
+        return sum_if_all_known(member.flops for member in self.members)
 
     @property
     def roof_ns(self) -> int | None:
-        return known_total(member.roof_ns for member in self.members)
+        return sum_if_all_known(member.roof_ns for member in self.members)
 
     @property
     def memory_roof_ns(self) -> int | None:
-        return known_total(member.memory_roof_ns for member in self.members)
+        return sum_if_all_known(member.memory_roof_ns for member in self.members)
 
     @property
     def calls(self) -> int | None:
-        return _sum(member.calls for member in self.members)
+        return sum_of_known(member.calls for member in self.members)
 
     @property
     def retained_bytes(self) -> float | None:
-        return _sum(member.retained_bytes for member in self.members)
+        return sum_of_known(member.retained_bytes for member in self.members)
 
     @property
     def peak_bytes(self) -> int | None:
         return max((m.peak_bytes for m in self.members if m.peak_bytes is not None), default=None)
-
-
-def _sum(values: Iterable[float | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None  # type: ignore[return-value]  # ints stay ints
-
-
-def known_total(values: Iterable[int | None]) -> int | None:
-    """The sum; None where one of them is not known."""
-    total = 0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
 
 
 def layer_totals(analysis: Analysis) -> list[LayerTotal]:
@@ -164,10 +150,10 @@ def _layer_total(layer: str, rows: Sequence[LayerRow], parent: str | None) -> La
         attention_ns=sum(row.attention_ns for row in rows),
         communication_ns=sum(row.communication_ns for row in rows),
         fused_ns=sum(row.fused_ns for row in rows),
-        flops=known_total(row.flops_per_step for row in rows),
-        roof_ns=known_total(row.roof_time_per_step_ns for row in rows),
-        memory_roof_ns=known_total(row.memory_roof_time_per_step_ns for row in rows),
-        calls=_sum(row.calls for row in forward),
+        flops=sum_if_all_known(row.flops_per_step for row in rows),
+        roof_ns=sum_if_all_known(row.roof_time_per_step_ns for row in rows),
+        memory_roof_ns=sum_if_all_known(row.memory_roof_time_per_step_ns for row in rows),
+        calls=sum_of_known(row.calls for row in forward),
         retained_bytes=max(retained, default=None),
         peak_bytes=max((row.peak_bytes for row in rows if row.peak_bytes is not None), default=None),
         shared=any(row.shared for row in rows),
@@ -250,9 +236,8 @@ def _pattern(name: str) -> str:
 
 
 def _numbered_label(pattern: str, names: Iterable[str]) -> str:
-    before, _, after = pattern.partition(OPEN)
-    numbers = sorted({int(name[len(before) : len(name) - len(after)]) for name in names})
-    return f"{before}{{{number_ranges(numbers)}}}{after}"
+    numbers = {number for name in names if (number := split_number(name)[1]) is not None}
+    return fill_numbers(pattern, numbers)
 
 
 def _tell_apart(folds: list[Fold]) -> list[Fold]:

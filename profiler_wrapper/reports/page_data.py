@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.analysis.phase import PHASES
@@ -28,6 +28,7 @@ from profiler_wrapper.reports.page_groups import layer_groups, parents_of_layers
 from profiler_wrapper.reports.page_views import view_data
 from profiler_wrapper.reports.result_json import LISTS, to_dict
 
+_Made = TypeVar("_Made")
 _WIDE = 10_000  # columns: a use line in one piece
 
 
@@ -47,6 +48,8 @@ def page_data(analysis: Analysis, *, title: str = "", trace_href: str | None = N
 
 
 def _page(analysis: Analysis, title: str, trace_href: str | None) -> dict[str, Any]:
+    parents, no_parents = _contained(parents_of_layers, analysis)
+    groups, no_groups = _contained(layer_groups, analysis)
     return {
         "title": title or default_title(analysis),
         "machine": machine(analysis),
@@ -67,9 +70,18 @@ def _page(analysis: Analysis, title: str, trace_href: str | None) -> dict[str, A
             "split": dict(SPLIT_COLORS),
             "kind": {**KIND_COLORS, "other": OTHER_KIND},
         },
-        "parents": parents_of_layers(analysis),
-        "groups": layer_groups(analysis),
+        "parents": parents,
+        "groups": groups or [],
+        "failed": {"parents": no_parents, "groups": no_groups},
     }
+
+
+def _contained(make: Callable[[Analysis], _Made], analysis: Analysis) -> tuple[_Made | None, str | None]:
+    """What `make` makes, and why it could not: one view is not worth the page."""
+    try:
+        return make(analysis), None
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
 
 
 def _as_text(value: Any) -> Any:

@@ -84,6 +84,9 @@ LISTS: Mapping[str, type[Row]] = {
     "op_memory": OpMemoryRow,
 }
 
+# What rows are written with beside their fields, from which it follows.
+FOLLOWS: Mapping[type[Row], tuple[str, ...]] = {LayerRow: ("bound",), TimeTotals: ("coverage",)}
+
 NS_PER_US = 1000
 # Without these a row says nothing; every other field has a value for "not known".
 _REQUIRED = {"layer", "phase", "reason", "backend", "op", "time_ns", "self_time_ns", "total_ns", "unattributed_ns"}
@@ -99,7 +102,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "complete": analysis.complete,
         "warnings": _plain(analysis.warnings),
         "run": {"timed_steps": timed_steps, "full_steps": []} | _plain_mapping(analysis.run),
-        "time": _row_to_dict(analysis.time) | {"coverage": analysis.time.coverage},
+        "time": _row_to_dict(analysis.time),
         **{name: rows_to_dicts(getattr(analysis, name)) for name in LISTS},
         "series": _plain_mapping(analysis.series),
         "utilization": None if analysis.utilization is None else _row_to_dict(analysis.utilization),
@@ -155,8 +158,8 @@ def json_name(row_type: type[Any], name: str) -> str:
 
 
 def column_names(row_type: type[Row]) -> tuple[str, ...]:
-    """What the fields of a row are called in the file."""
-    return tuple(json_name(row_type, field.name) for field in fields(row_type))
+    """The keys of a row in the file."""
+    return (*(json_name(row_type, field.name) for field in fields(row_type)), *FOLLOWS.get(row_type, ()))
 
 
 def _microseconds(time_ns: Any) -> Any:
@@ -181,12 +184,12 @@ def _row_to_dict(row: Row) -> dict[str, Any]:
     return {
         json_name(type(row), name): _microseconds(value) if name.endswith("_ns") else _plain(value)
         for name, value in values
-    }
+    } | {name: getattr(row, name) for name in FOLLOWS.get(type(row), ())}
 
 
 def rows_to_dicts(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """Rows as they are written."""
-    return [_row_to_dict(row) | ({"bound": row.bound} if isinstance(row, LayerRow) else {}) for row in rows]
+    return [_row_to_dict(row) for row in rows]
 
 
 @cache

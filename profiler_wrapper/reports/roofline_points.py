@@ -10,8 +10,9 @@ from profiler_wrapper.analysis.model import Analysis, Bound, LayerRow, bound_of
 from profiler_wrapper.analysis.numbered_names import split_number
 from profiler_wrapper.analysis.phase import PHASES, Phase
 from profiler_wrapper.analysis.roofline import peak_of
+from profiler_wrapper.analysis.sums import sum_if_all_known
 from profiler_wrapper.reports.describe import shown_work, step_count
-from profiler_wrapper.reports.folding import Fold, LayerTotal, Tree, known_total, layer_totals
+from profiler_wrapper.reports.folding import Fold, LayerTotal, Tree, layer_totals
 from profiler_wrapper.reports.plot_rows import short_names, shown_layers
 
 _FEW_FLOPS = 0.01  # a type of number with a smaller share of the FLOPs has no roof of its own
@@ -178,7 +179,7 @@ def _of_rows(analysis: Analysis, name: str, kind: str, rows: Sequence[LayerRow],
     prefix = "self_" if own else ""
 
     def work(what: str) -> int | None:
-        return shown_work(analysis, known_total(getattr(row, f"{prefix}{what}") for row in rows))
+        return shown_work(analysis, sum_if_all_known(getattr(row, f"{prefix}{what}") for row in rows))
 
     roof_ns = work("roof_time_per_step_ns")
     spent_ns = sum(row.self_time_ns if own else row.time_ns - row.communication_ns for row in rows)

@@ -10,9 +10,10 @@ from typing import Literal
 
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, LayerRow
 from profiler_wrapper.analysis.phase import Phase
+from profiler_wrapper.analysis.sums import sum_if_all_known, sum_of_known
 from profiler_wrapper.reports.choosing import Order, Shown, choose, in_order
 from profiler_wrapper.reports.describe import shown_work, step_count, step_numbers
-from profiler_wrapper.reports.folding import Fold, LayerTotal, Odd, Tree, known_total, layer_totals, odd_ones
+from profiler_wrapper.reports.folding import Fold, LayerTotal, Odd, Tree, layer_totals, odd_ones
 
 RowKind = Literal["layer", "median", "odd", "outside", "unattributed", "total"]
 
@@ -263,15 +264,10 @@ def _sum_row(kind: RowKind, label: str, rows: Sequence[TableRow]) -> TableRow:
         times_ns={column: sum(row.times_ns.get(column, 0) for row in rows) for column in columns},
         total_ns=sum(row.total_ns for row in rows),
         attention_ns=sum(row.attention_ns for row in rows),
-        calls=_known_sum(row.calls for row in rows),
-        retained_bytes=_known_sum(row.retained_bytes for row in rows),
+        calls=sum_of_known(row.calls for row in rows),
+        retained_bytes=sum_of_known(row.retained_bytes for row in rows),
         peak_bytes=max((row.peak_bytes for row in rows if row.peak_bytes is not None), default=None),
     )
-
-
-def _known_sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 def _total_row(analysis: Analysis, steps: _Steps, totals: Sequence[LayerTotal]) -> TableRow:
@@ -289,7 +285,7 @@ def _total_row(analysis: Analysis, steps: _Steps, totals: Sequence[LayerTotal]) 
         communication_ns=steps.of(sum(r.time_ns for r in analysis.classes if r.class_name == "communication")),
         flops=steps.work(_all_flops(analysis)),
         roof_ns=steps.work(_whole_roof(analysis, roots)),
-        retained_bytes=_known_sum(root.retained_bytes for root in roots),
+        retained_bytes=sum_of_known(root.retained_bytes for root in roots),
         peak_bytes=_overall_peak(analysis, roots),
     )
 
@@ -301,7 +297,7 @@ def _all_flops(analysis: Analysis) -> int | None:
         return None
     own = [row.self_flops_per_step for row in analysis.layers]
     rest = [row.flops_per_step for row in analysis.unattributed if row.reason != LAUNCHED_BEFORE]
-    return known_total(own + rest)
+    return sum_if_all_known(own + rest)
 
 
 def _whole_roof(analysis: Analysis, roots: Sequence[LayerTotal]) -> int | None:

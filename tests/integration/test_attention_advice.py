@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from advised import facts_of, facts_of_gpu, findings_of_training
+from advice_facts import facts_of, facts_of_gpu, findings_of_training
 from models import build, optimizer_of
 from profiler_wrapper.analysis.advice.attention_rules import attention_fallback, attention_unfused
 from profiler_wrapper.recording.shapes import OpShapes

@@ -19,7 +19,6 @@ from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.recording.reader import read
 
-pytestmark = pytest.mark.xdist_group("collective_runs")
 _WARM_UP, _STEPS = 2, 2  # DDP settles its buckets after the first step, by broadcasts
 
 

@@ -127,6 +127,54 @@ def test_what_is_no_trace_is_one_line_of_error(
     assert not (tmp_path / "out.txt").exists()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["analyze", "-o", "page.html"],
+        ["analyze", "-o", "picture.PNG"],
+        ["analyze", "-o", "rows.json", "--format", "csv"],
+        ["analyze", "-o", "rows.csv", "--format", "json"],
+        ["report", "-o", "page.json"],
+        ["report", "-o", "page.csv"],
+        ["report", "-o", "page.png"],
+    ],
+)
+def test_a_file_that_would_not_hold_what_its_name_says_is_wrong_use(
+    trace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([arguments[0], str(trace), *arguments[1:]]) == 2
+    assert arguments[2] in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_peaks_know_json_by_the_files_name(tmp_path: Path) -> None:
+    assert main(["peaks", "--all", "-o", str(tmp_path / "peaks.json")]) == 0
+    assert isinstance(json.loads((tmp_path / "peaks.json").read_text()), list)
+    assert main(["peaks", "--all", "-o", str(tmp_path / "peaks.png")]) == 2
+
+
+def test_an_error_names_the_file_and_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(tmp_path / "absent.json")]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path / 'absent.json'}: No such file or directory\n"
+
+
+def test_a_rank_below_0_is_wrong_use(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(trace.parent), "--rank", "-1"]) == 2
+    assert "rank -1" in capsys.readouterr().err
+
+
+def test_the_schema_is_printed_to_a_reader_that_goes_away() -> None:
+    command = f"{sys.executable} -m profiler_wrapper analyze --schema | head -c 10"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("{")
+    assert "Traceback" not in done.stderr
+
+
 def test_a_missing_file_is_one_line_of_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", str(tmp_path / "absent.json")]) == 1
     assert capsys.readouterr().err.startswith("error: ")

@@ -14,9 +14,8 @@ from browser import CHROMIUM, NO_CHROMIUM, Browser
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.comparing import ProfileComparison, compare
 from sample_results import llama
-from shared_traces import TRACES
+from shared_traces import TRACES, needs_traces
 
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the recorded traces are not beside this checkout")
 BERT, VIT = TRACES / "h100_bert_small_inference.json.gz", TRACES / "h100_vit_inference.json.gz"
 
 

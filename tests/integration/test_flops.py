@@ -16,7 +16,7 @@ import profiler_wrapper as pw
 from models import Case, Size, build, optimizer_of, train_step
 from profiler_wrapper.analysis.model import Analysis
 from profiling import directory_of, profiler, result_of
-from shared_traces import TRACES
+from shared_traces import TRACES, needs_traces
 from variants import gradient_checkpointing, gradient_checkpointing_reentrant
 
 LAYERS, HIDDEN, HEADS, BATCH, TOKENS, VOCABULARY = 2, 64, 4, 2, 16, 128
@@ -221,8 +221,6 @@ def test_tables_show_flops(tmp_path: Path) -> None:
 
 # --- recorded on GPUs ---------------------------------------------------------------------------
 
-on_traces = pytest.mark.skipif(not TRACES.is_dir(), reason=f"no recorded traces at {TRACES}")
-
 
 def flops_of_trace(name: str) -> Counter[tuple[str, str]]:
     """By class and type; whatever is in a result of `load` is summed from these rows."""
@@ -233,7 +231,7 @@ def flops_of_trace(name: str) -> Counter[tuple[str, str]]:
     return found
 
 
-@on_traces
+@needs_traces
 def test_qwen_has_two_flops_a_token_and_parameter_and_its_attention() -> None:
     """Qwen1.5-0.5B without its head: 24 layers, 1024 wide, MLP of 2816, 16 heads; 16 sequences of 559 tokens."""
     parameters = 24 * (4 * 1024 * 1024 + 3 * 1024 * 2816)
@@ -244,7 +242,7 @@ def test_qwen_has_two_flops_a_token_and_parameter_and_its_attention() -> None:
     }
 
 
-@on_traces
+@needs_traces
 def test_vit_and_bert_have_theirs() -> None:
     """ViT-B/16, 4 images: 197 tokens, patches by a convolution, a pooler of its class token. BERT-small: 141 tokens."""
     tokens, wide = 4 * 197, 768
@@ -260,7 +258,7 @@ def test_vit_and_bert_have_theirs() -> None:
     }
 
 
-@on_traces
+@needs_traces
 def test_resnet_counts_what_is_recomputed_apart() -> None:
     """Of 20 convolutions all but the first gives a gradient of its input; 10 images of 224 pixels, ResNet-18."""
     result = pw.load(TRACES / "mi300_resnet_checkpointing_training.json.gz")
@@ -271,7 +269,7 @@ def test_resnet_counts_what_is_recomputed_apart() -> None:
     assert phases["forward"] == 10 * 2 * 1_814_073_344  # multiply-adds of ResNet-18, as published: 1.81 G
 
 
-@on_traces
+@needs_traces
 def test_unknown_kernels_of_experts_and_attention_leave_their_layers_unknown() -> None:
     result = pw.load(TRACES / "b200_vllm_eager_inference.json.gz")
     assert "vllm::unified_attention_with_output" in {row.op for row in result.uncounted}

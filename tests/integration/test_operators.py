@@ -17,13 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.operator_rows import NO_OP
 from profiler_wrapper.recording.reader import read
-from shared_traces import TRACES
-
-ALL = sorted(path.name for path in TRACES.glob("*.json.gz"))
-recorded = [
-    pytest.mark.skipif(not TRACES.is_dir(), reason=f"no recorded traces at {TRACES}"),
-    pytest.mark.xdist_group("shared_traces"),
-]
+from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -146,9 +140,9 @@ def innermost_ops(path: Path) -> tuple[Counter[str], Counter[str], Counter[str]]
     return time_ns, count, calls
 
 
-@pytest.mark.parametrize("name", ALL or ["none"])
+@pytest.mark.parametrize("name", TRACE_NAMES)
 class TestRecordedTraces:
-    pytestmark = recorded
+    pytestmark = needs_traces
 
     def test_ops_launch_what_the_file_says(self, name: str) -> None:
         time_ns, events, calls = innermost_ops(TRACES / name)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from advised import facts_of, facts_of_gpu, findings_of_training
+from advice_facts import facts_of, facts_of_gpu, findings_of_training
 from profiler_wrapper.analysis.advice.optimizer_rules import slow_optimizer
 from recordings import Trace
 

@@ -11,30 +11,16 @@ from typing import Any
 
 import pytest
 
-import profiler_wrapper as pw
 from browser import CHROMIUM, NO_CHROMIUM, Browser, Page
-from models import build, train
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.page import page_html, write_page
 from profiler_wrapper.reports.page_data import page_data
 from profiler_wrapper.reports.result_json import from_dict, to_dict
-from profiling import profiler, result_of
 from sample_page import AWKWARD, awkward_page, full_page
-from shared_traces import TRACES
 
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM),
-    pytest.mark.xdist_group("page_browser"),
-]
-TRACE_NAMES = sorted(path.name for path in TRACES.glob("*.json.gz"))
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 ROWS = "#view-layers tbody tr"
 ROW_HEIGHT = 24
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with Browser() as one:
-        yield one
 
 
 Opener = Callable[..., Page]
@@ -85,39 +71,32 @@ def assert_every_tab_opens(page: Page) -> None:
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "scrolls sideways"
 
 
+@pytest.fixture(scope="module")
+def shared_layers(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The page of one result; those that use it come by `layers`."""
+    path = tmp_path_factory.mktemp("full") / "report.html"
+    write_page(full_page(), path, trace_href="profile_trace.json")
+    return browser.open(path, address="layers")
+
+
+@pytest.fixture
+def layers(shared_layers: Page) -> Page:
+    """The view Layers as it is when first opened."""
+    shared_layers.to_front()
+    shared_layers.evaluate("location.hash = '#layers'")
+    shared_layers.wait("!document.querySelector('#view-layers').hidden && location.hash === '#layers'")
+    shared_layers.click("#view-layers .segments button[data-id=total]")
+    shared_layers.evaluate(
+        "(() => { const { table } = document.querySelector('#view-layers .table');"
+        " table.selected = null; table.sort = null; table.search(''); })()"
+    )
+    assert shared_layers.problems == [] and shared_layers.requests == []
+    return shared_layers
+
+
 def names_shown(page: Page) -> list[str]:
     """Names in the first column of the layer table, in order."""
     return [text.split("\n")[0] for text in page.texts(f"{ROWS} td:first-child .name")]
-
-
-@pytest.fixture(scope="module")
-def live_run(tmp_path_factory: pytest.TempPathFactory) -> pw.ProfileResult:
-    """A Llama trained for five steps on the CPU."""
-    case = build("llama", layers=4)
-    with profiler(case, tmp_path_factory.mktemp("run")) as prof:
-        train(case, steps=6)
-    return result_of(prof)
-
-
-def test_every_tab_of_a_training_on_a_cpu(opened: Opener, live_run: pw.ProfileResult) -> None:
-    page = opened(live_run)
-    assert_every_tab_opens(page)
-    assert "no device in this trace" in page.text("#view-overview")
-    assert "In ops" in page.text("#view-overview .figures")
-    assert "✓" in page.text("#view-layers .sum")
-
-
-@pytest.mark.skipif(not TRACES.is_dir(), reason=f"no recorded traces at {TRACES}")
-@pytest.mark.parametrize("name", TRACE_NAMES or ["none"])
-def test_every_tab_of_a_recorded_trace(opened: Opener, name: str) -> None:
-    result = pw.load(TRACES / name)
-    page = opened(result)
-    assert_every_tab_opens(page)
-    page.evaluate("page.goto('layers')")
-    assert "✓" in page.text("#view-layers .sum")
-    if not any(row.layer for row in result.layers):
-        assert "This trace has no layers" in page.text("#view-layers")
-        assert "ProfilerWrapper(model)" in page.text("#view-layers")
 
 
 def test_every_tab_of_a_full_result(opened: Opener) -> None:
@@ -149,12 +128,11 @@ def test_layers_are_told_with_the_odd_one(opened: Opener) -> None:
     assert "odd: layers.5 +99 %" in group
     assert page.count("#view-layers .bars rect.odd") == 3  # forward, backward, attention
     page.click(f"{ROWS}.group a.odd")
-    page.wait(f"document.querySelector('{ROWS}.selected')")
-    assert page.text(f"{ROWS}.selected .name") == "layers.5"
+    page.wait(f"document.querySelector('{ROWS}.selected .name')?.innerText === 'layers.5'")
 
 
-def test_sorting(opened: Opener) -> None:
-    page = opened(full_page(), "layers")
+def test_sorting(layers: Page) -> None:
+    page = layers
     in_order = names_shown(page)
     page.click("#view-layers th[data-key=time] button")
     assert page.evaluate("document.querySelector('#view-layers th[data-key=time]').ariaSort") == "descending"
@@ -170,8 +148,8 @@ def test_sorting(opened: Opener) -> None:
     assert names_shown(page) == in_order
 
 
-def test_own_time_is_a_flat_list_that_adds_up(opened: Opener) -> None:
-    page = opened(full_page(), "layers")
+def test_own_time_is_a_flat_list_that_adds_up(layers: Page) -> None:
+    page = layers
     page.click("#view-layers .segments button[data-id=self]")
     names = names_shown(page)
     assert names[0] == "model.layers.2.mlp"  # 200 us twice over, forward and twice that backward
@@ -179,8 +157,8 @@ def test_own_time_is_a_flat_list_that_adds_up(opened: Opener) -> None:
     assert page.text("#view-layers .sum").startswith("✓ All rows")
 
 
-def test_searching_and_collapsing(opened: Opener) -> None:
-    page = opened(full_page(), "layers")
+def test_searching_and_collapsing(layers: Page) -> None:
+    page = layers
     page.evaluate("document.querySelector('#view-layers input').focus()")
     page.type("layers.2.mlp")
     page.wait("location.hash === '#layers/layers.2.mlp'")
@@ -198,8 +176,74 @@ def test_searching_and_collapsing(opened: Opener) -> None:
     assert len(names_shown(page)) == 3  # the root, what is outside, what has no layer
 
 
-def test_keys(opened: Opener) -> None:
-    page = opened(full_page(), "layers")
+def test_a_narrow_window_leaves_columns_out(layers: Page) -> None:
+    """What matters most stays in sight without scrolling, and a wide window has all of it again."""
+    heads = "[...document.querySelectorAll('#view-layers th')].map(one => one.dataset.key)"
+    overflow = "(one => one.scrollWidth - one.clientWidth)(document.querySelector('#view-layers .scroller'))"
+    layers.resize(2600, 768)
+    layers.wait(f"{heads}.includes('calls')")
+    everything = layers.evaluate(heads)
+    try:
+        for width in (1200, 1000):
+            layers.resize(width, 768)
+            layers.wait(f"{overflow} === 0 && {heads}.length < {len(everything)}")
+            shown = layers.evaluate(heads)
+            assert {"label", "time", "share", "forward", "backward", "retained", "peak"} <= set(shown)
+            left = [key for key in everything if key not in shown]
+            assert left and len(layers.texts("#view-layers .shown")[1].split(", ")) == len(left)
+        csv = layers.evaluate("document.querySelector('#view-layers .table').table.csv()").split("\r\n")[0]
+        assert csv == ",".join(f'"{key}"' for key in everything)
+        layers.resize(2600, 768)
+        layers.wait(f"{heads}.length === {len(everything)}")
+    finally:
+        layers.resize(1366, 768)
+
+
+@pytest.mark.parametrize("part", ["parents_of_layers", "layer_groups"])
+def test_layers_whose_order_cannot_be_made(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """Without groups the layers are shown one by one; without parents their view says why, and the others work."""
+
+    def fails(analysis: Analysis) -> None:
+        raise KeyError("model.layers.7")
+
+    monkeypatch.setattr(f"profiler_wrapper.reports.page_data.{part}", fails)
+    write_page(full_page(), tmp_path / "report.html")
+    page = browser.open(tmp_path / "report.html", address="layers")
+    assert "KeyError: 'model.layers.7'" in page.text("#view-layers .notice")
+    if part == "layer_groups":
+        page.evaluate("document.querySelector('#view-layers .table').table.openAll(true)")
+        assert "layers.0" in names_shown(page)
+        assert "✓" in page.text("#view-layers .sum")
+    page.click("#tab-overview")
+    page.wait("document.querySelector('#view-overview .parts')")
+    page.close()
+
+
+def test_times_of_many_seconds_are_in_seconds(layers: Page) -> None:
+    formatted = "(f => [f.unit, f.text(43_300_000), f.text(1500)])(page.columnFormat('us', [43_300_000, 1500]))"
+    assert layers.evaluate(formatted) == ["s", "43.300", "0.002"]
+    assert layers.evaluate("page.columnFormat('us', [9_900_000]).unit") == "ms"
+    assert layers.evaluate("[16, 8.214, 0.001].map(page.columnFormat('number', [16, 8.214]).text)") == [
+        "16.00",
+        "8.21",
+        "<0.01",
+    ]
+
+
+def test_printed_on_white(layers: Page) -> None:
+    layers.set_dark(True)
+    layers.wait("document.documentElement.dataset.theme === 'dark'")
+    layers.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert layers.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    layers.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert layers.evaluate("document.documentElement.dataset.theme") == "dark"
+    layers.set_dark(False)
+
+
+def test_keys(layers: Page) -> None:
+    page = layers
     page.evaluate(f"document.querySelector('{ROWS}').focus()")
     for key in ("ArrowDown", "ArrowDown", "ArrowDown"):
         page.press(key)
@@ -217,23 +261,23 @@ def test_keys(opened: Opener) -> None:
     page.wait("location.hash === '#overview'")
 
 
-def test_an_address_leads_to_a_layer(opened: Opener) -> None:
-    page = opened(full_page(), "layers/model.layers.3.self_attn")
-    assert page.text(f"{ROWS}.selected .name") == "self_attn"
+def test_an_address_leads_to_a_layer(layers: Page) -> None:
+    page = layers
+    page.evaluate("location.hash = '#layers/model.layers.3.self_attn'")
+    page.wait(f"document.querySelector('{ROWS}.selected .name')?.innerText === 'self_attn'")
     page.evaluate("location.hash = '#layers/model.layers.%7B0..3%7D'")
     page.wait(f"document.querySelector('{ROWS}.selected.group')")
     page.evaluate("location.hash = '#layers/model.layers.%7B0..3%7D.mlp'")
     page.wait("document.querySelector('#view-layers .shown').innerText.startsWith('4 of')")
     page.evaluate("location.hash = '#summary'")
     page.click("#view-summary .card .where a")
-    page.wait(f"document.querySelector('{ROWS}.selected')")
-    assert page.text(f"{ROWS}.selected .name") == "layers.2"
+    page.wait(f"document.querySelector('{ROWS}.selected .name')?.innerText === 'layers.2'")
     page.evaluate("location.hash = '#nowhere/%E0%A4%A'")  # half an escape
     page.wait("!document.querySelector('#view-summary').hidden")
 
 
-def test_the_icicle_zooms_and_leads_to_the_row(opened: Opener) -> None:
-    page = opened(full_page(), "layers", height=1400)
+def test_the_icicle_zooms_and_leads_to_the_row(layers: Page) -> None:
+    page = layers
     page.evaluate("document.querySelector('.icicle').scrollIntoView()")
     page.wait("document.querySelectorAll('.icicle g.slice').length > 10")
     before = page.evaluate("document.querySelector('.icicle .js-plotly-plot').calcdata.length")
@@ -244,7 +288,7 @@ def test_the_icicle_zooms_and_leads_to_the_row(opened: Opener) -> None:
     )
     page.click(".icicle g.slice", at=int(at))
     page.wait("document.querySelector('.icicle .js-plotly-plot')._fullData[0]._entryDepth > 0")
-    assert page.text(f"{ROWS}.selected .name") == "layers.2"
+    page.wait(f"document.querySelector('{ROWS}.selected .name')?.innerText === 'layers.2'")
     page.click("#view-layers .tools button[data-id=backward]")
     page.click("#view-layers .tools button[data-id=retained]")
     page.wait("document.querySelectorAll('.icicle g.slice').length > 5")

@@ -10,7 +10,7 @@ import pytest
 
 import models
 from models import Case
-from pages import page_data, trace_href
+from page_files import page_data, trace_href
 from profiler_wrapper import ProfilerWrapper, ProfilerWrapperWarning, files
 from profiling import directory_of
 

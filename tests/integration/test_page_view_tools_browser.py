@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from browser import CHROMIUM, NO_CHROMIUM, Browser, Page
-from page_tables import opened, show, table_of
+from page_tables import show, table_of
 from profiler_wrapper.reports.page import write_page
 from sample_results import llama
-from sample_views import full_analysis
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with Browser() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def full(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """The page of a result in which every view has something to show."""
-    return opened(browser, full_analysis(), tmp_path_factory.mktemp("full"))
 
 
 def descending(values: Sequence[float | None]) -> bool:

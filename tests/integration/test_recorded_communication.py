@@ -14,13 +14,9 @@ import pytest
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.recording.reader import read
-from shared_traces import TRACES
+from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
-pytestmark = [
-    pytest.mark.skipif(not TRACES.is_dir(), reason=f"no recorded traces at {TRACES}"),
-    pytest.mark.xdist_group("shared_traces"),
-]
-ALL = sorted(path.name for path in TRACES.glob("*.json.gz"))
+pytestmark = needs_traces
 MI300 = "mi300_resnet_checkpointing_training.json.gz"
 DDP = "ddp_training_with_memory.pt.trace.json.gz"
 _BYTES = {"BFloat16": 2, "Long": 8, "Float": 4}
@@ -37,7 +33,7 @@ def events_of(name: str) -> list[dict[str, Any]]:
     return [event for event in events if event.get("ph") == "X"]
 
 
-@pytest.mark.parametrize("name", ALL or ["none"])
+@pytest.mark.parametrize("name", TRACE_NAMES)
 def test_collectives_are_the_class_communication(name: str) -> None:
     found = result(name)
     communication = sum(row.time_ns for row in found.classes if row.class_name == "communication")
@@ -87,7 +83,7 @@ WAITS = {
 }
 
 
-@pytest.mark.parametrize("name", ALL or ["none"])
+@pytest.mark.parametrize("name", TRACE_NAMES)
 def test_waits_are_those_that_one_sees(name: str) -> None:
     counts: Counter[tuple[str, str]] = Counter()
     for row in result(name).synchronisations:

@@ -19,12 +19,9 @@ from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.python_sources import PythonSources
 from profiler_wrapper.recording.columns import Category
 from profiler_wrapper.recording.reader import read
-from shared_traces import TRACES
+from shared_traces import TRACES, needs_traces
 
-pytestmark = [
-    pytest.mark.skipif(not TRACES.is_dir(), reason=f"no recorded traces at {TRACES}"),
-    pytest.mark.xdist_group("shared_traces"),
-]
+pytestmark = needs_traces
 BERT = "h100_bert_small_inference.json.gz"
 _NOBODYS = re.compile(
     r"torch/|triton/|/tmp/torchinductor|<|(" + "|".join(sorted(sys.stdlib_module_names)) + r")(/|\.py)"

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from pages import page_data, trace_href
+from page_files import page_data, trace_href
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.reports.result_json import to_dict

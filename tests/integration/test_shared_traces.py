@@ -9,14 +9,10 @@ import pytest
 
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis
 from profiler_wrapper.result import load
-from shared_traces import TRACES
+from shared_traces import TRACE_NAMES, TRACES, needs_traces
 from truths import device_total_ns
 
-pytestmark = [
-    pytest.mark.skipif(not TRACES.is_dir(), reason=f"no recorded traces at {TRACES}"),
-    pytest.mark.xdist_group("shared_traces"),
-]
-ALL = sorted(path.name for path in TRACES.glob("*.json.gz"))
+pytestmark = needs_traces
 QWEN = "h100_qwen1.5_0.5b_inference.json.gz"
 TIMESFORMER = "h100_timesformer_inference.json.gz"
 CHECKPOINTED = "mi300_resnet_checkpointing_training.json.gz"
@@ -31,7 +27,7 @@ def unattributed(name: str) -> dict[str, int]:
     return {row.reason: row.time_ns for row in result(name).unattributed}
 
 
-@pytest.mark.parametrize("name", ALL or ["none"])
+@pytest.mark.parametrize("name", TRACE_NAMES)
 def test_totals_are_those_of_the_file(name: str) -> None:
     found = result(name)
     assert found.time_basis == "device"
@@ -42,7 +38,7 @@ def test_totals_are_those_of_the_file(name: str) -> None:
     assert sum(row.time_ns for row in found.classes) == found.time.total_ns
 
 
-@pytest.mark.parametrize("name", ALL or ["none"])
+@pytest.mark.parametrize("name", TRACE_NAMES)
 def test_rows_hold_what_is_below_them(name: str) -> None:
     found = result(name)
     below: dict[tuple[str, str], int] = defaultdict(int)
@@ -118,7 +114,7 @@ def test_all_that_was_launched_in_a_foreign_trace_is_in_a_module(name: str) -> N
 
 
 def test_steps_of_traces_that_number_them() -> None:
-    steps = {name: [row.step for row in result(name).steps if row.step is not None] for name in ALL}
+    steps = {name: [row.step for row in result(name).steps if row.step is not None] for name in TRACE_NAMES}
     assert steps["ddp_training_with_memory.pt.trace.json.gz"] == [2, 3, 4, 5, 6]
     assert steps["v100_ddp_resnet.pt.trace.json.gz"] == [101, 102, 103, 104, 105]
     assert steps[CHECKPOINTED] == [15, 16, 17]

@@ -13,7 +13,7 @@ from profiler_wrapper.analysis.flop_ops import FlopOps
 from profiler_wrapper.analysis.op_bytes import has_rule
 from profiler_wrapper.analysis.traffic import Traffic
 from profiler_wrapper.recording.reader import read_with_shapes
-from shared_traces import TRACES
+from shared_traces import TRACES, needs_traces
 from traffic_truth import Call, calls_of
 
 
@@ -71,7 +71,7 @@ def test_types_promote_as_tensors_do(tmp_path: Path) -> None:
     assert [call for call in calls if call.told != call.really] == []
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason=f"no recorded traces at {TRACES}")
+@needs_traces
 @pytest.mark.parametrize(
     "name",
     [

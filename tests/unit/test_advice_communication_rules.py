@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from advising import facts_of, findings, the_finding
+from advice_facts import facts_of, findings, the_finding
 from profiler_wrapper.analysis.advice.communication_rules import (
     communication_bound,
     data_parallel,

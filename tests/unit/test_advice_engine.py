@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advising import facts_of
+from advice_facts import facts_of
 from profiler_wrapper.analysis import analyse
 from profiler_wrapper.analysis.advice.advise import LONGEST, MOST_FINDINGS, RULES, Summary, advise, summary_of
 from profiler_wrapper.analysis.advice.facts import Facts
@@ -205,13 +205,15 @@ def test_the_verdict_of_an_idle_device_begins_with_that() -> None:
 
 
 def test_why_a_device_is_idle_says_more_than_that_it_is() -> None:
-    made = (
-        finding(id="low-utilization", title="idle"),
-        finding(id="memory"),
-        finding(id="launch-bound", title="launches"),
-    )
-    assert verdict(facts(), made).endswith("first: launches.")
-    assert verdict(facts(), made[:2]).endswith("first: idle.")
+    def first(mostly: str) -> str:
+        idle = finding(id="low-utilization", title="idle", fix="look at the gap", details={"mostly": mostly})
+        wait = finding(id="synchronisation", title="it waits")
+        return verdict(facts(), (idle, finding(id="memory"), wait, finding(id="launch-bound", title="launches")))
+
+    assert first("launching").endswith("; first: launches.")
+    assert first("waiting").endswith("; first: it waits.")
+    assert first("other").endswith("; first: look at the gap.")  # no wait is why, so it is not what to do first
+    assert first("loading").endswith("; first: look at the gap.")
 
 
 def test_the_verdict_without_steps() -> None:
@@ -231,6 +233,20 @@ def test_the_verdict_of_what_has_no_layer_says_so_first() -> None:
     made = trace().kernel("elementwise", 5000, 905_000, correlation=10**6, stream=9)
     seen = facts_of(made.recording())
     assert "no layer is known for 47 % of " in verdict(seen, [])
+
+
+def test_a_part_that_is_a_number_says_what_it_is() -> None:
+    made = Trace().annotation("ProfilerStep#1", 0, 1000).mark("0", 0, 900, kind="block").mark("0.1", 10, 890)
+    made.mark("1", 900, 990, kind="block").mark("1.1", 910, 980).op("aten::mm", 20, 880).op("aten::mm", 920, 970)
+    assert verdict(facts_of(made.recording()), []).endswith("is in the 2 blocks' child 1.")
+
+
+def test_what_was_launched_before_the_trace_is_of_no_step() -> None:
+    made = trace().kernel("elementwise", -900_000, -5000, correlation=0)
+    seen = facts_of(made.recording())
+    assert seen.analysis.time.unattributed_ns == 895_000
+    assert seen.work_ns == facts().work_ns
+    assert verdict(seen, []) == verdict(facts(), [])
 
 
 def test_the_verdict_on_a_cpu() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from advising import facts_of, findings, the_finding
+from advice_facts import facts_of, findings, the_finding
 from profiler_wrapper.analysis.advice.launch_rules import launch_bound, many_small_kernels
 from profiler_wrapper.analysis.advice.step_rules import dataloader_bound, low_utilization
 from profiler_wrapper.analysis.advice.wait_rules import synchronisation, unpinned_copies
@@ -112,6 +112,8 @@ def test_a_device_that_is_idle_most_of_the_time() -> None:
     assert found.saves_at_most_us == pytest.approx(700)
     assert "mostly while data is fetched" in found.title
     assert found.evidence[:2] == ("100 us while the CPU launches the next kernels", "600 us while data is fetched")
+    assert found.title.startswith("the device is busy for 30 % of a step of 1.00 ms: 700 us idle")
+    assert found.details["mostly"] == "loading"
 
 
 def test_small_kernels_that_could_be_one() -> None:

@@ -15,9 +15,8 @@ from profiler_wrapper.recording import details_collector, jsonstream
 from profiler_wrapper.recording.columns import Recording
 from profiler_wrapper.recording.device_details import CollectiveDetails, DeviceDetails
 from profiler_wrapper.recording.reader import read, read_with_shapes
-from shared_traces import TRACES
+from shared_traces import TRACES, needs_traces
 
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason=f"no real traces at {TRACES}")
 REAL_TRACES = [  # one of each device and of each way to spell things
     "alexnet_forward.pt.trace.json.gz",
     "b200_vllm_eager_inference.json.gz",

@@ -10,9 +10,8 @@ from profiler_wrapper.analysis.view_model import KernelRow
 from profiler_wrapper.recording.columns import Category
 from profiler_wrapper.recording.reader import read
 from recordings import Trace
-from shared_traces import TRACES
+from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason=f"no real traces at {TRACES}")
 SMALL = {"grid": (8, 1, 1), "block": (128, 1, 1), "registers": 32, "shared_memory": 0}
 
 
@@ -86,7 +85,7 @@ def test_without_device_events_there_are_none() -> None:
 
 
 @needs_traces
-@pytest.mark.parametrize("name", sorted(path.name for path in TRACES.glob("*.gz")) or ["none"])
+@pytest.mark.parametrize("name", TRACE_NAMES)
 def test_rows_add_up_to_all_device_events(name: str) -> None:
     recording = read(TRACES / name)
     rows = kernel_rows(attributed(recording))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from advised import facts_of, facts_of_gpu
+from advice_facts import facts_of, facts_of_gpu
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.advice.memory_rules import fragmentation, memory_nearly_full
 from recordings import Trace

@@ -24,13 +24,12 @@ from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.recording.columns import Category
 from profiler_wrapper.recording.reader import read
 from recordings import AUTOGRAD, Trace
-from shared_traces import TRACES
+from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
 PARTS = (
     "kernel_ns", "memcpy_ns", "memset_ns", "communication_ns", "runtime_ns", "dataloader_ns", "cpu_ns", "other_ns",
 )  # fmt: skip
 V100 = TRACES / "v100_ddp_resnet.pt.trace.json.gz"
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason=f"no real traces at {TRACES}")
 DEVICES = [
     {"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85 * 10**9, "computeMajor": 9, "computeMinor": 0,
      "numSms": 132, "warpSize": 32},
@@ -324,7 +323,7 @@ def test_the_v100_trace_against_plain_json() -> None:
 
 
 @needs_traces
-@pytest.mark.parametrize("name", sorted(path.name for path in TRACES.glob("*.gz")) or ["none"])
+@pytest.mark.parametrize("name", TRACE_NAMES)
 def test_on_every_trace_the_parts_add_up(name: str) -> None:
     found = attributed(read(TRACES / name))
     told = overview(found)

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from profiler_wrapper.reports.page import page_html, script_json
+from profiler_wrapper.reports.page import page_html
 from profiler_wrapper.reports.page_data import Texts, columns_of, page_data
+from profiler_wrapper.reports.page_frame import script_json
 from profiler_wrapper.reports.result_json import LISTS, to_dict
 from sample_page import AWKWARD, awkward_page, full_page, large_page
 from sample_results import llama
@@ -66,6 +67,12 @@ def test_a_long_name_stands_in_the_page_once() -> None:
     in_titles = html.count(name) - 1  # whose texts are no rows: the verdict, findings, warnings, the run
     assert page_data(awkward_page([name, "b", "c"]))["texts"].count(name) == 1
     assert in_titles < 20
+
+
+def test_a_lone_surrogate_can_be_written_and_stays_what_it_was() -> None:
+    text = script_json({"layers.\udc80": "<\ud800>"})
+    assert "<" not in text
+    assert json.loads(text.encode()) == {"layers.\udc80": "<\ud800>"}
 
 
 def test_json_in_a_script_stays_json() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from advised import facts_of, facts_of_gpu
+from advice_facts import facts_of, facts_of_gpu
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.advice.precision_rules import no_tf32, tensor_cores_unused, unaligned_dimensions
 from profiler_wrapper.analysis.peaks import Peaks

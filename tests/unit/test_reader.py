@@ -16,10 +16,7 @@ from profiler_wrapper.errors import BrokenTrace
 from profiler_wrapper.recording import bytesource, jsonstream
 from profiler_wrapper.recording.columns import Category, FailedAllocation, Lane, Recording
 from profiler_wrapper.recording.reader import read, read_shapes
-from shared_traces import TRACES
-
-REAL_TRACES = sorted(path.name for path in TRACES.glob("*.gz")) or ["none"]
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason=f"no real traces at {TRACES}")
+from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
 KERNEL = {
     "ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 20.0, "dur": 5.125,
@@ -460,7 +457,7 @@ def test_shapes_of_ops_by_span(tmp_path: Path) -> None:
 
 
 @needs_traces
-@pytest.mark.parametrize("name", REAL_TRACES)
+@pytest.mark.parametrize("name", TRACE_NAMES)
 def test_real_traces_against_json_and_decimal(name: str) -> None:
     with gzip.open(TRACES / name) as file:
         content = json.load(file, parse_float=Decimal)

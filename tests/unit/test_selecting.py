@@ -14,7 +14,7 @@ from profiler_wrapper.reports.result_json import LISTS, to_dict
 from profiler_wrapper.reports.selecting import selected
 from recordings import Trace
 from sample_results import llama
-from shared_traces import TRACES
+from shared_traces import TRACES, needs_traces
 
 DATA: dict[str, Any] = {
     "summary": {"verdict": "v", "findings": [{"id": "a"}, {"id": "b"}, {"id": "c"}]},
@@ -108,7 +108,7 @@ def test_json_of_parts_is_short(trace: Path, capsys: pytest.CaptureFixture[str])
     )
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="no recorded traces beside this checkout")
+@needs_traces
 def test_the_summary_of_a_recorded_trace_is_under_2000_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     path = str(TRACES / "h100_qwen1.5_0.5b_inference.json.gz")
     text = printed([path, "--format", "json", "--select", "summary"], capsys)

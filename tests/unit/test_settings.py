@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,6 +85,11 @@ def test_switches_of_attention_are_told() -> None:
         told = run_settings([], [])["attention_backends"]
     assert told == {"flash": False, "mem_efficient": False, "math": True, "cudnn": False}
     assert run_settings([], [])["attention_backends"]["flash"]
+
+
+def test_what_memory_is_free_is_told() -> None:
+    at_most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < run_settings([], [])["free_memory_bytes"] < at_most
 
 
 def test_nothing_is_told_of_devices_and_groups_that_are_not_there() -> None:

@@ -10,9 +10,8 @@ from profiler_wrapper.analysis.tensor_cores import tensor_core_eligible, tensor_
 from profiler_wrapper.recording.columns import Category
 from profiler_wrapper.recording.reader import read
 from recordings import Trace
-from shared_traces import TRACES
+from shared_traces import TRACES, needs_traces
 
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason=f"no real traces at {TRACES}")
 H100 = DeviceProperties(name="NVIDIA H100 80GB HBM3", compute_capability=(9, 0), warp_size=32)
 P100 = DeviceProperties(name="Tesla P100-PCIE-16GB", compute_capability=(6, 0), warp_size=32)
 MI300 = DeviceProperties(name="AMD Instinct MI300X", compute_capability=(9, 4), warp_size=64)
@@ -97,6 +96,20 @@ def test_the_name_does_not_tell(kernel: str) -> None:
 def test_the_device_matters() -> None:
     assert uses_tensor_cores("attn_fwd", MI300) is True  # AOTriton's
     assert uses_tensor_cores("triton_tem_fused_addmm_relu_3", P100) is False  # it has none
+
+
+@pytest.mark.parametrize(
+    ("name", "uses"),
+    [
+        ("NVIDIA GeForce GTX 1650", False),
+        ("NVIDIA GeForce GTX 1660 Ti with Max-Q Design", False),
+        ("NVIDIA GeForce RTX 2060", True),
+        ("Tesla T4", True),
+    ],
+)
+def test_not_all_of_compute_capability_7_5_have_tensor_cores(name: str, uses: bool) -> None:
+    device = DeviceProperties(name=name, compute_capability=(7, 5), warp_size=32)
+    assert uses_tensor_cores("turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_tn", device) is uses
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,12 @@ def test_the_type_of_joined_tensors_is_told_by_the_one_allocation() -> None:
     assert [row.op for row in traffic(none, cat=LISTS).untold(1)] == ["aten::cat"]
 
 
+def test_a_list_without_its_sizes_tells_nothing() -> None:
+    trace = Trace().mark(".", 0, 100).op("aten::cat", 10, 20).memory(15, 22, address=1)
+    for dims in ((), ([2, 3], [])):
+        assert told(traffic(trace, cat=OpShapes(dims, ("TensorList", "Scalar"), ("", "0")))) == []
+
+
 def test_an_allocation_of_a_device_that_fits_two_types_tells_none() -> None:
     trace = Trace().mark(".", 0, 100).op("aten::cat", 10, 20).memory(15, 512, address=1, device=0)
     trace.kernel("copies", 30, 40, launched=16)

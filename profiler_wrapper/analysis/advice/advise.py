@@ -29,6 +29,7 @@ from profiler_wrapper.analysis.advice.verdict import verdict
 from profiler_wrapper.analysis.advice.wording import duration, where
 from profiler_wrapper.analysis.attempt import attempt
 from profiler_wrapper.analysis.numbered_names import split_number
+from profiler_wrapper.analysis.sums import sum_if_all_known
 from profiler_wrapper.analysis.view_model import Finding
 
 if TYPE_CHECKING:
@@ -111,9 +112,9 @@ def _folded(findings: Iterable[Finding]) -> list[Finding]:
 def _one(members: Sequence[Finding]) -> Finding:
     worst = max(members, key=lambda one: (one.saves_at_most_us or 0, one.saves_at_most_bytes or 0))
     layers = tuple(dict.fromkeys(one.layer for one in members if one.layer))
-    micros = _sum(one.saves_at_most_us for one in members)
-    size = _sum(one.saves_at_most_bytes for one in members)
-    shares = _sum(one.share for one in members)
+    micros = sum_if_all_known(one.saves_at_most_us for one in members)
+    size = sum_if_all_known(one.saves_at_most_bytes for one in members)
+    shares = sum_if_all_known(one.share for one in members)
     together = f" ({duration(micros * NS_PER_US)} a step in all)" if micros is not None else ""
     order = {"high": 2, "medium": 1, "low": 0}
     return replace(
@@ -126,16 +127,6 @@ def _one(members: Sequence[Finding]) -> Finding:
         saves_at_most_bytes=None if size is None else round(size),
         confidence=min((one.confidence for one in members), key=order.__getitem__),
     )
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """The sum; None where one of them is not known."""
-    total = 0.0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
 
 
 # --- order ---------------------------------------------------------------------------------------

@@ -30,7 +30,8 @@ _FIXES: dict[Cause, str] = {
     "device": "memory-efficient attention is the fastest that this device has: float16, a head_dim that 8 divides",
     "causal": "as many keys as queries, or a causal bias: torch.nn.attention.bias.causal_lower_right",
     "dtype": "bfloat16: with torch.autocast(device_type, dtype=torch.bfloat16)",
-    "dropout": "attention without dropout: attention_dropout=0 in the config, or dropout_p=0",
+    "dropout": "attention without dropout: dropout_p=0; in configs attention_dropout, attn_pdrop or "
+    "attention_probs_dropout_prob",
     "strides": "inputs that are dense in the last dimension: x.contiguous()",
 }
 _UNKNOWN_FIX = (

@@ -207,9 +207,7 @@ def _communication(facts: Facts) -> tuple[float, float]:
     start, end = spans.start_ns[charges.span], spans.end_ns[charges.span]
     communicates: Bool = charges.work == _COMMUNICATION
     if facts.on_device:
-        within: Bool = charges.cpu_span >= 0  # what was launched before the trace is of no step
-        if len(facts.found.steps):
-            within = within & (facts.found.steps.place_of(charges.launch_ns) >= 0)
+        within = facts.launched_in_steps
         lengths = [
             _alone(
                 union(start[here & communicates & within], end[here & communicates & within]),

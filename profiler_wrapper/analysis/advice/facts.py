@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from profiler_wrapper.analysis.advice.device_gaps import Gaps, device_gaps
 from profiler_wrapper.analysis.advice.wording import duration
 from profiler_wrapper.analysis.intervals import union
-from profiler_wrapper.analysis.model import Analysis, LayerRow
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, LayerRow
 from profiler_wrapper.analysis.step_windows import StepWindows, step_windows
 from profiler_wrapper.analysis.view_model import Finding
-from profiler_wrapper.recording.columns import Int64
+from profiler_wrapper.recording.columns import Bool, Int64
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
@@ -66,9 +66,15 @@ class Facts:
         return max(1, round(median(lengths.tolist()))) if len(lengths) else max(1, self.analysis.time.span_ns)
 
     @cached_property
+    def total_ns(self) -> int:
+        """Device (or CPU) time of the whole trace, but for what was launched before it, which is of no step."""
+        before = sum(row.time_ns for row in self.analysis.unattributed if row.reason == LAUNCHED_BEFORE)
+        return self.analysis.time.total_ns - before
+
+    @cached_property
     def work_ns(self) -> int:
         """Device (or CPU) time of a step, over all streams (or threads). Over 0."""
-        return max(1, self.analysis.time.total_ns // self.steps)
+        return max(1, self.total_ns // self.steps)
 
     @property
     def peak_bytes(self) -> int | None:
@@ -86,8 +92,11 @@ class Facts:
 
     @property
     def device_memory_bytes(self) -> int | None:
-        """What the device has; None where neither the trace nor the run tells, as on a CPU."""
+        """What the device has; on a CPU the peak and what was free at the end. None where nobody tells, as a trace."""
         overview, told = self.analysis.overview, self.analysis.run.get("device_memory_bytes")
+        free = self.analysis.run.get("free_memory_bytes")
+        if not self.on_device and isinstance(free, int) and self.peak_bytes is not None:
+            return self.peak_bytes + free
         if overview is not None and overview.device_memory_bytes:
             return overview.device_memory_bytes
         return told if isinstance(told, int) and told > 0 else None
@@ -101,6 +110,13 @@ class Facts:
     def idle_ns(self) -> float | None:
         """Per step, how long the busiest device runs nothing; None without device events."""
         return None if self.gaps is None else self.wall_per_step_ns(int(self.gaps.length_ns.sum()))
+
+    @cached_property
+    def launched_in_steps(self) -> Bool:
+        """Per charge whether a step launched it: what was launched before the trace may run in one, but is of none."""
+        charges, steps = self.found.charges, self.found.steps
+        launched: Bool = charges.cpu_span >= 0
+        return launched & (steps.place_of(charges.launch_ns) >= 0) if len(steps) else launched
 
     def within_steps_ns(self, start_ns: Int64, end_ns: Int64) -> float:
         """Per step, how much of it some of these intervals cover: an instant counts once."""

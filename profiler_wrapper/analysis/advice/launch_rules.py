@@ -73,8 +73,7 @@ def many_small_kernels(facts: Facts) -> Iterator[Finding]:
     charges, spans = found.charges, found.recording.spans
     if not facts.on_device:
         return
-    kernel = spans.category[charges.span] == Category.KERNEL
-    within = kernel & (found.steps.place_of(charges.launch_ns) >= 0) if len(found.steps) else kernel
+    within = (spans.category[charges.span] == Category.KERNEL) & facts.launched_in_steps
     times = charges.time_ns[within]
     number = len(times) / facts.steps
     if number < MANY or float(np.median(times)) >= SMALL_NS:

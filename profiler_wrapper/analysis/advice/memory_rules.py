@@ -85,7 +85,8 @@ def fragmentation(facts: Facts) -> Iterator[Finding]:
         return
     yield Finding(
         id="fragmentation",
-        title=f"the allocator reserves {size(unused)} that no step needs, {share(unused / reserved)} of all it has",
+        title=f"the allocator reserves {size(unused)} that no recorded step needs, "
+        f"{share(unused / reserved)} of all it has",
         layer=None,
         phase=peak.get("phase"),
         share=min(1.0, unused / reserved),

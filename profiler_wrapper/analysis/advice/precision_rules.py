@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -98,10 +98,10 @@ def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
     without = [row for row in facts.analysis.kernels if _could_use_them(row)]
     if device.has_tf32 and facts.analysis.run.get("float32_matmul_precision") in (None, "highest"):
         without = [row for row in without if _PLAIN_FLOAT32.match(row.name) is None]  # for those see `no_tf32`
-    time_ns = facts.per_step_ns(sum(row.time_ns for row in without))
+    time_ns = _in_steps_ns(facts, without)
     if not without or facts.share_of_work(time_ns) < _WORTH_A_TYPE:
         return
-    with_them = facts.per_step_ns(sum(row.time_ns for row in facts.analysis.kernels if row.tensor_cores))
+    with_them = _in_steps_ns(facts, [row for row in facts.analysis.kernels if row.tensor_cores])
     dtype = _dtype_of(facts, without)
     layers = tuple(dict.fromkeys(layer for row in without for layer in row.layers if layer))
     yield Finding(
@@ -124,6 +124,15 @@ def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
         layers=layers,
         details={"time_us": time_ns / NS_PER_US, "with_tensor_cores_us": with_them / NS_PER_US, "dtype": dtype},
     )
+
+
+def _in_steps_ns(facts: Facts, rows: Sequence[KernelRow]) -> float:
+    """Per step, without what was launched before the trace."""
+    recording, charges = facts.found.recording, facts.found.charges
+    wanted = {row.name for row in rows}
+    named = np.array([name in wanted for name in recording.names], dtype=np.bool_)[recording.spans.name[charges.span]]
+    before = int(charges.time_ns[named & (charges.cpu_span < 0)].sum())
+    return facts.per_step_ns(sum(row.time_ns for row in rows) - before)
 
 
 def _could_use_them(row: KernelRow) -> bool:

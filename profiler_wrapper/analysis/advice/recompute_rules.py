@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
+from profiler_wrapper.analysis.advice.bounds import saved_at_most_ns
 from profiler_wrapper.analysis.advice.facts import Facts, Rule
 from profiler_wrapper.analysis.advice.wording import duration, share, size, where
 from profiler_wrapper.analysis.view_model import Finding
+from profiler_wrapper.recording.columns import Bool
 
 RECOMPUTE_SHARE = 0.03  # of the time of a step
 MEMORY_FREE = 0.7  # of the device, at the peak: below it memory is free
 MEMORY_SHORT = 0.9
+_FUNCTION = "CheckpointFunction"  # and its backward
 _ROOM_LEFT = 0.1  # of the device: not to be filled
 
 
@@ -33,7 +38,7 @@ def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
         "of all",
         f"at the peak {size(peak)} of {size(device)} is taken: {size(max(0.0, room))} could be used",
     ]
-    saved = spent
+    saved = max(spent, saved_at_most_ns(facts, _recomputes(facts)))
     fix = "turn checkpointing off (model.gradient_checkpointing_disable(), no checkpoint() around blocks)"
     if needs is not None:
         evidence.append(f"without it at most {size(needs)} more is kept, by what recompute itself allocates")
@@ -52,12 +57,26 @@ def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
         share=facts.share_of_work(spent),
         saves_at_most_us=facts.saves_us(saved),
         saves_at_most_bytes=None,
-        evidence=(*evidence, f"at most: no recompute where it fits ({facts.time_name})"),
+        evidence=(*evidence, "at most: no recompute where it fits, nor what the CPU does between its ops (wall time)"),
         confidence="medium" if needs is None else "high",
         fix=fix,
         layers=layers,
         details={"recompute_us": spent / 1000, "free_bytes": device - peak, "needs_bytes": needs},
     )
+
+
+def _recomputes(facts: Facts) -> Bool:
+    """Per span whether it recomputes, or is the autograd node, or the checkpoint's own function, that begins it."""
+    found, spans = facts.found, facts.found.recording.spans
+    phases = np.array([place.phase == "recompute" for place in found.attribution.places], dtype=np.bool_)
+    chosen: Bool = phases[found.attribution.place_of]
+    parent = found.nesting.parent
+    outermost = np.flatnonzero(chosen & (parent >= 0) & ~chosen[np.maximum(parent, 0)])
+    names = found.recording.names
+    of_checkpoint = np.array([name.startswith(_FUNCTION) for name in names], dtype=np.bool_)[spans.name]
+    chosen = chosen | of_checkpoint
+    chosen[parent[outermost]] = True
+    return chosen
 
 
 def _kept_without(facts: Facts, layers: tuple[str, ...]) -> int | None:

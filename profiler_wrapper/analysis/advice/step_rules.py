@@ -61,10 +61,8 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
     gaps, idle = facts.gaps, facts.idle_ns
     if gaps is None or idle is None:
         return
-    overview = facts.analysis.overview
-    known = overview.utilization if overview is not None else None
-    busy = known if known is not None else 1 - facts.share_of_step(idle)
-    if busy >= LOW_UTILIZATION or idle < facts.step_ns * LOW_UTILIZATION / 2:
+    busy = 1 - facts.share_of_step(idle)  # with copies: the utilization of the overview counts kernels alone
+    if busy >= LOW_UTILIZATION:
         return
     causes = {
         "the CPU launches the next kernels": facts.wall_per_step_ns(int(gaps.launching_ns.sum())),
@@ -89,10 +87,11 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
         evidence=(*told, "at most: all idle time within the steps (wall time)"),
         confidence="high" if facts.has_steps else "medium",
         fix=_FIXES[list(causes).index(most)],
-        details={"utilization": busy, "idle_us": idle / 1000},
+        details={"busy": busy, "idle_us": idle / 1000, "mostly": _CAUSES[list(causes).index(most)]},
     )
 
 
+_CAUSES = ("launching", "loading", "waiting", "other")
 _FIXES = (
     "more work per launch: a larger batch, torch.compile(model), or CUDA graphs (mode='reduce-overhead')",
     "more DataLoader workers, so that a batch is there when the step begins",

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+import numpy as np
+
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.advice.wording import duration, share, where
-from profiler_wrapper.analysis.model import NO_LAYERS, LayerRow
+from profiler_wrapper.analysis.classes import CLASSES
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAYERS, LayerRow
 from profiler_wrapper.analysis.numbered_names import split_number
 from profiler_wrapper.analysis.view_model import Finding
 
 _MUCH_WITHOUT_LAYER = 0.3  # of the time: said before all else
 _IDLE = 0.5  # of a step with nothing running on the device: where the time goes, then
 _LONGEST_NAME = 80
-_CAUSES_OF_IDLENESS = ("launch-bound", "dataloader-bound", "synchronisation", "unpinned-copies", "data-parallel")
+_CAUSE_OF_IDLENESS = {"launching": "launch-bound", "loading": "dataloader-bound", "waiting": "synchronisation"}
 
 
 def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
@@ -24,29 +27,32 @@ def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
         where_it_goes = f"of an incomplete recording, {where_it_goes}"
     if not findings:
         return f"Nothing stands out: {where_it_goes}."
-    return f"{where_it_goes[0].upper()}{where_it_goes[1:]}; first: {_first(findings).title.rstrip('.')}."
+    return f"{where_it_goes[0].upper()}{where_it_goes[1:]}; first: {_first(findings)}."
 
 
-def _first(findings: Sequence[Finding]) -> Finding:
-    """The largest; but why a device is idle says more than that it is."""
-    causes = (finding for finding in findings if finding.id in _CAUSES_OF_IDLENESS)
+def _first(findings: Sequence[Finding]) -> str:
+    """The largest; but why a device is idle says more than that it is, which was said, and so does what to do."""
     largest = findings[0]
-    return next(causes, largest) if largest.id == "low-utilization" else largest
+    if largest.id != "low-utilization":
+        return largest.title.rstrip(".")
+    cause = _CAUSE_OF_IDLENESS.get(str(largest.details.get("mostly")))
+    return next((finding.title.rstrip(".") for finding in findings if finding.id == cause), largest.fix)
 
 
 def _where_it_goes(facts: Facts) -> str:
     analysis = facts.analysis
     step = facts.step_text
-    total = analysis.time.total_ns
+    total = facts.total_ns
     if not total:
         return f"no op of {step} took time of its own"
     busy = _busy_share(facts)
     said, of = "", f"the {facts.time_name} of {step}"
     if busy is not None and busy < _IDLE:
         said, of = f"the device is idle for {share(1 - busy)} of {step}; ", f"its {duration(facts.work_ns)} of work"
-    unknown = analysis.time.unattributed_ns / total
+    without_layer = [row for row in analysis.unattributed if row.reason != LAUNCHED_BEFORE]
+    unknown = sum(row.time_ns for row in without_layer) / total
     if unknown >= _MUCH_WITHOUT_LAYER:
-        reasons = ", ".join(row.reason for row in analysis.unattributed[:2])
+        reasons = ", ".join(row.reason for row in without_layer[:2])
         part = "" if unknown > 0.9995 else f"{share(unknown)} of "
         return f"{said}no layer is known for {part}{of} ({reasons}); {_largest_class(facts)}"
     name, time_ns = _largest_part(facts)
@@ -69,12 +75,13 @@ def _busy_share(facts: Facts) -> float | None:
 
 def _largest_class(facts: Facts) -> str:
     """Where layers are not known, kinds of work are."""
-    time: Counter[str] = Counter()
-    for row in facts.analysis.classes:
-        time[row.class_name] += row.time_ns
-    name, spent = time.most_common(1)[0]
+    charges, places = facts.found.charges, facts.found.attribution.places
+    in_steps = np.array([place.reason != LAUNCHED_BEFORE for place in places], dtype=np.bool_)[charges.place]
+    time_ns = np.zeros(len(CLASSES), dtype=np.int64)
+    np.add.at(time_ns, charges.work[in_steps], charges.time_ns[in_steps])
+    name = CLASSES[int(np.argmax(time_ns))]
     named = {"gemm": "matrix products", "other": "work of no known kind"}.get(name, name)
-    return f"{share(spent / facts.analysis.time.total_ns)} is {named}"
+    return f"{share(int(time_ns.max()) / facts.total_ns)} is {named}"
 
 
 def _largest_part(facts: Facts) -> tuple[str, int]:
@@ -104,7 +111,7 @@ def _largest_part(facts: Facts) -> tuple[str, int]:
 def _part(row: LayerRow) -> tuple[str, str]:
     if row.block:
         below = row.layer[len(row.block) + 1 :].partition(".")[0]
-        return split_number(row.block)[0], below or "own code"
+        return split_number(row.block)[0], f"child {below}" if below.isdecimal() else below or "own code"
     if row.layer:
         return "", row.layer
     if row.phase == "optimizer":

@@ -71,9 +71,7 @@ def unpinned_copies(facts: Facts) -> Iterator[Finding]:
     spans = recording.spans
     named = np.array(["HtoD" in name and "Pageable" in name for name in recording.names], dtype=np.bool_)
     copies = (spans.category[charges.span] == Category.MEMCPY) & named[spans.name[charges.span]]
-    if len(found.steps):
-        copies &= found.steps.place_of(charges.launch_ns) >= 0
-    chosen = np.flatnonzero(copies)
+    chosen = np.flatnonzero(copies & facts.launched_in_steps)
     if not facts.on_device or not len(chosen):
         return
     device = charges.span[chosen]

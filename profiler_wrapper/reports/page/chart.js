@@ -6,6 +6,7 @@
  *       functions that return them, which are asked again when the theme changes
  *   page.plain(text)          a name for Plotly, which reads some HTML in texts
  *   page.color.phase(name), page.color.class(name), page.color.category(name), page.color.split(name), page.color.kind(name)
+ *   page.inkOn(color)         black or white, whichever is read more easily on it
  *   page.ink(), page.soft(), page.line()   colours of the theme
  *   page.bars(element, {title, values, labels, format, color, odd, short, onClick})   a small bar chart without Plotly
  *   page.legend(element, [[name, color], ...])
@@ -26,6 +27,14 @@
 
   page.plain = text => page.cut(text, 120).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
+  /** Black or white, whichever is read more easily on `color`. */
+  page.inkOn = function (color) {
+    const [red, green, blue] = [1, 3, 5].map(at => parseInt(color.slice(at, at + 2), 16) / 255)
+      .map(light => light <= 0.04045 ? light / 12.92 : ((light + 0.055) / 1.055) ** 2.4);
+    const luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue; // as WCAG 2 reckons contrast
+    return (luminance + 0.05) ** 2 > 1.05 * 0.05 ? "#000000" : "#ffffff";
+  };
+
   function loadPlotly() {
     if (loaded) return;
     loaded = true;
@@ -43,6 +52,7 @@
     const draw = () => window.Plotly.react(place, asked(traces), themed(asked(layout) || {}), { displaylogo: false, responsive: true, ...config });
     await draw();
     drawn.add(draw);
+    place.dataset.drawn = "true"; // for who has to wait for it
     return place;
   };
 

@@ -16,7 +16,7 @@ const page = {};
   const BANDWIDTHS = [[1e12, "TB/s"], [1e9, "GB/s"], [1e6, "MB/s"]];
   // Of each kind of column: the units it may stand in, the largest that its largest value fills.
   const UNITS = {
-    us: [[1e3, "ms"], [1, "µs"]],
+    us: [[1e6, "s", 1e7], [1e3, "ms"], [1, "µs"]], // the third: from where on it is the unit
     bytes: [[MIB, "MiB"], [1024, "KiB"]],
     flops: [[1e12, "TFLOP"], [1e9, "GFLOP"], [1e6, "MFLOP"]],
     flop_rate: RATES,
@@ -81,21 +81,32 @@ const page = {};
    */
   page.columnFormat = function (kind, values) {
     const units = UNITS[kind];
+    if (kind === "number") return numberFormat(values);
     if (!units) return { unit: kind === "share" ? "%" : "", size: kind === "share" ? 0.01 : 1, text: plainText(kind) };
     let largest = 0;
     for (const value of values) if (isNumber(value)) largest = Math.max(largest, Math.abs(value));
-    const [size, unit] = units.find(([size]) => largest >= size) || units[units.length - 1];
+    const [size, unit] = units.find(([size, , from = size]) => largest >= from) || units[units.length - 1];
     const decimals = decimalsOfColumn(largest / size);
     if (!largest) return { unit: "", size, text: value => isNumber(value) ? "0" : absent(value) };
     return { unit, size, text: value => isNumber(value) ? told(value / size, decimals) : absent(value) };
   };
+
+  /** Plain numbers: as many decimals for all, none where all are whole. */
+  function numberFormat(values) {
+    const known = [...values].filter(isNumber);
+    const decimals = known.every(Number.isInteger) ? 0 : Math.max(...known.map(Math.abs)) >= 1000 ? 1 : 2;
+    return { unit: "", size: 1, text: value => isNumber(value) ? told(value, decimals) : absent(value) };
+  }
+
+  /** The unit of an axis of times up to so many microseconds: [microseconds in it, its name]. */
+  page.timeUnit = largest => { const [size, unit] = UNITS.us.find(([size, , from = size]) => largest >= from) || [1, "µs"]; return [size, unit]; };
 
   function plainText(kind) {
     if (kind === "share") {
       return value => !isNumber(value) ? absent(value)
         : value !== 0 && Math.abs(value) < 0.0005 ? "<0.1" : fixed(100 * value, 1);
     }
-    return { count, number }[kind] || (value => value === null || value === undefined ? absent(value) : page.clean(value));
+    return { count }[kind] || (value => value === null || value === undefined ? absent(value) : page.clean(value));
   }
 
   /**

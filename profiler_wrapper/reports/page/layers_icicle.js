@@ -26,7 +26,7 @@
     const isThere = id => [...whole.layers.values()].some(row => MEASURES[id].value(row, "all") > 0);
     const measures = Object.keys(MEASURES).filter(isThere);
     if (!measures.length) return; // no layer has any
-    const section = page.section(element, "Icicle");
+    const section = page.section(element, "Icicle: each layer as wide as its share");
     const phases = ["all", ...data.page.phases.filter(phase => [...whole.layers.values()].some(row => row.phases[phase] > 0))];
     const tools = page.element("div", "tools");
     section.append(tools);
@@ -37,6 +37,8 @@
     page.segments(tools, measures.map(id => [id, MEASURES[id].title]), "time", id => { state.measure = id; redraw(); });
     page.segments(tools, phases.map(phase => [phase, phase === "all" ? "all phases" : phase]), "all", phase => { state.phase = phase; redraw(); });
     section.append(told, place);
+    const kinds = [...new Set([...whole.layers.values()].map(row => row.kind))].filter(Boolean);
+    page.legend(section, kinds.map(kind => [kind, page.color.kind(kind)]));
 
     const phaseShown = () => state.measure === "retained" ? "all" : state.phase; // what forward keeps has no other phase
     const traces = () => [icicleTrace(rowsOf(phaseShown()), MEASURES[state.measure], phaseShown())];
@@ -54,12 +56,6 @@
     });
     watcher.observe(place);
   };
-
-  /** Black or white, whichever is read more easily on `color`. */
-  function inkOn(color) {
-    const [red, green, blue] = [1, 3, 5].map(at => parseInt(color.slice(at, at + 2), 16));
-    return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#111111" : "#ffffff";
-  }
 
   /** What stands on a field: the name below its parent, of numbered ones the number. */
   function labelOf(row) {
@@ -91,7 +87,7 @@
       tiling: { orientation: "v", pad: 1 },
       text: [measure.format(roots), ...shown.map(row => size(row) > WIDE * roots ? measure.format(size(row)) : "")],
       textinfo: "label+text",
-      textfont: { size: 12, color: [page.ink(), ...shown.map(row => inkOn(page.color.kind(row.kind)))] },
+      textfont: { size: 12, color: [page.ink(), ...shown.map(row => page.inkOn(page.color.kind(row.kind)))] },
       leaf: { opacity: 1 },
       hovertemplate: "<b>%{customdata[1]}</b> %{customdata[2]}<br>%{customdata[0]}, %{percentRoot:.1%} of all<extra></extra>",
       marker: { colors: ["rgba(128,128,128,0.25)", ...shown.map(row => page.color.kind(row.kind))], line: { width: 1, color: page.paper() } },

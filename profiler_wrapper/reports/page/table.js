@@ -25,6 +25,7 @@
  *     onSelect: row => void,
  *     tools: [element],             // beside the search field
  *     empty: "why there are no rows",
+ *     spare: ["key"],               // columns to leave out, in this order, until the table fits the window
  *   })
  *   table.search(text), table.reveal(id) -> boolean, table.update({columns, rows, total, sort}), table.element
  */
@@ -34,9 +35,10 @@
   /** The search field of the first table in `element`. */
   page.searchFirst = (element, text) => { element.querySelector(".table")?.table.search(text); };
 
-  class Table extends page.TableRows {
+  class Table extends page.TableKeys {
     constructor(element, options) {
       super(options);
+      this.left = new Set(); // keys of columns for which there is no room
       this.element = page.element("div", "table");
       this.element.table = this;
       this.build();
@@ -68,7 +70,8 @@
         tools.append(this.button("Expand all", () => this.openAll(true)), this.button("Collapse all", () => this.openAll(false)));
       }
       this.shown = page.element("span", "shown");
-      tools.append(page.element("span", "grow"), this.shown, page.copyButton(() => this.csv(), "Copy CSV"));
+      this.without = page.element("span", "shown");
+      tools.append(page.element("span", "grow"), this.shown, this.without, page.copyButton(() => this.csv(), "Copy CSV"));
       this.table = document.createElement("table");
       this.table.setAttribute("role", this.options.tree ? "treegrid" : "grid");
       this.head = document.createElement("thead");
@@ -79,6 +82,7 @@
       page.add(this.element, tools, this.scroller);
       this.body.addEventListener("click", event => this.clicked(event));
       this.body.addEventListener("keydown", event => this.pressed(event));
+      if (this.options.spare) window.addEventListener("resize", () => this.refit());
     }
 
     button(label, act) {
@@ -91,6 +95,7 @@
     update(changes) {
       Object.assign(this.options, changes);
       if ("sort" in changes) this.sort = changes.sort;
+      if ("columns" in changes) this.left.clear();
       this.load();
       this.drawHead();
       this.draw();
@@ -132,22 +137,52 @@
 
     // ---- drawing ---------------------------------------------------------------------------------------------------
 
+    /** Columns that are drawn, with how each writes its numbers. */
+    drawnColumns() {
+      return this.options.columns.map((column, i) => [column, this.formats[i]]).filter(([column]) => !this.left.has(column.key));
+    }
+
+    /** Leaves out what can be spared, one column after another, until the table fits its place. */
+    fit() {
+      const { spare = [], columns } = this.options;
+      this.width = this.element.parentElement ? this.element.parentElement.clientWidth : 0;
+      for (const key of spare) {
+        if (this.scroller.scrollWidth <= this.scroller.clientWidth) break;
+        if (this.left.has(key) || !columns.some(column => column.key === key)) continue;
+        this.left.add(key);
+        this.drawHead();
+        this.drawRows();
+      }
+      const names = columns.filter(column => this.left.has(column.key)).map(column => column.title);
+      this.without.textContent = names.length ? `without ${names.join(", ")}` : "";
+      this.without.title = "There is no room for these columns: widen the window, or choose other columns. The CSV has them.";
+    }
+
+    /** After the window has changed. */
+    refit() {
+      const width = this.element.parentElement ? this.element.parentElement.clientWidth : 0;
+      if (!width || width === this.width) return;
+      this.left.clear();
+      this.drawHead();
+      this.draw();
+    }
+
     drawHead() {
       const line = document.createElement("tr");
-      this.options.columns.forEach((column, i) => {
+      for (const [column, format] of this.drawnColumns()) {
         const cell = document.createElement("th");
         cell.scope = "col";
         cell.dataset.key = column.key;
         if (page.isNumeric(column)) cell.className = "number";
         const button = page.text("button", column.title);
         button.type = "button";
-        const unit = this.formats[i] && this.formats[i].unit;
+        const unit = format && format.unit;
         if (unit) page.add(button, page.text("span", " " + unit, "unit"));
         if (column.help) cell.title = column.help;
         button.addEventListener("click", () => this.sortBy(column));
         page.add(cell, button);
         line.append(cell);
-      });
+      }
       this.head.replaceChildren(line);
     }
 
@@ -162,6 +197,11 @@
     }
 
     draw() {
+      this.drawRows();
+      this.fit();
+    }
+
+    drawRows() {
       const hadFocus = this.body.contains(document.activeElement);
       this.matched = this.matches();
       const shown = this.visible();
@@ -191,7 +231,7 @@
     wideRow(content) {
       const line = document.createElement("tr");
       const cell = document.createElement("td");
-      cell.colSpan = this.options.columns.length;
+      cell.colSpan = this.drawnColumns().length;
       cell.className = "wide";
       page.add(line, page.add(cell, content));
       return line;
@@ -206,16 +246,16 @@
     }
 
     drawRow(row, depth, isMatch) {
-      const { tree, columns, rowClass } = this.options;
+      const { tree, rowClass } = this.options;
       const line = document.createElement("tr");
       line.row = row;
       line.tabIndex = -1;
       line.className = [(rowClass && rowClass(row)) || "", isMatch ? "" : "beside", row === this.selected ? "selected" : ""].join(" ").trim();
-      columns.forEach((column, i) => {
+      this.drawnColumns().forEach(([column, format], i) => {
         const cell = document.createElement("td");
         if (page.isNumeric(column)) cell.className = "number";
         if (i === 0 && tree) this.drawFold(cell, line, row, depth);
-        if (!(column.cell && column.cell(row, cell))) page.drawCell(cell, column, this.formats[i], row);
+        if (!(column.cell && column.cell(row, cell))) page.drawCell(cell, column, format, row);
         line.append(cell);
       });
       return line;
@@ -232,65 +272,6 @@
         sign.textContent = open ? "▾" : "▸";
       }
       cell.append(sign);
-    }
-
-    // ---- keys and clicks -------------------------------------------------------------------------------------------
-
-    clicked(event) {
-      const line = event.target.closest("tr");
-      if (!line || !line.row || event.target.closest("a, button")) return;
-      if (event.target.closest(".fold")) this.toggle(line.row); else this.select(line);
-    }
-
-    toggle(row) {
-      this.toggled.set(row[this.options.tree.id], !this.isOpen(row));
-      this.selected = row;
-      this.draw();
-    }
-
-    select(line) {
-      this.selected = line.row;
-      for (const other of this.body.querySelectorAll("tr.selected")) other.classList.remove("selected");
-      line.classList.add("selected");
-      this.focus(line);
-      if (this.options.onSelect) this.options.onSelect(line.row);
-    }
-
-    focus(line) {
-      for (const other of this.body.querySelectorAll("tr[tabindex='0']")) other.tabIndex = -1;
-      line.tabIndex = 0;
-      line.focus({ preventScroll: true });
-    }
-
-    pressed(event) {
-      const line = event.target.closest("tr");
-      if (!line || !line.row || event.target !== line) return;
-      const has = this.options.tree && this.children.has(line.row[this.options.tree.id]);
-      const lines = [...this.body.rows].filter(one => one.row);
-      const at = lines.indexOf(line);
-      const go = to => {
-        const next = lines[Math.max(0, Math.min(lines.length - 1, to))];
-        this.select(next);
-        next.scrollIntoView({ block: "nearest" });
-      };
-      const acts = {
-        ArrowDown: () => go(at + 1),
-        ArrowUp: () => go(at - 1),
-        Home: () => go(0),
-        End: () => go(lines.length - 1),
-        PageDown: () => go(at + 15),
-        PageUp: () => go(at - 15),
-        ArrowRight: () => { if (has && !this.isOpen(line.row)) this.toggle(line.row); else go(at + 1); },
-        ArrowLeft: () => {
-          if (has && this.isOpen(line.row)) this.toggle(line.row);
-          else { const up = this.parentOf(line.row); if (up) go(lines.findIndex(one => one.row === up)); }
-        },
-        Enter: () => { if (has) this.toggle(line.row); else this.select(line); },
-        " ": () => { if (has) this.toggle(line.row); else this.select(line); },
-      };
-      if (!acts[event.key]) return;
-      event.preventDefault();
-      acts[event.key]();
     }
 
     /** All rows that match. */

@@ -30,6 +30,14 @@
 
   systemDark.addEventListener("change", () => page.setTheme(theme));
 
+  /** Paper is white. */
+  function drawAs(name) {
+    document.documentElement.dataset.theme = name;
+    window.dispatchEvent(new Event("themechange"));
+  }
+  window.addEventListener("beforeprint", () => drawAs("light"));
+  window.addEventListener("afterprint", () => drawAs(page.isDark() ? "dark" : "light"));
+
   page.storedTheme = function () {
     try {
       return window.localStorage.getItem("profiler_wrapper.theme") || "auto";

@@ -21,7 +21,7 @@
         (known ? "" : " Without device events it is not known what compute hides."));
       page.table(first, { columns: columns(false), rows: kinds, sort: { key: "time_us", descending: true }, limit: 50 });
       const second = page.section(element, "By layer and phase");
-      page.table(second, { columns: columns(true), rows, sort: { key: "time_us", descending: true }, limit: 100 });
+      page.table(second, { columns: columns(true), rows, spare: ["group", "overlapped_us", "bandwidth_bytes_per_s"], sort: { key: "time_us", descending: true }, limit: 100 });
     },
   });
 
@@ -58,8 +58,8 @@
       page.columns.count("count", "Count", `${page.per()}`),
       { key: "payload_bytes", title: "Bytes", kind: "bytes", help: `${page.per()}: the larger of what goes in and comes out`, missing: untold, value: row => page.perStep(row.payload_bytes) },
       page.columns.time("time_us", "Time", page.per()),
-      page.columns.time("exposed_us", "Exposed", "with no compute beside it: this is what it costs", { missing: noDevice }),
-      page.columns.time("overlapped_us", "Overlapped", "with compute beside it", { missing: noDevice }),
+      page.columns.time("exposed_us", "Exposed", "with no compute beside it: this is what it costs", { like: "time_us", missing: noDevice }),
+      page.columns.time("overlapped_us", "Overlapped", "with compute beside it", { like: "time_us", missing: noDevice }),
       { key: "exposed_share", title: "Exposed", kind: "share", bar: true, missing: noDevice, value: row => row.exposed_us === null || !row.time_us ? null : row.exposed_us / row.time_us },
       { key: "bandwidth_bytes_per_s", title: "Bandwidth", kind: "bandwidth", help: "bytes over time", missing: untold },
       { key: "bus_bandwidth_bytes_per_s", title: "Bus bandwidth", kind: "bandwidth", help: "as nccl-tests define it", missing: untold },
@@ -92,9 +92,10 @@
     if (!rows.length) return;
     const known = rows.every(row => row.exposed_us !== null);
     const names = rows.map(row => [row.collective.replaceAll("_", " "), row.group, row.dtype].filter(Boolean).join(", "));
-    const section = page.section(element, known ? `Exposed and overlapped, ms ${page.per()}` : `Time, ms ${page.per()}`);
+    const section = page.section(element, known ? `Exposed and overlapped ${page.per()}` : `Time ${page.per()}`);
+    const [size, unit] = page.timeUnit(page.perStep(rows[0].time_us));
     const bar = (name, key, color) => ({
-      type: "bar", orientation: "h", name, y: [...rows.keys()], x: rows.map(row => page.perStep(row[key]) / 1000), marker: { color },
+      type: "bar", orientation: "h", name, y: [...rows.keys()], x: rows.map(row => page.perStep(row[key]) / size), marker: { color },
       hovertemplate: rows.map((row, i) => `${page.plain(names[i])}: ${page.format.us(page.perStep(row[key]))} ${name}<extra></extra>`),
     });
     page.chartIn(section, () => known ? [bar("exposed", "exposed_us", EXPOSED), bar("overlapped", "overlapped_us", HIDDEN)] : [bar("time", "time_us", page.color.class("communication"))], () => ({
@@ -102,7 +103,7 @@
       barmode: "stack",
       margin: { l: 10, r: 20, t: 10, b: 36 },
       yaxis: { autorange: "reversed", tickvals: [...rows.keys()], ticktext: names.map(name => page.plain(page.cut(name, 40))), showgrid: false, fixedrange: true },
-      xaxis: { rangemode: "tozero", title: { text: "ms" } },
+      xaxis: { rangemode: "tozero", title: { text: unit } },
       showlegend: known,
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", traceorder: "normal" },
     }), { displayModeBar: false });

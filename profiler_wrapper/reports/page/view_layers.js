@@ -14,14 +14,20 @@
 
   page.view({ id: "layers", title: "Layers", order: 20, draw, filter });
 
+  // What Main leaves out first where the window is narrow; all of it is in the other sets.
+  const SPARE = ["bound", "idle", "calls", "backend", "rate", "rest", "exposed", "of_roof", "attention"];
+
   const isKnown = value => value !== null && value !== undefined;
   const state = { own: false, set: "main", rows: null, table: null };
 
   function draw(data, element) {
+    const failed = data.page.failed || {};
+    if (failed.parents) throw new Error(failed.parents);
     state.rows = page.layerRows(data, { own: state.own });
     explainMissing(data, element);
     page.blockCharts(data, state.rows, element, name => filter(name));
     drawTable(data, element);
+    if (failed.groups) page.add(element, page.text("p", `Like layers are not folded into one row, as that failed: ${failed.groups}`, "notice"));
     page.icicle(data, element, name => state.table.reveal(name));
   }
 
@@ -57,7 +63,7 @@
     state.table = page.table(section, {
       columns: columns(data), rows: state.rows.rows, total: state.rows.total, tree: { id: "id", parent: "parent" },
       open: row => !row.group && !row.block && (!isKnown(row.parent) || hasGroup(row)) && row.kind !== "block",
-      rowClass, tools: [own, sets], limit: 500,
+      rowClass, tools: [own, sets], limit: 500, spare: SPARE,
       empty: "The trace has no time that belongs to a layer.",
     });
     state.sum = page.text("p", "", "sum");
@@ -105,13 +111,14 @@
     const whyNoWork = row => row.isTotal && data.unattributed.length ? before : noWork;
     const noWork = page.why("flops", "not available") || "an op inside has FLOPs that the trace does not tell, or steps are not alike";
     const noRoof = page.why("peak is known") || noWork;
+    const backends = [...new Set(data.attention.map(row => row.backend))];
     const noMemory = page.why("memory", "not available") || "no allocation was recorded in it";
     const all = [
       { key: "label", title: "Layer", kind: "text", cell: drawName, value: row => row.isTotal ? undefined : row.group ? row.group.full : row.layer || row.label },
       { key: "time", title: "Time", kind: "us", help: "Device time (CPU time without a device); kernels that overlap on two streams count twice" },
       { key: "share", title: "Share", kind: "share", bar: true, value: row => total > 0 ? row.time / total : undefined, help: "Of the total" },
       ...phaseColumns(data),
-      { key: "attention", like: "time", title: "Attention", kind: "us", help: "Of it in attention kernels" },
+      { key: "attention", like: "time", title: backends.length === 1 ? `Attention (${page.cut(backends[0], 14)})` : "Attention", kind: "us", help: `Of it in attention kernels: ${backends.join(", ")}` },
       { key: "backend", title: "Backend", kind: "text", value: row => row.backends.length ? row.backends.join(" + ") : undefined, help: "Of attention: flash, cudnn, mem_efficient, flex, math, external" },
       { key: "calls", title: "Calls", kind: "count", help: "Entries of the layer" },
       { key: "flops", title: "Work", kind: "flops", missing: whyNoWork, help: "FLOPs of matrix products, convolutions and attention; 2 per multiply-add" },
@@ -131,20 +138,27 @@
       const value = column.value ? column.value(row) : row[column.key];
       return isKnown(value) && value !== 0 && value !== "";
     });
-    return all.filter(column => wanted.includes(column.phase ? "phases" : column.key) && used(column));
+    const isSaid = column => column.key === "backend" && backends.length === 1 && state.set === "main"; // in the title of "attention"
+    return all.filter(column => !isSaid(column) && wanted.includes(column.phase ? "phases" : column.key) && used(column));
   }
 
   const PHASE_TITLES = { accumulate_grad: "Acc. grad" };
-  const APART = ["accumulate_grad", "optimizer", "other"]; // in the main columns: together
+  const APART = ["optimizer", "other"]; // in the main columns: together
 
   function phaseColumns(data) {
     const together = row => APART.reduce((sum, phase) => sum + (row.phases[phase] || 0), 0) || undefined;
-    if (state.set === "main") return [...onePerPhase(data.page.phases.filter(phase => !APART.includes(phase))), {
+    if (state.set === "main") return [...onePerPhase(data.page.phases.filter(phase => !APART.includes(phase) && phase !== "accumulate_grad")).map(withAccumulation), {
       key: "rest", title: "Rest", kind: "us", like: "time", phase: true, value: together,
-      help: "Accumulation of gradients, optimizer and other code; each apart under “Time”",
+      help: "Optimizer and other code; each apart under “Time”",
     }];
     return onePerPhase(data.page.phases);
   }
+
+  /** As in the text table: what adds gradients up is backward too. */
+  const withAccumulation = column => column.key !== "backward" ? column : {
+    ...column, value: row => (row.phases.backward || 0) + (row.phases.accumulate_grad || 0) || undefined,
+    help: "Time in the phase backward and in the accumulation of gradients; each apart under “Time”",
+  };
 
   function onePerPhase(phases) {
     return phases.map(phase => ({

@@ -66,8 +66,8 @@
         time("self_time_us", "Device self", "Time of the device events that it launched itself"),
         share("self_time_us", "Share", "of all device time", total),
         time("time_us", "Device total", "with those of the ops that it calls"),
-        time("self_cpu_time_us", "Host self", "CPU time in the op itself"),
-        time("cpu_time_us", "Host total", "CPU time with the ops that it calls"),
+        time("self_cpu_time_us", "CPU self", "CPU time in the op itself"),
+        time("cpu_time_us", "CPU total", "CPU time with the ops that it calls"),
         count("device_events", "Device events", "Kernels, copies and sets that it launched itself"),
         {
           key: "tensor_cores", title: "Tensor cores", kind: "share",
@@ -90,15 +90,16 @@
     const parts = largest.slice(0, LARGEST).map(row => ({ name: row.op, value: page.perStep(row.self_time_us), color: page.color.class(row.class) }));
     const rest = page.perStep(total) - parts.reduce((sum, part) => sum + part.value, 0);
     if (!parts.length) return;
+    const [size, unit] = page.timeUnit(parts[0].value);
     const section = page.section(element, `Largest operators, ${onCpu ? "CPU" : "device"} self time ${page.per()}`);
     page.chartIn(section, () => [{
       type: "bar",
       orientation: "h",
       y: [...parts.keys()],
-      x: parts.map(part => part.value / 1000),
+      x: parts.map(part => part.value / size),
       marker: { color: parts.map(part => part.color) },
       text: parts.map(part => `${page.format.us(part.value)}, ${page.format.share(part.value / page.perStep(total))}`),
-      textposition: "auto",
+      textposition: "outside",
       textfont: { size: 11 },
       hovertemplate: parts.map(part => page.plain(part.name) + ": %{text}<extra></extra>"),
       cliponaxis: false,
@@ -106,7 +107,7 @@
       height: 60 + 21 * parts.length,
       margin: { l: 10, r: 20, t: 6, b: 36 },
       yaxis: { autorange: "reversed", tickvals: [...parts.keys()], ticktext: parts.map(part => page.plain(page.cut(part.name, 46))), showgrid: false, fixedrange: true },
-      xaxis: { title: { text: "ms" }, rangemode: "tozero" },
+      xaxis: { title: { text: unit }, range: [0, 1.18 * parts[0].value / size] }, // with room for the longest bar's text
     }), { displayModeBar: false });
     if (rest > 0) page.note(section, `All others: ${page.format.us(rest)}${onCpu ? "" : ", with what no op launched"}. Colours stand for classes:`);
     page.legend(section, [...new Set(largest.slice(0, LARGEST).map(row => row.class))].map(name => [name, page.color.class(name)]));

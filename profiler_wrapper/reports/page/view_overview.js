@@ -45,7 +45,7 @@
     shown("SM efficiency", share(use.sm_efficiency), "the same, weighed with how many multiprocessors have a block", none);
     shown("Occupancy", share(use.occupancy), "warps that are resident of those that fit, mean over kernels by time; high is not always fast");
     shown("Tensor cores", share(use.tensor_core_share), "of the kernels' time in kernels that use them");
-    shown("Kernels", isKnown(use.kernels) ? page.format.count(use.kernels) : null, "launched within the steps");
+    shown("Kernels", isKnown(use.kernels) ? page.format.count(Math.round(use.kernels / Math.max(1, use.steps.length))) : null, "a step");
     shown("Launches", isKnown(use.launches_per_s) ? `${page.format.count(Math.round(use.launches_per_s))} /s` : null, "of kernels, over the wall time of the steps");
     shown("Gaps", isKnown(use.gaps_us) ? page.format.us(use.gaps_us / Math.max(1, use.steps.length)) : null, "a step, in which nothing runs on the device");
     const device = [use.device || data.page.machine, use.compute_capability ? `compute capability ${use.compute_capability}` : "", use.multiprocessors ? `${use.multiprocessors} multiprocessors` : "", isKnown(use.device_memory_bytes) ? page.format.bytes(use.device_memory_bytes) : ""];

@@ -2,7 +2,7 @@
 /** Roofline: how fast each part of the model works, against the most that the device can do. */
 (function () {
   const MARKERS = { forward: "circle", prefill: "circle", decode: "diamond", backward: "square", recompute: "triangle-up" };
-  const LONGEST_NAME = 26;
+  const LONGEST_NAME = 34;
   const FILLED = new Set(["forward", "prefill", "decode"]);
 
   page.view({
@@ -38,7 +38,8 @@
     const use = data.utilization;
     const figures = page.element("div", "figures");
     const why = page.whyNot("FLOPs", "shapes were not recorded");
-    const noPeak = use ? "what this device can do is not known" : why;
+    const hasPeak = Object.keys(what.flops_per_s).length > 0;
+    const noPeak = use && !hasPeak ? "what this device can do is not known" : page.why("MFU", "not available") || why;
     const value = (key, format) => use && use[key] !== null && use[key] !== undefined ? format(use[key]) : null;
     const causal = (key, format) => {
       const [all, rest] = [use && use[key], use && use[`causal_${key}`]];
@@ -51,7 +52,7 @@
     page.figure(figures, { label: "Step, end to end", value: value("step_time_us", page.format.us), missing: why, help: "median" });
     const peaks = use && use.peaks;
     page.figure(figures, {
-      label: "Peak of the device", value: peaks && Object.keys(what.flops_per_s).length ? Object.entries(what.flops_per_s).map(([dtype, peak]) => `${page.format.flop_rate(peak)} ${dtype}`.trim()).join(", ") : null,
+      label: "Peak of the device", value: peaks && hasPeak ? Object.entries(what.flops_per_s).map(([dtype, peak]) => `${page.format.flop_rate(peak)} ${dtype}`.trim()).join(", ") : null,
       missing: noPeak, help: what.bytes_per_s ? page.format.bandwidth(what.bytes_per_s) : "",
     });
     element.append(figures);
@@ -140,6 +141,7 @@
   function drawTable(element, what, data) {
     const section = page.section(element, "Parts of the model, against their roof");
     page.note(section, `Times are ${page.per()}. What a causal mask hides is left out of the FLOPs. At the roof: per op the longer of its bytes and its FLOPs at the device's peak.`);
+    const known = what.points.some(point => point.roof_us !== null);
     page.table(section, {
       columns: [
         { key: "name", title: "Part", kind: "text", longest: 60 },
@@ -147,14 +149,15 @@
         page.columns.phase(),
         { key: "time_us", title: "Time", kind: "us" },
         { key: "time_share", title: "Share", kind: "share", bar: true, help: "of all time", value: row => what.total_us ? row.time_us / what.total_us : null },
-        { key: "roof_us", title: "At the roof", kind: "us", missing: row => row.why },
+        ...(known ? [{ key: "roof_us", title: "At the roof", kind: "us", missing: row => row.why },
         { key: "of_roof", title: "Of the roof", kind: "share", help: "time at the roof over time: 100 % is as fast as the device can; over it: what is in a cache needs no memory", missing: row => row.why || "not known" },
-        { key: "bound", title: "Bound by", kind: "text", missing: row => row.why || "not known" },
+        { key: "bound", title: "Bound by", kind: "text", missing: row => row.why || "not known" }] : []),
         { key: "flops_per_s", title: "Rate", kind: "flop_rate", missing: "its FLOPs are not known" },
         { key: "flops_per_byte", title: "FLOPs a byte", kind: "number", missing: "its FLOPs or bytes are not known" },
         { key: "flops", title: "FLOPs", kind: "flops", missing: "its FLOPs are not known" },
         { key: "bytes_moved", title: "Bytes moved", kind: "bytes", missing: "its bytes are not known" },
       ],
+      spare: ["flops_per_byte", "roof_us"],
       rows: what.points,
       sort: { key: "time_us", descending: true },
       limit: 100,

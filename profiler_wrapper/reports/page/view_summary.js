@@ -58,7 +58,7 @@
 
   function peakShare(data, place) {
     const use = data.utilization;
-    const why = page.why("peak is known") || page.why("flops", "not available") || "The FLOPs of a step are not known.";
+    const why = page.why("peak is known") || page.why("MFU", "not available") || page.why("flops", "not available") || "The FLOPs of a step are not known.";
     if (!use || !isKnown(use.mfu)) {
       page.figure(place, { label: "MFU", value: null, missing: why });
       return;
@@ -169,6 +169,9 @@
     });
   }
 
+  /** CUDA counts its versions as 12090: 12.9. */
+  const version = (name, value) => /^cuda\b/.test(name) && /^\d{5}$/.test(value) ? `${Math.floor(value / 1000)}.${Math.floor(value % 1000 / 10)}` : value;
+
   function drawRun(data, element) {
     const section = page.section(element, "The run");
     const run = data.run;
@@ -181,7 +184,7 @@
       ["Times are of", data.time_basis === "device" ? "the device" : "the CPU"],
       ["Peaks", data.page.use || null],
       ["Trace", run.trace || null],
-      ...Object.entries(run.versions || {}),
+      ...Object.entries(run.versions || {}).map(([name, value]) => [name, version(name, value)]),
       ["Complete", data.complete ? "yes" : "NO: the recording ended early"],
     ];
     const table = page.element("table", "plain");

@@ -37,10 +37,11 @@
           page.columns.count("count", "Waits", `Waits ${page.per()}`),
           page.columns.time("wait_us", "Waited", `CPU time in the call, ${page.per()}`),
           { key: "each_us", title: "Each", kind: "us", help: "of one wait, in the mean", value: row => row.count ? row.wait_us / row.count : null },
-          { key: "sources", title: "Source", kind: "text", longest: 44, missing: "", value: row => row.sources.length ? row.sources : undefined },
-          { key: "cure", title: "What helps", kind: "text", longest: 110, value: row => HELP[row.kind] },
+          ...(rows.some(row => row.sources.length) ? [{ key: "sources", title: "Source", kind: "text", longest: 44, value: row => row.sources.length ? row.sources : undefined }] : []),
+          { key: "cure", title: "What helps", kind: "text", longest: 130, value: row => HELP[row.kind] },
         ],
         rows,
+        spare: ["each_us", "phase"],
         sort: { key: "wait_us", descending: true },
         limit: 200,
       });

@@ -1,8 +1,9 @@
-"""What rules of advice find in a recording, a trace of a GPU, or a training run here."""
+"""Facts for rules of advice, from recordings made by hand, traces and training runs; and what rules find in them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,27 +13,16 @@ import torch
 from torch import nn
 
 import profiler_wrapper as pw
-from profiler_wrapper.analysis.advice.facts import Facts
+from profiler_wrapper.analysis.advice.facts import Facts, Rule
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.peaks import Given
 from profiler_wrapper.analysis.view_model import Finding
 from profiler_wrapper.recording.columns import Recording
 from profiler_wrapper.recording.shapes import Shapes
-from profiler_wrapper.result import attribute_trace
+from profiler_wrapper.result import attribute_trace, trace_with_shapes, work_of_trace
 from profiling import result_of
 from shared_traces import TRACES
-
-Rules = Callable[[Facts], Iterable[Finding]]
-
-
-def facts_of_gpu(name: str, *, run: Mapping[str, Any] | None = None) -> Facts:
-    """Of a trace that was recorded on a GPU; skips the test where it is not here."""
-    path = TRACES / f"{name}.json.gz"
-    if not path.is_file():
-        pytest.skip("the recorded traces are not here")
-    found = attribute_trace(path, run=run)
-    return Facts(analysis=tables(found, run=run or {}), found=found)
 
 
 def facts_of(
@@ -46,6 +36,36 @@ def facts_of(
     """Of a recording made by hand; `changes`: rows of its analysis to put in the place of those that it has."""
     found = attributed(recording, run=run, shapes=shapes)
     return Facts(analysis=replace(tables(found, run=run or {}, peaks=peaks), **changes), found=found)
+
+
+def facts_of_gpu(name: str, *, run: Mapping[str, Any] | None = None) -> Facts:
+    """Of a trace that was recorded on a GPU; skips the test where it is not here."""
+    path = TRACES / f"{name}.json.gz"
+    if not path.is_file():
+        pytest.skip("the recorded traces are not here")
+    found = attribute_trace(path, run=run)
+    return Facts(analysis=tables(found, run=run or {}), found=found)
+
+
+def facts_of_trace(path: Path, **changes: Any) -> Facts:
+    """Of a trace file, with the run.json and the trace with shapes beside it if there are any; `changes`: as above."""
+    beside = path.parent / "run.json"
+    run = json.loads(beside.read_text()) if beside.is_file() else {}
+    found = attribute_trace(path, run=run)
+    full = trace_with_shapes(path, run)
+    work = None if full is None else work_of_trace(full, run=run)
+    return Facts(analysis=replace(tables(found, run=run, work=work), **changes), found=found)
+
+
+def findings(rule: Rule, facts: Facts) -> list[Finding]:
+    """What one rule says."""
+    return list(rule(facts))
+
+
+def the_finding(rule: Rule, facts: Facts) -> Finding:
+    """The only one, which there has to be."""
+    (finding,) = rule(facts)
+    return finding
 
 
 def findings_of_training(

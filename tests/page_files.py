@@ -1,4 +1,4 @@
-"""What a written page holds."""
+"""What the file of a page holds, read without a browser."""
 
 from __future__ import annotations
 

@@ -1,0 +1,138 @@
+"""Comparisons on a CPU, where other load makes all layers slower, and the long ones most; and sides without steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from noisy_recordings import Factor, noisy_run
+from profiler_wrapper.analysis.compare import compare
+from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.comparing import guard, make_baseline, read_baseline, write_baseline
+from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.reports.compare_text import compare_text
+
+LIKE_LOAD = "all layers alike (as under other load or clock; low confidence)"
+
+
+def on_cpu(seed: int, slower: Factor | None = None, **options: Any) -> Analysis:
+    made = noisy_run(seed, slower=slower, **options)
+    comparable = {**made.summary.get("comparable", {}), "time_basis": "cpu"}
+    return replace(made, time_basis="cpu", summary={**made.summary, "comparable": comparable})
+
+
+def loaded(layer: str, phase: str, step: int) -> float:
+    """What is short is mostly missed by what holds up the long."""
+    return 1.1 if layer.endswith("norm") else 2.3
+
+
+def loaded_unevenly(layer: str, phase: str, step: int) -> float:
+    return loaded(layer, phase, step) * (1.15 if layer.endswith("mlp") else 1.0)
+
+
+def twice(layer: str, phase: str, step: int) -> float:
+    return 2.0 if layer == "layers.7.mlp" else 1.0
+
+
+def test_a_cpu_under_load_is_not_called_a_slower_model() -> None:
+    for i in range(5):
+        found = compare(on_cpu(i), on_cpu(100 + i, lambda layer, phase, step: 1.4))
+        assert LIKE_LOAD in found.verdict and "slower" not in found.verdict
+        assert (found.confidence, found.culprits) == ("low", ())
+        assert {row.decision for row in found.rows} <= {"no difference", "not judged"}
+
+
+@pytest.mark.parametrize("load", [loaded, loaded_unevenly])
+def test_what_load_does_to_long_layers_names_no_layer(load: Factor) -> None:
+    for i in range(3):
+        for one, other in ((on_cpu(i), on_cpu(200 + i, load)), (on_cpu(200 + i, load), on_cpu(i))):
+            found = compare(one, other)
+            assert found.culprits == ()
+            assert LIKE_LOAD in found.verdict
+            assert not guard(one, other).regressed
+
+
+def test_a_layer_that_takes_twice_as_long_is_named_on_a_cpu_too() -> None:
+    for i in range(3):
+        found = compare(on_cpu(i), on_cpu(300 + i, twice))
+        assert [one.layer for one in found.culprits] == ["layers.7.mlp"]
+        report = guard(on_cpu(i), on_cpu(300 + i, twice))
+        assert report.regressed and "layers.7" in report.verdict
+
+
+def test_a_layer_that_is_unsteady_is_not_named() -> None:
+    def unsteady(layer: str, phase: str, step: int) -> float:
+        return (9.0, 2.0, 6.0, 3.0, 14.0)[step] if layer == "layers.7.norm" else 1.0
+
+    assert compare(on_cpu(1), on_cpu(2, unsteady)).culprits == ()
+
+
+def test_a_side_without_steps_is_not_judged() -> None:
+    whole = replace(noisy_run(1), steps=())
+    whole = replace(whole, summary={})
+    for one, other in ((whole, noisy_run(2)), (noisy_run(2), whole)):
+        found = compare(one, other)
+        assert found.decision == found.totals[0].decision == "not judged"
+        assert "marks no steps" in found.verdict
+        report = guard(one, other)
+        assert not report.judged and "marks no steps" in report.checks[0].reason
+
+
+def test_like_layers_that_one_side_has_alone_are_one_culprit() -> None:
+    (culprit,) = compare(noisy_run(1), noisy_run(2, blocks=12)).culprits
+    assert (culprit.layer, len(culprit.layers), culprit.change) == ("layers.{12..23}", 12, None)
+    assert culprit.share == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_the_text_fits_the_width(width: int) -> None:
+    text = compare_text(compare(noisy_run(1), noisy_run(2, slower=twice)), width=width)
+    assert max(map(len, text.splitlines())) <= width
+
+
+def _no_number(data: dict[str, Any]) -> None:
+    data["step_spread"] = float("nan")
+
+
+def _no_runs(data: dict[str, Any]) -> None:
+    data["runs"] = 0
+
+
+def _reversed(data: dict[str, Any]) -> None:
+    data["events"] = [10, 1]
+
+
+def _too_few_times(data: dict[str, Any]) -> None:
+    row = next(row for row in data["times"] if "numbers" in row["names"])
+    row["levels_us"] = row["levels_us"][:1]
+
+
+def _no_time(data: dict[str, Any]) -> None:
+    data["times"][0]["levels_us"] = [-1.0]
+
+
+def _endless(data: dict[str, Any]) -> None:
+    data["rows"][0]["names"] = {"pattern": "layers.*", "numbers": [[0, 10**12]]}
+
+
+def _coverage_in_words(data: dict[str, Any]) -> None:
+    data["traits"]["coverage"] = "high"
+
+
+@pytest.mark.parametrize(
+    "edit", [_no_number, _no_runs, _reversed, _too_few_times, _no_time, _endless, _coverage_in_words]
+)
+def test_a_baseline_that_a_hand_broke_is_refused(edit: Callable[[dict[str, Any]], None], tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    write_baseline(make_baseline([noisy_run(1)]), path)
+    data = json.loads(path.read_text(encoding="utf-8"))
+    assert read_baseline(path) == make_baseline([noisy_run(1)])
+    edit(data)
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(WrongUse, match="not a baseline that guard wrote"):
+        read_baseline(path)
