@@ -22,12 +22,11 @@ from profiler_wrapper.analysis.compare_model import (
 from profiler_wrapper.analysis.compare_names import folded_name, like_name
 from profiler_wrapper.analysis.compare_sides import Pair, Side, amounts, pair_rows, side_of
 from profiler_wrapper.analysis.compare_times import LEAST_SHARED, TimeChanges, UnitKey, time_changes
-from profiler_wrapper.analysis.compare_verdict import CLOCK, MOST_OF_IT, explained, verdict_of
+from profiler_wrapper.analysis.compare_verdict import CLOCK, MOST_OF_IT, SURE, explained, verdict_of
 from profiler_wrapper.analysis.model import Analysis, LayerRow
 from profiler_wrapper.analysis.noise import FEWEST_STEPS, LEAST_CHANGE_UNKNOWN, series_change
 from profiler_wrapper.analysis.phase import Phase
 
-_SURE = 0.05  # standard error of the change of a step: with more, no difference is found where there may be one
 _Backends = Mapping[tuple[str, Phase], tuple[str, ...]]
 
 
@@ -49,7 +48,7 @@ def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -
     notes = tuple(_notes(side_a, side_b, changes))
     totals = tuple(_totals(side_a, side_b, changes, decision))
     backend_changes = _backend_changes(paired.pairs, backends_a, backends_b)
-    told = math.isfinite(changes.total.error) and changes.total.error <= _SURE
+    told = math.isfinite(changes.total.error) and changes.total.error <= SURE
     sure = changes.known and (told if decision == "no difference" else explained(found, totals[0]) >= MOST_OF_IT)
     return Comparison(
         verdict=verdict_of(different, totals, changes, found, backend_changes, b.time_basis),

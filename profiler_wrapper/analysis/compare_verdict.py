@@ -13,6 +13,7 @@ _MOST_DIFFERENCES = 3
 _MANY_TIMES = 2  # as much more
 CLOCK = "step on the clock"
 _NEAR = 0.01  # FLOPs that are nearer are as good as equal
+SURE = 0.05  # standard error of the change of a step: with more, no difference is found where there may be one
 MOST_OF_IT = 0.5  # of a change: with less in single layers, it is told of all
 LIKE_LOAD = "all layers alike (as under other load or clock; low confidence)"
 _LONGEST = 40  # characters of a value
@@ -95,7 +96,9 @@ def _of_total(total: ComparedTotal, like_load: bool, time_basis: str) -> str:
         return f"not judged, because one side marks no steps ({times})"
     if total.decision == "no difference":
         change = percent(total.change, total.error)
-        return f"no difference in all ({change}; {times})" if total.error is not None else f"no difference ({times})"
+        if total.error is None:
+            return f"no difference ({times})"
+        return f"no difference {'in all' if total.error <= SURE else 'beyond the noise'} ({change}; {times})"
     more = abs(total.change or 0.0)
     if like_load:
         word = "longer" if total.decision == "slower" else "shorter"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -31,7 +32,7 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(beside, path)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise OSError(error.errno, f"could not be written: {reason}", str(path)) from error
+        raise OSError(error.errno or errno.EIO, f"could not be written: {reason}", str(path)) from error
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)

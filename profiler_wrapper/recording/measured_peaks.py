@@ -52,7 +52,7 @@ def read_measured_peaks(path: str | os.PathLike[str]) -> MeasuredPeaks:
         found = msgspec.json.decode(Path(path).read_bytes(), type=MeasuredPeaks)
     except OSError as error:
         raise WrongUse(f"{name}: measured peaks cannot be read: {error.strerror or error}. {_AGAIN}.") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise WrongUse(f"{name} holds no measured peaks: {error}. {_AGAIN}.") from error
     if found.measured_peaks_version != FILE_VERSION:
         raise WrongUse(

@@ -40,7 +40,7 @@ def nanoseconds(microseconds: Sequence[int | float | Decimal]) -> Int64:
 
 def _exact_ns(microseconds: int | float | Decimal) -> int:
     exact = Decimal(microseconds)
-    return round(exact * 1000) if abs(exact) < _LIMIT_US else NO_TIME
+    return round(exact * 1000) if exact.is_finite() and abs(exact) < _LIMIT_US else NO_TIME
 
 
 def column(items: Sequence[object], field: str) -> Int64:

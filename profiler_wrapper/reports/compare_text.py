@@ -26,6 +26,8 @@ def compare_text(comparison: Comparison, *, rows: int = 20, width: int = 100, un
     parts = ["\n".join(textwrap.wrap(clean(comparison.verdict.replace("±", "+-"), unicode=unicode), width))]
     parts.append("\n".join(_sides(comparison, width, unicode)))
     totals = [_total(total) for total in comparison.totals]
+    if comparison.confidence == "low" and totals[0][-1]:
+        totals[0] = (*totals[0][:-1], f"{totals[0][-1]}?")  # the verdict says why
     parts.append(_fitting(("per step", "a", "b", "change", ""), totals, width, spare=(1,)))
     if comparison.culprits:
         room = max(_LEAST_NAME_WIDTH, width - 36)

@@ -334,6 +334,13 @@ def test_numbers_that_are_not_finite_are_left_out(read_json: Callable[..., Recor
     assert recording.spans.correlation.tolist() == [11]
 
 
+@pytest.mark.parametrize("number", ["NaN", "sNaN", "Infinity"])
+def test_text_that_is_no_number_among_large_times_is_left_out(read_json: Callable[..., Recording], number: str) -> None:
+    large = {"ph": "X", "cat": "cpu_op", "name": "kept", "pid": 1, "tid": 1, "ts": 8796093022209.5, "dur": 1.25}
+    recording = read_json({"traceEvents": [large, {**large, "name": "untimed", "ts": number}]})
+    assert [recording.name_of(i) for i in range(len(recording.spans))] == ["kept"]
+
+
 def test_a_missing_file_and_a_directory(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "none.json")

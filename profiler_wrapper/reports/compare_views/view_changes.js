@@ -7,6 +7,9 @@
 
   page.signed = value => value === null || value === undefined ? undefined : `${value >= 0 ? "+" : "−"}${(100 * Math.abs(value)).toFixed(1)} %`;
 
+  /** Said of the time of a step, the first of the totals, where other load or clock would show alike. */
+  const doubt = (data, row) => row === data.comparison.totals[0] && data.comparison.confidence === "low" ? " (low confidence)" : "";
+
   function totals(data, element) {
     const section = page.section(element, "A step, on both sides");
     page.table(section, {
@@ -16,7 +19,7 @@
         { key: "b", title: "b", kind: "text", value: row => row.b === null ? null : FORMATS[row.unit](row.b), help: data.comparison.b, missing: "not recorded on this side" },
         { key: "change", title: "Change", kind: "text", value: row => page.signed(row.change), help: "of b against a; of the time: of the faster half of the steps" },
         { key: "error", title: "±", kind: "text", value: row => row.error === null ? undefined : `${(100 * row.error).toFixed(1)} %`, help: "standard error of the change" },
-        { key: "decision", title: "Decision", kind: "text", value: row => row.decision === "not judged" ? undefined : row.decision },
+        { key: "decision", title: "Decision", kind: "text", value: row => row.decision === "not judged" ? undefined : row.decision + doubt(data, row) },
       ],
       rows: data.comparison.totals,
       search: false,
@@ -36,7 +39,7 @@
       ],
       rows: data.comparison.culprits,
       search: false,
-      empty: "Nothing changed by more than the noise of the steps.",
+      empty: "No layer changed otherwise than the rest by more than noise.",
     });
   }
 

@@ -9,7 +9,8 @@
     title: "Layers",
     order: 20,
     draw(data, element) {
-      page.note(element, "Time per step with everything inside the layer, in the same phase. A decision is about what goes beyond the change that all layers have in common, unless that is beyond noise itself.");
+      page.note(element, "Time per step with everything inside the layer, in the same phase. A decision is about what goes beyond the change that all layers have in common, unless that is beyond noise itself and of a device.");
+      const moved = data.comparison.time_basis === "cpu" && ["slower", "faster"].includes(data.comparison.decision);
       page.table(element, {
         columns: [
           { key: "layer", title: "Layer", kind: "text", longest: 70, value: row => row.layer || (row.phase === "optimizer" ? "optimizer" : "outside layers") },
@@ -18,7 +19,7 @@
           { key: "difference", title: "b − a", kind: "us", value: difference, help: "per step" },
           { key: "change", title: "Change", kind: "text", value: row => page.signed(row.change), help: "of the faster half of the steps, where steps are known" },
           { key: "error", title: "±", kind: "text", value: row => row.error === null ? undefined : `${(100 * row.error).toFixed(1)} %` },
-          { key: "decision", title: "Decision", kind: "text" },
+          { key: "decision", title: "Decision", kind: "text", value: row => moved && row.decision === "no difference" ? "as the rest" : row.decision },
           ...both("flops", "flops_per_step", "FLOPs", "per step"),
           ...both("count", "calls_per_step", "Calls", "entries of the layer per step"),
           ...both("count", "self_events_per_step", "Events", "kernels (on a CPU, ops) whose innermost layer this is, per step"),
