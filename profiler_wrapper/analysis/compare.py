@@ -39,7 +39,7 @@ def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -
     paired = pair_rows(a, b)
     changes = time_changes(paired.pairs, side_a, side_b)
     decision = _decision(changes.total.shift, changes.total.beyond_noise)
-    if side_a.marked != side_b.marked or not side_a.total_ns or not side_b.total_ns:
+    if side_a.marked != side_b.marked:
         decision = "not judged"
     total_delta_ns = side_a.total_ns * math.expm1(changes.total.shift) if changes.total.beyond_noise else None
     found = culprits(paired, changes, total_delta_ns)
@@ -117,7 +117,7 @@ def _totals(side_a: Side, side_b: Side, changes: TimeChanges, decision: Decision
         b=side_b.total_ns,
         change=None if decision == "not judged" else math.expm1(changes.total.shift),
         error=_finite(changes.total.error),
-        decision=decision,
+        decision=decision if side_a.total_ns and side_b.total_ns else "not judged",
     )
     yield _on_the_clock(side_a, side_b)
     quantities: Sequence[tuple[str, Any, Callable[[Side], float | None]]] = (

@@ -207,8 +207,7 @@ def _moderated(variance: Float, freedom: float, size: Float) -> tuple[Float, flo
     prior = _smoothed(variance, size) / max(low, 0.1)
     prior_freedom = _prior_freedom(variance, prior, freedom)
     together = freedom + prior_freedom
-    # Not below that of its like: by chance a layer may look steady in few steps that is not.
-    return np.maximum(prior, (freedom * variance + prior_freedom * prior) / together), together
+    return (freedom * variance + prior_freedom * prior) / together, together
 
 
 def _prior_freedom(variance: Float, prior: Float, freedom: float) -> float:
