@@ -18,6 +18,8 @@ from profiler_wrapper.errors import WrongUse
 H100 = "NVIDIA H100 80GB HBM3"
 UNKNOWN = "Frobnicator 9000"
 
+NESTED_TOO_DEEP = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
 
 def measurement(**changes: Any) -> dict[str, Any]:
     return {
@@ -167,7 +169,7 @@ def test_a_wrong_value_in_the_environment_is_refused_by_its_name() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"not json", b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b"[]", b"{}", b"null", b"\xff\xfe{}", b'{"measured_peaks_version": 1}',
+    [b"", b"not json", NESTED_TOO_DEEP, b"[]", b"{}", b"null", b"\xff\xfe{}", b'{"measured_peaks_version": 1}',
      json.dumps(measurement(measured_peaks_version=2)).encode(),
      json.dumps(measurement(flops={}, copy=None)).encode(),
      json.dumps(measurement(flops={"bfloat16": 7e14})).encode(),
