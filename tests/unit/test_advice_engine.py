@@ -301,7 +301,7 @@ def made_of(events: list[tuple[str, tuple[int, int], int]]) -> Trace:
 
 
 @given(_EVENTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_no_rule_fails_and_no_bound_is_beyond_the_step(events: list[tuple[str, tuple[int, int], int]]) -> None:
     seen = facts_of(made_of(events).recording())
     notes: list[str] = []

@@ -181,7 +181,7 @@ def analyses(draw: st.DrawFn) -> Analysis:
     return analysis_of(layers, unattributed_us=reasons, outside_us=outside, steps=draw(st.integers(1, 4)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(analyses(), analyses())
 def test_no_time_is_lost_whatever_the_names(a: Analysis, b: Analysis) -> None:
     comparison = compare(a, b)
@@ -191,7 +191,7 @@ def test_no_time_is_lost_whatever_the_names(a: Analysis, b: Analysis) -> None:
     assert comparison.to_dict()["verdict"]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(analyses())
 def test_a_thing_is_no_different_from_itself(a: Analysis) -> None:
     comparison = compare(a, a)

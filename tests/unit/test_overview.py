@@ -140,7 +140,7 @@ KINDS: dict[str, tuple[int, Callable[[Trace, int, int], Trace]]] = {
 SOMETHING = st.tuples(st.sampled_from(sorted(KINDS)), st.integers(0, 120), st.integers(0, 40))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(SOMETHING, min_size=1, max_size=15),
     st.lists(st.integers(0, 120), min_size=2, max_size=5, unique=True).map(sorted),
