@@ -34,9 +34,8 @@ def step_windows(found: Attributed) -> StepWindows:
     """From the end of the step before, or a step's own begin on the CPU if that is later, to its end.
 
     A step ends when both the CPU and the devices are done with it: the CPU runs ahead of a busy device, and
-    behind an idle one. Before the first step ends what was launched before it. The lengths are those that
-    `utilization.step_times` gives. A trace without a step that has an end is one, from its first event on the CPU
-    to the last that runs.
+    behind an idle one. Before the first step ends what was launched before it. A trace without a step that
+    has an end is one, from its first event on the CPU to the last that runs.
     """
     steps = found.steps
     bounded = steps.end_ns < _NO_END

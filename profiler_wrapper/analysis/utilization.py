@@ -22,8 +22,8 @@ from profiler_wrapper.analysis.flops import FlopCount, flops_of_recording
 from profiler_wrapper.analysis.model import Utilization
 from profiler_wrapper.analysis.peaks import VARIABLE, Given, Peaks, find_peaks
 from profiler_wrapper.analysis.roofline import NS_PER_S, peak_of
+from profiler_wrapper.analysis.step_windows import step_windows
 from profiler_wrapper.errors import EmptyRecording, WrongUse
-from profiler_wrapper.recording.columns import Bool
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
@@ -179,31 +179,12 @@ def share_of_peak(flops: Mapping[str, int], peaks: Peaks, *, devices: int = 1, t
 
 
 def step_times(found: Attributed) -> list[int]:
-    """Nanoseconds of each step: from the end of the one before, or its own begin on the CPU if that is later.
-
-    A step ends when both the CPU and the devices are done with it: the CPU runs ahead of a busy device, and
-    behind an idle one. Before the first step ends what was launched before it.
-    """
-    steps, charges, spans = found.steps, found.charges, found.recording.spans
-    ends = np.where(steps.end_ns < np.iinfo(np.int64).max, steps.end_ns, np.int64(-1))
-    before = np.iinfo(np.int64).min
-    if charges.basis == "device" and len(steps):
-        place = steps.place_of(charges.launch_ns)
-        end_ns = spans.end_ns[charges.span]
-        launched: Bool = charges.cpu_span >= 0
-        inside = launched & (place >= 0)
-        np.maximum.at(ends, place[inside], end_ns[inside])
-        earlier = ~launched | (charges.launch_ns < steps.start_ns[0])
-        first = end_ns[inside].min() if inside.any() else 0
-        ahead = end_ns[earlier & (spans.start_ns[charges.span] < first)]
-        before = int(ahead.max()) if len(ahead) else before
-    times = []
-    for start, end in zip(steps.start_ns.tolist(), ends.tolist(), strict=True):
-        if end < 0:  # the last, of which the trace has no end
-            continue
-        times.append(max(0, end - max(start, before)))
-        before = max(before, end)
-    return [time for time in times if time]
+    """Nanoseconds of each step that has a begin and an end: the lengths of its `step_windows`."""
+    windows = step_windows(found)
+    if None in windows.number:  # a trace without steps
+        return []
+    lengths: list[int] = (windows.end_ns - windows.start_ns).tolist()
+    return lengths
 
 
 def _devices(found: Attributed) -> int:
