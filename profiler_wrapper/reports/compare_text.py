@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from profiler_wrapper.analysis.compare_model import ComparedTotal, Comparison, Culprit
 from profiler_wrapper.analysis.compare_verdict import percent, place
 from profiler_wrapper.reports.compare_rows import FoldedRow, folded_rows
+from profiler_wrapper.reports.csv_export import csv_cell
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
 from profiler_wrapper.units import MIB
 
@@ -166,7 +167,7 @@ def compare_csv(comparison: Comparison) -> str:
     writer = csv.DictWriter(out, CSV_COLUMNS, lineterminator="\n", restval="")
     writer.writeheader()
     for row in comparison.rows:
-        line: dict[str, object] = {name: getattr(row, name) for name in CSV_COLUMNS[:7]}
+        line: dict[str, object] = {name: csv_cell(getattr(row, name)) for name in CSV_COLUMNS[:7]}
         for side, own, steps in (("a", row.a, comparison.steps_a), ("b", row.b, comparison.steps_b)):
             if own is not None:
                 told = own.to_dict(steps) | {"self_time_per_step_us": own.self_time_ns / steps / 1000}

@@ -33,7 +33,7 @@ def csv_text(analysis: Analysis, rows: str = "layers", *, top: int | None = None
     names, table = rows_of(analysis, rows)
     if top is not None:
         table = ranked(table)[:top]
-    return "".join(_line(cells) for cells in (names, *([_cell(row[name]) for name in names] for row in table)))
+    return "".join(_line(cells) for cells in (names, *([csv_cell(row[name]) for name in names] for row in table)))
 
 
 def _line(cells: Sequence[Any]) -> str:
@@ -79,7 +79,8 @@ def rows_of(analysis: Analysis, name: str) -> tuple[Sequence[str], list[dict[str
     return column_names(LISTS[name]), rows_to_dicts(getattr(analysis, name))
 
 
-def _cell(value: Any) -> Any:
+def csv_cell(value: Any) -> Any:
+    """A value as a cell: empty for what is not known, and no formula."""
     if value is None:
         return ""
     if isinstance(value, Mapping):

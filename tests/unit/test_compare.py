@@ -13,6 +13,7 @@ from profiler_wrapper.analysis.compare import compare
 from profiler_wrapper.analysis.compare_model import Comparison
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.analysis.phase import Phase
+from profiler_wrapper.reports.compare_text import compare_csv
 from sample_results import Layer, analysis_of, llama
 
 
@@ -198,3 +199,11 @@ def test_a_thing_is_no_different_from_itself(a: Analysis) -> None:
     assert comparison.decision in ({"no difference"} if a.time.total_ns else {"no difference", "not judged"})
     assert {row.decision for row in comparison.rows} <= {"no difference", "not judged"}
     assert (comparison.culprits, comparison.differences, comparison.backend_changes) == ((), (), ())
+
+
+def test_no_name_is_a_formula_in_a_spreadsheet() -> None:
+    a = llama(2)
+    a = replace(a, layers=tuple(replace(row, layer="=cmd") if row.layer == "lm_head" else row for row in a.layers))
+    lines = compare_csv(compare(a, a)).splitlines()
+    assert sum(line.startswith("'=cmd,") for line in lines) == sum(row.layer == "=cmd" for row in a.layers) > 0
+    assert not any(line.startswith("=") for line in lines)
