@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from profiler_wrapper.errors import EmptyRecording
+from profiler_wrapper.recording.store import PAGE_FILE
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.wrapper import ProfilerWrapper
 
@@ -154,14 +155,15 @@ def describe(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "cpu":
-        return f"{torch.get_num_threads()} CPU threads, {platform.machine()}"
+        threads = torch.get_num_threads()
+        return f"{threads} CPU {'thread' if threads == 1 else 'threads'}, {platform.machine()}"
     return str(device)
 
 
 def run_demo(*, output_dir: str | os.PathLike[str] = "outputs", config: DemoConfig | None = None) -> ProfileResult:
     """Train the demo model for `config.steps` steps on the best device here, profiled; return what was measured.
 
-    Prints the layer table and where the files are.
+    Prints the layer table and where the files are; the last line says where the page is.
 
     Raises:
         EmptyRecording: nothing was recorded (profiling is off, or another profiler is on).
@@ -190,4 +192,7 @@ def run_demo(*, output_dir: str | os.PathLike[str] = "outputs", config: DemoConf
     print(f"Done in {time.perf_counter() - started:.1f} s, loss {loss.item():.3f}.")
     if prof.result is None:
         raise EmptyRecording("nothing was recorded: profiling is off in the environment, or another profiler is on")
+    page = prof.directory.parent / PAGE_FILE if prof.directory is not None else None
+    if page is not None and page.exists():
+        print(f"The page: {page}")  # again, as the last that is read
     return prof.result

@@ -131,9 +131,11 @@ class WindowFiles:
         """Where the files are and how big; a line of its own for the page."""
         if not self._written or self._directory is None:
             return "no files were written"
-        size = sum(path.stat().st_size for path in self._written if path.exists())
+        here = [path for path in self._written if path.is_relative_to(self._directory.directory)]
+        size = sum(path.stat().st_size for path in here if path.exists())
         page = f"\nThe page: {self._directory.page}" if self._directory.page in self._written else ""
-        return f"{len(self._written)} files, {file_size(size)}, in {self._directory.directory}{page}"
+        files = "1 file" if len(here) == 1 else f"{len(here)} files"
+        return f"{files}, {file_size(size)}, in {self._directory.directory}{page}"
 
     def _report(self, name: str, file: ReportFile, result: ProfileResult) -> None:
         directory = self._directory_path()

@@ -84,7 +84,11 @@ class ProfileResult(Analysis):
         return (path,)
 
     def to_pandas(self, rows: str = "layers") -> pd.DataFrame:
-        """One list (`"layers"`, `"operators"`, `"kernels"` ...) as a data frame, columns and units as in `result.json`.
+        """One list of rows as a data frame, columns and units as in `result.json`.
+
+        The lists: unattributed, layers, attention, classes, steps, flops, uncounted, untold_bytes, operators, kernels,
+        collectives, synchronisations, products, attention_calls, allocations and op_memory. Other parts of a result
+        are no rows: `result.warnings` are texts, `result.memory` and `result.summary` mappings.
 
         Raises:
             MissingPackage: pandas is not installed.

@@ -23,7 +23,22 @@ from profiler_wrapper.analysis.model import SCHEMA_VERSION, Analysis, Bound, Lay
 from profiler_wrapper.analysis.peaks import Peaks
 from profiler_wrapper.analysis.view_model import Finding, Overview, StepSplit
 from profiler_wrapper.reports.result_json import LISTS, json_name
-from result_words import COMPARABLE, CURVE, MEMORY, MOMENT, OWNER, PEAK, RUN, TOP, WORDS, WORDS_OF_ROW
+from result_words import (
+    COMPARABLE,
+    CURVE,
+    MEMORY,
+    MOMENT,
+    NOT_SUMMED,
+    OWNER,
+    PEAK,
+    RUN,
+    SUMMED,
+    SUMMED_COUNTS,
+    SUMMED_ROWS,
+    TOP,
+    WORDS,
+    WORDS_OF_ROW,
+)
 
 PATH = Path(__file__).parents[1] / "profiler_wrapper" / "reports" / "result_schema.json"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -155,6 +170,7 @@ def _row(kind: type[Any]) -> Schema:
         name = json_name(kind, field.name) if renamed else field.name
         schema = _type(hints[field.name], as_us=renamed and field.name.endswith("_ns"))
         text = _sentence(kind, field.name, _words(kind, field.name, comments))
+        text += SUMMED if _is_summed(kind, field.name) else ""
         properties[name] = {"description": text + _unit(name, schema), **schema}
         if _is_required(field):
             required.append(name)
@@ -171,6 +187,12 @@ def _row(kind: type[Any]) -> Schema:
 
 def _words(kind: type[Any], name: str, comments: Mapping[str, str]) -> str | None:
     return WORDS_OF_ROW.get(f"{kind.__name__}.{name}") or comments.get(name) or WORDS.get(name)
+
+
+def _is_summed(kind: type[Any], name: str) -> bool:
+    """Whether it is a sum over the timed trace, and no value of a step."""
+    is_time = name.endswith("_ns") and not name.endswith("_per_step_ns") and name not in NOT_SUMMED
+    return kind.__name__ in SUMMED_ROWS and (is_time or name in SUMMED_COUNTS)
 
 
 def _is_required(field: Any) -> bool:

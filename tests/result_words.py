@@ -107,10 +107,28 @@ WORDS_OF_ROW = {
     "KernelRow.time_ns": "Time of them all",
     "LayerRow.class_name": "Its Python class",
     "Slope.steps": "Over which this was seen",
+    "StepRow.span_ns": "The span of the CPU alone, from its begin to its end there: the CPU runs ahead of a busy "
+    "device. What a step takes is span_us of overview.steps",
     "StepSplit.communication_ns": "A collective running, and neither kernel, copy nor set",
     "SynchronisationRow.kind": "What makes it wait",
+    "TimeTotals.span_ns": "Wall time of the whole trace",
     "UnattributedRow.time_ns": "Time of them all",
 }
+# Rows whose times and counts are sums over the timed trace, and what is then said of each such key.
+SUMMED_ROWS = (
+    "AttentionRow",
+    "ClassRow",
+    "CollectiveRow",
+    "KernelRow",
+    "LayerRow",
+    "OperatorRow",
+    "SynchronisationRow",
+    "TimeTotals",
+    "UnattributedRow",
+)
+SUMMED_COUNTS = ("calls", "count", "device_events", "self_events")
+NOT_SUMMED = ("max_ns", "min_ns", "span_ns", "step_times_ns")
+SUMMED = "; summed over the timed steps: divide by len(run.timed_steps) for one step"
 # What is no dataclass: keys that programs may rely on, and their meaning. Others may be beside them.
 RUN = {
     "timed_steps": ("integer[]", "Numbers of the steps whose times are reported"),

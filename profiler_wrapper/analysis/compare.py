@@ -21,12 +21,15 @@ from profiler_wrapper.analysis.compare_model import (
 )
 from profiler_wrapper.analysis.compare_names import folded_name, like_name
 from profiler_wrapper.analysis.compare_sides import Pair, Side, amounts, pair_rows, side_of
-from profiler_wrapper.analysis.compare_times import LEAST_SHARED, TimeChanges, UnitKey, time_changes
+from profiler_wrapper.analysis.compare_times import LEAST_SHARED, TimeChanges, UnitKey, shared_time, time_changes
 from profiler_wrapper.analysis.compare_verdict import CLOCK, MOST_OF_IT, SURE, explained, verdict_of
+from profiler_wrapper.analysis.compare_work import much_other_work, work_changes
 from profiler_wrapper.analysis.model import Analysis, LayerRow
-from profiler_wrapper.analysis.noise import FEWEST_STEPS, LEAST_CHANGE_UNKNOWN, series_change
+from profiler_wrapper.analysis.noise import FEWEST_STEPS, LEAST_CHANGE_UNKNOWN, series_change, typical
 from profiler_wrapper.analysis.phase import Phase
 
+EVENTS = {"cpu": "ops", "device": "device events", "cpu / device": "ops / device events"}
+EVENTS["device / cpu"] = "device events / ops"
 _Backends = Mapping[tuple[str, Phase], tuple[str, ...]]
 
 
@@ -37,21 +40,26 @@ def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -
     """
     side_a, side_b = side_of(a), side_of(b)
     paired = pair_rows(a, b)
-    changes = time_changes(paired.pairs, side_a, side_b)
+    backends_a, backends_b = _backends(a), _backends(b)
+    backend_changes = _backend_changes(paired.pairs, backends_a, backends_b)
+    work = (
+        work_changes(paired.pairs, side_a, side_b) if shared_time(paired.pairs, side_a, side_b) >= LEAST_SHARED else ()
+    )
+    other_attention = {layer for layers, _, _ in backend_changes for layer in layers}
+    changes = time_changes(paired.pairs, side_a, side_b, much_other_work(work) | other_attention)
     decision = _decision(changes.total.shift, changes.total.beyond_noise)
-    if side_a.marked != side_b.marked:
+    if side_a.marked != side_b.marked or a.time_basis != b.time_basis:
         decision = "not judged"
     total_delta_ns = side_a.total_ns * math.expm1(changes.total.shift) if changes.total.beyond_noise else None
     found = culprits(paired, changes, total_delta_ns)
-    backends_a, backends_b = _backends(a), _backends(b)
     different = differences(traits(a), traits(b))
     notes = tuple(_notes(side_a, side_b, changes))
     totals = tuple(_totals(side_a, side_b, changes, decision))
-    backend_changes = _backend_changes(paired.pairs, backends_a, backends_b)
+    told_backends = tuple((folded_name(layers), one, other) for layers, one, other in backend_changes)
     told = math.isfinite(changes.total.error) and changes.total.error <= SURE
     sure = changes.known and (told if decision == "no difference" else explained(found, totals[0]) >= MOST_OF_IT)
     return Comparison(
-        verdict=verdict_of(different, totals, changes, found, backend_changes, b.time_basis),
+        verdict=verdict_of(different, totals, changes, found, work, told_backends, (a.time_basis, b.time_basis)),
         decision=decision,
         confidence="high" if sure else "low",
         name_a=name_a,
@@ -64,10 +72,11 @@ def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -
         notes=notes,
         totals=totals,
         culprits=found,
+        work=work,
         rows=tuple(_row(pair, side_a, side_b, changes, backends_a, backends_b) for pair in paired.pairs),
         classes=_classes(a, b),
         unattributed=_reasons(a, b),
-        backend_changes=backend_changes,
+        backend_changes=told_backends,
     )
 
 
@@ -84,7 +93,8 @@ def _row(
     mean_a, mean_b = (
         0.0 if own is None else own.time_ns / side.steps for own, side in ((pair.a, side_a), (pair.b, side_b))
     )
-    change = mean_b / mean_a - 1 if mean_a and mean_b else None
+    same_basis = side_a.analysis.time_basis == side_b.analysis.time_basis
+    change = mean_b / mean_a - 1 if mean_a and mean_b and same_basis else None
     decision: Decision = "not judged"
     if pair.a is None or pair.b is None:
         decision = "only in b" if pair.a is None else "only in a"
@@ -110,11 +120,12 @@ def _row(
 
 def _totals(side_a: Side, side_b: Side, changes: TimeChanges, decision: Decision) -> Iterable[ComparedTotal]:
     """Of a step: its time first."""
+    basis = " / ".join(dict.fromkeys((side_a.analysis.time_basis, side_b.analysis.time_basis)))
     yield ComparedTotal(
-        name=f"{side_b.analysis.time_basis} time",
+        name=f"{basis} time",
         unit="ns",
-        a=side_a.total_ns,
-        b=side_b.total_ns,
+        a=typical(side_a.step_totals()),
+        b=typical(side_b.step_totals()),
         change=None if decision == "not judged" else math.expm1(changes.total.shift),
         error=_finite(changes.total.error),
         decision=decision if side_a.total_ns and side_b.total_ns else "not judged",
@@ -123,29 +134,33 @@ def _totals(side_a: Side, side_b: Side, changes: TimeChanges, decision: Decision
     quantities: Sequence[tuple[str, Any, Callable[[Side], float | None]]] = (
         ("peak memory", "bytes", lambda side: peak_bytes(side.analysis)),
         ("FLOPs", "flops", lambda side: flops_per_step(side.analysis)),
-        ("events", "count", lambda side: sum(row.count for row in side.analysis.classes) / side.steps),
+        (EVENTS[basis], "count", lambda side: sum(row.count for row in side.analysis.classes) / side.steps),
         ("synchronisations", "count", _synchronisations),
         ("unattributed", "share", lambda side: 1 - side.analysis.time.coverage),
         ("MFU", "share", lambda side: side.analysis.utilization.mfu if side.analysis.utilization is not None else None),
     )
     for name, unit, value_of in quantities:
         one, other = value_of(side_a), value_of(side_b)
-        change = other / one - 1 if one and other is not None else None
+        same_thing = unit not in ("count", "bytes") or basis in ("cpu", "device")
+        change = other / one - 1 if one and other is not None and same_thing else None
         yield ComparedTotal(name=name, unit=unit, a=one, b=other, change=change)
 
 
 def _on_the_clock(side_a: Side, side_b: Side) -> ComparedTotal:
     """The length of a step, judged where each of several steps has one."""
     spans_a, spans_b = ([row.span_ns for row in _numbered(side.analysis)] for side in (side_a, side_b))
-    known = all(span for span in (*spans_a, *spans_b)) and min(len(spans_a), len(spans_b)) >= FEWEST_STEPS
+    same_basis = side_a.analysis.time_basis == side_b.analysis.time_basis
+    known = (
+        same_basis and all(span for span in (*spans_a, *spans_b)) and min(len(spans_a), len(spans_b)) >= FEWEST_STEPS
+    )
     change = series_change(*(np.array(spans, dtype=np.float64) for spans in (spans_a, spans_b))) if known else None
-    one, other = _mean(spans_a), _mean(spans_b)
+    one, other = (typical(np.array(spans, dtype=np.float64)) if known else _mean(spans) for spans in (spans_a, spans_b))
     return ComparedTotal(
         name=CLOCK,
         unit="ns",
         a=one,
         b=other,
-        change=math.expm1(change.shift) if change else other / one - 1 if one and other is not None else None,
+        change=other / one - 1 if one and other is not None and same_basis else None,
         error=_finite(change.error) if change else None,
         decision=_decision(change.shift, change.beyond_noise) if change else "not judged",
     )
@@ -219,8 +234,10 @@ def _backends(analysis: Analysis) -> _Backends:
     return {key: tuple(backend for _, backend in sorted(backends)) for key, backends in found.items()}
 
 
-def _backend_changes(pairs: Sequence[Pair], a: _Backends, b: _Backends) -> tuple[tuple[str, str, str], ...]:
-    """Where attention runs otherwise, like layers together."""
+def _backend_changes(
+    pairs: Sequence[Pair], a: _Backends, b: _Backends
+) -> tuple[tuple[Mapping[str, str | None], str, str], ...]:
+    """Where attention runs otherwise, like layers together: each with its block."""
 
     def told(row: LayerRow | None, backends: _Backends) -> str:
         return "" if row is None else " + ".join(sorted(backends.get((row.layer, row.phase), ())))
@@ -231,12 +248,12 @@ def _backend_changes(pairs: Sequence[Pair], a: _Backends, b: _Backends) -> tuple
         if one != other and pair.a is not None and pair.b is not None:
             pattern, _ = like_name(pair.layer, pair.row.block)
             groups[pattern, one or "none", other or "none"][pair.layer] = pair.row.block
-    return tuple((folded_name(layers), one, other) for (_, one, other), layers in groups.items())
+    return tuple((layers, one, other) for (_, one, other), layers in groups.items())
 
 
 def _notes(side_a: Side, side_b: Side, changes: TimeChanges) -> Iterable[str]:
     few = [name for name, side in (("a", side_a), ("b", side_b)) if not side.known_steps or side.steps < FEWEST_STEPS]
-    if few and not changes.known:
+    if few and not changes.known and side_a.analysis.time_basis == side_b.analysis.time_basis:
         who = f"{' and '.join(few)} {'has' if len(few) == 1 else 'have'} fewer than {FEWEST_STEPS} timed steps"
         least = f"{100 * LEAST_CHANGE_UNKNOWN:.0f} %"
         yield f"noise not known, because {who}: a change counts from {least} on, and beyond that of other layers"

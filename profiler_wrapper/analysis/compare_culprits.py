@@ -23,7 +23,7 @@ def culprits(paired: Paired, changes: TimeChanges, total_delta_ns: float | None)
     """What changed otherwise than the rest, the largest change first. `total_delta_ns`: of a step, if it changed."""
     tree = _Tree(paired, changes)
     found = [key for root in tree.roots() for key in tree.explain(root)]
-    rows = [tree.culprit(key, total_delta_ns) for key in tree.joined(dict.fromkeys(found))]
+    rows = [tree.culprit(key, total_delta_ns) for key in tree.joined(tree.whole(dict.fromkeys(found)))]
     return tuple(sorted(rows, key=lambda row: -abs(row.change_ns))[:MOST_CULPRITS])
 
 
@@ -88,6 +88,15 @@ class _Tree:
         typical = median(deltas) if deltas else 0.0
         mean = own.apart_ns / len(fold.layers)
         return same_way >= _ONE_WAY * len(fold.layers) and typical / mean >= _ALIKE
+
+    def whole(self, keys: Iterable[UnitKey]) -> list[UnitKey]:
+        """`keys`, with all of the like layers as one where each of them is there and they changed alike."""
+        found = list(keys)
+        for fold in dict.fromkeys(self._fold_of.get(key.layers[0], ()) for key in found):
+            single = [UnitKey((layer,), None) for layer in fold]
+            if fold and set(single) <= set(found) and self._changed_alike(UnitKey(fold, None)):
+                found = [UnitKey(fold, None), *(key for key in found if key not in single)]
+        return found
 
     def joined(self, keys: Iterable[UnitKey]) -> Iterable[UnitKey]:
         """`keys`, with like layers that only one side has as one."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from profiler_wrapper.analysis.advice.comparable import input_shapes
 from profiler_wrapper.analysis.compare_model import Difference
 from profiler_wrapper.analysis.model import Analysis
 
+BASIS = "time basis"
+SIZES = "sizes of linear layers' products"  # told by digests
 _NEAR = 0.02  # coverages that are nearer are as good as equal
 
 
@@ -19,14 +22,15 @@ class _Trait(NamedTuple):
 
 # In the order in which they are told. What is not known on a side is no difference.
 _TRAITS = (
+    _Trait("time_basis", BASIS, True),
     _Trait("model", "model"),
     _Trait("layers", "layers"),
     _Trait("blocks", "blocks"),
     _Trait("parameters", "parameters"),
-    _Trait("shapes", "shapes"),
+    _Trait("shapes", SIZES),
+    _Trait("attention_shape", "attention shape"),
     _Trait("dtypes", "types of numbers"),
     _Trait("phases", "phases"),
-    _Trait("time_basis", "time basis", True),
     _Trait("device", "device", True),
     _Trait("device_count", "devices", True),
     _Trait("cpu_name", "CPU", True),
@@ -40,7 +44,7 @@ _TRAITS = (
     _Trait("coverage", "coverage", True),
 )
 HARMLESS = frozenset({"timed steps"})  # to be told, but no reason not to judge
-OF_MACHINE = frozenset({"device", "devices", "CPU", "world size", "torch", "Python", "time basis"})
+OF_MACHINE = frozenset({"device", "devices", "CPU", "world size", "torch", "Python", BASIS})
 
 
 def traits(analysis: Analysis) -> dict[str, Any]:
@@ -70,6 +74,8 @@ def traits(analysis: Analysis) -> dict[str, Any]:
     }
     told = analysis.summary.get("comparable")
     known = own | (dict(told) if isinstance(told, Mapping) else {})
+    known["time_basis"] = analysis.time_basis
+    known["shapes"] = input_shapes(analysis) or known.get("shapes")
     return {key: value for key, value in known.items() if value is not None}
 
 

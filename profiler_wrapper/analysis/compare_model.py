@@ -85,14 +85,17 @@ class ComparedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedTotal:
-    """Something of a whole step, on both sides; None where it is not known. Times are nanoseconds."""
+    """Something of a whole step, on both sides; None where it is not known. Times are nanoseconds.
+
+    A time that is judged is the mean of the faster half of the steps (of logarithms), so `change` is `b / a - 1`.
+    """
 
     name: str
     unit: Literal["ns", "bytes", "flops", "count", "share"]
     a: float | None
     b: float | None
     change: float | None = None
-    error: float | None = None
+    error: float | None = None  # standard error of `change`
     decision: Decision = "not judged"
 
 
@@ -143,6 +146,40 @@ class Culprit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkChange:
+    """Own work of a layer, of all its phases, that both sides do otherwise: exact. Per step; None: not known."""
+
+    layer: str  # may stand for many alike; "" goes by its phase
+    layers: tuple[str, ...]
+    phase: Phase | None
+    flops_a: int | None
+    flops_b: int | None
+    events_a: float | None  # device events, on a CPU ops
+    events_b: float | None
+    calls_a: float | None
+    calls_b: float | None
+    retained_a: float | None  # bytes kept for backward: mean over calls
+    retained_b: float | None
+
+    @property
+    def flops_delta(self) -> int:
+        """0 where a side does not tell, as of the others."""
+        return 0 if self.flops_a is None or self.flops_b is None else self.flops_b - self.flops_a
+
+    @property
+    def events_delta(self) -> float:
+        return 0.0 if self.events_a is None or self.events_b is None else self.events_b - self.events_a
+
+    @property
+    def calls_delta(self) -> float:
+        return 0.0 if self.calls_a is None or self.calls_b is None else self.calls_b - self.calls_a
+
+    @property
+    def retained_delta(self) -> float:
+        return 0.0 if self.retained_a is None or self.retained_b is None else self.retained_b - self.retained_a
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Two results side by side. `print(comparison)` shows the table."""
 
@@ -159,6 +196,7 @@ class Comparison:
     notes: tuple[str, ...]
     totals: tuple[ComparedTotal, ...]
     culprits: tuple[Culprit, ...]  # what changed otherwise than the rest, the largest change first
+    work: tuple[WorkChange, ...]  # what does other work, whatever its time: exact, the most first
     rows: tuple[ComparedRow, ...]  # in the order of `b`, what only `a` has where it was
     classes: tuple[ComparedClass, ...]
     unattributed: tuple[ComparedReason, ...]
@@ -181,6 +219,7 @@ class Comparison:
         {comparison_version, verdict, decision, confidence, a, b, time_basis, steps_a, steps_b, noise_known,
          differences[{what, a, b, of_time_only}], notes[], totals[{name, unit, a, b, change, error, decision}],
          culprits[{layer, layers[], phase, change, error, change_us, share}],
+         work[{layer, layers[], phase, flops_a, flops_b, events_a, events_b, calls_a, calls_b, retained_a, retained_b}],
          rows[{layer, class_name, kind, block, parent, depth, order, phase, a{...}|null, b{...}|null,
                change, error, decision}],
          classes[{class, phase, time_a_us, time_b_us, count_a, count_b, flops_per_step_a, flops_per_step_b}],
@@ -204,6 +243,7 @@ class Comparison:
             "notes": list(self.notes),
             "totals": [_total_to_dict(total) for total in self.totals],
             "culprits": [_fields(row) for row in self.culprits],
+            "work": [_fields(row) for row in self.work],
             "rows": [row.to_dict(self.steps_a, self.steps_b) for row in self.rows],
             "classes": [{"class" if k == "class_name" else k: v for k, v in _fields(c).items()} for c in self.classes],
             "unattributed": [_fields(row) for row in self.unattributed],
@@ -211,7 +251,7 @@ class Comparison:
         }
 
 
-def _fields(row: Difference | Culprit | ComparedClass | ComparedReason) -> dict[str, Any]:
+def _fields(row: Difference | Culprit | WorkChange | ComparedClass | ComparedReason) -> dict[str, Any]:
     """The fields of a row, nanoseconds as microseconds."""
     values: dict[str, Any] = {}
     for name in row.__dataclass_fields__:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from profiler_wrapper.analysis.noise import (
     UNSTEADY,
     Change,
     Float,
+    clearly_apart,
     own_spread,
     ratio_change,
     series_change,
@@ -72,8 +73,14 @@ class TimeChanges:
     on_cpu: bool = False  # what all have in common is then the machine's as likely as the program's
 
 
-def time_changes(pairs: Sequence[Pair], a: Side, b: Side) -> TimeChanges:
-    """Judge every layer, phase and fold of like layers that takes `LEAST_SHARE` of a step on a side."""
+def time_changes(pairs: Sequence[Pair], a: Side, b: Side, other_work: Collection[str] = frozenset()) -> TimeChanges:
+    """Judge every layer, phase and fold of like layers that takes `LEAST_SHARE` of a step on a side.
+
+    `other_work`: layers that are known to do other work, of which less is asked than of one among many. Times of a
+    CPU and of a device are not judged together.
+    """
+    if a.analysis.time_basis != b.analysis.time_basis:
+        return TimeChanges({}, 0.0, None, False, False, _NO_CHANGE, shared_time(pairs, a, b), on_cpu=True)
     per_step = a.marked == b.marked and a.total_ns and b.total_ns
     total = series_change(a.step_totals(), b.step_totals()) if per_step else _NO_CHANGE
     keys, tables, weights = [], ([], []), []  # type: tuple[list[UnitKey], tuple[list[Float], list[Float]], list[float]]
@@ -95,11 +102,7 @@ def time_changes(pairs: Sequence[Pair], a: Side, b: Side) -> TimeChanges:
             tables[0].append(series_a)
             tables[1].append(series_b)
             weights.append(_own_weight(key, rows_a, rows_b))
-    both = [pair for pair in pairs if pair.a is not None and pair.b is not None]
-    shared = min(
-        sum(row.self_time_ns for row in rows if row is not None) / max(1, side.analysis.time.total_ns)
-        for rows, side in (([pair.a for pair in both], a), ([pair.b for pair in both], b))
-    )
+    shared = shared_time(pairs, a, b)
     on_cpu = "cpu" in (a.analysis.time_basis, b.analysis.time_basis)
     if not keys:
         return TimeChanges(one_sided, 0.0, None, False, False, total, shared, on_cpu)
@@ -109,7 +112,28 @@ def time_changes(pairs: Sequence[Pair], a: Side, b: Side) -> TimeChanges:
         for one, other in zip(*tables, strict=True)
     ]
     table_a, table_b = (np.array(table) for table in tables)
-    return _judged(keys, table_a, table_b, np.array(weights), one_sided, total, shared, np.array(sure), on_cpu)
+    plain = {
+        key
+        for key, one, other in zip(keys, *tables, strict=True)
+        if set(key.layers) <= set(other_work) and _plainly_apart(one, other, wholes)
+    }
+    plain |= {UnitKey(key.layers, None) for key in plain}  # a layer is looked into where one of its phases is
+    certain = (np.array(sure), np.array([key in plain for key in keys]))
+    return _judged(keys, table_a, table_b, np.array(weights), one_sided, total, shared, certain, on_cpu)
+
+
+def shared_time(pairs: Sequence[Pair], a: Side, b: Side) -> float:
+    """Share of the time that is in layers and phases of both sides: the smaller of the two."""
+    both = [pair for pair in pairs if pair.a is not None and pair.b is not None]
+    return min(
+        sum(row.self_time_ns for row in rows if row is not None) / max(1, side.analysis.time.total_ns)
+        for rows, side in (([pair.a for pair in both], a), ([pair.b for pair in both], b))
+    )
+
+
+def _plainly_apart(a: Float, b: Float, wholes: tuple[Float, Float]) -> bool:
+    rest_a, rest_b = wholes[0] - a, wholes[1] - b
+    return bool((rest_a > 0).all() and (rest_b > 0).all()) and clearly_apart(a, b, rest_a, rest_b)
 
 
 def _steady(a: Float, b: Float) -> bool:
@@ -141,7 +165,7 @@ def _judged(
     units: dict[UnitKey, UnitChange],
     total: Change,
     shared: float,
-    sure: npt.NDArray[np.bool_],
+    certain: tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]],  # where noise lets be sure; where it is plain
     on_cpu: bool,
 ) -> TimeChanges:
     shifts = unit_shifts(a, b, weight if weight.any() else np.ones(len(keys)))
@@ -149,10 +173,11 @@ def _judged(
     chance = t_quantile(1 - FALSE_ALARMS / 2, max(2.0, a.shape[1] + b.shape[1] - 4.0))
     common_error = shifts.common_error if math.isfinite(shifts.common_error) else 0.0
     all_alike = total.beyond_noise and shared >= LEAST_SHARED and abs(shifts.common) > max(least, chance * common_error)
-    beyond = apart = shifts.beyond_noise() & sure
+    sure, plain = certain
+    beyond = apart = (shifts.beyond_noise() & sure) | plain
     if all_alike and not on_cpu:
         error = np.hypot(shifts.error, common_error)
-        beyond = np.abs(shifts.shift) > np.maximum(least, shifts.critical * error)
+        beyond = (np.abs(shifts.shift) > np.maximum(least, shifts.critical * error)) | plain
     before = np.exp(np.log(a).mean(axis=1))
     base = 0.0 if all_alike and not on_cpu else shifts.common
     for i, key in enumerate(keys):

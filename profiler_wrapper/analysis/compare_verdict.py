@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from profiler_wrapper.analysis.compare_differences import HARMLESS
-from profiler_wrapper.analysis.compare_model import ComparedTotal, Culprit, Difference
+from profiler_wrapper.analysis.compare_differences import HARMLESS, SIZES
+from profiler_wrapper.analysis.compare_model import ComparedTotal, Culprit, Difference, WorkChange
 from profiler_wrapper.analysis.compare_times import LEAST_SHARED, TimeChanges
+from profiler_wrapper.analysis.noise import LEAST_CHANGE
+from profiler_wrapper.units import MIB
 
 _MOST_DIFFERENCES = 3
 _MANY_TIMES = 2  # as much more
@@ -16,6 +18,9 @@ _NEAR = 0.01  # FLOPs that are nearer are as good as equal
 SURE = 0.05  # standard error of the change of a step: with more, no difference is found where there may be one
 MOST_OF_IT = 0.5  # of a change: with less in single layers, it is told of all
 LIKE_LOAD = "all layers alike (as under other load or clock; low confidence)"
+BY_LOAD = "within what load and clock do on a CPU"
+_MOST_WORK = 2  # layers
+_LEAST_MEMORY = 64 << 10  # bytes
 _LONGEST = 40  # characters of a value
 
 
@@ -24,31 +29,62 @@ def verdict_of(
     totals: Sequence[ComparedTotal],
     changes: TimeChanges,
     culprits: Sequence[Culprit],
+    work: Sequence[WorkChange],
     backend_changes: Sequence[tuple[str, str, str]],
-    time_basis: str,
+    bases: tuple[str, str],
 ) -> str:
-    """What is not alike, then what changed, then where. `totals`: the time of a step first."""
-    total, work = totals[0], _other_work(totals)
-    like_load = not work and _like_load(culprits, changes, total)
-    parts = [_unlike(differences), _of_total(total, like_load, time_basis)]
+    """What is not alike, then what changed, then where. `totals`: the time of a step first; `bases` of time: a, b."""
+    total, flops = totals[0], _other_flops(totals)
+    like_load = not flops and _like_load(culprits, changes, total)
+    alone = bool(changes.units) and changes.shared >= LEAST_SHARED and not culprits
+    parts = [_unlike(differences), _of_total(total, like_load, bases, alone and changes.on_cpu)]
     if total.decision in ("slower", "faster"):
-        parts.append(work)
+        parts.append(flops)
         if not like_load:
-            parts.append(_where(culprits, total, work))
+            parts.append(_where(culprits, total, flops))
         elif culprits:
             parts.append(f"besides, {_alone(culprits)}")
     elif culprits:
         parts.append("but " + _alone(culprits))
     said = ", ".join(part for part in parts[1:] if part)
     attention = "".join(f"; attention of {layer}: {a} -> {b}" for layer, a, b in backend_changes[:1])
-    return f"{parts[0]}{said}{_on_the_clock(totals)}{attention}"
+    return f"{parts[0]}{said}{_on_the_clock(totals)}{attention}{_work(work, bases[1])}"
+
+
+def _work(work: Sequence[WorkChange], basis: str) -> str:
+    """The layers with most other work; exact, so it is said whatever the noise."""
+    if not work:
+        return ""
+    more = f" and {len(work) - _MOST_WORK} more" if len(work) > _MOST_WORK else ""
+    told = "; ".join(f"{place_of(one.layer, one.phase)} {work_words(one, basis)}" for one in work[:_MOST_WORK])
+    signs = {delta > 0 for one in work for delta in (one.flops_delta, one.events_delta, one.calls_delta) if delta}
+    word = "other" if len(signs) != 1 else "more" if signs == {True} else "less"
+    return f"; {word} work: {told}{more}"
+
+
+def work_words(one: WorkChange, basis: str) -> str:
+    """`+12.5 % FLOPs, +12 ops`: what differs a step; `basis`: what events are."""
+    words = []
+    if one.flops_delta:
+        flops = one.flops_delta / one.flops_a if one.flops_a else 0.0
+        words.append(f"{100 * flops:+.1f} % FLOPs" if one.flops_a else f"{one.flops_delta / 1e9:+.3f} GFLOP")
+    if abs(one.events_delta) >= 1:
+        words.append(f"{one.events_delta:+.0f} {'ops' if basis == 'cpu' else 'device events'}")
+    if one.calls_delta:
+        words.append(f"{one.calls_delta:+g} calls")
+    if abs(one.retained_delta) >= _LEAST_MEMORY:
+        words.append(f"{one.retained_delta / MIB:+.1f} MiB kept")
+    return ", ".join(words) or "a little otherwise"
 
 
 def _unlike(differences: Sequence[Difference]) -> str:
     told = [one for one in differences if one.what not in HARMLESS]
     if not told:
         return ""
-    words = [f"{one.what} {one.a[:_LONGEST]} -> {one.b[:_LONGEST]}" for one in told[:_MOST_DIFFERENCES]]
+    words = [
+        f"other {one.what}" if one.what == SIZES else f"{one.what} {one.a[:_LONGEST]} -> {one.b[:_LONGEST]}"
+        for one in told[:_MOST_DIFFERENCES]
+    ]
     more = f" and {len(told) - _MOST_DIFFERENCES} more" if len(told) > _MOST_DIFFERENCES else ""
     return f"not alike ({'; '.join(words)}{more}): "
 
@@ -68,7 +104,7 @@ def _like_load(culprits: Sequence[Culprit], changes: TimeChanges, total: Compare
     return changes.on_cpu or alone
 
 
-def _other_work(totals: Sequence[ComparedTotal]) -> str:
+def _other_flops(totals: Sequence[ComparedTotal]) -> str:
     """How many FLOPs more or fewer, where both sides tell."""
     change = next((one.change for one in totals if one.name == "FLOPs"), None)
     if change is None or abs(change) <= _NEAR:
@@ -86,20 +122,19 @@ def _on_the_clock(totals: Sequence[ComparedTotal]) -> str:
     return f"; on the clock a step took {100 * abs(wall.change or 0.0):.0f} % {word} ({times}): waits, data, other load"
 
 
-def _of_total(total: ComparedTotal, like_load: bool, time_basis: str) -> str:
+def _of_total(total: ComparedTotal, like_load: bool, bases: tuple[str, str], alike_on_cpu: bool) -> str:
     if total.a is None or total.b is None or not total.a or not total.b:
         return "the time of a step is not known on both sides"
-    times = (
-        f"{total.a / 1e6:.3f} -> {total.b / 1e6:.3f} ms of {'device' if time_basis == 'device' else 'CPU'} time a step"
-    )
+    a, b = (f"{value / 1e6:.3f}" for value in (total.a, total.b))
+    of_a, of_b = (f"ms of {'device' if basis == 'device' else 'CPU'} time" for basis in bases)
+    if of_a != of_b:
+        return f"times are not judged, because they are of a CPU and of a device (a {a} {of_a} a step, b {b} {of_b})"
+    times = f"{a} -> {b} {of_b} a step"
     if total.decision == "not judged":
         return f"not judged, because one side marks no steps ({times})"
-    if total.decision == "no difference":
-        change = percent(total.change, total.error)
-        if total.error is None:
-            return f"no difference ({times})"
-        return f"no difference {'in all' if total.error <= SURE else 'beyond the noise'} ({change}; {times})"
     more = abs(total.change or 0.0)
+    if total.decision == "no difference":
+        return _no_difference(total, times, alike_on_cpu)
     if like_load:
         word = "longer" if total.decision == "slower" else "shorter"
         return f"b took {100 * more:.0f} % {word}, {LIKE_LOAD} ({times})"
@@ -107,6 +142,18 @@ def _of_total(total: ComparedTotal, like_load: bool, time_basis: str) -> str:
         return f"b takes {1 + more:.1f} times as long ({times})"
     error = f"(±{100 * total.error:.1f})" if total.error is not None else "(noise not known)"
     return f"b is {100 * more:.1f} % {error} {total.decision} ({times})"
+
+
+def _no_difference(total: ComparedTotal, times: str, alike_on_cpu: bool) -> str:
+    change = percent(total.change, total.error)
+    if total.error is None:
+        return f"no difference ({times})"
+    if total.error <= SURE and abs(total.change or 0.0) <= SURE:
+        return f"no difference in all ({change}; {times})"
+    if alike_on_cpu and abs(total.change or 0.0) >= LEAST_CHANGE:
+        more = f"{100 * abs(total.change or 0.0):.0f} % {'more' if (total.change or 0.0) > 0 else 'less'} time"
+        return f"no difference beyond the noise: {more} in common to all layers, {BY_LOAD} ({change}; {times})"
+    return f"no difference of the whole step beyond the noise of its steps ({change}; {times})"
 
 
 def _where(culprits: Sequence[Culprit], total: ComparedTotal, work: str) -> str:
@@ -130,8 +177,12 @@ def _alone(culprits: Sequence[Culprit]) -> str:
 
 def place(culprit: Culprit) -> str:
     """`layers.7.mlp backward`; what has no module goes by its phase."""
-    phase = (culprit.phase or "").replace("_", " ")
-    return f"{culprit.layer} {phase}".strip() or "code between calls"
+    return place_of(culprit.layer, culprit.phase)
+
+
+def place_of(layer: str, phase: str | None) -> str:
+    """The same of a layer's name and a phase."""
+    return f"{layer} {(phase or '').replace('_', ' ')}".strip() or "code between calls"
 
 
 def percent(change: float | None, error: float | None) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from profiler_wrapper.analysis.compare_differences import OF_MACHINE, differences
 from profiler_wrapper.analysis.compare_model import Difference
 from profiler_wrapper.analysis.guard_exact import (
+    better_attention,
     check_backends,
     check_breaks,
     check_events,
@@ -46,12 +47,18 @@ def _checks(base: Baseline, run: Baseline, found: Sequence[Difference]) -> tuple
         reason = f"{'the run' if one else 'the baseline'} marks no steps, so that nothing of it is per step"
         return tuple(GuardCheck(name=name, status="not judged", reason=reason) for name in _NAMES)
     other_machine = _told([one for one in found if one.what in _OF_COUNTS])
-    counts = (check_events, check_synchronisations, check_breaks, check_memory, check_backends)
     if other_machine:
         names = ("kernels or ops", "synchronisations", "graph breaks", "memory", "attention")
         exact = tuple(GuardCheck(name=name, status="not judged", reason=other_machine) for name in names)
     else:
-        exact = tuple(check(base, run) for check in counts)
+        causes = better_attention(base, run)
+        exact = (
+            check_events(base, run, causes=causes),
+            check_synchronisations(base, run),
+            check_breaks(base, run),
+            check_memory(base, run, causes=causes),
+            check_backends(base, run),
+        )
     machine = _told([one for one in found if one.what in OF_MACHINE])
     return (check_flops(base, run), *exact, check_time(base, run, machine_differs=machine))
 

@@ -51,7 +51,8 @@ def baseline_of(analyses: Sequence[Analysis], *, sources: Sequence[str] = ()) ->
         if any(one.synchronisations is None for one in measured)
         else _ranges([one.synchronisations or {} for one in measured]),
         classes=_ranges([one.classes for one in measured]),
-        ops=_ranges([one.ops for one in measured]),
+        ops=_by_phase(measured),
+        op_layers=_op_layers(measured),
         rows=tuple(_folded({key: [one.exact.get(key) for one in measured] for key in keys}, first)),
         step_us=step_us,
         step_spread=step_spread,
@@ -140,6 +141,22 @@ def _ranges(runs: Sequence[Mapping[str, float]]) -> dict[str, Range]:
     """Of each name; a run without it has 0."""
     names = dict.fromkeys(name for run in runs for name in run)
     return {name: (min(run.get(name, 0.0) for run in runs), max(run.get(name, 0.0) for run in runs)) for name in names}
+
+
+def _by_phase(runs: Sequence[Measured]) -> dict[Phase, dict[str, Range]]:
+    phases = dict.fromkeys(phase for run in runs for phase in run.ops)
+    return {phase: _ranges([run.ops.get(phase, {}) for run in runs]) for phase in phases}
+
+
+def _op_layers(runs: Sequence[Measured]) -> dict[Phase, dict[str, tuple[str, ...]]]:
+    """Where an op ran in any run; nothing of one of which a run does not know all."""
+    found: dict[Phase, dict[str, tuple[str, ...]]] = {}
+    for phase, op in dict.fromkeys((phase, op) for run in runs for phase, ops in run.ops.items() for op in ops):
+        layers = [run.op_layers[phase].get(op) for run in runs if op in run.ops.get(phase, {})]
+        known = [one for one in layers if one is not None]
+        if len(known) == len(layers):
+            found.setdefault(phase, {})[op] = tuple(dict.fromkeys(layer for one in known for layer in one))
+    return found
 
 
 def _short(value: float, digits: int = _DIGITS) -> float:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 
 from profiler_wrapper.analysis.guard_model import Baseline, GuardCheck, GuardFinding
+from profiler_wrapper.analysis.guard_ops import grown_ops, with_ops
 from profiler_wrapper.analysis.guard_rows import (
+    NO_CAUSES,
     Alike,
     Limit,
     Row,
@@ -30,12 +33,15 @@ MEMORY_SLACK = 0.01  # relative, of the peak
 MEMORY_SLACK_BYTES = 64 << 10
 _AUTOTUNED = frozenset({"gemm", "conv", "attention", "copy"})  # libraries choose kernels of these by trying
 _RANK_OF_BACKEND = {"flash": 0, "cudnn": 0, "flex": 0, "external": 0, "mem_efficient": 1, "math": 2, "none": 2}
-_WAITS = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
-_MOST_OPS = 3
 
 
 def check_flops(base: Baseline, run: Baseline) -> GuardCheck:
-    """FLOPs of each layer's own ops."""
+    """FLOPs of each layer's own ops, exactly.
+
+    Those of the model: the scores that a fused attention's backward makes again are its way to save memory, and no
+    more work of the model. What checkpointing computes again is work that it need not do without: of the phase
+    `recompute` all FLOPs count, as a fact of their own.
+    """
     if base.flops is None or run.flops is None:
         who = "the baseline" if base.flops is None else "the run"
         return GuardCheck(
@@ -46,6 +52,8 @@ def check_flops(base: Baseline, run: Baseline) -> GuardCheck:
     if rows and outside(relative(base.flops, FLOPS_SLACK), run.flops, base.flops) is None and _other_rows(base, run):
         reason = "as many in all; other layers have rows than in the baseline, so that theirs cannot be compared"
         return GuardCheck(name="FLOPs", status="ok", reason=reason)
+    if check.regressions and all(finding.phase == "recompute" for finding in check.regressions):
+        return replace(check, reason="the model's own are no more; these are computed again by checkpointing")
     return check
 
 
@@ -57,23 +65,22 @@ def _other_rows(base: Baseline, run: Baseline) -> bool:
     return before != {renamed.get(layer, layer) for layer in after}
 
 
-def check_events(base: Baseline, run: Baseline) -> GuardCheck:
-    """Kernels of each layer, on a CPU ops."""
+def check_events(base: Baseline, run: Baseline, *, causes: Mapping[str, str] = NO_CAUSES) -> GuardCheck:
+    """Kernels of each layer, on a CPU ops. `causes`: see `better_attention`."""
     what = _event_word(run)
-    rows = compare_rows(base, run, "events", events_limit, what, count_text)
-    check = check_of(what, rows)
+    rows = compare_rows(base, run, "events", events_limit, what, count_text, causes=causes)
+    check = check_of(what, with_ops(rows, base, run))
     if check.status == "regression" and _only_autotuned(base, run):
         reason = "other kernels were chosen for the same products: as many of all other classes, and the same FLOPs"
         return GuardCheck(name=what, status="ok", reason=reason)
-    grown = _grown_ops(base, run)
-    if grown and check.regressions:
-        first = replace(check.regressions[0], text=f"{check.regressions[0].text}: {grown}")
-        check = replace(check, regressions=(first, *check.regressions[1:]))
     return check
 
 
-def check_memory(base: Baseline, run: Baseline) -> GuardCheck:
-    """The peak, and what layers keep for backward where that is of weight at the peak."""
+def check_memory(base: Baseline, run: Baseline, *, causes: Mapping[str, str] = NO_CAUSES) -> GuardCheck:
+    """The peak, and what layers keep for backward where that is of weight at the peak.
+
+    `causes`: see `better_attention`; they excuse no higher peak.
+    """
     if base.peak_bytes is None or run.peak_bytes is None:
         who = "the baseline" if base.peak_bytes is None else "the run"
         reason = f"{who} recorded no allocations (profile_memory=True does)"
@@ -82,7 +89,9 @@ def check_memory(base: Baseline, run: Baseline) -> GuardCheck:
     limit = Limit(base.peak_bytes[1] + slack, base.peak_bytes[0] - slack)
     rows = [
         row
-        for row in compare_rows(base, run, "retained_bytes", lambda limits: absolute(limits, 0.0), "retained", mib_text)
+        for row in compare_rows(
+            base, run, "retained_bytes", lambda limits: absolute(limits, 0.0), "retained", mib_text, causes=causes
+        )
         if abs((row.finding.after or 0.0) - (row.finding.before or 0.0)) * row.members > slack
     ]
     found = outside(limit, run.peak_bytes, base.peak_bytes)
@@ -98,7 +107,6 @@ def check_memory(base: Baseline, run: Baseline) -> GuardCheck:
                     layer="", phase=None, what="peak memory", before=before, after=after, limit=limit.most, text=text
                 ),
                 after > before,
-                1,
             ),
             *rows,
         ]
@@ -107,30 +115,47 @@ def check_memory(base: Baseline, run: Baseline) -> GuardCheck:
 
 def check_backends(base: Baseline, run: Baseline) -> GuardCheck:
     """Which implementation attention runs."""
-    before, after = ({key: row.backends for key, row in expanded(side).items()} for side in (base, run))
-    if not any(before.values()):
+    if not any(row.backends for row in base.rows):
         return GuardCheck(name="attention", status="ok", reason="the baseline has no attention")
-    renamed = renamed_layers(base, run)
-    after = {(renamed.get(layer, layer), phase): backends for (layer, phase), backends in after.items()}
     changed: dict[tuple[str, Phase, str, str], list[str]] = defaultdict(list)
     alike = Alike(base, run)
-    for (layer, phase), backends in before.items():
-        now = after.get((layer, phase), ())
-        if backends and (not now or not set(now) <= set(backends)):
-            changed[alike.pattern(layer), phase, " + ".join(backends), " + ".join(now) or "none"].append(layer)
+    for layer, phase, one, other in _changed_backends(base, run):
+        changed[alike.pattern(layer), phase, one, other].append(layer)
     rows = []
     for (_, phase, one, other), layers in changed.items():
         name = alike.folded(layers)
-        worse = _worst(other) >= _worst(one)
+        worse = _is_worse(one, other)
         text = f"attention of {name} ({phase}): {one} -> {other}"
         rows.append(
             Row(
                 GuardFinding(layer=name, phase=phase, what="attention", before=None, after=None, limit=None, text=text),
                 worse,
-                len(layers),
+                tuple(layers),
             )
         )
     return check_of("attention", rows)
+
+
+def better_attention(base: Baseline, run: Baseline) -> dict[str, str]:
+    """Layers whose attention has a better backend in some phase and a worse one in none, with both backends.
+
+    Another implementation has other ops and keeps other tensors: that follows from it, and is no regression there.
+    """
+    changed = _changed_backends(base, run)
+    worse = {layer for layer, _, one, other in changed if _is_worse(one, other)}
+    return {layer: f"attention {one} -> {other}" for layer, _, one, other in changed if layer not in worse}
+
+
+def _changed_backends(base: Baseline, run: Baseline) -> list[tuple[str, Phase, str, str]]:
+    """Layer, phase, backends before and now; "none" for what has no attention any more."""
+    renamed = renamed_layers(base, run)
+    after = {(renamed.get(layer, layer), phase): row.backends for (layer, phase), row in expanded(run).items()}
+    changed = []
+    for (layer, phase), row in expanded(base).items():
+        now = after.get((layer, phase), ())
+        if row.backends and (not now or not set(now) <= set(row.backends)):
+            changed.append((layer, phase, " + ".join(row.backends), " + ".join(now) or "none"))
+    return changed
 
 
 def check_synchronisations(base: Baseline, run: Baseline) -> GuardCheck:
@@ -155,7 +180,7 @@ def check_synchronisations(base: Baseline, run: Baseline) -> GuardCheck:
                 limit=events_limit(before).most,
                 text=text,
             )
-            rows.append(Row(finding, found[1] > found[0], 1))
+            rows.append(Row(finding, found[1] > found[0]))
     return check_of(name, rows)
 
 
@@ -172,7 +197,7 @@ def check_breaks(base: Baseline, run: Baseline) -> GuardCheck:
     finding = GuardFinding(
         layer="", phase=None, what=name, before=found[0], after=found[1], limit=base.graph_breaks[1], text=text
     )
-    return check_of(name, [Row(finding, found[1] > found[0], 1)])
+    return check_of(name, [Row(finding, found[1] > found[0])])
 
 
 # -- events ---------------------------------------------------------------------------------------
@@ -193,22 +218,11 @@ def _only_autotuned(base: Baseline, run: Baseline) -> bool:
         before, after = base.classes.get(name, (0.0, 0.0)), run.classes.get(name, (0.0, 0.0))
         if outside(events_limit(before), after, before) is not None:
             changed.add(name)
-    return bool(changed) and changed <= _AUTOTUNED and _grown_ops(base, run) == ""
+    return bool(changed) and changed <= _AUTOTUNED and not grown_ops(base, run)
 
 
-def _grown_ops(base: Baseline, run: Baseline) -> str:
-    """`aten::add 12 -> 13, ...` of a step, what waits first; "" where no op is called more often."""
-    grown = []
-    for op, now in run.ops.items():
-        before = base.ops.get(op, (0.0, 0.0))
-        found = outside(events_limit(before), now, before)
-        if found is not None and found[1] > found[0]:
-            if op.startswith("autograd::") or "::" not in op:  # a node, whose ops tell more
-                continue
-            weight = found[1] / found[0] if found[0] else float("inf")
-            grown.append((op not in _WAITS, -weight, f"{op} {count_text(found[0])} -> {count_text(found[1])}"))
-    more = f" and {len(grown) - _MOST_OPS} more" if len(grown) > _MOST_OPS else ""
-    return ", ".join(text for _, _, text in sorted(grown)[:_MOST_OPS]) + more
+def _is_worse(before: str, after: str) -> bool:
+    return _worst(after) >= _worst(before)
 
 
 def _worst(backends: str) -> int:

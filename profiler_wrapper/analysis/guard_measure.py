@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.compare import flops_per_step, peak_bytes
+from profiler_wrapper.analysis.compare import peak_bytes
 from profiler_wrapper.analysis.compare_differences import traits
 from profiler_wrapper.analysis.compare_sides import Side, side_of
-from profiler_wrapper.analysis.model import Analysis, LayerRow
+from profiler_wrapper.analysis.model import Analysis, FlopRow, LayerRow
 from profiler_wrapper.analysis.noise import FEWEST_STEPS, Float, levels
 from profiler_wrapper.analysis.phase import Phase
+from profiler_wrapper.analysis.view_model import OperatorRow
 
 LEAST_SHARE = 0.004  # of a step: the time of a layer that takes less is not judged by itself
+MOST_LAYERS_OF_OP = 5  # that a row of an op names
 LongKey = tuple[str, Phase]
 
 
@@ -41,7 +43,8 @@ class Measured:
     breaks: tuple[str, ...] | None
     synchronisations: Mapping[str, float] | None
     classes: Mapping[str, float]
-    ops: Mapping[str, float]
+    ops: Mapping[Phase, Mapping[str, float]]
+    op_layers: Mapping[Phase, Mapping[str, tuple[str, ...]]]  # see Baseline
     exact: Mapping[LongKey, Exact]
     times: Mapping[tuple[str, Phase | None], tuple[float, float, float]]  # level in us, spread, share of its own
     step: tuple[float, float] | None  # of all of a step, the same
@@ -54,15 +57,17 @@ def measure(analysis: Analysis, name_of: Mapping[str, str]) -> Measured:
     own = traits(analysis)
     no_times = _no_times(side, own)
     times, step = ({}, None) if no_times else _levels(side, name_of)
+    operators = _operators(analysis)
     return Measured(
         traits=own,
-        flops=flops_per_step(analysis),
+        flops=sum(map(_flops, analysis.flops)) if analysis.flops else None,
         events=_per_step(sum(row.count for row in analysis.classes), side),
         peak_bytes=peak_bytes(analysis),
         breaks=_break_places(analysis.run.get("graph_breaks")),
         synchronisations=_synchronisations(side, name_of),
         classes=_sums(((row.class_name, row.count) for row in analysis.classes), side),
-        ops=_sums(((row.op, row.calls) for row in analysis.operators), side),
+        ops={phase: _sums(((row.op, row.calls) for row in rows), side) for phase, rows in operators.items()},
+        op_layers=_op_layers(operators, name_of),
         exact=_exact(side, name_of),
         times=times,
         step=step,
@@ -82,6 +87,38 @@ def _no_times(side: Side, own: Mapping[str, Any]) -> str:
     if not side.known_steps or side.steps < FEWEST_STEPS:
         return f"it takes at least {FEWEST_STEPS} timed steps to know the noise; record more: steps='5-14'"
     return ""
+
+
+def _flops(row: FlopRow) -> int:
+    """What counts of its FLOPs: not the scores that a fused backward makes again, but all of recompute."""
+    return row.flops_per_step - _not_counted(row)
+
+
+def _not_counted(row: FlopRow) -> int:
+    return 0 if row.phase == "recompute" else row.repeated_flops_per_step
+
+
+def _operators(analysis: Analysis) -> dict[Phase, list[OperatorRow]]:
+    """The ops of each phase, without autograd's nodes: the ops of a node tell more."""
+    found: dict[Phase, list[OperatorRow]] = defaultdict(list)
+    for row in analysis.operators:
+        if row.calls and "::" in row.op and not row.op.startswith(("autograd::", "torch::autograd::")):
+            found[row.phase].append(row)
+    return found
+
+
+def _op_layers(
+    operators: Mapping[Phase, Sequence[OperatorRow]], name_of: Mapping[str, str]
+) -> dict[Phase, dict[str, tuple[str, ...]]]:
+    """Where each op may have run; nothing of one whose layers may be more than its row names."""
+    return {
+        phase: {
+            row.op: ("", *(name_of.get(layer, layer) for layer in row.layers))
+            for row in rows
+            if len(row.layers) < MOST_LAYERS_OF_OP
+        }
+        for phase, rows in operators.items()
+    }
 
 
 def _per_step(count: float, side: Side) -> float:
@@ -125,11 +162,16 @@ def _exact(side: Side, name_of: Mapping[str, str]) -> dict[LongKey, Exact]:
         backends[attention.layer, attention.phase].add(attention.backend)
     experts = {row.layer for row in analysis.layers if row.kind == "expert"}
     parent = {row.layer: row.parent for row in analysis.layers}
+    again: dict[tuple[str | None, Phase], int] = defaultdict(int)
+    for flops in analysis.flops:
+        again[flops.layer, flops.phase] += _not_counted(flops)
     found: dict[LongKey, Exact] = {}
     for row in analysis.layers:
         if not _within(row.layer, experts, parent):
             found[name_of.get(row.layer, row.layer), row.phase] = Exact(
-                flops=row.self_flops_per_step,
+                flops=None
+                if row.self_flops_per_step is None
+                else row.self_flops_per_step - again[row.layer, row.phase],
                 events=None if row.self_events is None else _per_step(row.self_events, side),
                 retained_bytes=row.self_retained_bytes,
                 backends=tuple(sorted(backends.get((row.layer, row.phase), ()))),

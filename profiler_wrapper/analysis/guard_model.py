@@ -16,7 +16,7 @@ from profiler_wrapper.analysis.numbered_names import OPEN, fill_numbers
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.errors import WrongUse
 
-BASELINE_VERSION = 1
+BASELINE_VERSION = 2
 _MOST_LAYERS = 1_000_000
 ANY_NUMBER = "*"  # in the pattern of a name
 
@@ -58,7 +58,7 @@ class ExactRow:
 
     names: Names
     phase: Phase
-    flops: Range | None = None  # of its own ops, per step
+    flops: Range | None = None  # of its own ops, per step: of the model, in recompute all (see guard_exact.check_flops)
     events: Range | None = None  # of its own, per step
     retained_bytes: Range | None = None  # of its own
     backends: tuple[str, ...] = ()  # of its attention
@@ -83,23 +83,26 @@ class Baseline:
     runs: int
     sources: tuple[str, ...] = ()
     traits: Mapping[str, Any]
-    flops: Range | None  # all of a step
+    flops: Range | None  # all of a step, as in the rows
     events: Range
     peak_bytes: Range | None
     graph_breaks: Range | None  # distinct places
     break_places: tuple[str, ...] = ()
     synchronisations: Mapping[str, Range] | None  # "kind of op in layer (phase)" -> per step; None without a device
     classes: Mapping[str, Range]  # class -> events of a step
-    ops: Mapping[str, Range]  # op -> calls of a step
+    ops: Mapping[Phase, Mapping[str, Range]]  # phase -> op -> calls of a step
     rows: tuple[ExactRow, ...]
     step_us: float | None = None  # level of all time of a step; None: times cannot be judged
     step_spread: float | None = None
     times: tuple[TimeRow, ...] = ()
     no_times: str = ""  # why times cannot be judged
+    # Phase -> op -> layers it ran in, "" for none; missing: more than are known. Of the run, so not in the file.
+    op_layers: Mapping[Phase, Mapping[str, tuple[str, ...]]] = field(default_factory=dict, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """What the file holds: a range of one number as that number, and nothing of what is not known."""
         data: dict[str, Any] = _short(asdict(self))
+        del data["op_layers"]
         return data
 
 
@@ -122,7 +125,7 @@ def _whole(value: float) -> float | int:
 
 
 _RANGES = ("flops", "events", "peak_bytes", "graph_breaks", "retained_bytes")
-_MAPS_OF_RANGES = ("synchronisations", "classes", "ops")
+_MAPS_OF_RANGES = ("synchronisations", "classes")
 
 
 def _long(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,6 +134,8 @@ def _long(data: Mapping[str, Any]) -> dict[str, Any]:
     for name in _MAPS_OF_RANGES:
         if isinstance(long.get(name), Mapping):
             long[name] = {key: _range(value) for key, value in long[name].items()}
+    if isinstance(long.get("ops"), Mapping):
+        long["ops"] = {phase: {op: _range(calls) for op, calls in ops.items()} for phase, ops in long["ops"].items()}
     return long
 
 
@@ -167,7 +172,7 @@ def _problems(baseline: Baseline) -> Iterator[str]:
     if baseline.runs < 1 or layers > _MOST_LAYERS:
         yield f"it is of {baseline.runs} runs, with {layers} numbered layers"
         return
-    maps = (baseline.synchronisations or {}, baseline.classes, baseline.ops)
+    maps = (baseline.synchronisations or {}, baseline.classes, *baseline.ops.values())
     ranges = [baseline.flops, baseline.events, baseline.peak_bytes, baseline.graph_breaks]
     ranges += [limits for named in maps for limits in named.values()]
     ranges += [limits for row in baseline.rows for limits in (row.flops, row.events, row.retained_bytes)]
@@ -210,6 +215,7 @@ class GuardCheck:
     status: Status
     regressions: tuple[GuardFinding, ...] = ()
     improvements: tuple[GuardFinding, ...] = ()
+    consequences: tuple[GuardFinding, ...] = ()  # of a better backend of attention in these layers: no regressions
     reason: str = ""  # why it was not judged, or what was let pass
 
 
@@ -235,7 +241,8 @@ class GuardReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: {verdict, regressed, judged, baseline, run, baseline_runs, differences[], checks[{name, status,
-        reason, regressions[{layer, phase, what, before, after, limit, text}], improvements[...]}]}."""
+        reason, regressions[{layer, phase, what, before, after, limit, text}], improvements[...],
+        consequences[...]}]}."""
         return {
             "verdict": self.verdict,
             "regressed": self.regressed,

@@ -22,6 +22,7 @@ from profiler_wrapper.analysis.phase import Phase
 UNEVEN_SLACK = 0.1  # relative: events of a layer whose number differs from step to step
 
 Words = Callable[[float], str]
+NO_CAUSES: Mapping[str, str] = {}
 
 
 class Limit(NamedTuple):
@@ -36,19 +37,37 @@ Limiter = Callable[[Range], Limit]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A finding, whether it is for the worse, and for how many layers it stands."""
+    """A finding, whether it is for the worse, and for which layers it stands."""
 
     finding: GuardFinding
     worse: bool
-    members: int  # layers that it stands for
+    layers: tuple[str, ...] = ("",)  # that it stands for, as the baseline calls them
+    follows: bool = False  # from something that is for the better, so that it is no regression
+
+    @property
+    def members(self) -> int:
+        """How many layers it stands for."""
+        return len(self.layers)
 
 
-def compare_rows(base: Baseline, run: Baseline, field: str, limit_of: Limiter, what: str, words: Words) -> list[Row]:
-    """The rows whose amounts left the baseline's range, like layers that changed alike together."""
+def compare_rows(
+    base: Baseline,
+    run: Baseline,
+    field: str,
+    limit_of: Limiter,
+    what: str,
+    words: Words,
+    *,
+    causes: Mapping[str, str] = NO_CAUSES,
+) -> list[Row]:
+    """The rows whose amounts left the baseline's range, like layers that changed alike together.
+
+    `causes`: of layers, what is for the better there and explains more of the amount.
+    """
     before, after = expanded(base), expanded(run)
     renamed = renamed_layers(base, run)
     after = {(renamed.get(layer, layer), phase): row for (layer, phase), row in after.items()}
-    groups: dict[tuple[str, Phase, float, float, float], list[str]] = defaultdict(list)
+    groups: dict[tuple[str, Phase, float, float, float, str], list[str]] = defaultdict(list)
     alike = Alike(base, run)
     for layer, phase in dict.fromkeys((*before, *after)):
         one, other = (_amount(rows.get((layer, phase)), field) for rows in (before, after))
@@ -57,16 +76,18 @@ def compare_rows(base: Baseline, run: Baseline, field: str, limit_of: Limiter, w
         limit = limit_of(one)
         found = outside(limit, other, one)
         if found is not None:
-            groups[alike.pattern(layer), phase, found[0], found[1], limit.most].append(layer)
+            cause = causes.get(layer, "") if found[1] > found[0] else ""
+            groups[alike.pattern(layer), phase, found[0], found[1], limit.most, cause].append(layer)
     rows = []
-    for (_, phase, one_value, other_value, most), layers in groups.items():
+    for (_, phase, one_value, other_value, most, cause), layers in groups.items():
         name = alike.folded(layers)
         change = change_text(one_value, other_value)
         text = f"{name or 'outside of layers'} ({phase}): {what} {words(one_value)} -> {words(other_value)} ({change})"
+        text += f", with {cause}" if cause else ""
         finding = GuardFinding(
             layer=name, phase=phase, what=what, before=one_value, after=other_value, limit=most, text=text
         )
-        rows.append(Row(finding, other_value > one_value, len(layers)))
+        rows.append(Row(finding, other_value > one_value, tuple(layers), follows=bool(cause)))
     return rows
 
 
@@ -139,10 +160,11 @@ def events_limit(before: Range) -> Limit:
 def check_of(name: str, rows: Iterable[Row]) -> GuardCheck:
     """The check that found `rows`, the largest change first."""
     rows = sorted(rows, key=_weight)
-    worse = tuple(row.finding for row in rows if row.worse)
+    worse = tuple(row.finding for row in rows if row.worse and not row.follows)
     better = tuple(row.finding for row in rows if not row.worse)
+    follows = tuple(row.finding for row in rows if row.worse and row.follows)
     status: Status = "regression" if worse else "improved" if better else "ok"
-    return GuardCheck(name=name, status=status, regressions=worse, improvements=better)
+    return GuardCheck(name=name, status=status, regressions=worse, improvements=better, consequences=follows)
 
 
 def _weight(row: Row) -> float:

@@ -140,6 +140,23 @@ def series_change(a: Float, b: Float) -> Change:
     return Change(shift, error, spread, abs(shift) > max(math.log1p(LEAST_CHANGE), far))
 
 
+def typical(times: Float) -> float:
+    """The time of a step that is judged: the mean of the faster half of the steps, of logarithms."""
+    return float(np.exp(level(np.log(times)[None, :]))[0]) if len(times) and (times > 0).all() else 0.0
+
+
+def clearly_apart(a: Float, b: Float, rest_a: Float, rest_b: Float) -> bool:
+    """Whether, against the rest of its step, each time of one side is beyond each of the other, by `BUSY` or more.
+
+    Too weak a test for what has no reason to change, as one of many; good for what is known to do other work.
+    """
+    one, other = np.log(a) - np.log(rest_a), np.log(b) - np.log(rest_b)
+    if min(len(one), len(other)) < FEWEST_STEPS:
+        return False
+    separate = one.max() < other.min() or other.max() < one.min()
+    return bool(separate and abs(math.expm1(float(np.median(other) - np.median(one)))) >= BUSY)
+
+
 def ratio_change(a: Float, b: Float, rest_a: Float, rest_b: Float) -> Change:
     """How a part changed against the rest of the same steps: what holds up both cancels, step by step."""
     one, other = np.log(a) - np.log(rest_a), np.log(b) - np.log(rest_b)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.recording.columns import Bool, Category, Int64
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ def step_windows(found: Attributed) -> StepWindows:
     """From the end of the step before, or a step's own begin on the CPU if that is later, to its end.
 
     A step ends when both the CPU and the devices are done with it: the CPU runs ahead of a busy device, and
-    behind an idle one. Before the first step ends what was launched before it. A trace without a step that
-    has an end is one, from its first event on the CPU to the last that runs.
+    behind an idle one. Before the first step ends what was launched before it. Their lengths are what a step takes
+    in every report. A trace without a step that has an end is one, from its first event on the CPU to the last that
+    runs.
     """
     steps = found.steps
     bounded = steps.end_ns < _NO_END
@@ -48,6 +50,13 @@ def step_windows(found: Attributed) -> StepWindows:
     chosen = on_cpu if on_cpu.any() else np.ones(len(spans), dtype=np.bool_)
     start, end = spans.start_ns[chosen].min(keepdims=True), spans.end_ns[chosen].max(keepdims=True)
     return _windows(found, (None,), start, end, np.zeros(len(found.charges), dtype=np.int64))
+
+
+def step_times_ns(analysis: Analysis) -> tuple[int, ...]:
+    """What each timed step took, in nanoseconds, by the windows above; empty where the result does not tell."""
+    if analysis.overview is None:
+        return ()
+    return tuple(split.span_ns for split in analysis.overview.steps if split.step is not None)
 
 
 def _windows(

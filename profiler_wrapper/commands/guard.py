@@ -22,7 +22,10 @@ from profiler_wrapper.terminal import terminal_width
 
 def add(commands: Commands) -> None:
     """The parser."""
-    examples = "baseline.json outputs/run\n--update baseline.json outputs/run1 outputs/run2 outputs/run3"
+    examples = (
+        "--update baseline.json outputs/run1 outputs/run2 outputs/run3\nbaseline.json outputs/run\n"
+        "--update --force baseline.json outputs/run4"
+    )
     command = add_command(commands, "guard", guard, examples=examples)
     command.add_argument(
         "baseline", metavar="BASELINE", help="the file that --update wrote; or a run: its directory, result or trace"
@@ -31,7 +34,9 @@ def add(commands: Commands) -> None:
         "runs", metavar="RUN", nargs="+", help="what is to be judged; of several, what is worse in all of them counts"
     )
     command.add_argument(
-        "--update", action="store_true", help="write BASELINE anew from the RUNs instead: what varies among them passes"
+        "--update",
+        action="store_true",
+        help="write BASELINE from the RUNs instead: what varies among them passes; an earlier one only with --force",
     )
     add_output(command, "guard.txt or guard.json")
 
@@ -40,9 +45,11 @@ def guard(options: argparse.Namespace) -> int:
     """Say whether RUN is worse than BASELINE. Exit code 3: it is.
 
     First what is exact: FLOPs, kernels (on a CPU ops), waits for the device, graph breaks, memory, attention's
-    backend, layer by layer. Then time, beyond the larger of 10 % and three times its spread, between runs on the same
-    machine and versions with profile_memory=False and at least three timed steps. What cannot be judged is said, and
-    why. Better is no reason to fail.
+    backend, layer by layer. FLOPs are the model's; what checkpointing computes again counts too, the scores that a
+    fused attention makes again do not. Then time, beyond the larger of 10 % and three times its spread, between runs
+    on the same machine and versions, of ten timed steps or more (three are the least) without shapes and memory:
+    ProfilerWrapper(model, steps="5-14", profile_memory=False). Memory is judged between runs that recorded it (the
+    default). What cannot be judged is said, and why. Better is no reason to fail.
     """
     from profiler_wrapper.comparing import guard as judge
     from profiler_wrapper.comparing import make_baseline, read_baseline
@@ -76,14 +83,13 @@ def guard(options: argparse.Namespace) -> int:
 
 
 def _update(options: argparse.Namespace) -> int:
-    """Write the baseline; it is meant to be replaced, so --force is needed only for what is no baseline."""
-    from profiler_wrapper.comparing import is_baseline, make_baseline, write_baseline
+    """Write the baseline."""
+    from profiler_wrapper.comparing import make_baseline, write_baseline
 
     path = Path(options.baseline)
     if is_directory(options.baseline):
         raise WrongUse(f"{path} is a directory: name the file that the baseline goes to")
-    if path.exists() and not is_baseline(path):
-        refuse_to_overwrite([path], force=options.force)
+    refuse_to_overwrite([path], force=options.force)
     made = make_baseline(options.runs, read=lambda run: read_result(Path(run)))
     write_baseline(made, path)
     print(path)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.analysis.compare_model import Comparison
+from profiler_wrapper.analysis.compare_verdict import place_of, work_words
 from profiler_wrapper.reports.compare_rows import folded_rows
 from profiler_wrapper.reports.page_frame import packaged_source, page_text
 
@@ -24,7 +25,13 @@ def write_compare_page(comparison: Comparison, path: Path) -> None:
 
 def _html(comparison: Comparison) -> str:
     """The frame of a run's page with views of its own."""
-    return page_text(_page_data(comparison), ((name, packaged_source(_FOLDER, name)) for name in _VIEWS))
+    return page_text(
+        _page_data(comparison),
+        (
+            ("parts.js", packaged_source("page", "parts.js")),
+            *((name, packaged_source(_FOLDER, name)) for name in _VIEWS),
+        ),
+    )
 
 
 def _page_data(comparison: Comparison) -> dict[str, Any]:
@@ -37,10 +44,14 @@ def _page_data(comparison: Comparison) -> dict[str, Any]:
         "summary": {"verdict": comparison.verdict},
         "warnings": list(comparison.notes),
         "comparison": comparison.to_dict(),
+        "work": [
+            {"place": place_of(one.layer, one.phase), "words": work_words(one, comparison.time_basis)}
+            for one in comparison.work
+        ],
         "folded": [
             {
                 "label": row.label,
-                "phase": row.phase.replace("_", " "),
+                "phase": "" if row.phase == row.label else row.phase.replace("_", " "),
                 "a_us": None if row.a_ns is None else row.a_ns / 1000,
                 "b_us": None if row.b_ns is None else row.b_ns / 1000,
                 "difference_us": row.difference_ns / 1000,

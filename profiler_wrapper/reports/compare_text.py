@@ -7,8 +7,9 @@ import io
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from profiler_wrapper.analysis.compare_model import ComparedTotal, Comparison, Culprit
-from profiler_wrapper.analysis.compare_verdict import percent, place
+from profiler_wrapper.analysis.compare_differences import BASIS, SIZES
+from profiler_wrapper.analysis.compare_model import ComparedTotal, Comparison, Culprit, WorkChange
+from profiler_wrapper.analysis.compare_verdict import percent, place, place_of, work_words
 from profiler_wrapper.reports.compare_rows import FoldedRow, folded_rows
 from profiler_wrapper.reports.csv_export import csv_cell
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
@@ -17,6 +18,8 @@ from profiler_wrapper.units import MIB
 _LONGEST_NAME = 60
 _LEAST_NAME_WIDTH = 12
 _OTHER_COLUMNS = 62
+_MOST_WORK = 8
+_LEGEND = "times judged: the mean of the faster half of the steps; ±: the standard error of the change"
 
 
 def compare_text(comparison: Comparison, *, rows: int = 20, width: int = 100, unicode: bool = False) -> str:
@@ -27,13 +30,28 @@ def compare_text(comparison: Comparison, *, rows: int = 20, width: int = 100, un
     parts = ["\n".join(textwrap.wrap(clean(comparison.verdict.replace("±", "+-"), unicode=unicode), width))]
     parts.append("\n".join(_sides(comparison, width, unicode)))
     totals = [_total(total) for total in comparison.totals]
-    if comparison.confidence == "low" and totals[0][-1]:
-        totals[0] = (*totals[0][:-1], f"{totals[0][-1]}?")  # the verdict says why
+    if comparison.confidence == "low" and comparison.decision in ("slower", "faster"):
+        totals[0] = (*totals[0][:-1], f"{totals[0][-1]} (low confidence)")  # the verdict says why
     parts.append(_fitting(("per step", "a", "b", "change", ""), totals, width, spare=(1,)))
+    if any(total.error is not None for total in comparison.totals):
+        parts[-1] += "\n" + "\n".join(textwrap.wrap(_LEGEND if unicode else _LEGEND.replace("±", "+-"), width))
     if comparison.culprits:
         room = max(_LEAST_NAME_WIDTH, width - 36)
         told = [_culprit(one, room, unicode) for one in comparison.culprits]
         parts.append(_fitting(("changed otherwise", "ms a step", "change", "of all"), told, width, spare=(3, 1)))
+    if comparison.work:
+        room = max(_LEAST_NAME_WIDTH, width - 50)
+        parts.append(
+            _fitting(
+                ("other work", "a step"),
+                [_work(comparison, one, room, unicode) for one in comparison.work[:_MOST_WORK]],
+                width,
+                spare=(),
+                left_columns=2,
+            )
+        )
+        if len(comparison.work) > _MOST_WORK:
+            parts[-1] += f"\n({len(comparison.work) - _MOST_WORK} more)"
     parts.append(_table(comparison, rows, width, unicode))
     notes = [f"note: {clean(note, unicode=unicode)}" for note in comparison.notes]
     notes += [f"attention of {clean(layer, unicode=unicode)}: {a} -> {b}" for layer, a, b in comparison.backend_changes]
@@ -50,7 +68,7 @@ def _sides(comparison: Comparison, width: int, unicode: bool) -> Iterable[str]:
         count = f"{steps} step{'s' if steps > 1 else ''}"
         yield f"{name}: {shorten(clean(path, unicode=unicode), width - len(count) - 6)}, {count}"
     for one in comparison.differences:
-        line = f"differs: {one.what}: {one.a} -> {one.b}"
+        line = f"differs: {one.what}" + ("" if one.what == SIZES else f": {one.a} -> {one.b}")
         yield shorten(clean(line, unicode=unicode), width)
 
 
@@ -81,18 +99,26 @@ def _culprit(one: Culprit, room: int, unicode: bool) -> tuple[str, str, str, str
     return shorten(clean(place(one), unicode=unicode), room), f"{one.change_ns / 1e6:+.3f}", change, share
 
 
+def _work(comparison: Comparison, one: WorkChange, room: int, unicode: bool) -> tuple[str, str]:
+    name = shorten(clean(place_of(one.layer, one.phase), unicode=unicode), room)
+    return name, work_words(one, comparison.time_basis)
+
+
 def _table(comparison: Comparison, most: int, width: int, unicode: bool) -> str:
     every = folded_rows(comparison)
+    alike = all(one.what != BASIS for one in comparison.differences)
     shown = every[:most]
     rest = every[most:]
     room = min(_LONGEST_NAME, max(_LEAST_NAME_WIDTH, width - _OTHER_COLUMNS))
-    lines = [_line(row, room, unicode) for row in shown]
+    lines = [_line(row, room, unicode, alike) for row in shown]
     if rest:
         a, b = sum(row.a_ns or 0.0 for row in rest), sum(row.b_ns or 0.0 for row in rest)
         lines.append((f"({len(rest)} more)", "", _ms(a), _ms(b), f"{(b - a) / 1e6:+.3f}", "", ""))
     a, b = (sum((row.a_ns if side == "a" else row.b_ns) or 0.0 for row in every) for side in "ab")
-    lines.append(("TOTAL", "", _ms(a), _ms(b), f"{(b - a) / 1e6:+.3f}", percent(b / a - 1 if a else None, None), ""))
-    header = ("own time per step", "phase", "a ms", "b ms", "b - a", "change", "")
+    lines.append(
+        ("TOTAL", "", _ms(a), _ms(b), f"{(b - a) / 1e6:+.3f}", percent(b / a - 1, None) if a and alike else "", "")
+    )
+    header = ("mean own time a step", "phase", "a ms", "b ms", "b - a", "change", "")
     return _fitting(header, lines, width, spare=(2, 5, 3), left_columns=2)
 
 
@@ -109,11 +135,11 @@ def _fitting(
     return drawn
 
 
-def _line(row: FoldedRow, room: int, unicode: bool) -> tuple[str, ...]:
-    change = percent(row.b_ns / row.a_ns - 1, None) if row.a_ns and row.b_ns is not None else ""
+def _line(row: FoldedRow, room: int, unicode: bool, alike: bool) -> tuple[str, ...]:
+    change = percent(row.b_ns / row.a_ns - 1, None) if alike and row.a_ns and row.b_ns is not None else ""
     return (
         shorten(clean(row.label, unicode=unicode), room),
-        row.phase.replace("_", " "),
+        "" if row.phase == row.label else row.phase.replace("_", " "),
         "" if row.a_ns is None else _ms(row.a_ns),
         "" if row.b_ns is None else _ms(row.b_ns),
         f"{row.difference_ns / 1e6:+.3f}",

@@ -75,7 +75,7 @@ def rows_of(analysis: Analysis, name: str) -> tuple[Sequence[str], list[dict[str
         WrongUse: a result has no such list.
     """
     if name not in LISTS:
-        raise WrongUse(f"rows={name!r}: a result has no such list. It has: {', '.join(LISTS)}.")
+        raise WrongUse(f"rows={name!r}: a result has no such list of rows. It has: {', '.join(LISTS)}.")
     return column_names(LISTS[name]), rows_to_dicts(getattr(analysis, name))
 
 

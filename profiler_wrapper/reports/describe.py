@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import textwrap
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis
 from profiler_wrapper.analysis.numbered_names import number_ranges
 from profiler_wrapper.analysis.roofline import peak_of
+from profiler_wrapper.analysis.step_windows import step_times_ns
 from profiler_wrapper.reports.text import clean, shorten
 
 _LONGEST_NAME = 36
@@ -98,14 +98,26 @@ def per_step(analysis: Analysis) -> str:
 
 
 def coverage_percent(analysis: Analysis) -> str:
-    """The attributed share, rounded down: 100.0 means all of it."""
-    return f"{math.floor(analysis.time.coverage * 1000) / 10:.1f}"
+    """The attributed share, rounded as the shares of a table are, but 100.0 means all of it."""
+    coverage = analysis.time.coverage
+    return f"{100 * coverage if coverage >= 1 else min(100 * coverage, 99.9):.1f}"
 
 
-def step_span_ns(analysis: Analysis) -> tuple[float, int, int] | None:
-    """Median, least and most time from the begin to the end of a step on the CPU; None where not known."""
-    spans = [row.span_ns for row in analysis.steps if row.step is not None and row.span_ns is not None]
-    return (median(spans), min(spans), max(spans)) if spans else None
+def step_time_in_words(analysis: Analysis) -> str:
+    """`"step takes 35.183 ms (35.100-36.020)"`: median, least and most, end to end; `""` where not known.
+
+    A result that does not hold that time may have the one on the CPU, which is then said to be of the CPU.
+    """
+    times, of = step_times_ns(analysis), ""
+    if not times and analysis.utilization is not None and analysis.utilization.step_time_ns is not None:
+        times = (analysis.utilization.step_time_ns,)
+    if not times:
+        times = tuple(row.span_ns for row in analysis.steps if row.step is not None and row.span_ns is not None)
+        of = " on CPU" if analysis.time_basis == "device" else ""
+    if not times:
+        return ""
+    middle, least, most = (value / 1e6 for value in (median(times), min(times), max(times)))
+    return f"step takes {middle:.3f} ms" + (f" ({least:.3f}-{most:.3f})" if least != most else "") + of
 
 
 def rank_in_words(analysis: Analysis) -> str:
@@ -185,10 +197,9 @@ def title_parts(analysis: Analysis, *, unicode: bool = False) -> list[str]:
 def _course(analysis: Analysis) -> list[str]:
     """How the steps went on the clock."""
     parts = []
-    span = None if generates(analysis) else step_span_ns(analysis)
-    if span:
-        middle, least, most = (value / 1e6 for value in span)
-        parts.append(f"step takes {middle:.3f} ms" + (f" ({least:.3f}-{most:.3f})" if least != most else ""))
+    step_time = "" if generates(analysis) else step_time_in_words(analysis)
+    if step_time:
+        parts.append(step_time)
     for row in analysis.layers:
         if row.depth == 0 and row.phase in ("prefill", "decode") and row.calls:
             parts.append(f"{row.phase} {row.time_ns / row.calls / 1e6:.3f} ms a call")

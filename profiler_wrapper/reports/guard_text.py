@@ -29,7 +29,8 @@ def guard_text(report: GuardReport, *, width: int = 100, unicode: bool = False) 
 def _check(check: GuardCheck, width: int, unicode: bool) -> list[str]:
     reason = f" ({check.reason})" if check.reason else ""
     lines = _wrapped(f"{_WORDS[check.status]:10s}  {check.name}{reason}", width, unicode)
-    for findings, word in ((check.regressions, "worse"), (check.improvements, "better")):
+    said = ((check.regressions, "worse"), (check.improvements, "better"), (check.consequences, "follows"))
+    for findings, word in said:
         for finding in findings[:_MOST]:
             lines += _wrapped(f"    {word}: {finding.text}", width, unicode)
         if len(findings) > _MOST:

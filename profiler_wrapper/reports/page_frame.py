@@ -21,7 +21,7 @@ FRAME_FOLDER = "page"
 # What views build on, in the order that it needs itself.
 FRAME_SCRIPTS = (
     "format.js", "elements.js", "data.js", "theme.js", "page.js",
-    "table_rows.js", "table_keys.js", "table_cells.js", "table.js", "chart.js",
+    "table_rows.js", "table_keys.js", "table_cells.js", "table_fit.js", "table.js", "chart.js",
 )  # fmt: skip
 _LONGEST_TITLE = 120
 # Inside a script element these would end it, or begin a comment, and a lone surrogate is no UTF-8; JSON reads their

@@ -9,6 +9,8 @@ from profiler_wrapper.errors import WrongUse
 
 # What rows are ranked by: the first of these that they have. Self times add up, so those at the top are the dearest.
 _RANKED_BY = ("self_time_us", "time_us", "time_per_step_us", "wait_us", "allocated_bytes", "size_bytes")
+_CURVE = "memory.curve"  # a list for each of its columns
+_CURVE_ROWS = (f"{_CURVE}.steps", f"{_CURVE}.phases")  # rows of their own beside the points
 _IN_TIME_ORDER = "step"  # rows that have it stay in their order
 
 
@@ -16,7 +18,8 @@ def selected(data: Mapping[str, Any], *, select: Iterable[str] = (), top: int | 
     """`data` with the keys of `select` only (`summary`, `layers.time_us`), and at most `top` rows of each list.
 
     Of rows, those with the highest self time (else time, else bytes) come first; rows of steps stay in their order.
-    `rows_left_out` then says how many rows of a list are missing.
+    `memory.curve` keeps as many of its points, the highest, in their order. `rows_left_out` then says how many rows of
+    a list, or points, are missing.
 
     Raises:
         WrongUse: there is no such key, or `top` is none.
@@ -62,6 +65,8 @@ def _parts(value: Any, key: str, parts: Iterable[str]) -> Any:
 
 
 def _limited(value: Any, place: str, top: int, left_out: dict[str, int]) -> Any:
+    if isinstance(value, Mapping) and place == _CURVE:
+        return _highest(value, top, left_out)
     if isinstance(value, Mapping):
         return {key: _limited(inner, f"{place}.{key}", top, left_out) for key, inner in value.items()}
     if not (isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value)):
@@ -69,6 +74,23 @@ def _limited(value: Any, place: str, top: int, left_out: dict[str, int]) -> Any:
     if len(value) > top:
         left_out[place] = len(value) - top
     return ranked(value)[:top]
+
+
+def _highest(curve: Mapping[str, Any], top: int, left_out: dict[str, int]) -> dict[str, Any]:
+    """The curve at its `top` highest points."""
+    held = curve["allocated_bytes"]
+    if len(held) > top:
+        left_out[_CURVE] = len(held) - top
+    kept = sorted(sorted(range(len(held)), key=lambda at: -held[at])[:top])
+
+    def thinned(value: Any, name: str) -> Any:
+        if isinstance(value, Mapping):
+            return {key: thinned(inner, f"{name}.{key}") for key, inner in value.items()}
+        if isinstance(value, list) and name not in _CURVE_ROWS:
+            return [value[at] for at in kept]
+        return _limited(value, name, top, left_out)
+
+    return {key: thinned(value, f"{_CURVE}.{key}") for key, value in curve.items()}
 
 
 def ranked(rows: list[Any]) -> list[Any]:

@@ -214,7 +214,11 @@ def test_demo_prints_the_table_and_where_the_files_are(tmp_path: Path, capsys: p
     assert result.time.coverage > 0.99
     assert "layers.{0..3}" in output
     (run,) = tmp_path.iterdir()
-    assert str(run) in output
+    *_, where, _, _, page = output.splitlines()
+    files = [path for path in (run / "rank0").rglob("*") if path.is_file()]
+    assert where.startswith(f"{len(files)} files, ")
+    assert where.endswith(f"in {run / 'rank0'}")
+    assert page == f"The page: {run / 'report.html'}"
     assert {path.name for path in run.rglob("*.png")} == {
         "demo_cuda_time_plot.png",
         "demo_memory_categories_plot.png",

@@ -63,6 +63,15 @@ def test_what_is_worse_is_caught_and_named(
     assert any(where in finding.text for finding in found.regressions)
 
 
+def test_a_fused_backward_of_attention_is_an_improvement(base: pw.ProfileResult, folder: Path) -> None:
+    eager = record(folder, "eager", plant="eager attention", memory=True, steps=3)
+    assert sum(row.repeated_flops_per_step for row in base.flops) > 0
+    report = guard(eager, base)
+    statuses = {check.name: check.status for check in report.checks}
+    assert (report.regressed, statuses["FLOPs"], statuses["ops"]) == (False, "ok", "improved")
+    assert {check.name: check.status for check in guard(base, eager).checks}["FLOPs"] == "ok"
+
+
 def test_a_graph_break_is_caught_with_its_line(folder: Path) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -132,4 +141,17 @@ def test_wrong_uses_are_told(base: pw.ProfileResult, folder: Path, capsys: pytes
     other.write_text("{}")
     assert main(["guard", "--update", str(other), str(folder / "base")]) == 1
     assert "will not overwrite without --force" in capsys.readouterr().err
-    assert main(["guard", "--update", baseline, str(folder / "base")]) == 0  # a baseline is there to be replaced
+
+
+def test_a_baseline_is_overwritten_only_with_force(
+    base: pw.ProfileResult, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "kept.json"
+    update = ["guard", "--update", str(path), str(folder / "base")]
+    assert main(update) == 0
+    path.write_text(before := path.read_text() + "\n")
+    assert main(update) == 1
+    assert "will not overwrite without --force" in capsys.readouterr().err
+    assert path.read_text() == before
+    assert main([*update, "--force"]) == 0
+    assert path.read_text() != before

@@ -280,6 +280,9 @@ def test_the_icicle_zooms_and_leads_to_the_row(layers: Page) -> None:
     page = layers
     page.evaluate("document.querySelector('.icicle').scrollIntoView()")
     page.wait("document.querySelectorAll('.icicle g.slice').length > 10")
+    assert page.evaluate("document.querySelector('.icicle .js-plotly-plot')._fullData[0].ids[0]") == "LlamaForCausalLM"
+    tall = "document.querySelector('.icicle g.slice').getBoundingClientRect().height"
+    assert page.evaluate(tall) < 60
     before = page.evaluate("document.querySelector('.icicle .js-plotly-plot').calcdata.length")
     assert before == 1
     at = page.evaluate(

@@ -18,7 +18,7 @@ from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.reports.roofline_points import roofline
 from profiler_wrapper.result import load
 from sample_results import llama
-from sample_views import full_analysis
+from sample_views import US, full_analysis
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
@@ -227,6 +227,8 @@ def test_operators_by_hand(full: Page) -> None:
 
 def test_kernels_by_hand(full: Page) -> None:
     show(full, "kernels")
+    assert "grid" not in table_of(full, "kernels").rows[0]
+    full.click("#view-kernels [data-choice=all]")
     table = table_of(full, "kernels")
     first = table.rows[0]
     assert (first["name"], first["grid"], first["block"], first["tensor_cores"]) == (
@@ -244,6 +246,7 @@ def test_kernels_by_hand(full: Page) -> None:
     merged.assert_shows("time_us", [2000, 800, 500, 300, 100])
     assert (merged.rows[0]["grid"], merged.rows[0]["block"]) == ("", "384×1×1")  # what differs is left out
     full.click("#view-kernels [data-choice=launch]")
+    full.click("#view-kernels [data-choice=main]")
 
 
 def test_communication_by_hand(full: Page) -> None:
@@ -276,6 +279,80 @@ def test_shapes_and_attention_by_hand(full: Page) -> None:
         "yes",
     ]
     calls.assert_shows("calls_per_step", [4])
+
+
+def test_calls_with_shapes_show_the_time_of_the_timed_steps_too(browser: Browser, tmp_path: Path) -> None:
+    """Two sizes in one op, two calls of attention in one layer; each has its part of what the timed steps took."""
+    analysis = full_analysis()
+    first, second = analysis.products
+    products = (first, replace(second, calls_per_step=26.0))  # with the first: the 28 calls of its op
+    call = replace(analysis.attention_calls[0], time_per_step_ns=300 * US)
+    other = replace(call, causal=False, time_per_step_ns=100 * US)
+    backward = replace(call, phase="backward", backend="math")  # the timed steps have none
+    timed = sum(row.time_ns for row in analysis.attention if (row.layer, row.phase) == (call.layer, call.phase))
+    steps = len(analysis.steps)
+    assert timed
+    analysis = replace(analysis, products=products, attention_calls=(call, other, backward))
+    write_page(analysis, tmp_path / "page.html")
+    page = browser.open(tmp_path / "page.html")
+    show(page, "shapes")
+    shapes = table_of(page, "shapes")
+    shapes.assert_shows("time_per_step_us", [600, 180])
+    shapes.assert_shows("timed_us", [800 * 600 / 780, 800 * 180 / 780])
+    show(page, "attention")
+    calls = table_named(page, "attention", "Calls")
+    assert calls.texts("causal") == ["yes", "no", "yes"]
+    calls.assert_shows("time_per_step_us", [300, 100, 300])
+    calls.assert_shows("timed_us", [timed / steps / 1000 * 0.75, timed / steps / 1000 * 0.25, None])
+    headings = page.evaluate("[...document.querySelectorAll('#view-attention th')].map(one => one.innerText)")
+    assert any(text.startswith("Time with shapes") for text in headings)
+    comparable = {**analysis.summary.get("comparable", {}), "shapes_in_timed_steps": True}
+    write_page(replace(analysis, summary={**analysis.summary, "comparable": comparable}), tmp_path / "page.html")
+    page = browser.open(tmp_path / "page.html")
+    show(page, "shapes")
+    assert "timed_us" not in table_of(page, "shapes").rows[0]
+
+
+def test_names_of_kernels_can_be_told_apart(browser: Browser, tmp_path: Path) -> None:
+    native = "void at::native::vectorized_elementwise_kernel<4, at::native::"
+    tail = ", std::array<char*, 2ul> >(int, at::native::CUDAFunctorOnSelf_add<float>, std::array<char*, 2ul>)"
+    names = [
+        f"{native}CUDAFunctor_add<float>{tail}",
+        f"{native}AUnaryFunctor<float, float, float, at::native::binary_internal::MulFunctor<float> >{tail}",
+        "cudnn_infer_volta_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_version_1",
+        "cudnn_infer_volta_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_version_2",
+        "cudnn_infer_volta_scudnn_winograd_128x128_ldg1_ldg4_mask_tile148t_nt_version_2",
+    ]
+    analysis = full_analysis()
+    rows = tuple(replace(analysis.kernels[0], name=name) for name in names)
+    write_page(replace(analysis, kernels=rows), tmp_path / "page.html")
+    page = browser.open(tmp_path / "page.html", width=1366)
+    show(page, "kernels")
+    shown = table_of(page, "kernels").texts("name")
+    assert len(set(shown)) == len(names)
+    assert ["CUDAFunctor_add" in shown[0], "MulFunctor" in shown[1]] == [True, True]
+    assert not any("void" in text or "native::" in text for text in shown)
+    assert page.evaluate("document.querySelector('#view-kernels tbody .name').closest('td, [title]').title != ''")
+
+
+@pytest.mark.parametrize("view", ["kernels", "waits", "shapes", "attention"])
+def test_tables_fit_a_usual_window(full: Page, view: str) -> None:
+    show(full, view)
+    over = f"[...document.querySelectorAll('#view-{view} .scroller')].map(one => one.scrollWidth - one.clientWidth)"
+    assert set(full.evaluate(over)) == {0}
+
+
+def test_the_address_of_a_view_without_rows_says_why(browser: Browser, tmp_path: Path) -> None:
+    write_page(replace(full_analysis(), collectives=()), tmp_path / "page.html")
+    page = browser.open(tmp_path / "page.html", address="communication")
+    assert page.texts("#view-communication .notice")[0].startswith("Communication: no collective was found")
+    page.evaluate("page.goto('waits')")
+    page.wait("document.querySelector('#view-communication').hidden")
+
+
+def test_bytes_have_no_parts(full: Page) -> None:
+    texts = full.evaluate("[4, 1000, 1536].map(page.format.bytes).concat(page.format.us(4))")
+    assert texts == ["4 B", "1,000 B", "1.500 KiB", "4.000 µs"]
 
 
 def test_memory_by_hand(full: Page) -> None:

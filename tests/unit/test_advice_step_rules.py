@@ -7,6 +7,7 @@ import pytest
 from advice_facts import facts_of, findings, the_finding
 from profiler_wrapper.analysis.advice.launch_rules import launch_bound, many_small_kernels
 from profiler_wrapper.analysis.advice.step_rules import dataloader_bound, low_utilization
+from profiler_wrapper.analysis.advice.unfused_elementwise import unfused_elementwise
 from profiler_wrapper.analysis.advice.wait_rules import synchronisation, unpinned_copies
 from profiler_wrapper.analysis.view_model import KernelRow, SynchronisationRow
 from profiler_wrapper.recording.columns import Category
@@ -197,3 +198,72 @@ def test_a_cpu_has_no_idle_device() -> None:
     facts = facts_of(made.recording(), synchronisations=(wait(),))
     for rule in (launch_bound, low_utilization, many_small_kernels, synchronisation, unpinned_copies, dataloader_bound):
         assert findings(rule, facts) == [], rule
+
+
+# --- kernels that could be one -------------------------------------------------------------------
+
+ELEMENTWISE, NORM, GEMM = "aten::add", "aten::native_layer_norm", "aten::mm"
+
+
+def rows_of_kernels(*row: tuple[str, int], product_us: int = 100, kernel: str = "") -> Trace:
+    """In each of two steps twice: a kernel of each op, of so many us, one after the other; then a product."""
+    made = steps()
+    for step in range(2):
+        at = step * STEP
+        made.mark("layers.0", at, at + 990 * US, kind="block", class_name="Block")
+        for _ in range(2):
+            for op, lasts_us in (*row, (GEMM, product_us)):
+                made.op(op, at, at + 2 * US)
+                made.kernel(kernel or op, at + 3 * US, at + (3 + lasts_us) * US, launched=at + US)
+                at += (5 + lasts_us) * US
+    return made
+
+
+def test_elementwise_kernels_in_a_row_could_be_one() -> None:
+    found = the_finding(
+        unfused_elementwise,
+        facts_of(rows_of_kernels((ELEMENTWISE, 40), (ELEMENTWISE, 30), (ELEMENTWISE, 20)).recording()),
+    )
+    # Per step two rows of 90 us beside two products of 100 us; of each row its quickest, 20 us, stays.
+    assert found.saves_at_most_us == pytest.approx(2 * (90 - 20))
+    assert found.share == pytest.approx(180 / 380)
+    assert found.details["rows"] == 2
+    assert found.layers == ("layers.0",)
+    assert "torch.compile" in found.fix
+
+
+def test_a_kernel_by_itself_cannot_be_fused_with_others() -> None:
+    facts = facts_of(rows_of_kernels((ELEMENTWISE, 90)).recording())
+    assert not findings(unfused_elementwise, facts)
+
+
+def test_a_norm_that_is_one_kernel_stays() -> None:
+    """Of 60 us of norm and 30 us of what follows it, 30 us can go; of as much elementwise work, 60 us."""
+    facts = facts_of(rows_of_kernels((NORM, 60), (ELEMENTWISE, 30), product_us=50).recording())
+    assert the_finding(unfused_elementwise, facts).saves_at_most_us == pytest.approx(2 * 30)
+    facts = facts_of(rows_of_kernels((ELEMENTWISE, 60), (ELEMENTWISE, 30), product_us=50).recording())
+    assert the_finding(unfused_elementwise, facts).saves_at_most_us == pytest.approx(2 * 60)
+
+
+def test_little_elementwise_work_is_no_finding() -> None:
+    row = (ELEMENTWISE, 20), (ELEMENTWISE, 20)
+    assert not findings(unfused_elementwise, facts_of(rows_of_kernels(*row, product_us=100).recording()))  # 29 %
+    assert findings(unfused_elementwise, facts_of(rows_of_kernels(*row, product_us=80).recording()))  # 33 %
+
+
+def test_what_is_compiled_is_fused_already() -> None:
+    row = (ELEMENTWISE, 40), (ELEMENTWISE, 40)
+    assert findings(unfused_elementwise, facts_of(rows_of_kernels(*row).recording()))
+    compiled = rows_of_kernels(*row, kernel="triton_poi_fused_add_0")
+    assert not findings(unfused_elementwise, facts_of(compiled.recording()))
+
+
+def test_an_optimizer_has_advice_of_its_own() -> None:
+    made = steps()
+    for step in range(2):
+        at = step * STEP
+        made.op("Optimizer.step#SGD.step", at, at + 500 * US)
+        for i in range(3):
+            made.op("aten::add_", at + i * 50 * US, at + i * 50 * US + 2 * US)
+            made.kernel("add", at + (i * 50 + 3) * US, at + (i * 50 + 48) * US, launched=at + (i * 50 + 1) * US)
+    assert not findings(unfused_elementwise, facts_of(made.recording()))

@@ -15,6 +15,8 @@ from profiler_wrapper.analysis.guard import guard
 from profiler_wrapper.analysis.guard_baseline import baseline_of
 from profiler_wrapper.analysis.guard_model import Baseline, GuardCheck, GuardReport, Names
 from profiler_wrapper.analysis.model import Analysis, ClassRow, FlopRow
+from profiler_wrapper.analysis.phase import Phase
+from profiler_wrapper.analysis.view_model import OperatorRow
 from profiler_wrapper.comparing import make_baseline, read_baseline, write_baseline
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.guard_text import guard_text
@@ -80,6 +82,118 @@ def test_more_flops_in_one_layer() -> None:
     )
     assert check(judged(worse, exact()), "FLOPs").status == "improved"
     assert not judged(worse, exact()).regressed
+
+
+def flops_of(layer: str, phase: Phase, flops: int, repeated: int = 0) -> FlopRow:
+    return FlopRow(
+        layer=layer,
+        phase=phase,
+        class_name="attention",
+        dtype="bfloat16",
+        flops_per_step=flops,
+        causal_flops_per_step=flops,
+        repeated_flops_per_step=repeated,
+        causal_repeated_flops_per_step=repeated,
+    )
+
+
+ATTENTION = "model.layers.2.self_attn"
+
+
+def attention_backward(flops: int, repeated: int) -> Analysis:
+    """Of one layer of four."""
+    run = with_row(exact(), ATTENTION, "backward", self_flops_per_step=flops)
+    return replace(run, flops=(*run.flops, flops_of(ATTENTION, "backward", flops, repeated)))
+
+
+def test_scores_that_a_fused_backward_makes_again_are_no_work_of_the_model() -> None:
+    products, fused = attention_backward(400, 0), attention_backward(500, 100)  # four products; a fifth again
+    for base, run in ((products, fused), (fused, products)):
+        assert check(judged(base, run), "FLOPs").status == "ok"
+    more = attention_backward(501, 100)
+    (finding,) = check(judged(products, more), "FLOPs").regressions
+    assert (finding.layer, finding.before, finding.after) == (ATTENTION, 400, 401)
+
+
+def test_what_checkpointing_computes_again_is_a_fact_of_its_own() -> None:
+    base = exact()
+    (mlp,) = (row for row in base.layers if (row.layer, row.phase) == ("model.layers.2.mlp", "forward"))
+    again = replace(mlp, phase="recompute")
+    run = replace(base, layers=(*base.layers, again), flops=(*base.flops, flops_of(mlp.layer, "recompute", 1000, 1000)))
+    found = check(judged(base, run), "FLOPs")
+    assert [finding.text for finding in found.regressions] == [
+        "model.layers.2.mlp (recompute): FLOPs 0 GFLOP -> 1e-06 GFLOP (new)"
+    ]
+    assert found.reason == "the model's own are no more; these are computed again by checkpointing"
+    assert check(judged(run, base), "FLOPs").status == "improved"
+
+
+def with_backend(analysis: Analysis, backend: str, *layers: str) -> Analysis:
+    rows = [replace(row, backend=backend) if not layers or row.layer in layers else row for row in analysis.attention]
+    return replace(analysis, attention=tuple(rows))
+
+
+def test_what_follows_from_a_better_backend_of_attention_is_no_regression() -> None:
+    base = with_backend(exact(), "math")
+    run = with_row(with_backend(base, "flash", ATTENTION), ATTENTION, "backward", self_events=14)
+    report = judged(base, run)
+    found = check(report, "kernels")
+    assert (report.regressed, found.status) == (False, "ok")
+    assert [finding.text for finding in found.consequences] == [
+        f"{ATTENTION} (backward): kernels 5 -> 7 (+40 %), with attention math -> flash"
+    ]
+    assert "    follows: model.layers.2.self_attn (backward)" in guard_text(report)
+    elsewhere = with_row(run, "model.layers.1.self_attn", "backward", self_events=14)
+    (worse,) = check(judged(base, elsewhere), "kernels").regressions
+    assert worse.layer == "model.layers.1.self_attn"
+    slower = with_row(with_backend(exact(), "math", ATTENTION), ATTENTION, "backward", self_events=14)
+    assert check(judged(with_backend(exact(), "flash"), slower), "kernels").status == "regression"
+
+
+def op_row(op: str, phase: Phase, calls: int, *layers: str) -> OperatorRow:
+    return OperatorRow(
+        op=op,
+        class_name="other",
+        phase=phase,
+        calls=calls,
+        self_time_ns=1,
+        time_ns=1,
+        self_cpu_time_ns=1,
+        cpu_time_ns=1,
+        device_events=0,
+        tensor_core_eligible=False,
+        tensor_core_time_ns=None,
+        layers=layers,
+    )
+
+
+def test_each_row_names_the_ops_of_its_own_phase_and_layer() -> None:
+    mlp = "model.layers.2.mlp"
+    before = (op_row("aten::item", "optimizer", 4), op_row("aten::linear", "forward", 10, mlp, ATTENTION))
+    base = exact(operators=before)
+    outside = next(row for row in base.layers if not row.layer)
+    run = with_row(base, "", outside.phase, self_events=8)
+    after = (op_row("aten::item", outside.phase, 8), op_row("aten::linear", "forward", 12, mlp, ATTENTION))
+    run = replace(with_row(run, mlp, "forward", self_events=12), operators=after)
+    texts = [finding.text for finding in check(judged(base, run), "kernels").regressions]
+    assert texts == [
+        f"outside of layers ({outside.phase}): kernels 2 -> 4 (+100 %): +4 aten::item"
+        if outside.phase != "optimizer"
+        else "outside of layers (optimizer): kernels 2 -> 4 (+100 %): +2 aten::item",
+        f"{mlp} (forward): kernels 5 -> 6 (+20 %): +1 aten::linear",
+    ]
+
+
+def test_an_op_that_may_be_of_several_rows_is_told_of_none() -> None:
+    mlp = "model.layers.2.mlp"
+    base = exact(operators=(op_row("aten::mul", "forward", 10, mlp, ATTENTION),))
+    run = with_row(with_row(base, mlp, "forward", self_events=12), ATTENTION, "forward", self_events=14)
+    run = replace(run, operators=(op_row("aten::mul", "forward", 16, mlp, ATTENTION),))
+    assert not any("aten::mul" in one.text for one in check(judged(base, run), "kernels").regressions)
+    everywhere = op_row("aten::mul", "forward", 16, *(f"model.layers.{i}.mlp" for i in range(4)), "lm_head")
+    alone = replace(with_row(base, ATTENTION, "forward", self_events=14), operators=(everywhere,))
+    (finding,) = check(judged(base, alone), "kernels").regressions
+    assert finding.text.endswith(": +3 aten::mul")  # where it ran is not all known, but no other row has more
 
 
 def test_one_more_kernel_in_every_step_of_one_layer() -> None:
@@ -248,7 +362,7 @@ def test_a_file_of_another_version_says_so(tmp_path: Path) -> None:
     path.write_text('{"guard_baseline_version": 99}')
     with pytest.raises(WrongUse, match="make the baseline anew"):
         read_baseline(path)
-    path.write_text('{"guard_baseline_version": 1, "rows": 3}')
+    path.write_text('{"guard_baseline_version": 2, "rows": 3}')
     with pytest.raises(WrongUse, match="not a baseline"):
         read_baseline(path)
 

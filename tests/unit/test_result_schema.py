@@ -84,6 +84,27 @@ def test_every_key_is_described_with_its_unit() -> None:
     assert {"time_us", "self_time_us"} <= {place.rpartition(".")[2] for place in times}
 
 
+def test_what_is_a_sum_over_the_steps_says_so() -> None:
+    """In a training of two like steps, a key that says it is a sum is twice that of one step; no other time is."""
+    one, two = (to_dict(worked(llama(2, steps=steps))) for steps in (1, 2))
+    row, both = one["layers"][0], two["layers"][0]
+    described = SCHEMA["$defs"]["LayerRow"]["properties"]
+    summed = {key for key in described if "divide by len(run.timed_steps)" in described[key]["description"]}
+    assert {"time_us", "self_time_us", "cpu_time_us", "calls"} <= summed
+    for key in summed:
+        if row[key]:
+            assert both[key] == pytest.approx(2 * row[key], rel=0.05), key
+    for key in ("flops_per_step", "roof_time_per_step_us"):
+        assert key not in summed
+        assert both[key] == pytest.approx(row[key])
+
+
+def test_the_span_on_the_cpu_is_not_called_what_a_step_takes() -> None:
+    text = SCHEMA["$defs"]["StepRow"]["properties"]["span_us"]["description"]
+    assert "CPU alone" in text
+    assert "overview.steps" in text
+
+
 def _hand_made() -> dict[str, Analysis]:
     odd = Trace().mark(".", 0, 9000).mark("</script>\ud800\n=cmd", 10, 8000).op("aten::mm", 20, 80)
     return {

@@ -108,6 +108,30 @@ def test_json_of_parts_is_short(trace: Path, capsys: pytest.CaptureFixture[str])
     )
 
 
+def test_of_the_memory_curve_the_highest_points_in_their_order() -> None:
+    curve = {
+        "start_ns": 7,
+        "events": 9,
+        "time_us": [1.0, 2.0, 3.0, 4.0],
+        "allocated_bytes": [5, 9, 1, 6],
+        "reserved_bytes": None,
+        "categories": {"params": [5, 5, 0, 5], "other": [0, 4, 1, 1]},
+        "steps": [{"step": 0, "start_us": 0.0}, {"step": 1, "start_us": 2.5}, {"step": 2, "start_us": 4.5}],
+    }
+    found = selected({"memory": {"peak": {"bytes": 9}, "curve": curve}}, top=2)
+    assert found["memory"]["curve"] == {
+        "start_ns": 7,
+        "events": 9,
+        "time_us": [2.0, 4.0],
+        "allocated_bytes": [9, 6],
+        "reserved_bytes": None,
+        "categories": {"params": [5, 5], "other": [4, 1]},
+        "steps": curve["steps"][:2],
+    }
+    assert found["rows_left_out"] == {"memory.curve": 2, "memory.curve.steps": 1}
+    assert selected({"memory": {"curve": curve}}, top=4) == {"memory": {"curve": curve}}
+
+
 @needs_traces
 def test_the_summary_of_a_recorded_trace_is_under_2000_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     path = str(TRACES / "h100_qwen1.5_0.5b_inference.json.gz")

@@ -15,8 +15,9 @@ from profiler_wrapper.analysis.outliers import outliers
 from profiler_wrapper.analysis.peaks import find_peaks
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.analysis.roofline import _note
+from profiler_wrapper.analysis.view_model import Overview, StepSplit
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.reports.describe import use_line, use_lines
+from profiler_wrapper.reports.describe import coverage_percent, step_time_in_words, use_line, use_lines
 from profiler_wrapper.reports.folding import Tree, layer_totals, odd_ones
 from profiler_wrapper.reports.memory_owners import owner_groups
 from profiler_wrapper.reports.table_rows import TableRow, table_rows
@@ -272,6 +273,42 @@ def test_wrap_marks_what_is_left_out() -> None:
 
 
 # ---- golden -----------------------------------------------------------------------------------
+
+
+def test_a_step_takes_what_the_overview_says_and_not_what_the_cpu_spans() -> None:
+    split = dict.fromkeys(("memcpy_ns", "memset_ns", "communication_ns", "runtime_ns", "dataloader_ns"), 0)
+    analysis = worked(llama(2, steps=3))
+    lengths = {1: 9_000_000, 2: 7_000_000, 3: 8_000_000, None: 1}
+    overview = Overview(
+        device="NVIDIA H200",
+        device_memory_bytes=None,
+        compute_capability=None,
+        multiprocessors=None,
+        steps=tuple(
+            StepSplit(step=step, span_ns=ns, kernel_ns=ns, cpu_ns=0, other_ns=0, **split)
+            for step, ns in lengths.items()
+        ),
+        utilization=None,
+        sm_efficiency=None,
+        occupancy=None,
+        tensor_core_share=None,
+        kernels=0,
+        launches_per_s=None,
+        gaps_ns=None,
+    )
+    assert step_time_in_words(replace(analysis, overview=overview)) == "step takes 8.000 ms (7.000-9.000)"
+    assert analysis.utilization is not None  # as MFU has it, where there is no overview
+    assert step_time_in_words(analysis) == f"step takes {(analysis.utilization.step_time_ns or 0) / 1e6:.3f} ms"
+    assert step_time_in_words(replace(analysis, utilization=None)).endswith(" on CPU")
+    assert not step_time_in_words(replace(analysis, utilization=None, steps=()))
+
+
+@pytest.mark.parametrize(
+    ("attributed_ns", "told"), [(31905473, "69.9"), (45647300, "100.0"), (45647299, "99.9"), (0, "0.0")]
+)
+def test_coverage_is_rounded_as_shares_are_but_all_means_all(attributed_ns: int, told: str) -> None:
+    time = replace(llama(1).time, total_ns=45647300, attributed_ns=attributed_ns)
+    assert coverage_percent(replace(llama(1), time=replace(time, unattributed_ns=45647300 - attributed_ns))) == told
 
 
 def test_training_table() -> None:

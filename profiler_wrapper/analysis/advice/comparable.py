@@ -5,22 +5,24 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from profiler_wrapper.analysis.advice.facts import Facts
+from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.recording.marks import ROOT_PATH
 
 _MOST_DTYPES = 4
+_BATCHED = frozenset({"aten::bmm", "aten::baddbmm", "aten::baddbmm_"})
 
 
 def comparable(facts: Facts) -> dict[str, Any]:
     """As plain data; None for what is not known.
 
-    `layers`: how many have a name, and `blocks` how many of them are blocks. `shapes`: equal for equal matrix
-    products and attention, by sizes, types and calls per step. `attention_shape`: (batch, heads, tokens, head_dim)
-    of the queries that take most time.
+    `layers`: how many have a name, and `blocks` how many of them are blocks. `shapes`: see
+    `input_shapes`. `attention_shape`: (batch, heads, tokens, head_dim) of the largest queries.
     """
     analysis, run = facts.analysis, facts.analysis.run
     versions = run.get("versions")
@@ -40,7 +42,7 @@ def comparable(facts: Facts) -> dict[str, Any]:
         "layers": sum(1 for layer in facts.rows_of if layer),
         "blocks": len(facts.blocks),
         "parameters": _parameters(facts),
-        "shapes": _shapes(facts),
+        "shapes": input_shapes(analysis),
         "attention_shape": _attention_shape(facts),
         "flops_per_step": analysis.utilization.hardware_flops_per_step if analysis.utilization is not None else None,
         "phases": sorted({row.phase for row in analysis.layers if row.time_ns}),
@@ -85,29 +87,22 @@ def _parameters(facts: Facts) -> int | None:
     return sum(numbers) if numbers and len(numbers) == len(roots) else None
 
 
-def _shapes(facts: Facts) -> str | None:
-    """A short digest; None where no shapes were recorded."""
-    products = Counter[tuple[object, ...]]()
-    for product in facts.analysis.products:
-        key: tuple[object, ...] = (
-            product.op,
-            product.phase,
-            product.dtype,
-            product.m,
-            product.n,
-            product.k,
-            product.batch,
-        )
-        products[key] += round(1000 * product.calls_per_step)
-    for call in facts.analysis.attention_calls:
-        products["attention", call.phase, call.dtype, call.query_shape, call.key_shape] += round(
-            1000 * call.calls_per_step
-        )
+def input_shapes(analysis: Analysis) -> str | None:
+    """A short digest of what the model is given: sizes of the products of its linear layers and convolutions.
+
+    Of forward where there is one, without types. Batched products are left out unless there are no others: they
+    are those of attention, which each of its backends does otherwise. None where no shapes were recorded.
+    """
+    known = [product for product in analysis.products if product.phase == "forward"] or analysis.products
+    linear = [product for product in known if product.op not in _BATCHED] or known
+    products = Counter[tuple[int, ...]]()
+    for product in linear:
+        products[product.m, product.n, product.k, product.batch] += round(1000 * product.calls_per_step)
     if not products:
         return None
-    return hashlib.sha256(repr(sorted(products.items(), key=repr)).encode()).hexdigest()[:12]
+    return hashlib.sha256(repr(sorted(products.items())).encode()).hexdigest()[:12]
 
 
 def _attention_shape(facts: Facts) -> list[int] | None:
     calls = facts.analysis.attention_calls
-    return list(max(calls, key=lambda call: call.time_per_step_ns).query_shape) if calls else None
+    return list(max(calls, key=lambda call: (prod(call.query_shape), call.query_shape)).query_shape) if calls else None

@@ -1,4 +1,4 @@
-"""Advice on a step as a whole: it waits for data, or leaves the device idle."""
+"""Advice on a step as a whole: it waits for data, leaves the device idle, or moves memory more than it computes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from profiler_wrapper.analysis.advice.facts import Facts, Rule
+from profiler_wrapper.analysis.advice.unfused_elementwise import unfused_elementwise
 from profiler_wrapper.analysis.advice.wording import count, duration, share
 from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.view_model import Finding
@@ -109,4 +110,4 @@ def _what_ends(facts: Facts, gap: int) -> str:
     return f", till {recording.name_of(int(charges.span[ender]))[:60]}"
 
 
-RULES: tuple[Rule, ...] = (dataloader_bound, low_utilization)
+RULES: tuple[Rule, ...] = (dataloader_bound, low_utilization, unfused_elementwise)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ from profiler_wrapper.analysis.view_model import Finding
 _MUCH_WITHOUT_LAYER = 0.3  # of the time: said before all else
 _IDLE = 0.5  # of a step with nothing running on the device: where the time goes, then
 _LONGEST_NAME = 80
+_LOSS = re.compile(r"loss|cross_entropy|log_softmax", re.IGNORECASE)
 _CAUSE_OF_IDLENESS = {"launching": "launch-bound", "loading": "dataloader-bound", "waiting": "synchronisation"}
 
 
@@ -47,6 +49,8 @@ def _where_it_goes(facts: Facts) -> str:
         return f"no op of {step} took time of its own"
     busy = _busy_share(facts)
     said, of = "", f"the {facts.time_name} of {step}"
+    if facts.total_ns < analysis.time.total_ns:  # the table has what was launched before it too
+        of = f"the {duration(facts.work_ns)} of {facts.time_name} that {step} launched"
     if busy is not None and busy < _IDLE:
         said, of = f"the device is idle for {share(1 - busy)} of {step}; ", f"its {duration(facts.work_ns)} of work"
     without_layer = [row for row in analysis.unattributed if row.reason != LAUNCHED_BEFORE]
@@ -101,11 +105,19 @@ def _largest_part(facts: Facts) -> tuple[str, int]:
     (pattern, name), spent = max(time.items(), key=lambda entry: entry[1])
     members = blocks.get((pattern, name))
     if members is None:
-        return _short(name), spent
+        return _whole(facts, name), spent
     owner = f"the {len(members)} blocks'" if _one_kind_of_blocks(facts) else f"{_short(where(sorted(members)))}'s"
     if len(members) == 1:
         owner = f"the block {_short(next(iter(members)))}'s"
     return f"{owner} {_short(name)}", spent
+
+
+def _whole(facts: Facts, name: str) -> str:
+    """A layer outside of blocks; of one with layers below, what is its own."""
+    if not any(row.parent == name for row in facts.analysis.layers):
+        return _short(name)
+    of_loss = any(_LOSS.search(row.op) and name in row.layers for row in facts.analysis.operators)
+    return f"{_short(name)}'s own code (outside its layers{'; the loss' if of_loss else ''})"
 
 
 def _part(row: LayerRow) -> tuple[str, str]:

@@ -8,7 +8,7 @@
   page.signed = value => value === null || value === undefined ? undefined : `${value >= 0 ? "+" : "−"}${(100 * Math.abs(value)).toFixed(1)} %`;
 
   /** Said of the time of a step, the first of the totals, where other load or clock would show alike. */
-  const doubt = (data, row) => row === data.comparison.totals[0] && data.comparison.confidence === "low" ? " (low confidence)" : "";
+  const doubt = (data, row) => row === data.comparison.totals[0] && data.comparison.confidence === "low" && ["slower", "faster"].includes(row.decision) ? " (low confidence)" : "";
 
   function totals(data, element) {
     const section = page.section(element, "A step, on both sides");
@@ -17,7 +17,7 @@
         { key: "name", title: "Per step", kind: "text" },
         { key: "a", title: "a", kind: "text", value: row => row.a === null ? null : FORMATS[row.unit](row.a), help: data.comparison.a, missing: "not recorded on this side" },
         { key: "b", title: "b", kind: "text", value: row => row.b === null ? null : FORMATS[row.unit](row.b), help: data.comparison.b, missing: "not recorded on this side" },
-        { key: "change", title: "Change", kind: "text", value: row => page.signed(row.change), help: "of b against a; of the time: of the faster half of the steps" },
+        { key: "change", title: "Change", kind: "text", value: row => page.signed(row.change), help: "of b against a; times that are judged are the mean of the faster half of the steps" },
         { key: "error", title: "±", kind: "text", value: row => row.error === null ? undefined : `${(100 * row.error).toFixed(1)} %`, help: "standard error of the change" },
         { key: "decision", title: "Decision", kind: "text", value: row => row.decision === "not judged" ? undefined : row.decision + doubt(data, row) },
       ],
@@ -30,8 +30,8 @@
     const section = page.section(element, "Changed otherwise than the rest");
     page.table(section, {
       columns: [
-        { key: "layer", title: "Layer", kind: "text", longest: 80, value: row => row.layer || "code between calls" },
-        { key: "phase", title: "Phase", kind: "text", value: row => row.phase || "all" },
+        { key: "layer", title: "Layer", kind: "text", longest: 80, value: row => row.layer || (row.phase === "optimizer" ? "optimizer" : "code between calls") },
+        { key: "phase", title: "Phase", kind: "text", value: row => !row.phase ? "all" : row.layer || row.phase !== "optimizer" ? row.phase.replace("_", " ") : "" },
         { key: "change_us", title: "b − a", kind: "us", help: "per step" },
         { key: "change", title: "Change", kind: "text", value: row => row.change === null ? `only in ${row.change_us > 0 ? "b" : "a"}` : page.signed(row.change) },
         { key: "error", title: "±", kind: "text", value: row => row.error === null ? undefined : `${(100 * row.error).toFixed(1)} %`, help: "standard error of the change" },
@@ -43,13 +43,25 @@
     });
   }
 
+  function work(data, element) {
+    if (!data.work.length) return;
+    const section = page.section(element, "Does other work");
+    page.note(section, "Counted, so exact whatever the time: FLOPs, ops or device events, calls, memory kept for backward.");
+    page.table(section, {
+      columns: [{ key: "place", title: "Layer", kind: "text", longest: 80 }, { key: "words", title: "Per step, b against a", kind: "text", longest: 120 }],
+      rows: data.work,
+      search: false,
+    });
+  }
+
   function bars(data, element) {
     const rows = data.folded.filter(row => row.difference_us).slice(0, MOST_BARS).reverse();
     if (!rows.length) return;
     const section = page.section(element, "Own time of a step, where it changed most");
     const names = rows.map((row, i) => `${page.cut(row.label, 60)} ${row.phase}`.trim() + " ".repeat(i % 2));
     const trace = side => ({ type: "bar", orientation: "h", name: side, y: names, x: rows.map(row => (row[`${side}_us`] || 0) / 1000), marker: { color: COLORS[side] } });
-    page.chart(section, [trace("a"), trace("b")], { barmode: "group", height: 140 + 30 * rows.length, xaxis: { title: { text: "ms per step" } }, yaxis: { automargin: true }, legend: { traceorder: "reversed" } });
+    const layout = { barmode: "group", height: 140 + 30 * rows.length, xaxis: { title: { text: "ms per step" } }, yaxis: { automargin: true }, legend: { traceorder: "reversed" } };
+    page.chartIn(section, () => [trace("b"), trace("a")], () => layout); // from below: so that a is above b
   }
 
   page.view({
@@ -63,6 +75,7 @@
       for (const one of data.comparison.backend_changes) page.note(element, `Attention of ${one.layer}: ${one.a} → ${one.b}`);
       totals(data, element);
       culprits(data, element);
+      work(data, element);
       bars(data, element);
       page.note(element, `a: ${data.comparison.a}`);
       page.note(element, `b: ${data.comparison.b}`);

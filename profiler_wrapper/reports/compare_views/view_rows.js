@@ -14,11 +14,11 @@
       page.table(element, {
         columns: [
           { key: "layer", title: "Layer", kind: "text", longest: 70, value: row => row.layer || (row.phase === "optimizer" ? "optimizer" : "outside layers") },
-          { key: "phase", title: "Phase", kind: "text", value: row => row.phase.replace("_", " ") },
+          { key: "phase", title: "Phase", kind: "text", value: row => row.layer || row.phase !== "optimizer" ? row.phase.replace("_", " ") : "" },
           ...both("us", "time_per_step_us", "Time", "per step"),
           { key: "difference", title: "b − a", kind: "us", value: difference, help: "per step" },
-          { key: "change", title: "Change", kind: "text", value: row => page.signed(row.change), help: "of the faster half of the steps, where steps are known" },
-          { key: "error", title: "±", kind: "text", value: row => row.error === null ? undefined : `${(100 * row.error).toFixed(1)} %` },
+          { key: "change", title: "Change, judged", kind: "text", value: row => page.signed(row.change), help: "of the mean of the faster half of the steps, where steps are known; the times beside it are means of all" },
+          { key: "error", title: "±", kind: "text", help: "standard error of the change", value: row => row.error === null ? undefined : `${(100 * row.error).toFixed(1)} %` },
           { key: "decision", title: "Decision", kind: "text", value: row => moved && row.decision === "no difference" ? "as the rest" : row.decision },
           ...both("flops", "flops_per_step", "FLOPs", "per step"),
           ...both("count", "calls_per_step", "Calls", "entries of the layer per step"),
@@ -46,7 +46,7 @@
           { key: "a_us", title: "Own time a", kind: "us", help: "per step", missing: "only in b" },
           { key: "b_us", title: "Own time b", kind: "us", help: "per step", missing: "only in a" },
           { key: "difference_us", title: "b − a", kind: "us" },
-          { key: "change", title: "Change", kind: "text", value: row => row.a_us && row.b_us !== null ? page.signed(row.b_us / row.a_us - 1) : undefined },
+          { key: "change", title: "Change", kind: "text", value: row => row.a_us && row.b_us !== null && !data.comparison.differences.some(one => one.what === "time basis") ? page.signed(row.b_us / row.a_us - 1) : undefined },
           { key: "slower", title: "Slower", kind: "text", value: row => row.slower.length ? row.slower : undefined, longest: 60 },
           { key: "faster", title: "Faster", kind: "text", value: row => row.faster.length ? row.faster : undefined, longest: 60 },
           { key: "flops_a", title: "FLOPs a", kind: "flops" },

@@ -37,7 +37,8 @@ const page = {};
     if (!isNumber(value)) return absent(value);
     if (value === 0) return "0 " + units[Math.min(1, units.length - 1)][1];
     const [size, unit] = units.find(([size]) => Math.abs(value) >= size) || units[units.length - 1];
-    return fixed(value / size, decimalsFor(Math.abs(value / size))) + " " + unit;
+    const isWhole = (unit === "B" || unit === "FLOP") && Number.isInteger(value);
+    return fixed(value / size, isWhole ? 0 : decimalsFor(Math.abs(value / size))) + " " + unit;
   }
 
   function fixed(value, decimals) {

@@ -7,6 +7,8 @@
     retained: { title: "Retained memory", format: page.format.bytes, value: row => row.retained },
   };
   const DEPTH = 5;
+  const PATH_BAR = 22; // pixels: where one is, once inside a field
+  const LEVEL = 46; // pixels: room for two lines
   const WIDE = 0.05; // of all: a field that has room for its value beside its name
 
   /**
@@ -38,11 +40,12 @@
     page.segments(tools, phases.map(phase => [phase, phase === "all" ? "all phases" : phase]), "all", phase => { state.phase = phase; redraw(); });
     section.append(told, place);
     const kinds = [...new Set([...whole.layers.values()].map(row => row.kind))].filter(Boolean);
-    page.legend(section, kinds.map(kind => [kind, page.color.kind(kind)]));
+    page.legend(section, kinds.map(kind => [kind, fill({ kind })]));
 
     const phaseShown = () => state.measure === "retained" ? "all" : state.phase; // what forward keeps has no other phase
     const traces = () => [icicleTrace(rowsOf(phaseShown()), MEASURES[state.measure], phaseShown())];
-    const layout = () => ({ height: 420, margin: { l: 0, r: 0, t: 4, b: 4 }, paper_bgcolor: "rgba(0,0,0,0)", font: { color: page.ink() }, uniformtext: { minsize: 11, mode: "hide" } });
+    const levels = Math.min(DEPTH, depthOf(whole));
+    const layout = () => ({ height: PATH_BAR + levels * LEVEL + 8, margin: { l: 0, r: 0, t: 4, b: 4 }, paper_bgcolor: "rgba(0,0,0,0)", font: { color: page.ink() }, uniformtext: { minsize: 11, mode: "hide" } });
     const watcher = new IntersectionObserver(async entries => {
       if (!entries.some(entry => entry.isIntersecting)) return;
       watcher.disconnect();
@@ -57,11 +60,26 @@
     watcher.observe(place);
   };
 
+  const LIGHT = "#c9c9c9"; // for kinds without a colour: large fields, on which names are read
+  const fill = row => row.kind && row.kind !== "other" ? page.color.kind(row.kind) : LIGHT;
+
   /** What stands on a field: the name below its parent, of numbered ones the number. */
   function labelOf(row) {
     const below = row.above && row.layer.startsWith(row.above + ".") ? row.layer.slice(row.above.length + 1) : row.layer;
     const number = /[._](\d+)$/.exec(below);
     return page.plain(number ? number[1] : below);
+  }
+
+  /** How many levels of fields there are, that of all layers among them. */
+  function depthOf(rows) {
+    const entries = [...rows.layers.values()];
+    const depths = new Map();
+    const depth = row => {
+      if (!depths.has(row.id)) depths.set(row.id, 1).set(row.id, rows.layers.has(row.above) ? 1 + depth(rows.layers.get(row.above)) : 1);
+      return depths.get(row.id);
+    };
+    const roots = entries.filter(row => !rows.layers.has(row.above)).length;
+    return entries.reduce((most, row) => Math.max(most, depth(row)), 1) + (roots > 1 ? 1 : 0);
   }
 
   /** Fields hold what is their own; those inside them the rest, so that sums always fit. */
@@ -73,25 +91,28 @@
     const shown = entries.filter(row => size(row) > 0);
     const known = new Set(shown.map(row => row.id));
     const top = "\u0000all";
-    const roots = shown.filter(row => !known.has(row.above)).reduce((sum, row) => sum + size(row), 0);
+    const roots = shown.filter(row => !known.has(row.above));
+    const all = roots.reduce((sum, row) => sum + size(row), 0);
+    const hasTop = roots.length > 1; // the one root is all layers itself
+    const first = value => hasTop ? [value] : [];
     return {
       type: "icicle",
-      ids: [top, ...shown.map(row => row.id)],
-      labels: [phase === "all" ? "all layers" : page.plain(phase), ...shown.map(labelOf)],
-      parents: ["", ...shown.map(row => known.has(row.above) ? row.above : top)],
-      values: [0, ...shown.map(row => Math.max(0, size(row) - (below.get(row.id) || 0)))],
-      customdata: [[measure.format(roots), ""], ...shown.map(row => [measure.format(size(row)), page.plain(row.layer), page.plain(row.class_name)])],
+      ids: [...first(top), ...shown.map(row => row.id)],
+      labels: [...first(phase === "all" ? "all layers" : page.plain(phase)), ...shown.map(labelOf)],
+      parents: [...first(""), ...shown.map(row => known.has(row.above) ? row.above : hasTop ? top : "")],
+      values: [...first(0), ...shown.map(row => Math.max(0, size(row) - (below.get(row.id) || 0)))],
+      customdata: [...first([measure.format(all), "", ""]), ...shown.map(row => [measure.format(size(row)), page.plain(row.layer), page.plain(row.class_name)])],
       branchvalues: "remainder",
       maxdepth: DEPTH,
       sort: false,
       tiling: { orientation: "v", pad: 1 },
-      text: [measure.format(roots), ...shown.map(row => size(row) > WIDE * roots ? measure.format(size(row)) : "")],
+      text: [...first(measure.format(all)), ...shown.map(row => size(row) > WIDE * all ? measure.format(size(row)) : "")],
       textinfo: "label+text",
-      textfont: { size: 12, color: [page.ink(), ...shown.map(row => page.inkOn(page.color.kind(row.kind)))] },
+      textfont: { size: 12, color: [...first(page.ink()), ...shown.map(row => page.inkOn(fill(row)))] },
       leaf: { opacity: 1 },
       hovertemplate: "<b>%{customdata[1]}</b> %{customdata[2]}<br>%{customdata[0]}, %{percentRoot:.1%} of all<extra></extra>",
-      marker: { colors: ["rgba(128,128,128,0.25)", ...shown.map(row => page.color.kind(row.kind))], line: { width: 1, color: page.paper() } },
-      pathbar: { visible: true, thickness: 22 },
+      marker: { colors: [...first("rgba(128,128,128,0.25)"), ...shown.map(fill)], line: { width: 1, color: page.paper() } },
+      pathbar: { visible: true, thickness: PATH_BAR },
     };
   }
 })();

@@ -4,7 +4,8 @@
  *
  *   page.view({id, title, order, applies: data => reason or null, draw: (data, element) => void,
  *              filter: (text, element) => void})
- *       adds a tab. It is drawn when first opened. Where `applies` gives a reason, the tab is disabled and says it.
+ *       adds a tab. It is drawn when first opened. Where `applies` gives a reason, the tab is disabled and says it,
+ *       as does the view, to which an address may lead.
  *       `filter` gets what the address says behind the view's name ("" for nothing), after `draw` and on every change;
  *       without it the search field of the view's first table does.
  *   page.goto(view, filter)         opens a view; the address becomes #view/filter
@@ -68,7 +69,7 @@
 
   function show() {
     const { id, filter } = parsedAddress();
-    const view = views.find(one => one.id === id && !one.reason) || views.find(one => !one.reason);
+    const view = views.find(one => one.id === id) || views.find(one => !one.reason);
     if (!view) return;
     const isNew = !opened.has(view.id);
     for (const [other, panel] of opened) panel.hidden = other !== view.id;
@@ -86,9 +87,10 @@
     document.body.dataset.view = view.id;
     mark(view);
     try {
-      if (isNew) view.draw(data, panel);
+      if (view.reason) panel.replaceChildren(page.text("p", `${view.title}: ${view.reason}`, "notice"));
+      else if (isNew) view.draw(data, panel);
       const given = view.id === id ? filter : "";
-      if (!panel.dataset.failed && (given || !isNew)) {
+      if (!view.reason && !panel.dataset.failed && (given || !isNew)) {
         if (view.filter) view.filter(given, panel); else page.searchFirst(panel, given);
       }
     } catch (error) {

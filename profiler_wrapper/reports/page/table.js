@@ -13,6 +13,8 @@
  *       bar: true,                  // of a share: a bar behind the number
  *       like: "time",               // the key of a column before it whose unit and decimals it shares
  *       longest: 48,                // characters of a text that are shown
+ *       shown: (text, longest) => text,   // how a text is cut; default: in the middle
+ *       shrinks: true,              // of a text: gives way where the table does not fit by a little
  *     }],
  *     rows,
  *     tree: {id: "layer", parent: "parent"} | null,   // keys of rows; parents stand before their children
@@ -25,6 +27,7 @@
  *     onSelect: row => void,
  *     tools: [element],             // beside the search field
  *     empty: "why there are no rows",
+ *     csvColumns: [column],         // of the CSV; default: `columns`
  *     spare: ["key"],               // columns to leave out, in this order, until the table fits the window
  *   })
  *   table.search(text), table.reveal(id) -> boolean, table.update({columns, rows, total, sort}), table.element
@@ -35,7 +38,7 @@
   /** The search field of the first table in `element`. */
   page.searchFirst = (element, text) => { element.querySelector(".table")?.table.search(text); };
 
-  class Table extends page.TableKeys {
+  class Table extends page.TableFit {
     constructor(element, options) {
       super(options);
       this.left = new Set(); // keys of columns for which there is no room
@@ -82,7 +85,7 @@
       page.add(this.element, tools, this.scroller);
       this.body.addEventListener("click", event => this.clicked(event));
       this.body.addEventListener("keydown", event => this.pressed(event));
-      if (this.options.spare) window.addEventListener("resize", () => this.refit());
+      if (this.options.spare || this.shrinking() >= 0) window.addEventListener("resize", () => this.refit());
     }
 
     button(label, act) {
@@ -140,31 +143,6 @@
     /** Columns that are drawn, with how each writes its numbers. */
     drawnColumns() {
       return this.options.columns.map((column, i) => [column, this.formats[i]]).filter(([column]) => !this.left.has(column.key));
-    }
-
-    /** Leaves out what can be spared, one column after another, until the table fits its place. */
-    fit() {
-      const { spare = [], columns } = this.options;
-      this.width = this.element.parentElement ? this.element.parentElement.clientWidth : 0;
-      for (const key of spare) {
-        if (this.scroller.scrollWidth <= this.scroller.clientWidth) break;
-        if (this.left.has(key) || !columns.some(column => column.key === key)) continue;
-        this.left.add(key);
-        this.drawHead();
-        this.drawRows();
-      }
-      const names = columns.filter(column => this.left.has(column.key)).map(column => column.title);
-      this.without.textContent = names.length ? `without ${names.join(", ")}` : "";
-      this.without.title = "There is no room for these columns: widen the window, or choose other columns. The CSV has them.";
-    }
-
-    /** After the window has changed. */
-    refit() {
-      const width = this.element.parentElement ? this.element.parentElement.clientWidth : 0;
-      if (!width || width === this.width) return;
-      this.left.clear();
-      this.drawHead();
-      this.draw();
     }
 
     drawHead() {
@@ -277,7 +255,7 @@
     /** All rows that match. */
     csv() {
       const matched = this.matches();
-      return page.csvOf(this.options.columns, this.options.rows.filter(row => !matched || matched.found.has(row)));
+      return page.csvOf(this.options.csvColumns || this.options.columns, this.options.rows.filter(row => !matched || matched.found.has(row)));
     }
   }
 })();

@@ -18,7 +18,7 @@
       drawLayers(cell, Array.isArray(value) ? value : [value], column.longest || LONGEST_CELL);
     } else if (isKnown(value)) {
       const text = Array.isArray(value) ? value.join(", ") : String(value);
-      const span = page.element("span", "name", page.cut(text, column.longest || LONGEST_CELL));
+      const span = page.element("span", "name", column.shown ? column.shown(text, column.longest) : page.cut(text, column.longest || LONGEST_CELL));
       if (span.textContent !== text) span.title = page.full(text);
       cell.append(span);
     } else if (value === null) cell.append(page.format.unknown);

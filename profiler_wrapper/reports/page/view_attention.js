@@ -48,6 +48,8 @@
     },
   });
 
+  const callKey = row => JSON.stringify([row.layer, row.phase, row.backend]);
+
   function drawCalls(element, data) {
     const section = page.section(element, "Calls");
     const rows = data.attention_calls;
@@ -55,11 +57,15 @@
       page.note(section, "What attention was called with is not known: record a step with shapes (record_shapes, which the warm-up steps have by default).");
       return;
     }
-    page.note(section, "Calls with equal inputs, per step, from the steps with shapes. Shapes are (batch, heads, tokens, head_dim).");
+    page.note(section, "Calls with equal inputs, per step. Shapes are (batch, heads, tokens, head_dim). " + (page.shapesAreTimed(data) ? ""
+      : "The time is that of the timed steps, as above, divided among the calls as in the steps with shapes; those are warm-up steps, and slower."));
+    const timeOf = page.grouped(data.attention, callKey);
+    const calls = page.timed(rows, callKey, key => timeOf.has(key) ? page.perStep(page.sum(timeOf.get(key), "time_us")) : null);
     const yesNo = (key, title, help) => ({ key, title, kind: "text", help, missing: "the trace does not tell", value: row => row[key] === null || row[key] === undefined ? null : row[key] ? "yes" : "no" });
     const layers = row => row.layers;
-    const alike = [...page.grouped(rows, row => JSON.stringify([row.phase, row.backend, row.dtype, row.query_shape, row.key_shape, row.mask, row.causal, row.dropout, row.grouped])).values()].map(group => ({
+    const alike = [...page.grouped(calls, row => JSON.stringify([row.phase, row.backend, row.dtype, row.query_shape, row.key_shape, row.mask, row.causal, row.dropout, row.grouped])).values()].map(group => ({
       ...group[0], layers: page.inOrder(group.map(row => row.layer)), calls_per_step: page.sum(group, "calls_per_step"), time_per_step_us: page.sum(group, "time_per_step_us"),
+      timed_us: group.every(row => row.timed_us !== null) ? page.sum(group, "timed_us") : null,
     }));
     page.table(section, {
       columns: [
@@ -74,10 +80,10 @@
         { key: "dropout", title: "Dropout", kind: "number", missing: "the trace does not tell" },
         yesNo("grouped", "Grouped", "fewer heads of keys than of queries"),
         { key: "calls_per_step", title: "Calls", kind: "count", help: "per step" },
-        { key: "time_per_step_us", title: "Time", kind: "us", help: "per step, in the steps with shapes" },
+        ...page.timedColumns(data, alike),
       ],
       rows: alike,
-      sort: { key: "time_per_step_us", descending: true },
+      sort: { key: page.timedColumns(data, alike)[0].key, descending: true },
       limit: 100,
     });
   }

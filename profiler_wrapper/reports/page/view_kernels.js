@@ -4,6 +4,11 @@
   const CORES = { yes: "use tensor cores", no: "do not", unknown: "not told by the kernel's name" };
   const CORE_COLORS = { yes: "#009E73", no: "#D55E00", unknown: "#999999" };
 
+  // Columns that are shown together, so that no window cuts them.
+  const MAIN = new Set(["name", "class", "tensor_cores", "count", "time_us", "share", "mean_us", "occupancy", "ops", "layers"]);
+  const LAUNCH = new Set(["name", "count", "time_us", "mean_us", "min_us", "max_us", "blocks_per_sm", "occupancy", "grid", "block", "registers_per_thread", "shared_memory_bytes", "copied_bytes", "copy_rate"]);
+  const SETS = { main: MAIN, how: LAUNCH };
+
   page.view({
     id: "kernels",
     title: "Kernels",
@@ -38,7 +43,10 @@
       const section = page.section(element, "All kernels, copies and sets");
       page.note(section, `Calls and times are ${page.per()}, ${data.page.steps_in_words}; mean, least and most are those of one launch. Occupancy and blocks per SM are the profiler's estimates.`);
       const choice = page.choice({ launch: "By launch configuration", kernel: "By kernel" }, "launch", id => { byLaunch = id === "launch"; table.update({ rows: shown() }); });
-      const table = page.table(section, { columns: columns(data, total), rows, sort: { key: "time_us", descending: true }, limit: 200, tools: [choice, reset] });
+      const all = columns(data, total);
+      const set = id => all.filter(column => !SETS[id] || SETS[id].has(column.key));
+      const which = page.choice({ main: "Main", how: "Launch", all: "All columns" }, "main", id => table.update({ columns: set(id) }));
+      const table = page.table(section, { columns: set("main"), csvColumns: all, rows, sort: { key: "time_us", descending: true }, limit: 200, tools: [choice, which, reset] });
     },
   });
 
@@ -74,7 +82,7 @@
       ? [{ key, title, kind, help, missing: row => isKernel(row) ? "the trace does not tell it of this kernel" : "", value: row => isKernel(row) ? row[key] : undefined, ...more }] : [];
     const size = (key, title, help) => ofKernels(key, title, "text", help, { value: row => isKernel(row) ? row[key] && row[key].join("×") : undefined });
     return [
-      { key: "name", title: "Kernel", kind: "text", longest: 64 },
+      { key: "name", title: "Kernel", kind: "text", longest: 60, shrinks: true, shown: page.kernelNames(data.kernels.map(row => row.name)) },
       page.columns.class(),
       {
         key: "tensor_cores", title: "Tensor cores", kind: "text", help: "By what the kernel is; – where its name does not tell",
@@ -96,8 +104,8 @@
         { key: "copied_bytes", title: "Copied", kind: "bytes", help: `of copies and sets, ${page.per()}`, value: row => row.copied_bytes === null ? undefined : page.perStep(row.copied_bytes) },
         { key: "copy_rate", title: "Copy rate", kind: "bandwidth", value: row => row.copied_bytes === null || !row.time_us ? undefined : row.copied_bytes / row.time_us * 1e6 },
       ] : []),
-      { key: "ops", title: "Launched by", kind: "text", longest: 44 },
-      page.columns.layers(),
+      { key: "ops", title: "Launched by", kind: "text", longest: 36 },
+      { ...page.columns.layers(), longest: 24 },
     ];
   }
 

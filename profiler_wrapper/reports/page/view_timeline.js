@@ -18,11 +18,13 @@ page.view({
     link.setAttribute("download", "");
     page.add(section, page.add(page.element("p"), "Every event on its thread or stream, with our lanes of layers and phases: ", link));
     const steps = [
-      "Without a network: open chrome://tracing in Chrome or Chromium, press Load, and choose the file (also .json.gz). W, A, S, D zoom and move.",
-      "With one: open ui.perfetto.dev and drop the file on it. It stays on your machine. Files beyond about 2 GB need Perfetto's trace_processor beside it.",
+      "In any browser: ui.perfetto.dev → “Open trace file” → choose this file. It stays on your machine.",
+      "Without a network: chrome://tracing in Chrome or Chromium → “Load” → choose this file.",
       "Search there for a layer by its full name (model.layers.3.mlp), or for ProfilerStep to find a step.",
     ];
-    page.add(section, page.element("ol", "", ...steps.map(step => page.text("li", step))));
+    page.add(section, page.text("p", "A browser cannot open it by a click on the link, which saves it. To look at it:"));
+    page.add(section, page.element("ul", "", ...steps.map(step => page.text("li", step))));
+    page.note(section, "Both read .json.gz too; the keys W, A, S, D zoom and move. Beyond about 2 GB, Perfetto needs its trace_processor beside it.");
     page.note(section, "The link works as long as page and trace lie in the same place to one another.");
   },
 });

@@ -1,0 +1,150 @@
+"""Comparisons of what is exact: other work of a layer is named, whatever its time; unlike times are not judged."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from noisy_recordings import Noise, noisy_run
+from profiler_wrapper.analysis.advice.comparable import input_shapes
+from profiler_wrapper.analysis.compare import compare
+from profiler_wrapper.analysis.model import Analysis, FlopRow
+from profiler_wrapper.analysis.view_model import ProductRow
+from profiler_wrapper.reports.compare_rows import folded_rows
+from profiler_wrapper.reports.compare_text import compare_text
+from sample_results import llama
+
+BUSY = Noise(common=0.3, own=0.06)
+
+
+def product(
+    op: str, m: int, n: int, k: int, *, phase: str = "forward", batch: int = 1, dtype: str = "float32"
+) -> ProductRow:
+    return ProductRow(
+        op=op, layer="x", phase=phase, dtype=dtype, m=m, n=n, k=k, batch=batch, calls_per_step=1.0, time_per_step_ns=1
+    )  # type: ignore[arg-type]
+
+
+def on_cpu(seed: int, **options: object) -> Analysis:
+    return replace(noisy_run(seed, **options), time_basis="cpu")
+
+
+def more_work(analysis: Analysis, layers: tuple[str, ...], flops: int, ops: int) -> Analysis:
+    """With FLOPs known of all, and more of them, and of ops, in forward of `layers`."""
+    rows = []
+    for row in analysis.layers:
+        more = row.layer in layers and row.phase == "forward"
+        rows.append(
+            replace(
+                row,
+                self_flops_per_step=800 + (flops if more else 0),
+                self_events=(row.self_events or 0) + (ops * 5 if more else 0),
+            )
+        )
+    flop_count = 800 * len(rows) + flops * len(layers)
+    counted = FlopRow(
+        layer="",
+        phase="forward",
+        class_name="gemm",
+        dtype="float32",
+        flops_per_step=flop_count,
+        causal_flops_per_step=flop_count,
+    )
+    return replace(analysis, layers=tuple(rows), flops=(counted,))
+
+
+def test_the_digest_is_of_the_input_and_not_of_how_attention_is_done() -> None:
+    linear = (product("aten::addmm", 512, 384, 128), product("aten::mm", 512, 128, 384, phase="backward"))
+    math = (*linear, product("aten::bmm", 128, 128, 32, batch=16), product("aten::mm", 9, 9, 9, phase="backward"))
+    base = llama(2)
+
+    def digest(*products: ProductRow) -> str | None:
+        return input_shapes(replace(base, products=products))
+
+    assert digest(*linear) == digest(*math) == digest(product("aten::mm", 512, 384, 128, dtype="bfloat16"))
+    assert digest(*linear) != digest(product("aten::addmm", 512, 512, 128))
+    assert digest() is None
+    assert digest(product("aten::bmm", 4, 4, 4, batch=2)) not in (None, digest(product("aten::bmm", 4, 4, 8, batch=2)))
+
+
+def test_more_work_of_a_layer_is_named_where_time_says_nothing() -> None:
+    one = more_work(on_cpu(1, noise=BUSY), (), 0, 0)
+    other = more_work(on_cpu(2, noise=BUSY), ("layers.2.mlp",), 100, 12)
+    found = compare(one, other)
+    assert [(row.layer, row.flops_delta, row.events_delta) for row in found.work] == [("layers.2.mlp", 100, 12.0)]
+    assert "; more work: layers.2.mlp +6.2 % FLOPs, +12 ops" in found.verdict  # 100 of forward's and backward's 1600
+    text = compare_text(found)
+    assert re.search(r"^layers\.2\.mlp +\+6\.2 % FLOPs, \+12 ops$", text, re.MULTILINE)
+    assert "less work: layers.2.mlp -5.9 % FLOPs, -12 ops" in compare(other, one).verdict
+    told = found.to_dict()["work"][0]
+    assert (told["layer"], told["events_b"] - told["events_a"]) == ("layers.2.mlp", 12.0)
+
+
+def test_like_layers_with_the_same_other_work_are_one() -> None:
+    layers = tuple(f"layers.{i}.attn" for i in range(24))
+    (row,) = compare(more_work(noisy_run(1), (), 0, 0), more_work(noisy_run(2), layers, 8, 0)).work
+    assert (row.layer, row.flops_delta) == ("layers.{0..23}.attn", 24 * 8)
+
+
+def test_the_same_work_is_no_other_work() -> None:
+    assert compare(noisy_run(1), noisy_run(2)).work == ()
+    assert "work" not in compare(noisy_run(1), noisy_run(2)).verdict
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_layer_known_to_do_other_work_stands_out_of_noise(seed: int) -> None:
+    def faster(layer: str, phase: str, step: int) -> float:
+        return 0.4 if layer.endswith("attn") and phase == "forward" else 1.0
+
+    layers = tuple(f"layers.{i}.attn" for i in range(4))
+    options = {"noise": BUSY, "blocks": 4, "steps": 3}
+    one = more_work(on_cpu(seed, **options), (), 0, 0)
+    other = on_cpu(seed + 50, slower=faster, **options)
+    named = compare(one, more_work(other, layers, 200, -2)).culprits
+    assert [(row.layer, row.phase) for row in named] == [("layers.{0..3}.attn", "forward")]
+    assert named[0].change == pytest.approx(-0.6, abs=0.1)
+    same = on_cpu(seed + 50, **options)
+    assert compare(one, more_work(same, layers, 200, -2)).culprits == ()
+
+
+def test_the_printed_change_is_that_of_the_printed_times() -> None:
+    for i in range(5):
+        found = compare(on_cpu(i, noise=BUSY), on_cpu(70 + i, noise=BUSY))
+        total = found.totals[0]
+        assert total.a and total.b and total.change == pytest.approx(total.b / total.a - 1)
+        change, a, b = re.findall(r"([+-]\d+\.\d) % ±[\d.]+; ([\d.]+) -> ([\d.]+) ms", found.verdict)[0]
+        assert float(change) == pytest.approx(100 * (float(b) / float(a) - 1), abs=0.06)
+        assert "+-: the standard error of the change" in compare_text(found)
+        assert "difference?" not in compare_text(found)
+
+
+def test_what_a_cpu_has_in_common_is_explained_and_no_difference() -> None:
+    found = compare(on_cpu(3, noise=BUSY), on_cpu(4, noise=BUSY, slower=lambda layer, phase, step: 1.2))
+    assert found.decision == "no difference"
+    assert re.match(
+        r"no difference beyond the noise: \d+ % (more|less) time in common to all layers, "
+        "within what load and clock do on a CPU",
+        found.verdict,
+    )
+
+
+def test_times_of_a_cpu_and_of_a_device_are_not_judged() -> None:
+    for one, other in ((on_cpu(1), noisy_run(2)), (noisy_run(2), on_cpu(1))):
+        found = compare(one, other)
+        assert found.decision == found.totals[0].decision == "not judged"
+        assert {row.decision for row in found.rows} == {"not judged"}
+        assert all(row.change is None for row in found.rows)
+        assert all(total.change is None for total in found.totals if total.unit in ("ns", "count"))
+        assert (found.culprits, found.work) == ((), ())
+        assert "times are not judged, because they are of a CPU and of a device" in found.verdict
+        before, after = ("CPU", "device") if one.time_basis == "cpu" else ("device", "CPU")
+        assert re.search(rf"\(a [\d.]+ ms of {before} time a step, b [\d.]+ ms of {after} time\)", found.verdict)
+        assert "%" not in compare_text(found).split("own time", 1)[1]
+
+
+def test_the_optimizer_is_said_once() -> None:
+    row = next(row for row in folded_rows(compare(llama(2), llama(2))) if row.phase == "optimizer")
+    text = compare_text(compare(llama(2), llama(2)))
+    assert row.label == "optimizer" and not re.search("optimizer +optimizer", text)
