@@ -155,11 +155,6 @@ def read_baseline(source: Source) -> Baseline:
     return make_baseline([source]) if data is None else baseline_from_dict(data)
 
 
-def is_baseline(path: Path) -> bool:
-    """Whether the file is a baseline, of whatever version."""
-    return _baseline_data(path) is not None
-
-
 def _baseline_data(path: Path) -> dict[str, Any] | None:
     if not path.is_file() or path.stat().st_size > _SMALL:
         return None

@@ -22,13 +22,14 @@ from profiler_wrapper.errors import UnknownLayer, WrongUse
 from profiler_wrapper.recording.atomic import replacing
 from profiler_wrapper.recording.bytesource import Progress
 from profiler_wrapper.recording.reader import read, read_with_shapes
+from profiler_wrapper.recording.store import RESULT_FILE
 from profiler_wrapper.reports.csv_export import write_csv, write_csv_files
 from profiler_wrapper.reports.data_frame import data_frame
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.notebook import result_html
 from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.reports.tables import console_table
-from profiler_wrapper.run_files import RESULT_FILE, find_result, read_json, run_beside, trace_with_shapes
+from profiler_wrapper.run_files import find_result, read_json, run_beside, trace_with_shapes
 from profiler_wrapper.terminal import unicode_terminal
 
 if TYPE_CHECKING:

@@ -11,9 +11,7 @@ from urllib.parse import quote
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.recording.holdings import read_holdings
-from profiler_wrapper.recording.store import RUN_FILE
-
-RESULT_FILE = "result.json"
+from profiler_wrapper.recording.store import RESULT_FILE, RUN_FILE
 
 
 def find_result(path: Path, *, rank: int | None = None, with_trace: bool = False) -> Path:

@@ -45,7 +45,9 @@ def main(directory: str, case: str, remedy: str = "") -> None:
         model(input_ids=ids[:1, :8], labels=ids[:1, :8]).loss.backward()
     model.zero_grad()
     limit_memory(LIMIT_MIB[case])
-    with pw.ProfilerWrapper(model, output_dir=directory, run_name="run", steps="0", enable_print_summary=False) as prof:
+    with pw.ProfilerWrapper(
+        model, output_dir=directory, run_name="run", files=("trace", "result"), steps="0", enable_print_summary=False
+    ) as prof:
         for _ in range(2):
             model(input_ids=ids, labels=ids).loss.backward()
             optimizer.step()

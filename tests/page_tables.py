@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.page import write_page
 
 VIEWS = ("operators", "kernels", "attention", "memory", "communication", "waits", "roofline", "shapes", "timeline")
+LAYER_ROWS = "#view-layers tbody tr"
+TRACE = "rank0/profile_trace.json.gz"  # where pages say that the trace is
+Opener = Callable[..., Page]  # the fixture `opened`
 UNITS = {
     "": 1,
     "%": 0.01,
@@ -106,12 +109,21 @@ def tooltip_of_cell(page: Page, view: str, key: str, row: int) -> str:
     )
 
 
-def opened(browser: Browser, analysis: Analysis, directory: Path, **more: Any) -> Page:
+def open_page(
+    browser: Browser, analysis: Analysis | str, directory: Path, address: str = "", *, title: str = "", **how: Any
+) -> Page:
+    """The page of an analysis, or of the HTML of one; `how`: what the window is like."""
     path = directory / "report.html"
-    write_page(analysis, path, trace_href="rank0/profile_trace.json.gz", **more)
-    page = browser.open(path)
-    page.wait("document.documentElement.dataset.ready")
-    return page
+    if isinstance(analysis, str):
+        path.write_text(analysis, encoding="utf-8")
+    else:
+        write_page(analysis, path, title=title, trace_href=TRACE)
+    return browser.open(path, address=address, **how)
+
+
+def names_of_layers(page: Page) -> list[str]:
+    """Names in the first column of the layer table, in order."""
+    return [text.split("\n")[0] for text in page.texts(f"{LAYER_ROWS} td:first-child .name")]
 
 
 def show(page: Page, view: str) -> None:

@@ -1,17 +1,15 @@
-"""An analysis that fills every part of the page, made by hand; as large as wanted. Times are nanoseconds."""
+"""Analyses that are awkward to draw: names that are out to do harm, and a model as large as wanted."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.analysis.phase import Phase
-from profiler_wrapper.analysis.view_model import StepSplit
-from sample_results import Layer, analysis_of, llama
-from sample_views import overview, utilization
+from sample_results import Layer, analysis_of
+from sample_views import full_analysis, summary
 
 # What stands in names that are out to do harm, or only hard to draw.
 AWKWARD = (
@@ -44,59 +42,6 @@ _MODULES = (
 )
 
 
-def full_page(blocks: int = 4, *, odd: int | None = 2, **more: Any) -> Analysis:
-    """A Llama with a split of its steps, shares of the peak, findings, and a warning."""
-    analysis = llama(blocks, odd=odd, unattributed_us={"no launch found": 40.0}, **more)
-    splits = tuple(_split(row.step, row.span_ns or 1) for row in analysis.steps)
-    gaps_ns = sum(split.span_ns - split.kernel_ns for split in splits)
-    return replace(
-        analysis,
-        overview=replace(overview(len(splits)), steps=splits, gaps_ns=gaps_ns),
-        utilization=replace(utilization(), step_time_ns=splits[0].span_ns),
-        summary=_summary(),
-        warnings=("memory of CPUs is not known",),
-    )
-
-
-def _split(step: int | None, span_ns: int) -> StepSplit:
-    parts = [span_ns * share // 100 for share in (60, 4, 1, 10, 12, 3, 6)]
-    return StepSplit(
-        step=step,
-        span_ns=span_ns,
-        kernel_ns=parts[0],
-        memcpy_ns=parts[1],
-        memset_ns=parts[2],
-        communication_ns=parts[3],
-        runtime_ns=parts[4],
-        dataloader_ns=parts[5],
-        cpu_ns=parts[6],
-        other_ns=span_ns - sum(parts),
-    )
-
-
-def _summary() -> dict[str, Any]:
-    finding = {
-        "id": "odd-block",
-        "title": "model.layers.2 takes 2.0 times the median of its likes",
-        "layer": "model.layers.2",
-        "phase": "forward",
-        "share": 0.2,
-        "saves_at_most_us": 313.0,
-        "saves_at_most_bytes": None,
-        "evidence": ["626 us a step, median of the others 313 us"],
-        "confidence": "high",
-        "fix": "look at what model.layers.2 does that the others do not",
-        "source": "model.py:12",
-        "layers": ["model.layers.2"],
-        "details": {},
-    }
-    return {
-        "verdict": "One block takes twice the time of its likes: look there first.",
-        "findings": [finding],
-        "comparable": {},
-    }
-
-
 def awkward_page(names: Sequence[str] = AWKWARD) -> Analysis:
     """A model whose layers have these names, with findings, warnings and versions that hold them too."""
     layers = [Layer("Model", names[0], self_us={"forward": 5.0})]
@@ -105,7 +50,7 @@ def awkward_page(names: Sequence[str] = AWKWARD) -> Analysis:
         for i, name in enumerate(names)
     ]
     analysis = analysis_of(layers, unattributed_us={names[0]: 3.0})
-    finding = {**_summary()["findings"][0], "title": names[0], "fix": names[1], "layer": f"Model.{names[2]}"}
+    finding = {**summary()["findings"][0], "title": names[0], "fix": names[1], "layer": f"Model.{names[2]}"}
     more = [{**finding, "title": name, "evidence": [name], "source": name, "layers": [name]} for name in names]
     return replace(
         analysis,
@@ -144,7 +89,7 @@ def large_page(blocks: int = 100, *, steps: int = 10) -> Analysis:
         )
         for row in analysis.layers
     )
-    full = full_page(4)
+    full = full_analysis(4)
     return replace(analysis, layers=rows, overview=full.overview, summary=full.summary, utilization=full.utilization)
 
 

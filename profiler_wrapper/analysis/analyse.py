@@ -10,7 +10,6 @@ import numpy as np
 
 from profiler_wrapper.analysis.advice.advise import Summary, summary_of
 from profiler_wrapper.analysis.allocation_rows import allocation_rows, op_memory_rows
-from profiler_wrapper.analysis.attempt import attempt
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.collectives import collective_rows
 from profiler_wrapper.analysis.idle import idle_per_place
@@ -40,6 +39,7 @@ from profiler_wrapper.analysis.time_rows import (
 )
 from profiler_wrapper.analysis.trace_run import run_of_trace
 from profiler_wrapper.analysis.work_rows import keys_of_work, with_work
+from profiler_wrapper.recording.attempt import attempt
 from profiler_wrapper.recording.columns import Recording
 from profiler_wrapper.recording.holdings import Holding, read_holdings
 from profiler_wrapper.recording.shapes import Shapes

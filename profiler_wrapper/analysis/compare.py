@@ -22,11 +22,12 @@ from profiler_wrapper.analysis.compare_model import (
 from profiler_wrapper.analysis.compare_names import folded_name, like_name
 from profiler_wrapper.analysis.compare_sides import Pair, Side, amounts, pair_rows, side_of
 from profiler_wrapper.analysis.compare_times import LEAST_SHARED, TimeChanges, UnitKey, shared_time, time_changes
-from profiler_wrapper.analysis.compare_verdict import CLOCK, MOST_OF_IT, SURE, explained, verdict_of
+from profiler_wrapper.analysis.compare_verdict import CLOCK, MOST_OF_IT, NO_BACKEND, SURE, explained, verdict_of
 from profiler_wrapper.analysis.compare_work import much_other_work, work_changes
 from profiler_wrapper.analysis.model import Analysis, LayerRow
-from profiler_wrapper.analysis.noise import FEWEST_STEPS, LEAST_CHANGE_UNKNOWN, series_change, typical
+from profiler_wrapper.analysis.noise import FEWEST_STEPS, LEAST_CHANGE_UNKNOWN, Float, series_change, typical
 from profiler_wrapper.analysis.phase import Phase
+from profiler_wrapper.analysis.step_windows import step_times_ns
 
 EVENTS = {"cpu": "ops", "device": "device events", "cpu / device": "ops / device events"}
 EVENTS["device / cpu"] = "device events / ops"
@@ -77,6 +78,7 @@ def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -
         classes=_classes(a, b),
         unattributed=_reasons(a, b),
         backend_changes=told_backends,
+        common=changes.left_out,
     )
 
 
@@ -147,14 +149,13 @@ def _totals(side_a: Side, side_b: Side, changes: TimeChanges, decision: Decision
 
 
 def _on_the_clock(side_a: Side, side_b: Side) -> ComparedTotal:
-    """The length of a step, judged where each of several steps has one."""
-    spans_a, spans_b = ([row.span_ns for row in _numbered(side.analysis)] for side in (side_a, side_b))
+    """What a step takes, judged where it is known of several steps."""
+    told, _ = _step_times(side_a.analysis, side_b.analysis)
+    times_a, times_b = (np.array(times, dtype=np.float64) for times in told)
     same_basis = side_a.analysis.time_basis == side_b.analysis.time_basis
-    known = (
-        same_basis and all(span for span in (*spans_a, *spans_b)) and min(len(spans_a), len(spans_b)) >= FEWEST_STEPS
-    )
-    change = series_change(*(np.array(spans, dtype=np.float64) for spans in (spans_a, spans_b))) if known else None
-    one, other = (typical(np.array(spans, dtype=np.float64)) if known else _mean(spans) for spans in (spans_a, spans_b))
+    enough = min(len(times_a), len(times_b)) >= FEWEST_STEPS and bool((times_a > 0).all() and (times_b > 0).all())
+    change = series_change(times_a, times_b) if same_basis and enough else None
+    one, other = (typical(times) if change else _mean(times) for times in (times_a, times_b))
     return ComparedTotal(
         name=CLOCK,
         unit="ns",
@@ -166,8 +167,19 @@ def _on_the_clock(side_a: Side, side_b: Side) -> ComparedTotal:
     )
 
 
-def _numbered(analysis: Analysis) -> list[Any]:
-    return [row for row in analysis.steps if row.step is not None]
+def _step_times(a: Analysis, b: Analysis) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], bool]:
+    """What the steps of `a` and of `b` took, end to end as in all reports; True where both are of the CPU alone.
+
+    So it is where a side does not tell the end of a step on its devices: times of two kinds are not set side by side.
+    """
+    whole = step_times_ns(a), step_times_ns(b)
+    on_cpu = _step_times_on_cpu(a), _step_times_on_cpu(b)
+    alone = not all(whole) and all(on_cpu)
+    return (on_cpu if alone else whole), alone
+
+
+def _step_times_on_cpu(analysis: Analysis) -> tuple[int, ...]:
+    return tuple(row.span_ns for row in analysis.steps if row.step is not None and row.span_ns is not None)
 
 
 def _synchronisations(side: Side) -> float | None:
@@ -189,9 +201,8 @@ def peak_bytes(analysis: Analysis) -> int | None:
     return max((int(size) for size in known if isinstance(size, (int, float))), default=None)
 
 
-def _mean(values: Iterable[int | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+def _mean(values: Float) -> float | None:
+    return float(values.mean()) if len(values) else None
 
 
 def _finite(value: float) -> float | None:
@@ -247,7 +258,7 @@ def _backend_changes(
         one, other = told(pair.a, a), told(pair.b, b)
         if one != other and pair.a is not None and pair.b is not None:
             pattern, _ = like_name(pair.layer, pair.row.block)
-            groups[pattern, one or "none", other or "none"][pair.layer] = pair.row.block
+            groups[pattern, one or NO_BACKEND, other or NO_BACKEND][pair.layer] = pair.row.block
     return tuple((layers, one, other) for (_, one, other), layers in groups.items())
 
 
@@ -259,6 +270,11 @@ def _notes(side_a: Side, side_b: Side, changes: TimeChanges) -> Iterable[str]:
         yield f"noise not known, because {who}: a change counts from {least} on, and beyond that of other layers"
     if side_a.marked != side_b.marked:
         yield f"{'b' if side_a.marked else 'a'} marks no steps: its times and counts are of all of it, not of one step"
+    if _step_times(side_a.analysis, side_b.analysis)[1]:
+        sides = zip("ab", (side_a, side_b), strict=True)
+        silent = [name for name, side in sides if not step_times_ns(side.analysis)]
+        who = f"{' and '.join(silent)} {'does' if len(silent) == 1 else 'do'}"
+        yield f"{CLOCK}: from begin to end on the CPU, because {who} not tell when a step's device events end"
     if changes.shared < LEAST_SHARED:
         yield f"only {100 * changes.shared:.0f} % of the time is in layers and phases that both have by name or class"
     if changes.common_beyond_noise:

@@ -141,7 +141,7 @@ class Culprit:
     phase: Phase | None  # None: no phase alone
     change: float | None  # relative, of its own time; None: only one side has it
     error: float | None
-    change_ns: float  # per step
+    change_ns: float  # per step, without `Comparison.common`
     share: float | None  # of the change of the whole step; None where that is no difference
 
 
@@ -201,6 +201,7 @@ class Comparison:
     classes: tuple[ComparedClass, ...]
     unattributed: tuple[ComparedReason, ...]
     backend_changes: tuple[tuple[str, str, str], ...]  # attention's layers (folded), backends of a, of b
+    common: float = 0.0  # relative change of all layers that `change_ns` of culprits leaves out, as load does it
 
     def total(self, name: str) -> ComparedTotal:
         """One of `totals`.
@@ -223,7 +224,7 @@ class Comparison:
          rows[{layer, class_name, kind, block, parent, depth, order, phase, a{...}|null, b{...}|null,
                change, error, decision}],
          classes[{class, phase, time_a_us, time_b_us, count_a, count_b, flops_per_step_a, flops_per_step_b}],
-         unattributed[{reason, time_a_us, time_b_us}], backend_changes[{layer, a, b}]}
+         unattributed[{reason, time_a_us, time_b_us}], backend_changes[{layer, a, b}], common}
 
         Changes are relative: 0.1 is 10 % more in b. Times of `rows` are sums over the timed trace with, beside
         them, those per step; of `totals` per step; counts and times of `classes` are sums.
@@ -248,6 +249,7 @@ class Comparison:
             "classes": [{"class" if k == "class_name" else k: v for k, v in _fields(c).items()} for c in self.classes],
             "unattributed": [_fields(row) for row in self.unattributed],
             "backend_changes": [{"layer": layer, "a": a, "b": b} for layer, a, b in self.backend_changes],
+            "common": self.common,
         }
 
 

@@ -34,6 +34,8 @@ LEAST_SHARE = 0.001  # of a step on either side: what takes less is not judged
 LEAST_ONE_SIDED = 0.01  # what only one side has is a change from so much on
 LEAST_SHARED = 0.5  # of the time must be in what both sides have, to say what all have in common
 FEWEST_ALIKE = 3
+_PLAIN = BUSY / 2  # beside all layers, of what is plain beside the rest of its step
+_OWN_PART = 0.1  # of a layer's time must be its own, for other work of its own to be a reason
 _IN_FASTEST = 0.5  # of a change, on a CPU: so much of it the fastest steps must show
 
 
@@ -71,6 +73,7 @@ class TimeChanges:
     total: Change
     shared: float  # share of the time in layers and phases that both sides have: the smaller of the two
     on_cpu: bool = False  # what all have in common is then the machine's as likely as the program's
+    left_out: float = 0.0  # relative: of what is common, what `delta_ns` of the units leaves out
 
 
 def time_changes(pairs: Sequence[Pair], a: Side, b: Side, other_work: Collection[str] = frozenset()) -> TimeChanges:
@@ -85,6 +88,7 @@ def time_changes(pairs: Sequence[Pair], a: Side, b: Side, other_work: Collection
     total = series_change(a.step_totals(), b.step_totals()) if per_step else _NO_CHANGE
     keys, tables, weights = [], ([], []), []  # type: tuple[list[UnitKey], tuple[list[Float], list[Float]], list[float]]
     one_sided: dict[UnitKey, UnitChange] = {}
+    owns: dict[UnitKey, float] = {}
     for key, members in _units(pairs):
         rows_a = [pair.a for pair in members if pair.a is not None]
         rows_b = [pair.b for pair in members if pair.b is not None]
@@ -102,6 +106,7 @@ def time_changes(pairs: Sequence[Pair], a: Side, b: Side, other_work: Collection
             tables[0].append(series_a)
             tables[1].append(series_b)
             weights.append(_own_weight(key, rows_a, rows_b))
+            owns[key] = _own_part(rows_a, rows_b)
     shared = shared_time(pairs, a, b)
     on_cpu = "cpu" in (a.analysis.time_basis, b.analysis.time_basis)
     if not keys:
@@ -113,12 +118,17 @@ def time_changes(pairs: Sequence[Pair], a: Side, b: Side, other_work: Collection
     ]
     table_a, table_b = (np.array(table) for table in tables)
     plain = {
-        key
+        key: _plainly_apart(one, other, wholes)
         for key, one, other in zip(keys, *tables, strict=True)
-        if set(key.layers) <= set(other_work) and _plainly_apart(one, other, wholes)
+        if set(key.layers) <= set(other_work) and owns[key] >= _OWN_PART
     }
-    plain |= {UnitKey(key.layers, None) for key in plain}  # a layer is looked into where one of its phases is
-    certain = (np.array(sure), np.array([key in plain for key in keys]))
+    for fold in folds(pairs):  # like layers that all do other work have one reason: what is plain is so of all or none
+        if set(fold) <= set(other_work):
+            plain |= {key: plain.get(UnitKey(fold, key.phase), 0.0) for key in keys if key.layers[0] in fold}
+    for key, direction in list(plain.items()):  # a layer is looked into where one of its phases is
+        whole = UnitKey(key.layers, None)
+        plain[whole] = plain.get(whole, 0.0) or direction
+    certain = (np.array(sure), np.array([plain.get(key, 0.0) for key in keys]))
     return _judged(keys, table_a, table_b, np.array(weights), one_sided, total, shared, certain, on_cpu)
 
 
@@ -131,9 +141,9 @@ def shared_time(pairs: Sequence[Pair], a: Side, b: Side) -> float:
     )
 
 
-def _plainly_apart(a: Float, b: Float, wholes: tuple[Float, Float]) -> bool:
+def _plainly_apart(a: Float, b: Float, wholes: tuple[Float, Float]) -> float:
     rest_a, rest_b = wholes[0] - a, wholes[1] - b
-    return bool((rest_a > 0).all() and (rest_b > 0).all()) and clearly_apart(a, b, rest_a, rest_b)
+    return clearly_apart(a, b, rest_a, rest_b) if (rest_a > 0).all() and (rest_b > 0).all() else 0.0
 
 
 def _steady(a: Float, b: Float) -> bool:
@@ -165,7 +175,7 @@ def _judged(
     units: dict[UnitKey, UnitChange],
     total: Change,
     shared: float,
-    certain: tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]],  # where noise lets be sure; where it is plain
+    certain: tuple[npt.NDArray[np.bool_], Float],  # where noise lets be sure; where it is plain, and which way
     on_cpu: bool,
 ) -> TimeChanges:
     shifts = unit_shifts(a, b, weight if weight.any() else np.ones(len(keys)))
@@ -173,7 +183,8 @@ def _judged(
     chance = t_quantile(1 - FALSE_ALARMS / 2, max(2.0, a.shape[1] + b.shape[1] - 4.0))
     common_error = shifts.common_error if math.isfinite(shifts.common_error) else 0.0
     all_alike = total.beyond_noise and shared >= LEAST_SHARED and abs(shifts.common) > max(least, chance * common_error)
-    sure, plain = certain
+    sure, direction = certain
+    plain = np.sign(direction) * shifts.excess > math.log1p(_PLAIN)  # beside the rest of its step, and all layers
     beyond = apart = (shifts.beyond_noise() & sure) | plain
     if all_alike and not on_cpu:
         error = np.hypot(shifts.error, common_error)
@@ -201,6 +212,14 @@ def _judged(
         total=total,
         shared=shared,
         on_cpu=on_cpu,
+        left_out=math.expm1(base),
+    )
+
+
+def _own_part(rows_a: Sequence[LayerRow], rows_b: Sequence[LayerRow]) -> float:
+    """The larger share, of both sides, that is in no layer below."""
+    return max(
+        sum(row.self_time_ns for row in rows) / max(1, sum(row.time_ns for row in rows)) for rows in (rows_a, rows_b)
     )
 
 

@@ -14,9 +14,11 @@ from profiler_wrapper.units import MIB
 _MOST_DIFFERENCES = 3
 _MANY_TIMES = 2  # as much more
 CLOCK = "step on the clock"
+NO_BACKEND = "no attention kernel"  # single ops, where there is attention
 _NEAR = 0.01  # FLOPs that are nearer are as good as equal
 SURE = 0.05  # standard error of the change of a step: with more, no difference is found where there may be one
 MOST_OF_IT = 0.5  # of a change: with less in single layers, it is told of all
+_LEAST_PART = 0.2  # of a change: what explains less is not where it is
 LIKE_LOAD = "all layers alike (as under other load or clock; low confidence)"
 BY_LOAD = "within what load and clock do on a CPU"
 _MOST_WORK = 2  # layers
@@ -43,9 +45,9 @@ def verdict_of(
         if not like_load:
             parts.append(_where(culprits, total, flops))
         elif culprits:
-            parts.append(f"besides, {_alone(culprits)}")
+            parts.append(f"besides, {_alone(culprits, changes.left_out)}")
     elif culprits:
-        parts.append("but " + _alone(culprits))
+        parts.append("but " + _alone(culprits, changes.left_out))
     said = ", ".join(part for part in parts[1:] if part)
     attention = "".join(f"; attention of {layer}: {a} -> {b}" for layer, a, b in backend_changes[:1])
     return f"{parts[0]}{said}{_on_the_clock(totals)}{attention}{_work(work, bases[1])}"
@@ -117,9 +119,10 @@ def _on_the_clock(totals: Sequence[ComparedTotal]) -> str:
     wall = next((one for one in totals if one.name == CLOCK), None)
     if wall is None or wall.decision not in ("slower", "faster") or wall.decision == totals[0].decision:
         return ""
-    word = "longer" if wall.decision == "slower" else "shorter"
+    word = "more" if wall.decision == "slower" else "less"
+    more = f"{100 * abs(wall.change or 0.0):.0f} % {word} time"
     times = f"{(wall.a or 0.0) / 1e6:.3f} -> {(wall.b or 0.0) / 1e6:.3f} ms"
-    return f"; on the clock a step took {100 * abs(wall.change or 0.0):.0f} % {word} ({times}): waits, data, other load"
+    return f"; on the clock a step took {more} ({times}): waits, data, other load"
 
 
 def _of_total(total: ComparedTotal, like_load: bool, bases: tuple[str, str], alike_on_cpu: bool) -> str:
@@ -136,8 +139,8 @@ def _of_total(total: ComparedTotal, like_load: bool, bases: tuple[str, str], ali
     if total.decision == "no difference":
         return _no_difference(total, times, alike_on_cpu)
     if like_load:
-        word = "longer" if total.decision == "slower" else "shorter"
-        return f"b took {100 * more:.0f} % {word}, {LIKE_LOAD} ({times})"
+        word = "more" if total.decision == "slower" else "less"
+        return f"b took {100 * more:.0f} % {word} time, {LIKE_LOAD} ({times})"
     if total.decision == "slower" and more >= _MANY_TIMES:
         return f"b takes {1 + more:.1f} times as long ({times})"
     error = f"(±{100 * total.error:.1f})" if total.error is not None else "(noise not known)"
@@ -162,17 +165,24 @@ def _where(culprits: Sequence[Culprit], total: ComparedTotal, work: str) -> str:
         return "" if work else "and no layer stands out"
     first = same_way[0]
     share = min(first.share or 0.0, 1.0)
+    if share < _LEAST_PART:
+        return f"and no layer explains much of it (most, {100 * share:.0f} %: {place(first)})"
     return f"{100 * share:.0f} % of it in {place(first)}"
 
 
-def _alone(culprits: Sequence[Culprit]) -> str:
+def _alone(culprits: Sequence[Culprit], common: float) -> str:
+    """The first of them, and how many more; where it moved with all others, and less than they, with their change."""
     first = culprits[0]
     more = f", and {len(culprits) - 1} more changed" if len(culprits) > 1 else ""
     if first.change is None:
         return f"{place(first)} is only in {'b' if first.change_ns > 0 else 'a'}{more}"
     word = "slower" if first.change_ns > 0 else "faster"
     error = f" (±{100 * first.error:.1f})" if first.error is not None else ""
-    return f"{place(first)} is {100 * abs(first.change):.1f} %{error} {word}{more}"
+    amount = f"{100 * abs(first.change):.1f} %{error}"
+    if first.change * first.change_ns < 0:
+        less = "more" if first.change > 0 else "less"
+        return f"{place(first)} took {amount} {less} time, the rest {100 * abs(common):.1f} % {less}{more}"
+    return f"{place(first)} is {amount} {word}{more}"
 
 
 def place(culprit: Culprit) -> str:

@@ -1,4 +1,4 @@
-"""What a trace tells of the devices it was recorded on (`deviceProperties`)."""
+"""Which device of a trace is meant where one stands for all, and what the trace tells of each (`deviceProperties`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from profiler_wrapper.recording.columns import Recording
+import numpy as np
+
+from profiler_wrapper.recording.columns import DEVICE_CATEGORIES, Category, Recording
+
+FIRST_WITH_TF32 = (8, 0)  # compute capability: Ampere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,28 @@ class DeviceProperties:
         if self.name is not None:
             return self.name.startswith(("AMD", "Radeon", "gfx"))
         return None if self.warp_size is None else self.warp_size == 64  # 64 threads: AMD's data-centre devices
+
+
+def busiest_device(recording: Recording) -> int | None:
+    """The index of the device with most kernel time; without kernels, with most time of copies and sets.
+
+    None without device events.
+    """
+    spans = recording.spans
+    for categories in ((Category.KERNEL,), DEVICE_CATEGORIES):
+        chosen = np.isin(spans.category, categories)
+        if chosen.any():
+            device, inverse = np.unique(spans.device[chosen], return_inverse=True)
+            spent = np.zeros(len(device), dtype=np.int64)
+            np.add.at(spent, inverse, spans.duration_ns[chosen])
+            return int(device[np.argmax(spent)])
+    return None
+
+
+def busiest_device_properties(recording: Recording) -> DeviceProperties:
+    """What the trace tells of that device; of none, nothing."""
+    device = busiest_device(recording)
+    return DeviceProperties() if device is None else device_properties(recording, device)
 
 
 def device_properties(recording: Recording, device: int) -> DeviceProperties:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,12 +12,13 @@ from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attribution import Place
 from profiler_wrapper.analysis.charges import optimizer_work
 from profiler_wrapper.analysis.compiled_graphs import graph_key
+from profiler_wrapper.analysis.device_properties import FIRST_WITH_TF32, busiest_device_properties
 from profiler_wrapper.analysis.flop_formulas import OpFlops, class_of_work, flops_of, has_formula, has_work
 from profiler_wrapper.analysis.handed_ops import handed_ops
 from profiler_wrapper.analysis.model import UncountedRow
 from profiler_wrapper.analysis.stopped_ops import stopped_ops
 from profiler_wrapper.analysis.unknown_ops import UnknownOps
-from profiler_wrapper.recording.columns import Bool, Category, Int64
+from profiler_wrapper.recording.columns import Bool, Category, Int64, Recording
 from profiler_wrapper.recording.nesting import nearest, nearest_above
 from profiler_wrapper.recording.shapes import Shapes
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 _COMPILING = "(dynamo_timed)"
 # Kernels that multiply float32 as tfloat32: by cuBLAS, cuDNN and CUTLASS.
 _TF32_KERNEL = re.compile(r"tf32|tensorop_s1688gemm|tensorop_s1688fprop|tensorop_s1688[dw]grad")
-_FIRST_WITH_TF32 = 8  # compute capability
 
 
 class FlopKey(NamedTuple):
@@ -159,7 +159,7 @@ class FlopOps:
         launched = charges.cpu_span[by_name[spans.name[charges.span]] & (charges.cpu_span >= 0)]
         op = nearest(self._parent, self.is_counted)[launched]
         told[op[op >= 0]] = True
-        if found.fast_float32 and _has_tf32(found.recording.metadata):
+        if found.fast_float32 and _has_tf32(found.recording):
             told |= self._named([class_of_work(name) == "gemm" and "conv" not in name for name in names])
         return told
 
@@ -205,12 +205,10 @@ class FlopOps:
                 yield i, recording.names[names[i]], told[int(names[i])]
 
 
-def _has_tf32(metadata: Mapping[str, Any]) -> bool:
-    """Whether the devices of a trace, where it tells of them, are new enough."""
-    devices = metadata.get("deviceProperties")
-    devices = devices if isinstance(devices, list) else []
-    told = [device.get("computeMajor") for device in devices if isinstance(device, Mapping)]
-    return all(major >= _FIRST_WITH_TF32 for major in told if isinstance(major, int))
+def _has_tf32(recording: Recording) -> bool:
+    """Whether the device is new enough, where the trace tells."""
+    capability = busiest_device_properties(recording).compute_capability
+    return capability is None or capability >= FIRST_WITH_TF32
 
 
 def _class_of_kernel(name: str) -> str:

@@ -181,7 +181,7 @@ def _problems(baseline: Baseline) -> Iterator[str]:
             yield f"{limits} is no range"
     for row in baseline.times:
         if not len(row.levels_us) == len(row.spreads) == len(row.names.layers()):
-            yield f"{row.names.pattern} has not one time and one spread for each layer"
+            yield f"{row.names.pattern} does not have one time and one spread for each layer"
         if not all(math.isfinite(level) and level > 0 for level in row.levels_us):
             yield f"times of {row.names.pattern} are {row.levels_us}"
         if not all(math.isfinite(spread) and spread >= 0 for spread in (*row.spreads, row.own)):

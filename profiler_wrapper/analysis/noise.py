@@ -145,16 +145,16 @@ def typical(times: Float) -> float:
     return float(np.exp(level(np.log(times)[None, :]))[0]) if len(times) and (times > 0).all() else 0.0
 
 
-def clearly_apart(a: Float, b: Float, rest_a: Float, rest_b: Float) -> bool:
-    """Whether, against the rest of its step, each time of one side is beyond each of the other, by `BUSY` or more.
+def clearly_apart(a: Float, b: Float, rest_a: Float, rest_b: Float) -> float:
+    """Not 0 if, against the rest of its step, each time of `b` is over (above 0) or under each of `a`, by `BUSY`.
 
     Too weak a test for what has no reason to change, as one of many; good for what is known to do other work.
     """
     one, other = np.log(a) - np.log(rest_a), np.log(b) - np.log(rest_b)
     if min(len(one), len(other)) < FEWEST_STEPS:
-        return False
-    separate = one.max() < other.min() or other.max() < one.min()
-    return bool(separate and abs(math.expm1(float(np.median(other) - np.median(one)))) >= BUSY)
+        return 0.0
+    shift, separate = float(np.median(other) - np.median(one)), one.max() < other.min() or other.max() < one.min()
+    return shift if separate and abs(math.expm1(shift)) >= BUSY else 0.0
 
 
 def ratio_change(a: Float, b: Float, rest_a: Float, rest_b: Float) -> Change:

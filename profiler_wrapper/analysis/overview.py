@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.device_properties import device_properties
+from profiler_wrapper.analysis.device_properties import busiest_device, device_properties
 from profiler_wrapper.analysis.intervals import Union, union
 from profiler_wrapper.analysis.launch_configurations import occupancy_of
 from profiler_wrapper.analysis.step_windows import StepWindows, step_windows
 from profiler_wrapper.analysis.tensor_cores import tensor_core_kernels
 from profiler_wrapper.analysis.view_model import Overview, StepSplit
-from profiler_wrapper.recording.columns import DEVICE_CATEGORIES, Bool, Category, Int64, Recording
+from profiler_wrapper.recording.columns import Bool, Category, Int64, Recording
 from profiler_wrapper.recording.device_details import Float64
 from profiler_wrapper.recording.marks import parse_mark
 
@@ -38,7 +38,7 @@ def overview(found: Attributed) -> Overview | None:
     if not windows.number:
         return None
     steps = _splits(found, windows)
-    device = _busiest_device(found)
+    device = busiest_device(found.recording)
     if device is None:
         return Overview(
             device=None,
@@ -198,19 +198,6 @@ class _Kernels:
             return np.full(len(self.span), np.nan)
         told: Float64 = np.where(self.configuration >= 0, values[self.configuration], np.nan)
         return told
-
-
-def _busiest_device(found: Attributed) -> int | None:
-    """The device with most kernel time; without kernels, with most time of copies. None without device events."""
-    spans = found.recording.spans
-    for categories in ((Category.KERNEL,), DEVICE_CATEGORIES):
-        chosen = np.isin(spans.category, categories)
-        if chosen.any():
-            device, inverse = np.unique(spans.device[chosen], return_inverse=True)
-            spent = np.zeros(len(device), dtype=np.int64)
-            np.add.at(spent, inverse, spans.duration_ns[chosen])
-            return int(device[np.argmax(spent)])
-    return None
 
 
 def _union_of(recording: Recording, span: Int64) -> Union:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.attempt import attempt
 from profiler_wrapper.analysis.flop_formulas import OpFlops
 from profiler_wrapper.analysis.flop_ops import FlopOps
 from profiler_wrapper.analysis.flops import FlopCount, LayerPhase, count_of_ops, names_upwards, per_step, shapes_of
@@ -24,6 +23,7 @@ from profiler_wrapper.analysis.peaks import Peaks
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.analysis.shape_rows import ShapeRows, shape_rows
 from profiler_wrapper.analysis.traffic import Traffic
+from profiler_wrapper.recording.attempt import attempt
 from profiler_wrapper.recording.columns import Int32, Int64
 from profiler_wrapper.recording.shapes import Shapes
 

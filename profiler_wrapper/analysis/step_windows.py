@@ -30,6 +30,11 @@ class StepWindows:
         """Wall time of all of them."""
         return int((self.end_ns - self.start_ns).sum())
 
+    @property
+    def step_times_ns(self) -> tuple[int, ...]:
+        """What each step took; empty of a trace without whole steps."""
+        return () if None in self.number else tuple((self.end_ns - self.start_ns).tolist())
+
 
 def step_windows(found: Attributed) -> StepWindows:
     """From the end of the step before, or a step's own begin on the CPU if that is later, to its end.
@@ -53,7 +58,7 @@ def step_windows(found: Attributed) -> StepWindows:
 
 
 def step_times_ns(analysis: Analysis) -> tuple[int, ...]:
-    """What each timed step took, in nanoseconds, by the windows above; empty where the result does not tell."""
+    """`StepWindows.step_times_ns`, as a result holds them; empty where it does not tell."""
     if analysis.overview is None:
         return ()
     return tuple(split.span_ns for split in analysis.overview.steps if split.step is not None)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from profiler_wrapper.analysis.device_properties import busiest_device_properties
 from profiler_wrapper.recording.columns import Recording
 
 _VERSIONS = {
@@ -27,22 +26,8 @@ def run_of_trace(recording: Recording, step_numbers: tuple[int, ...]) -> dict[st
         "trace": recording.path,
         "rank": recording.rank or 0,
         "world_size": info.get("world_size", 1),
-        "device": _device_name(recording),
+        "device": busiest_device_properties(recording).name,
         "versions": {short: metadata[key] for key, short in _VERSIONS.items() if key in metadata},
         "timed_steps": list(step_numbers),
         "full_steps": [],
     }
-
-
-def _device_name(recording: Recording) -> str | None:
-    """The name of the device that most device events ran on; None without such or without its name."""
-    devices = recording.spans.device[recording.device_mask]
-    properties = recording.metadata.get("deviceProperties")
-    if len(devices) == 0 or not isinstance(properties, list):
-        return None
-    index, counts = np.unique(devices, return_counts=True)
-    busiest = int(index[np.argmax(counts)])
-    for entry in properties:
-        if isinstance(entry, Mapping) and entry.get("id") == busiest and isinstance(entry.get("name"), str):
-            return str(entry["name"])
-    return None

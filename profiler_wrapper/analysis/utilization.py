@@ -136,7 +136,7 @@ def utilization(found: Attributed, count: FlopCount, peaks: Peaks | None) -> tup
     work = work_of_count(count)
     if not work.hardware_flops and not work.uncounted:
         return None, []
-    times_ns = step_times(found)
+    times_ns = step_windows(found).step_times_ns
     step_ns = round(median(times_ns)) if times_ns else None
     devices = _devices(found)
     dtypes = [dtype for dtype, flops in work.hardware_flops_by_dtype.items() if flops]
@@ -176,15 +176,6 @@ def share_of_peak(flops: Mapping[str, int], peaks: Peaks, *, devices: int = 1, t
             return None
         at_peak_s += number / peak if peak else 0.0
     return at_peak_s / devices / (time_ns / NS_PER_S)
-
-
-def step_times(found: Attributed) -> list[int]:
-    """Nanoseconds of each step that has a begin and an end: the lengths of its `step_windows`."""
-    windows = step_windows(found)
-    if None in windows.number:  # a trace without steps
-        return []
-    lengths: list[int] = (windows.end_ns - windows.start_ns).tolist()
-    return lengths
 
 
 def _devices(found: Attributed) -> int:

@@ -26,8 +26,7 @@ from profiler_wrapper.commands.reading import (
     trace_of,
     trace_stem,
 )
-from profiler_wrapper.recording.store import PAGE_FILE
-from profiler_wrapper.run_files import RESULT_FILE
+from profiler_wrapper.recording.store import PAGE_FILE, RESULT_FILE
 
 
 def add(commands: Commands) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import compress
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from profiler_wrapper.recording.attempt import attempt
 from profiler_wrapper.recording.categories import MODULE_PREFIX, OURS, UNKNOWN, category_code
 from profiler_wrapper.recording.columns import (
     DEVICE_CATEGORIES,
@@ -24,12 +25,14 @@ from profiler_wrapper.recording.columns import (
 )
 from profiler_wrapper.recording.decoding import Args, Event
 from profiler_wrapper.recording.details_collector import DetailsCollector
-from profiler_wrapper.recording.device_details import PythonCalls
+from profiler_wrapper.recording.device_details import CollectiveDetails, DeviceDetails, PythonCalls
 from profiler_wrapper.recording.growing import Columns, Interned, Numbers
 from profiler_wrapper.recording.instants import FlowCollector, MemoryCollector
 from profiler_wrapper.recording.numbers import NO_TIME, column, fitting, nanoseconds
 
+_T = TypeVar("_T")
 _HOUR_NS = 3600 * 10**9
+_DETAILS = "how kernels were launched, what copies moved and what collectives tell are"
 _CAT = attrgetter("cat")
 _NAME = attrgetter("name")
 _PHASE = attrgetter("ph")
@@ -61,7 +64,7 @@ class Collector:
         self._code_list: list[int] = []
         self._skipped: Counter[str] = Counter()
         self._spans = Columns()
-        self._details = DetailsCollector(self._interned.names)
+        self._details: DetailsCollector | None = DetailsCollector(self._interned.names)  # None: it failed
         self._calls = Columns()
         self._python_kind = _PythonKinds()
         self._memory = MemoryCollector(self._interned)
@@ -90,7 +93,7 @@ class Collector:
     @property
     def met_collectives(self) -> bool:
         """Whether some event told of a collective."""
-        return self._details.met_collectives
+        return self._details is not None and self._details.met_collectives
 
     def _codes(self) -> npt.NDArray[np.int8]:
         """Category code by the number of a `cat`."""
@@ -145,7 +148,7 @@ class Collector:
         device, stream, graph_node = _of_some(args, on_device, "device", "stream", "graph_node")
         self._fill_from_lane(events, on_device & ((device < 0) | (stream < 0)), device, stream)
         sequence, forward_thread = _of_some(args, category == Category.CPU_OP, "sequence", "forward_thread")
-        self._details.add(args, category, name)
+        self._ask_details(lambda details: details.add(args, category, name), None)
         self._spans.add(
             category=category,
             name=name,
@@ -160,6 +163,18 @@ class Collector:
             stream=fitting(stream, np.int32),
             graph=graph_node > 0,
         )
+
+    def _ask_details(self, ask: Callable[[DetailsCollector], _T], otherwise: _T) -> _T:
+        """What is told beside times is worth no recording: where that fails it is left out, and a warning says so."""
+        details = self._details
+        if details is None:
+            return otherwise
+        failed: list[str] = []
+        told = attempt(_DETAILS, lambda: ask(details), otherwise, failed)
+        if failed:
+            self._details = None
+            self._warnings += failed
+        return told
 
     @staticmethod
     def _fill_from_lane(events: list[Event], missing: Bool, device: Int64, stream: Int64) -> None:
@@ -189,6 +204,10 @@ class Collector:
         flows, lonely_ends = self._flows.flows()
         if lonely_ends:
             self._skipped["fwdbwd"] += lonely_ends
+        none: tuple[CollectiveDetails, ...] = ()
+        collectives = self._ask_details(lambda told: told.collectives(self.kept), none)
+        details = self._ask_details(lambda told: told.details(self.kept, spans.correlation), DeviceDetails())
+        calls = self._finished_calls()
         return Recording(
             path=path,
             names=tuple(self._interned.names),
@@ -201,9 +220,9 @@ class Collector:
             warnings=(*warnings, *self._warnings),
             skipped=dict(self._skipped),
             failed_allocations=self._memory.failures(),
-            details=self._details.details(self.kept, spans.correlation),
-            python=self._finished_calls(),
-            collectives=self._details.collectives(self.kept),
+            details=details,
+            python=calls,
+            collectives=collectives,
         )
 
     def _finished_spans(self) -> Spans:

@@ -20,7 +20,7 @@ _CLASS_RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     for kind, pattern in (
         ("other", r"^Conv1D$|(Down|Up|Mid)(Encoder|Decoder)?Block|(Model|Transformer\dDModel)$|For[A-Z]\w+$|Dropout"),
         ("adapter", r"^(Lo[Rr][Aa]|Do[Rr][Aa]|IA3|Lo(Ha|Kr))|Adapter"),
-        ("modulation", r"^Ada|Ada(Layer|Group|RMS)?Norm|NormZero|NormContinuous|Modulat|AdaLN"),
+        ("modulation", r"^Ada(?!ptive)|Ada(Layer|Group|RMS)?Norm|NormZero|NormContinuous|Modulat|AdaLN"),
         ("router", r"Router|Gate$|Gating"),
         ("expert", r"Experts?$|ExpertM(LP|lp)$"),
         ("embedding", r"Embed|Timesteps$|TextProjection$"),

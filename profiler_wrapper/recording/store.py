@@ -21,6 +21,7 @@ from profiler_wrapper.recording.atomic import json_bytes, replacing
 
 __all__ = [
     "PAGE_FILE",
+    "RESULT_FILE",
     "RUN_FILE",
     "RUN_NAME_VARIABLE",
     "RunDirectory",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 RUN_FILE = "run.json"
+RESULT_FILE = "result.json"
 PAGE_FILE = "report.html"
 RUN_NAME_VARIABLE = "PROFILER_WRAPPER_RUN"
 # The same on all ranks of a job. torchrun writes "none" where it was given no id.

@@ -21,7 +21,7 @@ class FoldedRow:
     phase: str
     a_ns: float | None
     b_ns: float | None
-    retained_a: float | None  # bytes, own, of all of them
+    retained_a: float | None  # bytes, of all of them, with what is inside of them
     retained_b: float | None
     flops_a: int | None
     flops_b: int | None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from profiler_wrapper.analysis.compare_differences import BASIS, SIZES
-from profiler_wrapper.analysis.compare_model import ComparedTotal, Comparison, Culprit, WorkChange
+from profiler_wrapper.analysis.compare_model import ComparedTotal, Comparison, Culprit
 from profiler_wrapper.analysis.compare_verdict import percent, place, place_of, work_words
 from profiler_wrapper.reports.compare_rows import FoldedRow, folded_rows
 from profiler_wrapper.reports.csv_export import csv_cell
@@ -17,9 +18,13 @@ from profiler_wrapper.units import MIB
 
 _LONGEST_NAME = 60
 _LEAST_NAME_WIDTH = 12
-_OTHER_COLUMNS = 62
+_LEAST_OWN_NAME_WIDTH = 22
 _MOST_WORK = 8
-_LEGEND = "times judged: the mean of the faster half of the steps; ±: the standard error of the change"
+_LEGEND = (
+    "times judged: the mean of the faster half of the steps; ±: the standard error of the change, which counts "
+    "beyond 3 (many steps) to 7 (3 steps) of them"
+)
+_NO_COMMON = 0.0005
 
 
 def compare_text(comparison: Comparison, *, rows: int = 20, width: int = 100, unicode: bool = False) -> str:
@@ -27,37 +32,33 @@ def compare_text(comparison: Comparison, *, rows: int = 20, width: int = 100, un
 
     The own times and `(more)` add up to the time of a step.
     """
-    parts = ["\n".join(textwrap.wrap(clean(comparison.verdict.replace("±", "+-"), unicode=unicode), width))]
+    parts = ["\n".join(textwrap.wrap(clean(comparison.verdict, unicode=unicode), width))]
     parts.append("\n".join(_sides(comparison, width, unicode)))
-    totals = [_total(total) for total in comparison.totals]
-    if comparison.confidence == "low" and comparison.decision in ("slower", "faster"):
-        totals[0] = (*totals[0][:-1], f"{totals[0][-1]} (low confidence)")  # the verdict says why
-    parts.append(_fitting(("per step", "a", "b", "change", ""), totals, width, spare=(1,)))
-    if any(total.error is not None for total in comparison.totals):
-        parts[-1] += "\n" + "\n".join(textwrap.wrap(_LEGEND if unicode else _LEGEND.replace("±", "+-"), width))
+    totals = [_total(total, unicode) for total in comparison.totals]
+    parts.append(_fitting(("per step", "a", "b", "change", ""), totals, width, spare=(4, 1)))
+    parts[-1] += "".join(f"\n{line}" for line in textwrap.wrap(clean(_legend(comparison), unicode=unicode), width))
     if comparison.culprits:
         room = max(_LEAST_NAME_WIDTH, width - 36)
         told = [_culprit(one, room, unicode) for one in comparison.culprits]
         parts.append(_fitting(("changed otherwise", "ms a step", "change", "of all"), told, width, spare=(3, 1)))
+        if abs(comparison.common) >= _NO_COMMON:
+            left_out = f"ms a step: beyond the {percent(comparison.common, None)} that all layers have in common"
+            parts[-1] += "".join(f"\n{line}" for line in textwrap.wrap(left_out, width))
     if comparison.work:
-        room = max(_LEAST_NAME_WIDTH, width - 50)
-        parts.append(
-            _fitting(
-                ("other work", "a step"),
-                [_work(comparison, one, room, unicode) for one in comparison.work[:_MOST_WORK]],
-                width,
-                spare=(),
-                left_columns=2,
-            )
-        )
-        if len(comparison.work) > _MOST_WORK:
-            parts[-1] += f"\n({len(comparison.work) - _MOST_WORK} more)"
+        parts.append(_work_table(comparison, width, unicode))
     parts.append(_table(comparison, rows, width, unicode))
     notes = [f"note: {clean(note, unicode=unicode)}" for note in comparison.notes]
     notes += [f"attention of {clean(layer, unicode=unicode)}: {a} -> {b}" for layer, a, b in comparison.backend_changes]
     parts.append("\n".join(line for note in notes for line in textwrap.wrap(note, width, subsequent_indent="  ")))
-    text = "\n\n".join(part for part in parts if part)
-    return text if unicode else text.replace("±", "+-")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _legend(comparison: Comparison) -> str:
+    """What stands below the totals; where a change is told with low confidence, that it is."""
+    parts = [_LEGEND] if any(total.error is not None for total in comparison.totals) else []
+    if comparison.confidence == "low" and comparison.decision in ("slower", "faster"):
+        parts.append(f"{comparison.decision}: with low confidence, no layer explains most of it")
+    return "; ".join(parts)
 
 
 def _sides(comparison: Comparison, width: int, unicode: bool) -> Iterable[str]:
@@ -72,10 +73,11 @@ def _sides(comparison: Comparison, width: int, unicode: bool) -> Iterable[str]:
         yield shorten(clean(line, unicode=unicode), width)
 
 
-def _total(total: ComparedTotal) -> tuple[str, str, str, str, str]:
+def _total(total: ComparedTotal, unicode: bool) -> tuple[str, str, str, str, str]:
     decision = "" if total.decision == "not judged" else total.decision
     change = percent(total.change, total.error) if total.change is not None else ""
-    return total.name, amount(total.a, total.unit), amount(total.b, total.unit), change, decision
+    a, b = (amount(value, total.unit) for value in (total.a, total.b))
+    return total.name, a, b, clean(change, unicode=unicode), decision
 
 
 def amount(value: float | None, unit: str) -> str:
@@ -96,12 +98,20 @@ def _culprit(one: Culprit, room: int, unicode: bool) -> tuple[str, str, str, str
         percent(one.change, one.error) if one.change is not None else "only in " + ("b" if one.change_ns > 0 else "a")
     )
     share = "" if one.share is None else f"{100 * one.share:.0f} %"
-    return shorten(clean(place(one), unicode=unicode), room), f"{one.change_ns / 1e6:+.3f}", change, share
+    name = shorten(clean(place(one), unicode=unicode), room)
+    return name, f"{one.change_ns / 1e6:+.3f}", clean(change, unicode=unicode), share
 
 
-def _work(comparison: Comparison, one: WorkChange, room: int, unicode: bool) -> tuple[str, str]:
-    name = shorten(clean(place_of(one.layer, one.phase), unicode=unicode), room)
-    return name, work_words(one, comparison.time_basis)
+def _work_table(comparison: Comparison, width: int, unicode: bool) -> str:
+    """The layers with other work; names give way to what is said of them, down to `_LEAST_NAME_WIDTH`."""
+    shown = comparison.work[:_MOST_WORK]
+    words = [work_words(one, comparison.time_basis) for one in shown]
+    room = max(_LEAST_NAME_WIDTH, width - max(map(len, words)) - 2)
+    names = [shorten(clean(place_of(one.layer, one.phase), unicode=unicode), room) for one in shown]
+    lines = [(name, shorten(said, width - max(map(cells, names)) - 2)) for name, said in zip(names, words, strict=True)]
+    table = grid(("other work", "a step"), lines, left_columns=2)
+    more = len(comparison.work) - len(shown)
+    return table + (f"\n({more} more)" if more else "")
 
 
 def _table(comparison: Comparison, most: int, width: int, unicode: bool) -> str:
@@ -109,8 +119,7 @@ def _table(comparison: Comparison, most: int, width: int, unicode: bool) -> str:
     alike = all(one.what != BASIS for one in comparison.differences)
     shown = every[:most]
     rest = every[most:]
-    room = min(_LONGEST_NAME, max(_LEAST_NAME_WIDTH, width - _OTHER_COLUMNS))
-    lines = [_line(row, room, unicode, alike) for row in shown]
+    lines = [_line(row, alike) for row in shown]
     if rest:
         a, b = sum(row.a_ns or 0.0 for row in rest), sum(row.b_ns or 0.0 for row in rest)
         lines.append((f"({len(rest)} more)", "", _ms(a), _ms(b), f"{(b - a) / 1e6:+.3f}", "", ""))
@@ -119,6 +128,10 @@ def _table(comparison: Comparison, most: int, width: int, unicode: bool) -> str:
         ("TOTAL", "", _ms(a), _ms(b), f"{(b - a) / 1e6:+.3f}", percent(b / a - 1, None) if a and alike else "", "")
     )
     header = ("mean own time a step", "phase", "a ms", "b ms", "b - a", "change", "")
+    others = grid(("", *header[1:]), [("", *line[1:]) for line in lines], left_columns=2).split("\n")
+    room = min(_LONGEST_NAME, max(_LEAST_OWN_NAME_WIDTH, width - max(map(cells, others)) - 2))
+    names = _told_apart([clean(line[0], unicode=unicode) for line in lines], room)
+    lines = [(name, *line[1:]) for name, line in zip(names, lines, strict=True)]
     return _fitting(header, lines, width, spare=(2, 5, 3), left_columns=2)
 
 
@@ -135,10 +148,22 @@ def _fitting(
     return drawn
 
 
-def _line(row: FoldedRow, room: int, unicode: bool, alike: bool) -> tuple[str, ...]:
+def _told_apart(names: Sequence[str], room: int) -> list[str]:
+    """Each in at most `room` columns: cut in the middle, and where two would then be one, at its begin."""
+    short = [shorten(name, room) for name in names]
+    whole: dict[str, set[str]] = defaultdict(set)
+    for name, cut in zip(names, short, strict=True):
+        whole[cut].add(name)
+    return [
+        cut if len(whole[cut]) == 1 or not name.isascii() else f"...{name[3 - room :]}"
+        for name, cut in zip(names, short, strict=True)
+    ]
+
+
+def _line(row: FoldedRow, alike: bool) -> tuple[str, ...]:
     change = percent(row.b_ns / row.a_ns - 1, None) if alike and row.a_ns and row.b_ns is not None else ""
     return (
-        shorten(clean(row.label, unicode=unicode), room),
+        row.label,
         "" if row.phase == row.label else row.phase.replace("_", " "),
         "" if row.a_ns is None else _ms(row.a_ns),
         "" if row.b_ns is None else _ms(row.b_ns),

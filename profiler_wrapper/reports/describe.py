@@ -92,6 +92,12 @@ def steps_in_words(analysis: Analysis) -> str:
     return f"1 step ({ranges})" if len(numbers) == 1 else f"{len(numbers)} steps ({shorten(ranges, 24)})"
 
 
+def full_steps_in_words(analysis: Analysis) -> str:
+    """`"0,1"` or `"0..11"`: the steps with shapes; `""` where there are none, or the run does not say."""
+    numbers = analysis.run.get("full_steps") or ()
+    return number_ranges(sorted(number for number in numbers if isinstance(number, int)))
+
+
 def per_step(analysis: Analysis) -> str:
     """`"per step"`, or `"in all"` where `step_count` is 1 whatever the steps."""
     return "per step" if has_like_steps(analysis) else "in all"
@@ -106,18 +112,18 @@ def coverage_percent(analysis: Analysis) -> str:
 def step_time_in_words(analysis: Analysis) -> str:
     """`"step takes 35.183 ms (35.100-36.020)"`: median, least and most, end to end; `""` where not known.
 
-    A result that does not hold that time may have the one on the CPU, which is then said to be of the CPU.
+    A result that does not hold that time may have the one on the CPU, which then has its own name.
     """
-    times, of = step_times_ns(analysis), ""
+    times, name = step_times_ns(analysis), "step takes"
     if not times and analysis.utilization is not None and analysis.utilization.step_time_ns is not None:
         times = (analysis.utilization.step_time_ns,)
     if not times:
         times = tuple(row.span_ns for row in analysis.steps if row.step is not None and row.span_ns is not None)
-        of = " on CPU" if analysis.time_basis == "device" else ""
+        name = "step's CPU span"
     if not times:
         return ""
     middle, least, most = (value / 1e6 for value in (median(times), min(times), max(times)))
-    return f"step takes {middle:.3f} ms" + (f" ({least:.3f}-{most:.3f})" if least != most else "") + of
+    return f"{name} {middle:.3f} ms" + (f" ({least:.3f}-{most:.3f})" if least != most else "")
 
 
 def rank_in_words(analysis: Analysis) -> str:

@@ -207,12 +207,18 @@ def uncounted_section(rows: Sequence[UncountedRow]) -> str:
 
 
 def step_section(analysis: Analysis) -> str:
-    """One row per step; `-` is what belongs to no step."""
+    """One row per step; `-` is what belongs to no step.
+
+    `step takes`: until both the CPU and the devices are done with it; `CPU span`: from its begin to its end on the CPU.
+    """
+    splits = analysis.overview.steps if analysis.overview is not None else ()
+    took = {split.step: milliseconds(split.span_ns) for split in splits if split.step is not None}
     phases = [phase for phase in PHASES if any(row.phases_ns.get(phase) for row in analysis.steps)]
     drawn = [
         [
             "-" if row.step is None else str(row.step),
             milliseconds(row.time_ns),
+            *([took.get(row.step, "") if row.step is not None else ""] if took else []),
             _known(row.span_ns, milliseconds),
             *(_known(row.phases_ns.get(phase), milliseconds) for phase in phases),
             _known(row.attention_ns or None, milliseconds),
@@ -220,7 +226,8 @@ def step_section(analysis: Analysis) -> str:
         ]
         for row in analysis.steps
     ]
-    return grid(("step", "time", "span", *phases, "attention", "peak"), drawn) if drawn else ""
+    heads = ("step", "time", *(("step takes",) if took else ()), "CPU span", *phases, "attention", "peak")
+    return grid(heads, drawn) if drawn else ""
 
 
 def series_section(analysis: Analysis) -> str:

@@ -10,6 +10,8 @@ from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.analysis.phase import PHASES
 from profiler_wrapper.reports.class_colors import CLASS_COLORS, SPLIT_COLORS
 from profiler_wrapper.reports.describe import (
+    coverage_percent,
+    full_steps_in_words,
     has_like_flops,
     has_like_steps,
     machine,
@@ -59,6 +61,8 @@ def _page(analysis: Analysis, title: str, trace_href: str | None) -> dict[str, A
         "step_numbers": step_numbers(analysis),
         "like_steps": has_like_steps(analysis),
         "per": per_step(analysis) if has_like_steps(analysis) else "over the whole trace",
+        "full_steps": full_steps_in_words(analysis),
+        "attributed": f"{coverage_percent(analysis)} %",
         "work_scale": _work_scale(analysis),
         "use": use_line(analysis, _WIDE),
         "trace_href": _harmless(trace_href),

@@ -6,18 +6,20 @@ import textwrap
 import unicodedata
 from collections.abc import Sequence
 
+_SPELLED = str.maketrans({"µ": "u", "±": "+-"})  # without Unicode
 _LONGEST_NAME = 4000  # what is longer is cut before it is cleaned, so a name of a megabyte costs nothing
 
 
 def clean(text: str, *, unicode: bool = False) -> str:
     """`text` on one printable line: control characters, surrogates and invisible marks are escaped.
 
-    Without `unicode` everything beyond ASCII is escaped too.
+    Without `unicode` everything beyond ASCII is escaped too; the signs of units and errors are spelled out.
     """
     if len(text) > _LONGEST_NAME:
         text = text[: _LONGEST_NAME // 2] + text[-_LONGEST_NAME // 2 :]
     if text.isascii() and text.isprintable():
         return text
+    text = text if unicode else text.translate(_SPELLED)
     return "".join(char if _is_harmless(char, unicode) else _escape(char) for char in text)
 
 

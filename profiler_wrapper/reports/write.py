@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.recording.atomic import json_bytes
-from profiler_wrapper.recording.store import PAGE_FILE
+from profiler_wrapper.recording.store import PAGE_FILE, RESULT_FILE
 from profiler_wrapper.reports import plots, roofline_plot, sunburst
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.memory_log import memory_log
@@ -67,7 +67,7 @@ def _write_text(text: str, path: Path) -> None:
 
 # By the name that `files=` knows them by, the most important first.
 REPORTS: Mapping[str, Report] = {
-    "result": Report((ReportFile("result.json", _write_json),)),
+    "result": Report((ReportFile(RESULT_FILE, _write_json),)),
     "report": Report((ReportFile(PAGE_FILE, write_page),)),
     "log": Report((ReportFile("<prefix>_rank_<r>.log", _write_log),)),
     "memory_text": Report((ReportFile("<prefix>_memory_usage.txt", _write_memory_text),)),

@@ -28,6 +28,7 @@ def train(directory: Path, cache: Path, who: str) -> Path:
         "PYTHONPATH": str(SCRIPT.parents[1]),
         "TORCHINDUCTOR_CACHE_DIR": str(cache),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",  # no programs to try out what the CPU says that it can
         "OMP_NUM_THREADS": "1",
     }
     directory.mkdir(parents=True)

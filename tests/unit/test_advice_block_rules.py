@@ -169,7 +169,7 @@ def test_recompute_where_memory_is_short() -> None:
     found = the_finding(recompute_would_help, checkpointed(recompute_us=0, device_gib=80, peak_gib=75))
     assert found.saves_at_most_bytes == 7 * MIB
     assert found.layer == "layers.{0,1}"
-    assert "it costs about 9.00 us of CPU time a step: forward of these blocks again" in found.evidence
+    assert "it costs about 9.00 µs of CPU time a step: forward of these blocks again" in found.evidence
     failed = checkpointed(recompute_us=0, device_gib=None)
     recording = replace(failed.found.recording, failed_allocations=(FailedAllocation(0, 0, 64 * MIB, 1, 0),))
     found = the_finding(

@@ -59,7 +59,7 @@ def test_communication_with_nothing_beside_it() -> None:
     assert found.saves_at_most_us == pytest.approx(200)
     assert found.share == pytest.approx(0.2)
     assert found.evidence[:2] == (
-        "communication runs for 300 us of a step of 1.00 ms, and for 200 us of it nothing computes (wall time)",
+        "communication runs for 300 µs of a step of 1.00 ms, and for 200 µs of it nothing computes (wall time)",
         "1.0 MiB a step in 1 collective",
     )
 
@@ -86,7 +86,7 @@ def test_exposed_communication_by_layer() -> None:
     assert found.layer == "model.layers.{0..3}"
     assert len(found.layers) == 4
     assert found.saves_at_most_us == pytest.approx(80)
-    assert found.title == ("80.0 us a step of all_gather (forward) has no compute beside it before model.layers.{0..3}")
+    assert found.title == ("80.0 µs a step of all_gather (forward) has no compute beside it before model.layers.{0..3}")
     assert "set_modules_to_forward_prefetch" in found.fix
 
 

@@ -219,7 +219,7 @@ def test_why_a_device_is_idle_says_more_than_that_it_is() -> None:
 def test_the_verdict_without_steps() -> None:
     made = Trace().op("aten::mm", 0, 1000).kernel("gemm", 2000, 9000, launched=500)
     assert verdict(facts_of(made.recording()), []) == (
-        "Nothing stands out: no layer is known for the device time of a trace of 9.00 us (a trace without layers); "
+        "Nothing stands out: no layer is known for the device time of a trace of 9.00 µs (a trace without layers); "
         "100 % is matrix products."
     )
 
@@ -241,13 +241,26 @@ def test_a_part_that_is_a_number_says_what_it_is() -> None:
     assert verdict(facts_of(made.recording()), []).endswith("is in the 2 blocks' child 1.")
 
 
+def test_steps_of_unlike_length_are_not_told_as_one() -> None:
+    made = trace()
+    end = 5 * STEP_NS
+    made.annotation("ProfilerStep#4", 2 * STEP_NS, end)
+    made.mark("head", 2 * STEP_NS, end, kind="head", class_name="Linear")
+    made.op("aten::mm", 2 * STEP_NS + 1000, 2 * STEP_NS + 2000)
+    made.kernel("gemm", 2 * STEP_NS + 5000, 2 * STEP_NS + 105_000, launched=2 * STEP_NS + 1500)
+    assert verdict(facts_of(made.recording()), []) == (
+        "Nothing stands out: the device is idle for 78 % of 3 steps of 1.00 ms to 3.00 ms; "
+        "73 % of its 1.10 ms of work is in the 2 blocks' mlp."
+    )
+
+
 def test_what_was_launched_before_the_trace_is_of_no_step() -> None:
     made = trace().kernel("elementwise", -900_000, -5000, correlation=0)
     seen = facts_of(made.recording())
     assert seen.analysis.time.unattributed_ns == 895_000
     assert seen.work_ns == facts().work_ns
     assert verdict(seen, []) == (  # the share is of what the steps launched, and the table has all of the trace
-        "Nothing stands out: 80 % of the 500 us of device time that a step of 1.00 ms launched is in the 2 blocks' mlp."
+        "Nothing stands out: 80 % of the 500 µs of device time that a step of 1.00 ms launched is in the 2 blocks' mlp."
     )
 
 
@@ -273,7 +286,7 @@ def test_the_verdict_on_a_cpu() -> None:
     made = Trace().annotation("ProfilerStep#1", 0, 1000).mark(".", 0, 900, class_name="Net").op("aten::mm", 100, 800)
     made.op("Optimizer.step#SGD.step", 900, 910)
     assert verdict(facts_of(made.recording()), []) == (
-        "Nothing stands out: 99 % of the CPU time of a step of 1.00 us is in Net."
+        "Nothing stands out: 99 % of the CPU time of a step of 1.00 µs is in Net."
     )
 
 

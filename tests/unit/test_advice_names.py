@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from profiler_wrapper.analysis.advice.folded_names import fold_names
 from profiler_wrapper.analysis.advice.wording import count, duration, share, where
+from profiler_wrapper.reports.text import clean
 
 
 def unfolded(name: str) -> set[str]:
@@ -61,11 +62,13 @@ def test_a_folded_name_stands_for_its_names_and_no_other(names: list[str]) -> No
 
 def test_numbers_in_words() -> None:
     assert [duration(n) for n in (41_300_000, 812_000, 999_600, 1_230_000_000, 12)] == [
-        "41.3 ms", "812 us", "1.00 ms", "1.23 s", "12 ns",
+        "41.3 ms", "812 µs", "1.00 ms", "1.23 s", "12 ns",
     ]  # fmt: skip
     assert [share(p) for p in (0.62, 0.058, 0.0, 1.0, 0.0001, 0.9999)] == [
         "62 %", "5.8 %", "0 %", "100 %", "under 0.1 %", "over 99 %",
     ]  # fmt: skip
+    assert clean(duration(812_000)) == "812 us" and clean(duration(812_000), unicode=True) == "812 µs"  # on a terminal
     assert [count(n, "call") for n in (1, 32, 2.5)] == ["1 call", "32 calls", "2.5 calls"]
+    assert [count(n, "copy", "copies") for n in (1, 2)] == ["1 copy", "2 copies"]
     assert where(["a.0", "a.1", "b", "c", "d"]) == "a.{0,1}, b and 2 more"
     assert where([""]) == "code outside of all layers"

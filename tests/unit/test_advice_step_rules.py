@@ -112,8 +112,8 @@ def test_a_device_that_is_idle_most_of_the_time() -> None:
     found = the_finding(low_utilization, facts_of(rare.recording()))
     assert found.saves_at_most_us == pytest.approx(700)
     assert "mostly while data is fetched" in found.title
-    assert found.evidence[:2] == ("100 us while the CPU launches the next kernels", "600 us while data is fetched")
-    assert found.title.startswith("the device is busy for 30 % of a step of 1.00 ms: 700 us idle")
+    assert found.evidence[:2] == ("100 µs while the CPU launches the next kernels", "600 µs while data is fetched")
+    assert found.title.startswith("the device is busy for 30 % of a step of 1.00 ms: 700 µs idle")
     assert found.details["mostly"] == "loading"
 
 

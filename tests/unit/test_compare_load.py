@@ -12,6 +12,7 @@ import pytest
 
 from noisy_recordings import Factor, noisy_run
 from profiler_wrapper.analysis.compare import compare
+from profiler_wrapper.analysis.compare_model import Culprit, WorkChange
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.comparing import guard, make_baseline, read_baseline, write_baseline
 from profiler_wrapper.errors import WrongUse
@@ -93,6 +94,34 @@ def test_like_layers_that_one_side_has_alone_are_one_culprit() -> None:
 def test_the_text_fits_the_width(width: int) -> None:
     text = compare_text(compare(noisy_run(1), noisy_run(2, slower=twice)), width=width)
     assert max(map(len, text.splitlines())) <= width
+
+
+def test_the_text_fits_where_everything_in_it_is_long() -> None:
+    """At every width: `+-` is a column longer than the sign that it stands for."""
+    found = compare(on_cpu(1), on_cpu(2, loaded))
+    name = "model.language_model.layers.{0..127}.self_attention.query_key_value"
+    culprit = Culprit(
+        layer=name,
+        layers=(name,),
+        phase="accumulate_grad",
+        change=9.871,
+        error=0.1234,
+        change_ns=-98765.4e6,
+        share=-1.0,
+    )
+    more = WorkChange(
+        layer=name, layers=(name,), phase=None, flops_a=800, flops_b=12800, events_a=1.0, events_b=12345.0,
+        calls_a=1.0, calls_b=65.5, retained_a=0.0, retained_b=float(123 << 30),
+    )  # fmt: skip
+    found = replace(found, culprits=(culprit,), work=(more,), name_a=name, notes=(name,))
+    assert (found.confidence, found.decision) == ("low", "slower")
+    for unicode in (False, True):
+        for width in range(60, 121):
+            text = compare_text(found, width=width, unicode=unicode)
+            assert max(map(len, text.splitlines())) <= width
+            assert ("±" in text) == unicode and "with low confidence" in " ".join(text.split())
+    head = compare_text(found, width=80).split("per step", 1)[1].splitlines()[0]
+    assert head.split() == ["a", "b", "change"]  # words give way before numbers do
 
 
 def _no_number(data: dict[str, Any]) -> None:

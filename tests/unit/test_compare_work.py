@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from noisy_recordings import Noise, noisy_run
+from noisy_recordings import Factor, Noise, noisy_run
+from profiler_wrapper.analysis import compare_times
 from profiler_wrapper.analysis.advice.comparable import input_shapes
 from profiler_wrapper.analysis.compare import compare
 from profiler_wrapper.analysis.model import Analysis, FlopRow
 from profiler_wrapper.analysis.view_model import ProductRow
 from profiler_wrapper.reports.compare_rows import folded_rows
-from profiler_wrapper.reports.compare_text import compare_text
+from profiler_wrapper.reports.compare_text import _told_apart, compare_text
 from sample_results import llama
 
 BUSY = Noise(common=0.3, own=0.06)
@@ -109,6 +110,76 @@ def test_a_layer_known_to_do_other_work_stands_out_of_noise(seed: int) -> None:
     assert compare(one, more_work(same, layers, 200, -2)).culprits == ()
 
 
+ATTENTION = tuple(f"layers.{i}.attn" for i in range(4))
+
+
+def of_four(seed: int, slower: Factor | None = None, *, more_attention: bool = False) -> Analysis:
+    """Four blocks on a CPU, six steps of little noise; `more_attention`: with more ops in each attention."""
+    made = on_cpu(seed, slower=slower, blocks=4, steps=6, noise=Noise(outliers=0.0))
+    return more_work(made, ATTENTION if more_attention else (), 0, 9)
+
+
+def test_what_got_faster_with_all_but_less_than_all_is_called_no_slower() -> None:
+    def half(layer: str, phase: str, step: int) -> float:
+        return 0.8 if layer in ATTENTION else 0.5
+
+    found = compare(of_four(1), of_four(2, half, more_attention=True))
+    (culprit,) = found.culprits
+    assert culprit.layers == ATTENTION and culprit.change is not None and culprit.change < 0 < culprit.change_ns
+    assert found.common == found.to_dict()["common"] == pytest.approx(-0.5, abs=0.05)
+    told = (
+        r"besides, layers\.\{0\.\.3\}\.attn took (19|2[0-3])\.\d % \(±\d\.\d\) less time, the rest (49|5.)\.\d % less"
+    )
+    assert re.search(told, found.verdict)
+    assert re.search(
+        r"^ms a step: beyond the -(49|5[01])\.\d % that all layers have in common$", compare_text(found), re.M
+    )
+
+
+@pytest.fixture
+def known_work_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine so noisy that nothing is sure by its times alone."""
+    monkeypatch.setattr(compare_times, "_beside_the_rest", lambda *_: False)
+
+
+@pytest.mark.usefixtures("known_work_alone")
+def test_a_layer_is_named_only_if_it_went_that_way_beside_all_layers_too() -> None:
+    """Slower beside the rest of its step, where some got much faster; but faster beside the typical layer."""
+
+    def some_much_faster(layer: str, phase: str, step: int) -> float:
+        return 0.9 if layer in ATTENTION else 0.3 if layer in ("layers.0.mlp", "layers.1.mlp", "layers.2.mlp") else 1.0
+
+    for seed in range(3):
+        found = compare(of_four(seed), of_four(40 + seed, some_much_faster, more_attention=True))
+        assert found.culprits == ()
+
+
+@pytest.mark.usefixtures("known_work_alone")
+def test_of_like_layers_that_all_do_other_work_none_is_the_odd_one() -> None:
+    def but_for_one_step(first: float) -> Factor:
+        def factor(layer: str, phase: str, step: int) -> float:
+            return (first if step == 0 and layer != "layers.2.attn" else 1.4) if layer in ATTENTION else 1.0
+
+        return factor
+
+    for seed in range(3):
+        slower = of_four(60 + seed, but_for_one_step(1.0), more_attention=True)  # together each step is slower
+        assert [culprit.layers for culprit in compare(of_four(seed), slower).culprits] == [ATTENTION]
+        unsure = of_four(60 + seed, but_for_one_step(0.8), more_attention=True)  # together one step is not
+        assert compare(of_four(seed), unsure).culprits == ()
+
+
+@pytest.mark.usefixtures("known_work_alone")
+def test_a_layer_with_little_of_its_own_is_not_named_for_other_work_of_its_own() -> None:
+    def slower(layer: str, phase: str, step: int) -> float:
+        return 1.5 if layer.startswith("layers.2.") else 1.0
+
+    one, other = of_four(1), of_four(2, slower)
+    assert compare(one, more_work(other, ("layers.2",), 200, 9)).culprits == ()
+    (culprit,) = compare(one, more_work(other, ("layers.2.mlp",), 200, 9)).culprits
+    assert culprit.layer == "layers.2.mlp"
+
+
 def test_the_printed_change_is_that_of_the_printed_times() -> None:
     for i in range(5):
         found = compare(on_cpu(i, noise=BUSY), on_cpu(70 + i, noise=BUSY))
@@ -128,6 +199,16 @@ def test_what_a_cpu_has_in_common_is_explained_and_no_difference() -> None:
         "within what load and clock do on a CPU",
         found.verdict,
     )
+
+
+def test_names_that_are_cut_stay_apart() -> None:
+    text = compare_text(compare(llama(4), llama(4)), width=80)
+    rows = text.split("mean own time a step", 1)[1].splitlines()[2:]
+    begins = [row[:40] for row in rows if row.strip()]  # name and phase
+    assert len(begins) > 10 and len(set(begins)) == len(begins)
+    assert _told_apart(["layers.{0..3}.input_layernorm", "layers.{0..3}.inputs_layernorm", "head"], 18) == [
+        "...input_layernorm", "...nputs_layernorm", "head",
+    ]  # fmt: skip
 
 
 def test_times_of_a_cpu_and_of_a_device_are_not_judged() -> None:

@@ -87,6 +87,7 @@ CASES = {
         ("Linear", "model.layers.0.mlp.gate_proj"),
         ("Dropout", "attn_dropout"),
         ("Identity", "blocks.0.attn.q_norm"),
+        ("AdaptiveAvgPool2d", "pool"),
         ("SiLU", "act"),
         ("LlamaForCausalLM", ""),
         ("GPT2LMHeadModel", ""),

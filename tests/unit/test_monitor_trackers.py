@@ -66,9 +66,9 @@ def test_what_is_not_installed_is_one_warning_with_what_to_do(
     assert f"pip install {sink.name}" in message
 
 
+# One process for all: W&B takes seconds to start its service.
 WANDB = """
 import os
-import time
 from pathlib import Path
 
 directory = Path(sys.argv[1])
@@ -78,62 +78,59 @@ import wandb
 from monitor_runs import open_sinks, record
 
 
-def rows(sinks, after_step=lambda step: None):
+def rows(case, after_step=lambda step: None):
+    sinks = open_sinks(directory / "logs" / case, interval=2, perf_log_format="json", wandb=True)
     for step in range(1, 5):
         sinks.write(record(step, step_time_s=1.0, world_size=2, loss=3.0))
         after_step(step)
     sinks.close()
 
 
-def sinks():
-    return open_sinks(directory / "logs", interval=2, perf_log_format="json", wandb=True)
-"""
+def begin(case):
+    return wandb.init(project="test", dir=directory, id=case)
 
 
-def test_rows_go_to_the_active_run_of_wandb_and_take_nothing_from_it(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    run_script(
-        WANDB
-        + """
-run = wandb.init(project="test")
-rows(sinks(), lambda step: run.log({"mine": step}, step=step))
+run = begin("same-steps")
+rows("same-steps", lambda step: run.log({"mine": step}, step=step))
 assert wandb.run is run, "it is the user's to finish"
 run.log({"mine": 5}, step=5)
 run.finish()
-""",
-        tmp_path,
-    )
-    content = wandb_file(tmp_path)
+
+run = begin("own-count")
+for step in range(20):
+    run.log({"mine": step})  # its own count is beyond the loop's
+rows("own-count")
+run.log({"mine": 20})
+run.finish()
+
+assert wandb.run is None
+rows("none-active")
+assert wandb.run is None
+"""
+
+
+@pytest.fixture(scope="module")
+def wandb_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What each offline run of the program keeps for its upload, by its id; by "" of the run that is ours."""
+    pytest.importorskip("wandb")
+    directory = tmp_path_factory.mktemp("wandb")
+    run_script(WANDB, directory)
+    files = {path.stem.removeprefix("run-"): path.read_bytes() for path in directory.glob("**/offline-run-*/*.wandb")}
+    (ours,) = files.keys() - {"same-steps", "own-count"}
+    return {**files, "": files[ours]}
+
+
+def test_rows_go_to_the_active_run_of_wandb_and_take_nothing_from_it(wandb_runs: dict[str, bytes]) -> None:
+    content = wandb_runs["same-steps"]
     assert all(content.count(tag.encode()) >= 2 for tag in TAGS)  # two rows
     assert content.count(b"mine") >= 5
 
 
-def test_a_user_who_logs_no_steps_or_fewer_to_wandb_loses_nothing(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    run_script(
-        WANDB
-        + """
-run = wandb.init(project="test")
-for step in range(20):
-    run.log({"mine": step})  # its own count is beyond the loop's
-rows(sinks())
-run.log({"mine": 20})
-run.finish()
-""",
-        tmp_path,
-    )
-    content = wandb_file(tmp_path)
+def test_a_user_who_logs_no_steps_or_fewer_to_wandb_loses_nothing(wandb_runs: dict[str, bytes]) -> None:
+    content = wandb_runs["own-count"]
     assert all(tag.encode() in content for tag in TAGS)
     assert content.count(b"mine") >= 21
 
 
-def test_without_an_active_run_one_is_made_and_finished(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    run_script(WANDB + "rows(sinks())\nassert wandb.run is None\n", tmp_path)
-    assert all(wandb_file(tmp_path).count(tag.encode()) >= 2 for tag in TAGS)
-
-
-def wandb_file(directory: Path) -> bytes:
-    """What an offline run keeps for its upload."""
-    (path,) = directory.glob("**/offline-run-*/*.wandb")
-    return path.read_bytes()
+def test_without_an_active_run_one_is_made_and_finished(wandb_runs: dict[str, bytes]) -> None:
+    assert all(wandb_runs[""].count(tag.encode()) >= 2 for tag in TAGS)

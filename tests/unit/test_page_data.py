@@ -13,9 +13,10 @@ import pytest
 from profiler_wrapper.reports.page import page_html
 from profiler_wrapper.reports.page_data import Texts, columns_of, page_data
 from profiler_wrapper.reports.page_frame import script_json
-from profiler_wrapper.reports.result_json import LISTS, to_dict
-from sample_page import AWKWARD, awkward_page, full_page, large_page
+from profiler_wrapper.reports.result_json import LISTS, from_dict, to_dict
+from sample_page import AWKWARD, awkward_page, large_page
 from sample_results import llama
+from sample_views import full_analysis
 
 
 def rows_of(table: dict[str, Any], texts: list[str]) -> list[dict[str, Any]]:
@@ -34,7 +35,7 @@ def rows_of(table: dict[str, Any], texts: list[str]) -> list[dict[str, Any]]:
     return [{name: value(column, i) for name, column in table["columns"].items()} for i in range(table["count"])]
 
 
-@pytest.mark.parametrize("analysis", [llama(), full_page(), awkward_page()], ids=["llama", "full", "awkward"])
+@pytest.mark.parametrize("analysis", [llama(), full_analysis(), awkward_page()], ids=["llama", "full", "awkward"])
 def test_lists_are_those_of_result_json(analysis: Any) -> None:
     data, expected = page_data(analysis), to_dict(analysis)
     for name in LISTS:
@@ -136,3 +137,23 @@ def test_work_stands_beside_times_only_where_steps_are_alike() -> None:
     rest = replace(llama(steps=2).steps[0], step=None)
     outside = replace(llama(steps=2), steps=(*llama(steps=2).steps, rest))
     assert page_data(outside)["page"]["like_steps"] is False
+
+
+def test_a_result_of_json_alone_draws_the_same() -> None:
+    analysis = full_analysis()
+    again = from_dict(json.loads(json.dumps(to_dict(analysis))))
+    assert page_data(again) == page_data(analysis)
+
+
+def test_awkward_titles_stay_text() -> None:
+    for name in AWKWARD:
+        html = page_html(full_analysis(), title=name)
+        assert "<script>document.title='ran'" not in html
+        assert "<img src=x" not in html
+        title = html.split("<title>", 1)[1].split("</title>", 1)[0]
+        assert len(title) < 200 and "<" not in title and "\n" not in title
+
+
+@pytest.mark.parametrize("href", ["javascript:alert(1)", "JavaScript:alert(1)", "data:text/html,x", "vbscript:x"])
+def test_a_link_to_the_trace_runs_nothing(href: str) -> None:
+    assert href not in page_html(full_analysis(), trace_href=href)

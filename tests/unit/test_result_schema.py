@@ -13,7 +13,7 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 
-import result_schema
+import make_result_schema
 from profiler_wrapper import ProfilerWrapper, demo
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.analysis.analyse import analyse
@@ -57,7 +57,7 @@ def check(analysis: Analysis) -> None:
 
 def test_it_is_a_schema_and_as_the_rows_are_now() -> None:
     Draft202012Validator.check_schema(SCHEMA)
-    assert result_schema.build_schema() == SCHEMA, "run `python tests/result_schema.py`"
+    assert make_result_schema.build_schema() == SCHEMA, "run `python tests/make_result_schema.py`"
 
 
 def test_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

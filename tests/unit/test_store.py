@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gzip
 import json
-import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from processes import forked_afresh
 from profiler_wrapper.errors import ProfilerWrapperError
 from profiler_wrapper.recording import store
 from profiler_wrapper.recording.store import RunDirectory, open_run, rank_directories, read_run, safe_name
@@ -71,7 +71,7 @@ def _open_in_child(folder: str, rank: int) -> str:
 
 
 def test_child_processes_meet_in_one_directory(tmp_path: Path) -> None:
-    with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
+    with forked_afresh().Pool(2, maxtasksperchild=1) as pool:
         roots = pool.starmap(_open_in_child, [(str(tmp_path), rank) for rank in range(2)], chunksize=1)
     assert len(set(roots)) == 1
 
@@ -81,7 +81,7 @@ def _open_by_time(folder: str) -> str:
 
 
 def test_processes_at_the_same_time_do_not_share(tmp_path: Path) -> None:
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
+    with forked_afresh().Pool(2) as pool:
         assert len(set(pool.map(_open_by_time, [str(tmp_path)] * 20, chunksize=1))) == 20
 
 

@@ -19,12 +19,14 @@ from profiler_wrapper.analysis.view_model import Overview, StepSplit
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.describe import coverage_percent, step_time_in_words, use_line, use_lines
 from profiler_wrapper.reports.folding import Tree, layer_totals, odd_ones
+from profiler_wrapper.reports.full_table import layer_section, step_section
 from profiler_wrapper.reports.memory_owners import owner_groups
 from profiler_wrapper.reports.table_rows import TableRow, table_rows
 from profiler_wrapper.reports.tables import console_table, full_table
 from profiler_wrapper.reports.text import cells, clean, shorten, wrap
 from sample_memory import leaking_memory, llama_memory
 from sample_results import Layer, analysis_of, llama
+from sample_views import overview
 from sample_work import worked
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -299,7 +301,7 @@ def test_a_step_takes_what_the_overview_says_and_not_what_the_cpu_spans() -> Non
     assert step_time_in_words(replace(analysis, overview=overview)) == "step takes 8.000 ms (7.000-9.000)"
     assert analysis.utilization is not None  # as MFU has it, where there is no overview
     assert step_time_in_words(analysis) == f"step takes {(analysis.utilization.step_time_ns or 0) / 1e6:.3f} ms"
-    assert step_time_in_words(replace(analysis, utilization=None)).endswith(" on CPU")
+    assert step_time_in_words(replace(analysis, utilization=None)).startswith("step's CPU span ")
     assert not step_time_in_words(replace(analysis, utilization=None, steps=()))
 
 
@@ -450,10 +452,17 @@ def test_full_table() -> None:
 def test_full_table_of_a_cpu_has_no_second_column_of_cpu_time() -> None:
     known = [replace(row, cpu_time_ns=row.time_ns) for row in llama(2).layers]
     analysis = replace(llama(2), layers=tuple(known))
-    assert " CPU " in full_table(analysis)
-    assert (
-        " CPU " not in full_table(replace(analysis, time_basis="cpu", run={"cpu_name": "Xeon"})).split("Layers", 1)[1]
-    )
+    assert " CPU " in layer_section(analysis)
+    assert " CPU " not in layer_section(replace(analysis, time_basis="cpu", run={"cpu_name": "Xeon"}))
+
+
+def test_steps_take_what_the_overview_says_and_have_their_span_on_the_cpu_beside_it() -> None:
+    """Of the second step it is not told."""
+    analysis = llama(1, steps=2)
+    splits = tuple(replace(split, span_ns=2_000_000) for split in overview(1).steps)
+    lines = step_section(replace(analysis, overview=replace(overview(1), steps=splits))).splitlines()
+    assert lines[0].split()[:6] == ["step", "time", "step", "takes", "CPU", "span"]
+    assert [line.split()[1:4] for line in lines[2:]] == [["1.575", "2.000", "1.890"], ["1.575", "1.906", "0.495"]]
 
 
 def test_full_table_cuts_kernel_names() -> None:

@@ -9,7 +9,8 @@ import pytest
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.model import Analysis, Utilization
 from profiler_wrapper.analysis.peaks import VARIABLE, peaks_of
-from profiler_wrapper.analysis.utilization import peaks_of_run, share_of_peak, step_times, work_of_step
+from profiler_wrapper.analysis.step_windows import step_windows
+from profiler_wrapper.analysis.utilization import peaks_of_run, share_of_peak, work_of_step
 from profiler_wrapper.errors import EmptyRecording, WrongUse
 from recordings import AUTOGRAD, Trace
 from shaped_trace import PEAKS, analysed, matrices, product, shapes_of
@@ -101,7 +102,7 @@ def test_without_products_there_is_nothing_to_say() -> None:
 
 
 def times(trace: Trace) -> list[int]:
-    return step_times(attributed(trace.recording()))
+    return list(step_windows(attributed(trace.recording())).step_times_ns)
 
 
 def test_a_step_on_a_cpu_takes_from_its_begin_to_its_end() -> None:

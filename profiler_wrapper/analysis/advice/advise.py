@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from profiler_wrapper.analysis.advice import (
+    alignment_rules,
     attention_rules,
     block_rules,
     communication_rules,
@@ -27,10 +28,10 @@ from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule
 from profiler_wrapper.analysis.advice.folded_names import fold_names
 from profiler_wrapper.analysis.advice.verdict import verdict
 from profiler_wrapper.analysis.advice.wording import duration, where
-from profiler_wrapper.analysis.attempt import attempt
 from profiler_wrapper.analysis.numbered_names import split_number
 from profiler_wrapper.analysis.sums import sum_if_all_known
 from profiler_wrapper.analysis.view_model import Finding
+from profiler_wrapper.recording.attempt import attempt
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
@@ -43,6 +44,7 @@ RULES: tuple[Rule, ...] = (
     *wait_rules.RULES,
     *attention_rules.RULES,
     *precision_rules.RULES,
+    *alignment_rules.RULES,
     *optimizer_rules.RULES,
     *block_rules.RULES,
     *memory_rules.RULES,

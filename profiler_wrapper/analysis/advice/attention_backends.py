@@ -15,6 +15,7 @@ from profiler_wrapper.analysis.view_model import AttentionCallRow
 _CPU_TYPES = ("float32", "float64", "bfloat16", "float16")
 _LOW_PRECISION = ("float16", "bfloat16")
 _LARGEST_HEAD = 256
+_NOT_ON_A_CPU = "which flash attention on a CPU does not take"
 _FIRST_WITH_FLASH = (8, 0)
 # Where the backward of flash attention has no kernels for large heads: compute capability, both ends included.
 _SMALL_SHARED_MEMORY = (((8, 6), (8, 9)), ((12, 0), (12, 1)))
@@ -61,11 +62,11 @@ def why_not_flash(call: AttentionCallRow, machine: Machine) -> tuple[Reason, ...
     else:
         reasons += _mask_on_a_cpu(call)
         if call.dropout:
-            reasons.append(Reason("dropout", f"dropout of {call.dropout:g}, which flash attention has not on a CPU"))
+            reasons.append(Reason("dropout", f"dropout of {call.dropout:g}, {_NOT_ON_A_CPU}"))
         if _widths(call) is not None and len(set(_widths(call) or ())) > 1:
             reasons.append(_unlike_heads(call))
         if call.dtype and call.dtype not in _CPU_TYPES:
-            reasons.append(Reason("dtype", f"it computes in {call.dtype}, which flash attention on a CPU has not"))
+            reasons.append(Reason("dtype", f"it computes in {call.dtype}, {_NOT_ON_A_CPU}"))
     return tuple(reasons)
 
 
@@ -133,7 +134,7 @@ def _heads_on_cuda(call: AttentionCallRow, machine: Machine) -> list[Reason]:
         first <= machine.capability <= last for first, last in _SMALL_SHARED_MEMORY
     )
     if small and machine.trains and (192 < width <= 224 or (width > 224 and call.dropout)):
-        text = f"training with a head_dim of {width}, which flash attention has not on compute capability"
+        text = f"training with a head_dim of {width}, which flash attention does not take on compute capability"
         return [Reason("head_dim", f"{text} {_dotted(machine)}")]
     return []
 

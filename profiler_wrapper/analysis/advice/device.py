@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from profiler_wrapper.analysis.advice.facts import Facts
+from profiler_wrapper.analysis.device_properties import FIRST_WITH_TF32, busiest_device_properties
 
-_FIRST_WITH_TENSOR_CORES = (7, 0)  # Volta; tfloat32 came with Ampere, 8.0
-_FIRST_WITH_TF32 = (8, 0)
+_FIRST_WITH_TENSOR_CORES = (7, 0)  # Volta
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +25,7 @@ class Device:
 
     @property
     def has_tf32(self) -> bool:
-        return self.capability is not None and self.capability >= _FIRST_WITH_TF32
+        return self.capability is not None and self.capability >= FIRST_WITH_TF32
 
 
 def device_of(facts: Facts) -> Device | None:
@@ -37,30 +33,18 @@ def device_of(facts: Facts) -> Device | None:
     if not facts.on_device:
         return None
     run, metadata = facts.analysis.run, facts.found.recording.metadata
-    properties = _properties(facts)
-    name = str(run.get("device") or properties.get("name") or "")
+    properties = busiest_device_properties(facts.found.recording)
+    name = str(run.get("device") or properties.name or "")
     is_amd = any(key.startswith("hip_") for key in metadata) or "hip" in run.get("versions", {}) or "AMD" in name
-    told = _pair(run.get("compute_capability")) or _pair(
-        [properties.get("computeMajor"), properties.get("computeMinor")]
-    )
+    told = _pair(run.get("compute_capability")) or properties.compute_capability
     is_nvidia = not is_amd and told is not None
-    memory = run.get("device_memory_bytes") or properties.get("totalGlobalMem") or facts.device_memory_bytes
+    memory = run.get("device_memory_bytes") or properties.memory_bytes or facts.device_memory_bytes
     return Device(
         name=name,
         is_nvidia=is_nvidia,
         capability=told if is_nvidia else None,
         memory_bytes=memory if isinstance(memory, int) and memory > 0 else None,
     )
-
-
-def _properties(facts: Facts) -> Mapping[str, Any]:
-    """Of the device that most device events ran on, else of the first."""
-    recording = facts.found.recording
-    told = recording.metadata.get("deviceProperties")
-    entries = [entry for entry in told if isinstance(entry, Mapping)] if isinstance(told, list) else []
-    used, counts = np.unique(recording.spans.device[recording.device_mask], return_counts=True)
-    busiest = int(used[np.argmax(counts)]) if len(used) else None
-    return next((entry for entry in entries if entry.get("id") == busiest), entries[0] if entries else {})
 
 
 def _pair(told: object) -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis.attribution import Role, role_of
+from profiler_wrapper.analysis.device_properties import busiest_device
 from profiler_wrapper.analysis.intervals import Union, union
 from profiler_wrapper.recording.columns import Bool, Category, Int64
 
@@ -41,7 +42,7 @@ class Gaps(NamedTuple):
 
 
 def device_gaps(facts: Facts) -> Gaps | None:
-    """The gaps of the device with most time, within the wall time of the steps; None without device events.
+    """The gaps of the busiest device, within the wall time of the steps; None without device events.
 
     A gap has a cause only where the event that ends it was launched within the gap: else the device waited for
     something of its own. Launching is what is left of it, but for what is too long to be on the way to one launch.
@@ -62,12 +63,9 @@ def device_gaps(facts: Facts) -> Gaps | None:
 
 
 def _on_busiest(facts: Facts) -> Int64:
-    """Charges of the device with most time, in order of start."""
-    charges, spans = facts.found.charges, facts.found.recording.spans
-    device = spans.device[charges.span].astype(np.int64)
-    numbers, inverse = np.unique(device, return_inverse=True)
-    busiest = numbers[np.argmax(np.bincount(inverse, weights=charges.time_ns))]
-    return np.flatnonzero(device == busiest)
+    """Its charges, in order of start."""
+    recording = facts.found.recording
+    return np.flatnonzero(recording.spans.device[facts.found.charges.span] == busiest_device(recording))
 
 
 def _pieces(facts: Facts, busy: Union) -> Iterator[tuple[Int64, Int64, Int64, Bool]]:

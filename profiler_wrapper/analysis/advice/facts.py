@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
 
 NS_PER_US = 1000
+_UNLIKE = 1.5  # times the median step: as far as that one length speaks for all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +54,6 @@ class Facts:
     def windows(self) -> StepWindows:
         """Wall time of each step, till both the CPU and the devices are done with it; a trace without steps is one."""
         return step_windows(self.found)
-
-    @cached_property
-    def step_times_ns(self) -> tuple[int, ...]:
-        """Wall time of each step that has a begin and an end."""
-        return tuple((self.windows.end_ns - self.windows.start_ns).tolist()) if self.has_steps else ()
 
     @cached_property
     def step_ns(self) -> int:
@@ -127,6 +123,14 @@ class Facts:
     def step_text(self) -> str:
         """`"a step of 41.3 ms"`; without steps `"a trace of 41.3 ms"`."""
         return f"a {'step' if self.has_steps else 'trace'} of {duration(self.step_ns)}"
+
+    @property
+    def all_steps_text(self) -> str:
+        """Of what sums over the trace: as `step_text`, but where steps differ much, `"12 steps of 7.3 to 44.1 ms"`."""
+        lengths = self.windows.end_ns - self.windows.start_ns
+        if not self.has_steps or len(lengths) < 2 or lengths.max() <= _UNLIKE * self.step_ns:
+            return self.step_text
+        return f"{len(lengths)} steps of {duration(float(lengths.min()))} to {duration(float(lengths.max()))}"
 
     def wall_per_step_ns(self, time_ns: int) -> float:
         """Wall time summed over the steps, as its part of the median step: one slow step does not spoil the share."""

@@ -99,7 +99,7 @@ def many_small_kernels(facts: Facts) -> Iterator[Finding]:
     often = ", ".join(f"{name[:50]} ({round(calls / facts.steps)})" for name, calls in names.most_common(2))
     yield Finding(
         id="many-small-kernels",
-        title=f"{len(small) / facts.steps:.0f} of {number:.0f} kernels a step are small (under 10 us) and could be "
+        title=f"{len(small) / facts.steps:.0f} of {number:.0f} kernels a step are small (under 10 µs) and could be "
         f"fused: {duration(spent)} of device time",
         layer=where(blocks) if blocks else None,
         phase=None,
@@ -108,7 +108,7 @@ def many_small_kernels(facts: Facts) -> Iterator[Finding]:
         saves_at_most_bytes=None,
         evidence=(
             f"the median kernel takes {duration(float(np.median(times)))}",
-            f"elementwise, norm, softmax, reduction and copy kernels under 10 us: {duration(spent)} of device time a "
+            f"elementwise, norm, softmax, reduction and copy kernels under 10 µs: {duration(spent)} of device time a "
             f"step, and the device waits {duration(waited)} for their launches (wall time)",
             f"most often {often}",
             "at most: both of them gone",

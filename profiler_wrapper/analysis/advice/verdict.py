@@ -43,16 +43,16 @@ def _first(findings: Sequence[Finding]) -> str:
 
 def _where_it_goes(facts: Facts) -> str:
     analysis = facts.analysis
-    step = facts.step_text
-    total = facts.total_ns
+    step, total = facts.all_steps_text, facts.total_ns
+    work = duration(facts.work_ns if step == facts.step_text else total)
     if not total:
         return f"no op of {step} took time of its own"
     busy = _busy_share(facts)
     said, of = "", f"the {facts.time_name} of {step}"
     if facts.total_ns < analysis.time.total_ns:  # the table has what was launched before it too
-        of = f"the {duration(facts.work_ns)} of {facts.time_name} that {step} launched"
+        of = f"the {work} of {facts.time_name} that {step} launched"
     if busy is not None and busy < _IDLE:
-        said, of = f"the device is idle for {share(1 - busy)} of {step}; ", f"its {duration(facts.work_ns)} of work"
+        said, of = f"the device is idle for {share(1 - busy)} of {step}; ", f"its {work} of work"
     without_layer = [row for row in analysis.unattributed if row.reason != LAUNCHED_BEFORE]
     unknown = sum(row.time_ns for row in without_layer) / total
     if unknown >= _MUCH_WITHOUT_LAYER:

@@ -84,7 +84,7 @@ def unpinned_copies(facts: Facts) -> Iterator[Finding]:
     rows = [row for row in facts.analysis.kernels if "HtoD" in row.name and "Pageable" in row.name]
     moved = [row.copied_bytes for row in rows]
     evidence = [
-        f"{count(len(chosen) / facts.steps, 'copy').replace('copys', 'copies')} a step, {duration(copied)} of device "
+        f"{count(len(chosen) / facts.steps, 'copy', 'copies')} a step, {duration(copied)} of device "
         f"time; with the calls that start them {duration(taken)} (wall time)"
     ]
     known = sum(one for one in moved if one is not None)

@@ -11,8 +11,8 @@ _MOST_NAMES = 2
 
 
 def duration(time_ns: float) -> str:
-    """`"1.23 s"`, `"41.3 ms"`, `"812 us"`: three digits."""
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+    """`"1.23 s"`, `"41.3 ms"`, `"812 µs"`: three digits."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         if abs(time_ns) >= size * 0.9995:
             value = time_ns / size
             return f"{value:.{2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0}f} {unit}"
@@ -33,10 +33,10 @@ def size(size_bytes: float) -> str:
     return file_size(round(size_bytes))
 
 
-def count(number: float, noun: str) -> str:
-    """`"1 call"`, `"32 calls"`, `"2.5 calls"`."""
+def count(number: float, noun: str, plural: str = "") -> str:
+    """`"1 call"`, `"32 calls"`, `"2.5 calls"`; `plural`: where it does not end in "s" alone."""
     text = f"{number:.0f}" if number == round(number) or number >= 100 else f"{number:.1f}"
-    return f"{text} {noun}" if text == "1" else f"{text} {noun}s"
+    return f"{text} {noun}" if text == "1" else f"{text} {plural or noun + 's'}"
 
 
 def where(layers: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 /** Layers: every layer and phase with both sides beside one another; and like layers together. */
 (function () {
   const both = (kind, key, title, help) => ["a", "b"].map(side => ({ key: `${key}_${side}`, title: `${title} ${side}`, kind, help, value: row => row[side] ? row[side][key] : undefined }));
+  const RETAINED = "kept for backward, with what is inside of these layers";
   const difference = row => (row.b ? row.b.time_per_step_us : 0) - (row.a ? row.a.time_per_step_us : 0);
 
   page.view({
@@ -51,8 +52,8 @@
           { key: "faster", title: "Faster", kind: "text", value: row => row.faster.length ? row.faster : undefined, longest: 60 },
           { key: "flops_a", title: "FLOPs a", kind: "flops" },
           { key: "flops_b", title: "FLOPs b", kind: "flops" },
-          { key: "retained_a", title: "Retained a", kind: "bytes" },
-          { key: "retained_b", title: "Retained b", kind: "bytes" },
+          { key: "retained_a", title: "Retained a", kind: "bytes", help: RETAINED },
+          { key: "retained_b", title: "Retained b", kind: "bytes", help: RETAINED },
         ],
         rows: data.folded,
       });

@@ -23,6 +23,7 @@
       choice.addEventListener("change", () => drawGroup(data, groups[Number(choice.value)], place, onClick));
       section.append(choice);
     } else section.querySelector("h2").append(page.text("span", ` ${groups[0].full}`, "quiet"));
+    page.note(section, `Times and FLOPs ${page.per()}. A dashed line is the median, a bar in another colour is far from it; a click shows the block's row.`);
     section.append(place);
     drawGroup(data, groups[0], place, onClick);
   };

@@ -33,7 +33,7 @@
     const tools = page.element("div", "tools");
     section.append(tools);
     const place = page.element("div", "icicle");
-    const told = page.element("p", "note", "Click a field to look inside it and to select its row in the table above; click the top to go back.");
+    const told = page.element("p", "note", `Times and FLOPs ${page.per()}. Click a field to look inside it and to select its row in the table above; click the top to go back.`);
     let drawn = null;
     const redraw = () => { if (drawn) window.Plotly.react(drawn, traces(), layout(), { displayModeBar: false, responsive: true }); };
     page.segments(tools, measures.map(id => [id, MEASURES[id].title]), "time", id => { state.measure = id; redraw(); });

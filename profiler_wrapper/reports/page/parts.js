@@ -3,7 +3,9 @@
  * What several views are made of.
  *
  *   page.perStep(value)           a sum over the timed trace as that of one step; what is not known stays so
- *   page.per()                    "per step", or "in all" where steps cannot be told apart
+ *   page.per()                    "per step", or "over the whole trace" where steps are not alike or there are none
+ *   page.meanStep(value)          a sum over the timed trace as the mean of its steps, alike or not: for what stands beside
+ *                                 numbers per step, such as those of the steps with shapes
  *   page.sum(rows, key)           of what is known; null where nothing is
  *   page.grouped(rows, keyOf)     Map of key -> rows, in order of first appearance
  *   page.first(lists, most)       what stands in several lists, once each, at most so many
@@ -12,7 +14,8 @@
  *   page.marked(name, color)      a name with its colour before it
  *   page.markCell(key, color)     the `cell` of a column with such names; lists are shown one after another
  *   page.columns.time(key, title, help, more) ...   columns that most tables have
- *   page.choice(options, chosen, act)   buttons of which one is pressed: {id: label}
+ *   page.stepTimes(data)          what the steps took: {label, times: [µs], of: Map of step -> µs}. That is until both the
+ *                                 CPU and the devices are done; of a result without it the CPU spans, and `label` says so
  *   page.chartIn(element, traces, layout, config)   a chart whose place is taken at once, without tools in bar charts
  *   page.shares(element, {title, parts: [{name, value, color, help}], format, onClick, help})   one bar of many parts
  */
@@ -21,6 +24,7 @@
 
   page.perStep = value => known(value) ? value / page.data.page.steps : value;
   page.per = () => page.data.page.per;
+  page.meanStep = value => known(value) ? value / Math.max(1, page.data.page.step_numbers.length) : value;
 
   page.sum = function (rows, key) {
     let total = null;
@@ -70,21 +74,13 @@
     layers: (key = "layers", title = "Layers") => ({ key, title, kind: "layer", help: "Innermost layers, those with most of it first; a click shows the layer", missing: "the layer is not known" }),
   };
 
-  page.choice = function (options, chosen, act) {
-    const box = page.element("span", "choice");
-    box.setAttribute("role", "group");
-    for (const [id, label] of Object.entries(options)) {
-      const button = page.text("button", label, "small");
-      button.type = "button";
-      button.dataset.choice = id;
-      button.setAttribute("aria-pressed", String(id === chosen));
-      button.addEventListener("click", () => {
-        for (const other of box.children) other.setAttribute("aria-pressed", String(other === button));
-        act(id);
-      });
-      box.append(button, " ");
-    }
-    return box;
+  page.stepTimes = function (data) {
+    const windows = ((data.overview && data.overview.steps) || []).filter(split => split.step !== null);
+    if (windows.length) return { label: "Step time", of: new Map(windows.map(split => [split.step, split.span_us])), times: windows.map(split => split.span_us) };
+    const median = data.utilization && data.utilization.step_time_us;
+    if (known(median)) return { label: "Step time", of: new Map(), times: [median] };
+    const spans = data.steps.filter(row => row.step !== null && known(row.span_us));
+    return { label: "CPU span", of: new Map(), times: spans.map(row => row.span_us) };
   };
 
   page.chartIn = function (element, traces, layout, config) {

@@ -29,7 +29,7 @@
         ...group[0], layer: page.inOrder(group.map(row => row.layer)), time_us: page.sum(group, "time_us"), kernels: page.first(group.map(row => row.kernels), 5),
       }));
       const options = { layer: rows, phase: phases };
-      const choice = page.choice({ phase: "By phase", layer: "By layer and phase" }, "phase", id => table.update({ rows: options[id] }));
+      const choice = page.segments(null, [["phase", "By phase"], ["layer", "By layer and phase"]], "phase", id => table.update({ rows: options[id] }));
       const table = page.table(section, {
         columns: [
           page.columns.layers("layer", "Layer"),
@@ -52,15 +52,15 @@
 
   function drawCalls(element, data) {
     const section = page.section(element, "Calls");
-    const rows = data.attention_calls;
+    const { rows, per } = page.shaped(data, data.attention_calls);
     if (!rows.length) {
       page.note(section, "What attention was called with is not known: record a step with shapes (record_shapes, which the warm-up steps have by default).");
       return;
     }
-    page.note(section, "Calls with equal inputs, per step. Shapes are (batch, heads, tokens, head_dim). " + (page.shapesAreTimed(data) ? ""
+    page.note(section, `Calls with equal inputs, ${per}. Shapes are (batch, heads, tokens, head_dim). ` + (page.shapesAreTimed(data) ? ""
       : "The time is that of the timed steps, as above, divided among the calls as in the steps with shapes; those are warm-up steps, and slower."));
     const timeOf = page.grouped(data.attention, callKey);
-    const calls = page.timed(rows, callKey, key => timeOf.has(key) ? page.perStep(page.sum(timeOf.get(key), "time_us")) : null);
+    const calls = page.timed(rows, callKey, key => timeOf.has(key) ? page.meanStep(page.sum(timeOf.get(key), "time_us")) : null);
     const yesNo = (key, title, help) => ({ key, title, kind: "text", help, missing: "the trace does not tell", value: row => row[key] === null || row[key] === undefined ? null : row[key] ? "yes" : "no" });
     const layers = row => row.layers;
     const alike = [...page.grouped(calls, row => JSON.stringify([row.phase, row.backend, row.dtype, row.query_shape, row.key_shape, row.mask, row.causal, row.dropout, row.grouped])).values()].map(group => ({
@@ -79,11 +79,11 @@
         yesNo("causal", "Causal"),
         { key: "dropout", title: "Dropout", kind: "number", missing: "the trace does not tell" },
         yesNo("grouped", "Grouped", "fewer heads of keys than of queries"),
-        { key: "calls_per_step", title: "Calls", kind: "count", help: "per step" },
-        ...page.timedColumns(data, alike),
+        { key: "calls_per_step", title: "Calls", kind: "count", help: per },
+        ...page.timedColumns(data, alike, per),
       ],
       rows: alike,
-      sort: { key: page.timedColumns(data, alike)[0].key, descending: true },
+      sort: { key: page.timedColumns(data, alike, per)[0].key, descending: true },
       limit: 100,
     });
   }

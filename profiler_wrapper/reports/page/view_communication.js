@@ -70,12 +70,13 @@
     const figures = page.element("div", "figures");
     const time = page.sum(rows, "time_us");
     const exposed = rows.every(row => row.exposed_us !== null) ? page.sum(rows, "exposed_us") : null;
-    const spans = data.steps.filter(step => step.step !== null && step.span_us !== null);
-    const span = data.page.like_steps && spans.length ? page.median(spans.map(step => step.span_us)) : null;
-    page.figure(figures, { label: `Communication, ${page.per()}`, value: page.format.us(page.perStep(time)), help: span ? `${page.format.share(page.perStep(time) / span)} of a step's ${page.format.us(span)}` : "" });
+    const took = page.stepTimes(data);
+    const span = data.page.like_steps && took.times.length ? page.median(took.times) : null;
+    const step = took.label === "CPU span" ? "a step's CPU span" : "a step";
+    page.figure(figures, { label: `Communication, ${page.per()}`, value: page.format.us(page.perStep(time)), help: span ? `${page.format.share(page.perStep(time) / span)} of ${step}, ${page.format.us(span)}` : "" });
     page.figure(figures, {
-      label: "Exposed", value: exposed === null ? null : page.format.us(page.perStep(exposed)), missing: "without device events it is not known what compute hides",
-      help: exposed === null ? "" : `${page.format.share(time ? exposed / time : 0)} of it has no compute beside it${span ? `: ${page.format.share(page.perStep(exposed) / span)} of a step` : ""}`,
+      label: `Exposed, ${page.per()}`, value: exposed === null ? null : page.format.us(page.perStep(exposed)), missing: "without device events it is not known what compute hides",
+      help: exposed === null ? "" : `${page.format.share(time ? exposed / time : 0)} of it has no compute beside it${span ? `: ${page.format.share(page.perStep(exposed) / span)} of ${step}` : ""}`,
     });
     const bytes = page.sum(rows, "payload_bytes");
     const untold = page.sum(rows.filter(row => row.payload_bytes === null), "count");

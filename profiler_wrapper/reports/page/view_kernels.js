@@ -42,10 +42,10 @@
       page.shares(element, { title: "Kernel time by tensor cores", parts: byCores, format: page.format.us, onClick: id => choose(`kernels that ${CORES[id]}`.replace("that not told", "with tensor cores not told"), row => isKernel(row) && cores(row) === id) });
       const section = page.section(element, "All kernels, copies and sets");
       page.note(section, `Calls and times are ${page.per()}, ${data.page.steps_in_words}; mean, least and most are those of one launch. Occupancy and blocks per SM are the profiler's estimates.`);
-      const choice = page.choice({ launch: "By launch configuration", kernel: "By kernel" }, "launch", id => { byLaunch = id === "launch"; table.update({ rows: shown() }); });
+      const choice = page.segments(null, [["launch", "By launch configuration"], ["kernel", "By kernel"]], "launch", id => { byLaunch = id === "launch"; table.update({ rows: shown() }); });
       const all = columns(data, total);
       const set = id => all.filter(column => !SETS[id] || SETS[id].has(column.key));
-      const which = page.choice({ main: "Main", how: "Launch", all: "All columns" }, "main", id => table.update({ columns: set(id) }));
+      const which = page.segments(null, [["main", "Main"], ["how", "Launch"], ["all", "All columns"]], "main", id => table.update({ columns: set(id) }));
       const table = page.table(section, { columns: set("main"), csvColumns: all, rows, sort: { key: "time_us", descending: true }, limit: 200, tools: [choice, which, reset] });
     },
   });

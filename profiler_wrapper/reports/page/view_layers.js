@@ -15,7 +15,7 @@
   page.view({ id: "layers", title: "Layers", order: 20, draw, filter });
 
   // What Main leaves out first where the window is narrow; all of it is in the other sets.
-  const SPARE = ["bound", "idle", "calls", "backend", "rate", "rest", "exposed", "of_roof", "attention"];
+  const SPARE = ["bound", "idle", "calls", "backend", "rate", "rest", "exposed", "of_roof", "attention", "flops"];
 
   const isKnown = value => value !== null && value !== undefined;
   const state = { own: false, set: "main", rows: null, table: null };
@@ -177,12 +177,8 @@
     return true;
   }
 
-  /** Of a group: the median, the range, and which one is odd. */
+  /** Of a group: which one is odd, the median, the range: where there is little room, the last is cut. */
   function drawSpread(row, cell) {
-    const times = row.members.map(member => member.time);
-    const { text, unit } = page.columnFormat("us", times);
-    const range = `${text(Math.min(...times))}–${text(Math.max(...times))}`;
-    cell.append(page.element("span", "quiet", ` ${times.length}×, median ${text(page.median(times))} ${unit} (${range})`));
     const odd = row.group.odd;
     odd.slice(0, 2).forEach(one => {
       const link = page.link("layers", one.layer, "");
@@ -193,6 +189,10 @@
       cell.append(" ", link);
     });
     if (odd.length > 2) cell.append(page.element("span", "quiet", ` and ${odd.length - 2} more`));
+    const times = row.members.map(member => member.time);
+    const { text, unit } = page.columnFormat("us", times);
+    const range = `${text(Math.min(...times))}–${text(Math.max(...times))}`;
+    cell.append(page.element("span", "quiet", ` ${times.length}×, median ${text(page.median(times))} ${unit} (${range})`));
   }
 
   /** Its name below `parent`; of a long one the number alone, which tells it from its likes. */

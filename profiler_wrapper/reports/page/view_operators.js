@@ -2,6 +2,8 @@
 /** Operators: what each op takes, by itself and with the ops that it calls, on the device and on the CPU. */
 (function () {
   const LARGEST = 10;
+  const BESIDE = ["device_events", "shapes", "sources"]; // for which a usual window has no room
+  const SPARE = ["cpu_time_us", "time_us", "calls", "phase"];
 
   page.view({
     id: "operators",
@@ -17,13 +19,18 @@
       page.note(section, `Times are ${page.per()}, ${data.page.steps_in_words}. “Self” leaves out the ops that an op calls` +
         (onCpu ? "; there are no device events in this trace, so all of it is CPU time." : "; device time is that of the kernels, copies and sets that it launches."));
       const options = { op: byOp, phase: data.operators };
-      const choice = page.choice({ op: "By op", phase: "By op and phase" }, "op", id => table.update({ rows: options[id] }));
+      const choice = page.segments(null, [["op", "By op"], ["phase", "By op and phase"]], "op", id => table.update({ rows: options[id] }));
+      const all = columns(total, onCpu, data);
+      const main = all.filter(column => !BESIDE.includes(column.key));
+      const which = page.segments(null, [["main", "Main"], ["all", "All columns"]], "main", id => table.update(id === "all" ? { columns: all, spare: [] } : { columns: main, spare: SPARE }));
       const table = page.table(section, {
-        columns: columns(total, onCpu, data),
+        columns: main,
+        csvColumns: all,
         rows: byOp,
         sort: { key: "self_time_us", descending: true },
+        spare: SPARE,
         limit: 200,
-        tools: [choice],
+        tools: [choice, which],
       });
     },
   });
@@ -50,7 +57,7 @@
     const { time, count, share } = page.columns;
     const recorded = name => data.operators.some(row => row[name] && row[name].length);
     const found = [
-      { key: "op", title: "Op", kind: "text", longest: 60 },
+      { key: "op", title: "Op", kind: "text", longest: 60, shrinks: true },
       page.columns.class(),
       page.columns.phase(),
       count("calls", "Calls", `Calls ${page.per()}`),

@@ -33,10 +33,15 @@
     return type && type !== "cpu" ? "A device was there: record it with activities that hold it (ProfilerActivity.CUDA)." : "The run was on a CPU, or its kernels were not recorded.";
   }
 
+  /** Whether it is told by steps: a trace without any is taken as one. */
+  const isStepwise = overview => overview.steps.some(split => split.step !== null);
+
   function drawUse(data, element) {
     const use = data.overview;
     const section = page.section(element, "How busy the device is");
     const none = "The trace does not tell.";
+    const steps = Math.max(1, use.steps.length);
+    const mean = !isStepwise(use) ? "over the whole trace" : steps > 1 ? `a step, mean of ${steps}` : "a step";
     const place = page.element("div", "figures");
     section.append(place);
     const shown = (label, value, help, missing = none) => page.figure(place, { label, value: isKnown(value) ? value : null, help, missing });
@@ -45,9 +50,9 @@
     shown("SM efficiency", share(use.sm_efficiency), "the same, weighed with how many multiprocessors have a block", none);
     shown("Occupancy", share(use.occupancy), "warps that are resident of those that fit, mean over kernels by time; high is not always fast");
     shown("Tensor cores", share(use.tensor_core_share), "of the kernels' time in kernels that use them");
-    shown("Kernels", isKnown(use.kernels) ? page.format.count(Math.round(use.kernels / Math.max(1, use.steps.length))) : null, "a step");
+    shown("Kernels", isKnown(use.kernels) ? page.format.count(Math.round(use.kernels / steps)) : null, mean);
     shown("Launches", isKnown(use.launches_per_s) ? `${page.format.count(Math.round(use.launches_per_s))} /s` : null, "of kernels, over the wall time of the steps");
-    shown("Gaps", isKnown(use.gaps_us) ? page.format.us(use.gaps_us / Math.max(1, use.steps.length)) : null, "a step, in which nothing runs on the device");
+    shown("Gaps", isKnown(use.gaps_us) ? page.format.us(use.gaps_us / steps) : null, `${mean}, in which nothing runs on the device`);
     const device = [use.device || data.page.machine, use.compute_capability ? `compute capability ${use.compute_capability}` : "", use.multiprocessors ? `${use.multiprocessors} multiprocessors` : "", isKnown(use.device_memory_bytes) ? page.format.bytes(use.device_memory_bytes) : ""];
     page.note(section, device.filter(Boolean).join(", "));
   }
@@ -71,9 +76,10 @@
 
   function drawSplit(data, element) {
     const steps = data.overview.steps || [];
-    const section = page.section(element, "Where the wall time of a step goes");
+    const stepwise = isStepwise({ steps });
+    const section = page.section(element, stepwise ? "Where the wall time of a step goes" : "Where the wall time of the trace goes");
     if (!steps.length) { page.note(section, "No step was recorded whole."); return; }
-    page.note(section, "Without overlap, in this order of priority: an instant belongs to the first part that applies to it. The parts add up to the step exactly.");
+    page.note(section, "Without overlap, in this order of priority: an instant belongs to the first part that applies to it. The parts add up to the whole exactly.");
     const name = step => step.step === null ? "all" : `step ${step.step}`;
     const used = PARTS.filter(([part]) => steps.some(step => step[`${part}_us`] > 0));
     page.legend(section, used.map(([part, title]) => [title, page.color.split(part)]));
@@ -89,7 +95,7 @@
     const span = mean("span_us");
     const withDevice = data.time_basis === "device";
     page.table(section, {
-      search: false, sort: null, total: { part: "Step", time: span, least: Math.min(...steps.map(step => step.span_us)), most: Math.max(...steps.map(step => step.span_us)), help: "" },
+      search: false, sort: null, total: { part: stepwise ? "Step" : "All", time: span, least: Math.min(...steps.map(step => step.span_us)), most: Math.max(...steps.map(step => step.span_us)), help: "" },
       rows: used.map(([part, title, help]) => {
         const key = `${part}_us`;
         return {
@@ -99,10 +105,9 @@
       }),
       columns: [
         { key: "part", title: "Part", kind: "text" },
-        { key: "time", title: "Mean step", kind: "us" },
+        { key: "time", title: stepwise && steps.length > 1 ? `Mean of ${steps.length} steps` : "Time", kind: "us" },
         { key: "share", title: "Share", kind: "share", bar: true, value: row => span ? row.time / span : undefined },
-        { key: "least", title: "Least", kind: "us", like: "time" },
-        { key: "most", title: "Most", kind: "us", like: "time" },
+        ...(steps.length > 1 ? [{ key: "least", title: "Least", kind: "us", like: "time" }, { key: "most", title: "Most", kind: "us", like: "time" }] : []),
         { key: "help", title: "Means", kind: "text", longest: 100 },
       ],
     });
@@ -170,12 +175,12 @@
     section.append(bars);
   }
 
-  function drawStepBars(section, steps) {
+  function drawStepBars(section, steps, took, wall) {
     if (steps.length < 3) return;
     const place = page.element("div", "multiples");
     section.append(place);
     const measures = [
-      ["wall time", row => row.span_us, page.format.us, page.color.split("cpu")],
+      [took.label.toLowerCase().replace("cpu", "CPU"), wall, page.format.us, page.color.split("cpu")],
       ["time of the work", row => row.time_us, page.format.us, page.color.split("kernel")],
       ["peak memory", row => row.peak_bytes, page.format.bytes, page.color.category("activation")],
     ];
@@ -191,16 +196,19 @@
     if (!steps.length) return;
     const section = page.section(element, "Steps");
     const phases = data.page.phases.filter(phase => steps.some(row => row.phases_us && row.phases_us[phase] > 0));
-    drawStepBars(section, steps);
+    const took = page.stepTimes(data);
+    const wall = row => took.of.size ? took.of.get(row.step) ?? null : row.span_us;
+    drawStepBars(section, steps, took, wall);
     const outside = data.steps.filter(row => row.step === null && row.time_us > 0);
     page.table(section, {
       search: false, rows: [...steps, ...outside], sort: null, limit: 100,
       columns: [
         { key: "step", title: "Step", kind: "text", value: row => row.step === null ? "in no step" : String(row.step) },
-        { key: "span_us", title: "Wall time", kind: "us", missing: "the trace does not tell where it begins and ends", value: row => row.step === null ? undefined : row.span_us, help: "From its begin to its end on the CPU" },
-        { key: "time_us", title: data.time_basis === "device" ? "Device time" : "CPU time", kind: "us", like: "span_us" },
-        ...phases.map(phase => ({ key: phase, title: phase, kind: "us", like: "span_us", value: row => row.phases_us[phase] || undefined })),
-        ...(steps.some(row => row.attention_us) ? [{ key: "attention_us", title: "attention", kind: "us", like: "span_us", value: row => row.attention_us || undefined }] : []),
+        ...(took.of.size ? [{ key: "wall_us", title: "Step time", kind: "us", missing: "it was not recorded whole", value: row => row.step === null ? undefined : wall(row), help: "Until both the CPU and the device are done with it" }] : []),
+        ...(took.of.size && steps.every(row => row.span_us === wall(row)) ? [] : [{ key: "span_us", title: "CPU span", kind: "us", missing: "the trace does not tell where it begins and ends", value: row => row.step === null ? undefined : row.span_us, help: "From its begin to its end on the CPU" }]),
+        { key: "time_us", title: data.time_basis === "device" ? "Device time" : "CPU time", kind: "us", like: took.of.size ? "wall_us" : "span_us" },
+        ...phases.map(phase => ({ key: phase, title: phase, kind: "us", like: took.of.size ? "wall_us" : "span_us", value: row => row.phases_us[phase] || undefined })),
+        ...(steps.some(row => row.attention_us) ? [{ key: "attention_us", title: "attention", kind: "us", like: took.of.size ? "wall_us" : "span_us", value: row => row.attention_us || undefined }] : []),
         ...(steps.some(row => isKnown(row.peak_bytes)) ? [{ key: "peak_bytes", title: "Peak", kind: "bytes", missing: page.why("memory", "not available") || "no allocation was recorded in it", value: row => row.step === null ? undefined : row.peak_bytes }] : []),
       ],
     });

@@ -9,14 +9,15 @@
     order: 110,
     applies: data => data.products.length ? null : "no sizes of products are known: record a step with shapes (record_shapes, which the warm-up steps have by default)",
     draw(data, element) {
-      const products = timedProducts(data);
+      const { rows, per } = page.shaped(data, data.products);
+      const products = timedProducts(data, rows);
       const bySize = merged(products);
-      const times = page.timedColumns(data, products);
+      const times = page.timedColumns(data, products, per);
       const time = times[0].key;
       let shown = bySize;
       const odd = row => [row.m, row.n, row.k].some(size => size > 1 && size % ALIGNED);
       const total = page.sum(products, time);
-      page.note(element, "Matrix products (m×k by k×n) and convolutions by size, per step. " +
+      page.note(element, `Matrix products (m×k by k×n) and convolutions by size, ${per}. ` +
         (page.shapesAreTimed(data) ? "" : "The time is that of the op in the timed steps (see Operators), divided among its sizes as in the steps with shapes; those are warm-up steps, and slower. ") +
         `Sizes that are no multiple of ${ALIGNED} are marked: tensor cores like multiples of 8 (16-bit types) or 16 (8-bit).`);
       const size = name => ({
@@ -32,8 +33,8 @@
       });
       let only = false;
       const show = () => table.update({ rows: only ? shown.filter(odd) : shown });
-      const by = page.choice({ size: "By size", layer: "By layer" }, "size", id => { shown = id === "size" ? bySize : products; show(); });
-      const which = page.choice({ all: "All", odd: "Only unaligned" }, "all", id => { only = id === "odd"; show(); });
+      const by = page.segments(null, [["size", "By size"], ["layer", "By layer"]], "size", id => { shown = id === "size" ? bySize : products; show(); });
+      const which = page.segments(null, [["all", "All"], ["odd", "Only unaligned"]], "all", id => { only = id === "odd"; show(); });
       const table = page.table(element, {
         columns: [
           { key: "op", title: "Op", kind: "text", longest: 44 },
@@ -42,10 +43,10 @@
           { key: "dtype", title: "Type", kind: "text" },
           size("m"), size("n"), size("k"),
           { key: "batch", title: "Batch", kind: "count", help: "products of this size in one call" },
-          { key: "calls_per_step", title: "Calls", kind: "count", help: "per step" },
+          { key: "calls_per_step", title: "Calls", kind: "count", help: per },
           ...times,
           page.columns.share(time, "Share", "of the time of all products", total),
-          { key: "flops", title: "FLOPs", kind: "flops", help: "per step: 2·m·n·k for each product", value: row => 2 * row.m * row.n * row.k * row.batch * row.calls_per_step },
+          { key: "flops", title: "FLOPs", kind: "flops", help: `${per}: 2·m·n·k for each product`, value: row => 2 * row.m * row.n * row.k * row.batch * row.calls_per_step },
           { key: "rate", title: "Rate", kind: "flop_rate", missing: "its time is not known", value: row => row[time] ? 2 * row.m * row.n * row.k * row.batch * row.calls_per_step / row[time] * 1e6 : null },
         ],
         rows: shown,
@@ -57,13 +58,13 @@
   });
 
   /** An op's time is that of its row among the operators, where as many calls of it are known by their sizes. */
-  function timedProducts(data) {
+  function timedProducts(data, products) {
     const key = row => JSON.stringify([row.op, row.phase]);
     const operators = new Map(data.operators.map(row => [key(row), row]));
-    return page.timed(data.products, key, (op, rows) => {
+    return page.timed(products, key, (op, rows) => {
       const timed = operators.get(op);
       const calls = page.sum(rows, "calls_per_step");
-      return timed && Math.abs(page.perStep(timed.calls) - calls) < 0.01 * calls ? page.perStep(timed.time_us) : null;
+      return timed && Math.abs(page.meanStep(timed.calls) - calls) < 0.01 * calls ? page.meanStep(timed.time_us) : null;
     });
   }
 

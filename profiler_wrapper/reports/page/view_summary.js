@@ -25,40 +25,54 @@
     element.append(place);
     stepTime(data, place);
     workTime(data, place);
+    callTimes(data, place);
     peakShare(data, place);
     peakMemory(data, place);
     coverage(data, place);
     attention(data, place);
   }
 
+  /** Of one step where steps are alike, else of all of them: as the figures beside it are. */
   function stepTime(data, place) {
-    const spans = data.steps.filter(row => row.step !== null && isKnown(row.span_us)).map(row => row.span_us);
-    const whole = data.utilization && data.utilization.step_time_us;
-    const ends = ((data.overview && data.overview.steps) || []).map(split => split.span_us);
-    const middle = isKnown(whole) ? whole : ends.length ? page.median(ends) : spans.length ? page.median(spans) : null;
-    const range = ends.length > 1 ? ends : spans;
-    const help = range.length > 1
-      ? `median of ${range.length} steps, ${page.format.us(Math.min(...range))} to ${page.format.us(Math.max(...range))}${range === ends ? "" : " on the CPU"}`
-      : isKnown(middle) ? "one step: no spread is known" : "";
-    page.figure(place, {
-      label: "Step time", value: isKnown(middle) ? page.format.us(middle) : null, help,
-      missing: "The trace has no steps (prof.step())." + (isKnown(data.time.span_us) ? ` All of it spans ${page.format.us(data.time.span_us)}.` : ""),
-    });
+    const { label, times } = page.stepTimes(data);
+    if (!times.length) {
+      page.figure(place, { label: "Step time", value: null, missing: "The trace has no steps (prof.step())." + (isKnown(data.time.span_us) ? ` All of it spans ${page.format.us(data.time.span_us)}.` : "") });
+      return;
+    }
+    const middle = page.format.us(page.median(times));
+    const range = times.length > 1 ? `${page.format.us(Math.min(...times))} to ${page.format.us(Math.max(...times))}` : "";
+    if (data.page.like_steps || times.length < 2) {
+      const steps = data.page.step_numbers;
+      const of = data.page.like_steps ? page.per() : steps.length === 1 ? `of step ${steps[0]}` : "of one step";
+      page.figure(place, { label: `${label}, ${of}`, value: middle, help: range ? `median of ${times.length} steps, ${range}` : "one step: no spread is known" });
+      return;
+    }
+    const all = times.reduce((sum, us) => sum + us, 0);
+    page.figure(place, { label: `${label}, all ${times.length} steps`, value: page.format.us(all), help: `one takes ${range}, median ${middle}` });
   }
 
   function workTime(data, place) {
     const onDevice = data.time_basis === "device";
-    const time = data.time.total_us / data.page.steps;
     const busy = data.time.busy_us;
-    const help = onDevice
-      ? isKnown(busy) && data.time.span_us ? `${data.page.per}; the device is busy ${page.format.share(busy / data.time.span_us)} of the trace` : data.page.per
-      : `${data.page.per}; there is no device in this trace`;
-    page.figure(place, { label: onDevice ? "Device time" : "CPU time", value: page.format.us(time), help });
+    const help = !onDevice ? "there is no device in this trace" : isKnown(busy) && data.time.span_us ? `the device is busy ${page.format.share(busy / data.time.span_us)} of the trace` : "";
+    const outside = data.page.step_numbers.length && !data.page.like_steps ? page.sum(data.steps.filter(row => row.step === null), "time_us") : 0;
+    const told = [outside ? `${page.format.us(outside)} of it in no step` : "", help];
+    page.figure(place, { label: `${onDevice ? "Device time" : "CPU time"}, ${page.per()}`, value: page.format.us(page.perStep(data.time.total_us)), help: told.filter(Boolean).join("; ") });
+  }
+
+  /** Of generation: what one call of the model takes, which no mean over both phases tells. */
+  function callTimes(data, place) {
+    for (const row of data.layers.filter(row => row.depth === 0 && row.calls && ["prefill", "decode"].includes(row.phase))) {
+      page.figure(place, {
+        label: `${row.phase === "prefill" ? "Prefill" : "Decode"}, a call`, value: page.format.us(row.time_us / row.calls),
+        help: `${data.time_basis === "device" ? "device" : "CPU"} time of ${row.layer}, mean of ${page.format.count(row.calls)} ${row.calls === 1 ? "call" : "calls"}`,
+      });
+    }
   }
 
   function peakShare(data, place) {
     const use = data.utilization;
-    const why = page.why("peak is known") || page.why("MFU", "not available") || page.why("flops", "not available") || "The FLOPs of a step are not known.";
+    const why = page.why("MFU", "not available") || page.why("peak is known") || page.why("flops", "not available") || "The FLOPs of a step are not known.";
     if (!use || !isKnown(use.mfu)) {
       page.figure(place, { label: "MFU", value: null, missing: why });
       return;
@@ -82,10 +96,9 @@
   }
 
   function coverage(data, place) {
-    const share = Math.floor(data.time.coverage * 1000) / 1000;
     const rest = data.unattributed.filter(row => row.time_us > 0).sort((a, b) => b.time_us - a.time_us);
-    const help = rest.length ? rest.slice(0, 2).map(row => `${page.format.us(row.time_us / data.page.steps)} ${row.reason}`).join("; ") : "all time has a layer, or none by nature";
-    page.figure(place, { label: "Attributed", value: page.format.share(share), help: rest.length ? `not: ${help}` : help });
+    const told = rest.slice(0, 2).map(row => `${page.format.us(page.perStep(row.time_us))} ${row.reason}`).join("; ");
+    page.figure(place, { label: "Attributed to layers", value: data.page.attributed, help: rest.length ? `not, ${page.per()}: ${told}` : "all time has a layer, or none by nature" });
   }
 
   function attention(data, place) {
@@ -93,7 +106,7 @@
     const times = new Map();
     for (const row of data.attention) times.set(row.backend, (times.get(row.backend) || 0) + row.time_us / data.page.steps);
     const sorted = [...times].sort((a, b) => b[1] - a[1]);
-    page.figure(place, { label: "Attention", value: sorted.map(([backend]) => backend).join(" + "), help: sorted.map(([backend, us]) => `${backend} ${page.format.us(us)}`).join(", ") + ` ${data.page.per}` });
+    page.figure(place, { label: `Attention, ${page.per()}`, value: sorted.map(([backend]) => backend).join(" + "), help: sorted.map(([backend, us]) => `${backend} ${page.format.us(us)}`).join(", ") });
   }
 
   // ---- findings -----------------------------------------------------------------------------------------------------
@@ -162,15 +175,16 @@
       search: false, rows, sort: { key: "time_us", descending: true },
       columns: [
         { key: "reason", title: "Time without a layer, because", kind: "text", longest: 90 },
-        { key: "time_us", title: "Time", kind: "us", value: row => row.time_us / data.page.steps, help: data.page.per },
+        page.columns.time("time_us", `Time ${page.per()}`),
         { key: "share", title: "Share", kind: "share", bar: true, value: row => data.time.total_us ? row.time_us / data.time.total_us : undefined },
-        { key: "count", title: data.time_basis === "device" ? "Kernels, copies" : "Ops", kind: "count" },
+        page.columns.count("count", `${data.time_basis === "device" ? "Kernels, copies" : "Ops"} ${page.per()}`),
       ],
     });
   }
 
-  /** CUDA counts its versions as 12090: 12.9. */
-  const version = (name, value) => /^cuda\b/.test(name) && /^\d{5}$/.test(value) ? `${Math.floor(value / 1000)}.${Math.floor(value % 1000 / 10)}` : value;
+  /** CUDA counts its versions as 12090: 12.9; HIP as 60443483: 6.4.43483. */
+  const version = (name, value) => /^cuda\b/.test(name) && /^\d{5}$/.test(value) ? `${Math.floor(value / 1000)}.${Math.floor(value % 1000 / 10)}`
+    : /^hip\b/.test(name) && /^\d{8}$/.test(value) ? `${Math.floor(value / 1e7)}.${Math.floor(value % 1e7 / 1e5)}.${value % 1e5}` : value;
 
   function drawRun(data, element) {
     const section = page.section(element, "The run");
@@ -178,7 +192,7 @@
     const facts = [
       ["Model", [...new Set(data.layers.filter(row => row.depth === 0 && row.layer).map(row => row.layer))].slice(0, 6).join(", ") || null],
       ["Device", data.page.machine],
-      ["Steps", `${data.page.steps_in_words}${run.full_steps && run.full_steps.length ? `; with shapes: ${run.full_steps.join(", ")}` : ""}`],
+      ["Steps", `${data.page.steps_in_words}${data.page.full_steps ? `; with shapes: ${data.page.full_steps}` : ""}`],
       ["Rank", isKnown(run.rank) ? `${run.rank}${isKnown(run.world_size) ? ` of ${run.world_size}` : ""}` : null],
       ["Coordinates", run.coordinates && Object.keys(run.coordinates).length ? Object.entries(run.coordinates).map(([name, value]) => `${name} ${value}`).join(", ") : null],
       ["Times are of", data.time_basis === "device" ? "the device" : "the CPU"],

@@ -1,4 +1,4 @@
-"""The JSON Schema of `result.json`, made from the rows it is written from: `python tests/result_schema.py` writes it.
+"""Makes the JSON Schema of `result.json` from the rows that are written there: `python tests/make_result_schema.py`.
 
 What a key means is said where its row is defined, in the comment beside the field; what many rows share is said in
 `result_words.py`.

@@ -1,4 +1,4 @@
-"""A part of an analysis that fails is a note; it spoils nothing else."""
+"""A part of a recording or of its analysis that fails is a note; it spoils nothing else."""
 
 from __future__ import annotations
 

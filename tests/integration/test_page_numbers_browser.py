@@ -1,0 +1,216 @@
+"""What the views of the page show of a result made by hand, read in a browser that has no network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+
+import pytest
+
+from browser import CHROMIUM, NO_CHROMIUM, Page
+from page_tables import Opener, show, table_named, table_of, tooltip_of_cell
+from sample_results import llama
+from sample_views import US, full_analysis, overview, products
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
+
+
+def figures_of(page: Page) -> dict[str, str]:
+    """The figures of the Summary by their names."""
+    show(page, "summary")
+    values = page.texts("#view-summary .figure .value")
+    return dict(zip(page.texts("#view-summary .figure .label"), values, strict=True))
+
+
+def test_figures_say_what_they_are_over(opened: Opener) -> None:
+    """Steps of 10 ms by the overview; without it the spans on the CPU, under that name."""
+    figures = figures_of(opened(full_analysis()))
+    assert figures["Step time, per step"] == "10.00 ms"
+    assert {"Device time, per step", "Attention, per step"} <= set(figures)
+    assert figures["Attributed to layers"] == "99.8 %"  # 13.3 us of 5.335 ms have no layer: 99.75
+    analysis = full_analysis(utilization=None, overview=None)
+    page = opened(analysis)
+    spans = [row.span_ns or 0 for row in analysis.steps]
+    assert figures_of(page)["CPU span, per step"] == f"{median(spans) / 1e6:.3f} ms"
+    show(page, "communication")
+    assert "of a step's CPU span" in page.text("#view-communication .figures")
+    show(page, "overview")
+    steps = table_named(page, "overview", "Steps")
+    assert "wall_us" not in steps.units
+    steps.assert_shows("span_us", [span / 1000 for span in spans])
+
+
+def test_steps_take_what_the_overview_says(full: Page) -> None:
+    show(full, "overview")
+    steps = table_named(full, "overview", "Steps")
+    steps.assert_shows("wall_us", [10_000] * 3)
+    steps.assert_shows("span_us", [(row.span_ns or 0) / 1000 for row in full_analysis().steps])
+
+
+def test_generation_is_told_over_the_whole_trace(opened: Opener) -> None:
+    """Three steps of 10 ms; in each 808 us of prefill, and as much of decode."""
+    shaped = {"comparable": {"shapes_in_timed_steps": True}}
+    generated = llama(2, steps=3, phases=("prefill", "decode"))
+    page = opened(replace(generated, overview=overview(3), products=products(), summary=shaped))
+    figures = figures_of(page)
+    assert figures["Step time, all 3 steps"] == "30.00 ms"
+    assert "Device time, over the whole trace" in figures
+    assert (figures["Prefill, a call"], figures["Decode, a call"]) == ("808.0 µs", "808.0 µs")
+    assert "over the whole trace" in page.text("#view-summary")
+    show(page, "layers")
+    assert any("summed over the whole trace" in text for text in page.texts("#view-layers .note"))
+    show(page, "shapes")
+    assert "in all 3 steps" in page.text("#view-shapes .note")
+    table_of(page, "shapes").assert_shows("calls_per_step", [3, 6])
+
+
+def test_operators_by_hand(full: Page) -> None:
+    show(full, "operators")
+    full.click("#view-operators .segments [data-id=op]")
+    table = table_of(full, "operators")
+    assert table.texts("op") == [
+        "aten::mm",
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::mul",
+        "aten::view",
+    ]
+    table.assert_shows("self_time_us", [2300, 800, 300, 0])
+    table.assert_shows("calls", [84, 4, 90, 200])
+    table.assert_shows("self_cpu_time_us", [1300, 60, 700, 150])
+    table.assert_shows("tensor_cores", [2000 / 2300, None, None, None])
+    assert table.texts("tensor_cores") == ["87.0", "–", "", ""]  # not known of attention; the others cannot
+    assert "tells" in tooltip_of_cell(full, "operators", "tensor_cores", 1)
+    assert table.texts("phase")[0].split() == ["backward", "forward"]
+
+
+def test_kernels_by_hand(full: Page) -> None:
+    show(full, "kernels")
+    assert "grid" not in table_of(full, "kernels").rows[0]
+    full.click("#view-kernels .segments [data-id=all]")
+    table = table_of(full, "kernels")
+    first = table.rows[0]
+    assert (first["name"], first["grid"], first["block"], first["tensor_cores"]) == (
+        "sm90_xmma_gemm_bf16",
+        "16×8×1",
+        "384×1×1",
+        "yes",
+    )
+    assert table.texts("name")[-1] == "mystery"
+    assert [table.rows[-1][key] for key in ("tensor_cores", "grid", "occupancy")] == ["–", "–", "–"]
+    assert full.texts("#view-kernels .figure .value")[:3] == ["3.200 ms", "177", "87.5 %"]
+    full.click("#view-kernels .segments [data-id=kernel]")
+    merged = table_of(full, "kernels")
+    assert len(merged.rows) == 5
+    merged.assert_shows("time_us", [2000, 800, 500, 300, 100])
+    assert (merged.rows[0]["grid"], merged.rows[0]["block"]) == ("", "384×1×1")  # what differs is left out
+    full.click("#view-kernels .segments [data-id=launch]")
+    full.click("#view-kernels .segments [data-id=main]")
+
+
+def test_communication_by_hand(full: Page) -> None:
+    show(full, "communication")
+    table = table_of(full, "communication")
+    assert table.texts("collective") == ["all reduce", "all gather"]
+    table.assert_shows("exposed_us", [200, 400])
+    table.assert_shows("overlapped_us", [800, 0])
+    table.assert_shows("payload_bytes", [400 << 20, None])
+    table.assert_shows("bus_bandwidth_bytes_per_s", [734e9, None])
+    assert full.texts("#view-communication .figure .value")[:2] == ["1.400 ms", "600.0 µs"]
+
+
+def test_shapes_and_attention_by_hand(full: Page) -> None:
+    show(full, "shapes")
+    shapes = table_of(full, "shapes")
+    assert shapes.texts("n") == ["50,257", "8,192"]
+    shapes.assert_shows("flops", [2.0 * 512 * 50257 * 2048, 2 * 2.0 * 512 * 8192 * 2048])
+    full.click("#view-shapes .segments [data-id=odd]")
+    assert table_of(full, "shapes").texts("layer") == ["lm_head"]
+    show(full, "attention")
+    calls = table_named(full, "attention", "Calls")
+    assert len(calls.rows) == 1
+    assert [calls.rows[0][key] for key in ("query_shape", "key_shape", "mask", "causal", "dropout", "grouped")] == [
+        "1×32×512×64",
+        "1×8×512×64",
+        "no",
+        "yes",
+        "–",
+        "yes",
+    ]
+    calls.assert_shows("calls_per_step", [4])
+
+
+def test_calls_with_shapes_show_the_time_of_the_timed_steps_too(opened: Opener) -> None:
+    """Two sizes in one op, two calls of attention in one layer; each has its part of what the timed steps took."""
+    analysis = full_analysis()
+    first, second = analysis.products
+    products = (first, replace(second, calls_per_step=26.0))  # with the first: the 28 calls of its op
+    call = replace(analysis.attention_calls[0], time_per_step_ns=300 * US)
+    other = replace(call, causal=False, time_per_step_ns=100 * US)
+    backward = replace(call, phase="backward", backend="math")  # the timed steps have none
+    timed = sum(row.time_ns for row in analysis.attention if (row.layer, row.phase) == (call.layer, call.phase))
+    steps = len(analysis.steps)
+    assert timed
+    analysis = replace(analysis, products=products, attention_calls=(call, other, backward))
+    page = opened(analysis)
+    show(page, "shapes")
+    shapes = table_of(page, "shapes")
+    shapes.assert_shows("time_per_step_us", [600, 180])
+    shapes.assert_shows("timed_us", [800 * 600 / 780, 800 * 180 / 780])
+    show(page, "attention")
+    calls = table_named(page, "attention", "Calls")
+    assert calls.texts("causal") == ["yes", "no", "yes"]
+    calls.assert_shows("time_per_step_us", [300, 100, 300])
+    calls.assert_shows("timed_us", [timed / steps / 1000 * 0.75, timed / steps / 1000 * 0.25, None])
+    headings = page.evaluate("[...document.querySelectorAll('#view-attention th')].map(one => one.innerText)")
+    assert any(text.startswith("Time with shapes") for text in headings)
+    comparable = {**analysis.summary.get("comparable", {}), "shapes_in_timed_steps": True}
+    page = opened(replace(analysis, summary={**analysis.summary, "comparable": comparable}))
+    show(page, "shapes")
+    assert "timed_us" not in table_of(page, "shapes").rows[0]
+
+
+def test_memory_by_hand(full: Page) -> None:
+    show(full, "memory")
+    allocations = table_named(full, "memory", "Largest allocations")
+    allocations.assert_shows("size_bytes", [64 << 20, 16 << 20])
+    allocations.assert_shows("allocated_us", [2000, 2500])
+    allocations.assert_shows("released_us", [None, 3750])
+    ops = table_named(full, "memory", "Operators by what")
+    assert ops.texts("op") == ["aten::mm", "aten::_foreach_sqrt", "(outside of all ops)"]
+    ops.assert_shows("kept_bytes", [800 << 20, 0, None])
+    changes = table_named(full, "memory", "What would lower")
+    changes.assert_shows("saves_bytes", [150 << 20, 16 << 20])
+    changes.assert_shows("costs_us", [12300, None])
+
+
+def test_bytes_have_no_parts(full: Page) -> None:
+    texts = full.evaluate("[4, 1000, 1536].map(page.format.bytes).concat(page.format.us(4))")
+    assert texts == ["4 B", "1,000 B", "1.500 KiB", "4.000 µs"]
+
+
+def test_names_of_kernels_can_be_told_apart(opened: Opener) -> None:
+    native = "void at::native::vectorized_elementwise_kernel<4, at::native::"
+    tail = ", std::array<char*, 2ul> >(int, at::native::CUDAFunctorOnSelf_add<float>, std::array<char*, 2ul>)"
+    names = [
+        f"{native}CUDAFunctor_add<float>{tail}",
+        f"{native}AUnaryFunctor<float, float, float, at::native::binary_internal::MulFunctor<float> >{tail}",
+        "cudnn_infer_volta_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_version_1",
+        "cudnn_infer_volta_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_version_2",
+        "cudnn_infer_volta_scudnn_winograd_128x128_ldg1_ldg4_mask_tile148t_nt_version_2",
+    ]
+    analysis = full_analysis()
+    rows = tuple(replace(analysis.kernels[0], name=name) for name in names)
+    page = opened(replace(analysis, kernels=rows))
+    show(page, "kernels")
+    shown = table_of(page, "kernels").texts("name")
+    assert len(set(shown)) == len(names)
+    assert ["CUDAFunctor_add" in shown[0], "MulFunctor" in shown[1]] == [True, True]
+    assert not any("void" in text or "native::" in text for text in shown)
+    assert page.evaluate("document.querySelector('#view-kernels tbody .name').closest('td, [title]').title != ''")
+
+
+@pytest.mark.parametrize("view", ["operators", "kernels", "waits", "shapes", "attention"])
+def test_tables_fit_a_usual_window(full: Page, view: str) -> None:
+    show(full, view)
+    over = f"[...document.querySelectorAll('#view-{view} .scroller')].map(one => one.scrollWidth - one.clientWidth)"
+    assert set(full.evaluate(over)) == {0}

@@ -1,0 +1,71 @@
+"""The step on the clock in a comparison: till the CPU and the devices are done, as in every report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from profiler_wrapper.analysis.analyse import analyse
+from profiler_wrapper.analysis.compare import compare
+from profiler_wrapper.analysis.compare_verdict import CLOCK
+from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.step_windows import step_times_ns
+from profiler_wrapper.reports.compare_text import compare_text
+from profiler_wrapper.reports.describe import step_time_in_words
+from recordings import Trace
+
+US = 1000
+
+
+def run_ahead(kernel_us: int, *, steps: int = 4) -> Analysis:
+    """Steps of 100 us on the CPU, each with a kernel of `kernel_us`: the device is what a step waits for."""
+    trace, device_free = Trace(), 0
+    for step in range(steps):
+        begin = step * 100 * US
+        trace.annotation(f"ProfilerStep#{step}", begin, begin + 100 * US)
+        trace.mark(".", begin, begin + 90 * US, class_name="Net")
+        start = max(device_free, begin + 20 * US)
+        device_free = start + kernel_us * US
+        trace.op("aten::mm", begin + 10 * US, begin + 30 * US)
+        trace.kernel("gemm_kernel", start, device_free, launched=begin + 15 * US)
+    return analyse(trace.recording())
+
+
+def without_ends(analysis: Analysis) -> Analysis:
+    return replace(analysis, overview=None)
+
+
+def test_a_step_ends_when_its_device_does() -> None:
+    found = compare(run_ahead(300), run_ahead(450))
+    clock = found.total(CLOCK)
+    assert step_times_ns(run_ahead(300)) == (320 * US, 300 * US, 300 * US, 300 * US)  # the CPU alone: 100 us each
+    assert (clock.a, clock.b) == (pytest.approx(300 * US), pytest.approx(450 * US))
+    assert clock.decision == "slower"
+    assert "step takes 0.300 ms" in step_time_in_words(run_ahead(300))
+    assert not any(CLOCK in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "silent"),
+    [
+        (without_ends(run_ahead(300)), run_ahead(450), "a does"),
+        (run_ahead(300), without_ends(run_ahead(450)), "b does"),
+        (without_ends(run_ahead(300)), without_ends(run_ahead(450)), "a and b do"),
+    ],
+)
+def test_where_a_side_does_not_tell_both_are_of_the_cpu(a: Analysis, b: Analysis, silent: str) -> None:
+    found = compare(a, b)
+    clock = found.total(CLOCK)
+    assert (clock.a, clock.b) == (pytest.approx(100 * US), pytest.approx(100 * US))
+    assert clock.decision == "no difference"
+    (note,) = (note for note in found.notes if note.startswith(CLOCK))
+    assert note == f"{CLOCK}: from begin to end on the CPU, because {silent} not tell when a step's device events end"
+    assert note in " ".join(line.strip() for line in compare_text(found).splitlines())
+
+
+def test_a_side_without_steps_has_no_time_of_a_step() -> None:
+    whole = replace(without_ends(run_ahead(300)), steps=())
+    clock = compare(whole, run_ahead(450)).total(CLOCK)
+    assert clock.a is None and clock.b == pytest.approx((470 + 3 * 450) * US / 4)
+    assert (clock.change, clock.decision) == (None, "not judged")
