@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,11 +41,13 @@ from profiler_wrapper.analysis.time_rows import (
 from profiler_wrapper.analysis.trace_run import run_of_trace
 from profiler_wrapper.analysis.work_rows import keys_of_work, with_work
 from profiler_wrapper.recording.attempt import attempt
-from profiler_wrapper.recording.columns import Recording
+from profiler_wrapper.recording.columns import Category, Recording
 from profiler_wrapper.recording.holdings import Holding, read_holdings
 from profiler_wrapper.recording.shapes import Shapes
 
 _UNEVEN = 1.5  # times the median step
+_LAUNCH = re.compile(r"(cu|cuda|hip)[A-Z]\w*Launch|(cu|cuda|hip)Launch")
+_NO_DEVICE = "kernels were launched, and no event of the device that ran them is in the trace"
 _OF_USE_WITH_A_TRACE_ONLY = ("compiled", "held")  # of what is known of a run
 
 
@@ -139,6 +142,8 @@ def tables(
 
 def _work(found: Attributed) -> WorkCount | str:
     """FLOPs and bytes as the recording tells them, or why it does not."""
+    if _device_is_missing(found):
+        return _NO_DEVICE
     try:
         return work_of_recording(found)
     except Exception as error:  # the times are known, and are worth more
@@ -229,5 +234,14 @@ def _notes(found: Attributed, memory: DeviceMemory | None) -> list[str]:
         held = "only what model and optimizers held counts from before"
         before = held if len(memory.told) else "memory counts from the recording on"
         notes.append(f"on a CPU, {before}; reserved is not available")
+    if _device_is_missing(found):
+        notes.append(f"times are those of the CPU: {_NO_DEVICE}")
     notes += _uneven_steps(found.steps)
     return notes
+
+
+def _device_is_missing(found: Attributed) -> bool:
+    """Kernels were launched, and what the device did is not in the trace, as where it is torn."""
+    spans = found.recording.spans
+    launches = np.array([_LAUNCH.match(name) is not None for name in found.recording.names], dtype=np.bool_)
+    return found.charges.basis == "cpu" and bool((launches[spans.name] & (spans.category == Category.RUNTIME)).any())

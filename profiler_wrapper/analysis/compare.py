@@ -51,7 +51,8 @@ def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -
     decision = _decision(changes.total.shift, changes.total.beyond_noise)
     if side_a.marked != side_b.marked or a.time_basis != b.time_basis:
         decision = "not judged"
-    total_delta_ns = side_a.total_ns * math.expm1(changes.total.shift) if changes.total.beyond_noise else None
+    changed = changes.total.beyond_noise
+    total_delta_ns = typical(side_a.step_totals()) * math.expm1(changes.total.shift) if changed else None
     found = culprits(paired, changes, total_delta_ns)
     different = differences(traits(a), traits(b))
     notes = tuple(_notes(side_a, side_b, changes))

@@ -22,6 +22,7 @@ from profiler_wrapper.analysis.noise import (
     Change,
     Float,
     clearly_apart,
+    level,
     own_spread,
     ratio_change,
     series_change,
@@ -189,7 +190,7 @@ def _judged(
     if all_alike and not on_cpu:
         error = np.hypot(shifts.error, common_error)
         beyond = (np.abs(shifts.shift) > np.maximum(least, shifts.critical * error)) | plain
-    before = np.exp(np.log(a).mean(axis=1))
+    before = np.exp(level(np.log(a)))  # as `typical` of the step has it
     base = 0.0 if all_alike and not on_cpu else shifts.common
     for i, key in enumerate(keys):
         shift, error_of = float(shifts.shift[i]), float(shifts.error[i])

@@ -18,6 +18,7 @@ from profiler_wrapper.reports.folding import Fold, LayerTotal, Odd, Tree, layer_
 RowKind = Literal["layer", "median", "odd", "outside", "unattributed", "total"]
 
 MOST_ODD = 3
+_FEWEST_OUTSIDE = 3  # rows for what is in no layer, so that the optimizer keeps its own
 _NEARLY_ALL = 0.9
 _TRIFLE = 0.01  # of the time: what is not told of so little leaves the total known
 # In which column the time of a phase is shown.
@@ -106,7 +107,7 @@ def table_rows(analysis: Analysis, *, most: int, order: Order = "cost") -> Table
     """
     steps = _Steps(analysis)
     few = max(1, (most - 6) // 5)
-    outside = _merged(_outside_rows(analysis, steps), few, "other work outside layers")
+    outside = _merged(_outside_rows(analysis, steps), max(few, _FEWEST_OUTSIDE), "other work outside layers")
     unattributed = _merged(_unattributed_rows(analysis, steps), few, "(unattributed) other reasons")
     totals = layer_totals(analysis)
     shown, rest = choose(

@@ -238,8 +238,10 @@ def _work_columns(rows: Sequence[TableRow]) -> list[_Column]:
     """
     most = max((row.flops or 0 for row in rows), default=0)
     fastest = max((_flop_per_ns(row) or 0 for row in rows), default=0)
-    unit, size = ("TFLOP", 1e12) if most >= 1e13 else ("GFLOP", 1e9)
-    rate_unit, rate_size = ("TFLOP/s", 1e3) if fastest >= 1e3 else ("GFLOP/s", 1.0)
+    unit, size = ("TFLOP", 1e12) if most >= 1e13 else ("GFLOP", 1e9) if most >= 1e7 else ("MFLOP", 1e6)
+    rate_unit, rate_size = (
+        ("TFLOP/s", 1e3) if fastest >= 1e3 else ("GFLOP/s", 1.0) if fastest >= 0.01 else ("MFLOP/s", 1e-3)
+    )
     return [
         _Column("work", unit, lambda row: row.flops or None, _number(most, size), 14),
         _Column("speed", rate_unit, _flop_per_ns, _number(fastest, rate_size), 9),

@@ -227,3 +227,14 @@ def test_the_backward_of_attention_made_of_plain_ops_is_attention_too() -> None:
     assert charged(found, "scores") == ("attn", "backward", "attention", "math")
     assert charged(found, "projection")[3] == ""
     assert charged(found, "recomputed")[1:] == ("recompute", "other", "")
+
+
+def test_a_trace_that_lost_its_device_says_so_and_has_no_speeds() -> None:
+    trace = Trace().annotation("ProfilerStep#1", 0, 1000).mark("a", 0, 900).op("aten::mm", 100, 800)
+    alone = analyse(trace.recording())
+    torn = analyse(trace.launch(700, 710, correlation=3).recording())
+    lost = "kernels were launched, and no event of the device that ran them is in the trace"
+    assert torn.time_basis == alone.time_basis == "cpu"
+    assert f"times are those of the CPU: {lost}" in torn.warnings
+    assert f"FLOPs and bytes moved are not available, because {lost}" in torn.warnings
+    assert not any(lost in warning for warning in alone.warnings)

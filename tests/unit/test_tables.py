@@ -157,7 +157,8 @@ def test_what_is_followed_stands_below_the_total_and_is_no_part_of_it() -> None:
 def test_rows_in_one_are_counted() -> None:
     outside: dict[Phase, float] = {"optimizer": 50.0, "other": 40.0, "backward": 30.0, "forward": 20.0}
     labels = [row.label for row in table_rows(llama(4, outside_us=outside), most=12).rows]
-    assert "other work outside layers (4 rows)" in labels
+    assert "optimizer" in labels
+    assert "other work outside layers (2 rows)" in labels
 
 
 def test_many_roots_still_add_up() -> None:

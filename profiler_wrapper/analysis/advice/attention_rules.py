@@ -237,7 +237,7 @@ def attention_unfused(facts: Facts) -> Iterator[Finding]:
             f"all that these layers do themselves but for projections: {duration(time_ns)} of {facts.time_name} a "
             f"step; the softmax {duration(softmax_ns)} of it, the two products {duration(products_ns)}",
             *([f"they keep, and need while they run, {size(kept)}; the scores are a part of it"] if kept else []),
-            "saves at most: as if all that vanished"
+            f"saves at most: as if all that vanished{_around(facts)}"
             + (f", but for the {duration(least_ns)} that half of its products take at the peak" if least_ns else "")
             + "; a fused kernel makes the products too, and never writes the scores to memory",
         ),
@@ -253,6 +253,10 @@ def attention_unfused(facts: Facts) -> Iterator[Finding]:
             "calls_per_step": per_step,
         },
     )
+
+
+def _around(facts: Facts) -> str:
+    return "" if facts.on_device else ", with the Python around these ops (wall time of the typical step)"
 
 
 def _least_of_products_ns(facts: Facts, layers: Iterable[str]) -> float:

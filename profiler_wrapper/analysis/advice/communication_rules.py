@@ -44,7 +44,7 @@ def communication_bound(facts: Facts) -> Iterator[Finding]:
         most[f"{row.collective} ({row.phase})"] += row.time_ns
     if most:
         evidence.append(
-            "most in " + ", ".join(f"{name} {duration(t / facts.steps)}" for name, t in most.most_common(2))
+            "most in " + ", ".join(f"{name} {duration(facts.wall_per_step_ns(t))}" for name, t in most.most_common(2))
         )
     yield Finding(
         id="communication-bound",
@@ -69,10 +69,10 @@ def exposed_communication(facts: Facts) -> Iterator[Finding]:
         if row.exposed_ns:
             groups[row.collective, row.phase, split_number(row.layer or "")[0]].append(row)
     for (collective, phase, _), rows in groups.items():
-        exposed = sum(row.exposed_ns or 0 for row in rows) / facts.steps
+        exposed = facts.wall_per_step_ns(sum(row.exposed_ns or 0 for row in rows))
         if exposed <= EXPOSED_SHARE * facts.step_ns:
             continue
-        whole = sum(row.time_ns for row in rows) / facts.steps
+        whole = facts.wall_per_step_ns(sum(row.time_ns for row in rows))
         layers = tuple(dict.fromkeys(row.layer for row in rows if row.layer))
         place = f" before {where(layers)}" if collective == "all_gather" and layers else ""
         place = place or (f" in {where(layers)}" if layers else "")

@@ -64,7 +64,7 @@ def slow_optimizer(facts: Facts) -> Iterator[Finding]:
             evidence=(
                 f"{ops / facts.steps:,.0f} ops a step for {count(parameters, 'parameter')}, none of them _fused_ or "
                 f"_foreach_; {_most(steps)}",
-                f"its step takes {duration(wall_ns)} on the CPU, {duration(time_ns)} of {facts.time_name}",
+                f"its step takes {duration(wall_ns)} on the clock, {duration(time_ns)} of {facts.time_name} in its ops",
                 *(f"fused={one.get('fused')}, foreach={one.get('foreach')} as it was made" for one in settings[:1]),
                 "saves at most: as if the optimizer's step took no time at all",
             ),

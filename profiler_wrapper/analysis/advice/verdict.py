@@ -48,7 +48,7 @@ def _where_it_goes(facts: Facts) -> str:
     if not total:
         return f"no op of {step} took time of its own"
     busy = _busy_share(facts)
-    said, of = "", f"the {facts.time_name} of {step}"
+    said, of = "", f"the {work} of {facts.time_name} in {step}"
     if facts.total_ns < analysis.time.total_ns:  # the table has what was launched before it too
         of = f"the {work} of {facts.time_name} that {step} launched"
     if busy is not None and busy < _IDLE:
