@@ -1,11 +1,13 @@
-"""Trains a Llama in a process whose memory is limited: `python exhausting_training.py DIRECTORY CASE [REMEDY]`.
+"""Trains Llamas in processes whose memory is limited: `python exhausting_training.py DIRECTORY CASE[.REMEDY]...`.
 
 Cases: `logits` (a large vocabulary), `blocks` (many blocks), `later` (a huge tensor after the recording).
-Remedies: `half` of the batch, `checkpoint`.
+Remedies: `half` of the batch, `checkpoint`. A training is a fork of the process that imported what all need, which
+takes longer than to train; it has DIRECTORY/CASE[.REMEDY] for its run, `stderr` and `ended`, the status it ended with.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from pathlib import Path
@@ -18,11 +20,11 @@ import profiler_wrapper as pw
 MIB = 1 << 20
 TOKENS = 256
 CASES = {
-    "logits": {"vocab_size": 200_000, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "batch": 4},
-    "blocks": {"vocab_size": 500, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 16, "batch": 8},
+    "logits": {"vocab_size": 100_000, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "batch": 4},
+    "blocks": {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 16, "batch": 16},
     "later": {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "batch": 1},
 }
-LIMIT_MIB = {"logits": 2300, "blocks": 330, "later": 3000}  # beyond what the process has before it trains
+LIMIT_MIB = {"logits": 1150, "blocks": 330, "later": 3000}  # beyond what the process has before it trains
 
 
 def limit_memory(more_mib: int) -> None:
@@ -30,7 +32,7 @@ def limit_memory(more_mib: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more_mib * MIB,) * 2)
 
 
-def main(directory: str, case: str, remedy: str = "") -> None:
+def train(directory: Path, case: str, remedy: str) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     config = dict(CASES[case])
@@ -57,5 +59,19 @@ def main(directory: str, case: str, remedy: str = "") -> None:
             torch.empty(LIMIT_MIB[case] * MIB, dtype=torch.uint8)
 
 
+def main(directory: Path, *names: str) -> None:
+    for name in names:
+        (directory / name).mkdir()
+        child = os.fork()
+        if not child:
+            said = os.open(directory / name / "stderr", os.O_CREAT | os.O_WRONLY)
+            os.dup2(said, sys.stderr.fileno())
+            case, _, remedy = name.partition(".")
+            train(directory / name, case, remedy)
+            return  # the process ends as one that only trained
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        (directory / name / "ended").write_text(str(ended))
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(Path(sys.argv[1]), *sys.argv[2:])

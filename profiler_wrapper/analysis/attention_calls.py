@@ -93,9 +93,12 @@ def attention_made(found: Attributed, *, ran: Bool | None = None) -> AttentionMa
 
 
 def attention_call_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most: int) -> tuple[AttentionCallRow, ...]:
-    """A row for equal calls in each layer and phase, the `most` expensive of them, dearest first."""
-    made = attention_made(found, ran=ops.ran)
-    entry_of, backend_of = made.entry_of, made.backend_of
+    """A row for equal calls in each layer and phase, the `most` expensive of them, dearest first.
+
+    Time is that of the events that are attention in every other table too: where all calls are described, the rows
+    of a layer, phase and backend add up to its `AttentionRow`.
+    """
+    entry_of = attention_made(found, ran=ops.ran).entry_of
     described: dict[tuple[int, int], _Call | None] = {}
     names, name_of = found.recording.names, found.recording.spans.name
     charges, places = found.charges, found.attribution.places
@@ -103,9 +106,9 @@ def attention_call_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most
     times: dict[_Key, int] = defaultdict(int)
     launched = charges.cpu_span >= 0
     owner = np.where(launched, entry_of[np.where(launched, charges.cpu_span, 0)], -1)
-    members = np.flatnonzero(owner >= 0)
-    rows = zip(owner[members].tolist(), charges.place[members].tolist(), charges.time_ns[members].tolist(), strict=True)
-    for entry, at, time_ns in rows:
+    members = np.flatnonzero((owner >= 0) & (charges.backend >= 0))
+    columns = (owner, charges.place, charges.backend, charges.time_ns)
+    for entry, at, backend, time_ns in zip(*(column[members].tolist() for column in columns), strict=True):
         if entry not in shapes:
             continue
         told = (int(name_of[entry]), shapes.number(entry))
@@ -114,7 +117,7 @@ def attention_call_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most
         call = described[told]
         if call is not None:
             place = places[at]
-            key = _Key(found.layer_name(place) or "", place.phase, backend_of.get(entry, "math"), call)
+            key = _Key(found.layer_name(place) or "", place.phase, classes.BACKENDS[backend], call)
             calls[key].add(entry)
             times[key] += time_ns
     steps = max(1, len(found.steps))

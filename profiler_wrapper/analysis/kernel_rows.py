@@ -1,4 +1,4 @@
-"""Kernels, copies and sets, one row per launch configuration."""
+"""Kernels, copies and sets, one row per launch configuration and class."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ _MOST = 3  # ops and layers of a row
 def kernel_rows(found: Attributed) -> tuple[KernelRow, ...]:
     """The kernels of an attributed recording, the most expensive first.
 
-    A row is a name with a grid, a block, registers and shared memory; copies and sets are rows by name. Times
-    and counts add up to those of all device events exactly: past 1,000 rows the rest are one last row, `(others)`.
-    Without device events there are none.
+    A row is a name with a grid, a block, registers and shared memory, and one class: what several kinds of work
+    launch (copies made for attention, and others) has a row for each, so that rows by class add up to `classes`.
+    Copies and sets are rows by name. Times and counts add up to those of all device events exactly: past 1,000
+    rows the rest are one last row, `(others)`, under the class of most of its time. Without device events there
+    are none.
     """
     if found.charges.basis != "device" or not len(found.charges):
         return ()
@@ -37,7 +39,7 @@ def kernel_rows(found: Attributed) -> tuple[KernelRow, ...]:
 
 
 class _Table:
-    """Sums per key: a name and a launch configuration. Keys are in order of time, the most expensive first."""
+    """Sums per key: a name, a launch configuration and a class. Keys are in order of time, the most expensive first."""
 
     def __init__(self, found: Attributed) -> None:
         self.found = found
@@ -48,6 +50,7 @@ class _Table:
         launch = np.where(self.is_kernel, launch, 0)
         name = recording.spans.name[charges.span].astype(np.int64)
         keys = (name * 2 + self.is_kernel) * (launch.max(initial=0) + 1) + launch
+        keys = keys * len(classes.CLASSES) + charges.work
         _, first, key = np.unique(keys, return_index=True, return_inverse=True)
         time_ns = _sums(key, charges.time_ns, len(first))
         order = np.lexsort((first, -time_ns))

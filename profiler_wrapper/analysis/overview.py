@@ -2,8 +2,9 @@
 
 The figures are those of the TensorBoard profiler's overview, by its definitions: torch_tb_profiler 0.4.3,
 `event_parser.py` (what counts as what), `overall_parser.py` (the order), `gpu_metrics_parser.py`. Where ours differ:
-communication is known by what a kernel is and not by five names; annotations are no CPU time, for they change with
-what a user names; nothing is counted between steps.
+communication is known by what a kernel is and not by five names, and where there are device events it is kernels
+only: what the CPU does to launch them is the CPU's; annotations are no CPU time, for they change with what a user
+names; nothing is counted between steps.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def _splits(found: Attributed, windows: StepWindows) -> tuple[StepSplit, ...]:
 def _by_priority(found: Attributed) -> list[Int64]:
     """Spans by what their time is: kernel, memcpy, memset, communication, runtime, data loader, CPU.
 
-    Communication is kernels that move data between ranks, and ops and annotations of the CPU that do.
+    Communication is kernels that move data between ranks; without device events, ops and annotations that do.
     """
     recording, charges = found.recording, found.charges
     category, name = recording.spans.category, recording.spans.name
@@ -126,9 +127,10 @@ def _by_priority(found: Attributed) -> list[Int64]:
     communicates &= category == Category.KERNEL
     on_cpu: Bool = (category == Category.CPU_OP) | (category == Category.ANNOTATION)
     is_mark = np.array([parse_mark(text) is not None for text in recording.names], dtype=np.bool_)[name]
-    between_ranks = np.array([classes.class_of_op(text) == "communication" for text in recording.names], np.bool_)[name]
     loads = np.array([text.startswith(_DATALOADER) for text in recording.names], dtype=np.bool_)[name]
-    communicates |= on_cpu & between_ranks & ~is_mark
+    if charges.basis != "device":
+        moves = [classes.class_of_op(text) == "communication" for text in recording.names]
+        communicates |= on_cpu & np.array(moves, dtype=np.bool_)[name] & ~is_mark
     kinds = (
         (category == Category.KERNEL) & ~communicates,
         category == Category.MEMCPY,

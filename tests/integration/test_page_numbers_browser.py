@@ -9,6 +9,7 @@ import pytest
 
 from browser import CHROMIUM, NO_CHROMIUM, Page
 from page_tables import Opener, show, table_named, table_of, tooltip_of_cell
+from profiler_wrapper.analysis.model import Analysis, ClassRow, UnattributedRow
 from sample_results import llama
 from sample_views import US, full_analysis, overview, products
 
@@ -139,11 +140,24 @@ def test_shapes_and_attention_by_hand(full: Page) -> None:
     calls.assert_shows("calls_per_step", [4])
 
 
+def with_own_times(analysis: Analysis, own_us: dict[str, int]) -> Analysis:
+    """With so much self time in forward, in each step."""
+    steps = len(analysis.steps)
+    layers = (
+        replace(row, self_time_ns=own_us[row.layer] * US * steps)
+        if row.phase == "forward" and row.layer in own_us
+        else row
+        for row in analysis.layers
+    )
+    return replace(analysis, layers=tuple(layers))
+
+
 def test_calls_with_shapes_show_the_time_of_the_timed_steps_too(opened: Opener) -> None:
     """Two sizes in one op, two calls of attention in one layer; each has its part of what the timed steps took."""
     analysis = full_analysis()
     first, second = analysis.products
     products = (first, replace(second, calls_per_step=26.0))  # with the first: the 28 calls of its op
+    own_us = {first.layer: 700, second.layer: 150}  # of each step
     call = replace(analysis.attention_calls[0], time_per_step_ns=300 * US)
     other = replace(call, causal=False, time_per_step_ns=100 * US)
     backward = replace(call, phase="backward", backend="math")  # the timed steps have none
@@ -151,11 +165,13 @@ def test_calls_with_shapes_show_the_time_of_the_timed_steps_too(opened: Opener) 
     steps = len(analysis.steps)
     assert timed
     analysis = replace(analysis, products=products, attention_calls=(call, other, backward))
+    analysis = with_own_times(analysis, own_us)
     page = opened(analysis)
     show(page, "shapes")
     shapes = table_of(page, "shapes")
-    shapes.assert_shows("time_per_step_us", [600, 180])
-    shapes.assert_shows("timed_us", [800 * 600 / 780, 800 * 180 / 780])
+    shapes.assert_shows("time_per_step_us", [180, 600])
+    shapes.assert_shows("timed_us", [650, 150])  # 800 in the proportions of 180 and 600, but not more than the layer
+    assert shapes.texts("layer") == [first.layer, second.layer]
     show(page, "attention")
     calls = table_named(page, "attention", "Calls")
     assert calls.texts("causal") == ["yes", "no", "yes"]
@@ -163,6 +179,10 @@ def test_calls_with_shapes_show_the_time_of_the_timed_steps_too(opened: Opener) 
     calls.assert_shows("timed_us", [timed / steps / 1000 * 0.75, timed / steps / 1000 * 0.25, None])
     headings = page.evaluate("[...document.querySelectorAll('#view-attention th')].map(one => one.innerText)")
     assert any(text.startswith("Time with shapes") for text in headings)
+    page = opened(with_own_times(analysis, {**own_us, first.layer: 7000}))  # most of it is other work
+    show(page, "shapes")
+    assert "timed_us" not in table_of(page, "shapes").rows[0]
+    assert "is not known" in page.text("#view-shapes .note")
     comparable = {**analysis.summary.get("comparable", {}), "shapes_in_timed_steps": True}
     page = opened(replace(analysis, summary={**analysis.summary, "comparable": comparable}))
     show(page, "shapes")
@@ -214,3 +234,122 @@ def test_tables_fit_a_usual_window(full: Page, view: str) -> None:
     show(full, view)
     over = f"[...document.querySelectorAll('#view-{view} .scroller')].map(one => one.scrollWidth - one.clientWidth)"
     assert set(full.evaluate(over)) == {0}
+
+
+def texts_of_findings(page: Page) -> list[str]:
+    show(page, "summary")
+    return page.texts("#view-summary .card .savings")
+
+
+def test_the_share_of_a_saving_follows_from_the_two_numbers_beside_it(opened: Opener) -> None:
+    """313 us of steps of 10 ms, whatever share of the device time the finding is about."""
+    analysis = full_analysis()
+    (finding,) = analysis.summary["findings"]
+    peak = dict(analysis.memory["peak"], reserved_bytes=4 << 30, allocated_bytes=2 << 30)
+    sizes = {"saves_at_most_us": None, "saves_at_most_bytes": 1 << 30, "share": 0.9}
+    findings = [
+        finding,
+        {**finding, "id": "fragmentation", **sizes},
+        {**finding, "id": "recompute-would-help", **sizes},
+        {**finding, **sizes, "saves_at_most_bytes": None},
+    ]
+    page = opened(
+        replace(analysis, summary={**analysis.summary, "findings": findings}, memory={**analysis.memory, "peak": peak})
+    )
+    time, fragments, recompute, unknown = texts_of_findings(page)
+    assert "313.0 µs a step" in time and "3.1 % of a step of 10.00 ms (median)" in time
+    assert "25.0 % of the 4.000 GiB reserved at the peak" in fragments
+    assert "50.0 % of the 2.000 GiB allocated at the peak" in recompute
+    assert "%" not in unknown
+    page = opened(replace(analysis, overview=None, utilization=None, steps=()))
+    span = page.evaluate("page.format.us(page.data.time.span_us)")
+    assert f"of the trace's {span}" in texts_of_findings(page)[0]
+
+
+def test_attention_without_a_layer_is_a_line_of_its_own(opened: Opener) -> None:
+    """The total is that of the class in the Overview."""
+    analysis = full_analysis()
+    known = sum(row.time_ns for row in analysis.attention)
+    of_class = sum(row.time_ns for row in analysis.classes if row.class_name == "attention")
+    more = ClassRow(class_name="attention", phase="other", time_ns=known - of_class + 300 * US, count=3)
+    before = (UnattributedRow(reason="launched before the trace", time_ns=300 * US, count=3),)
+    page = opened(replace(analysis, classes=(*analysis.classes, more), unattributed=before))
+    show(page, "summary")
+    assert "launched before the trace: 100.0 µs" in page.text("#view-summary .figures")
+    show(page, "attention")
+    title = page.text("#view-attention figcaption")
+    assert page.evaluate(f"page.format.us({(known + 300 * US) / 3000!r})") in title
+    table = table_of(page, "attention")
+    assert "launched before the trace" in table.texts("backend")
+    assert sum(value or 0 for value in table.numbers("time_us")) == pytest.approx((known + 300 * US) / 3000, abs=0.01)
+
+
+def test_classes_of_kernels_are_those_of_the_overview(opened: Opener) -> None:
+    """The bar counts each event under its own class, as the Overview does."""
+    page = opened(full_analysis())
+    show(page, "overview")
+    classes = table_named(page, "overview", "Classes of work")
+    told = dict(zip(classes.texts("name"), classes.numbers("time"), strict=True))
+    show(page, "kernels")
+    for text in page.texts("#view-kernels .shares:nth-of-type(1) .legend button"):
+        name, number, unit = text.rsplit("(", 1)[0].split()
+        us = float(number.replace(",", "")) * {"ms": 1000, "µs": 1}[unit]
+        assert us == pytest.approx(told.pop(name) or 0, rel=1e-3)
+    assert not any(told.values())
+
+
+def test_eager_attention_is_told_with_its_layers(opened: Opener) -> None:
+    """No fused attention, but a finding about single ops."""
+    analysis = full_analysis()
+    (finding,) = analysis.summary["findings"]
+    eager = {**finding, "id": "attention-fallback", "title": "attention is made of single ops", "details": {}}
+    bare = replace(
+        analysis,
+        attention=(),
+        attention_calls=(),
+        classes=tuple(row for row in analysis.classes if row.class_name != "attention"),
+        summary={**analysis.summary, "findings": [eager]},
+    )
+    page = opened(bare)
+    show(page, "attention")
+    notice = page.text("#view-attention .notice")
+    assert "single ops (eager): no fused attention ran. Attention is made of single ops" in notice
+    layers = {row.layer for row in bare.layers if row.kind == "attention"}
+    assert set(table_of(page, "attention").texts("layer")) == layers
+
+
+def test_figures_say_which_are_means_and_which_is_a_median(full: Page) -> None:
+    show(full, "summary")
+    text = full.text("#view-summary .figures")
+    assert "median of 3 steps" in text and "mean of 3 steps" in text
+    assert "kernels run in 74.0 % of the steps' wall time" in text  # as the Overview's utilisation
+    show(full, "overview")
+    assert "mean of 3 steps" in full.text("#view-overview")
+    assert all(text.startswith("median ") for text in full.texts("#view-overview .bars figcaption .quiet"))
+
+
+def test_phases_of_the_memory_curve_end_with_their_step(opened: Opener) -> None:
+    """The trace of an optimizer's step that is open when the recording stops lasts until then."""
+    analysis = full_analysis()
+    curve = analysis.memory["curve"]
+    last = curve["end_us"]
+    phases = [{"phase": "optimizer", "start_us": at} for at in (100.0, last - 100.0)]
+    steps = [{"step": 2, "start_us": 0.0, "end_us": 300.0}, {"step": 3, "start_us": 350.0, "end_us": last}]
+    longer = {**curve, "end_us": last + 5000.0, "phases": phases, "steps": steps}
+    page = opened(replace(analysis, memory={**analysis.memory, "curve": longer}))
+    show(page, "memory")
+    ends = page.evaluate(
+        """document.querySelector("#view-memory .chart").data.filter(one => one.type === "bar")
+             .flatMap(one => one.x.map((length, i) => one.base[i] + length))"""
+    )
+    (tick,) = page.evaluate(f"[page.timeUnit(Math.max(1000, {last + 5000.0}))[0]]")
+    assert ends == pytest.approx([300 / tick, last / tick])
+
+
+def test_folded_tables_say_how_many_rows_are_shown(full: Page) -> None:
+    show(full, "layers")
+    shown = full.count("#view-layers tbody tr")
+    told = full.text("#view-layers .shown")
+    full.wait("document.querySelector('#view-layers .shown')")
+    assert told.startswith(f"{shown} shown of ") or told == f"{shown} rows"
+    assert shown < full.evaluate("document.querySelector('#view-layers .table').table.options.rows.length")

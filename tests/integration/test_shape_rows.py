@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
 
@@ -14,8 +16,9 @@ from torch.nn.functional import scaled_dot_product_attention
 import profiler_wrapper as pw
 from models import build, optimizer_of, train_step
 from profiler_wrapper.analysis.analyse import tables
+from profiler_wrapper.analysis.attention_calls import ENTRY
 from profiler_wrapper.analysis.flop_ops import FlopOps
-from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.model import Analysis, AttentionRow
 from profiler_wrapper.analysis.product_rows import product_rows
 from profiler_wrapper.analysis.shape_rows import shape_rows
 from profiler_wrapper.analysis.view_model import AttentionCallRow, ProductRow
@@ -158,6 +161,36 @@ def test_dropout_a_mask_and_grouped_heads_are_told(tmp_path: Path) -> None:
     assert (masked.backend, masked.mask, masked.causal) == ("flash", True, False)
     grouped = calls_of(Attends(key_heads=2, enable_gqa=True), tmp_path / "grouped")["forward"]
     assert (grouped.backend, grouped.grouped, grouped.key_shape) == ("flash", True, (2, 2, 16, 8))
+
+
+def by_place(rows: Iterable[AttentionCallRow | AttentionRow], steps: int = 1) -> dict[tuple[str, str, str], int]:
+    """Time of a step by layer, phase and backend."""
+    times: Counter[tuple[str, str, str]] = Counter()
+    for row in rows:
+        spent = row.time_per_step_ns if isinstance(row, AttentionCallRow) else row.time_ns / steps
+        times[row.layer, row.phase, row.backend] += round(spent)
+    return dict(times)
+
+
+def test_the_time_of_calls_is_that_of_attention_everywhere_else() -> None:
+    """What torch's dispatch of a call takes itself is no attention in any table."""
+    name = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    sizes = [2, 4, 16, 64]
+    inputs = OpShapes(dims=(sizes,) * 3, types=("float",) * 3, concrete=("",) * 3)
+    by_hand = Trace().mark("attention", 0, 100).op(ENTRY, 10, 60).op(name, 20, 50).op("aten::empty", 30, 35)
+    told = analysed(by_hand, {ENTRY: inputs})
+    (row,) = told.attention_calls
+    assert row.time_per_step_ns == 30
+    assert by_place(told.attention_calls) == by_place(told.attention) == {("attention", "forward", "flash"): 30}
+
+
+@pytest.mark.parametrize("name", ["h100_qwen1.5_0.5b_inference", "h100_vit_inference", "h100_bert_small_inference"])
+def test_calls_of_a_recorded_trace_add_up_to_its_attention(name: str) -> None:
+    result = pw.load(trace(name))
+    steps = max(1, len([row for row in result.steps if row.step is not None]))
+    calls, rows = by_place(result.attention_calls), by_place(result.attention, steps)
+    assert calls.keys() == rows.keys()
+    assert all(calls[place] == pytest.approx(rows[place], abs=steps) for place in rows)
 
 
 def test_without_the_call_that_was_made_the_backends_own_op_tells_what_it_was_given() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,13 @@ from tests import models
 OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes"
 
 
-def train(directory: Path, name: str, *, steps: int = 5, error: Exception | None = None) -> pw.ProfilerWrapper:
+def train(
+    directory: Path, name: str, *, steps: int = 5, error: Exception | None = None, **options: Any
+) -> pw.ProfilerWrapper:
     """Profile a small Llama; `error` ends the block after its steps."""
     case = models.build("llama", layers=2, hidden=32)
     optimizer = models.optimizer_of(case.model)
-    prof = pw.ProfilerWrapper(case.model, output_dir=directory, run_name=name, enable_print_summary=False)
+    prof = pw.ProfilerWrapper(case.model, output_dir=directory, run_name=name, enable_print_summary=False, **options)
     with prof:
         for seed in range(steps):
             models.train_step(case, case.model, optimizer, seed=seed)
@@ -69,14 +72,16 @@ def test_an_answer_that_fails_costs_nothing_else(tmp_path: Path, monkeypatch: py
         pytest.raises(RuntimeError, match="4096 bytes"),
         pytest.warns(ProfilerWrapperWarning, match="could not be explained"),
     ):
-        train(tmp_path, "run", steps=1, error=RuntimeError(OUT_OF_MEMORY))
+        train(tmp_path, "run", steps=1, error=RuntimeError(OUT_OF_MEMORY), files=("trace", "result"))
     assert {"rank0/profile_trace.json", "rank0/result.json"} <= names(tmp_path / "run")
 
 
 def test_a_failure_is_answered_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     case = models.build("llama", layers=2, hidden=32)
     optimizer = models.optimizer_of(case.model)
-    prof = pw.ProfilerWrapper(case.model, output_dir=tmp_path, run_name="run", enable_print_summary=False)
+    prof = pw.ProfilerWrapper(
+        case.model, output_dir=tmp_path, run_name="run", files="result", enable_print_summary=False
+    )
     for error in (RuntimeError(OUT_OF_MEMORY), None):
         try:
             with prof:
@@ -95,7 +100,9 @@ def test_an_exception_that_cannot_say_what_it_is_costs_no_result(tmp_path: Path)
             raise ValueError("no words")
 
     case = models.build("llama", layers=1, hidden=32)
-    prof = pw.ProfilerWrapper(case.model, output_dir=tmp_path, run_name="run", enable_print_summary=False)
+    prof = pw.ProfilerWrapper(
+        case.model, output_dir=tmp_path, run_name="run", files="result", enable_print_summary=False
+    )
     with pytest.raises(Mute), prof:
         models.train_step(case, case.model, models.optimizer_of(case.model), seed=0)
         raise Mute

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.kernel_rows import OTHERS, kernel_rows
+from profiler_wrapper.analysis.time_rows import class_rows
 from profiler_wrapper.analysis.view_model import KernelRow
 from profiler_wrapper.recording.columns import Category
 from profiler_wrapper.recording.reader import read
@@ -41,6 +44,15 @@ def test_one_row_per_launch_configuration() -> None:
             ops=("aten::add",), copied_bytes=1024,
         ),
     )  # fmt: skip
+
+
+def test_a_kernel_that_several_kinds_of_work_launch_has_a_row_for_each() -> None:
+    """So that rows by class are what the classes are."""
+    trace = Trace().op("aten::mul", 0, 40).op("aten::layer_norm", 60, 90)
+    trace.kernel("vectorized_elementwise_kernel", 100, 150, launched=10).told(**SMALL)
+    trace.kernel("vectorized_elementwise_kernel", 200, 230, launched=70).told(**SMALL)
+    rows = kernel_rows(attributed(trace.recording()))
+    assert [(row.class_name, row.time_ns, row.count) for row in rows] == [("elementwise", 50, 1), ("norm", 30, 1)]
 
 
 def test_what_is_not_told_is_none() -> None:
@@ -88,10 +100,17 @@ def test_without_device_events_there_are_none() -> None:
 @pytest.mark.parametrize("name", TRACE_NAMES)
 def test_rows_add_up_to_all_device_events(name: str) -> None:
     recording = read(TRACES / name)
-    rows = kernel_rows(attributed(recording))
+    found = attributed(recording)
+    rows = kernel_rows(found)
     device = recording.device_mask
     assert sum(row.time_ns for row in rows) == recording.spans.duration_ns[device].sum()
     assert sum(row.count for row in rows) == device.sum()
-    assert len({(r.name, r.grid, r.block, r.registers_per_thread, r.shared_memory_bytes) for r in rows}) == len(rows)
+    launched = {(r.name, r.class_name, r.grid, r.block, r.registers_per_thread, r.shared_memory_bytes) for r in rows}
+    assert len(launched) == len(rows)
+    if rows[-1].name != OTHERS:
+        by_class: Counter[str] = Counter()
+        for row in class_rows(found.attribution, found.charges):
+            by_class[row.class_name] += row.time_ns
+        assert by_class == Counter({name: sum(r.time_ns for r in rows if r.class_name == name) for name in by_class})
     assert all(row.min_ns * row.count <= row.time_ns <= row.max_ns * row.count for row in rows)
     assert [row.time_ns for row in rows] == sorted((row.time_ns for row in rows), reverse=True)

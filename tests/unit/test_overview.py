@@ -120,6 +120,14 @@ def test_without_device_events_only_the_cpu_is_told() -> None:
     assert (*told, found.device, found.launches_per_s) == (None,) * 7
 
 
+def test_on_a_device_only_kernels_communicate() -> None:
+    """What the CPU does around the launch of a collective is an op's time, or none."""
+    trace = Trace().annotation("ProfilerStep#0", 0, 1000)
+    trace.op("c10d::allreduce_", 100, 300).annotation("nccl:all_reduce", 120, 500)
+    trace.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 600, 700, launched=200)
+    assert split(overview_of(trace).steps[0]) == {"communication": 100, "runtime": 1, "cpu": 199, "other": 700}
+
+
 def test_names_given_by_the_user_and_marks_are_no_time() -> None:
     bare = Trace().annotation("ProfilerStep#0", 0, 100).op("aten::mm", 40, 60)
     named = Trace().annotation("ProfilerStep#0", 0, 100).mark("net", 5, 95).annotation("mine", 10, 90)
@@ -287,8 +295,6 @@ def test_the_v100_trace_against_plain_json() -> None:
         name, cat = event["name"], event.get("cat")
         if cat in ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime"):
             return {"kernel": 0, "gpu_memcpy": 1, "gpu_memset": 2, "cuda_runtime": 4}[cat]
-        if cat in ("cpu_op", "user_annotation") and ("nccl" in name or "c10d" in name or name == "record_param_comms"):
-            return 3
         if cat in ("cpu_op", "user_annotation") and name.startswith("enumerate(DataLoader)#"):
             return 5
         return 6 if cat == "cpu_op" else None

@@ -44,7 +44,7 @@ def communication_bound(facts: Facts) -> Iterator[Finding]:
         most[f"{row.collective} ({row.phase})"] += row.time_ns
     if most:
         evidence.append(
-            "most in " + ", ".join(f"{name} {duration(facts.wall_per_step_ns(t))}" for name, t in most.most_common(2))
+            "most in " + ", ".join(f"{name} {duration(facts.per_step_ns(t))}" for name, t in most.most_common(2))
         )
     yield Finding(
         id="communication-bound",
@@ -69,10 +69,10 @@ def exposed_communication(facts: Facts) -> Iterator[Finding]:
         if row.exposed_ns:
             groups[row.collective, row.phase, split_number(row.layer or "")[0]].append(row)
     for (collective, phase, _), rows in groups.items():
-        exposed = facts.wall_per_step_ns(sum(row.exposed_ns or 0 for row in rows))
+        exposed = facts.per_step_ns(sum(row.exposed_ns or 0 for row in rows))
         if exposed <= EXPOSED_SHARE * facts.step_ns:
             continue
-        whole = facts.wall_per_step_ns(sum(row.time_ns for row in rows))
+        whole = facts.per_step_ns(sum(row.time_ns for row in rows))
         layers = tuple(dict.fromkeys(row.layer for row in rows if row.layer))
         place = f" before {where(layers)}" if collective == "all_gather" and layers else ""
         place = place or (f" in {where(layers)}" if layers else "")
@@ -202,7 +202,7 @@ def _launched_rows(facts: Facts) -> list[CollectiveRow]:
 
 
 def _communication(facts: Facts) -> tuple[float, float]:
-    """Per step: (time in which something communicates, of it with nothing computing), an instant counted once."""
+    """Mean of a step: (time in which something communicates, of it with nothing computing), an instant counted once."""
     charges, spans = facts.found.charges, facts.found.recording.spans
     start, end = spans.start_ns[charges.span], spans.end_ns[charges.span]
     communicates: Bool = charges.work == _COMMUNICATION
@@ -216,7 +216,7 @@ def _communication(facts: Facts) -> tuple[float, float]:
             for here in (spans.device[charges.span] == device for device in np.unique(spans.device[charges.span]))
         ]
         most = max(lengths, key=lambda both: both[1], default=(0, 0))
-        return facts.wall_per_step_ns(most[0]), facts.wall_per_step_ns(most[1])
+        return facts.per_step_ns(most[0]), facts.per_step_ns(most[1])
     computes = ~communicates & (charges.time_ns >= _LEAF * (end - start))
     named = _named(facts, _ON_CPU)
     moving = union(
@@ -227,7 +227,7 @@ def _communication(facts: Facts) -> tuple[float, float]:
         )
     )
     both = _alone(moving, union(start[computes], end[computes]))
-    return facts.wall_per_step_ns(both[0]), facts.wall_per_step_ns(both[1])
+    return facts.per_step_ns(both[0]), facts.per_step_ns(both[1])
 
 
 def _within_steps(facts: Facts, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:

@@ -95,7 +95,7 @@
     const caption = page.text("figcaption", title);
     caption.title = [`median ${format(page.median(known))}, ${known.length ? `${format(Math.min(...known))} to ${format(Math.max(...known))}` : ""}`, help].filter(Boolean).join(". ");
     const middle = median(known);
-    page.add(caption, page.text("span", known.length ? format(middle) + said(odd, short || (i => i)) : "not known", "quiet"));
+    page.add(caption, page.text("span", known.length ? (known.length > 1 ? "median " : "") + format(middle) + said(odd, short || (i => i)) : "not known", "quiet"));
     const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img" });
     svg.setAttribute("aria-label", `${title}: ${values.length} values`);
     const step = width / values.length;

@@ -94,12 +94,18 @@
     }));
   }
 
-  /** A line of bars above the curve: when which phase begins, until the next; named where there is room. */
+  /**
+   * A line of bars above the curve: when which phase begins, until the next or the end of its step; named where there is
+   * room. An optimizer's step that is open when the recording stops lasts, in the trace, until that has stopped.
+   */
   function phaseStrip(curve, end, [tick, second]) {
     const starts = curve.phases;
-    const byPhase = page.grouped(starts.map((one, i) => ({
-      phase: one.phase, from: one.start_us / tick, to: i + 1 < starts.length ? starts[i + 1].start_us / tick : end,
-    })), one => one.phase);
+    const until = i => {
+      const next = i + 1 < starts.length ? starts[i + 1].start_us : end * tick;
+      const within = curve.steps.find(step => step.start_us <= starts[i].start_us && starts[i].start_us < step.end_us);
+      return within ? Math.min(next, within.end_us) : next;
+    };
+    const byPhase = page.grouped(starts.map((one, i) => ({ phase: one.phase, from: one.start_us / tick, to: until(i) / tick })), one => one.phase);
     return [...byPhase].filter(([phase]) => phase).map(([phase, spans]) => ({
       type: "bar", orientation: "h", yaxis: "y2", y: spans.map(() => 0), width: 1, base: spans.map(span => span.from), x: spans.map(span => span.to - span.from),
       marker: { color: page.color.phase(phase), line: { width: 0 } }, name: phase.replaceAll("_", " "), showlegend: false, // categories have the same colours

@@ -16,6 +16,8 @@
  *   page.columns.time(key, title, help, more) ...   columns that most tables have
  *   page.stepTimes(data)          what the steps took: {label, times: [µs], of: Map of step -> µs}. That is until both the
  *                                 CPU and the devices are done; of a result without it the CPU spans, and `label` says so
+ *   page.attentionElsewhere(data)   attention without a layer, {time_us over all steps, reason}, or null: no row of
+ *                                 `attention` has it, and the class attention does
  *   page.chartIn(element, traces, layout, config)   a chart whose place is taken at once, without tools in bar charts
  *   page.shares(element, {title, parts: [{name, value, color, help}], format, onClick, help})   one bar of many parts
  */
@@ -81,6 +83,14 @@
     if (known(median)) return { label: "Step time", of: new Map(), times: [median] };
     const spans = data.steps.filter(row => row.step !== null && known(row.span_us));
     return { label: "CPU span", of: new Map(), times: spans.map(row => row.span_us) };
+  };
+
+  page.attentionElsewhere = function (data) {
+    const all = page.sum(data.classes.filter(row => row.class === "attention"), "time_us") || 0;
+    const rest = all - (page.sum(data.attention, "time_us") || 0);
+    if (rest < 0.001) return null;
+    const reasons = data.unattributed.filter(row => row.time_us > 0).map(row => row.reason);
+    return { time_us: rest, reason: reasons.length === 1 ? reasons[0] : "without a layer" };
   };
 
   page.chartIn = function (element, traces, layout, config) {

@@ -193,7 +193,8 @@
       this.foot.replaceChildren(...(this.options.total ? [this.drawRow(this.options.total, 0, true)] : []));
       const all = this.options.rows.length;
       this.shown.textContent = this.matched ? `${page.format.count(this.matched.found.size)} of ${page.format.count(all)} rows match`
-        : `${page.format.count(all)} ${all === 1 ? "row" : "rows"}`;
+        : drawn.length < all ? `${page.format.count(drawn.length)} shown of ${page.format.count(all)} rows`
+          : `${page.format.count(all)} ${all === 1 ? "row" : "rows"}`;
       for (const cell of this.head.querySelectorAll("th")) {
         const isSorted = this.sort && this.sort.key === cell.dataset.key;
         cell.setAttribute("aria-sort", !isSorted ? "none" : this.sort.descending ? "descending" : "ascending");

@@ -16,17 +16,23 @@
     id: "attention",
     title: "Attention",
     order: 60,
-    applies: data => data.attention.length || data.attention_calls.length ? null : "no attention was found: no op or kernel of scaled-dot-product attention ran",
+    applies: data => data.attention.length || data.attention_calls.length || findings(data).length ? null : "no attention was found: no op or kernel of scaled-dot-product attention ran",
     draw(data, element) {
-      const rows = data.attention;
+      const other = page.attentionElsewhere(data);
+      const elsewhere = other ? [{ layer: null, phase: null, backend: other.reason, time_us: other.time_us, kernels: [] }] : [];
+      const rows = [...data.attention, ...elsewhere];
       const total = data.time.total_us;
+      const fallback = findings(data);
+      if (!rows.length && !data.attention_calls.length) {
+        drawUnfused(element, data, fallback);
+        return;
+      }
       const parts = [...page.grouped(rows, row => row.backend)].map(([name, group]) => ({ name, value: page.perStep(page.sum(group, "time_us")), color: color(name), help: HELP[name] }));
       page.shares(element, { title: `Time in attention, ${page.per()}: ${page.format.us(page.perStep(page.sum(rows, "time_us")))}, ${page.format.share(total ? (page.sum(rows, "time_us") || 0) / total : null)} of all`, parts, format: page.format.us });
-      const fallback = ((data.summary && data.summary.findings) || []).filter(finding => finding.id === "attention-fallback");
-      for (const finding of fallback) page.add(element, page.text("p", [finding.title, ...(finding.evidence || []), finding.fix].filter(Boolean).join(". "), "notice"));
+      for (const finding of fallback) page.add(element, page.text("p", sentences([finding.title, ...(finding.evidence || []), finding.fix]), "notice"));
       const section = page.section(element, "By layer and phase");
       const phases = [...page.grouped(rows, row => `${row.backend} ${row.phase}`).values()].map(group => ({
-        ...group[0], layer: page.inOrder(group.map(row => row.layer)), time_us: page.sum(group, "time_us"), kernels: page.first(group.map(row => row.kernels), 5),
+        ...group[0], layer: group[0].layer === null ? null : page.inOrder(group.map(row => row.layer)), time_us: page.sum(group, "time_us"), kernels: page.first(group.map(row => row.kernels), 5),
       }));
       const options = { layer: rows, phase: phases };
       const choice = page.segments(null, [["phase", "By phase"], ["layer", "By layer and phase"]], "phase", id => table.update({ rows: options[id] }));
@@ -47,6 +53,30 @@
       drawCalls(element, data);
     },
   });
+
+  /** Code at the end keeps its letters as they are. */
+  const sentences = texts => texts.filter(Boolean).map(text => /^[a-z]+[ ,:]/.test(text) ? text[0].toUpperCase() + text.slice(1) : text).join(". ");
+  const findings = data => ((data.summary && data.summary.findings) || []).filter(finding => finding.id === "attention-fallback");
+
+  /** Attention that is made of single ops: no fused one ran, so what there is to tell is its layers. */
+  function drawUnfused(element, data, found) {
+    for (const finding of found) page.add(element, page.text("p", sentences(["Attention runs as single ops (eager): no fused attention ran", finding.title, ...(finding.evidence || []), finding.fix]), "notice"));
+    const rows = data.layers.filter(row => row.kind === "attention" && row.time_us > 0);
+    if (!rows.length) return;
+    const total = data.time.total_us;
+    const section = page.section(element, "Layers of attention");
+    page.note(section, `All that they do, projections included, ${page.per()}.`);
+    page.table(section, {
+      columns: [
+        page.columns.layers("layer", "Layer"),
+        page.columns.phase(),
+        page.columns.time("time_us", "Time", `${page.per()}, with the layers below`),
+        page.columns.time("self_time_us", "Own", "without the layers below: without projections, where those are layers", { like: "time_us" }),
+        page.columns.share("time_us", "Share", "of all time", total),
+      ],
+      rows, sort: { key: "time_us", descending: true }, limit: 100,
+    });
+  }
 
   const callKey = row => JSON.stringify([row.layer, row.phase, row.backend]);
 

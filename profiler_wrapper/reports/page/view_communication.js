@@ -73,7 +73,7 @@
     const took = page.stepTimes(data);
     const span = data.page.like_steps && took.times.length ? page.median(took.times) : null;
     const step = took.label === "CPU span" ? "a step's CPU span" : "a step";
-    page.figure(figures, { label: `Communication, ${page.per()}`, value: page.format.us(page.perStep(time)), help: span ? `${page.format.share(page.perStep(time) / span)} of ${step}, ${page.format.us(span)}` : "" });
+    page.figure(figures, { label: `Communication, ${page.per()}`, value: page.format.us(page.perStep(time)), help: span ? `${page.format.share(page.perStep(time) / span)} of ${step}, ${page.format.us(span)}${took.times.length > 1 ? " (median)" : ""}` : "" });
     page.figure(figures, {
       label: `Exposed, ${page.per()}`, value: exposed === null ? null : page.format.us(page.perStep(exposed)), missing: "without device events it is not known what compute hides",
       help: exposed === null ? "" : `${page.format.share(time ? exposed / time : 0)} of it has no compute beside it${span ? `: ${page.format.share(page.perStep(exposed) / span)} of ${step}` : ""}`,

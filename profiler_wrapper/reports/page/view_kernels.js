@@ -35,7 +35,7 @@
         table.update({ rows: shown() });
       };
       reset.addEventListener("click", () => choose(chosen.label, chosen.test));
-      const byClass = [...page.grouped(data.kernels, row => row.class)].map(([name, group]) => ({ name, value: page.perStep(page.sum(group, "time_us")), color: page.color.class(name) }));
+      const byClass = [...page.grouped(data.classes, row => row.class)].map(([name, group]) => ({ name, value: page.perStep(page.sum(group, "time_us")), color: page.color.class(name) }));
       byClass.sort((a, b) => b.value - a.value);
       page.shares(element, { title: `Device time by class, ${page.per()} (click to filter)`, parts: byClass, format: page.format.us, onClick: name => choose(name, row => row.class === name) });
       const byCores = [...page.grouped(data.kernels.filter(isKernel), cores)].map(([id, group]) => ({ id, name: CORES[id], value: page.perStep(page.sum(group, "time_us")), color: CORE_COLORS[id] }));
@@ -53,9 +53,9 @@
   const isKernel = row => row.copied_bytes === null && !/^Mem(cpy|set)\b/i.test(row.name);
   const cores = row => row.tensor_cores === null ? "unknown" : row.tensor_cores ? "yes" : "no";
 
-  /** One row a kernel: what differs between its launches is left out. */
+  /** One row a kernel and class: what differs between its launches is left out. */
   function merged(rows) {
-    return [...page.grouped(rows, row => row.name).values()].map(group => {
+    return [...page.grouped(rows, row => JSON.stringify([row.name, row.class])).values()].map(group => {
       const time = page.sum(group, "time_us");
       const meanBy = key => group.every(row => row[key] !== null) ? group.reduce((sum, row) => sum + row[key] * row.time_us, 0) / (time || 1) : null;
       const same = key => group.every(row => String(row[key]) === String(group[0][key])) ? group[0][key] : undefined;

@@ -35,6 +35,13 @@
     },
   });
 
+  /** The class that most of the time of these rows is of. */
+  function classOf(group) {
+    const times = new Map();
+    for (const row of group) times.set(row.class, (times.get(row.class) || 0) + row.self_time_us);
+    return [...times].reduce((best, one) => one[1] > best[1] ? one : best)[0];
+  }
+
   /** One row an op: the sums over its phases. */
   function merged(rows) {
     return [...page.grouped(rows, row => row.op).values()].map(group => {
@@ -43,7 +50,7 @@
       const sums = ["calls", "self_time_us", "time_us", "self_cpu_time_us", "cpu_time_us", "device_events"];
       return {
         op: group[0].op,
-        class: group[0].class,
+        class: classOf(group),
         phase: page.first(group.map(row => row.phase), 9),
         ...Object.fromEntries(sums.map(key => [key, page.sum(group, key)])),
         tensor_core_eligible: eligible.length > 0,
@@ -58,7 +65,7 @@
     const recorded = name => data.operators.some(row => row[name] && row[name].length);
     const found = [
       { key: "op", title: "Op", kind: "text", longest: 60, shrinks: true },
-      page.columns.class(),
+      { ...page.columns.class(), help: "What kind of work most of its time is; what one op does for another (aten::empty within attention) is of that one's class. Overview and Kernels count each event under its own class" },
       page.columns.phase(),
       count("calls", "Calls", `Calls ${page.per()}`),
     ];

@@ -134,7 +134,7 @@
   function drawClasses(data, element) {
     if (!data.classes.length) return;
     const section = page.section(element, "Classes of work by phase");
-    page.note(section, `${data.time_basis === "device" ? "Device" : "CPU"} time ${data.page.per}.`);
+    page.note(section, `${data.time_basis === "device" ? "Device" : "CPU"} time ${data.page.per}${data.page.like_steps && data.page.steps > 1 ? `, mean of ${data.page.steps} steps` : ""}.`);
     const rows = new Map();
     for (const row of data.classes) {
       if (!rows.has(row.class)) rows.set(row.class, { name: row.class, time: 0, count: 0, flops: null, phases: {} });

@@ -10,7 +10,7 @@
     applies: data => data.products.length ? null : "no sizes of products are known: record a step with shapes (record_shapes, which the warm-up steps have by default)",
     draw(data, element) {
       const { rows, per } = page.shaped(data, data.products);
-      const products = timedProducts(data, rows);
+      const products = page.shapesAreTimed(data) ? rows : page.byLayers(data, rows);
       const bySize = merged(products);
       const times = page.timedColumns(data, products, per);
       const time = times[0].key;
@@ -18,7 +18,7 @@
       const odd = row => [row.m, row.n, row.k].some(size => size > 1 && size % ALIGNED);
       const total = page.sum(products, time);
       page.note(element, `Matrix products (m×k by k×n) and convolutions by size, ${per}. ` +
-        (page.shapesAreTimed(data) ? "" : "The time is that of the op in the timed steps (see Operators), divided among its sizes as in the steps with shapes; those are warm-up steps, and slower. ") +
+        (page.shapesAreTimed(data) ? "" : told(data, products)) +
         `Sizes that are no multiple of ${ALIGNED} are marked: tensor cores like multiples of 8 (16-bit types) or 16 (8-bit).`);
       const size = name => ({
         key: name, title: name, kind: "count",
@@ -57,15 +57,13 @@
     },
   });
 
-  /** An op's time is that of its row among the operators, where as many calls of it are known by their sizes. */
-  function timedProducts(data, products) {
-    const key = row => JSON.stringify([row.op, row.phase]);
-    const operators = new Map(data.operators.map(row => [key(row), row]));
-    return page.timed(products, key, (op, rows) => {
-      const timed = operators.get(op);
-      const calls = page.sum(rows, "calls_per_step");
-      return timed && Math.abs(page.meanStep(timed.calls) - calls) < 0.01 * calls ? page.meanStep(timed.time_us) : null;
-    });
+  /** Where the time in the timed steps comes from, which had no shapes. */
+  function told(data, products) {
+    const known = products.filter(row => row.timed_us !== null).length;
+    const warmUp = "“Time with shapes” is that of the steps with shapes: warm-up steps, which are slower. ";
+    if (!known) return `What a size takes in the timed steps is not known. ${warmUp}`;
+    return "“Time” is an estimate for the timed steps: what an op takes in them (see Operators), divided by what its layers take themselves (see Layers). " + warmUp +
+      (known < products.length ? "Where that does not tell, only the latter is shown. " : "");
   }
 
   /** One row for each size in each phase: all layers together. */

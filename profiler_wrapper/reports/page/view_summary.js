@@ -54,9 +54,12 @@
   function workTime(data, place) {
     const onDevice = data.time_basis === "device";
     const busy = data.time.busy_us;
-    const help = !onDevice ? "there is no device in this trace" : isKnown(busy) && data.time.span_us ? `the device is busy ${page.format.share(busy / data.time.span_us)} of the trace` : "";
+    const use = data.overview && data.overview.utilization;
+    const help = !onDevice ? "there is no device in this trace" : isKnown(use) ? `kernels run in ${page.format.share(use)} of the ${page.stepTimes(data).of.size ? "steps'" : "trace's"} wall time`
+      : isKnown(busy) && data.time.span_us ? `any work, copies too, runs in ${page.format.share(busy / data.time.span_us)} of the whole trace` : "";
+    const mean = data.page.like_steps && data.page.steps > 1 ? `mean of ${data.page.steps} steps` : "";
     const outside = data.page.step_numbers.length && !data.page.like_steps ? page.sum(data.steps.filter(row => row.step === null), "time_us") : 0;
-    const told = [outside ? `${page.format.us(outside)} of it in no step` : "", help];
+    const told = [mean, outside ? `${page.format.us(outside)} of it in no step` : "", help];
     page.figure(place, { label: `${onDevice ? "Device time" : "CPU time"}, ${page.per()}`, value: page.format.us(page.perStep(data.time.total_us)), help: told.filter(Boolean).join("; ") });
   }
 
@@ -106,7 +109,10 @@
     const times = new Map();
     for (const row of data.attention) times.set(row.backend, (times.get(row.backend) || 0) + row.time_us / data.page.steps);
     const sorted = [...times].sort((a, b) => b[1] - a[1]);
-    page.figure(place, { label: `Attention, ${page.per()}`, value: sorted.map(([backend]) => backend).join(" + "), help: sorted.map(([backend, us]) => `${backend} ${page.format.us(us)}`).join(", ") });
+    const other = page.attentionElsewhere(data);
+    const told = sorted.map(([backend, us]) => `${backend} ${page.format.us(us)}`);
+    if (other) told.push(`${other.reason}: ${page.format.us(page.perStep(other.time_us))}`);
+    page.figure(place, { label: `Attention, ${page.per()}`, value: sorted.map(([backend]) => backend).join(" + "), help: told.join(", ") });
   }
 
   // ---- findings -----------------------------------------------------------------------------------------------------
@@ -131,7 +137,7 @@
   function card(data, finding) {
     const box = page.element("article", "card");
     box.dataset.id = String(finding.id);
-    page.add(box, page.text("h3", finding.title), savings(finding), place(data, finding));
+    page.add(box, page.text("h3", finding.title), savings(data, finding), place(data, finding));
     const evidence = page.element("ul");
     for (const line of finding.evidence || []) evidence.append(page.text("li", line));
     const fix = page.element("div", "fix");
@@ -141,14 +147,32 @@
     return box;
   }
 
-  function savings(finding) {
+  /** A saving with what it is a part of: each share follows from the two numbers that stand beside it. */
+  function savings(data, finding) {
     const line = page.element("div", "savings");
     const parts = [];
     if (isKnown(finding.saves_at_most_us)) parts.push(`${page.format.us(finding.saves_at_most_us)} a step`);
     if (isKnown(finding.saves_at_most_bytes)) parts.push(`${page.format.bytes(finding.saves_at_most_bytes)} at the peak`);
     page.add(line, page.text("strong", parts.length ? `saves at most ${parts.join(", ")}` : "what it saves is not known"));
-    const more = [isKnown(finding.share) ? `about ${page.format.share(finding.share)} ${isKnown(finding.saves_at_most_us) || !isKnown(finding.saves_at_most_bytes) ? "of the step" : "of the peak"}` : "", `confidence ${finding.confidence}`, finding.id];
+    const more = [ofStep(data, finding.saves_at_most_us), ofPeak(data, finding), `confidence ${finding.confidence}`, finding.id];
     return page.add(line, page.text("span", more.filter(Boolean).join(" · "), "quiet"));
+  }
+
+  function ofStep(data, saves) {
+    const { times } = page.stepTimes(data);
+    const whole = times.length ? page.median(times) : data.time.span_us;
+    if (!isKnown(saves) || !whole) return "";
+    const of = !times.length ? `the trace's ${page.format.us(whole)}` : `a step of ${page.format.us(whole)}${times.length > 1 ? " (median)" : ""}`;
+    return `${page.format.share(saves / whole)} of ${of}`;
+  }
+
+  /** Fragmentation is a part of what the allocator reserves, all else of what is allocated. */
+  function ofPeak(data, finding) {
+    const peak = (data.memory && data.memory.peak) || {};
+    const reserved = finding.id === "fragmentation" && peak.reserved_bytes;
+    const whole = reserved || peak.allocated_bytes;
+    if (!isKnown(finding.saves_at_most_bytes) || !whole) return "";
+    return `${page.format.share(finding.saves_at_most_bytes / whole)} of the ${page.format.bytes(whole)} ${reserved ? "reserved" : "allocated"} at the peak`;
   }
 
   function place(data, finding) {
