@@ -13,10 +13,11 @@ from typing import Any
 
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.layer_lanes import layer_lanes
-from profiler_wrapper.capture.runinfo import FULL_SET_WORLD_SIZE, RunInfo
+from profiler_wrapper.capture.rank import FULL_SET_WORLD_SIZE, RunInfo
 from profiler_wrapper.notices import tell
 from profiler_wrapper.options import FILES, Options
 from profiler_wrapper.recording.atomic import replacing
+from profiler_wrapper.recording.carry import carry, remove_empty
 from profiler_wrapper.recording.lanes import splice_lanes
 from profiler_wrapper.recording.store import RunDirectory
 from profiler_wrapper.reports.page import write_page
@@ -26,16 +27,33 @@ from profiler_wrapper.run_files import href
 from profiler_wrapper.units import file_size
 
 SMALL_SET = frozenset({"result"})
+_MOST_NAMES = 8  # of files that stay where they are
 _TOLD_AS = {"report": "the page"}
 
 
 class WindowFiles:
-    """Writes what `files=` asks for; a file that cannot be written is one warning."""
+    """Writes what `files=` asks for; a file that cannot be written is one warning.
 
-    def __init__(self, options: Options, info: RunInfo, directory: RunDirectory | None, run: Mapping[str, Any]) -> None:
+    Args:
+        options, info, run: of the run.
+        directory: where to write; None: nowhere.
+        target: where to take everything afterwards, where `directory` is on a node's own disk.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        info: RunInfo,
+        directory: RunDirectory | None,
+        run: Mapping[str, Any],
+        *,
+        target: RunDirectory | None = None,
+    ) -> None:
         self._options, self._info, self._directory, self._run = options, info, directory, run
+        self._target = target
         self._written: list[Path] = []
         self._whole = True
+        self._zipped = options.trace == "json.gz" or (options.trace is None and info.world_size > FULL_SET_WORLD_SIZE)
 
     def write(self, result: ProfileResult, found: Attributed, *, main: Path, full: Path | None) -> None:
         """Everything, `run.json` last: what it calls complete is there.
@@ -54,13 +72,40 @@ class WindowFiles:
             if name in wanted and report.applies(result):
                 for file in report.files:
                     self._attempt(_TOLD_AS.get(name, name.replace("_", " ")), partial(self._report, name, file, result))
-        self._write_run(complete=bool(self._run.get("complete", True)) and self._whole)
+        self._finish(complete=bool(self._run.get("complete", True)) and self._whole)
 
     def write_traces(self, *, main: Path, full: Path | None) -> None:
         """The traces alone: nothing could be made of them."""
         if self._directory is not None:
             self._move_traces(main, full)
-            self._write_run(complete=False)
+            self._finish(complete=False)
+
+    def keep_plain(self) -> None:
+        """Compress nothing: this is no process that has time for it."""
+        self._zipped = False
+
+    def _finish(self, *, complete: bool) -> None:
+        """What `run.json` calls complete is where it has to be, so it comes last."""
+        if self._directory is not None and self._target is not None:
+            self._take_away(self._directory, self._target)
+        self._write_run(complete=complete and self._whole)
+
+    def _take_away(self, source: RunDirectory, target: RunDirectory) -> None:
+        """To where the run is kept; what cannot be taken there stays, and that is told."""
+        carried = carry(source.root, target.root)
+        self._written = [path for path in self._written if not path.is_relative_to(source.root)]
+        self._written += carried.there
+        self._directory = target
+        if not carried.left:
+            remove_empty(source.root)
+            return
+        self._whole = False
+        self._attempt("run.json beside them", lambda: source.write_run(self._run, complete=False))
+        count = f"{len(carried.left)} of {len(carried.left) + len(carried.there)} files"
+        tell(
+            f"{count} could not be copied to {target.root} ({carried.problem}). They stay in {source.root} on "
+            f"{self._info.host}: {', '.join(path.name for path in carried.left[:_MOST_NAMES])}"
+        )
 
     def _move_traces(self, main: Path, full: Path | None) -> None:
         wanted = self.wanted()
@@ -74,7 +119,7 @@ class WindowFiles:
 
     def wanted(self) -> frozenset[str]:
         """Keys of `FILES` that this rank writes. One rank writes the page, which is the run's."""
-        return self._asked_for() - (set() if self._options.is_first(self._info.rank) else {"report"})
+        return self._asked_for() - (set() if self._options.is_first(self._info) else {"report"})
 
     def _asked_for(self) -> frozenset[str]:
         options = self._options
@@ -82,7 +127,7 @@ class WindowFiles:
             return frozenset(FILES)
         if options.files != "auto":
             return options.files
-        if not self._info.writes_everything:
+        if not options.writes_everything(self._info):
             return SMALL_SET
         left_out = set[str]()
         if not options.enabled_record_cuda_average_time:
@@ -121,11 +166,6 @@ class WindowFiles:
             return None
         path = self._directory.directory / self.trace_name
         return path if path in self._written else None
-
-    @property
-    def _zipped(self) -> bool:
-        chosen = self._options.trace
-        return chosen == "json.gz" or (chosen is None and self._info.world_size > FULL_SET_WORLD_SIZE)
 
     def summary(self) -> str:
         """Where the files are and how big; a line of its own for the page."""

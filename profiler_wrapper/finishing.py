@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from profiler_wrapper.capture.graph_breaks import graph_breaks
+from profiler_wrapper.background import Background
 from profiler_wrapper.capture.out_of_memory import OutOfMemory
-from profiler_wrapper.capture.runinfo import RunInfo
+from profiler_wrapper.capture.rank import RunInfo
 from profiler_wrapper.capture.session import safe_name
-from profiler_wrapper.capture.snapshot import AllocatorHistory, SnapshotUnavailable, snapshot_name
+from profiler_wrapper.capture.snapshot import AllocatorHistory, SnapshotUnavailable
 from profiler_wrapper.capture.window import RecordedTrace, Window
 from profiler_wrapper.notices import tell
 from profiler_wrapper.options import Options
 from profiler_wrapper.out_of_memory import answer
-from profiler_wrapper.recording.holdings import holdings_to_list
-from profiler_wrapper.recording.store import RunDirectory, open_run
 from profiler_wrapper.result import ProfileResult
-from profiler_wrapper.window_report import WindowTask, finish_window, finish_window_in_child, has_little_memory
+from profiler_wrapper.run_place import RunPlace
+from profiler_wrapper.run_record import Describe, RunRecord, choose, notes_of
+from profiler_wrapper.terminal import unicode_terminal
+from profiler_wrapper.window_report import (
+    Child,
+    FinishedWindow,
+    WindowTask,
+    finish_window,
+    finish_window_in_child,
+    has_little_memory,
+    keep_traces,
+)
 
 _COMMAND = "python -m profiler_wrapper snapshot"
-PRINTED_ROWS = 25  # with the lines that say where the files are
-
-Describe = Callable[[], Sequence[dict[str, Any]]]
+_PATIENCE_S = 300.0  # with windows that are still being finished, when somebody asks for results
+_NO_FUNCTIONS = "with several ranks another process finishes a window. Give background=False for them"
 
 
 class Finisher:
-    """Writes one process's part of a run, window by window."""
+    """Writes one process's part of a run, window by window: at once, or where nobody may wait, beside the training."""
 
     def __init__(
         self,
@@ -42,16 +47,17 @@ class Finisher:
         describe_compiled: Callable[[], dict[str, Any]] = dict,
         describe_settings: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        self.results: list[ProfileResult] = []
+        self.windows = 0  # that ended, results of which may still be on their way
         self._answered: OutOfMemory | None = None
-        self._options, self._info, self._describe = options, info, describe
-        self._describe_compiled, self._describe_settings = describe_compiled, describe_settings
+        self._options, self._info = options, info
+        self._record = RunRecord(options, info, describe, describe_compiled, describe_settings)
+        self._place = RunPlace(options, info, self._record)
         self._followed: dict[str, None] = {}  # names of blocks, in the order they came
         self._history: AllocatorHistory | None = None
-        self._run: RunDirectory | None = None
-        self._fallback: tempfile.TemporaryDirectory[str] | None = None
-        self._parts: list[Path] = []
         self._notes: list[str] = list(info.warnings)  # said once, in the first result
+        self._results: list[ProfileResult] = []
+        self._background = Background(self._child_has_ended)
+        self._children: list[Child] = []  # whose results nobody has asked for
 
     @property
     def rank(self) -> int:
@@ -59,40 +65,41 @@ class Finisher:
         return self._info.rank
 
     @property
+    def world_size(self) -> int:
+        """The ranks of the job."""
+        return self._info.world_size
+
+    @property
     def directory(self) -> Path | None:
         """Where this rank's files are; None before there are any, or where none can be."""
-        return self._run.directory if self._run is not None else None
+        return self._place.run.directory if self._place.run is not None else None
+
+    @property
+    def results(self) -> tuple[ProfileResult, ...]:
+        """Of the windows that are finished by now."""
+        while self._children and self._children[0].ended:
+            child = self._children.pop(0)
+            self._keep(child.finished())
+        return tuple(self._results)
+
+    def wait(self) -> None:
+        """For windows that are still being finished, but not for ever."""
+        if not self._background.wait(_PATIENCE_S):
+            numbers = ", ".join(str(child.process) for child in self._background.busy)
+            tell(f"a result is not there yet: process {numbers} still works on it. Ask again later, or load the run")
 
     def follow(self, name: str) -> None:
         """A named block was run: its time becomes a series."""
         self._followed[safe_name(name)] = None
 
+    def begin(self) -> None:
+        """Recording begins. Where there are several ranks, the run's directory says so from now on."""
+        if self._info.world_size > 1:
+            self._place.open()
+
     def part_path(self, name: str) -> Path:
-        """Where to export a session for now: beside its later place, or where that cannot be, a temporary one."""
-        path = self._parts_directory() / f".{self._options.prefix}_part{name}_trace.json"
-        self._parts.append(path)
-        return path
-
-    def _parts_directory(self) -> Path:
-        if self._run is None and self._fallback is None:
-            try:
-                self._run = self._open_run()
-                self._run.write_run(self._info.to_dict(), complete=False)
-            except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
-                self._fallback = tempfile.TemporaryDirectory(prefix="profiler_wrapper_")
-                self._notes.append(f"no files were written, because {self._options.output_dir} cannot be used: {error}")
-                tell(self._notes[-1])
-        return self._run.directory if self._run is not None else Path(self._fallback.name)  # type: ignore[union-attr]
-
-    def _open_run(self) -> RunDirectory:
-        return open_run(
-            self._options.output_dir,
-            prefix=self._options.prefix,
-            rank=self._info.rank,
-            rank_name=self._info.directory_name,
-            world_size=self._info.world_size,
-            run_name=self._options.run_name,
-        )
+        """Where to export a session for now."""
+        return self._place.part_path(name)
 
     # -- the allocator's history ------------------------------------------------------------------
 
@@ -100,7 +107,7 @@ class Finisher:
         """Record the allocator's history, if that was asked for."""
         if not self._options.enabled_record_memory_pickle or self._history is not None:
             return
-        history = AllocatorHistory(failure_path=partial(self._history_path, "oom"))
+        history = AllocatorHistory(failure_path=partial(self._place.history_path, "oom"))
         try:
             history.start()
         except SnapshotUnavailable as reason:
@@ -116,7 +123,7 @@ class Finisher:
         said = [f"an allocation failed; who held memory then: {_COMMAND} {path}" for path in history.failures]
         said += history.problems
         try:
-            history.dump(self._history_path("mem"))
+            history.dump(self._place.history_path("mem"))
         except (SnapshotUnavailable, OSError) as reason:
             said.append(str(reason))
         finally:
@@ -125,28 +132,94 @@ class Finisher:
             self._notes.append(message)
             tell(message)
 
-    def _history_path(self, what: Literal["mem", "oom"]) -> Path:
-        options = self._options
-        if options.mem_dir is None:
-            return self._parts_directory() / "memory" / snapshot_name(options.prefix, what=what)
-        prefix = f"{options.prefix}_rank_{self.rank}" if self._info.world_size > 1 else options.prefix
-        return options.mem_dir / snapshot_name(prefix, what=what)
-
     # -- a window ---------------------------------------------------------------------------------
 
     def write(self, window: Window, *, failure: OutOfMemory | None = None) -> None:
         """Analyse a window, write its files, print its table; nothing of it, if nothing was recorded.
 
+        With several ranks a child process does all that, and this returns at once.
+
         `failure`: an out-of-memory that ended the window, which is answered.
         """
-        main, full = _choose(window)
+        main, full = choose(window)
+        parts = {trace.path for trace in (window.full, window.timed) if trace is not None}
         try:
             if main is None:
-                self._tell_nothing(window, "the block ended before its first step")
+                self._tell_nothing(window.warnings, "the block ended before its first step")
+                return
+            task = self._task(window, main, full, failure)
+            if self._options.in_background(self._info):
+                self._finish_in_background(task)
+                parts -= set(task.parts)
             else:
-                self._write(window, main, full, failure)
+                self._finish(task)
         finally:
-            self._drop_parts({trace.path for trace in (window.full, window.timed) if trace is not None})
+            self._place.drop_parts(parts)
+
+    def _task(
+        self, window: Window, main: RecordedTrace, full: RecordedTrace | None, failure: OutOfMemory | None
+    ) -> WindowTask:
+        notes = [*self._notes, *self._place.notes, *notes_of(window, main)]
+        self._notes, self._place.notes = [], []
+        directory, target = self._place.of_window(main, self.windows)
+        return WindowTask(
+            options=self._options,
+            info=self._info,
+            directory=directory,
+            target=target,
+            run=self._record.of_window(window, main, full, notes),
+            main=main,
+            full=full.path if full is not None else None,
+            followed=tuple(self._followed),
+            failure=failure,
+            prints=self._options.enable_print_summary and self._options.is_first(self._info),  # one rank prints
+            unicode=unicode_terminal(),
+        )
+
+    def _finish(self, task: WindowTask) -> None:
+        finished = finish_window_in_child(task) if has_little_memory() else finish_window(task)
+        if finished.nothing_recorded:
+            self._tell_nothing(task.run["warnings"])
+        if finished.answered:
+            self._answered = task.failure
+        self.windows += finished.result is not None
+        self._keep(finished)
+        _print(finished.text)
+
+    def _finish_in_background(self, task: WindowTask) -> None:
+        try:
+            child = Child(task, without_functions=_NO_FUNCTIONS, background=True)
+        except Exception as error:
+            keep_traces(task, f"what was recorded could not be handed over ({type(error).__name__}: {error})")
+            return
+        self._place.hand_over(task.parts)
+        if task.failure is not None:
+            self._answered = task.failure  # by the child
+        self.windows += 1
+        self._children.append(child)
+        self._background.run(child)
+
+    def _child_has_ended(self, child: Child) -> None:
+        """On a thread of its own: say what it said, and clean up after it."""
+        try:
+            child.tell()
+            if child.said is None:
+                keep_traces(child.task, f"what was recorded could not be analysed ({child.problem})")
+            elif child.said.nothing_recorded:
+                self._tell_nothing(child.task.run["warnings"])
+            else:
+                _print(child.said.text)
+            failure = child.task.failure
+            if failure is not None and (child.said is None or not child.said.answered):
+                self._answered = None
+                self.answer(failure)
+        finally:
+            self._place.drop_parts(child.task.parts)
+            child.ended = True
+
+    def _keep(self, finished: FinishedWindow | None) -> None:
+        if finished is not None and finished.result is not None:
+            self._results.append(finished.result)
 
     def answer(self, failure: OutOfMemory) -> None:
         """Answer an out-of-memory that ended no recording, or one that could not be analysed; once."""
@@ -154,135 +227,24 @@ class Finisher:
             return
         self._answered = failure
         try:
-            answer(failure, self.results[-1] if self.results else None, directory=self.directory)
+            answer(failure, self._results[-1] if self._results else None, directory=self.directory)
         except Exception as error:
             tell(f"the out-of-memory could not be explained: {type(error).__name__}: {error}")
 
-    def _tell_nothing(self, window: Window, reason: str) -> None:
-        more = "more " if self.results else ""
-        tell(f"nothing {more}was recorded: {'; '.join(window.warnings) or reason}")
-
-    def _write(
-        self, window: Window, main: RecordedTrace, full: RecordedTrace | None, failure: OutOfMemory | None
+    def _tell_nothing(
+        self, warnings: list[str], reason: str = "no op of torch ran in the block, on the thread that entered it"
     ) -> None:
-        notes = [*self._notes, *_notes(window, main)]
-        self._notes = []
-        task = WindowTask(
-            options=self._options,
-            info=self._info,
-            directory=self._run_directory(main),
-            run=self._describe_run(main, full, notes, complete=window.complete),
-            main=main,
-            full=full.path if full is not None else None,
-            followed=tuple(self._followed),
-            failure=failure,
-        )
-        finished = finish_window_in_child(task) if has_little_memory() else finish_window(task)
-        if finished.nothing_recorded:
-            self._tell_nothing(window, "no op of torch ran in the block, on the thread that entered it")
-        if finished.answered:
-            self._answered = failure
-        if finished.result is None:
-            return
-        self.results.append(finished.result)
-        if self._options.enable_print_summary and self._prints:
-            rows = PRINTED_ROWS - len(finished.files.splitlines())
-            sys.stdout.write(f"{finished.result.table(order='cost', rows=rows)}\n{finished.files}\n")
-            sys.stdout.flush()
-
-    @property
-    def _prints(self) -> bool:
-        """One rank prints."""
-        return self._options.is_first(self.rank)
-
-    def _run_directory(self, main: RecordedTrace) -> RunDirectory | None:
-        """The rank's own directory, and for each later window one in it."""
-        if self._run is None or not self.results:
-            return self._run
-        first, last = (main.steps[0], main.steps[-1]) if main.steps else (len(self.results), len(self.results))
-        directory = self._run.for_window(first, last)
-        if directory.directory.exists():
-            directory = replace(directory, window=f"{directory.window}_{len(self.results)}")
-        return directory
-
-    def _describe_run(
-        self, main: RecordedTrace, full: RecordedTrace | None, notes: list[str], *, complete: bool
-    ) -> dict[str, Any]:
-        """What run.json says."""
-        steps = {} if main.steps is None else {"timed_steps": list(main.steps), "full_steps": _full_steps(main, full)}
-        return {
-            **self._info.to_dict(),
-            **self._settings(notes),
-            "prefix": self._options.prefix,
-            **steps,
-            "complete": complete,
-            "warnings": notes,
-            "layers": list(self._describe()),
-            "compiled": self._compiled(notes),
-            "held": holdings_to_list(main.held),
-            "graph_breaks": _graph_breaks(notes),
-            "cpu_frees_unsure": main.cpu_frees_unsure,
-        }
-
-    def _settings(self, notes: list[str]) -> dict[str, Any]:
-        """How the run is set up, as advice and comparisons ask."""
-        try:
-            return self._describe_settings()
-        except Exception as error:
-            notes.append(f"how the run is set up is not known, because {type(error).__name__}: {error}")
-            return {}
-
-    def _compiled(self, notes: list[str]) -> dict[str, Any]:
-        """What is known of compiled code; without it, its layers have no rows."""
-        try:
-            return self._describe_compiled()
-        except Exception as error:
-            notes.append(f"the layers inside compiled code have no rows, because {type(error).__name__}: {error}")
-            return {}
-
-    def _drop_parts(self, parts: set[Path]) -> None:
-        """Remove what is still where it was exported to."""
-        self._parts = [part for part in self._parts if part not in parts]
-        for part in parts:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
+        more = "more " if self._results else ""
+        tell(f"nothing {more}was recorded: {'; '.join(warnings) or reason}")
 
     def give_up(self) -> None:
         """Something of ours failed: keep what is whole, mark the run incomplete, remove what is half written."""
-        self._drop_parts(set(self._parts))
-        if self._run is not None:
-            with suppress(OSError):
-                self._run.write_run(self._info.to_dict(), complete=False)
+        self._place.drop_parts()
+        if not self._children:
+            self._place.mark_incomplete()
 
 
-def _graph_breaks(notes: list[str]) -> list[dict[str, Any]] | None:
-    """Those of torch.compile so far; None where they are not known."""
-    try:
-        return graph_breaks()
-    except Exception as error:
-        notes.append(f"graph breaks are not available, because {type(error).__name__}: {error}")
-        return None
-
-
-def _choose(window: Window) -> tuple[RecordedTrace | None, RecordedTrace | None]:
-    """The trace whose times are reported, and beside it the one in full, if that says more."""
-    timed, full = window.timed, window.full
-    if timed is None or (not timed.steps and full is not None and full.steps):
-        return full, None
-    return timed, full if full is not None and full.shapes and not timed.shapes else None
-
-
-def _full_steps(main: RecordedTrace, full: RecordedTrace | None) -> list[int]:
-    """Steps whose shapes were recorded."""
-    if full is not None:
-        return list(full.steps or ())
-    return list(main.steps or ()) if main.shapes else []
-
-
-def _notes(window: Window, main: RecordedTrace) -> Iterator[str]:
-    yield from window.warnings
-    if main is window.full:
-        cost = " with shapes (about +10 % where launch-bound)" if main.shapes else ""
-        yield f"times are of warm-up steps{cost}: {window.why_full}"
-    if main.steps == () and not window.warnings:
-        yield "no step was recorded from its begin to its end"
+def _print(text: str) -> None:
+    if text:
+        sys.stdout.write(text)
+        sys.stdout.flush()

@@ -123,7 +123,7 @@ def _compiled_code() -> dict[str, Any]:
 
 
 def _handle(profiler: Any, finisher: Finisher) -> None:
-    path = finisher.part_path(f"{len(finisher.results)}_theirs")
+    path = finisher.part_path(f"{finisher.windows}_theirs")
     profiler.export_chrome_trace(str(path))
     window = Window(timed=RecordedTrace(Path(path), None, bool(getattr(profiler, "record_shapes", False))))
     finisher.write(window)

@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 from profiler_wrapper.analysis.peaks import VARIABLE, Given, find_peaks
+from profiler_wrapper.capture.coordinates import given_coordinates
+from profiler_wrapper.capture.rank import RunInfo
 from profiler_wrapper.capture.steps import Plan, Shapes, make_plan
 from profiler_wrapper.capture.switch import SWITCH, is_off
 from profiler_wrapper.errors import WrongUse
@@ -25,6 +27,8 @@ FILES = {
     **{name: ", ".join(file.name for file in report.files) for name, report in REPORTS.items()},
 }
 Trace = Literal["json", "json.gz", False]
+LOCAL_DIR_VARIABLE = "PROFILER_WRAPPER_LOCAL_DIR"
+FEW_RANKS = 8  # that are asked for by number: each of them writes the full set of files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +58,28 @@ class Options:
     rank: int | None = None
     device_mesh: Any = None
     peaks: Given | None = None  # as given here or in the environment; a file is read at once
+    coordinates: Mapping[str, int] | None = None  # in the device mesh, as the user says
     ranks: frozenset[int] | None = None  # which ranks record at all; None: all
+    local_dir: Path | None = None  # where files are written first; None: where they go
+    background: bool | None = None  # windows are finished by a child process; None: where there are several ranks
     off: bool = False
 
     def plan(self) -> Plan:
         """What to record of which step."""
         return make_plan(self.steps, schedule=self.schedule, record_shapes=self.record_shapes)
 
-    def is_first(self, rank: int) -> bool:
+    def is_first(self, info: RunInfo) -> bool:
         """Whether it is the first of the ranks that record: the one that speaks for all."""
-        return rank == (min(self.ranks) if self.ranks else 0)
+        return info.rank == min(self.ranks or (0,))
+
+    def writes_everything(self, info: RunInfo) -> bool:
+        """Whether this rank writes the full set of files, where none are named."""
+        chosen = self.ranks is not None and (len(self.ranks) <= FEW_RANKS or self.is_first(info))
+        return chosen or info.writes_everything
+
+    def in_background(self, info: RunInfo) -> bool:
+        """Whether windows are finished by a child process, so that nobody waits for it."""
+        return info.world_size > 1 if self.background is None else self.background
 
     def shapes(self, *, warm_up: bool) -> bool:
         """Whether shapes are recorded in warm-up steps, or in timed ones."""
@@ -83,6 +99,9 @@ def make_options(
     record_shapes: object = "auto",
     trace: object = None,
     peaks: Given | None = None,
+    coordinates: object = None,
+    ranks: object = None,
+    local_dir: str | os.PathLike[str] | None = None,
     environment: Mapping[str, str] | None = None,
     **others: Any,
 ) -> Options:
@@ -106,6 +125,9 @@ def make_options(
         record_shapes=_shapes(record_shapes),
         trace=_trace(trace),
         peaks=_peaks(environment.get(VARIABLE, "").strip() or None if peaks is None else peaks),
+        coordinates=None if coordinates is None else given_coordinates(coordinates),
+        ranks=None if ranks is None else _given_ranks(ranks),
+        local_dir=_local_dir(environment.get(LOCAL_DIR_VARIABLE) or None if local_dir is None else local_dir),
         **others,
     )
     _check_names(options)
@@ -119,6 +141,8 @@ def _check_names(options: Options) -> None:
         raise WrongUse(f"run_name={options.run_name!r} names no directory. Give a text, the same on all ranks.")
     if options.rank is not None and not (isinstance(options.rank, int) and options.rank >= 0):
         raise WrongUse(f"rank={options.rank!r} is no rank. Give a number from 0.")
+    if options.background not in (None, True, False):
+        raise WrongUse(f"background={options.background!r} means nothing here. Give True, False or None.")
 
 
 def _prefix(prefix: object) -> str:
@@ -220,10 +244,33 @@ def _overridden(options: Options, environment: Mapping[str, str]) -> Options:
 
 
 def _ranks(parts: Sequence[str], text: str) -> frozenset[int]:
+    try:
+        return _given_ranks(",".join(parts))
+    except WrongUse:
+        raise WrongUse(f"{SWITCH}={text!r}: its ranks are none. Write ranks=0 or ranks=0-3,8.") from None
+
+
+def _given_ranks(ranks: object) -> frozenset[int]:
+    """`0`, `"0-3,8"`, `[0, 8]` or a `range`."""
     found: set[int] = set()
-    for part in parts:
-        match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part)
-        if match is None:
-            raise WrongUse(f"{SWITCH}={text!r}: ranks={part!r} is no rank. Write ranks=0 or ranks=0-3,8.")
+    for part in _parts(ranks):
+        match = re.fullmatch(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise WrongUse(f"ranks={ranks!r}: {part!r} is no rank. Give a number, '0-3,8', or a list of numbers.")
         found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(found)
+
+
+def _parts(ranks: object) -> Sequence[str]:
+    if isinstance(ranks, str):
+        return [part.strip() for part in ranks.split(",")]
+    numbers = ranks if isinstance(ranks, Iterable) else (ranks,)
+    # A bool is no rank, though it is an int; nor is a number that is not whole.
+    parts = [
+        str(int(one)) if isinstance(one, SupportsIndex) and not isinstance(one, bool) else repr(one) for one in numbers
+    ]
+    return parts or [""]
+
+
+def _local_dir(path: str | os.PathLike[str] | None) -> Path | None:
+    return None if path is None else _directory(path, "local_dir").expanduser()

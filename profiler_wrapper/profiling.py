@@ -14,6 +14,7 @@ from profiler_wrapper.capture.others import profiler_is_on, profiler_is_waiting
 from profiler_wrapper.capture.out_of_memory import OutOfMemory, out_of_memory
 from profiler_wrapper.capture.parts import FirstCall, is_part
 from profiler_wrapper.capture.phases import in_backward
+from profiler_wrapper.capture.pipeline import find_stages, is_in_pipeline
 from profiler_wrapper.capture.recorder import Recorder
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
@@ -39,7 +40,13 @@ class Profiling:
     def __init__(self, model: object | None, options: Options, *, optimizer: object | None = None) -> None:
         self.finisher: Finisher | None = None
         self._model, self._options = model, options
-        self._scopes = LayerScopes(model, layers=options.layers, on_root_enter=self._root_enters)
+        self._stages = find_stages(model)
+        self._scopes = LayerScopes(
+            model,
+            layers=options.layers,
+            in_pipeline=is_in_pipeline(model, options.device_mesh, options.coordinates),
+            on_root_enter=self._root_enters,
+        )
         self._held_memory = HeldMemory(self._scopes.roots, find_optimizers(optimizer))
         self._recorder: Recorder | None = None
         self._first_call = FirstCall()
@@ -151,6 +158,8 @@ class Profiling:
                 modules=(root.module for root in find_roots(self._model)) if self._model is not None else (),
                 rank=self._options.rank,
                 device_mesh=self._options.device_mesh,
+                coordinates=self._options.coordinates,
+                stages=self._stages,
                 version=__version__,
             )
             self.finisher = Finisher(
@@ -160,7 +169,14 @@ class Profiling:
                 self._scopes.describe_compiled,
                 describe_settings=self._settings,
             )
+            self._check_ranks(self.finisher)
         return self._options.ranks is None or self.finisher.rank in self._options.ranks
+
+    def _check_ranks(self, finisher: Finisher) -> None:
+        """Say so if nobody will record anything."""
+        ranks = self._options.ranks
+        if ranks is not None and finisher.rank == 0 and min(ranks) >= finisher.world_size > 1:
+            tell(f"nothing is recorded: none of the ranks asked for is among the {finisher.world_size} of this job")
 
     def _settings(self) -> dict[str, Any]:
         return run_settings([root.module for root in self._scopes.roots()], self._held_memory.optimizers())
@@ -192,6 +208,8 @@ class Profiling:
 
     def _new_session(self, mode: Mode) -> Session:
         options = self._options
+        if self.finisher is not None:
+            self.finisher.begin()
         return Session(
             activities=options.activities or machine_activities(),
             record_shapes=options.shapes(warm_up=mode is Mode.FULL),

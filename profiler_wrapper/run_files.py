@@ -17,7 +17,8 @@ from profiler_wrapper.recording.store import RESULT_FILE, RUN_FILE
 def find_result(path: Path, *, rank: int | None = None, with_trace: bool = False) -> Path:
     """The file to read for `path`: itself, or of a directory its result, else its trace, else those of its first rank.
 
-    `rank`: of a run, that rank's. `with_trace`: a trace, if there is any.
+    Of a job that was started again the last attempt counts. `rank`: of a run, that rank's. `with_trace`: a trace, if
+    there is any.
 
     Raises:
         BrokenTrace: the directory holds no result and no trace, or several runs.
@@ -29,7 +30,7 @@ def find_result(path: Path, *, rank: int | None = None, with_trace: bool = False
         if rank is not None:
             raise WrongUse(f"{path}: is no directory of a run, so it has no rank {rank}. Give the run's directory.")
         return path
-    ranks = sorted(path.glob("**/rank*/"), key=lambda p: (len(p.parts), rank_number(p.name)))
+    ranks = sorted(path.glob("**/rank*/"), key=lambda p: (-_attempt(p, path), len(p.parts), rank_number(p.name)))
     runs = sorted({place.relative_to(path).parts[0] for place in ranks if place.parent != path})
     runs = [run for run in runs if not run.startswith("attempt")]
     if len(runs) > 1 and not any(path.glob("rank*/")):
@@ -56,6 +57,12 @@ def rank_number(name: str) -> int:
     """`"rank3_dp1"` -> 3; -1 for what is no rank's directory."""
     digits = name.removeprefix("rank").split("_")[0]
     return int(digits) if name.startswith("rank") and digits.isdecimal() else -1
+
+
+def _attempt(place: Path, run: Path) -> int:
+    """Which start of the job a rank's directory is of."""
+    numbers = (part.removeprefix("attempt") for part in place.relative_to(run).parts if part.startswith("attempt"))
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 def trace_beside(directory: Path, run: Mapping[str, Any]) -> Path | None:

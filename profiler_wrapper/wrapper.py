@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -46,7 +46,8 @@ class ProfilerWrapper:
 
     Args:
         model: whose layers become rows: a module, a list, a dict (its keys prefix the names), a diffusers
-            pipeline. None: the outermost modules called, named by class. A bool here is `is_st`.
+            pipeline, a stage or schedule of `torch.distributed.pipelining`. None: the outermost modules called,
+            named by class. A bool here is `is_st`.
         is_st: file prefix: `opensora` if true, `cogvideo` if false.
         activities: of `torch.profiler`; None: all that the machine has.
         profile_memory: record allocations.
@@ -69,7 +70,15 @@ class ProfilerWrapper:
         files: `"auto"`, `"all"`, or some of `trace`, `full_trace`, `result`, `report`, `time_plot`, `memory_plot`,
             `memory_text`, `log`, `roofline_plot`, `categories_plot`, `memory_log`, `sunbursts`.
         trace: `"json"`, `"json.gz"` or False; None: plain, gzipped past 8 ranks.
-        rank, device_mesh: where they cannot be found out.
+        rank, device_mesh, coordinates: who this is in the job, where it cannot be found out: a number, a
+            `DeviceMesh`, or the place in one (`{"dp": 1, "tp": 0, "pp": 3}`).
+        ranks: which ranks record at all: `0`, `"0-3,8"` or a list; None: all. The others do nothing, and none
+            waits for another.
+        local_dir: a directory on the node's own disk to write to first; a copy goes to `output_dir` afterwards.
+            PROFILER_WRAPPER_LOCAL_DIR in the environment does the same.
+        background: finish windows in a child process of low priority, so that the next step does not wait for
+            tables and plots; None: where there are several ranks. Asking for `result` waits for it, and so does
+            the end of the program, up to two minutes.
         peaks: what the device can do, where no table knows it or another roof is wanted: dense TFLOP/s, by type
             (`{"bfloat16": 989, "bandwidth": 3350}` with GB/s, or the same as text), or the file that
             `python -m profiler_wrapper peaks --measure -o FILE` wrote. PROFILER_WRAPPER_PEAK_TFLOPS does the same.
@@ -108,6 +117,10 @@ class ProfilerWrapper:
         trace: Literal["json", "json.gz"] | bool | None = None,
         rank: int | None = None,
         device_mesh: object | None = None,
+        coordinates: Mapping[str, int] | None = None,
+        ranks: str | int | Iterable[int] | None = None,
+        local_dir: str | os.PathLike[str] | None = None,
+        background: bool | None = None,
         optimizer: object | None = None,
         peaks: Given | None = None,
     ) -> None:
@@ -134,6 +147,10 @@ class ProfilerWrapper:
             run_name=run_name,
             rank=rank,
             device_mesh=device_mesh,
+            coordinates=coordinates,
+            ranks=ranks,
+            local_dir=local_dir,
+            background=background,
             peaks=peaks,
             enabled_record_memory_pickle=enabled_record_memory_pickle,
             enabled_record_cuda_average_time=enabled_record_cuda_average_time,
@@ -192,10 +209,16 @@ class ProfilerWrapper:
 
     @property
     def results(self) -> tuple[ProfileResult, ...]:
-        """A result for each window recorded so far. Ends a recording that goes on outside of its block."""
+        """A result for each window recorded so far. Ends a recording that goes on outside of its block.
+
+        With several ranks other processes finish them: this waits for those, at most five minutes.
+        """
         self._profiling.report()
         finisher = self._profiling.finisher
-        return tuple(finisher.results) if finisher is not None else ()
+        if finisher is None:
+            return ()
+        finisher.wait()
+        return finisher.results
 
     @property
     def result(self) -> ProfileResult | None:

@@ -120,17 +120,36 @@ def _nest_cpu(recording: Recording, launch: Int64) -> tuple[Nesting, Int32]:
     """Nesting of the CPU events that matter: of calls into the runtime only those that launched something.
 
     An annotation that begins in one layer and ends in another would hide the layers around what lies
-    in both, so it is left out of the first answer. The second gives the parents with it.
+    in both, so it is left out of the first answer; and so is one of a collective that goes on after the call
+    that began it has returned (a send of gloo's): what runs meanwhile is none of it. The second answer gives the
+    parents with them.
     """
     spans = recording.spans
     chosen = spans.category < Category.RUNTIME
     launched = np.unique(launch[launch >= 0])
     chosen[launched[spans.category[launched] == Category.RUNTIME]] = True
     everything = _nest(recording, chosen)
-    hiding = _crossing_annotations(recording, everything)
+    hiding = _crossing_annotations(recording, everything) | _asynchronous_collectives(recording, everything)
     if not hiding.any():
         return everything, everything.parent
     return _nest(recording, chosen & ~hiding), everything.parent
+
+
+def _asynchronous_collectives(recording: Recording, nesting: Nesting) -> Bool:
+    """Annotations of a collective that begin in the call that starts it, and end after it."""
+    spans = recording.spans
+    asynchronous = np.zeros(len(spans), dtype=np.bool_)
+    if not nesting.crossing_lanes:
+        return asynchronous
+    named = np.array([role_of(name) == Role.COLLECTIVE for name in recording.names], dtype=np.bool_)[spans.name]
+    for lane in nesting.crossing_lanes:
+        here = named & (spans.lane == lane)
+        doubtful = np.flatnonzero(here & (spans.category == Category.ANNOTATION))
+        calls = here & (spans.category == Category.CPU_OP)
+        asynchronous[doubtful] = crossed(
+            spans.start_ns[doubtful], spans.end_ns[doubtful], spans.start_ns[calls], spans.end_ns[calls]
+        )
+    return asynchronous
 
 
 def _nest(recording: Recording, chosen: Bool) -> Nesting:

@@ -23,6 +23,7 @@ class MarkedModule(NamedTuple):
     path: str
     module: nn.Module
     compiled: bool  # some call of the layer ran compiled code
+    in_pipeline: bool = False  # its root is a stage of a pipeline
 
 
 def describe_compiled(modules: Iterable[MarkedModule]) -> dict[str, Any]:
@@ -43,7 +44,7 @@ def _compiled_places(modules: list[MarkedModule]) -> Iterable[tuple[MarkedModule
     full_names: dict[str, dict[int, str]] = {}
     for marked in modules:
         if marked.path == ROOT_PATH:
-            root = Root(marked.root, marked.module, named="#" not in marked.root)
+            root = Root(marked.root, marked.module, named="#" not in marked.root, in_pipeline=marked.in_pipeline)
             full_names.setdefault(marked.root, {}).update(module_paths(root))
     for marked in modules:
         if marked.compiled:

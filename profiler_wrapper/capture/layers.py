@@ -1,7 +1,8 @@
 """Names the modules of a model and chooses those that become layers.
 
 A layer goes by its full name in the plain model: what DDP, FSDP, `torch.compile`, checkpoint wrappers
-and PEFT put between is left out, so that the same rows come out whatever a model is wrapped in.
+and PEFT put between is left out, so that the same rows come out whatever a model is wrapped in. Layers of a
+pipeline's stage go by their number in the whole model.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Union
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from profiler_wrapper.capture.pipeline import find_stages, numbered_from
 from profiler_wrapper.capture.wrappers import added_prefix, children, class_name, holders, is_adapted
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.recording.kinds import kind_of, looks_like_block
@@ -36,6 +38,7 @@ class Root:
     label: str  # "LlamaForCausalLM#0", or the name its user gave it
     module: nn.Module  # as the user holds it, wrappers included
     named: bool = False  # by its user: then all names below start with the label
+    in_pipeline: bool = False  # a stage: its layers may say which they are of the whole model
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class RootLabels:
 
     def take(self, module: nn.Module) -> str:
         """A label that no other root has: `LlamaForCausalLM#0`, then `#1`."""
-        name = class_name(holders(module)[-1])
+        name = plain_class_name(module)
         taken = self._taken.setdefault(name, set())
         number = next(number for number in range(len(taken) + 1) if number not in taken)
         taken.add(number)
@@ -74,16 +77,31 @@ class RootLabels:
         self._taken.get(name, set()).discard(int(number))
 
 
+def plain_class_name(module: nn.Module) -> str:
+    """The class of what `module` is, or wraps, in the plain model."""
+    return class_name(holders(module)[-1])
+
+
 def find_roots(model: object, labels: RootLabels | None = None) -> tuple[Root, ...]:
     """The roots in what a user calls a model: a module, several in a list or dict, or a pipeline.
 
     The keys of a dict, and the component names of a pipeline (anything with a `components` mapping
     that holds modules), name their roots; other roots are named by class and number.
 
+    Stages of `torch.distributed.pipelining`, or a schedule that holds them, are roots too.
+
     Raises:
         WrongUse: there is no module in it.
     """
     labels = labels or RootLabels()
+    if stages := find_stages(model):
+        several = len(stages) > 1
+        return tuple(
+            Root(f"{plain_class_name(stage.module)}#stage{stage.number}", stage.module, in_pipeline=True)
+            if several
+            else Root(labels.take(stage.module), stage.module, in_pipeline=True)
+            for stage in stages
+        )
     if isinstance(model, nn.ModuleDict):
         model = dict(model.items())
     elif isinstance(model, nn.ModuleList) or (not isinstance(model, nn.Module) and _is_listing(model)):
@@ -152,6 +170,7 @@ class _Spot:
 
 @dataclass(slots=True)
 class _Visit:
+    in_pipeline: bool = False
     spots: dict[int, _Spot] = field(default_factory=dict)
     paths: set[str] = field(default_factory=set)
 
@@ -170,7 +189,7 @@ def _walk(root: Root) -> Iterator[_Spot]:
         is_block=is_block,
         in_adapted=False,
     )
-    visit = _Visit({id(module): top}, {ROOT_PATH})
+    visit = _Visit(root.in_pipeline, {id(module): top}, {ROOT_PATH})
     prefix = f"{root.label}." if root.named else ""
     _descend(top, prefix, prefix + added, visit)
     return iter(visit.spots.values())
@@ -178,10 +197,11 @@ def _walk(root: Root) -> Iterator[_Spot]:
 
 def _descend(parent: _Spot, prefix: str, raw_prefix: str, visit: _Visit) -> None:
     blocks = () if parent.depth_in_block is not None else _blocks_in(parent)
+    first = _first_number(parent.module) if visit.in_pipeline else 0
     for name, child in children(parent.module).items():
         held = holders(child)
         inner, added = held[-1], added_prefix(held)
-        path = prefix + name
+        path = prefix + (str(int(name) + first) if first else name)
         if (seen := visit.spots.get(id(inner))) is not None:
             seen.shared = True
             continue
@@ -200,6 +220,13 @@ def _descend(parent: _Spot, prefix: str, raw_prefix: str, visit: _Visit) -> None
         visit.spots[id(inner)] = spot
         visit.paths.add(path)
         _descend(spot, f"{path}.", f"{raw_prefix}{name}.{added}", visit)
+
+
+def _first_number(module: nn.Module) -> int:
+    """Which layer of the whole model the first of a list is."""
+    if not isinstance(module, nn.ModuleList) or not children(module):
+        return 0
+    return numbered_from({name: holders(entry)[-1] for name, entry in children(module).items()})
 
 
 def _depth_in_block(parent: _Spot, module: nn.Module, is_block: bool) -> int | None:

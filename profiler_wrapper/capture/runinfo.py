@@ -5,77 +5,35 @@ from __future__ import annotations
 import os
 import platform
 import re
+import socket
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-FULL_SET_WORLD_SIZE = 8  # in larger worlds, one rank of each pipeline stage writes everything
-_MESH_NAMES = {
-    "dp": "dp",
-    "ddp": "dp",
-    "fsdp": "dp",
-    "dp_replicate": "dp",
-    "dp_shard": "dp",
-    "replicate": "dp",
-    "shard": "dp",
-    "data": "dp",
-    "tp": "tp",
-    "tensor": "tp",
-    "model": "tp",
-    "pp": "pp",
-    "pipeline": "pp",
-    "pipe": "pp",
-    "cp": "cp",
-    "context": "cp",
-    "ep": "ep",
-    "expert": "ep",
-}
-_WRITTEN_ALWAYS = ("dp", "tp", "pp")  # where there is a mesh: also those of size 1
+from profiler_wrapper.capture.mesh import (
+    has_pipeline,
+    megatron_coordinates,
+    mesh_coordinates,
+    mesh_of,
+    mesh_rank,
+    root_mesh,
+)
+from profiler_wrapper.capture.pipeline import Stage
+from profiler_wrapper.capture.rank import FULL_SET_WORLD_SIZE, RunInfo
+from profiler_wrapper.recording.launch import attempt_number
 
+__all__ = ["FULL_SET_WORLD_SIZE", "RunInfo", "float32_matmul_precision", "mesh_coordinates", "mesh_of", "run_info"]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunInfo:
-    """What `run.json` says of the process."""
-
-    rank: int = 0
-    world_size: int = 1
-    coordinates: Mapping[str, int] = field(default_factory=dict)  # "dp" -> 3; empty: no mesh known
-    device: str | None = None  # "NVIDIA H100 80GB HBM3"; None: no accelerator
-    device_type: str = "cpu"
-    cpu_name: str = ""  # "AMD EPYC 9534 64-Core Processor, 8 threads": those that torch's ops use
-    versions: Mapping[str, str] = field(default_factory=dict)
-    float32_matmul_precision: str | None = None  # "highest"; "high" and "medium" multiply in smaller types
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def writes_everything(self) -> bool:
-        """This rank writes the full set of files; the others only `run.json` and `result.json`."""
-        if self.world_size <= FULL_SET_WORLD_SIZE:
-            return True
-        if not self.coordinates:
-            return self.rank == 0
-        return all(place == 0 for name, place in self.coordinates.items() if name != "pp")
-
-    @property
-    def directory_name(self) -> str:
-        """`"rank3_dp1_tp1_pp0"`, or `"rank3"` where no mesh is known."""
-        return "_".join([f"rank{self.rank}", *(f"{name}{place}" for name, place in self.coordinates.items())])
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data, for `run.json`."""
-        return {
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "coordinates": dict(self.coordinates),
-            "device": self.device,
-            "device_type": self.device_type,
-            "cpu_name": self.cpu_name,
-            "versions": dict(self.versions),
-            "float32_matmul_precision": self.float32_matmul_precision,
-        }
+# Who tells rank, size of the job and rank on its host: torchrun, SLURM, Open MPI, other launchers of MPI.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
 
 
 def run_info(
@@ -83,6 +41,8 @@ def run_info(
     modules: Iterable[torch.nn.Module] = (),
     rank: int | None = None,
     device_mesh: Any = None,
+    coordinates: Mapping[str, int] | None = None,
+    stages: Sequence[Stage] = (),
     environment: Mapping[str, str] | None = None,
     version: str = "",
 ) -> RunInfo:
@@ -92,23 +52,19 @@ def run_info(
         modules: the models, whose sharded parameters may know the device mesh.
         rank: what the user says; the mesh, the process group, torchrun's and SLURM's variables come after it.
         device_mesh: a `torch.distributed.DeviceMesh` the user gave.
+        coordinates: what the user says of the place in the mesh; the mesh, the stages of a pipeline and Megatron-LM's
+            parallel state come after it.
+        stages: of the pipeline, those that this process holds.
         environment: `os.environ` but in tests.
         version: of this package.
     """
     environment = os.environ if environment is None else environment
     warnings: list[str] = []
-    mesh = device_mesh if device_mesh is not None else mesh_of(modules)
+    mesh = root_mesh(device_mesh) if device_mesh is not None else mesh_of(modules)
     group_rank, group_size = _process_group()
-    world_size = (
-        group_size or _number(environment, "WORLD_SIZE", warnings) or _number(environment, "SLURM_NTASKS", warnings)
-    )
-    rank_candidates = (
-        rank,
-        _mesh_rank(mesh),
-        group_rank,
-        _number(environment, "RANK", warnings),
-        _number(environment, "SLURM_PROCID", warnings),
-    )
+    told = _told_by_launcher(environment, warnings)
+    world_size = group_size or told[1]
+    rank_candidates = (rank, mesh_rank(mesh), group_rank, told[0])
     found = next((candidate for candidate in rank_candidates if candidate is not None), 0)
     if world_size is not None and found >= world_size:
         warnings.append(f"rank {found} is beyond the world of {world_size}; it is kept as the name of this process")
@@ -116,7 +72,13 @@ def run_info(
     return RunInfo(
         rank=found,
         world_size=max(world_size or 1, 1),
-        coordinates=mesh_coordinates(mesh),
+        local_rank=told[2],
+        host=socket.gethostname(),
+        process=os.getpid(),
+        attempt=attempt_number(environment),
+        coordinates=_coordinates(coordinates, mesh, stages),
+        stages=tuple(sorted(stage.number for stage in stages)),
+        first_of_stage=_is_first_of_stage(coordinates, mesh, stages, found),
         device=device,
         device_type=device_type,
         cpu_name=f"{_processor()}, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}",
@@ -124,6 +86,38 @@ def run_info(
         float32_matmul_precision=float32_matmul_precision(),
         warnings=tuple(warnings),
     )
+
+
+def _told_by_launcher(environment: Mapping[str, str], warnings: list[str]) -> tuple[int | None, int | None, int | None]:
+    """Rank, size of the job and rank on the host, each from the first that tells it."""
+    told: list[int | None] = [None, None, None]
+    numbers: dict[str, int | None] = {}
+    for names in _LAUNCHERS:
+        for place, name in enumerate(names):
+            if name not in numbers:
+                numbers[name] = _number(environment, name, warnings)
+            if told[place] is None:
+                told[place] = numbers[name]
+    rank, world_size, local_rank = told
+    return rank, world_size or None, local_rank
+
+
+def _coordinates(given: Mapping[str, int] | None, mesh: Any, stages: Sequence[Stage]) -> dict[str, int]:
+    if given is not None:
+        return dict(given)
+    found = mesh_coordinates(mesh) or megatron_coordinates()
+    place = next((stage.place for stage in stages if stage.place is not None), None)
+    if place is None or has_pipeline(mesh):
+        return found
+    return {**found, "pp": place}  # of the other dimensions nothing is known, or what the mesh says
+
+
+def _is_first_of_stage(given: Mapping[str, int] | None, mesh: Any, stages: Sequence[Stage], rank: int) -> bool | None:
+    """Where only the pipeline's group is known: the ranks of the pipeline that rank 0 is in are the first ones."""
+    if given is not None or not stages or mesh_coordinates(mesh):
+        return None
+    ranks = stages[0].ranks
+    return 0 in ranks and rank in ranks if ranks else None
 
 
 def float32_matmul_precision() -> str | None:
@@ -157,58 +151,6 @@ def versions(own: str) -> dict[str, str]:
         if version:
             found[package] = str(version)
     return found
-
-
-def mesh_coordinates(mesh: Any) -> dict[str, int]:
-    """`{"dp": 1, "tp": 0, "pp": 0}` of this process; empty for no mesh, or one without names.
-
-    Dimensions that mean the same (`dp_replicate` and `dp_shard`) are counted through as one.
-    """
-    names = getattr(mesh, "mesh_dim_names", None)
-    try:
-        places = mesh.get_coordinate() if names else None
-        sizes = tuple(mesh.shape) if places else ()
-    except (RuntimeError, AttributeError, TypeError):
-        return {}
-    if not names or not places:
-        return {}
-    found: dict[str, int] = {}
-    for name, place, size in zip(names, places, sizes, strict=False):
-        known = _MESH_NAMES.get(str(name).lower())
-        if known is not None:
-            found[known] = found.get(known, 0) * int(size) + int(place)
-    if not found:
-        return {}
-    return {name: found.get(name, 0) for name in (*_WRITTEN_ALWAYS, *sorted(set(found) - set(_WRITTEN_ALWAYS)))}
-
-
-def mesh_of(modules: Iterable[torch.nn.Module]) -> Any:
-    """The whole mesh that the first sharded parameter lies on."""
-    for module in modules:
-        for parameter in module.parameters():
-            mesh = getattr(parameter, "device_mesh", None)
-            if mesh is not None:
-                return _root_mesh(mesh)
-    return None
-
-
-def _root_mesh(mesh: Any) -> Any:
-    try:
-        method = getattr(mesh, "_get_root_mesh", None)
-        if method is not None:
-            return method()
-        from torch.distributed.device_mesh import _mesh_resources
-
-        return _mesh_resources.get_root_mesh(mesh)
-    except Exception:  # a private helper that moved: the part of the mesh we have is right too
-        return mesh
-
-
-def _mesh_rank(mesh: Any) -> int | None:
-    try:
-        return int(mesh.get_rank()) if mesh is not None else None
-    except (RuntimeError, AttributeError, ValueError):
-        return None
 
 
 def _process_group() -> tuple[int | None, int | None]:

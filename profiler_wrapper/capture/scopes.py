@@ -46,6 +46,7 @@ class LayerScopes:
         model: a module, several in a list or dict, a pipeline; None: each outermost module that is
             called is a root, found and named when it is first called.
         layers: which modules are layers, see `name_layers`.
+        in_pipeline: `model` is a stage of a pipeline, whose layers may say which they are of the whole model.
         on_root_enter, on_root_exit: called before and after an outermost call of a root, outside of
             its mark, on the calling thread. Not called for what backward recomputes.
 
@@ -60,6 +61,7 @@ class LayerScopes:
         model: object | None,
         *,
         layers: Selection = "auto",
+        in_pipeline: bool = False,
         on_root_enter: Callable[[RootCall], None] | None = None,
         on_root_exit: Callable[[RootCall], None] | None = None,
     ) -> None:
@@ -69,13 +71,14 @@ class LayerScopes:
         self._on_root_enter = on_root_enter
         self._on_root_exit = on_root_exit
         self._labels = RootLabels()
-        self._unnamed = find_roots(model, self._labels) if model is not None else ()
+        roots = find_roots(model, self._labels) if model is not None else ()
+        self._unnamed = tuple(replace(root, in_pipeline=True) for root in roots) if in_pipeline else roots
         self._given = model is not None
         self._finds_roots = model is None
         self._attached = False
         self._entrances: dict[int, _Entrance] = {}  # by id of the module called
         self._alive: dict[int, weakref.ref[nn.Module]] = {}
-        self._roots: dict[str, tuple[weakref.ref[nn.Module], bool]] = {}  # by label; named by its user?
+        self._roots: dict[str, tuple[weakref.ref[nn.Module], Root]] = {}  # by label; what else is known of it
         self._targets: dict[tuple[str, str], _Target] = {}  # by root and path, in model order
         self._plain: set[type] = set()  # classes that wrap nothing
         self._thread = _OpenCalls()
@@ -86,7 +89,7 @@ class LayerScopes:
             return
         unnamed, self._unnamed = self._unnamed, ()
         for root in unnamed:
-            self._roots[root.label] = weakref.ref(root.module), root.named
+            self._roots[root.label] = weakref.ref(root.module), _without_module(root)
             # What several roots share goes by its name in the first.
             self._add_layers(one for one in name_layers(root, self._select) if id(one.module) not in self._entrances)
         if unnamed and len(self._targets) <= len(unnamed) and self._select not in ("auto", 0):
@@ -112,8 +115,8 @@ class LayerScopes:
 
     def roots(self) -> tuple[Root, ...]:
         """The models known so far, those that are still there."""
-        alive = ((label, reference(), named) for label, (reference, named) in self._roots.items())
-        return tuple(Root(label, module, named) for label, module, named in alive if module is not None)
+        alive = ((reference(), root) for reference, root in self._roots.values())
+        return tuple(replace(root, module=module) for module, root in alive if module is not None)
 
     def is_part(self, module: nn.Module) -> bool | None:
         """Whether `module` lies in a model that was given, and is none itself; None where that cannot be told."""
@@ -127,7 +130,13 @@ class LayerScopes:
         """What is known of the compiled code that ran in the layers, as plain data."""
         live = ((self._alive[key](), entrance.target) for key, entrance in self._entrances.items())
         return describe_compiled(
-            MarkedModule(target.layer.mark.root, target.layer.mark.path, module, target.compiled)
+            MarkedModule(
+                target.layer.mark.root,
+                target.layer.mark.path,
+                module,
+                target.compiled,
+                self._roots[target.layer.mark.root][1].in_pipeline,
+            )
             for module, target in live
             if module is not None
         )
@@ -214,7 +223,7 @@ class LayerScopes:
         if not self._finds_roots or self._thread.open or in_backward() or is_part_of_a_model(module):
             return None
         root = Root(self._labels.take(module), module)
-        self._roots[root.label] = weakref.ref(module), False
+        self._roots[root.label] = weakref.ref(module), _without_module(root)
         self._add_layers(name_layers(root, self._select))
         if not any(True for _ in module.parameters()):
             # A loss made anew for every step is one row, not a thousand.
@@ -288,6 +297,14 @@ class _Entrance:
     def __init__(self, target: _Target, compiled: bool) -> None:
         self.target = target
         self.compiled = compiled
+
+
+_NOTHING = nn.Module()
+
+
+def _without_module(root: Root) -> Root:
+    """Modules are held weakly."""
+    return replace(root, module=_NOTHING)
 
 
 def _begin_mark(name: str, marked: set[str] | None) -> Any:

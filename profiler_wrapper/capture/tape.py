@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -53,6 +54,8 @@ class Tape:
         if self.window.full is None:  # else this session follows that one without a gap
             self._frees_unsure = _sessions_ended > 0
         self._held.begin()
+        if self.window.begin_ns is None:
+            self.window.begin_ns = time.time_ns()
         session.start()
         self.mode, self._session, self._steps = mode, session, []
         self._watch.install()
@@ -88,6 +91,7 @@ class Tape:
             return
         try:
             held = self._held.end()
+            self.window.end_ns = time.time_ns()
             session.stop()
             trace = self._export(session, held)
         except SessionLost as lost:

@@ -28,6 +28,8 @@ class Window:
     full: RecordedTrace | None = None
     timed: RecordedTrace | None = None
     complete: bool = True
+    begin_ns: int | None = None  # of the first session's recording, since 1970 by this machine's clock; None: unknown
+    end_ns: int | None = None  # of the last one's
     warnings: list[str] = field(default_factory=list)
     why_full: str = "recording ended before a timed step did"  # where nothing was timed
 

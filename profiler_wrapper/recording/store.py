@@ -3,6 +3,7 @@
     <output_dir>/<run>/[attempt<N>/]<rank>/[steps_<first>-<last>/]<file>
 
 Nothing here waits for another rank: each writes only into its own directory. One of them writes the page above it.
+How the ranks of one launch find the same directory is in `launch`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from profiler_wrapper.errors import ProfilerWrapperError
 from profiler_wrapper.recording.atomic import json_bytes, replacing
+from profiler_wrapper.recording.launch import Launch, attempt_name, claim, find_launch, is_shared, launch_name
 
 __all__ = [
     "PAGE_FILE",
@@ -37,12 +39,9 @@ RUN_FILE = "run.json"
 RESULT_FILE = "result.json"
 PAGE_FILE = "report.html"
 RUN_NAME_VARIABLE = "PROFILER_WRAPPER_RUN"
-# The same on all ranks of a job. torchrun writes "none" where it was given no id.
-_JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE", "LSB_JOBID", "PBS_JOBID")
-_ATTEMPT_VARIABLES = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 _LONGEST_NAME_BYTES = 120  # leaves room in the 255 bytes that a file name may have
 
-_opened: dict[Path, int] = {}  # rank directories of this process -> how often each was asked for
+_opened: dict[Path, bool] = {}  # directories that this process, alone in its job, got of runs that a user named
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +121,9 @@ def open_run(
 
     The run is named by PROFILER_WRAPPER_RUN or `run_name`, else by the job's id, so that all ranks
     meet in it; else by the time: of the launcher's start if there are several ranks, of now if there
-    is one. A run that we name is never written into twice: the second profile of a job, or of a
-    process, gets `<run>-2` on every rank. One that the user names is, but not twice by one process.
+    is one. What several ranks write, or a run that we name, is never written into twice: the second launch
+    of a job, the second profile of a process, gets `<run>-2` on every rank. One that the user names and
+    that has one rank is written anew, but not twice by one process.
 
     Raises:
         OSError: the directory cannot be made.
@@ -131,16 +131,17 @@ def open_run(
     prefix = safe_name(prefix, "profile")
     rank_name = safe_name(rank_name or f"rank{rank}", f"rank{rank}")
     parent = Path(output_dir).expanduser()
-    attempt = _attempt(environment)
-    job = _job_name(environment)
-    if named := environment.get(RUN_NAME_VARIABLE) or run_name:
+    attempt = attempt_name(environment)
+    launch = find_launch(environment)
+    named = environment.get(RUN_NAME_VARIABLE) or run_name
+    if world_size > 1 or (launch.job and not named):
+        name = safe_name(named or f"{prefix}-{launch_name(launch, environment)}", prefix)
+        root = _first_of_launch(parent, name, attempt, rank_name, launch)
+    elif named:
         root = _not_opened_before(parent / safe_name(named, prefix), rank_name) / attempt
-    elif job or world_size > 1:
-        name = safe_name(f"{prefix}-{job or _launch_name(environment)}", prefix)
-        root = _first_without(parent, name, Path(attempt, rank_name)) / attempt
     else:
         name = f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
-        root = _first_without(parent, name, Path())
+        root = _first_without(parent, name)
     run = RunDirectory(root, rank_name, prefix, rank)
     run.directory.mkdir(parents=True, exist_ok=True)
     return run
@@ -191,54 +192,41 @@ def safe_name(text: str, default: str) -> str:
 # --- names of runs ---
 
 
-def _job_name(environment: Mapping[str, str]) -> str | None:
-    for variable in _JOB_VARIABLES:
-        job = environment.get(variable, "")
-        if job and job != "none":
-            step = environment.get("SLURM_STEP_ID", "") if variable == "SLURM_JOB_ID" else ""
-            return f"{job}.{step}" if step.isdigit() else job
-    return None
-
-
-def _launch_name(environment: Mapping[str, str]) -> str:
-    """The same on the ranks that one process launched: when it started, and the port they meet at."""
-    name = time.strftime("%Y%m%d-%H%M%S", time.localtime(_parent_start_s()))
-    port = environment.get("MASTER_PORT", "")
-    return f"{name}-{port}" if port else name
-
-
-def _parent_start_s() -> float:
-    """When this process's parent started, in seconds since 1970; now, where the system does not tell."""
-    try:
-        fields = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
-        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
-        return int(boot.split()[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, StopIteration, AttributeError):
-        return time.time()
-
-
-def _attempt(environment: Mapping[str, str]) -> str:
-    for variable in _ATTEMPT_VARIABLES:
-        count = environment.get(variable, "")
-        if count.isdecimal() and int(count) > 0:
-            return f"attempt{int(count)}"
-    return ""
-
-
 def _not_opened_before(root: Path, rank_name: str) -> Path:
-    """`root`, or `root-2` and so on if this process has already got it for this rank."""
-    place = root.absolute() / rank_name
-    _opened[place] = times = _opened.get(place, 0) + 1
-    return root if times == 1 else root.with_name(f"{root.name}-{times}")
+    """The first of `root`, `root-2` ... that this process has not got yet and that is no run of several ranks."""
+    number = 1
+    while True:
+        found = root if number == 1 else root.with_name(f"{root.name}-{number}")
+        place = found.absolute() / rank_name
+        if place not in _opened and not is_shared(found):
+            _opened[place] = True
+            return found
+        number += 1
 
 
-def _first_without(parent: Path, name: str, below: Path) -> Path:
-    """The first of `name`, `name-2` ... in `parent` that does not hold `below` yet; makes it there."""
+def _first_of_launch(parent: Path, name: str, attempt: str, rank_name: str, launch: Launch) -> Path:
+    """The first of `name`, `name-2` ... in `parent` that is this launch's and where this rank has not been."""
+    number = 1
+    while True:
+        run = parent / (name if number == 1 else f"{name}-{number}")
+        root = run / attempt
+        if claim(run, launch, restarted=bool(attempt)) and (not attempt or claim(root, launch)):
+            try:
+                (root / rank_name).mkdir()
+            except FileExistsError:
+                pass
+            else:
+                return root
+        number += 1
+
+
+def _first_without(parent: Path, name: str) -> Path:
+    """The first of `name`, `name-2` ... in `parent` that is not there yet; makes it."""
     number = 1
     while True:
         root = parent / (name if number == 1 else f"{name}-{number}")
         try:
-            (root / below).mkdir(parents=True)
+            root.mkdir(parents=True)
         except FileExistsError:
             number += 1
         else:

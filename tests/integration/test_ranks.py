@@ -16,12 +16,10 @@ from profiling import result_of
 def profile_one_rank(output_dir: str) -> tuple[int, str, list[int]]:
     case = models.build("llama")
     printed = io.StringIO()
-    with (
-        contextlib.redirect_stdout(printed),
-        pw.ProfilerWrapper(case.model, output_dir=output_dir, run_name="job", files=("trace", "result")) as prof,
-    ):
-        models.train(case, steps=6)
-    result = result_of(prof)
+    with contextlib.redirect_stdout(printed):
+        with pw.ProfilerWrapper(case.model, output_dir=output_dir, run_name="job", files=("trace", "result")) as prof:
+            models.train(case, steps=6)
+        result = result_of(prof)
     return result.run["rank"], printed.getvalue(), result.run["timed_steps"]
 
 

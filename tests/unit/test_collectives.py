@@ -258,3 +258,16 @@ def test_where_collectives_do_not_overlap_exposed_is_that_of_the_whole() -> None
     trace = training_step().kernel("ncclDevKernel_AllReduce", 5000, 5100, launched=820)
     result = analyse(trace.recording())
     assert sum(row.exposed_ns or 0 for row in result.collectives) == result.time.exposed_communication_ns == 300
+
+
+def test_what_runs_while_a_send_goes_on_is_no_communication() -> None:
+    """Gloo's annotation of a send begins in the call and lasts until the other side has it."""
+    trace = Trace().op("c10d::send", 0, 20).annotation("gloo:send", 15, 200)
+    trace.mark("fc", 40, 100).op("aten::copy_", 50, 60).op("aten::frobnicate", 60, 90)
+    trace.op("c10d::recv_", 110, 140)
+    result = analyse(trace.recording())
+    assert {row.class_name: row.time_ns for row in result.classes} == {"communication": 50, "copy": 10, "other": 30}
+    assert [(row.collective, row.layer, row.count, row.time_ns) for row in result.collectives] == [
+        ("recv", "", 1, 30),
+        ("send", "", 1, 20),
+    ]

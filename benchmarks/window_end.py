@@ -1,0 +1,104 @@
+"""What the end of a recorded window costs the ranks of a job: by a child process beside the training, or at once.
+
+Gloo ranks train a small Llama under DDP, so that each waits for the slowest in every step. Printed per rank: the step
+before anything is recorded, stop and export of the last session, the step in which the window ends, the longest step
+after it, and the longest against a step and the export.
+
+    python benchmarks/window_end.py [--ranks 4] [--rounds 3] [--layers 8] [--hidden 128] [--tokens 64] [--after 40]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import measuring
+from processes import run_in_processes
+
+FIRST, LAST = 12, 14  # recorded; the one before is warm-up
+
+
+def train(options: argparse.Namespace, output_dir: str, background: bool) -> dict[str, Any]:
+    """One rank: seconds of every step, and of the last stop and export."""
+    import torch
+
+    import models
+    import profiler_wrapper as pw
+    from profiler_wrapper.capture.tape import Tape
+
+    warnings.simplefilter("ignore")
+    case = models.build("llama", layers=options.layers, hidden=options.hidden, tokens=options.tokens)
+    model = torch.nn.parallel.DistributedDataParallel(case.model)
+    optimizer = models.optimizer_of(model)
+    exports: list[float] = []
+    stop = Tape.stop
+
+    def timed_stop(tape: Tape) -> None:
+        begin = time.perf_counter()
+        stop(tape)
+        exports.append(time.perf_counter() - begin)
+
+    Tape.stop = timed_stop  # type: ignore[method-assign]
+    steps: list[float] = []
+    profiler = pw.ProfilerWrapper(
+        model, output_dir=output_dir, run_name="job", steps=f"{FIRST}-{LAST}", background=background
+    )
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        with profiler:
+            for step in range(LAST + 1 + options.after):
+                begin = time.perf_counter()
+                models.train_step(case, model, optimizer, seed=step)
+                profiler.step()
+                steps.append(time.perf_counter() - begin)
+        begin = time.perf_counter()
+        result = profiler.result
+        waited = time.perf_counter() - begin
+    assert result is not None
+    return {"steps": steps, "export": exports[-1], "waited": waited}
+
+
+def main(options: argparse.Namespace) -> None:
+    print(measuring.machine())
+    print(
+        f"{options.ranks} gloo ranks, DDP around a Llama of {options.layers} layers, hidden {options.hidden}, "
+        f"2 x {options.tokens} tokens; steps {FIRST}-{LAST} are recorded, {options.after} follow"
+    )
+    for number in range(options.rounds):
+        for background in (True, False):
+            with tempfile.TemporaryDirectory() as folder:
+                ranks = run_in_processes(train, options, folder, background, world_size=options.ranks)
+                size = sum(path.stat().st_size for path in Path(folder).rglob("*_trace.json*")) / 2**20
+            print(f"round {number + 1}, {'a child process' if background else 'at once'}, {size:.0f} MiB of traces")
+            for rank, told in enumerate(ranks):
+                show(rank, told)
+
+
+def show(rank: int, told: dict[str, Any]) -> None:
+    """One line of a rank."""
+    steps, export = told["steps"], told["export"]
+    before, end, after = steps[4 : FIRST - 1], steps[LAST], steps[LAST + 1 :]
+    usual = statistics.median(before)
+    print(
+        f"  rank {rank}: a step {measuring.spread(before, unit=1e-3, digits=0)} ms, longest {1e3 * max(before):.0f}; "
+        f"export {1e3 * export:.0f}; ends the window {1e3 * end:.0f}; "
+        f"after it {measuring.spread(after, unit=1e-3, digits=0)}, longest {1e3 * max(after):.0f}; "
+        f"longest / (step + export) {max(end, *after) / (usual + export):.2f}; result after {told['waited']:.1f} s"
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--after", type=int, default=40)
+    main(parser.parse_args())

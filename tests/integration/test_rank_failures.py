@@ -1,0 +1,181 @@
+"""Ranks that are killed, slow, absent, or do not agree: the others go on, and what is on disk is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import profiler_wrapper as pw
+from profiler_wrapper.recording.store import rank_directories, read_run
+
+PROGRAM = Path(__file__).parents[1] / "rank_program.py"
+WORLD_SIZE = 5
+DEADLINE_S = 120.0
+SLOW_S = 0.5
+
+NORMAL, KILLED, SLOW, LEFT_A_CHILD = range(4)  # and rank 4 never comes
+STEPS = {NORMAL: 9, KILLED: 9, SLOW: 4, LEFT_A_CHILD: 9}
+KILLED_IN = {KILLED: 3, LEFT_A_CHILD: 5}  # steps 2 to 4 are the window
+
+
+def environment(rank: int, port: int = 29511) -> dict[str, str]:
+    own = Path(pw.__file__).parents[1]
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC", "SLURM"))},
+        "RANK": str(rank),
+        "WORLD_SIZE": str(WORLD_SIZE),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{own}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
+
+
+def start(rank: int, told: dict[str, Any], **more: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAM), json.dumps(told)],
+        env=environment(rank, **more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+class Ended(NamedTuple):
+    code: int
+    printed: str
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        return next(json.loads(line) for line in self.printed.splitlines() if line.startswith("{"))
+
+
+class Job(NamedTuple):
+    folder: Path
+    ranks: dict[int, Ended]
+
+    def run(self, rank: int) -> dict[str, Any]:
+        return read_run(self.folder / "job" / f"rank{rank}")
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    folder = tmp_path_factory.mktemp("job")
+    options = {"output_dir": str(folder), "run_name": "job"}
+    processes = {}
+    for rank, steps in STEPS.items():
+        told = {"steps": steps, "options": options, "killed_in_step": KILLED_IN.get(rank)}
+        if rank == SLOW:
+            told |= {"slow_s": SLOW_S, "options": {**options, "local_dir": str(folder / "node")}}
+        processes[rank] = start(rank, told)
+    ended = {}
+    end = time.monotonic() + DEADLINE_S
+    for rank, process in processes.items():
+        printed, _ = process.communicate(timeout=max(1.0, end - time.monotonic()))
+        ended[rank] = Ended(process.returncode, printed)
+    return Job(folder, ended)
+
+
+def test_the_others_end(job: Job) -> None:
+    assert {rank: one.code for rank, one in job.ranks.items()} == {NORMAL: 0, KILLED: -9, SLOW: 0, LEFT_A_CHILD: -9}
+
+
+def test_the_quick_rank_waits_for_nobody(job: Job) -> None:
+    """Nor for its own tables: the process that makes them takes a second at least."""
+    quick, slow = job.ranks[NORMAL].seen, job.ranks[SLOW].seen
+    assert quick["end_s"] < slow["end_s"]
+    assert min(slow["steps_s"]) >= SLOW_S
+    assert max(quick["steps_s"][5:]) < 1.0
+
+
+def test_one_rank_prints_when_its_table_is_ready(job: Job) -> None:
+    assert "TOTAL" in job.ranks[NORMAL].printed and "TOTAL" not in job.ranks[SLOW].printed
+    assert job.ranks[NORMAL].printed.index("steps_s") < job.ranks[NORMAL].printed.index("TOTAL")
+
+
+def test_each_record_tells_who_when_and_whether_it_is_whole(job: Job) -> None:
+    runs = {rank: job.run(rank) for rank in (NORMAL, KILLED, SLOW)}
+    assert {rank: run["complete"] for rank, run in runs.items()} == {NORMAL: True, KILLED: False, SLOW: True}
+    assert {run["world_size"] for run in runs.values()} == {WORLD_SIZE}
+    assert {run["attempt"] for run in runs.values()} == {0}
+    assert len({run["host"] for run in runs.values()}) == 1
+    assert len({run["process"] for run in runs.values()}) == 3
+    for rank in (NORMAL, SLOW):
+        assert 0 < runs[rank]["window_end_ns"] - runs[rank]["window_begin_ns"] < DEADLINE_S * 1e9
+    assert abs(runs[NORMAL]["window_begin_ns"] - runs[KILLED]["window_begin_ns"]) < DEADLINE_S * 1e9
+    assert runs[KILLED]["window_end_ns"] is None
+    assert [place.name for place in rank_directories(job.folder / "job")] == ["rank0", "rank1", "rank2", "rank3"]
+
+
+def test_ranks_that_do_not_agree_on_steps_have_their_own(job: Job) -> None:
+    assert [job.run(rank)["timed_steps"] for rank in (NORMAL, SLOW)] == [[2, 3, 4], [2, 3]]
+
+
+def test_what_a_killed_rank_has_recorded_is_finished_without_it(job: Job) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not job.run(LEFT_A_CHILD)["complete"] and time.monotonic() < end:
+        time.sleep(0.1)
+    place = job.folder / "job" / f"rank{LEFT_A_CHILD}"
+    assert pw.load(place).run["timed_steps"] == [2, 3, 4]
+    assert not list(place.glob(".*"))
+
+
+def test_everything_on_disk_is_whole(job: Job) -> None:
+    files = list((job.folder / "job").rglob("*.json"))
+    assert len(files) >= 2 * 4 + 1
+    for path in files:
+        json.loads(path.read_bytes())
+    for rank in (NORMAL, SLOW):
+        result = pw.load(job.folder / "job", rank=rank)
+        assert result.complete and result.run["rank"] == rank
+        assert not list((job.folder / "job" / f"rank{rank}").glob(".*"))
+    assert [path.name for path in (job.folder / "job" / f"rank{KILLED}").iterdir() if path.name[0] != "."] == [
+        "run.json"
+    ]
+
+
+def test_nothing_stays_on_the_nodes_own_disk(job: Job) -> None:
+    assert list((job.folder / "node").iterdir()) == []
+
+
+# --- torchrun, whose agent starts all ranks again when one is killed ------------------------------
+
+
+def test_an_elastic_restart_and_a_second_run_of_the_same_name(tmp_path: Path) -> None:
+    told = {
+        "steps": 6,
+        "options": {"output_dir": str(tmp_path), "run_name": "job", "enable_print_summary": False},
+        "killed_in_first_attempt": {"1": 3},
+    }
+    earlier = tmp_path / "job" / "rank0"
+    earlier.mkdir(parents=True)
+    (earlier / "result.json").write_text('{"of": "somebody else"}')
+    launcher = "--nnodes=1 --nproc-per-node=2 --max-restarts=1 --monitor-interval=0.2"
+    launcher += " --rdzv-backend=c10d --rdzv-endpoint=localhost:0"
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *launcher.split(), str(PROGRAM), json.dumps(told)],
+        env={**environment(0), "RANK": ""},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (earlier / "result.json").read_text() == '{"of": "somebody else"}'
+    assert os.listdir(earlier) == ["result.json"]
+    run = tmp_path / "job-2"
+    assert read_run(run / "rank1")["complete"] is False  # killed in its window
+    runs = [read_run(place) for place in rank_directories(run)]
+    assert [(one["attempt"], one["rank"], one["world_size"], one["complete"]) for one in runs] == [
+        (1, 0, 2, True),
+        (1, 1, 2, True),
+    ]
+    assert pw.load(run / "attempt1", rank=1).run["timed_steps"] == [2, 3, 4]
+    assert pw.load(run).run["attempt"] == 1

@@ -1,0 +1,56 @@
+"""Files of a node's own disk reach the run whole, or stay where they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profiler_wrapper.recording import carry as carrying
+from profiler_wrapper.recording.carry import carry, remove_empty
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    for name, text in (("rank0/a.json", "{}"), ("rank0/memory/b.txt", "b"), ("report.html", "<html></html>")):
+        path = tmp_path / "local" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "local"
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+def test_everything_goes_and_nothing_stays(local: Path, tmp_path: Path) -> None:
+    carried = carry(local, tmp_path / "run")
+    remove_empty(local)
+    assert (carried.left, carried.problem) == ((), "")
+    assert names(tmp_path / "run") == ["rank0/a.json", "rank0/memory/b.txt", "report.html"]
+    assert not local.exists()
+
+
+def test_what_is_not_finished_stays(local: Path, tmp_path: Path) -> None:
+    (local / "rank0" / ".profile_part1_trace.json").write_text("{")
+    assert carry(local, tmp_path / "run").left == ()
+    remove_empty(local)
+    assert names(local) == ["rank0/.profile_part1_trace.json"]
+
+
+def test_a_copy_that_is_cut_is_none(local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(source: Path, target: Path) -> None:
+        target.write_bytes(b"" if source.name == "b.txt" else source.read_bytes())
+
+    monkeypatch.setattr(carrying.shutil, "copyfile", cut)
+    carried = carry(local, tmp_path / "run")
+    assert [path.name for path in carried.left] == ["b.txt"] and "0 of 1 bytes" in carried.problem
+    assert names(tmp_path / "run") == ["rank0/a.json", "report.html"]
+    assert names(local) == ["rank0/memory/b.txt"]
+
+
+def test_a_target_that_cannot_be_made_takes_nothing(local: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file in the way")
+    carried = carry(local, tmp_path / "run")
+    assert len(carried.left) == 3 and carried.there == ()
+    assert len(names(local)) == 3
