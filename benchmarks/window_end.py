@@ -1,8 +1,9 @@
 """What the end of a recorded window costs the ranks of a job: by a child process beside the training, or at once.
 
 Gloo ranks train a small Llama under DDP, so that each waits for the slowest in every step. Printed per rank: the step
-before anything is recorded, stop and export of the last session, the step in which the window ends, the longest step
-after it, and the longest against a step and the export.
+before anything is recorded, stop and export of the last session, the step in which the window ends, the steps after it,
+and the longest of these against a step and the export (the slowest rank's, for which all wait); beside it the same
+steps where nothing is recorded.
 
     python benchmarks/window_end.py [--ranks 4] [--rounds 3] [--layers 8] [--hidden 128] [--tokens 64] [--after 40]
 """
@@ -25,7 +26,14 @@ from processes import run_in_processes
 FIRST, LAST = 12, 14  # recorded; the one before is warm-up
 
 
-def train(options: argparse.Namespace, output_dir: str, background: bool) -> dict[str, Any]:
+MODES = {
+    "a child process": {"background": True},
+    "at once": {"background": False},
+    "nothing recorded": {"ranks": [10**6]},
+}
+
+
+def train(options: argparse.Namespace, output_dir: str, mode: str) -> dict[str, Any]:
     """One rank: seconds of every step, and of the last stop and export."""
     import torch
 
@@ -47,9 +55,7 @@ def train(options: argparse.Namespace, output_dir: str, background: bool) -> dic
 
     Tape.stop = timed_stop  # type: ignore[method-assign]
     steps: list[float] = []
-    profiler = pw.ProfilerWrapper(
-        model, output_dir=output_dir, run_name="job", steps=f"{FIRST}-{LAST}", background=background
-    )
+    profiler = pw.ProfilerWrapper(model, output_dir=output_dir, run_name="job", steps=f"{FIRST}-{LAST}", **MODES[mode])
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         with profiler:
             for step in range(LAST + 1 + options.after):
@@ -60,8 +66,8 @@ def train(options: argparse.Namespace, output_dir: str, background: bool) -> dic
         begin = time.perf_counter()
         result = profiler.result
         waited = time.perf_counter() - begin
-    assert result is not None
-    return {"steps": steps, "export": exports[-1], "waited": waited}
+    assert result is not None or "ranks" in MODES[mode]
+    return {"steps": steps, "export": exports[-1] if exports else 0.0, "waited": waited}
 
 
 def main(options: argparse.Namespace) -> None:
@@ -71,25 +77,27 @@ def main(options: argparse.Namespace) -> None:
         f"2 x {options.tokens} tokens; steps {FIRST}-{LAST} are recorded, {options.after} follow"
     )
     for number in range(options.rounds):
-        for background in (True, False):
+        for mode in MODES:
             with tempfile.TemporaryDirectory() as folder:
-                ranks = run_in_processes(train, options, folder, background, world_size=options.ranks)
+                ranks = run_in_processes(train, options, folder, mode, world_size=options.ranks)
                 size = sum(path.stat().st_size for path in Path(folder).rglob("*_trace.json*")) / 2**20
-            print(f"round {number + 1}, {'a child process' if background else 'at once'}, {size:.0f} MiB of traces")
+            print(f"round {number + 1}, {mode}, {size:.0f} MiB of traces")
+            export = max(told["export"] for told in ranks)
             for rank, told in enumerate(ranks):
-                show(rank, told)
+                show(rank, told, export)
 
 
-def show(rank: int, told: dict[str, Any]) -> None:
+def show(rank: int, told: dict[str, Any], slowest_export: float) -> None:
     """One line of a rank."""
-    steps, export = told["steps"], told["export"]
+    steps = told["steps"]
     before, end, after = steps[4 : FIRST - 1], steps[LAST], steps[LAST + 1 :]
     usual = statistics.median(before)
     print(
         f"  rank {rank}: a step {measuring.spread(before, unit=1e-3, digits=0)} ms, longest {1e3 * max(before):.0f}; "
-        f"export {1e3 * export:.0f}; ends the window {1e3 * end:.0f}; "
+        f"export {1e3 * told['export']:.0f}; ends the window {1e3 * end:.0f}; "
         f"after it {measuring.spread(after, unit=1e-3, digits=0)}, longest {1e3 * max(after):.0f}; "
-        f"longest / (step + export) {max(end, *after) / (usual + export):.2f}; result after {told['waited']:.1f} s"
+        f"longest / (step + export) {max(end, *after) / (usual + slowest_export):.2f}; "
+        f"result after {told['waited']:.1f} s"
     )
 
 
