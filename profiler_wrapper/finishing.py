@@ -33,6 +33,7 @@ from profiler_wrapper.window_report import (
 
 _COMMAND = "python -m profiler_wrapper snapshot"
 _PATIENCE_S = 300.0  # with windows that are still being finished, when somebody asks for results
+_NO_OP = "no op of torch ran in the block, on the thread that entered it"
 _NO_FUNCTIONS = "with several ranks another process finishes a window. Give background=False for them"
 
 
@@ -145,7 +146,7 @@ class Finisher:
         parts = {trace.path for trace in (window.full, window.timed) if trace is not None}
         try:
             if main is None:
-                self._tell_nothing(window.warnings, "the block ended before its first step")
+                self._tell_nothing("; ".join(window.warnings) or "the block ended before its first step")
                 return
             task = self._task(window, main, full, failure)
             if self._options.in_background(self._info):
@@ -172,6 +173,7 @@ class Finisher:
             full=full.path if full is not None else None,
             followed=tuple(self._followed),
             failure=failure,
+            why_nothing="; ".join(window.warnings) or _NO_OP,
             prints=self._options.enable_print_summary and self._options.is_first(self._info),  # one rank prints
             unicode=unicode_terminal(),
         )
@@ -179,7 +181,7 @@ class Finisher:
     def _finish(self, task: WindowTask) -> None:
         finished = finish_window_in_child(task) if has_little_memory() else finish_window(task)
         if finished.nothing_recorded:
-            self._tell_nothing(task.run["warnings"])
+            self._tell_nothing(task.why_nothing)
         if finished.answered:
             self._answered = task.failure
         self.windows += finished.result is not None
@@ -206,7 +208,7 @@ class Finisher:
             if child.said is None:
                 keep_traces(child.task, f"what was recorded could not be analysed ({child.problem})")
             elif child.said.nothing_recorded:
-                self._tell_nothing(child.task.run["warnings"])
+                self._tell_nothing(child.task.why_nothing)
             else:
                 _print(child.said.text)
             failure = child.task.failure
@@ -231,11 +233,8 @@ class Finisher:
         except Exception as error:
             tell(f"the out-of-memory could not be explained: {type(error).__name__}: {error}")
 
-    def _tell_nothing(
-        self, warnings: list[str], reason: str = "no op of torch ran in the block, on the thread that entered it"
-    ) -> None:
-        more = "more " if self._results else ""
-        tell(f"nothing {more}was recorded: {'; '.join(warnings) or reason}")
+    def _tell_nothing(self, why: str) -> None:
+        tell(f"nothing {'more ' if self._results else ''}was recorded: {why}")
 
     def give_up(self) -> None:
         """Something of ours failed: keep what is whole, mark the run incomplete, remove what is half written."""

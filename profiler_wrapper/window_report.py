@@ -69,6 +69,7 @@ class WindowTask:
     followed: tuple[str, ...]  # named blocks
     failure: OutOfMemory | None  # it ended the window
     target: RunDirectory | None = None  # where the files go in the end, if `directory` is on a node's own disk
+    why_nothing: str = ""  # what to say if nothing is in the trace
     prints: bool = False  # a table is wanted
     unicode: bool = False  # it may have other characters than ASCII
 

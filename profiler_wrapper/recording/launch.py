@@ -119,7 +119,7 @@ def claim(root: Path, launch: Launch, *, restarted: bool = False) -> bool:
 
 
 def _has_ranks(root: Path) -> bool:
-    return any(True for _ in root.glob("rank*/")) or any(True for _ in root.glob("attempt*/"))
+    return any(True for pattern in ("rank*/", "attempt*/rank*/") for _ in root.glob(pattern))
 
 
 def _told(root: Path) -> Launch | None:
@@ -144,6 +144,11 @@ def _leave(path: Path, launch: Launch) -> None:
             file.write(json.dumps(asdict(launch)))
     finally:
         beside.unlink(missing_ok=True)
+
+
+def job_name(environment: Mapping[str, str]) -> str:
+    """The job's id; "" without one."""
+    return _job(environment)[0]
 
 
 def _job(environment: Mapping[str, str]) -> tuple[str, bool]:

@@ -8,18 +8,20 @@ How the ranks of one launch find the same directory is in `launch`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.errors import ProfilerWrapperError
 from profiler_wrapper.recording.atomic import json_bytes, replacing
-from profiler_wrapper.recording.launch import Launch, attempt_name, claim, find_launch, is_shared, launch_name
+from profiler_wrapper.recording.launch import attempt_name, claim, find_launch, is_shared, job_name, launch_name
 
 __all__ = [
     "PAGE_FILE",
@@ -28,6 +30,7 @@ __all__ = [
     "RUN_NAME_VARIABLE",
     "RunDirectory",
     "json_bytes",
+    "launch_directories",
     "open_run",
     "rank_directories",
     "read_run",
@@ -131,14 +134,12 @@ def open_run(
     prefix = safe_name(prefix, "profile")
     rank_name = safe_name(rank_name or f"rank{rank}", f"rank{rank}")
     parent = Path(output_dir).expanduser()
-    attempt = attempt_name(environment)
-    launch = find_launch(environment)
     named = environment.get(RUN_NAME_VARIABLE) or run_name
-    if world_size > 1 or (launch.job and not named):
-        name = safe_name(named or f"{prefix}-{launch_name(launch, environment)}", prefix)
-        root = _first_of_launch(parent, name, attempt, rank_name, launch)
+    if world_size > 1 or (job_name(environment) and not named):
+        roots = launch_directories(output_dir, prefix=prefix, run_name=run_name, environment=environment)
+        root = _make_first(roots, rank_name)
     elif named:
-        root = _not_opened_before(parent / safe_name(named, prefix), rank_name) / attempt
+        root = _not_opened_before(parent / safe_name(named, prefix), rank_name) / attempt_name(environment)
     else:
         name = f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
         root = _first_without(parent, name)
@@ -204,20 +205,39 @@ def _not_opened_before(root: Path, rank_name: str) -> Path:
         number += 1
 
 
-def _first_of_launch(parent: Path, name: str, attempt: str, rank_name: str, launch: Launch) -> Path:
-    """The first of `name`, `name-2` ... in `parent` that is this launch's and where this rank has not been."""
-    number = 1
-    while True:
+def launch_directories(
+    output_dir: str | os.PathLike[str],
+    *,
+    prefix: str = "profile",
+    run_name: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Iterator[Path]:
+    """Where the ranks of this process's launch may write, the first place first, without end.
+
+    `<run>/[attempt<N>]`, then `<run>-2/[attempt<N>]` ...: all ranks of a launch are told the same, those of another
+    launch of the same name others. What is told is there, or is made.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    launch, attempt = find_launch(environment), attempt_name(environment)
+    named = environment.get(RUN_NAME_VARIABLE) or run_name
+    name = safe_name(named or f"{prefix}-{launch_name(launch, environment)}", prefix)
+    parent = Path(output_dir).expanduser()
+    for number in itertools.count(1):
         run = parent / (name if number == 1 else f"{name}-{number}")
         root = run / attempt
         if claim(run, launch, restarted=bool(attempt)) and (not attempt or claim(root, launch)):
-            try:
-                (root / rank_name).mkdir()
-            except FileExistsError:
-                pass
-            else:
-                return root
-        number += 1
+            yield root
+
+
+def _make_first(roots: Iterable[Path], rank_name: str) -> Path:
+    """The first in which this rank has not been, with its directory."""
+    for root in roots:
+        with contextlib.suppress(FileExistsError):
+            (root / rank_name).mkdir()
+            return root
+    raise AssertionError("there is always another one")
 
 
 def _first_without(parent: Path, name: str) -> Path:

@@ -218,3 +218,11 @@ def test_ranks_that_are_not_there(case: Case, tmp_path: Path, monkeypatch: pytes
         profiler(case, tmp_path, ranks="8-15"),
     ):
         models.train(case, steps=2)
+
+
+def test_a_window_with_nothing_in_it_is_told(tmp_path: Path) -> None:
+    with pytest.warns(ProfilerWrapperWarning, match="nothing was recorded: no op of torch ran"):
+        with profiler(None, tmp_path, background=True) as prof:
+            for _ in range(4):
+                prof.step()
+        assert prof.result is None
