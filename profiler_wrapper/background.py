@@ -14,6 +14,7 @@ from profiler_wrapper.notices import tell
 from profiler_wrapper.window_report import Child
 
 _EXIT_PATIENCE_S = 120.0
+_LOOK_EVERY_S = 0.5  # whether the child that works now hurries
 
 
 class Background:
@@ -64,11 +65,15 @@ class Background:
             self._children.remove(child)
 
     def wait(self, patience_s: float) -> bool:
-        """Until all have ended, but no longer; whether they have."""
+        """Until all have ended, but no longer; whether they have. They hurry meanwhile."""
         end = time.monotonic() + patience_s
         last = self._last
-        if last is not None and last is not threading.current_thread():
-            last.join(max(0.0, end - time.monotonic()))
+        while last is not None and last is not threading.current_thread() and (busy := self.busy):
+            busy[0].hurry()
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                return False
+            last.join(min(left_s, _LOOK_EVERY_S))
         return not self.busy
 
     def _end(self) -> None:

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -46,6 +47,8 @@ _ENOUGH_BYTES = 1 << 30
 _PATIENCE_S = 300  # with a child that somebody waits for
 _LONGEST_LIFE_S = 3600  # of a child, be its parent there or not
 _LOWEST_PRIORITY = 19
+_AUTOGROUP = Path("/proc/self/autogroup")
+_MOST_TRIES = 100
 _CHILD = f"from {__name__} import finish_for_parent; finish_for_parent()"
 # A child has one thread and no device, and says what it has to say in its answer.
 _ENVIRONMENT = {
@@ -217,6 +220,12 @@ class Child:
         if self._process is not None:
             self._attempt(lambda: self._wait(patience_s))
 
+    def hurry(self) -> None:
+        """Somebody waits for it now: give its session a whole share again, where there are such shares."""
+        if self._process is not None:
+            with suppress(OSError):
+                Path(f"/proc/{self._process.pid}/autogroup").write_text("0", encoding="ascii")
+
     def _attempt(self, action: Callable[[], None]) -> None:
         try:
             action()
@@ -294,10 +303,25 @@ def _step_back() -> None:
     if hasattr(os, "SCHED_IDLE"):  # runs where nobody else wants to
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    if hasattr(os, "getsid") and os.getsid(0) == os.getpid():
+        _lower_session()
     with suppress(OSError):  # where memory runs out, this process goes first
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     if hasattr(signal, "alarm"):
         signal.alarm(_LONGEST_LIFE_S)
+
+
+def _lower_session() -> None:
+    """Linux may divide the processors among sessions first (autogroup), and then this one has a share of its own."""
+    for _ in range(_MOST_TRIES):
+        try:
+            _AUTOGROUP.write_text(str(_LOWEST_PRIORITY), encoding="ascii")
+        except BlockingIOError:  # other ranks' children do so at the same moment
+            time.sleep(0.11)
+        except OSError:  # not on this system
+            return
+        else:
+            return
 
 
 def _portable(task: WindowTask, without_functions: str) -> WindowTask:

@@ -99,17 +99,20 @@ def test_a_child_inherits_nothing_and_steps_back(case: Case, tmp_path: Path, mon
     look = (
         "import json, os, sys; "
         "told = {'nice': os.nice(0), 'session': os.getsid(0) == os.getpid(), 'torch': 'torch' in sys.modules, "
+        "'group': open('/proc/self/autogroup').read() if os.path.exists('/proc/self/autogroup') else 'nice 19', "
         "'device': os.environ['CUDA_VISIBLE_DEVICES'], 'threads': os.environ['OMP_NUM_THREADS'], "
         "'files': [os.readlink('/proc/self/fd/' + name) for name in os.listdir('/proc/self/fd') if int(name) < 99 "
         "and os.path.exists('/proc/self/fd/' + name)]}; "
         f"open({str(seen)!r}, 'w').write(json.dumps(told))"
     )
     monkeypatch.setattr(window_report, "_CHILD", f"{window_report._CHILD}; {look}")
+    monkeypatch.setattr(window_report.Child, "hurry", lambda child: None)
     with open(tmp_path / "of_the_training", "w") as file:
         os.set_inheritable(file.fileno(), True)
         result_of(answers_of(case, tmp_path, files=("result",)))
     told = json.loads(seen.read_text())
     assert (told["nice"], told["session"], told["torch"], told["device"], told["threads"]) == (19, True, False, "", "1")
+    assert told["group"].split()[-2:] == ["nice", "19"]
     assert not [name for name in told["files"] if "of_the_training" in name]
 
 
