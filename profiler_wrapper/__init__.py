@@ -23,11 +23,14 @@ from profiler_wrapper.errors import (
 )
 
 if TYPE_CHECKING:
+    from profiler_wrapper.analysis.ranks.model import RanksReport
     from profiler_wrapper.comparing import compare, guard
     from profiler_wrapper.live.model_flops import model_flops, register_family
     from profiler_wrapper.live.monitor import TrainingMonitor
     from profiler_wrapper.live.monitor_config import MonitorConfig, add_perf_monitor_arguments
+    from profiler_wrapper.live.timer import Timer, global_timer
     from profiler_wrapper.marking import mark, trace_handler
+    from profiler_wrapper.ranks import load_ranks
     from profiler_wrapper.result import ProfileResult, load
     from profiler_wrapper.wrapper import ProfilerWrapper
 
@@ -41,13 +44,17 @@ __all__ = [
     "ProfilerWrapper",
     "ProfilerWrapperError",
     "ProfilerWrapperWarning",
+    "RanksReport",
+    "Timer",
     "TrainingMonitor",
     "UnknownLayer",
     "WrongUse",
     "add_perf_monitor_arguments",
     "compare",
+    "global_timer",
     "guard",
     "load",
+    "load_ranks",
     "mark",
     "model_flops",
     "register_family",
@@ -61,10 +68,14 @@ _compiled.install()
 _HOMES = {
     "ProfilerWrapper": "profiler_wrapper.wrapper",
     "MonitorConfig": "profiler_wrapper.live.monitor_config",
+    "RanksReport": "profiler_wrapper.analysis.ranks.model",
+    "Timer": "profiler_wrapper.live.timer",
     "TrainingMonitor": "profiler_wrapper.live.monitor",
     "add_perf_monitor_arguments": "profiler_wrapper.live.monitor_config",
     "compare": "profiler_wrapper.comparing",
+    "global_timer": "profiler_wrapper.live.timer",
     "guard": "profiler_wrapper.comparing",
+    "load_ranks": "profiler_wrapper.ranks",
     "mark": "profiler_wrapper.marking",
     "model_flops": "profiler_wrapper.live.model_flops",
     "register_family": "profiler_wrapper.live.model_flops",

@@ -33,6 +33,7 @@ from profiler_wrapper.integrations.flagscale import (
 )
 from profiler_wrapper.live.monitor_config import add_perf_monitor_arguments
 from profiler_wrapper.live.step_work import Roof
+from profiler_wrapper.live.timer import Timer as MyTimer
 from profiler_wrapper.notices import Notices, tell
 from profiler_wrapper.recording.atomic import replacing
 from profiler_wrapper.recording.marks import MEMORY_POINT
@@ -42,6 +43,7 @@ from profiler_wrapper.wrapper import ProfilerWrapper
 
 __all__ = [
     "FLOPSMeasurementCallback",
+    "MyTimer",
     "SimpleMemoryProfiler",
     "add_perf_monitor_arguments",
     "add_perf_monitor_to_model_provider",

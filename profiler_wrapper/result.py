@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,10 +35,30 @@ from profiler_wrapper.terminal import unicode_terminal
 if TYPE_CHECKING:
     import pandas as pd
 
+    from profiler_wrapper.analysis.ranks.model import RanksReport
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileResult(Analysis):
     """Time, memory and FLOPs of every layer. `print(result)` shows the layer table."""
+
+    source: Path | None = field(default=None, compare=False, repr=False)  # what it was loaded from
+    _ranks: list[RanksReport] = field(default_factory=list, compare=False, repr=False)  # once it was asked for
+
+    @property
+    def ranks(self) -> RanksReport | None:
+        """All ranks of the run beside one another, made when first asked for; None where there is but one.
+
+        Raises:
+            As `load_ranks`.
+        """
+        if not self._ranks and self.source is not None:
+            from profiler_wrapper.ranks import load_ranks, run_of
+
+            run = run_of(self.source)
+            if run is not None:
+                self._ranks.append(load_ranks(run))
+        return self._ranks[0] if self._ranks else None
 
     def __str__(self) -> str:
         return console_table(self, unicode=unicode_terminal())
@@ -191,11 +211,11 @@ def load(
         OSError: it cannot be read.
         WrongUse: `peaks` means none, there is no trace to work shares of them out from, or there is no such `rank`.
     """
-    path = Path(path)
+    path = given = Path(path)
     told = (os.environ.get(VARIABLE) if peaks is None else peaks) if path.is_dir() else None
     path = find_result(path, rank=rank, with_trace=bool(told))
     if path.name == RESULT_FILE:
         if peaks is not None:
             raise WrongUse(f"{path}: peaks= needs the trace, from which the result was made. Give the trace.")
-        return as_result(from_dict(read_json(path)))
-    return analyse_trace(path, run=run_beside(path), peaks=peaks, progress=progress)
+        return replace(as_result(from_dict(read_json(path))), source=given)
+    return replace(analyse_trace(path, run=run_beside(path), peaks=peaks, progress=progress), source=given)

@@ -24,7 +24,11 @@ from profiler_wrapper.capture.others import profiler_is_on, profiler_is_waiting
 
 
 class Listener(Protocol):
-    """Is told of calls of modules. Its methods must not raise, and are run outside of Dynamo."""
+    """Is told of calls of modules. Its methods must not raise, and are run outside of Dynamo.
+
+    One that also has `take_result(opened, result)` is told there what a call that it opened has returned, before
+    `close_call`.
+    """
 
     def open_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], marked: set[str] | None = None
@@ -67,7 +71,11 @@ def _call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     if opened is None:
         return _plain_call(self, *args, **kwargs)
     try:
-        return _plain_call(self, *args, **kwargs)
+        result = _plain_call(self, *args, **kwargs)
+        take_result = getattr(listener, "take_result", None)
+        if take_result is not None:
+            take_result(opened, result)
+        return result
     finally:
         listener.close_call(opened)
 
@@ -84,6 +92,12 @@ class _All:
         names = set[str]() if marked is None else marked
         opened = [(one, one.open_call(module, args, kwargs, names)) for one in self._listeners]
         return [pair for pair in reversed(opened) if pair[1] is not None] or None
+
+    def take_result(self, opened: list[tuple[Listener, object]], result: Any) -> None:
+        for listener, its in opened:
+            take_result = getattr(listener, "take_result", None)
+            if take_result is not None:
+                take_result(its, result)
 
     def close_call(self, opened: list[tuple[Listener, object]]) -> None:
         for listener, its in opened:
@@ -156,6 +170,9 @@ def _keep_dynamo_out(cls: type[Listener]) -> None:
     for owner in owners:
         _skip(owner.open_call, and_below=True)
         _skip(owner.close_call, and_below=True)
+        take_result = getattr(owner, "take_result", None)
+        if take_result is not None:
+            _skip(take_result, and_below=True)
 
 
 def _skip(function: Any, *, and_below: bool) -> None:

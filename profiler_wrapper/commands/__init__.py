@@ -6,7 +6,7 @@ what takes time to import (torch, matplotlib, pandas) is imported where it is us
 
 from __future__ import annotations
 
-from profiler_wrapper.commands import analyze, compare, demo, guard, monitor, peaks, report, snapshot
+from profiler_wrapper.commands import analyze, compare, demo, guard, monitor, peaks, ranks, report, snapshot
 
 # In the order in which --help lists them.
 COMMANDS = (
@@ -15,6 +15,7 @@ COMMANDS = (
     report,
     compare,
     guard,
+    ranks,
     snapshot,
     monitor,
     peaks,

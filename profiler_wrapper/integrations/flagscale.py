@@ -55,7 +55,7 @@ class FLOPSMeasurementCallback(Guarded):
         config = replace(MonitorConfig.from_args(args), enable_perf_monitor=True)
         if log_interval is not None:
             config = replace(config, perf_log_interval=max(1, log_interval))
-        sizes = {ours: getattr(args, theirs, None) for theirs, ours in _SIZES.items()}
+        sizes: dict[str, Any] = {ours: getattr(args, theirs, None) for theirs, ours in _SIZES.items()}
         self.args = args
         self.log_interval = config.perf_log_interval
         self.monitor = TrainingMonitor(

@@ -61,6 +61,10 @@ class Breakdown:
         model: whose calls, and those of modules in it, are forward; None: the outermost modules that are called.
         optimizers: whose steps count; empty: those of all.
         notices: told once why parts are not known.
+        listener: who listens to calls of modules in the place of this, and passes them on to it.
+
+    Attributes:
+        entered: how often the step has come to each part.
     """
 
     def __init__(
@@ -71,7 +75,9 @@ class Breakdown:
         model: nn.Module | None = None,
         optimizers: Sequence[Any] = (),
         notices: Notices | None = None,
+        listener: calls.Listener | None = None,
     ) -> None:
+        self._listener = self if listener is None else listener
         self._mark, self._on_failure = mark, on_failure
         self._notices = notices or Notices()
         self._model = None if model is None else weakref.ref(model)
@@ -83,7 +89,7 @@ class Breakdown:
         self._boundaries: list[tuple[str, Mark]] = []
         self._open = False  # a step is
         self._within: list[str] = []  # the parts that are being measured, outermost first
-        self._had: set[str] = set()  # the parts that the step has had
+        self.entered: dict[str, int] = {}
         self._pid = os.getpid()  # a forked worker of a data loader may call modules too
         self._engine: dict[str, tuple[Any, Any]] = {}  # name -> the original, ours
 
@@ -91,7 +97,7 @@ class Breakdown:
         """Listen from now on."""
         if self._steps is not None:
             return
-        calls.listen(self)
+        calls.listen(self._listener)
         self._steps = OptimizerSteps(before=self._optimizer_begins, after=self._optimizer_ends)
         for name in _ENGINE:
             original = getattr(torch.autograd, name)
@@ -104,7 +110,7 @@ class Breakdown:
         if steps is None:
             return
         steps.remove()
-        calls.stop_listening(self)
+        calls.stop_listening(self._listener)
         for name, (original, ours) in self._engine.items():
             if getattr(torch.autograd, name) is ours:
                 setattr(torch.autograd, name, original)
@@ -112,12 +118,12 @@ class Breakdown:
     def begin_step(self, mark: Mark) -> None:
         """A step begins, at `mark`."""
         self._boundaries = [("data", mark)]
-        self._open, self._had, self._within, self._looked_inside = True, set(), [], False
+        self._open, self.entered, self._within, self._looked_inside = True, {}, [], False
 
     def end_step(self) -> Boundaries:
         """The step has ended: where its parts begin; nothing, where one of them has not been seen."""
         boundaries, self._boundaries, was_open, self._open = self._boundaries, [], self._open, False
-        if not was_open or not self._had:  # nothing was done in it
+        if not was_open or not self.entered:  # nothing was done in it
             return ()
         unseen = self._unseen()
         if unseen is not None:
@@ -127,10 +133,10 @@ class Breakdown:
         return tuple(boundaries)
 
     def _unseen(self) -> str | None:
-        if "forward" not in self._had:
+        if "forward" not in self.entered:
             whose = "" if self._model is None else " of the model that the monitor was given"
             return f"no module{whose} was called in it (model.forward() is not seen)"
-        if "optimizer" in self._had and "backward" not in self._had:
+        if "optimizer" in self.entered and "backward" not in self.entered:
             return "an optimizer made a step in it and no backward was seen before"
         return None
 
@@ -210,7 +216,7 @@ class Breakdown:
         if not self._may_enter():
             return False
         self._within.append(part)
-        self._had.add(part)
+        self.entered[part] = self.entered.get(part, 0) + 1
         self._add(part)
         return True
 

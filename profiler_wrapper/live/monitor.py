@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from profiler_wrapper.capture.switch import is_off
+from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.live.accelerator import find_accelerator
 from profiler_wrapper.live.job import Told
 from profiler_wrapper.live.monitor_config import MonitorConfig
@@ -89,6 +90,9 @@ class TrainingMonitor:
         sinks: in the place of those that `config` asks for.
         optimizer: its step is the optimizer's part of a step, and its learning rate the one that is logged.
         breakdown: measure data, forward, backward, optimizer and other.
+        layers: write how long forward, backward and recompute of each block of `model`, and of what lies beside the
+            blocks, take in each step, with the step's parts, as spans of every rank: see `LayerTimer`. Steps under a
+            profiler are left out.
         device: "cpu", for a training on the CPU beside an accelerator.
         options: others of `MonitorConfig`, by name: `tensorboard_dir=`, `wandb=`, `perf_log_interval=` ...
 
@@ -124,6 +128,7 @@ class TrainingMonitor:
         sinks: Sequence[Sink] | None = None,
         optimizer: Any = None,
         breakdown: bool | None = None,
+        layers: bool = False,
         device: Any = None,
         **options: Any,
     ) -> None:
@@ -159,13 +164,24 @@ class TrainingMonitor:
             optimizer=optimizer,
             on_cpu=device is not None and str(device).startswith("cpu"),
         )
+        if not isinstance(layers, bool):
+            raise WrongUse(f"layers={layers!r}: give True or False.")
+        if layers and model is None:
+            raise WrongUse("layers=True times the layers of a model: give model=, as the loop calls it.")
         self._pid = os.getpid()
         self._over = not self.config.enable_perf_monitor or is_off()
         self._notices = Notices()
         accelerator = None if self._over else find_accelerator(device)
         # Nothing of this holds the monitor, so that it is closed where its last user lets go of it.
         on_failure, on_open = _weakly(self._failed), _weakly(self._close_at_exit)
-        self._watch = StepWatch(told, self._notices, accelerator, on_failure=on_failure, on_open=on_open)
+        self._watch = StepWatch(
+            told,
+            self._notices,
+            accelerator,
+            on_failure=on_failure,
+            on_open=on_open,
+            layers=layers and not self._over,
+        )
         self._finish = weakref.finalize(self, _finish, self._watch, self._pid)
 
     @property

@@ -17,10 +17,12 @@ from profiler_wrapper.live.deferred import Copy, Intake
 from profiler_wrapper.live.flop_probe import FlopProbe
 from profiler_wrapper.live.gaps import Gaps
 from profiler_wrapper.live.job import Job, Told
+from profiler_wrapper.live.layer_watch import LayerWatch
 from profiler_wrapper.live.memory import Memory
 from profiler_wrapper.live.pending import PendingStep, PendingSteps
 from profiler_wrapper.live.records import StepRecord
 from profiler_wrapper.live.sinks import Sinks
+from profiler_wrapper.live.span_place import SpanPlace
 from profiler_wrapper.live.statistics import RunStatistics
 from profiler_wrapper.live.step_clock import Mark, StepClock
 from profiler_wrapper.live.step_work import Shapes, StepWorks, why_over_peak
@@ -61,6 +63,7 @@ class StepWatch:
     Args:
         on_failure: told of what fails where nobody could catch it.
         on_open: called when the logs have been opened.
+        layers: the spans of each step's layers and parts are written, too.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class StepWatch:
         *,
         on_failure: Callable[[str, Exception], None],
         on_open: Callable[[], None],
+        layers: bool = False,
     ) -> None:
         self.last: StepRecord | None = None
         self.explicit_starts = False
@@ -83,7 +87,19 @@ class StepWatch:
         self._probe = FlopProbe(told.config.flops_profile_freq, notices)
         self._optimizers = find_optimizers(told.optimizer)
         self._breakdown: Breakdown | None = None
-        if told.config.perf_breakdown:
+        self._layers: LayerWatch | None = None
+        if layers and told.model is not None:
+            self._layers = LayerWatch(
+                told.model,
+                _place_of(told),
+                accelerator,
+                notices,
+                mark=self._clock.mark,
+                on_failure=on_failure,
+                optimizers=self._optimizers,
+            )
+            self._breakdown = self._layers.parts
+        elif told.config.perf_breakdown:
             self._breakdown = Breakdown(
                 self._clock.mark, on_failure, model=told.model, optimizers=self._optimizers, notices=notices
             )
@@ -114,6 +130,8 @@ class StepWatch:
         if self._breakdown is not None:
             self._breakdown.start()
             self._breakdown.begin_step(self._begun.point.mark)
+        if self._layers is not None:
+            self._layers.begin_step()
 
     def forget(self) -> None:
         """The step that was begun is none."""
@@ -124,6 +142,8 @@ class StepWatch:
             self._probe.cancel()
         if self._breakdown is not None:
             self._breakdown.end_step()
+        if self._layers is not None:
+            self._layers.forget_step()
 
     def forget_time(self) -> None:
         """The step that was begun will end with its counts and no time."""
@@ -147,6 +167,7 @@ class StepWatch:
         begun, self._begun = self._begun, None
         begin = begun.point if begun is not None else self._last_end
         boundaries = self._parts(begun)
+        found = None if self._layers is None else self._layers.end_step()
         recorded = begun is not None and begun.recorded
         if begin is not None and self._last_end is not None and not recorded:
             between_s = begin.mark.host_s - self._last_end.mark.host_s
@@ -156,6 +177,12 @@ class StepWatch:
         opened = self._opened or self._open()
         told = self._intake.whole("step", step)
         number = told if told is not None else begun.step if begun is not None else self._next_step
+        profiled = recorded or end.profiled or (begin is not None and begin.profiled)
+        if self._layers is not None and found is not None:
+            if begun is None or profiled:  # nobody saw it, or it was slow for a reason of its own
+                self._layers.leave_out(found)
+            else:
+                self._layers.add(number, begun.point.mark, end.mark, boundaries or (), found)
         batch = opened.batches.of(samples, tokens, attention_mask, shapes)
         logged = {name: self._intake.number(name, value) for name, value in numbers.items()}
         if logged.get("learning_rate") is None and self._optimizers:
@@ -174,14 +201,14 @@ class StepWatch:
                 begin=None if begin is None else begin.mark,
                 end=end.mark,
                 read_after=self._clock.mark() if copied else end.mark,
-                profiled=recorded or end.profiled or (begin is not None and begin.profiled),
+                profiled=profiled,
                 epoch=self._intake.whole("epoch", epoch),
                 samples=batch.samples,
                 tokens=batch.tokens,
                 numbers=logged,
                 work=opened.works.of(batch.shapes),
                 memory=(None, None) if self._memory is None else self._memory.read(),
-                boundaries=boundaries,
+                boundaries=boundaries if self._told.config.perf_breakdown else None,
                 skip=skip,
             )
         )
@@ -197,6 +224,8 @@ class StepWatch:
             actions += [lambda: self._pending.take(self._give, everything=True), self._opened.sinks.close]
         if self._breakdown is not None:
             actions.insert(0, self._breakdown.stop)
+        if self._layers is not None:
+            actions.append(self._layers.close)
         if self._memory is not None:
             actions.append(self._memory.close)
         actions.append(self._probe.close)
@@ -241,6 +270,8 @@ class StepWatch:
     def _pass_on(self) -> None:
         if self._opened is not None:
             self._pending.take(self._give)
+        if self._layers is not None:
+            self._layers.pass_on()
 
     def _give(self, step: PendingStep, reached: bool) -> None:
         opened = self._opened
@@ -267,3 +298,9 @@ class StepWatch:
         while len(self._pending) and time.monotonic() < until:
             time.sleep(_LOOK_EVERY_S)
             self._pass_on()
+
+
+def _place_of(told: Told) -> SpanPlace:
+    return SpanPlace(
+        output_dir=told.output_dir, rank=told.rank, world_size=told.sizes.world_size, device_mesh=told.device_mesh
+    )

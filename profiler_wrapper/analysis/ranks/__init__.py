@@ -1,0 +1,1 @@
+"""Many ranks beside one another: who is slow, why, and what it costs the job."""

@@ -1,0 +1,281 @@
+"""What is known of a job of many ranks, and what is said of it. Frozen; arrays and rows.
+
+Axes of arrays: S steps, R ranks, K kinds of time, G stages of the pipeline, L layers, C instances of collectives.
+Times are nanoseconds as floats, with `nan` for what is not known: a rank without a step has `nan` there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from profiler_wrapper.analysis.ranks.report_dict import report_dict
+
+Float = npt.NDArray[np.float64]
+Int = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+OWN_KINDS: Final = (  # what a rank's step is made of, in the order in which a step has them
+    "data",
+    "forward",
+    "recompute",
+    "backward",
+    "communication",
+    "optimizer",
+    "gc",
+    "checkpoint",
+    "other",
+)
+COMPUTE: Final = ("forward", "recompute", "backward")
+VerdictName = Literal["rank", "stage", "imbalance", "data", "gc", "none"]
+Cause = Literal[
+    "forward",
+    "backward",
+    "optimizer",
+    "checkpoint",
+    "compute",  # of forward and backward alike
+    "other",
+    "data loading",
+    "data imbalance",
+    "garbage collection",
+    "late collective",
+    "slow stage",
+    "slow layer",
+    "none",
+]
+Confidence = Literal["high", "medium", "low"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OwnTimes:
+    """What each rank did itself in each step, apart from what it waited for others.
+
+    `own_ns.sum(axis=2) + waiting_ns == wall_ns`, to rounding, with `basis` "cpu". Each moment of a step is in one
+    kind: that of the span of depth 0 around it, but garbage collection, checkpoints (files) and recompute are their own
+    wherever they lie, and "other" has what no span covers. "communication" is a collective's transfer (its shortest
+    duration over ranks); the rest of its duration is waiting. Where nothing tells a transfer, all of it is waiting.
+    """
+
+    ranks: Int  # (R,), ascending
+    stages: Int  # (R,) of the pipeline; 0 without one. Only ranks of one stage are compared with one another
+    steps: Int  # (S,), ascending
+    own_ns: Float  # (S, R, K)
+    waiting_ns: Float  # (S, R) within communication
+    wall_ns: Float  # (S, R) of the step
+    begin_ns: Float  # (S, R) of the step, by aligned clocks
+    kinds: tuple[str, ...] = OWN_KINDS
+    roles: tuple[str, ...] = ()  # (R,) what a rank is beside its stage, where a job has several roles; empty: one
+    basis: Literal["cpu", "device"] = "cpu"  # "device": compute is device time, and sums are not the wall time
+    waiting_known: bool = True  # False: nothing tells waiting apart, so phases may hold waiting for others
+
+    def of(self, *kinds: str) -> Float:
+        """Own time of some kinds together, (S, R)."""
+        chosen = [self.kinds.index(kind) for kind in kinds if kind in self.kinds]
+        return np.asarray(self.own_ns[:, :, chosen].sum(axis=2), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Arrivals:
+    """Who came last to each collective, and who waited. One entry of the (C,) arrays per instance, by step.
+
+    A blocking collective ends on all its ranks together, so the rank that came last has the shortest duration, whatever
+    the clocks say. Starts by aligned clocks say the same where alignment is good.
+    """
+
+    step: Int  # (C,)
+    group: tuple[str, ...]  # (C,) who takes part; "" where not known
+    name: tuple[str, ...]  # (C,) of the collective
+    sequence: Int  # (C,) n-th of its name in group and step
+    size: Int  # (C,) ranks seen in it
+    first_rank: Int  # (C,) by aligned starts; -1 where not known
+    last_rank: Int  # (C,) by aligned starts; -1 where not known
+    lateness_ns: Float  # (C,) last arrival - median arrival, by aligned starts
+    shortest_rank: Int  # (C,) that with the shortest duration
+    shorter_by_ns: Float  # (C,) median duration - shortest duration
+    transfer_ns: Float  # (C,) the shortest duration
+    waiting_ns: Float  # (C,) durations beyond the shortest, summed over ranks
+    ranks: Int  # (R,) the arrays below are of each rank, over all instances
+    times_last: Int  # (R,) times it had the shortest duration
+    late_ns: Float  # (R,) summed `shorter_by_ns` of these
+    rank_waiting_ns: Float  # (R,) summed duration beyond the shortest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerTimes:
+    """Each layer's own time in a step of a rank (its collectives left out), the typical one and how it varies."""
+
+    ranks: Int  # (R,)
+    stages: Int  # (R,)
+    layers: tuple[str, ...]  # (L,) full names, in the model's order where known
+    kinds: tuple[str, ...]  # of COMPUTE
+    own_ns: Float  # (R, L, K) median over steps; nan where the rank has no such layer
+    spread_ns: Float  # (R, L, K) standard deviation over steps, or 1.48 times the median deviation
+    steps: Int  # (R,) how many each rank has
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replay:
+    """What the job would take if some spans were as quick as their like: dependencies replayed.
+
+    As defined in "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI 2025): T as recorded
+    and replayed, T_ideal with every span as long as the typical one of its kind.
+    """
+
+    recorded_ns: float  # of all steps, as recorded
+    total_ns: float  # T: the same, replayed
+    ideal_ns: float  # T_ideal
+    slowdown: float  # T / T_ideal
+    ms: float  # share of the lost time that goes away with the last stage ideal
+    mw: float  # share of the lost time that goes away with the slowest few ranks ideal
+    slowest_ranks: tuple[int, ...]  # those of `mw`
+    ranks: Int  # (R,)
+    stages: Int  # (G,)
+    kinds: tuple[str, ...]  # of operations, as replayed
+    share_of_rank: Float  # (R,) (T - T without its slowness) / (T - T_ideal)
+    share_of_stage: Float  # (G,)
+    share_of_kind: Float  # (K,)
+    slowdown_of_rank: Float  # (R,) T with only its slowness / T_ideal
+    slowdown_of_stage: Float  # (G,)
+    slowdown_of_kind: Float  # (K,)
+    steps: int = 0
+    notes: tuple[str, ...] = ()  # what was assumed, what was left out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Clocks:
+    """How each rank's clock stands to the others': aligned = own - offset - drift * (own - reference), by pieces."""
+
+    ranks: Int  # (R,)
+    reference_ns: float
+    offset_ns: Float  # (R,) at the reference
+    drift: Float  # (R,) seconds per second
+    residual_ns: Float  # (R,) of common events after the fit, the typical one; nan where there are none
+    source: Literal["collectives", "steps", "none"]  # whose ends were taken as common
+    events: int = 0  # common events in the fit
+    notes: tuple[str, ...] = ()
+    residual_p95_ns: Float = field(default_factory=lambda: np.zeros(0))  # (R,) 95 of 100 are less
+    piece_rank: Int = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # a rank's pieces by time
+    piece_from_ns: Float = field(default_factory=lambda: np.zeros(0))  # own time; the first one's is -inf
+    piece_reference_ns: Float = field(default_factory=lambda: np.zeros(0))  # own time
+    piece_offset_ns: Float = field(default_factory=lambda: np.zeros(0))  # at the piece's reference
+    piece_drift: Float = field(default_factory=lambda: np.zeros(0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Accounting:
+    """A step's time of each stage, split up by who held it: the running maximum over ranks of the time up to each kind.
+
+    `held_ns.sum(axis=2)` is the longest rank's time: parts add up exactly (integers). A part is what a kind adds to the
+    maximum of the times up to its end, `holder` the rank that has this maximum. Only what ranks did themselves counts.
+    """
+
+    stages: Int  # (G,)
+    steps: Int  # (S,)
+    kinds: tuple[str, ...]
+    held_ns: Int  # (S, G, K); 0 where no rank of the stage has the step
+    holder: Int  # (S, G, K) rank; -1 where no rank of the stage has the step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scores:
+    """1 is as quick as the fastest; below 0.75 for three windows in a row is flagged. (W windows of steps, R ranks)."""
+
+    window: int  # steps
+    first_steps: Int  # (W,)
+    relative: Float  # (W, R) quickest median of its stage / own median
+    individual: Float  # (W, R) own best / own now
+    flagged_relative: Bool  # (R,)
+    flagged_individual: Bool  # (R,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """Something that may have cost time, with what the job would gain without it."""
+
+    verdict: VerdictName
+    cause: Cause
+    rank: int | None = None
+    stage: int | None = None
+    layer: str | None = None
+    share: float = 0.0  # (T - T without it) / (T - T ideal)
+    lost_ns: float = 0.0  # T - T without it, per step
+    steps: int = 0  # in which it cost the job time
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Who or what slows the job, in one sentence. `none`: nothing beyond the noise."""
+
+    verdict: VerdictName
+    sentence: str
+    cause: Cause = "none"
+    rank: int | None = None
+    stage: int | None = None
+    layer: str | None = None
+    share: float | None = None  # of the lost time
+    lost_ns: float | None = None  # by it, per step
+    step_ns: float | None = None  # the job's step, T
+    ideal_ns: float | None = None  # T ideal, per step
+    confidence: Confidence = "low"
+    steps: int = 0  # that were judged
+    ms: float | None = None
+    mw: float | None = None
+    evidence: tuple[str, ...] = ()
+    suspects: tuple[Suspect, ...] = ()  # all that were weighed, the greatest share first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicationRow:
+    """One collective, send or receive in one group, over all ranks and steps."""
+
+    name: str
+    group: str
+    size: int  # ranks seen
+    instances: int
+    bytes: int | None  # moved, of one rank, in all
+    time_ns: int  # of all ranks
+    transfer_ns: int | None  # shortest durations, times the ranks
+    waiting_ns: int | None  # the rest
+    overlapped_ns: int | None  # with compute beside it; None where not known
+    bandwidth_bytes_per_s: float | None  # bytes over transfer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """What the report lacks, and why: a rank without a file, a torn line, steps that not all ranks have."""
+
+    what: str
+    reason: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RanksReport:
+    """A job of many ranks: what reports draw and `--format json` prints."""
+
+    run: str
+    verdict: Verdict
+    own: OwnTimes
+    accounting: Accounting
+    scores: Scores
+    arrivals: Arrivals | None = None
+    layers: LayerTimes | None = None
+    replay: Replay | None = None
+    clocks: Clocks | None = None
+    coordinates: Mapping[str, Int] = field(default_factory=dict)  # "dp", "tp", "pp", ...: (R,), -1 where not known
+    hosts: tuple[str, ...] = ()  # (R,)
+    world_size: int | None = None
+    communication: tuple[CommunicationRow, ...] = ()
+    peak_bytes: Float | None = None  # (R,)
+    mfu: Float | None = None  # (R,) 0 to 1
+    missing: tuple[Missing, ...] = ()
+    spans: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; what is not known is None. It grows with ranks, not with ranks times steps."""
+        return report_dict(self)

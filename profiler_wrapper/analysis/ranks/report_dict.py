@@ -1,0 +1,186 @@
+"""A report on many ranks as plain data, for JSON."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from profiler_wrapper.analysis.ranks.model import Accounting, Clocks, LayerTimes, RanksReport, Verdict
+
+Float = npt.NDArray[np.float64]
+
+
+def report_dict(report: RanksReport) -> dict[str, Any]:
+    """What `RanksReport.to_dict` gives."""
+    return {
+        "schema_version": 1,
+        "run": report.run,
+        **_verdict_dict(report.verdict),
+        "slowdown": _number(report.replay.slowdown) if report.replay else None,
+        "world_size": report.world_size,
+        "spans": report.spans,
+        "steps": [int(step) for step in report.own.steps],
+        "lost": _lost_dict(report.accounting),
+        "ranks": _rank_dicts(report),
+        "stages": _stage_dicts(report),
+        "communication": [_row_dict(row) for row in report.communication],
+        "layers": _layer_dicts(report.layers),
+        "clocks": _clock_dict(report.clocks),
+        "missing": [_row_dict(row) for row in report.missing],
+    }
+
+
+def _verdict_dict(verdict: Verdict) -> dict[str, Any]:
+    found = _row_dict(verdict)
+    for key in ("lost_ns", "step_ns", "ideal_ns"):
+        value = found.pop(key)
+        found[key.replace("_ns", "_ms_per_step")] = None if value is None else value / 1e6
+    found["evidence"] = list(verdict.evidence)
+    found["suspects"] = [_row_dict(suspect) | {"evidence": list(suspect.evidence)} for suspect in verdict.suspects]
+    return found
+
+
+def _lost_dict(accounting: Accounting) -> list[dict[str, Any]]:
+    """Per stage and kind: the mean time a step was held by it, and the rank that held it most."""
+    rows = []
+    for place, stage in enumerate(accounting.stages):
+        for kind, name in enumerate(accounting.kinds):
+            held = accounting.held_ns[:, place, kind]
+            if not held.any():
+                continue
+            holders, at = np.unique(accounting.holder[:, place, kind][held > 0], return_inverse=True)
+            by_rank = np.bincount(at, weights=held[held > 0])
+            rows.append(
+                {
+                    "stage": int(stage),
+                    "kind": name,
+                    "held_ms_per_step": float(held.mean()) / 1e6,
+                    "most_by_rank": int(holders[by_rank.argmax()]),
+                    "share_of_that_rank": float(by_rank.max() / by_rank.sum()),
+                }
+            )
+    return rows
+
+
+def _rank_dicts(report: RanksReport) -> list[dict[str, Any]]:
+    own, arrivals, replay = report.own, report.arrivals, report.replay
+    means = _means(own.own_ns)  # (R, K)
+    waiting, wall = _means(own.waiting_ns), _means(own.wall_ns)
+    arrived = {int(rank): at for at, rank in enumerate(arrivals.ranks)} if arrivals else {}
+    replayed = {int(rank): at for at, rank in enumerate(replay.ranks)} if replay else {}
+    rows = []
+    for at, rank in enumerate(own.ranks.tolist()):
+        last = arrived.get(rank)
+        worker = replayed.get(rank)
+        rows.append(
+            {
+                "rank": rank,
+                "stage": int(own.stages[at]),
+                **{name: int(values[at]) for name, values in report.coordinates.items() if values[at] >= 0},
+                "host": report.hosts[at] if report.hosts else None,
+                "own_ms_per_step": {
+                    kind: _number(means[at, place] / 1e6) for place, kind in enumerate(own.kinds) if means[at, place]
+                },
+                "waiting_ms_per_step": _number(waiting[at] / 1e6),
+                "wall_ms_per_step": _number(wall[at] / 1e6),
+                "relative_score": _number(_median(report.scores.relative[:, at])),
+                "individual_score": _number(_median(report.scores.individual[:, at])),
+                "flagged": bool(report.scores.flagged_relative[at] or report.scores.flagged_individual[at]),
+                "times_last": None if last is None or arrivals is None else int(arrivals.times_last[last]),
+                "late_ms": None if last is None or arrivals is None else _number(arrivals.late_ns[last] / 1e6),
+                "share": None if worker is None or replay is None else _number(replay.share_of_rank[worker]),
+                "peak_bytes": None if report.peak_bytes is None else _number(report.peak_bytes[at]),
+                "mfu": None if report.mfu is None else _number(report.mfu[at]),
+            }
+        )
+    return rows
+
+
+def _stage_dicts(report: RanksReport) -> list[dict[str, Any]]:
+    replay = report.replay
+    shares = {int(stage): at for at, stage in enumerate(replay.stages)} if replay else {}
+    own = report.own.own_ns.sum(axis=2)
+    rows = []
+    for stage in np.unique(report.own.stages).tolist():
+        members = own[:, report.own.stages == stage]
+        at = shares.get(stage)
+        rows.append(
+            {
+                "stage": stage,
+                "ranks": int(members.shape[1]),
+                "own_ms_per_step": _number(_median(members) / 1e6),
+                "share": None if at is None or replay is None else _number(replay.share_of_stage[at]),
+            }
+        )
+    return rows
+
+
+def _layer_dicts(layers: LayerTimes | None) -> list[dict[str, Any]]:
+    """Each layer over its ranks: the typical time, the widest, and whose it is."""
+    rows = []
+    for at, layer in enumerate(layers.layers if layers else ()):
+        assert layers is not None
+        for place, kind in enumerate(layers.kinds):
+            times = layers.own_ns[:, at, place]
+            known = np.isfinite(times)
+            if not known.any():
+                continue
+            slowest = int(np.nanargmax(times))
+            rows.append(
+                {
+                    "layer": layer,
+                    "kind": kind,
+                    "ranks": int(known.sum()),
+                    "median_ms": float(np.median(times[known])) / 1e6,
+                    "slowest_ms": float(times[slowest]) / 1e6,
+                    "slowest_rank": int(layers.ranks[slowest]),
+                    "spread_ms": float(np.std(times[known])) / 1e6,
+                }
+            )
+    return rows
+
+
+def _clock_dict(clocks: Clocks | None) -> dict[str, Any] | None:
+    if clocks is None:
+        return None
+    return {
+        "source": clocks.source,
+        "events": clocks.events,
+        "largest_offset_ms": _number(_largest(np.abs(clocks.offset_ns)) / 1e6),
+        "largest_drift_ppm": _number(_largest(np.abs(clocks.drift)) * 1e6),
+        "residual_us": _number(_median(clocks.residual_ns) / 1e3),
+        "largest_residual_us": _number(_largest(clocks.residual_ns) / 1e3),
+        "notes": list(clocks.notes),
+    }
+
+
+def _row_dict(row: Any) -> dict[str, Any]:
+    """A frozen row as a dict, floats that are not finite as None."""
+    values = {name: getattr(row, name) for name in row.__dataclass_fields__}
+    return {name: _number(value) if isinstance(value, float) else value for name, value in values.items()}
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _means(values: Float) -> Float:
+    """Over steps, what is not known left out; nan where nothing is known."""
+    known = np.isfinite(values)
+    counts = known.sum(axis=0)
+    sums = np.where(known, values, 0.0).sum(axis=0)
+    return np.asarray(np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0))
+
+
+def _median(values: Float) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if known.size else math.nan
+
+
+def _largest(values: Float) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.max()) if known.size else math.nan

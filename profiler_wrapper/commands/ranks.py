@@ -1,0 +1,185 @@
+"""`ranks`: all ranks of a job beside one another."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from profiler_wrapper.commands.output import (
+    Commands,
+    add_command,
+    add_output,
+    is_directory,
+    json_text,
+    refuse_to_overwrite,
+    settle_format,
+    write,
+)
+from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.terminal import WIDTH_OF_FILES, terminal_width
+
+if TYPE_CHECKING:
+    from profiler_wrapper.analysis.ranks.loading import Progress
+    from profiler_wrapper.analysis.ranks.model import RanksReport
+
+    Subject = tuple[Any, RanksReport]  # the database of the spans, and what is said of them
+
+_TRACE = "timeline_trace.json.gz"
+
+
+def add(commands: Commands) -> None:
+    """The parser."""
+    examples = (
+        "outputs/profile-20260101-120000\n"
+        "outputs/profile-20260101-120000 --ranks 0-7 --format json\n"
+        "--spans job.parquet --columns took=duration_ms,worker=rank\n"
+        "traces/ --scheduler tcp://10.0.0.1:8786 -o report/"
+    )
+    command = add_command(commands, "ranks", ranks, examples=examples)
+    command.add_argument(
+        "path", nargs="?", metavar="RUN", help="the directory of a run, a directory of traces, or a table of spans"
+    )
+    command.add_argument(
+        "--spans",
+        metavar="FILE",
+        help="a table of spans of another tool: .parquet, .csv or .jsonl, or a directory of such",
+    )
+    command.add_argument(
+        "--columns",
+        action="append",
+        default=[],
+        metavar="THEIRS=OURS",
+        help="which of its columns is which of ours: took=duration_ms,worker=rank",
+    )
+    command.add_argument("--ranks", metavar="LIST", help="only these: 0-7 or 0,3,8-11")
+    command.add_argument(
+        "--use", choices=("timers", "traces"), help="where a run has both (default: what tells of more ranks)"
+    )
+    command.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask cluster that reduces the traces")
+    add_output(command, "the text, the JSON, the page, the timeline (PNG, and a trace for Perfetto) and the heat map")
+
+
+def ranks(options: argparse.Namespace) -> None:
+    """Say which rank, stage or part of the step slows a job down, who waits for whom, and what it costs.
+
+    Reads what the ranks of a run wrote: logs of timers, or traces, which are first reduced to small tables beside
+    them, by all cores. Any other table of spans will do: its columns are rank, step, name, start and duration, by
+    these or similar names. What is missing, a rank without a file or steps that not all have, is said.
+    """
+    from profiler_wrapper.recording.span_columns import parse_mapping
+    from profiler_wrapper.recording.span_files import parse_ranks
+
+    if options.path is None and options.spans is None:
+        raise WrongUse("say which run: its directory, or a table of spans by --spans FILE")
+    settle_format(options, others=[".png", ".html"])
+    columns = parse_mapping(options.columns)
+    chosen = None if options.ranks is None else parse_ranks(options.ranks)
+    writers = {} if options.output is None else _writers(options)
+    refuse_to_overwrite(writers, force=options.force)
+    from profiler_wrapper.ranks import open_ranks
+
+    path = Path(options.path if options.path is not None else options.spans)
+    with (
+        _bar() as progress,
+        open_ranks(
+            path,
+            spans=options.spans,
+            columns=columns,
+            scheduler=options.scheduler,
+            ranks=chosen,
+            use=options.use,
+            output=Path(options.output) if options.output is not None and is_directory(options.output) else None,
+            progress=progress,
+        ) as (loaded, report),
+    ):
+        if writers:
+            write(writers, (loaded.database, report))
+        else:
+            print(_text(report, options.format, width=terminal_width()))
+
+
+def _text(report: RanksReport, form: str, *, width: int) -> str:
+    from profiler_wrapper.reports.ranks_text import ranks_text
+
+    return json_text(report.to_dict()) if form == "json" else ranks_text(report, width=width)
+
+
+def _writers(options: argparse.Namespace) -> dict[Path, Callable[[Subject, Path], object]]:
+    output = Path(options.output)
+    if is_directory(options.output):
+        return {
+            output / "ranks.txt": _write_text,
+            output / "ranks.json": _write_json,
+            output / "report.html": partial(_write_page, trace_href=_TRACE),
+            output / "timeline.png": _draw_timeline,
+            output / "heat_map.png": _draw_heat_map,
+            output / _TRACE: _write_trace,
+        }
+    if output.suffix.lower() == ".png":
+        return {output: _draw_timeline}
+    if output.suffix.lower() == ".html":
+        return {output: _write_page}
+    return {output: _write_json if options.format == "json" else _write_text}
+
+
+def _write_text(subject: Subject, path: Path) -> None:
+    text = _text(subject[1], "text", width=WIDTH_OF_FILES)
+    path.write_bytes(f"{text}\n".encode("utf-8", "backslashreplace"))
+
+
+def _write_json(subject: Subject, path: Path) -> None:
+    path.write_text(_text(subject[1], "json", width=WIDTH_OF_FILES) + "\n", encoding="utf-8")
+
+
+def _draw_timeline(subject: Subject, path: Path) -> None:
+    from profiler_wrapper.reports.ranks_timeline import draw_timeline
+
+    database, report = subject
+    draw_timeline(report, database, path)
+
+
+def _write_page(subject: Subject, path: Path, *, trace_href: str | None = None) -> None:
+    from profiler_wrapper.reports.ranks_page import write_ranks_page
+
+    database, report = subject
+    write_ranks_page(report, database, path, trace_href=trace_href)
+
+
+def _draw_heat_map(subject: Subject, path: Path) -> None:
+    from profiler_wrapper.reports.ranks_figures import draw_heat_map
+
+    draw_heat_map(subject[1], path)
+
+
+def _write_trace(subject: Subject, path: Path) -> None:
+    from profiler_wrapper.reports.ranks_trace import write_ranks_trace
+
+    database, report = subject
+    write_ranks_trace(report, database, path)
+
+
+@contextmanager
+def _bar() -> Iterator[Progress | None]:
+    """A bar on stderr, from the first trace on that has to be reduced; None where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bars: list[Any] = []
+
+    def progress(what: str, done: int, total: int) -> None:
+        if not bars:
+            from tqdm import tqdm
+
+            bars.append(tqdm(desc=what, total=total, leave=False, file=sys.stderr, unit="trace"))
+        bars[0].update(done - bars[0].n)
+
+    try:
+        yield progress
+    finally:
+        for bar in bars:
+            bar.close()

@@ -1,0 +1,350 @@
+"""Forward, backward and recompute of each block, from moments at its boundaries, without torch's profiler.
+
+A forward is the call of a block. For its backward, the nodes of the graph that made its outputs and its inputs are
+given a hook that notes when the engine comes to them and returns nothing: gradients stay bit by bit what they are, the
+modules have no hook, tensors have none either, and those of a graph are gone with it. Nothing holds a tensor.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from profiler_wrapper.capture import calls
+from profiler_wrapper.capture.phases import in_backward
+from profiler_wrapper.capture.signals import is_compiling
+from profiler_wrapper.live.backward_runs import (
+    BEGIN,
+    END,
+    RECOMPUTE,
+    RECOMPUTED,
+    BackwardRuns,
+    LayerSpan,
+    Moment,
+    Pass,
+)
+from profiler_wrapper.live.breakdown import Breakdown
+from profiler_wrapper.live.event_pool import EventPool
+from profiler_wrapper.live.layer_units import Units
+from profiler_wrapper.live.reducing import reduced_in
+from profiler_wrapper.notices import Notices
+
+MOST_SPANS = 20_000  # of a step
+MOST_EVENTS = 100_000  # that the device may be behind
+_MOST_TENSORS = 32  # of a call that are looked at
+_inside_functorch: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
+
+
+_Known = list[tuple["weakref.ref[torch.Tensor]", int]]  # tensors that are part of a graph, and their versions
+
+
+class _Here(threading.local):
+    """What is so on this thread."""
+
+    def __init__(self) -> None:
+        self.inside = False  # a unit is being called
+        self.outputs: _Known = []  # of the last unit
+
+
+class _Call:
+    __slots__ = ("begin", "ended", "inputs", "passed", "phase", "recomputed")
+
+    def __init__(self, passed: Pass, phase: object | None, recomputed: bool) -> None:
+        self.passed, self.phase, self.recomputed = passed, phase, recomputed
+        self.begin: Moment = (0, None)
+        self.ended = False
+        self.inputs: _Known = []  # that have a gradient
+
+
+class StepSpans(NamedTuple):
+    """What is known of the layers in a step.
+
+    Attributes:
+        spans: by their begins.
+        ends: when graphs had been run, and the group that their gradients are reduced in behind that.
+        events: all on the device that these are made of, and others.
+    """
+
+    spans: list[LayerSpan]
+    ends: list[tuple[Moment, str | None]]
+    events: list[Any]
+
+
+class LayerSpans:
+    """Listens to calls of modules in the place of a `Breakdown`, and passes them on to it.
+
+    Its own failures are told to `on_failure`.
+
+    Args:
+        model: as it is called in the loop, wrappers included.
+        events: None: nothing is measured on a device.
+        notices: told once why layers are not known.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        events: EventPool | None,
+        on_failure: Callable[[str, Exception], None],
+        notices: Notices,
+    ) -> None:
+        self.parts: Breakdown  # set right after, since each needs the other
+        self._events_out = 0  # that nobody has given back
+        self._model = weakref.ref(model)
+        self._events, self._on_failure, self._notices = events, on_failure, notices
+        self._units: Units | None = None
+        self._look_again_in = 1  # steps that miss a unit
+        self._misses = 0
+        self._here = _Here()
+        self._open = False
+        self._runs = BackwardRuns()
+        self._spans: list[LayerSpan] = []
+        self._recorded: list[Any] = []  # the step's events
+        self._group: str | None = None  # that the gradients of the last forward are reduced in
+        self._pid = os.getpid()
+
+    def begin_step(self) -> None:
+        """A step begins. Looks for the units in the first, and when some were missed."""
+        self.forget_step()
+        if self._units is None:
+            model = self._model()
+            if model is None:
+                return
+            self._units = Units(model)
+            calls._skip(LayerSpans.take_result, and_below=True)
+            calls._skip(LayerSpans._reached, and_below=True)
+            calls._skip(LayerSpans._graph_ends, and_below=True)
+        for unit in self._units.all:
+            unit.calls = 0
+        self._open = True
+
+    def forget_step(self) -> None:
+        """The step that was begun is none."""
+        self._open = False
+        self.give_back(self._take().events)
+
+    def end_step(self) -> StepSpans:
+        """The step has ended."""
+        was_open, self._open = self._open, False
+        taken = self._take()
+        if was_open and self._units is not None and self.parts.entered.get("forward"):
+            self._look_for_missed(self._units)
+        return taken
+
+    # -- what is listened to ----------------------------------------------------------------------
+
+    def open_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], marked: set[str] | None = None
+    ) -> object | None:
+        """A module is called; see `calls.Listener`."""
+        if self._open and self._here.inside:
+            return None  # most calls are
+        phase = self.parts.open_call(module, args, kwargs)
+        if not self._open or self._units is None:
+            return phase
+        try:
+            if phase is not None:
+                self._group = reduced_in(module)
+            unit, recomputed, in_part = self._units.get(module), in_backward(), False
+            if unit is None and recomputed:
+                unit, in_part = self._units.around(module), True
+            if unit is None or not self._takes_more():
+                return phase
+            times = self.parts.entered.get("backward" if recomputed else "forward", 0)
+            call = _Call(Pass(unit, times - 1, in_part=in_part), phase, recomputed)
+            if not recomputed:
+                unit.calls += 1
+            if not in_part:
+                self._hook_inputs(call, args, kwargs)
+            self._here.inside = True
+            call.begin = self._moment()
+            if recomputed:
+                self._note(RECOMPUTE, call.passed, call.begin)
+            return call
+        except Exception as error:
+            self._fail(error)
+            return phase
+
+    def take_result(self, opened: object, result: Any) -> None:
+        """That call has returned something."""
+        if type(opened) is not _Call:
+            return
+        self._end(opened)
+        try:
+            if self._open and not opened.passed.in_part:
+                self._hook_outputs(opened, result)
+        except Exception as error:
+            self._fail(error)
+
+    def close_call(self, opened: Any) -> None:
+        """That call has returned or raised."""
+        if type(opened) is not _Call:
+            self.parts.close_call(opened)
+            return
+        self._end(opened)
+        if opened.phase is not None:
+            self.parts.close_call(opened.phase)
+
+    def _end(self, call: _Call) -> None:
+        if call.ended:
+            return
+        call.ended, self._here.inside = True, False
+        if not self._open:
+            return
+        try:
+            moment = self._moment()
+            if call.recomputed:
+                self._note(RECOMPUTED, call.passed, moment)
+            else:
+                passed = call.passed
+                thread = threading.get_native_id()
+                self._spans.append(LayerSpan("forward", passed.unit, call.begin, moment, passed.microbatch, thread))
+        except Exception as error:
+            self._fail(error)
+
+    # -- boundaries in the graph ------------------------------------------------------------------
+
+    def _hook_inputs(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if _inside_functorch() is not None:
+            return
+        known = self._here.outputs
+        for tensor in _tensors(args, kwargs):
+            node = tensor.grad_fn
+            if node is None:
+                continue
+            call.inputs.append((weakref.ref(tensor), tensor._version))
+            if not _is_among(tensor, known):  # else the begin of the last unit's backward is the end of this one's
+                node.register_prehook(partial(self._reached, END, call.passed))
+
+    def _hook_outputs(self, call: _Call, result: Any) -> None:
+        if _inside_functorch() is not None:
+            return
+        outputs: _Known = []
+        for tensor in _tensors((result,), {}):
+            node = tensor.grad_fn
+            if node is None:
+                continue
+            outputs.append((weakref.ref(tensor), tensor._version))
+            if _is_among(tensor, call.inputs):  # somebody else's, given on
+                continue
+            begins = partial(self._reached, BEGIN, call.passed)
+            if tensor._backward_hooks:  # as FSDP has them, to gather what the block's backward needs: part of it
+                _hook_first(tensor, begins)
+            else:
+                node.register_prehook(begins)
+            if not call.inputs and _only_accumulates(node):
+                node.register_hook(partial(self._reached, END, call.passed))
+        self._here.outputs = outputs
+
+    def _reached(self, what: int, passed: Pass, *_: Any) -> None:
+        """The engine is about to run a node, or has run it."""
+        if self._open and not is_compiling():
+            try:
+                self._note(what, passed, self._moment())
+            except Exception as error:
+                self._fail(error)
+
+    def _note(self, what: int, passed: Pass, moment: Moment) -> None:
+        self._runs.add(what, passed, moment, backward=self.parts.entered.get("backward", 0), at_end=self._graph_ends)
+
+    def _graph_ends(self, run: Any, task: int) -> None:
+        if self._open:
+            try:
+                self._runs.end(run, task, self._moment(), self._group)
+            except Exception as error:
+                self._fail(error)
+
+    # -- the rest ---------------------------------------------------------------------------------
+
+    def _moment(self) -> Moment:
+        event = None
+        if self._events is not None and self._events_out < MOST_EVENTS:
+            event = self._events.record()
+            if event is not None:
+                self._events_out += 1
+                self._recorded.append(event)
+        return perf_counter_ns(), event
+
+    def _takes_more(self) -> bool:
+        if len(self._spans) >= MOST_SPANS:
+            self._notices.once(
+                "layers", f"blocks were called more than {MOST_SPANS} times in a step; the rest is left out"
+            )
+            return False
+        return os.getpid() == self._pid
+
+    def _take(self) -> StepSpans:
+        spans, self._spans = self._spans, []
+        events, self._recorded = self._recorded, []
+        runs, self._runs = self._runs, BackwardRuns()
+        spans += runs.take()
+        spans.sort(key=lambda span: span.begin[0])
+        self._here.outputs = []
+        return StepSpans(spans, runs.ends, events)
+
+    def give_back(self, events: list[Any]) -> None:
+        """Those of a step that nobody reads any more."""
+        self._events_out -= len(events)
+        if self._events is not None:
+            for event in events:
+                self._events.give_back(event)
+
+    def _look_for_missed(self, units: Units) -> None:
+        """Modules may have been put in others' place, or be compiled into something that calls no module."""
+        if any(unit.calls for unit in units.all):
+            if all(unit.calls for unit in units.all):
+                return
+        else:
+            self._notices.once(
+                "layers",
+                "no block of the model was called as a module in a step, as in a model that is compiled as a whole: "
+                "their times are not known; compile the blocks one by one to see them",
+            )
+        self._misses += 1
+        if self._misses >= self._look_again_in:
+            self._misses, self._look_again_in = 0, 2 * self._look_again_in
+            self._units = None
+
+    def _fail(self, error: Exception) -> None:
+        self._open = False
+        self._on_failure("timing layers", error)
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Those that may be part of a graph, in what a module is given or returns: also in tuples, lists and mappings."""
+    left: list[Any] = [*reversed(kwargs.values()), *reversed(args)] if kwargs else list(reversed(args))
+    found = 0
+    depth_left = 4 * _MOST_TENSORS
+    while left and found < _MOST_TENSORS and depth_left:
+        depth_left -= 1
+        value = left.pop()
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                found += 1
+                yield value
+        elif isinstance(value, dict):
+            left.extend(reversed(list(value.values())))
+        elif isinstance(value, (tuple, list)):
+            left.extend(reversed(value))
+
+
+def _hook_first(tensor: Any, hook: Callable[[Any], None]) -> None:
+    """Before the hooks that it has."""
+    tensor._backward_hooks.move_to_end(tensor.register_hook(hook).id, last=False)
+
+
+def _is_among(tensor: torch.Tensor, known: _Known) -> bool:
+    return any(reference() is tensor and version == tensor._version for reference, version in known)
+
+
+def _only_accumulates(node: Any) -> bool:
+    """Behind a node is nothing but parameters."""
+    return all(after is None or after.name() == "torch::autograd::AccumulateGrad" for after, _ in node.next_functions)

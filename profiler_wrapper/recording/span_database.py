@@ -1,0 +1,109 @@
+"""DuckDB, with a bound on its memory: what answers questions about the spans of many ranks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from profiler_wrapper.errors import MissingPackage
+from profiler_wrapper.recording.span_table import SPAN_COLUMNS
+
+INSTALL = "pip install 'profiler_wrapper[ranks]'"
+MEMORY_BYTES = 400 << 20  # of the database; what does not fit goes to disk
+
+Database = Any  # duckdb.DuckDBPyConnection, which is imported when it is needed
+
+
+@contextmanager
+def open_database(*, memory_bytes: int = MEMORY_BYTES, threads: int | None = None) -> Iterator[Database]:
+    """An empty database in memory, which spills to a directory of its own; both are gone at the end.
+
+    Raises:
+        MissingPackage: DuckDB is not installed.
+    """
+    duckdb = import_duckdb()
+    spill = tempfile.mkdtemp(prefix="profiler_wrapper_spill_")
+    try:
+        settings: dict[str, Any] = {
+            "memory_limit": f"{memory_bytes >> 20}MiB",
+            "temp_directory": spill,
+            "threads": threads or available_cores(),
+            "preserve_insertion_order": False,
+            "autoinstall_known_extensions": False,  # nothing is fetched from a network
+        }
+        with duckdb.connect(":memory:", config=settings) as database:
+            yield database
+    finally:
+        shutil.rmtree(spill, ignore_errors=True)
+
+
+def import_duckdb() -> Any:
+    """The module.
+
+    Raises:
+        MissingPackage: it is not installed.
+    """
+    try:
+        import duckdb
+    except ImportError as error:
+        raise MissingPackage(f"reports on many ranks need DuckDB: {INSTALL}") from error
+    return duckdb
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    try:
+        return max(1, len(os.sched_getaffinity(0)))
+    except AttributeError:  # no Linux
+        return os.cpu_count() or 1
+
+
+# --- SQL ---
+
+
+def quoted(name: str) -> str:
+    """A name as SQL has it, whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(value: str | os.PathLike[str]) -> str:
+    """A text as SQL has it."""
+    return "'" + os.fspath(value).replace("'", "''") + "'"
+
+
+def file_list(paths: Iterable[Path]) -> str:
+    """Files as SQL has them; a name is never taken for a pattern."""
+    return "[" + ", ".join(literal(_plain(path)) for path in paths) + "]"
+
+
+def _plain(path: Path) -> str:
+    """A path in which `*`, `?` and `[` stand for themselves."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in os.fspath(path))
+
+
+def span_select(relation: str, expressions: Mapping[str, str], *, where: str = "") -> str:
+    """A SELECT with all columns of a span table, in order and of their types; NULL where no expression makes one."""
+    columns = ", ".join(
+        f"CAST({expressions.get(name, 'NULL')} AS {kind}) AS {quoted(name)}" for name, (kind, _) in SPAN_COLUMNS.items()
+    )
+    return f"SELECT {columns} FROM {relation}" + (f" WHERE {where}" if where else "")
+
+
+def insert(database: Database, table: str, rows: Iterable[Sequence[Any]]) -> None:
+    """Rows into a table, all at once: one by one takes a millisecond each."""
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    if not columns:
+        return
+    kinds = [row[1] for row in database.execute(f"DESCRIBE {quoted(table)}").fetchall()]
+    values = ", ".join(f"unnest(?::{kind}[])" for kind in kinds)
+    database.execute(f"INSERT INTO {quoted(table)} SELECT {values}", columns)
+
+
+def columns_of(database: Database, relation: str) -> dict[str, str]:
+    """Name and type of each column of a relation."""
+    return {row[0]: row[1] for row in database.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()}

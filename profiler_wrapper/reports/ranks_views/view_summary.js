@@ -1,0 +1,95 @@
+"use strict";
+/** Summary: who or what slows the job, on what that stands, what else was weighed, and what is missing. */
+(function () {
+  const ms = value => value === null || value === undefined ? null : page.format.us(value * 1000);
+
+  function figures(job, element) {
+    const place = page.element("div", "figures");
+    element.append(place);
+    page.figure(place, { label: "A step", value: ms(job.step_ms_per_step), help: "of the job, ranks waiting for one another" });
+    page.figure(place, { label: "Were all alike", value: ms(job.ideal_ms_per_step), help: "the same, each rank as quick as the typical one" });
+    if (job.verdict !== "none") {
+      page.figure(place, { label: "Lost by it", value: ms(job.lost_ms_per_step), help: "per step: what the job gains without it" });
+      page.figure(place, { label: "Of the lost time", value: job.share === null ? null : page.format.share(job.share) });
+    }
+    page.figure(place, { label: "Confidence", value: job.confidence, help: `${job.steps.length} steps` });
+    if (job.stages.length < 2) return; // the published quantities are about stages
+    if (job.ms !== null) page.figure(place, { label: "Ms", value: job.ms.toFixed(3), help: "share of the lost time that goes with the last stage ideal" });
+    if (job.mw !== null) page.figure(place, { label: "Mw", value: job.mw.toFixed(3), help: "the same, with the slowest few ranks ideal" });
+  }
+
+  function who(row) {
+    const name = row.rank !== null ? `rank ${row.rank}` : row.stage !== null ? `stage ${row.stage}` : { data: "data loading", gc: "garbage collection" }[row.verdict] || row.verdict;
+    return row.layer === null ? name : `${name}, ${row.layer}`;
+  }
+
+  function suspects(job, element) {
+    const section = page.section(element, "Suspects");
+    page.note(section, "What the job gains without each of them, others as they are: they overlap, so shares may add up to more than all.");
+    page.table(section, {
+      columns: [
+        { key: "who", title: "Who", kind: "text", longest: 60, value: who },
+        { key: "cause", title: "Cause", kind: "text" },
+        page.msColumn("lost_ns", "Per step", { of: row => row.lost_ns === null ? null : row.lost_ns / 1e6 }),
+        { key: "share", title: "Of the lost time", kind: "share", bar: true },
+        { key: "steps", title: "Steps", kind: "count", help: "in which it cost the job time", value: row => row.steps || undefined },
+      ],
+      rows: job.suspects.filter(row => row.lost_ns > 0),
+      search: false,
+      limit: 12,
+      empty: "Nobody costs the job time beyond the noise.",
+    });
+  }
+
+  function held(job, element) {
+    if (!job.lost.length) return;
+    const section = page.section(element, "What held a step");
+    page.note(section, "Each kind by the rank that was behind all others at its end. The parts of a stage add up to its longest rank's time.");
+    const staged = new Set(job.lost.map(row => row.stage)).size > 1;
+    for (const rows of page.grouped(job.lost, row => row.stage).values()) {
+      page.shares(section, {
+        title: staged ? `Stage ${rows[0].stage}` : "A step",
+        parts: rows.map(row => ({ name: row.kind, value: row.held_ms_per_step, color: page.color.kind(row.kind), help: `most by rank ${row.most_by_rank} (${page.format.share(row.share_of_that_rank)})` })),
+        format: value => page.format.us(value * 1000),
+      });
+    }
+  }
+
+  function list(element, title, lines) {
+    if (!lines.length) return;
+    const section = page.section(element, title);
+    const all = page.element("ul", "");
+    for (const line of lines) all.append(page.text("li", line));
+    section.append(all);
+  }
+
+  function clocks(job) {
+    const found = job.clocks;
+    if (!found) return ["starts of different ranks cannot be compared"];
+    const by = { collectives: "ends of collectives", steps: "ends of steps" }[found.source];
+    const residual = found.residual_us === null ? "not known" : `${page.format.us(found.residual_us)}, at most ${page.format.us(found.largest_residual_us)}`;
+    return [by ? `aligned by ${page.format.count(found.events)} ${by}; residual ${residual}` : "nothing that ranks have in common", ...found.notes];
+  }
+
+  page.view({
+    id: "summary",
+    title: "Summary",
+    order: 10,
+    draw(data, element) {
+      const job = data.job;
+      const sentence = page.text("p", job.sentence, "big");
+      sentence.style.fontSize = "1.35rem";
+      sentence.style.fontWeight = "600";
+      if (job.verdict !== "none") sentence.style.borderLeft = `6px solid ${page.culpritColor()}`;
+      sentence.style.paddingLeft = "0.6rem";
+      sentence.dataset.verdict = job.verdict;
+      element.append(sentence);
+      figures(job, element);
+      list(element, "Evidence", job.evidence);
+      suspects(job, element);
+      held(job, element);
+      list(element, "Missing", job.missing.slice(0, 100).map(row => `${row.what}: ${row.reason}`));
+      list(element, "Clocks", clocks(job));
+    },
+  });
+})();

@@ -1,0 +1,247 @@
+"""Layer spans of real models: each block has its own, nothing is changed, and other measurements say the same."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import models
+import variants
+from layer_runs import rows_of
+from processes import run_in_processes
+from profiler_wrapper import ProfilerWrapper, TrainingMonitor
+from profiler_wrapper.live.layer_timer import LayerTimer
+from unchanged import hooks_of, ours_in_the_way
+
+CASES = [
+    *((name, "plain") for name in ("llama", "gpt2", "vit", "mixtral", "cogvideox")),
+    *(("llama", variant) for variant in variants.VARIANTS if variant != "plain"),
+    ("cogvideox", "gradient_checkpointing"),
+    ("gpt2", "gradient_checkpointing_reentrant"),
+    ("vit", "fsdp2"),
+]
+RECOMPUTES = {"checkpoint_wrapped", "gradient_checkpointing", "gradient_checkpointing_reentrant"}
+
+
+def trained(case: models.Case, model: nn.Module, steps: int, layers: LayerTimer | None = None) -> str:
+    """A hash of losses, gradients, parameters and random numbers."""
+    found = hashlib.sha256()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model.train()
+    for step in range(steps):
+        torch.manual_seed(step)
+        loss = case.loss(model, case.batch(step))
+        loss.backward()
+        _add(found, loss, *(parameter.grad for parameter in model.parameters()))
+        optimizer.step()
+        optimizer.zero_grad()
+        if layers is not None:
+            layers.step()
+    _add(found, *model.parameters(), torch.get_rng_state())
+    return found.hexdigest()
+
+
+def _add(found: Any, *tensors: torch.Tensor | None) -> None:
+    for tensor in tensors:
+        if tensor is not None:
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            found.update(local.detach().numpy().tobytes())
+
+
+@pytest.mark.parametrize(("name", "variant"), CASES)
+def test_every_block_has_its_spans_and_nothing_changes(tmp_path: Path, name: str, variant: str) -> None:
+    hashes, hooks, before = [], [], ours_in_the_way()
+    with variants.process_group():
+        for watched in (True, False):
+            torch.manual_seed(0)
+            case = models.build(name)
+            options = {"backend": "aot_eager"} if variant.startswith("compiled") else {}
+            model = variants.VARIANTS[variant](case, **options)
+            if watched:
+                with LayerTimer(model, tmp_path) as layers:
+                    hashes.append(trained(case, model, 3, layers))
+                assert ours_in_the_way() == before
+            else:
+                hashes.append(trained(case, model, 3))
+            hooks.append(hooks_of(case.model))
+    assert hashes[0] == hashes[1]
+    assert hooks[0] == hooks[1]
+    rows = [row for row in rows_of(tmp_path) if row["step"] == 2]
+    count = len(variants.blocks_of(case))
+    blocks = [f"{case.blocks}.{index}" for index in range(count)]
+    kinds = ["forward", "backward", "recompute"] if variant in RECOMPUTES else ["forward", "backward"]
+    counts = Counter((row["layer"], row["kind"]) for row in rows if "layer" in row and row["layer"] in blocks)
+    assert counts.keys() == {(block, kind) for block in blocks for kind in kinds}
+    assert all(
+        number == (2 if kind == "backward" and "recompute" in kinds else 1) for (_, kind), number in counts.items()
+    )
+    order = [row["layer"] for row in rows if row.get("layer") in blocks and row["kind"] == "forward"]
+    assert order == blocks
+    back = [row["layer"] for row in rows if row.get("layer") in blocks and row["kind"] == "backward"]
+    assert list(dict.fromkeys(back)) == blocks[::-1]
+    for kind in ("forward", "backward"):
+        phase = next(row["duration_ns"] for row in rows if row["name"] == kind)
+        inside = sum(row["duration_ns"] for row in rows if row["parent"] == kind)
+        assert 0.3 * phase < inside <= phase + 1000 * len(rows), kind
+    spans = sorted((row["start_ns"], row["duration_ns"]) for row in rows if "layer" in row)
+    assert all(begin + lasted <= after for (begin, lasted), (after, _) in pairwise(spans))
+
+
+@pytest.mark.parametrize("how", ["compiled_blocks", "compiled_in_place", "compiled_whole"])
+def test_compiled_graphs_are_those_without_us(tmp_path: Path, how: str) -> None:
+    seen = []
+    for watched in (True, False):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        case = models.build("llama")
+        model = getattr(variants, how)(case, backend="aot_eager")
+        if watched:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("profiler_wrapper.notices.Notices.once", lambda *_: None)
+                with LayerTimer(model, tmp_path) as layers:
+                    trained(case, model, 3, layers)
+        trained(case, model, 3)  # and what was compiled before is used again
+        counters = torch._dynamo.utils.counters
+        seen.append((dict(counters["stats"]), dict(counters["frames"]), dict(counters["graph_break"])))
+    assert seen[0] == seen[1]
+    torch._dynamo.reset()
+
+
+class Sleeps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
+        ctx.backward_s = backward_s
+        time.sleep(forward_s)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        time.sleep(ctx.backward_s)
+        return grads[0], None, None
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_a_sleep_in_one_block_is_in_that_block_alone(tmp_path: Path, kind: str) -> None:
+    case = models.build("llama", models.Size(layers=4))
+    slow = variants.blocks_of(case)[2].mlp
+    asleep = (0.05, 0.0) if kind == "forward" else (0.0, 0.05)
+    slow.register_forward_hook(lambda module, args, output: Sleeps.apply(output, *asleep))
+    with TrainingMonitor(tmp_path, model=case.model, layers=True, sinks=[], flops_profile_freq=0, peaks=1.0) as monitor:
+        for step in range(8):
+            with monitor.step():
+                case.loss(case.model, case.batch(step)).backward()
+    times: dict[tuple[str, str], list[float]] = {}
+    for row in rows_of(tmp_path):
+        if "layer" in row:
+            times.setdefault((row["layer"], row["kind"]), []).append(row["duration_ns"] / 1e6)
+    medians = {key: statistics.median(values) for key, values in times.items()}
+    assert 50 <= medians.pop(("model.layers.2", kind)) < 80
+    assert max(medians.values()) < 45
+
+
+def test_the_profilers_layer_table_says_the_same(tmp_path: Path) -> None:
+    """Blocks of 8 : 1 : 4 : 2, so that they can be told apart on a busy machine; of each the quickest step."""
+
+    class Wide(nn.Module):
+        def __init__(self, times: int) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+            self.times = times
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(self.times):
+                x = x + self.down(self.up(x).relu())
+            return x
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Linear(64, 64)
+            self.layers = nn.ModuleList(Wide(times) for times in (8, 1, 4, 2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.embed(x)
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = Model()
+    x = torch.randn(2048, 64)
+    with LayerTimer(model, tmp_path / "live") as layers:
+        for _ in range(15):
+            model(x).sum().backward()
+            layers.step()
+    with ProfilerWrapper(model, output_dir=tmp_path / "profile", steps="2-13", enable_print_summary=False) as profile:
+        for _ in range(15):
+            model(x).sum().backward()
+            profile.step()
+    table = {(row.layer, row.phase): min(row.step_times_ns) / 1e3 for row in profile.result.layers if row.step_times_ns}
+    times: dict[tuple[str, str], list[float]] = {}
+    for row in rows_of(tmp_path / "live"):
+        if row.get("layer", "").startswith("layers."):
+            times.setdefault((row["layer"], row["kind"]), []).append(row["duration_ns"] / 1e3)
+    for kind in ("forward", "backward"):
+        live = {f"layers.{index}": min(times[f"layers.{index}", kind]) for index in range(4)}
+        theirs = {layer: table[layer, kind] for layer in live}
+        assert sorted(live, key=live.__getitem__) == sorted(theirs, key=theirs.__getitem__)
+        for layer in live:
+            share, other = live[layer] / sum(live.values()), theirs[layer] / sum(theirs.values())
+            assert share == pytest.approx(other, rel=0.35), (kind, layer)
+
+
+# --- ranks ---
+
+
+def rank_trains(directory: str, variant: str) -> tuple[str, str]:
+    hashes = []
+    for watched in (True, False):
+        torch.manual_seed(0)
+        case = models.build("llama")
+        model = variants.VARIANTS[variant](case)
+        if watched:
+            if torch.distributed.get_rank() == 1:
+                variants.blocks_of(case)[0].mlp.register_forward_hook(
+                    lambda module, args, output: Sleeps.apply(output, 0.0, 0.05)
+                )
+            with LayerTimer(model, directory, run_name="run") as layers:
+                hashes.append(trained(case, model, 6, layers))
+        else:
+            hashes.append(trained(case, model, 6))
+    return hashes[0], hashes[1]
+
+
+@pytest.mark.parametrize("variant", ["ddp", "fsdp2"])
+def test_two_ranks(tmp_path: Path, variant: str) -> None:
+    for with_us, without in run_in_processes(rank_trains, str(tmp_path), variant, world_size=2):
+        assert with_us == without
+    ranks = [rows_of(tmp_path, rank=rank) for rank in range(2)]
+    if variant == "ddp":
+        tails = [[row for row in rows if row["kind"] == "communication"] for rows in ranks]
+        for rows in tails:
+            assert [(row["step"], row["sequence"], row["group"]) for row in rows] == [
+                (step, 0, "0-1") for step in range(6)
+            ]
+        quick, slow = (statistics.median(row["duration_ns"] / 1e6 for row in rows[1:]) for rows in tails)
+        assert quick > 30 > slow  # the one that is late does not wait
+        begins = [[row["start_ns"] for row in rows[1:]] for rows in tails]
+        assert all(late - early > 30e6 for early, late in zip(*begins, strict=True))
+    backward = [
+        statistics.median(
+            row["duration_ns"] / 1e6
+            for row in rows
+            if row.get("layer") == "model.layers.0" and row["kind"] == "backward" and row["step"] > 0
+        )
+        for rows in ranks
+    ]
+    assert backward[1] >= 50
+    if variant == "ddp":
+        assert backward[0] < 45

@@ -1,0 +1,77 @@
+"""The page of a job of many ranks in a browser: every view, what it tells, and names that stay text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("duckdb")
+
+from browser import CHROMIUM, NO_CHROMIUM, Browser, Page
+from profiler_wrapper.ranks import open_ranks
+from profiler_wrapper.reports.ranks_page import write_ranks_page
+from small_rank_jobs import HOSTILE, write_job
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
+
+VIEWS = ("summary", "timeline", "heat", "ranks", "communication", "layers")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as opened:
+        yield opened
+
+
+def written(folder: Path, **about: str) -> Path:
+    table, page = write_job(folder / "spans.csv", **about), folder / "report.html"
+    with open_ranks(table, spans=table) as (loaded, report):
+        write_ranks_page(report, loaded.database, page, trace_href="timeline_trace.json.gz")
+    return page
+
+
+def visit(page: Page, view: str) -> None:
+    page.click(f"#tab-{view}")
+    page.wait(f"document.querySelector('#view-{view}')")
+    if view in ("timeline", "heat"):
+        page.wait(f"document.querySelector('#view-{view} .chart[data-drawn] svg')")
+
+
+def chart(page: Page, view: str, what: str, at: int = 0) -> str:
+    """What plotly was given, as JSON."""
+    return str(page.evaluate(f"JSON.stringify(document.querySelectorAll('#view-{view} .chart')[{at}].{what})"))
+
+
+def test_every_view_tells_the_planted_cause(browser: Browser, tmp_path: Path) -> None:
+    page = browser.open(written(tmp_path))
+    page.wait("document.documentElement.dataset.ready")
+    sentence = page.text("[data-verdict=rank]")
+    assert sentence.startswith("Rank 2 is the straggler: its blocks.1 takes longer")
+    assert "50.00 ms" in page.text("#view-summary .figures") and "rank 2, blocks.1" in page.text("#view-summary .table")
+    assert page.texts("#tabs [role=tab]") == ["Summary", "Timeline", "Heat maps", "Ranks", "Communication", "Layers"]
+    for view in VIEWS[1:]:
+        visit(page, view)
+    bars = {one["name"]: one for one in json.loads(chart(page, "timeline", "data"))}
+    slow = [length for lane, length in zip(bars["forward"]["y"], bars["forward"]["x"], strict=True) if lane == 2]
+    assert slow == pytest.approx([60.0] * 3) and set(bars["blocks.1"]["y"]) == {2}
+    (heat,) = json.loads(chart(page, "heat", "data"))
+    row = page.evaluate("page.data.heat[0].rows.indexOf('forward')")
+    assert heat["z"][row] == pytest.approx([0, 0, 50, 0])
+    ranks = page.texts("#view-ranks tbody tr")
+    assert len(ranks) == 4 and "▸ 2" in ranks[2] and "60.0" in ranks[2]
+    assert "67.6" in page.text("#view-communication tbody tr") and "blocks.1" in page.text("#view-layers tbody tr")
+    assert page.problems == [] and page.requests == []
+
+
+def test_hostile_names_are_inert(browser: Browser, tmp_path: Path) -> None:
+    page = browser.open(written(tmp_path, layer="blocks.1" + HOSTILE, group=HOSTILE), dark=True)
+    page.wait("document.documentElement.dataset.ready")
+    for view in VIEWS:
+        visit(page, view)
+    assert page.dialogs == [] and page.problems == [] and page.requests == []
+    assert page.count("#views img") == 0 and page.count("#views b img") == 0
+    assert "blocks.1</script><img src=x" in page.text("#view-layers tbody")
+    assert "\u202e" not in page.evaluate("document.body.innerText")

@@ -1,0 +1,49 @@
+"""Span tables made by hand, a row a tuple, in a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from profiler_wrapper.recording.span_database import Database, open_database
+from profiler_wrapper.recording.span_table import RANK_COLUMNS, SPAN_COLUMNS
+
+EPOCH_NS = 1_790_000_000_000_000_000
+
+
+def span(rank: int, step: int | None, kind: str, start: int, length: int, **more: Any) -> dict[str, Any]:
+    """A row; times in ns after `EPOCH_NS`, named by its kind, on thread 1."""
+    row = {"rank": rank, "step": step, "name": kind, "kind": kind, "start_ns": EPOCH_NS + start, "duration_ns": length}
+    return {**row, "depth": 0, "thread": 1, **more}
+
+
+@contextmanager
+def span_database(
+    rows: Iterable[Mapping[str, Any]], ranks: Mapping[int, Mapping[str, Any]] | None = None
+) -> Iterator[Database]:
+    """A database with `spans` and `ranks`; stages are 0 where `ranks` says nothing."""
+    rows = list(rows)
+    with open_database(memory_bytes=100 << 20, threads=1) as database:
+        columns = ", ".join(f'"{name}" {kind}' for name, (kind, _) in SPAN_COLUMNS.items())
+        database.execute(f"CREATE TABLE spans ({columns})")
+        places = ", ".join("?" * len(SPAN_COLUMNS))
+        values = [[row.get(name) for name in SPAN_COLUMNS] for row in rows]
+        database.executemany(f"INSERT INTO spans VALUES ({places})", values)
+        database.execute(
+            f"CREATE TABLE ranks ({', '.join(f'{name} {kind}' for name, (kind, _) in RANK_COLUMNS.items())})"
+        )
+        told = {row["rank"]: {"stage": 0} for row in rows} if ranks is None else ranks
+        for rank, place in told.items():
+            row = [{**place, "rank": rank}.get(name) for name in RANK_COLUMNS]
+            database.execute(f"INSERT INTO ranks VALUES ({', '.join('?' * len(RANK_COLUMNS))})", row)
+        yield database
+
+
+def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path) -> Path:
+    """The same rows as a file of ours."""
+    with span_database(rows) as database:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        database.execute(f"COPY spans TO '{path}' (FORMAT parquet)")
+    return path

@@ -1,0 +1,191 @@
+"""Clocks fitted to common events against clocks whose errors are known."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from profiler_wrapper.analysis.ranks.clocks import align, fit, write_table
+from profiler_wrapper.analysis.ranks.model import Clocks
+from simulated_clocks import BEGIN_NS, Float, WrongClocks, clock_tables, random_clocks
+
+pytest.importorskip("duckdb")
+pytest.importorskip("pyarrow")
+
+US, MS, S = 1e3, 1e6, 1e9
+
+
+def worst_ns(clocks: Clocks, truth: WrongClocks, *, until: float = 100 * S, ranks: list[int] | None = None) -> float:
+    """The farthest that two ranks' aligned clocks are apart at any of some true times."""
+    times = np.linspace(0.01 * until, 0.99 * until, 57)
+    aligned = np.stack([_aligned(clocks, truth, rank, times) for rank in ranks or clocks.ranks.tolist()])
+    return float(np.ptp(aligned, axis=0).max())
+
+
+def _aligned(clocks: Clocks, truth: WrongClocks, rank: int, times: Float) -> Float:
+    own = BEGIN_NS + np.rint(truth.shown(rank, times)).astype(np.int64)
+    return (align(clocks, np.full(len(own), rank), own) - BEGIN_NS).astype(np.float64)
+
+
+@pytest.mark.parametrize("offset_ns", [1 * MS, 30 * MS, 5 * S])
+def test_offsets_and_drifts(offset_ns: float) -> None:
+    """50 ppm over 100 s are 5 ms; what is left is of the size of the jitter."""
+    truth = random_clocks(8, seed=1, offset_ns=offset_ns)
+    clocks = fit(clock_tables(truth, [("all", range(8))]))
+    assert clocks.source == "collectives"
+    assert clocks.events == 100
+    assert worst_ns(clocks, truth) < 20 * US
+    told = truth.offsets - truth.offsets[0]
+    assert np.abs(clocks.offset_ns - told).max() < 40 * US + 1e-4 * np.abs(told).max()
+    assert np.abs(clocks.drift - (truth.drifts - truth.drifts[0])).max() < 1e-6
+    assert clocks.offset_ns[0] == pytest.approx(0, abs=1)
+    assert clocks.drift[0] == 0
+    assert (clocks.residual_ns < 30 * US).all()
+    assert (clocks.residual_ns < clocks.residual_p95_ns).all()
+
+
+def test_residual_is_the_jitter() -> None:
+    """Ten times the jitter leaves ten times the residual; both are reported."""
+    truth = random_clocks(6, seed=2)
+    small, large = (fit(clock_tables(truth, [("all", range(6))], jitter_ns=each)) for each in (10 * US, 100 * US))
+    assert np.median(large.residual_ns) / np.median(small.residual_ns) == pytest.approx(10, rel=0.1)
+    assert 2 * US < np.median(small.residual_ns) < 6 * US  # |normal| is typically 0.4 sigma from its median
+
+
+def test_ranks_through_chains_of_groups() -> None:
+    """No group has all ranks: 0-1, 1-2 ... as stages of a pipeline, beside replicas of two."""
+    truth = random_clocks(12, seed=3)
+    groups = [(f"{rank}-{rank + 1}", (rank, rank + 1)) for rank in range(5)]
+    groups += [(f"stage {rank}", (rank, rank + 6)) for rank in range(6)]
+    clocks = fit(clock_tables(truth, groups))
+    assert clocks.source == "collectives"
+    assert worst_ns(clocks, truth) < 100 * US
+
+
+def test_a_straggler_is_not_taken_for_a_wrong_clock() -> None:
+    """A rank 400 ms late in each step comes last, and leaves with the others."""
+    truth = random_clocks(8, seed=4)
+    assert worst_ns(fit(clock_tables(truth, [("all", range(8))], late={5: 400 * MS})), truth) < 20 * US
+
+
+def test_launches_are_no_common_events() -> None:
+    """What does not block ends when its rank is done with it; steps say less, and that is said."""
+    truth = random_clocks(4, seed=5, offset_ns=3 * S)
+    clocks = fit(clock_tables(truth, [("all", range(4))], blocking=False, late={2: 400 * MS}))
+    assert clocks.source == "steps"
+    assert worst_ns(clocks, truth) < 600 * MS
+    assert (clocks.residual_ns > 1 * MS).all()
+
+
+def test_a_clock_that_was_set() -> None:
+    """An NTP step of 30 ms forwards on one rank, of 2 s backwards on another: both found, to the event."""
+    truth = random_clocks(6, seed=6, jumps={2: (40 * S, 30 * MS), 4: (71 * S, -2 * S)})
+    clocks = fit(clock_tables(truth, [("all", range(6))]))
+    assert worst_ns(clocks, truth, ranks=[0, 1, 3, 5]) < 25 * US
+    for rank, (at, size) in truth.jumps.items():
+        begins = clocks.piece_from_ns[clocks.piece_rank == rank]
+        assert len(begins) == 2
+        assert abs(begins[1] - (BEGIN_NS + truth.shown(rank, np.array([at]))[0])) < 1.2 * S
+        once = at + min(0, size) - 1.2 * S  # what a clock that is set back shows a second time is not told apart
+        before, after = np.linspace(1 * S, once, 20), np.linspace(at + 1.2 * S, 99 * S, 20)
+        for times in (before, after):
+            apart = _aligned(clocks, truth, rank, times) - _aligned(clocks, truth, 0, times)
+            assert np.abs(apart).max() < 50 * US
+    assert len(clocks.piece_rank) == 8
+    assert any("rank 2, 4" in note for note in clocks.notes)
+
+
+def test_no_jump_is_seen_where_there_is_none() -> None:
+    for seed in range(20):
+        clocks = fit(clock_tables(random_clocks(8, seed=seed), [("all", range(8))], seed=seed, jitter_ns=60 * US))
+        assert len(clocks.piece_rank) == 8, seed
+
+
+def test_a_clock_whose_rate_changed() -> None:
+    """A time service slows a clock by 500 ppm from half of the time on."""
+    truth = random_clocks(5, seed=7, kinks={3: (50 * S, -500e-6)})
+    clocks = fit(clock_tables(truth, [("all", range(5))]))
+    assert worst_ns(clocks, truth) < 100 * US
+    assert (clocks.piece_rank == 3).sum() >= 2
+
+
+def test_short_runs_say_nothing_of_drift() -> None:
+    """Ten steps of 20 ms: jitter of 20 us is 100 ppm of it. Offsets are found all the same."""
+    truth = random_clocks(4, seed=8, offset_ns=10 * MS)
+    clocks = fit(clock_tables(truth, [("all", range(4))], steps=10, step_ns=20 * MS))
+    assert worst_ns(clocks, truth, until=0.2 * S) < 30 * US
+    one = fit(clock_tables(truth, [("all", range(4))], steps=1))
+    assert worst_ns(one, truth, until=1 * S) < 1 * MS  # one reading, and it may be a late one
+    assert not one.drift.any()
+
+
+def test_hosts_share_a_clock() -> None:
+    """Ranks of one host have one line; with one host all offsets are 0."""
+    wrong = random_clocks(2, seed=9)
+    of_host = WrongClocks(offsets=wrong.offsets[[0, 0, 1, 1]], drifts=wrong.drifts[[0, 0, 1, 1]])
+    hosts = {0: "a", 1: "a", 2: "b", 3: "b"}
+    clocks = fit(clock_tables(of_host, [("all", range(4))], hosts=hosts))
+    assert clocks.offset_ns[0] == clocks.offset_ns[1]
+    assert clocks.offset_ns[2] == clocks.offset_ns[3]
+    assert worst_ns(clocks, of_host) < 30 * US
+    same = WrongClocks(offsets=np.zeros(4), drifts=np.zeros(4))
+    alone = fit(clock_tables(same, [("all", range(4))], hosts=dict.fromkeys(range(4), "a")))
+    assert not alone.offset_ns.any()
+    assert any("one host" in note for note in alone.notes)
+    # a name that several machines have is not believed
+    lied = fit(clock_tables(random_clocks(4, seed=9), [("all", range(4))], hosts=dict.fromkeys(range(4), "node")))
+    assert worst_ns(lied, random_clocks(4, seed=9)) < 30 * US
+    assert any("do not share a clock" in note for note in lied.notes)
+
+
+def test_nothing_in_common_is_said() -> None:
+    truth = random_clocks(3, seed=10)
+    connection = clock_tables(truth, [("all", range(3))])
+    connection.execute("UPDATE spans SET step = step + 1000 * rank, start_ns = start_ns + 5000000000000 * rank")
+    clocks = fit(connection)
+    assert clocks.source == "none"
+    assert np.isnan(clocks.residual_ns).all()
+    assert "in common" in clocks.notes[0]
+    connection.execute("DELETE FROM spans WHERE rank > 0")
+    assert "one clock" in fit(connection).notes[0]
+    anew = clock_tables(truth, [("all", range(3))])
+    anew.execute("UPDATE spans SET start_ns = start_ns - step * 1000000000")
+    assert "begin anew" in fit(anew).notes[0]
+
+
+def test_ranks_without_collectives_go_by_steps() -> None:
+    """Ranks 4 and 5 are in no group with the others."""
+    truth = random_clocks(6, seed=11)
+    clocks = fit(clock_tables(truth, [("a", range(4)), ("b", (4, 5))]))
+    assert clocks.source == "collectives"
+    assert worst_ns(clocks, truth, ranks=[0, 1, 2, 3]) < 25 * US
+    assert worst_ns(clocks, truth, ranks=[4, 5]) < 25 * US
+    assert worst_ns(clocks, truth) < 100 * MS  # what their steps differ by
+    assert any("2 ranks share no collective" in note for note in clocks.notes)
+
+
+def test_table_for_queries() -> None:
+    """What SQL makes of table `clocks` is what `align` says."""
+    truth = random_clocks(4, seed=12, jumps={1: (30 * S, 50 * MS)})
+    connection = clock_tables(truth, [("all", range(4))])
+    clocks = fit(connection)
+    write_table(connection, clocks)
+    rows = connection.execute(
+        """SELECT s.rank, start_ns, start_ns - (offset_ns + drift * (start_ns - reference_ns))::BIGINT AS aligned
+        FROM spans s JOIN clocks c ON c.rank = s.rank AND start_ns >= from_ns AND start_ns < until_ns"""
+    ).fetchnumpy()
+    assert len(rows["rank"]) == 800  # each time is in one piece
+    assert np.abs(rows["aligned"] - align(clocks, rows["rank"], rows["start_ns"])).max() <= 1000  # 2**60 / 2**52
+
+
+def test_thousands_of_ranks_are_quick() -> None:
+    truth = random_clocks(2048, seed=13)
+    groups = [(f"stage {stage}", range(stage, 2048, 4)) for stage in range(4)]
+    groups += [(f"pipeline {first}", range(first, first + 4)) for first in range(0, 64, 4)]
+    connection = clock_tables(truth, groups, steps=40)
+    begin = time.process_time()
+    clocks = fit(connection)
+    assert time.process_time() - begin < 6  # 1.5 s on an idle machine
+    assert worst_ns(clocks, truth, until=40 * S, ranks=list(range(0, 2048, 37))) < 100 * US

@@ -1,0 +1,144 @@
+"""Traces reduced by a pool: what a killed worker costs, what is made again, what fails alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from dying_workers import dies_of_deadly
+from profiler_wrapper.analysis.ranks.pool import reduce_traces
+from profiler_wrapper.analysis.ranks.reduce import Reduced, Task, read_summary, reduce_trace
+
+
+def write_trace(path: Path, rank: int = 0, scale: int = 1) -> Path:
+    """Two steps: a forward of 100 µs times `scale`, an optimizer of 50, 300 each."""
+    events: list[dict[str, Any]] = []
+
+    def add(name: str, category: str, start: float, length: float) -> None:
+        events.append({"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 7, "ts": start, "dur": length})
+
+    for step in range(2):
+        begin = step * 400
+        add(f"ProfilerStep#{step + 3}", "user_annotation", begin, 300 * scale)
+        add("nn.Module: Net_0", "python_function", begin + 10, 100 * scale)
+        add("aten::linear", "cpu_op", begin + 11, 98 * scale)
+        add("Optimizer.step#SGD.step", "user_annotation", begin + 200, 50)
+        add("aten::add_", "cpu_op", begin + 201, 40)
+    data = {"distributedInfo": {"rank": rank, "world_size": 2}, "baseTimeNanoseconds": 10**18, "traceEvents": events}
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
+def task(trace: Path, folder: Path) -> Task:
+    return Task(str(trace), str(trace.with_suffix(".parquet")), str(folder / f"{trace.stem}.parquet"))
+
+
+def plain(reduced: Reduced) -> tuple[str, int | None, int, str]:
+    return Path(reduced.trace).name, reduced.rank, reduced.rows, reduced.failure
+
+
+def test_rows_of_a_small_trace(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    reduced = reduce_trace(task(write_trace(tmp_path / "a.json", rank=1), tmp_path))
+    assert (reduced.rank, reduced.world_size, reduced.steps, reduced.failure) == (1, 2, (3, 4), "")
+    rows = pyarrow.parquet.read_table(reduced.spans).to_pylist()
+    told = [
+        (r["rank"], r["step"], r["kind"], r["start_ns"] - 10**18, r["duration_ns"]) for r in rows if r["layer"] is None
+    ]
+    assert sorted(told) == [
+        (1, 3, "forward", 10_000, 100_000),
+        (1, 3, "optimizer", 200_000, 50_000),
+        (1, 3, "step", 0, 300_000),
+        (1, 4, "forward", 410_000, 100_000),
+        (1, 4, "optimizer", 600_000, 50_000),
+        (1, 4, "step", 400_000, 300_000),
+    ]
+    layers = [(r["step"], r["layer"], r["kind"], r["duration_ns"], r["depth"]) for r in rows if r["layer"] is not None]
+    assert layers == [(3, "Net", "forward", 100_000, 1), (4, "Net", "forward", 100_000, 1)]
+
+
+def test_a_table_is_made_once_and_anew_when_its_trace_changes(tmp_path: Path) -> None:
+    one = task(write_trace(tmp_path / "a.json"), tmp_path)
+    assert not reduce_trace(one).reused
+    made = os.stat(one.target).st_mtime_ns
+    assert reduce_trace(one).reused
+    assert os.stat(one.target).st_mtime_ns == made
+    write_trace(tmp_path / "a.json", scale=2)
+    again = reduce_trace(one)
+    assert not again.reused
+    (tmp_path / "run.json").write_text("{}", encoding="utf-8")
+    assert not reduce_trace(one).reused  # it tells of the layers
+    assert read_summary(tmp_path / "a.json") is None
+
+
+def test_where_nothing_can_be_written_beside_the_trace(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "a.json")
+    (tmp_path / "closed").write_text("no directory", encoding="utf-8")
+    reduced = reduce_trace(
+        Task(str(trace), str(tmp_path / "closed" / "spans.parquet"), str(tmp_path / "o" / "a.parquet"))
+    )
+    assert Path(reduced.spans) == tmp_path / "o" / "a.parquet"
+    assert Path(reduced.spans).is_file()
+
+
+def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path) -> None:
+    names = ["flaky", "a", "deadly", "b", "c"]
+    tasks = [task(write_trace(tmp_path / f"{name}.json", rank=i), tmp_path) for i, name in enumerate(names)]
+    broken = tmp_path / "broken.json"
+    broken.write_text("no trace", encoding="utf-8")
+    tasks.append(task(broken, tmp_path))
+    counts: list[tuple[int, int]] = []
+    found = reduce_traces(
+        tasks, workers=2, done=lambda done, total: counts.append((done, total)), reduce=dies_of_deadly
+    )
+    assert [Path(one.trace).stem for one in found] == [*names, "broken"]
+    failures = {Path(one.trace).stem: one.failure for one in found if one.failure}
+    assert set(failures) == {"deadly", "broken"}
+    assert "was killed, twice" in failures["deadly"]
+    assert "BrokenTrace" in failures["broken"]
+    assert all(Path(one.spans).is_file() for one in found if not one.failure)
+    assert counts == [(i + 1, 6) for i in range(6)]
+
+
+def test_what_is_there_needs_no_worker(tmp_path: Path) -> None:
+    tasks = [task(write_trace(tmp_path / f"{i}.json", rank=i), tmp_path) for i in range(2)]
+    alone = [reduce_trace(one) for one in tasks]
+    again = reduce_traces(tasks, reduce=dies_of_deadly)
+    assert [one.reused for one in again] == [True, True]
+    assert list(map(plain, again)) == list(map(plain, alone))
+
+
+def test_a_cluster_says_the_same_as_the_pool(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    found = {}
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None, scheduler_port=0, protocol="tcp"
+    ) as cluster:
+        for where, scheduler in (("pool", None), ("cluster", cluster.scheduler_address)):
+            folder = tmp_path / where
+            folder.mkdir()
+            tasks = [task(write_trace(folder / f"{i}.json", rank=i, scale=i + 1), folder) for i in range(3)]
+            tasks.append(task(folder / "gone.json", folder))
+            found[where] = reduce_traces(tasks, scheduler=scheduler, workers=1)
+    names = [[one._replace(trace="", spans="", failure=one.failure[:17]) for one in found[where]] for where in found]
+    assert names[0] == names[1]
+    assert [bool(one.failure) for one in found["cluster"]] == [False, False, False, True]
+    tables = [[Path(one.spans).read_bytes()[:4] for one in found[where] if one.spans] for where in found]
+    assert tables[0] == tables[1] == [b"PAR1"] * 3
+
+
+def test_a_scheduler_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed")
+    from profiler_wrapper.analysis.ranks import pool
+    from profiler_wrapper.errors import WrongUse
+
+    monkeypatch.setattr(pool, "_PATIENCE_S", 0.2)
+    with pytest.raises(WrongUse, match="no Dask scheduler answers there"):
+        reduce_traces([task(write_trace(tmp_path / "a.json"), tmp_path)], scheduler="tcp://127.0.0.1:1")

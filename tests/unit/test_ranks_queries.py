@@ -1,0 +1,255 @@
+"""What DuckDB answers about hand-made spans, against sums worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("duckdb")
+
+from profiler_wrapper.analysis.ranks.meetings import meet
+from profiler_wrapper.analysis.ranks.model import OWN_KINDS, OwnTimes
+from profiler_wrapper.analysis.ranks.queries import (
+    arrivals,
+    common_name,
+    communication,
+    layer_times,
+    own_times,
+    prepare,
+)
+from span_tables import EPOCH_NS, span, span_database
+
+
+def own_of(rows: list[dict[str, Any]], **how: Any) -> OwnTimes:
+    with span_database(rows) as database:
+        prepare(database)
+        return own_times(database, **how)
+
+
+def told(own: OwnTimes, step: int = 0, rank: int = 0) -> dict[str, float]:
+    """The kinds that took time, and waiting."""
+    values = {kind: float(own.own_ns[step, rank, place]) for place, kind in enumerate(OWN_KINDS)}
+    return {kind: value for kind, value in values.items() if value} | {"waiting": float(own.waiting_ns[step, rank])}
+
+
+def exact(own: OwnTimes) -> None:
+    total = own.own_ns.sum(axis=2) + own.waiting_ns
+    assert np.array_equal(total[np.isfinite(total)], own.wall_ns[np.isfinite(own.wall_ns)])
+
+
+PLAIN = [
+    span(0, 5, "step", 0, 100),
+    span(0, 5, "data", 0, 10),
+    span(0, 5, "forward", 10, 30),
+    span(0, 5, "backward", 42, 40),
+    span(0, 5, "optimizer", 85, 15),
+]
+
+
+def test_phases_one_after_another_and_what_no_span_covers() -> None:
+    own = own_of(PLAIN)
+    assert told(own) == {"data": 10, "forward": 30, "backward": 40, "optimizer": 15, "other": 5, "waiting": 0}
+    assert own.wall_ns.tolist() == [[100.0]]
+    assert own.begin_ns.tolist() == [[float(EPOCH_NS)]]
+    assert own.steps.tolist() == [5]
+
+
+def test_rows_of_layers_do_not_count_twice() -> None:
+    layers = [span(0, 5, "forward", 10 + i, 1, depth=1, layer=f"layers.{i}", parent="forward") for i in range(20)]
+    assert told(own_of(PLAIN + layers)) == told(own_of(PLAIN))
+
+
+def test_what_is_its_own_kind_wherever_it_lies_is_taken_out_of_what_is_around_it() -> None:
+    inside = [
+        span(0, 5, "gc", 15, 4, depth=1, parent="forward"),
+        span(0, 5, "recompute", 50, 20, depth=1, parent="backward"),
+        span(0, 5, "communication", 60, 6, depth=2, parent="recompute"),
+        span(0, 5, "gc", 61, 1, depth=3),
+        span(0, 5, "checkpoint", 90, 5, depth=1, parent="optimizer"),
+    ]
+    own = own_of(PLAIN + inside)
+    assert told(own) == {
+        "data": 10,
+        "forward": 26,
+        "recompute": 14,
+        "backward": 20,
+        "optimizer": 10,
+        "gc": 5,
+        "checkpoint": 5,
+        "other": 5,
+        "waiting": 5,  # nobody else tells of this communication, so nothing tells its transfer
+    }
+    exact(own)
+
+
+def test_communication_beside_the_main_thread_counts_where_nothing_hides_it() -> None:
+    rows = [
+        span(0, 0, "step", 0, 100),
+        span(0, 0, "backward", 0, 60),
+        span(0, 0, "communication", 30, 60, thread=2),
+        span(0, 0, "forward", 95, 5, thread=3),  # work beside the main thread is not the step's
+    ]
+    own = own_of(rows)
+    assert told(own) == {"backward": 60, "other": 10, "waiting": 30}
+    exact(own)
+
+
+def test_what_lasts_beyond_the_step_counts_within_it() -> None:
+    own = own_of([span(0, 0, "step", 0, 50), span(0, 0, "forward", 40, 30)])
+    assert told(own) == {"forward": 10, "other": 40, "waiting": 0}
+
+
+def test_without_spans_of_steps_a_step_is_from_the_first_to_the_last() -> None:
+    own = own_of([span(0, 0, "forward", 10, 20), span(0, 0, "backward", 40, 10)])
+    assert told(own) == {"forward": 20, "backward": 10, "other": 10, "waiting": 0}
+    assert own.wall_ns.tolist() == [[40.0]]
+
+
+def late_rank() -> list[dict[str, Any]]:
+    """Three ranks; rank 2 computes for 50 longer, all leave the collective at 100, its transfer takes 10."""
+    rows = []
+    for rank, compute in enumerate((40, 42, 90)):
+        rows += [
+            span(rank, 0, "step", 0, 100),
+            span(rank, 0, "forward", 0, compute),
+            span(
+                rank, 0, "communication", compute, 100 - compute, name="all_reduce", group="dp", sequence=0, bytes=500
+            ),
+        ]
+    return rows
+
+
+def test_waiting_is_what_is_beyond_the_shortest_duration() -> None:
+    own = own_of(late_rank())
+    assert [told(own, rank=rank) for rank in range(3)] == [
+        {"forward": 40, "communication": 10, "waiting": 50},
+        {"forward": 42, "communication": 10, "waiting": 48},
+        {"forward": 90, "communication": 10, "waiting": 0},
+    ]
+    exact(own)
+
+
+def test_who_came_last() -> None:
+    with span_database(late_rank()) as database:
+        prepare(database)
+        found = arrivals(database)
+        rows = communication(database)
+    assert found is not None
+    assert (found.first_rank.tolist(), found.last_rank.tolist(), found.shortest_rank.tolist()) == ([0], [2], [2])
+    assert found.lateness_ns.tolist() == [48.0]
+    assert found.shorter_by_ns.tolist() == [48.0]
+    assert found.transfer_ns.tolist() == [10.0]
+    assert found.waiting_ns.tolist() == [98.0]
+    assert found.times_last.tolist() == [0, 0, 1]
+    assert found.late_ns.tolist() == [0.0, 0.0, 48.0]
+    assert found.rank_waiting_ns.tolist() == [50.0, 48.0, 0.0]
+    (row,) = rows
+    assert (row.name, row.group, row.size, row.instances) == ("all_reduce", "dp", 3, 1)
+    assert (row.time_ns, row.transfer_ns, row.waiting_ns, row.bytes) == (128, 30, 98, 500)
+    assert row.bandwidth_bytes_per_s == 500 / 10e-9
+
+
+def test_clocks_set_who_came_last_right() -> None:
+    with span_database(late_rank()) as database:
+        prepare(database)
+        database.execute(
+            f"""CREATE TABLE clocks AS SELECT 2 AS rank, 0 AS from_ns, {2**62} AS until_ns, {EPOCH_NS} AS reference_ns,
+            95.0::DOUBLE AS offset_ns, 0.0::DOUBLE AS drift"""
+        )
+        found = arrivals(database)
+        own = own_times(database)
+    assert found is not None
+    assert (found.first_rank.tolist(), found.last_rank.tolist()) == ([2], [1])
+    assert found.shortest_rank.tolist() == [2]  # no clock is needed for it
+    assert own.begin_ns[0, 2] - own.begin_ns[0, 0] == pytest.approx(-95, abs=256)  # of floats near 2**61
+
+
+def test_groups_and_numbers_keep_collectives_apart() -> None:
+    rows = [
+        span(rank, 0, "communication", start, length, name="all_reduce", group=group, sequence=number)
+        for rank, group, number, start, length in [
+            (0, "0-1", 0, 0, 9),
+            (1, "0-1", 0, 5, 4),
+            (2, "2-3", 0, 0, 20),
+            (3, "2-3", 0, 0, 30),
+            (0, "0-1", 1, 50, 3),
+            (1, "0-1", 1, 50, 2),
+        ]
+    ]
+    with span_database(rows) as database:
+        prepare(database)
+        found = meet(database)
+    assert sorted(zip(found.size.tolist(), found.shortest_ns.tolist(), found.shortest_rank.tolist(), strict=True)) == [
+        (2, 2.0, 1),
+        (2, 4.0, 1),
+        (2, 20.0, 2),
+    ]
+
+
+def test_a_send_and_its_receive_are_one() -> None:
+    assert common_name("forward-send") == common_name("forward-recv") == "forward-send/recv"
+    assert common_name("backward-recv") != common_name("forward-recv")
+    assert common_name("sender_pool") == "sender_pool"
+    rows = [
+        span(0, 0, "communication", 90, 10, name="forward-send", group="stage 0-1", sequence=0),
+        span(1, 0, "communication", 0, 100, name="forward-recv", group="stage 0-1", sequence=0),
+    ]
+    own = own_of(rows)
+    assert told(own, rank=1) == {"communication": 10, "waiting": 90}
+
+
+def test_a_rank_without_a_step_is_not_known() -> None:
+    own = own_of([*PLAIN, span(1, 6, "step", 0, 10)])
+    assert np.isnan(own.wall_ns).tolist() == [[False, True], [True, False]]
+    assert np.isnan(own.own_ns[0, 1]).all()
+    assert np.isnan(own.waiting_ns[0, 1])
+
+
+def test_the_device_instead_of_the_cpu_where_it_is_asked_for() -> None:
+    rows = [
+        span(0, 0, "step", 0, 100),
+        span(0, 0, "forward", 0, 5, device_ns=70),
+        span(0, 0, "backward", 5, 6, device_ns=None),
+        span(0, 0, "gc", 2, 1, depth=1),
+    ]
+    own = own_of(rows, basis="device")
+    assert own.basis == "device"
+    assert told(own)["forward"] == 70
+    assert own_of(rows).of("forward").tolist() == [[4.0]]
+
+
+def test_many_overlapping_spans_of_one_kind() -> None:
+    rows = [span(0, 0, "step", 0, 2000)]
+    rows += [span(0, 0, "communication", i, 1000, thread=2, name=f"c{i}") for i in range(400)]
+    own = own_of(rows)
+    assert told(own) == {"other": 601, "waiting": 1399}
+
+
+def test_layers_over_steps() -> None:
+    rows = []
+    for step, (first, second) in enumerate([(10, 20), (12, 20), (50, 26)]):
+        for half in (0, 1):  # two micro-batches
+            rows += [
+                span(0, step, "forward", step * 1000 + half * 100, first // 2, depth=1, layer="b", parent="forward"),
+                span(0, step, "forward", step * 1000 + half * 100 + 50, second // 2, depth=1, layer="a", waiting_ns=3),
+            ]
+        rows.append(span(1, step, "backward", step * 1000, 7, depth=1, layer="b"))
+    with span_database(rows) as database:
+        found = layer_times(database)
+    assert found is not None
+    assert found.layers == ("b", "a")  # in the order in which they run
+    assert found.own_ns[0, :, 0].tolist() == [12.0, 14.0]  # medians over steps, sums over micro-batches
+    assert found.own_ns[1, :, 2].tolist()[0] == 7.0
+    assert np.isnan(found.own_ns[1, 1]).all()
+    assert found.spread_ns[0, 0, 0] == pytest.approx(np.std([10, 12, 50], ddof=1))
+    assert found.steps.tolist() == [3, 3]
+
+
+def test_no_layers_and_no_collectives() -> None:
+    with span_database(PLAIN) as database:
+        prepare(database)
+        assert layer_times(database) is None
+        assert arrivals(database) is None
+        assert communication(database) == ()

@@ -1,0 +1,64 @@
+"""What `--format json` gives of many ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+
+from profiler_wrapper.analysis.ranks.accounting import account
+from profiler_wrapper.analysis.ranks.model import Missing, OwnTimes, RanksReport
+from profiler_wrapper.analysis.ranks.scores import score
+from profiler_wrapper.analysis.ranks.verdict import judge
+from simulated_jobs import QUIET, layer_times, simulated
+
+
+def report(own: OwnTimes, **more: object) -> RanksReport:
+    layers = layer_times(own)
+    return RanksReport(
+        run="a run",
+        verdict=judge(own, None, layers),
+        own=own,
+        accounting=account(own),
+        scores=score(own),
+        layers=layers,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def test_the_keys_that_are_promised() -> None:
+    found = report(simulated("forward", seed=0, rank=3, noise=QUIET)).to_dict()
+    assert found["verdict"] == "rank" and found["rank"] == 3 and found["stage"] == 0
+    assert found["cause"] == "forward" and found["share"] > 0.9
+    assert found["ms"] is None and found["mw"] is None and found["evidence"]
+    assert 59 < found["lost_ms_per_step"] < 62
+    assert found["suspects"][0]["rank"] == 3
+
+
+def test_numbers_of_ranks() -> None:
+    found = report(simulated("forward", seed=0, rank=3, noise=QUIET)).to_dict()
+    slow, other = found["ranks"][3], found["ranks"][0]
+    assert 79 < slow["own_ms_per_step"]["forward"] < 82 and 19 < other["own_ms_per_step"]["forward"] < 22
+    assert slow["flagged"] and not other["flagged"]
+    assert slow["relative_score"] < 0.6 < other["relative_score"]
+    assert other["waiting_ms_per_step"] > 55 > slow["waiting_ms_per_step"]
+    held = {row["kind"]: row for row in found["lost"]}
+    assert held["forward"]["most_by_rank"] == 3 and held["forward"]["share_of_that_rank"] > 0.9
+    total = sum(row["held_ms_per_step"] for row in found["lost"])
+    assert abs(total - slow["wall_ms_per_step"]) < 0.1
+
+
+def test_it_is_json_though_nothing_is_known() -> None:
+    own = simulated(seed=0, steps=3)
+    own = replace(own, own_ns=np.full_like(own.own_ns, np.nan), wall_ns=np.full_like(own.wall_ns, np.nan))
+    found = report(own, missing=(Missing(what="rank 1", reason="no file", rank=1),)).to_dict()
+    text = json.dumps(found, allow_nan=False)
+    assert "no file" in text and found["ranks"][0]["wall_ms_per_step"] is None
+    assert found["verdict"] == "none"
+
+
+def test_it_grows_with_ranks_alone() -> None:
+    short = len(json.dumps(report(simulated(seed=0, steps=20, noise=QUIET)).to_dict()))
+    long = len(json.dumps(report(simulated(seed=0, steps=400, noise=QUIET)).to_dict()))
+    assert long < short + 400 * 10  # the numbers of the steps

@@ -1,0 +1,142 @@
+"""Which files of a run are whose, and who is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profiler_wrapper.errors import BrokenTrace, WrongUse
+from profiler_wrapper.recording.span_files import absent_ranks, find_sources, parse_ranks, ranges, rank_in_name
+
+
+def timer(run: Path, rank: int, world_size: int = 2, **more: Any) -> Path:
+    path = run / "timers" / f"timer_rank{rank}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = {"rank": rank, "world_size": world_size, "coordinates": {"dp": rank, "pp": 1}, "host": "a", **more}
+    path.write_text(json.dumps({"header": header}) + "\n", encoding="utf-8")
+    return path
+
+
+def traced(run: Path, name: str, *, trace: bool = True, **told: Any) -> Path:
+    directory = run / name
+    directory.mkdir(parents=True)
+    rank = int(name.removeprefix("rank").split("_")[0])
+    described = {"rank": rank, "world_size": 2, "complete": True, "trace": "profile_trace.json", **told}
+    (directory / "run.json").write_text(json.dumps(described), encoding="utf-8")
+    (directory / "result.json").write_text("{}", encoding="utf-8")
+    if trace:
+        (directory / "profile_trace.json").write_text("{}", encoding="utf-8")
+        (directory / "profile_full_trace.json").write_text("{}", encoding="utf-8")
+    return directory
+
+
+def test_logs_of_timers(tmp_path: Path) -> None:
+    timer(tmp_path, 1)
+    timer(tmp_path, 0)
+    (tmp_path / "timers" / "worker0_of_rank0.jsonl").write_text("", encoding="utf-8")
+    found = find_sources(tmp_path)
+    assert [log.rank for log in found.logs] == [0, 1]
+    assert found.uses == "timers"
+    assert found.ranks[1] == {"rank": 1, "world_size": 2, "dp": 1, "pp": 1, "stage": 1, "host": "a", "attempt": 0}
+    assert found.missing == ()
+
+
+def test_the_timed_trace_of_each_rank_and_of_later_windows(tmp_path: Path) -> None:
+    traced(tmp_path, "rank0_dp0_tp1_pp0")
+    last = traced(tmp_path, "rank10_dp1_tp0_pp1")
+    window = traced(last, "rank10_steps").rename(last / "steps_500-502")
+    found = find_sources(tmp_path)
+    assert [trace.path.parent.name for trace in found.traces] == ["rank0_dp0_tp1_pp0", last.name, window.name]
+    assert {trace.path.name for trace in found.traces} == {"profile_trace.json"}
+    assert found.traces[0].reduced == tmp_path / "rank0_dp0_tp1_pp0" / "spans.parquet"
+    assert found.ranks[10]["stage"] == 1
+    assert found.uses == "traces"
+
+
+def test_a_gzipped_trace_takes_the_place_of_the_plain_one(tmp_path: Path) -> None:
+    directory = traced(tmp_path, "rank0", trace=False)
+    (directory / "profile_trace.json.gz").write_bytes(b"")
+    assert find_sources(tmp_path).traces[0].path.name == "profile_trace.json.gz"
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    traced(tmp_path, "rank0", complete=False)
+    traced(tmp_path, "rank1", trace=False)
+    found = find_sources(tmp_path)
+    told = {(gap.what, gap.rank) for gap in found.missing}
+    assert told == {("end of rank 0", 0), ("trace of rank 1", 1)}
+
+
+def test_a_reduced_trace_may_be_all_that_is_left(tmp_path: Path) -> None:
+    directory = traced(tmp_path, "rank0", trace=False)
+    (directory / "spans.parquet").write_bytes(b"")
+    (trace,) = find_sources(tmp_path).traces
+    assert (trace.path.name, trace.has_trace) == ("spans.parquet", False)
+
+
+def test_the_last_attempt_counts(tmp_path: Path) -> None:
+    timer(tmp_path, 0)
+    timer(tmp_path / "attempt2", 0)
+    timer(tmp_path / "attempt10", 0)
+    found = find_sources(tmp_path)
+    assert found.root.name == "attempt10"
+    assert found.attempt == found.ranks[0]["attempt"] == 10
+    assert [gap.what for gap in found.missing] == ["attempt 0, 2"]
+
+
+def test_a_directory_of_one_run_and_of_several(tmp_path: Path) -> None:
+    timer(tmp_path / "outputs" / "a", 0)
+    assert find_sources(tmp_path / "outputs").root.name == "a"
+    timer(tmp_path / "outputs" / "b", 0)
+    with pytest.raises(BrokenTrace, match="2 runs are in it; name one: a, b"):
+        find_sources(tmp_path / "outputs")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BrokenTrace, match="no rank's files in it"):
+        find_sources(tmp_path / "empty")
+    with pytest.raises(FileNotFoundError):
+        find_sources(tmp_path / "nowhere")
+
+
+def test_traces_side_by_side(tmp_path: Path) -> None:
+    for name in ("trace_rank-3.json.gz", "host.rank_12.pt.trace.json", "other.json", "result.json", ".hidden.json"):
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    found = {trace.path.name: trace for trace in find_sources(tmp_path).traces}
+    assert {name: trace.rank for name, trace in found.items()} == {
+        "trace_rank-3.json.gz": 3,
+        "host.rank_12.pt.trace.json": 12,
+        "other.json": None,
+    }
+    assert found["other.json"].reduced.name == "other_spans.parquet"
+
+
+def test_a_damaged_description_and_an_empty_log_are_said(tmp_path: Path) -> None:
+    (traced(tmp_path, "rank0") / "run.json").write_text("{", encoding="utf-8")
+    timer(tmp_path, 0).write_text("", encoding="utf-8")
+    told = {gap.what for gap in find_sources(tmp_path).missing}
+    assert told == {"description of rank 0", "spans in timer_rank0.jsonl"}
+
+
+def test_who_is_absent() -> None:
+    assert [gap.rank for gap in absent_ranks({0, 2}, 4)] == [1, 3]
+    (gap,) = absent_ranks(range(8), 1024)
+    assert gap.what == "1016 ranks: 8-1023"
+    assert absent_ranks({0, 1}, 2) == []
+    assert "only its description" in absent_ranks({0}, 2, ranks=[1])[0].reason
+
+
+def test_ranges_and_lists_of_ranks() -> None:
+    assert ranges([5, 0, 1, 2]) == "0-2, 5"
+    assert parse_ranks("0-2, 5,5") == (0, 1, 2, 5)
+    for wrong in ("", "a", "3-1", "-1", "1-"):
+        with pytest.raises(WrongUse, match="--ranks"):
+            parse_ranks(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"), [("rank3.json", 3), ("a-rank_07.json", 7), ("frank3.json", None), ("x", None)]
+)
+def test_ranks_in_names(name: str, rank: int | None) -> None:
+    assert rank_in_name(name) == rank

@@ -1,0 +1,716 @@
+"""`Timer` on a CPU: which spans there are, what is said of each, and that nothing it is told ends a training."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import itertools
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.live import span_recorder
+from profiler_wrapper.live.timer import Timer
+from profiler_wrapper.recording.span_names import kind_of_span
+from profiler_wrapper.recording.span_table import KINDS, RANK_COLUMNS, SPAN_COLUMNS
+from programs import warned
+from timed_runs import files_of, header_of, span_rows, text_rows
+
+
+@pytest.fixture
+def timer(tmp_path: Path) -> Iterator[Timer]:
+    timer = Timer(tmp_path, device="cpu")
+    yield timer
+    timer.close()
+
+
+def written(timer: Timer) -> list[dict[str, Any]]:
+    """Its spans, each of which must be in the text, too."""
+    path = timer.dump()
+    assert path is not None
+    spans, lines = span_rows(path), text_rows(path)
+    assert [span["name"] for span in spans] == [line["name"] for line in lines]
+    for span, line in zip(spans, lines, strict=True):
+        assert float(line["start"]) == pytest.approx(span["start_ns"] / 1e9, abs=2e-6)
+        assert float(line["end"]) == pytest.approx((span["start_ns"] + span["duration_ns"]) / 1e9, abs=2e-6)
+        assert float(line["cpu_dur"]) == pytest.approx(span["duration_ns"] / 1e9, abs=2e-6)
+        assert line["cuda_dur"] == "nan"
+    return spans
+
+
+def names(spans: list[dict[str, Any]]) -> list[str]:
+    return [span["name"] for span in spans]
+
+
+def places(spans: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [(span["name"], span["depth"], span["parent"]) for span in spans]
+
+
+# --- spans ---
+
+
+def test_a_span_is_a_line_of_text_and_a_json_line(timer: Timer, tmp_path: Path) -> None:
+    before = time.time_ns()
+    timer.start("forward")
+    time.sleep(0.01)
+    timer.stop("forward")
+    after = time.time_ns()
+    (span,) = written(timer)
+    assert span["rank"] == 0
+    assert span["kind"] == "forward"
+    assert (span["step"], span["device_ns"], span["parent"], span["depth"]) == (None, None, None, 0)
+    assert span["thread"] == threading.get_native_id()
+    assert 10_000_000 <= span["duration_ns"] <= after - before
+    assert before - 1_000_000 <= span["start_ns"] <= after
+    assert set(span) <= {*SPAN_COLUMNS, *RANK_COLUMNS}
+    assert [path.name for path in files_of(tmp_path, "*")] == ["timer_rank0.jsonl", "timer_rank0.log"]
+
+
+def test_spans_nest_also_within_their_own_name(timer: Timer) -> None:
+    with timer("outer"), timer("inner"), timer("inner"):
+        pass
+    assert places(written(timer)) == [("inner", 2, "inner"), ("inner", 1, "outer"), ("outer", 0, None)]
+
+
+def test_recursion(timer: Timer) -> None:
+    @timer("call")
+    def call(depth: int) -> int:
+        return depth if depth == 0 else call(depth - 1)
+
+    call(20)
+    assert [span["depth"] for span in written(timer)] == list(range(20, -1, -1))
+
+
+def test_an_outer_span_lasts_as_long_as_all_within_it(timer: Timer) -> None:
+    with timer("outer"):
+        for _ in range(3):
+            with timer("inner"):
+                time.sleep(0.002)
+    *inner, outer = written(timer)
+    assert sum(span["duration_ns"] for span in inner) <= outer["duration_ns"]
+    assert all(
+        outer["start_ns"] <= span["start_ns"]
+        and span["start_ns"] + span["duration_ns"] <= outer["start_ns"] + outer["duration_ns"]
+        for span in inner
+    )
+
+
+def test_interleaved_names_end_when_they_are_stopped(timer: Timer) -> None:
+    timer.start("a")
+    timer.start("b")
+    timer.stop("a")
+    time.sleep(0.005)
+    timer.stop("b")
+    a, b = written(timer)
+    assert (a["name"], b["name"], b["parent"]) == ("a", "b", "a")
+    assert b["start_ns"] + b["duration_ns"] - a["start_ns"] - a["duration_ns"] >= 5_000_000
+
+
+def test_stop_without_a_name_ends_the_innermost(timer: Timer) -> None:
+    timer.start("a")
+    timer.start("b")
+    timer.stop()
+    timer.stop()
+    assert names(written(timer)) == ["b", "a"]
+
+
+def test_what_start_returns_stops_that_very_span(timer: Timer) -> None:
+    first = timer.start("same")
+    time.sleep(0.005)
+    second = timer.start("same")
+    timer.stop(first)
+    timer.stop(second)
+    one, other = written(timer)
+    assert other["start_ns"] - one["start_ns"] >= 5_000_000
+    assert (one["depth"], other["depth"]) == (0, 1)
+
+
+def test_a_span_over_the_end_of_a_second(timer: Timer) -> None:
+    for _ in range(3):
+        with timer("long"):
+            time.sleep(0.4)
+        with timer("short"):
+            pass
+    spans = written(timer)  # compares the text with the JSON lines
+    assert names(spans) == ["long", "short"] * 3
+
+
+# --- what goes wrong in the program ---
+
+
+def test_stopping_what_was_not_started_is_one_warning(timer: Timer) -> None:
+    def stop() -> None:
+        timer.stop("never")
+        timer.stop("nor this")
+        timer.stop("")
+        timer.stop()
+        with timer("x"):
+            timer.stop("y")
+
+    (message,) = warned(stop)
+    assert "'never'" in message
+    assert names(written(timer)) == ["x"]
+
+
+def test_an_exception_passes_and_ends_what_it_passes(timer: Timer) -> None:
+    with pytest.raises(KeyError, match="mine"), timer("outer"):
+        timer.start("left open")
+        with timer("inner"):
+            raise KeyError("mine")
+    with timer("next"):
+        pass
+    assert places(written(timer)) == [
+        ("inner", 2, "left open"),
+        ("left open", 1, "outer"),
+        ("outer", 0, None),
+        ("next", 0, None),
+    ]
+
+
+def test_a_span_that_an_exception_left_open_is_forgotten_in_the_next_step(timer: Timer) -> None:
+    def train() -> None:
+        for step in range(4):
+            timer.start("forward")
+            if step != 1:
+                timer.stop("forward")
+            timer.step()
+
+    assert len(warned(train)) == 1
+    assert [(span["name"], span["step"], span["depth"]) for span in written(timer)] == [
+        (name, step, 0) for step in range(4) for name in ("forward", "step") if (name, step) != ("forward", 1)
+    ]
+
+
+def test_spans_that_nobody_stops_do_not_pile_up(timer: Timer) -> None:
+    def forget() -> None:
+        for _ in range(5000):
+            timer.start("forgotten")
+
+    assert len(warned(forget)) == 1
+    stack = timer._recorder.here.stack
+    assert stack is not None and len(stack) <= 1001
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "a b", 'quo"te', "new\nline", "100 %d %s", "日本", "\ud800", "\0", "x" * 5000, "\\", "</script>"),
+        *("a, start=1.0", '"step":null,"name":'),
+    ],
+)
+def test_any_name(timer: Timer, name: str) -> None:
+    for _ in range(2):
+        timer.start(name)
+        timer.stop(name)
+    path = timer.dump()
+    assert path is not None
+    assert len(text_rows(path)) == 2
+    wanted = name[:512].encode("utf-8", "replace").decode()
+    assert names(span_rows(path)) == [wanted, wanted]
+
+
+@pytest.mark.parametrize("name", [3, None, ("a", 1), ["list"], 2.5])
+def test_a_name_that_is_no_text(timer: Timer, name: Any) -> None:
+    timer.start(name)
+    timer.stop(name)
+    assert names(written(timer)) == [str(name)]
+
+
+def test_what_means_nothing_of_a_span_is_left_out(timer: Timer) -> None:
+    def use() -> None:
+        with timer("x", kind="weather", microbatch="two", colour="red"):  # type: ignore[call-arg, typeddict-item]
+            pass
+
+    assert len(warned(use)) == 1
+    (span,) = written(timer)
+    assert span["kind"] == "other"
+    assert "microbatch" not in span and "colour" not in span
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"rank": -1}, {"rank": "0"}, {"rank": True}, {"world_size": 0}),
+        *({"output_dir": 3}, {"run_name": 3}, {"prefix": ""}),
+    ],
+)
+def test_wrong_arguments_are_said_at_once(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(WrongUse, match=next(iter(wrong))):
+        Timer(**{"output_dir": tmp_path, **wrong})
+
+
+def test_a_failure_of_ours_is_one_warning_and_the_program_goes_on(
+    timer: Timer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(span_recorder.SpanLines, "write", fail)
+
+    def use() -> None:
+        for _ in range(3):
+            with timer("x"):
+                pass
+            timer.start("y")
+            timer.stop("y")
+            timer.step()
+            timer.dump()
+
+    (message,) = warned(use)
+    assert "the timer is off" in message and "ours" in message
+
+
+# --- blocks and functions ---
+
+
+def test_functions_keep_what_they_are_and_return(timer: Timer) -> None:
+    @timer("load")
+    def load(x: int, *, y: int = 2) -> int:
+        """Loads."""
+        return x + y
+
+    @timer.timed("fails")
+    def fails() -> None:
+        raise RuntimeError("mine")
+
+    assert load(1, y=4) == 5
+    assert (load.__name__, load.__doc__) == ("load", "Loads.")
+    with pytest.raises(RuntimeError, match="mine"):
+        fails()
+    assert names(written(timer)) == ["load", "fails"]
+
+
+def test_a_generator_is_timed_until_it_is_exhausted(timer: Timer) -> None:
+    @timer("batches")
+    def batches() -> Iterator[int]:
+        yield 1
+        time.sleep(0.005)
+        yield 2
+
+    assert list(batches()) == [1, 2]
+    (span,) = written(timer)
+    assert span["duration_ns"] >= 5_000_000
+
+
+def test_two_generators_in_turn_have_their_own_times(timer: Timer) -> None:
+    def wait(seconds: float) -> Iterator[None]:
+        with timer("generator"):
+            time.sleep(seconds)
+            yield
+
+    long, short = wait(0.03), wait(0.001)
+    next(long)
+    next(short)
+    for generator in (long, short):  # the first is not the innermost
+        with pytest.raises(StopIteration):
+            next(generator)
+    first, second = written(timer)
+    assert first["duration_ns"] >= 30_000_000 > second["duration_ns"] >= 1_000_000
+
+
+def test_coroutines_in_turn_have_their_own_times(timer: Timer) -> None:
+    @timer("coroutine")
+    async def wait(seconds: float, *, fails: bool = False) -> None:
+        await asyncio.sleep(seconds)
+        if fails:
+            raise KeyError
+
+    async def both() -> None:
+        await asyncio.gather(wait(0.01, fails=True), wait(0.05), wait(0.03), return_exceptions=True)
+
+    assert warned(lambda: asyncio.run(both())) == []
+    durations = [span["duration_ns"] / 1e9 for span in written(timer)]
+    assert all(wanted <= found for wanted, found in zip((0.01, 0.03, 0.05), durations, strict=True))
+    assert durations == sorted(durations)
+
+
+def test_a_block_can_be_entered_again_and_within_itself(timer: Timer) -> None:
+    block = timer("block")
+    with block, block, block:
+        pass
+    with block:
+        pass
+    assert [span["depth"] for span in written(timer)] == [2, 1, 0, 0]
+
+
+def test_compiled_code_is_what_it_is_without_spans(timer: Timer) -> None:
+    @timer("function")
+    def double(x: torch.Tensor) -> torch.Tensor:
+        with timer("block"):
+            x = x * 2
+        timer.start("pair")
+        x = x + 1
+        timer.stop("pair")
+        return x
+
+    compiled = torch.compile(double, backend="eager", fullgraph=True)  # raises where the graph is broken
+    with timer("call"):
+        assert compiled(torch.ones(3)).tolist() == [3, 3, 3]
+    assert names(written(timer)) == ["call"]
+
+
+# --- threads ---
+
+
+def test_every_thread_has_its_own_nesting(timer: Timer) -> None:
+    barrier = threading.Barrier(4)
+
+    def work(number: int) -> None:
+        barrier.wait()
+        for _ in range(200):
+            with timer(f"outer {number}"), timer("inner"):
+                pass
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    path = timer.dump()
+    assert path is not None
+    spans = span_rows(path)
+    assert len(text_rows(path)) == len(spans) == 1600
+    of_thread = {span["name"]: span["thread"] for span in spans if span["name"] != "inner"}
+    assert len(set(of_thread.values())) == 4
+    for span in spans:
+        if span["name"] == "inner":
+            assert of_thread[span["parent"]] == span["thread"]
+
+
+def test_another_thread_may_stop_a_span(timer: Timer) -> None:
+    timer.start("backward")
+    thread = threading.Thread(target=timer.stop, args=("backward",))
+    assert warned(lambda: (thread.start(), thread.join())) == []
+    with timer("next"):
+        pass
+    spans = written(timer)
+    assert places(spans) == [("backward", 0, None), ("next", 0, None)]
+    assert spans[0]["thread"] == threading.get_native_id()
+
+
+# --- what is said of a span ---
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("forward", "forward"),
+        ("Forward_3", "forward"),
+        ("forward-compute", "forward"),
+        ("backward", "backward"),
+        ("optimizer.step", "optimizer"),
+        ("data_loading", "data"),
+        ("all_reduce", "communication"),
+        ("save_checkpoint", "checkpoint"),
+        ("step", "step"),
+        ("attention", "other"),
+        ("", "other"),
+        ("forwarder", "other"),
+    ],
+)
+def test_known_names_are_phases(name: str, kind: str) -> None:
+    assert kind_of_span(name) == kind
+    assert kind in KINDS
+
+
+def test_more_can_be_said_of_a_span(timer: Timer) -> None:
+    with timer("block", kind="forward", layer="model.layers.3", microbatch=2):
+        timer.start("ring", kind="communication", group="tp", bytes=4096)
+        timer.stop("ring")
+    inner, outer = written(timer)
+    assert (outer["kind"], outer["layer"], outer["microbatch"]) == ("forward", "model.layers.3", 2)
+    assert (inner["kind"], inner["group"], inner["bytes"], inner["sequence"]) == ("communication", "tp", 4096, 0)
+
+
+def test_waiting_is_the_communication_within_a_span(timer: Timer) -> None:
+    for _ in range(2):
+        with timer("backward"):
+            with timer("layer"), timer("all_reduce"):
+                time.sleep(0.002)
+            with timer("all_reduce"):
+                pass
+        with timer("optimizer"):
+            pass
+    spans = written(timer)
+    for first in (0, 5):
+        ring, layer, second, backward, optimizer = spans[first : first + 5]
+        assert layer["waiting_ns"] == ring["duration_ns"]
+        assert backward["waiting_ns"] == ring["duration_ns"] + second["duration_ns"]
+        assert "waiting_ns" not in optimizer
+    assert [span["sequence"] for span in spans if span["name"] == "all_reduce"] == [0, 1, 2, 3]
+
+
+def test_steps(timer: Timer) -> None:
+    for _ in range(3):
+        with timer("forward"), timer("all_reduce"):
+            pass
+        timer.step()
+    spans = written(timer)
+    assert [(span["name"], span["step"]) for span in spans] == [
+        (name, step) for step in range(3) for name in ("all_reduce", "forward", "step")
+    ]
+    assert [span["sequence"] for span in spans if span["name"] == "all_reduce"] == [0, 0, 0]
+    steps = [span for span in spans if span["name"] == "step"]
+    for step, after in itertools.pairwise(steps):
+        assert step["start_ns"] + step["duration_ns"] == after["start_ns"]
+    assert all(span["kind"] == "step" for span in steps)
+
+
+def test_steps_by_number(timer: Timer) -> None:
+    with timer("setup"):
+        pass
+    for number in (100, 101):
+        timer.step(number)
+        with timer("forward"):
+            pass
+    with timer("later", step=7):
+        pass
+    assert [(span["name"], span["step"]) for span in written(timer)] == [
+        ("setup", None),
+        ("forward", 100),
+        ("step", 100),
+        ("forward", 101),
+        ("later", 7),
+    ]
+
+
+def test_a_span_named_step_is_one_and_takes_no_depth(timer: Timer) -> None:
+    for _ in range(2):
+        with timer("step"), timer("forward"):
+            pass
+    assert [(span["name"], span["step"], span["depth"], span["parent"]) for span in written(timer)] == [
+        ("forward", 0, 0, "step"),
+        ("step", 0, 0, None),
+        ("forward", 1, 0, "step"),
+        ("step", 1, 0, None),
+    ]
+
+
+def test_pauses_of_the_garbage_collector_are_spans(tmp_path: Path) -> None:
+    timer = Timer(tmp_path, device="cpu", gc=True)
+    with timer("warm"):
+        pass
+    cycles: list[Any] = [[] for _ in range(50_000)]
+    for one in cycles:
+        one.append(one)
+    del cycles, one
+    with timer("backward"):
+        begin = time.perf_counter_ns()
+        gc.collect()
+        lasted = time.perf_counter_ns() - begin
+    timer.close()
+    (path,) = files_of(tmp_path)
+    pauses = [span for span in span_rows(path) if span["kind"] == "gc" and span["parent"] == "backward"]
+    assert [pause["depth"] for pause in pauses] == [1]
+    assert 0.5 * lasted < pauses[0]["duration_ns"] <= lasted
+    before = len(gc.callbacks)
+    assert not any("GarbageSpans" in repr(callback) for callback in gc.callbacks), before
+
+
+# --- files ---
+
+
+def test_the_header_says_whose_spans_they_are(timer: Timer) -> None:
+    with timer("x"):
+        pass
+    path = timer.dump()
+    assert path is not None
+    header = header_of(path)
+    assert (header["rank"], header["world_size"], header["coordinates"]) == (0, 1, {})
+    assert (header["schema_version"], header["attempt"], header["worker"]) == (1, 0, False)
+    assert header["run"] == path.parent.parent.name
+    clock = header["clock"]
+    assert abs(clock["time_ns"] - clock["start_ns"]) < 50_000_000
+    assert abs(time.time_ns() - clock["time_ns"] - (time.perf_counter_ns() - clock["monotonic_ns"])) < 50_000_000
+
+
+def test_a_clock_that_is_set_breaks_no_duration(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with timer("before"):
+        pass
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() - 3_600 * 10**9)
+    with timer("after"):
+        pass
+    before, after = written(timer)
+    assert 0 <= after["start_ns"] - before["start_ns"] < 10**9
+    path = timer.dump()
+    assert path is not None
+    assert '{"header":{"clock"' in path.with_suffix(".jsonl").read_text().splitlines()[-1]
+
+
+def test_dump_and_go_on(timer: Timer) -> None:
+    assert timer.dump() is None
+    for count in range(1, 4):
+        with timer("x"):
+            pass
+        assert len(written(timer)) == count
+
+
+def test_timers_of_one_place_share_their_files(tmp_path: Path) -> None:
+    first, second = Timer(tmp_path, device="cpu"), Timer(tmp_path, device="cpu")
+    with first("a"), second("b"):
+        pass
+    first.close()
+    with second("c"):
+        pass
+    second.close()
+    (path,) = files_of(tmp_path)
+    assert names(span_rows(path)) == ["b", "a", "c"]
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        timer = Timer(tmp_path, run_name="mine", device="cpu")
+        with timer(name):
+            pass
+        timer.close()
+    found = {path.parent.parent.name: names(span_rows(path)) for path in files_of(tmp_path)}
+    assert found == {"mine": ["a"], "mine-2": ["b"], "mine-3": ["c"]}
+
+
+def test_configure_sends_what_follows_elsewhere(tmp_path: Path) -> None:
+    timer = Timer(tmp_path / "one", device="cpu")
+    with timer("a"):
+        pass
+    timer.configure(output_dir=tmp_path / "two", rank=3)
+    with timer("b"):
+        pass
+    timer.close()
+    assert names(span_rows(*files_of(tmp_path / "one"))) == ["a"]
+    (path,) = files_of(tmp_path / "two")
+    assert path.name == "timer_rank3.log"
+    assert [row["rank"] for row in text_rows(path)] == ["3"]
+    with pytest.raises(WrongUse, match="colour"):
+        timer.configure(colour="red")
+
+
+def test_configure_tells_whose_spans_they_are(tmp_path: Path) -> None:
+    timer = Timer(tmp_path, run_name="job", device="cpu")
+    with timer("a"):
+        pass
+    timer.configure(rank=3, world_size=8)
+    with timer("a"):  # whose lines are known
+        pass
+    timer.close()
+    (path,) = files_of(tmp_path)
+    assert path.relative_to(tmp_path) == Path("job/timers/timer_rank3.log")
+    assert [(row["rank"], row["name"]) for row in text_rows(path)] == [("3", "a"), ("3", "a")]
+    assert [span["rank"] for span in span_rows(path)] == [3, 3]
+    assert header_of(path)["world_size"] == 8
+
+
+def test_what_a_signal_or_a_collection_writes_while_a_line_is_written_is_not_lost(
+    timer: Timer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the lock of the log, on the same thread."""
+    with timer("first"):
+        pass
+    lines = timer._recorder.log.lines
+    append, inside = type(lines).append, []
+
+    def append_and_write(self: Any, line: bytes) -> int:
+        if not inside:
+            inside.append(True)
+            begin = time.monotonic()
+            with timer("inside"):
+                pass
+            inside.append(time.monotonic() - begin < 0.5)
+        return append(self, line)
+
+    monkeypatch.setattr(type(lines), "append", append_and_write)
+    lines.end = 0  # so that the next line needs a new piece
+    with timer("outside"):
+        pass
+    monkeypatch.undo()
+    assert inside == [True, True]
+    assert names(written(timer)) == ["first", "outside", "inside"]
+
+
+def test_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROFILER_WRAPPER", "off")
+    timer = Timer(tmp_path, gc=True)
+
+    @timer("f")
+    def f() -> int:
+        return 3
+
+    def use() -> None:
+        with timer("x"):
+            timer.start("y")
+            timer.stop("z")
+            timer.step()
+        assert f() == 3
+        assert timer.dump() is None
+
+    assert warned(use) == []
+    timer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_holds_a_timer_can_be_copied_and_pickled(timer: Timer) -> None:
+    held = {"timer": timer}
+    with timer("x"):
+        pass
+    assert copy.deepcopy(held)["timer"] is timer
+    assert copy.copy(timer) is timer
+    other = pickle.loads(pickle.dumps(timer))
+    assert isinstance(other, Timer) and other is not timer
+    other.close()
+
+
+def test_a_timer_that_nobody_holds_ends_its_files(tmp_path: Path) -> None:
+    timer = Timer(tmp_path, device="cpu")
+    with timer("x"):
+        pass
+    del timer
+    gc.collect()
+    (path,) = files_of(tmp_path)
+    assert path.read_bytes().endswith(b"ms\n")
+
+
+def test_a_hundred_thousand_spans(timer: Timer) -> None:
+    for _ in range(50_000):
+        timer.start("outer")
+        timer.start("inner")
+        timer.stop("inner")
+        timer.stop("outer")
+    path = timer.dump()
+    assert path is not None
+    with path.open() as text:
+        assert sum(1 for _ in text) == 100_000
+    spans = span_rows(path)
+    assert len(spans) == 100_000
+    ends = [span["start_ns"] + span["duration_ns"] for span in spans]
+    assert ends == sorted(ends)
+    assert {(span["name"], span["depth"]) for span in spans} == {("outer", 0), ("inner", 1)}
+
+
+def test_names_that_never_come_again_do_not_pile_up(timer: Timer) -> None:
+    def remembered() -> int:
+        stack = timer._recorder.here.stack
+        assert stack is not None
+
+        def below(node: Any) -> int:
+            return 1 + sum(below(child) for child in node.children.values())
+
+        return below(stack[0][0])
+
+    for number in range(10_000):
+        with timer(f"{number}"):
+            pass
+    assert remembered() <= 4100
+    assert len(written(timer)) == 10_000
