@@ -1,9 +1,9 @@
 """What always-on layer spans add to a training step, and what a process holds after many steps.
 
 A launch-bound Llama (small matrices, so that a step is all overhead) trains with and without, A B A B ...; each round
-is the quickest of its steps, in CPU time of this process, which is what a loop on one thread waits for, and which others
-on the machine disturb less. Told are the ratios of the rounds, median and quartiles, those of the plain loop to itself
-too (what the machine does by itself). What a span costs is told of blocks that do next to nothing.
+is the quickest of its steps, in CPU time of this process, which is what a loop on one thread waits for, and which
+others on the machine disturb less. Told are the ratios of the rounds, median and quartiles, those of the plain loop to
+itself too (what the machine does by itself). What a span costs is told of blocks that do next to nothing.
 
     python benchmarks/layer_spans_cost.py [--rounds 15] [--steps 25] [--layers 8] [--long 3000]
 """

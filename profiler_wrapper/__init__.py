@@ -25,6 +25,7 @@ from profiler_wrapper.errors import (
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.ranks.model import RanksReport
     from profiler_wrapper.comparing import compare, guard
+    from profiler_wrapper.live.layer_timer import LayerTimer
     from profiler_wrapper.live.model_flops import model_flops, register_family
     from profiler_wrapper.live.monitor import TrainingMonitor
     from profiler_wrapper.live.monitor_config import MonitorConfig, add_perf_monitor_arguments
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BrokenTrace",
     "EmptyRecording",
+    "LayerTimer",
     "MonitorConfig",
     "ProfileResult",
     "ProfilerWrapper",
@@ -66,6 +68,7 @@ _compiled.install()
 
 # Imported when first asked for: reading a trace on a laptop should not wait for what capture needs.
 _HOMES = {
+    "LayerTimer": "profiler_wrapper.live.layer_timer",
     "ProfilerWrapper": "profiler_wrapper.wrapper",
     "MonitorConfig": "profiler_wrapper.live.monitor_config",
     "RanksReport": "profiler_wrapper.analysis.ranks.model",

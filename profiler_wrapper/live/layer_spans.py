@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ from profiler_wrapper.notices import Notices
 
 MOST_SPANS = 20_000  # of a step
 MOST_EVENTS = 100_000  # that the device may be behind
-_MOST_TENSORS = 32  # of a call that are looked at
+_MOST_VALUES = 64  # of a call, and of a list or mapping in it, that are looked at
 _inside_functorch: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 
 
@@ -216,10 +217,7 @@ class LayerSpans:
         if _inside_functorch() is not None:
             return
         known = self._here.outputs
-        for tensor in _tensors(args, kwargs):
-            node = tensor.grad_fn
-            if node is None:
-                continue
+        for tensor, node in _in_graph((*args, *kwargs.values())):
             call.inputs.append((weakref.ref(tensor), tensor._version))
             if not _is_among(tensor, known):  # else the begin of the last unit's backward is the end of this one's
                 node.register_prehook(partial(self._reached, END, call.passed))
@@ -228,10 +226,7 @@ class LayerSpans:
         if _inside_functorch() is not None:
             return
         outputs: _Known = []
-        for tensor in _tensors((result,), {}):
-            node = tensor.grad_fn
-            if node is None:
-                continue
+        for tensor, node in _in_graph((result,)):
             outputs.append((weakref.ref(tensor), tensor._version))
             if _is_among(tensor, call.inputs):  # somebody else's, given on
                 continue
@@ -318,22 +313,22 @@ class LayerSpans:
         self._on_failure("timing layers", error)
 
 
-def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """Those that may be part of a graph, in what a module is given or returns: also in tuples, lists and mappings."""
-    left: list[Any] = [*reversed(kwargs.values()), *reversed(args)] if kwargs else list(reversed(args))
-    found = 0
-    depth_left = 4 * _MOST_TENSORS
-    while left and found < _MOST_TENSORS and depth_left:
-        depth_left -= 1
-        value = left.pop()
+def _in_graph(values: Iterable[Any], depth: int = 3) -> list[tuple[torch.Tensor, Any]]:
+    """Tensors with what made them in the graph, also those in tuples, lists and mappings."""
+    found: list[tuple[torch.Tensor, Any]] = []
+    for value in islice(values, _MOST_VALUES):
+        if value is None:
+            continue
         if isinstance(value, torch.Tensor):
-            if value.requires_grad:
-                found += 1
-                yield value
-        elif isinstance(value, dict):
-            left.extend(reversed(list(value.values())))
+            node = value.grad_fn
+            if node is not None:
+                found.append((value, node))
         elif isinstance(value, (tuple, list)):
-            left.extend(reversed(value))
+            if depth:
+                found += _in_graph(value, depth - 1)
+        elif isinstance(value, dict) and depth:
+            found += _in_graph(value.values(), depth - 1)
+    return found
 
 
 def _hook_first(tensor: Any, hook: Callable[[Any], None]) -> None:

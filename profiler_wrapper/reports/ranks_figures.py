@@ -128,8 +128,8 @@ def _name_ranks(axes: Axes, report: RanksReport, firsts: Int) -> None:
             label.set_fontweight("bold")
     axes.set_xlabel("rank", fontsize=figures.FONT_SIZE)
     size = 8 if len(marked) < 20 else 4
-    apart = ScaledTranslation(0, 6 / 72, axes.figure.dpi_scale_trans)
-    upper = axes.get_xaxis_transform() + apart  # columns as x; 6 points above the axes as y
+    lift = ScaledTranslation(0, 6 / 72, axes.figure.dpi_scale_trans)
+    upper = axes.get_xaxis_transform() + lift  # columns as x; 6 points above the axes as y
     axes.plot(
         marked, [1.0] * len(marked), "v", color=CULPRIT, markersize=size, clip_on=False, transform=upper, gid="culprit"
     )

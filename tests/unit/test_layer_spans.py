@@ -97,6 +97,58 @@ def test_what_lies_between_blocks_is_no_blocks(tmp_path: Path) -> None:
     assert milliseconds(rows_of(tmp_path)) == EXPECTED
 
 
+class SpendInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, time: Time) -> torch.Tensor:
+        ctx.time = time
+        ctx.mark_dirty(x)
+        return x.mul_(1.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.time.spend(1000.0)
+        return grads[0], None
+
+
+def test_a_blocks_output_that_is_changed_in_place(tmp_path: Path) -> None:
+    time = Time()
+
+    class InPlace(Stack):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.embed(x)
+            for layer in self.layers:
+                SpendInPlace.apply(x, time)
+                x = layer(x)
+            return self.head(x)  # type: ignore[no-any-return]
+
+    model = InPlace(time)
+    with timing(model, tmp_path, time) as layers:
+        model(X).sum().backward()
+        layers.step()
+    assert milliseconds(rows_of(tmp_path)) == EXPECTED
+
+
+def test_an_embedding_ends_where_it_ends(tmp_path: Path) -> None:
+    time = Time()
+
+    class Embeds(Stack):
+        def __init__(self) -> None:
+            super().__init__(time, 1)
+            self.embed = nn.Embedding(4, 4)  # type: ignore[assignment]
+            self.shift = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            shift = Spend.apply(self.shift, time, 100.0, 1000.0)  # the last in backward
+            return self.head(self.layers[0](self.embed(x) + shift))  # type: ignore[no-any-return]
+
+    model = Embeds()
+    with timing(model, tmp_path, time) as layers:
+        model(torch.ones(2, dtype=torch.long)).sum().backward()
+        layers.step()
+    found = milliseconds(rows_of(tmp_path))
+    assert found["embed", "backward"] == 0.0 and found["layers.0", "backward"] == 20.0
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("way", ["outside", "inside", "segments"])
 def test_a_recompute_is_apart_from_backward(tmp_path: Path, way: str, reentrant: bool) -> None:
@@ -131,6 +183,7 @@ def test_a_recompute_is_apart_from_backward(tmp_path: Path, way: str, reentrant:
         layers.step()
     recomputed = {(f"layers.{index}", "recompute"): 2.0 + index for index in range(3)}
     assert milliseconds(rows_of(tmp_path)) == EXPECTED | recomputed
+    assert sum(row["kind"] == "recompute" for row in rows_of(tmp_path)) == 3
     spans = sorted((row["start_ns"], row["duration_ns"]) for row in rows_of(tmp_path) if "layer" in row)
     assert all(begin + lasted <= after for (begin, lasted), (after, _) in pairwise(spans))
 

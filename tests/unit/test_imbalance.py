@@ -1,0 +1,48 @@
+"""When forward and backward that move together are long input, and when not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from profiler_wrapper.analysis.ranks.imbalance import Movement, movement
+from profiler_wrapper.analysis.ranks.what_if import frame
+from simulated_jobs import QUIET, simulated
+
+LONG_INPUT = Movement(
+    steps=20, correlation=0.9, same_rank=20, forward_part=0.33, inflation=1.0, other_inflation=0.0, ranks=8
+)
+
+
+def test_long_input() -> None:
+    assert LONG_INPUT.together
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"forward_part": 1.0},  # forward alone
+        {"forward_part": 0.05},  # backward alone
+        {"correlation": 0.1},
+        {"same_rank": 3},
+        {"other_inflation": 0.9},  # all of the rank
+        {"inflation": 0.05},
+        {"steps": 3, "same_rank": 3},
+        {"correlation": float("nan")},
+    ],
+    ids=str,
+)
+def test_no_long_input(other: dict[str, float]) -> None:
+    assert not replace(LONG_INPUT, **other).together
+
+
+def test_movement_of_a_job() -> None:
+    times = frame(simulated("one long input", seed=0, noise=QUIET))
+    found = movement(times, np.ones(20, dtype=np.bool_))
+    assert found.same_rank == 20 and found.correlation > 0.98
+    assert abs(found.forward_part - 1 / 3) < 0.02 and abs(found.inflation - 1.0) < 0.05
+    assert found.other_inflation < 0.02
+    alone = movement(frame(simulated("anyone's forward", seed=0, noise=QUIET)), np.ones(20, dtype=np.bool_))
+    assert alone.forward_part > 0.98 and not alone.together
