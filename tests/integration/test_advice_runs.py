@@ -91,7 +91,7 @@ class Slow(Dataset[torch.Tensor]):
 def test_a_slow_dataloader(tmp_path: Path) -> None:
     result = profiled(Net([64] * 2), tmp_path, batches=DataLoader(Slow(0.05), batch_size=None))
     found = told(result)["dataloader-bound"]
-    assert 50_000 <= found["saves_at_most_us"] <= result.summary["comparable"]["step_us"]
+    assert 45_000 <= found["saves_at_most_us"] <= result.summary["comparable"]["step_us"]
     assert found["share"] > 0.5
     assert "waits for the DataLoader" in result.summary["verdict"]
 
@@ -108,7 +108,7 @@ def test_a_block_that_is_wider_than_its_likes(tmp_path: Path) -> None:
     result = profiled(Net([256, 256, 256, 1536, 256, 256]), tmp_path, rows=1024)
     found = told(result)["odd-block"]
     assert found["layer"] == "layers.3"
-    assert any("it does 6.00 times the FLOPs of the others" in line for line in found["evidence"])
+    assert any("it does 6.00 times the FLOPs of the others" in line for line in found["evidence"]), found["evidence"]
     assert found["saves_at_most_us"] > 0
 
 
