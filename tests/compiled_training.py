@@ -109,7 +109,13 @@ def profile(directory: Path, name: str, model: nn.Module, step: Callable[[], Any
     for selection, layers in (("auto", "auto"), ("all", "*")):
         run = f"{name}_{selection}"
         with ProfilerWrapper(
-            model, steps="all", layers=layers, output_dir=directory, run_name=run, enable_print_summary=False
+            model,
+            steps="all",
+            layers=layers,
+            output_dir=directory,
+            run_name=run,
+            files=("trace", "result"),
+            enable_print_summary=False,
         ) as prof:
             for _ in range(2):
                 step()

@@ -22,6 +22,8 @@ from profiler_wrapper import ProfilerWrapper, TrainingMonitor
 from profiler_wrapper.live.layer_timer import LayerTimer
 from unchanged import hooks_of, ours_in_the_way
 
+pytestmark = pytest.mark.slow
+
 CASES = [
     *((name, "plain") for name in ("llama", "gpt2", "vit", "mixtral", "cogvideox")),
     *(("llama", variant) for variant in variants.VARIANTS if variant != "plain"),

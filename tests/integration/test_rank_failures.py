@@ -15,6 +15,8 @@ import pytest
 import profiler_wrapper as pw
 from profiler_wrapper.recording.store import rank_directories, read_run
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).parents[1] / "rank_program.py"
 WORLD_SIZE = 5
 DEADLINE_S = 120.0

@@ -15,6 +15,8 @@ from profiler_wrapper.analysis.ranks.queries import arrivals, layer_times, own_t
 from profiler_wrapper.analysis.ranks.verdict import judge
 from straggler_jobs import Plan, record_rows, record_timers, record_traces, said, verdict_of
 
+pytestmark = pytest.mark.slow
+
 RANKS = 4
 ATTEMPTS = 3  # a busy machine makes stragglers of its own; benchmarks/injected_delays.py counts how often
 PLANS = [
