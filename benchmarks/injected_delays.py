@@ -4,7 +4,7 @@ Every cause `--runs` times, each time on another rank, stage or layer, recorded 
 `ProfilerWrapper`) and read as `python -m profiler_wrapper ranks` reads it. The causes of a pipeline have their stages
 in the name. What else runs on the machine makes real stragglers: `--before-others` keeps it away.
 
-    python benchmarks/injected_delays.py [--runs 20] [--ranks 4 8] [--traces] [--steps 12] [--delay-ms 80]
+    python benchmarks/injected_delays.py [--runs 20] [--ranks 4 8] [--traces] [--ddp] [--steps 12] [--delay-ms 80]
         [--before-others] [--causes CAUSE ...]
 """
 
@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import measuring
@@ -46,7 +47,6 @@ JOBS = (
     ("none", 4),
     ("stage", 4),
 )
-UNSEEN_IN_TRACES = ("gc",)  # a trace has no garbage collection
 
 
 def main() -> None:
@@ -56,17 +56,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--delay-ms", type=float, default=80.0)
     parser.add_argument("--traces", action="store_true", help="record with ProfilerWrapper instead of Timer")
+    parser.add_argument("--ddp", action="store_true", help="DDP reduces the gradients; only with --traces")
     parser.add_argument("--before-others", action="store_true", help="real-time priority, against other load (root)")
     parser.add_argument("--causes", nargs="+", help="only these")
     chosen = parser.parse_args()
+    if chosen.ddp and not chosen.traces:  # whose all-reduce no span is of
+        parser.error("--ddp is told by traces: add --traces")
     print(f"{chosen.runs} runs each, {chosen.steps} steps, {chosen.delay_ms:g} ms planted; {measuring.machine()}")
     for ranks in chosen.ranks:
         for cause, stages in JOBS:
             if chosen.before_others and stages > 1:  # its waits spin, and would keep each other from running
                 continue
-            if (chosen.causes and cause not in chosen.causes) or (chosen.traces and cause in UNSEEN_IN_TRACES):
+            if (chosen.causes and cause not in chosen.causes) or (chosen.ddp and stages > 1):
                 continue
             plans = list(variants(cause, stages, ranks, chosen.runs, chosen.steps, chosen.delay_ms / 1e3))
+            plans = [replace(plan, ddp=chosen.ddp) for plan in plans]
             tell(plans, ranks, traces=chosen.traces, alone=chosen.before_others)
 
 
@@ -103,6 +107,7 @@ def tell(plans: list[Plan], ranks: int, *, traces: bool, alone: bool) -> None:
     )
     confident = sum(verdict.confidence == "high" for verdict in verdicts)
     name = plans[0].cause + (f", {plans[0].stages} stages" if plans[0].stages > 1 else "")
+    name += ", DDP" if plans[0].ddp else ""
     print(
         f"{ranks} ranks  {name:28s} {sum(right):3d} of {len(plans)} right, {confident:3d} of high confidence, "
         f"{time.perf_counter() - begin:5.0f} s  {'; '.join(f'{count} {what}' for what, count in wrong.items())}",

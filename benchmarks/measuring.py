@@ -9,7 +9,8 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -68,3 +69,24 @@ def spread(values: Sequence[float], *, unit: float = 1.0, digits: int = 3) -> st
 def ratio(values: Sequence[float], base: Sequence[float]) -> str:
     """Ratio of two series measured in turn: the median and the quartiles of the ratios of each round."""
     return spread([value / other for value, other in zip(values, base, strict=True)], digits=3)
+
+
+def held(steps: int, *, traced: bool) -> Iterator[int]:
+    """The steps 1, 2 ..., and prints what is held more than after a tenth of them: resident, or by Python's objects.
+
+    Tracing objects takes memory itself, so the two are measured apart.
+    """
+    from profiler_wrapper.capture.growth import resident_bytes
+
+    def held_bytes() -> int:
+        return tracemalloc.get_traced_memory()[0] if traced else resident_bytes() or 0
+
+    if traced:
+        tracemalloc.start()
+    at_first = 0
+    for step in range(1, steps + 1):
+        yield step
+        if step in (steps // 10, steps // 2, steps * 3 // 4, steps):
+            at_first = at_first or held_bytes()
+            print(f"  {step:>9,} steps: {(held_bytes() - at_first) / 2**10:+8.1f} KiB", flush=True)
+    tracemalloc.stop()

@@ -13,7 +13,6 @@ import argparse
 import statistics
 import tempfile
 import time
-import tracemalloc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,6 @@ from typing import Any
 
 import measuring
 import models
-from profiler_wrapper.capture.growth import resident_bytes
 from profiler_wrapper.live.monitor import TrainingMonitor
 
 WANTED_US = {"without flushing": 50, "with flushing": 500}
@@ -69,22 +67,12 @@ def overhead(options: argparse.Namespace, case: models.Case) -> None:
 def memory(case: models.Case, *, files: bool, steps: int, traced: bool) -> None:
     """What is held more than at a tenth of the steps: resident, or by Python's objects, whose tracing takes memory."""
 
-    def held_bytes() -> int:
-        return tracemalloc.get_traced_memory()[0] if traced else resident_bytes() or 0
-
     print(f"{'held by Python' if traced else 'resident'} {'with' if files else 'without'} files:")
     with tempfile.TemporaryDirectory() as folder:
         monitor = monitor_of(folder, case, **({} if files else {"sinks": []}))
-        if traced:
-            tracemalloc.start()
-        at_first = 0
-        for step in range(1, steps + 1):
+        for _ in measuring.held(steps, traced=traced):
             monitor.start_step()
             monitor.end_step(tokens=32, samples=2, loss=1.0)
-            if step in (steps // 10, steps // 2, steps * 3 // 4, steps):
-                at_first = at_first or held_bytes()
-                print(f"  {step:>9,} steps: {(held_bytes() - at_first) / 2**10:+8.1f} KiB", flush=True)
-        tracemalloc.stop()
         monitor.close()
 
 

@@ -17,7 +17,6 @@ import gc
 import statistics
 import tempfile
 import time
-import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +25,6 @@ from typing import Any
 import torch
 
 import measuring
-from profiler_wrapper.capture.growth import resident_bytes
 from profiler_wrapper.live import kept_lines, span_recorder
 from profiler_wrapper.live.timer import Timer
 
@@ -154,17 +152,11 @@ def cost(options: argparse.Namespace) -> None:
 def memory(*, steps: int, traced: bool) -> None:
     """What is held more than after a tenth of the steps, each of four spans, one of them with a name of its own."""
 
-    def held_bytes() -> int:
-        return tracemalloc.get_traced_memory()[0] if traced else resident_bytes() or 0
-
     print(f"{'held by Python' if traced else 'resident'}, {steps:,} steps:")
     with tempfile.TemporaryDirectory() as folder:
         timer = Timer(folder, device="cpu", gc=True)
-        if traced:
-            tracemalloc.start()
-        at_first = 0
         begin = time.perf_counter()
-        for step in range(1, steps + 1):
+        for step in measuring.held(steps, traced=traced):
             with timer("forward"), timer("layer"):
                 pass
             timer.start("backward")
@@ -172,11 +164,7 @@ def memory(*, steps: int, traced: bool) -> None:
             with timer(f"batch {step}"):
                 pass
             timer.step()
-            if step in (steps // 10, steps // 2, steps * 3 // 4, steps):
-                at_first = at_first or held_bytes()
-                print(f"  {step:>9,} steps: {(held_bytes() - at_first) / 2**10:+8.1f} KiB", flush=True)
         lasted = time.perf_counter() - begin
-        tracemalloc.stop()
         path = timer.dump()
         assert path is not None
         with path.open("rb") as lines:

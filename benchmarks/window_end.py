@@ -1,9 +1,10 @@
 """What the end of a recorded window costs the ranks of a job: by a child process beside the training, or at once.
 
 Gloo ranks train a small Llama under DDP, so that each waits for the slowest in every step. Printed per rank: the step
-before anything is recorded, stop and export of the last session, the step in which the window ends, the steps after it,
-and the longest of these against a step and the export (the slowest rank's, for which all wait); beside it the same
-steps where nothing is recorded.
+before anything is recorded, the recorded ones, stop and export of the last session, the step in which the window ends,
+the steps after it, and the longest of these against a recorded step and the export (of the slowest ranks, for which
+all wait); beside it the same steps where nothing is recorded. Ranks that share cores disturb one another: a rank's last
+step goes on beside another's export.
 
     python benchmarks/window_end.py [--ranks 4] [--rounds 3] [--layers 8] [--hidden 128] [--tokens 64] [--after 40]
 """
@@ -82,21 +83,22 @@ def main(options: argparse.Namespace) -> None:
                 ranks = run_in_processes(train, options, folder, mode, world_size=options.ranks)
                 size = sum(path.stat().st_size for path in Path(folder).rglob("*_trace.json*")) / 2**20
             print(f"round {number + 1}, {mode}, {size:.0f} MiB of traces")
-            export = max(told["export"] for told in ranks)
+            expected = max(statistics.median(told["steps"][FIRST:LAST]) for told in ranks)
+            expected += max(told["export"] for told in ranks)
             for rank, told in enumerate(ranks):
-                show(rank, told, export)
+                show(rank, told, expected)
 
 
-def show(rank: int, told: dict[str, Any], slowest_export: float) -> None:
-    """One line of a rank."""
+def show(rank: int, told: dict[str, Any], expected: float) -> None:
+    """One line of a rank; `expected` are the seconds of a recorded step and the export."""
     steps = told["steps"]
-    before, end, after = steps[4 : FIRST - 1], steps[LAST], steps[LAST + 1 :]
-    usual = statistics.median(before)
+    before, recorded, end, after = steps[4 : FIRST - 1], steps[FIRST:LAST], steps[LAST], steps[LAST + 1 :]
     print(
         f"  rank {rank}: a step {measuring.spread(before, unit=1e-3, digits=0)} ms, longest {1e3 * max(before):.0f}; "
+        f"recorded {1e3 * statistics.median(recorded):.0f}; "
         f"export {1e3 * told['export']:.0f}; ends the window {1e3 * end:.0f}; "
         f"after it {measuring.spread(after, unit=1e-3, digits=0)}, longest {1e3 * max(after):.0f}; "
-        f"longest / (step + export) {max(end, *after) / (usual + slowest_export):.2f}; "
+        f"longest / (recorded step + export) {max(end, *after) / expected:.2f}; "
         f"result after {told['waited']:.1f} s"
     )
 

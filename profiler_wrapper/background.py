@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from profiler_wrapper.notices import tell
-from profiler_wrapper.window_report import Child
+from profiler_wrapper.window_child import Child
 
 _EXIT_PATIENCE_S = 120.0
 _LOOK_EVERY_S = 0.5  # whether the child that works now hurries

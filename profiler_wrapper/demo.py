@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from profiler_wrapper.errors import EmptyRecording
-from profiler_wrapper.recording.store import PAGE_FILE
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.wrapper import ProfilerWrapper
 
@@ -180,7 +178,6 @@ def run_demo(*, output_dir: str | os.PathLike[str] = "outputs", config: DemoConf
         f"for {config.steps} steps on {describe(device)} ...",
         flush=True,
     )
-    started = time.perf_counter()
     with ProfilerWrapper(model, output_dir=output_dir, prefix="demo") as prof:
         for step in range(config.steps):
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=not on_cpu):
@@ -189,10 +186,6 @@ def run_demo(*, output_dir: str | os.PathLike[str] = "outputs", config: DemoConf
             optimizer.step()
             optimizer.zero_grad()
             prof.step()
-    print(f"Done in {time.perf_counter() - started:.1f} s, loss {loss.item():.3f}.")
     if prof.result is None:
         raise EmptyRecording("nothing was recorded: profiling is off in the environment, or another profiler is on")
-    page = prof.directory.parent / PAGE_FILE if prof.directory is not None else None
-    if page is not None and page.exists():
-        print(f"The page: {page}")  # again, as the last that is read
     return prof.result

@@ -174,6 +174,8 @@ class WindowFiles:
         here = [path for path in self._written if path.is_relative_to(self._directory.directory)]
         size = sum(path.stat().st_size for path in here if path.exists())
         page = f"\nThe page: {self._directory.page}" if self._directory.page in self._written else ""
+        if page and self._options.of_several(self._info):
+            page = f"\nAll ranks side by side: profiler-wrapper ranks {self._directory.root}{page}"
         files = "1 file" if len(here) == 1 else f"{len(here)} files"
         return f"{files}, {file_size(size)}, in {self._directory.directory}{page}"
 

@@ -21,15 +21,8 @@ from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.run_place import RunPlace
 from profiler_wrapper.run_record import Describe, RunRecord, choose, notes_of
 from profiler_wrapper.terminal import unicode_terminal
-from profiler_wrapper.window_report import (
-    Child,
-    FinishedWindow,
-    WindowTask,
-    finish_window,
-    finish_window_in_child,
-    has_little_memory,
-    keep_traces,
-)
+from profiler_wrapper.window_child import Child, finish_window_in_child
+from profiler_wrapper.window_report import FinishedWindow, WindowTask, finish_window, has_little_memory, keep_traces
 
 _COMMAND = "python -m profiler_wrapper snapshot"
 _PATIENCE_S = 300.0  # with windows that are still being finished, when somebody asks for results

@@ -81,6 +81,10 @@ class Options:
         """Whether windows are finished by a child process, so that nobody waits for it."""
         return info.world_size > 1 if self.background is None else self.background
 
+    def of_several(self, info: RunInfo) -> bool:
+        """Whether other ranks of the job record too."""
+        return info.world_size > 1 and (self.ranks is None or sum(rank < info.world_size for rank in self.ranks) > 1)
+
     def shapes(self, *, warm_up: bool) -> bool:
         """Whether shapes are recorded in warm-up steps, or in timed ones."""
         return warm_up if self.record_shapes == "auto" else bool(self.record_shapes)

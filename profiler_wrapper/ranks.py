@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from profiler_wrapper.analysis.ranks.loading import LoadedSpans, Progress, open_spans
+from profiler_wrapper.analysis.ranks.loaded import LoadedSpans
+from profiler_wrapper.analysis.ranks.loading import EVERYTHING, Choice, open_spans
 from profiler_wrapper.analysis.ranks.model import RanksReport
 from profiler_wrapper.analysis.ranks.report import ranks_report
 from profiler_wrapper.errors import BrokenTrace
@@ -26,7 +27,7 @@ def load_ranks(
     """Who slows a job, who waits for whom, and what it costs: over all ranks of a run.
 
     Traces are reduced first, each where it lies, to a small `spans.parquet` beside it, by as many processes as there
-    are cores. A script that calls this needs `if __name__ == "__main__":` around its own work, as for any pool.
+    are cores. Scripts and notebooks call this as they are: those processes run nothing of theirs.
 
     Args:
         path: the directory of a run, a directory of traces, a trace, or a table of spans.
@@ -43,34 +44,21 @@ def load_ranks(
         OSError: the path is not there, or cannot be read.
         WrongUse: the table is none of spans, or there are no such ranks.
     """
-    with open_ranks(path, spans=spans, columns=columns, scheduler=scheduler, ranks=ranks, use=use) as (_, report):
+    choice = Choice(
+        spans=None if spans is None else Path(spans),
+        columns=columns or {},
+        scheduler=scheduler,
+        ranks=ranks,
+        use=use,
+    )
+    with open_ranks(path, choice) as (_, report):
         return report
 
 
 @contextmanager
-def open_ranks(
-    path: str | os.PathLike[str],
-    *,
-    spans: str | os.PathLike[str] | None = None,
-    columns: Mapping[str, str] | None = None,
-    scheduler: str | None = None,
-    ranks: Sequence[int] | None = None,
-    use: Use | None = None,
-    output: Path | None = None,
-    progress: Progress | None = None,
-) -> Iterator[tuple[LoadedSpans, RanksReport]]:
+def open_ranks(path: str | os.PathLike[str], choice: Choice = EVERYTHING) -> Iterator[tuple[LoadedSpans, RanksReport]]:
     """As `load_ranks`, with the database of the spans still open, for what draws them."""
-    table = None if spans is None else Path(spans)
-    with open_spans(
-        Path(path),
-        spans=table,
-        columns=columns,
-        scheduler=scheduler,
-        ranks=ranks,
-        use=use,
-        output=output,
-        progress=progress,
-    ) as loaded:
+    with open_spans(Path(path), choice) as loaded:
         yield loaded, ranks_report(loaded)
 
 

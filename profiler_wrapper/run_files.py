@@ -50,7 +50,9 @@ def find_result(path: Path, *, rank: int | None = None, with_trace: bool = False
                 return traces[0]
         if (place / RESULT_FILE).is_file():
             return place / RESULT_FILE
-    raise BrokenTrace(f"{path}: no {RESULT_FILE} and no trace in it")
+    timers = any(path.glob("**/timer_rank*.jsonl"))
+    instead = "; its timers are read by `profiler-wrapper ranks`, or pw.load_ranks(path)" if timers else ""
+    raise BrokenTrace(f"{path}: no {RESULT_FILE} and no trace in it{instead}")
 
 
 def rank_number(name: str) -> int:

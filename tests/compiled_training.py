@@ -1,18 +1,22 @@
-"""Trains small compiled models in a process of its own: `python compiled_training.py <directory> us|nobody`.
+"""Trains small compiled models: `python compiled_training.py <directory> first=us second=us third=nobody`.
 
-`us`: profiled, a run directory per model and selection of layers. `nobody`: without our package. Writes
-what Dynamo and Inductor counted to `counters_<who>.json`, and the calls of compiled graphs to `keys_<who>.json`.
+One training after the other, each in <directory>/<its name> and in a process of its own: a fork of one that has
+imported what all need and compiled nothing. `us`: profiled, a run directory per model and selection of layers.
+`nobody`: without our package. Each writes what Dynamo and Inductor counted to `counters.json`, and the calls of
+compiled graphs to `keys.json`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.config
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -72,10 +76,11 @@ def llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def main(directory: Path, who: str) -> None:
+def train(directory: Path, who: str) -> None:
     """Compile the models and train them."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    torch._inductor.config.cpp.simdlen = 1  # plain loops: a fraction of the headers for the C++ compiler to read
     net, by_block = Net(), llama()
     for block in by_block.model.layers:
         block.compile(fullgraph=True)
@@ -96,9 +101,10 @@ def main(directory: Path, who: str) -> None:
             if who == "us":
                 profile(directory, name, model, step)
             keys += calls_of_graphs(step)
+    assert ("profiler_wrapper" in sys.modules) == (who == "us")
     counted = {kind: dict(counter) for kind, counter in torch._dynamo.utils.counters.items() if counter}
-    directory.joinpath(f"counters_{who}.json").write_text(json.dumps(counted))
-    directory.joinpath(f"keys_{who}.json").write_text(json.dumps(keys))
+    directory.joinpath("counters.json").write_text(json.dumps(counted))
+    directory.joinpath("keys.json").write_text(json.dumps(keys))
     if who == "us" and not counted["inductor"].get("fxgraph_cache_hit"):
         plain = llama()
         profile(directory, "plain", plain, lambda: plain(input_ids=IDS, labels=IDS).loss.backward())
@@ -106,6 +112,8 @@ def main(directory: Path, who: str) -> None:
 
 def profile(directory: Path, name: str, model: nn.Module, step: Callable[[], Any]) -> None:
     """Two runs of two steps: with the layers that are rows by default, and with all."""
+    from profiler_wrapper import ProfilerWrapper
+
     for selection, layers in (("auto", "auto"), ("all", "*")):
         run = f"{name}_{selection}"
         with ProfilerWrapper(
@@ -129,7 +137,21 @@ def calls_of_graphs(step: Callable[[], Any]) -> list[str]:
     return [event.name for event in profiler.events() if "CompiledFxGraph" in event.name]
 
 
+def main(directory: Path, *trainings: str) -> None:
+    """One after the other; ends with the status of the first that fails."""
+    for training in trainings:
+        name, _, who = training.partition("=")
+        (directory / name).mkdir()
+        child = os.fork()
+        if not child:
+            if who == "us":  # before anything is compiled
+                import profiler_wrapper  # noqa: F401
+            train(directory / name, who)
+            return  # the process ends as one that only trained
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if ended:
+            sys.exit(ended)
+
+
 if __name__ == "__main__":
-    if sys.argv[2] == "us":
-        from profiler_wrapper import ProfilerWrapper
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])

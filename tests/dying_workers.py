@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 from profiler_wrapper.analysis.ranks.reduce import Reduced, Task, reduce_trace
@@ -17,3 +18,17 @@ def dies_of_deadly(task: Task) -> Reduced:
         died.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return reduce_trace(task)
+
+
+def says_who_and_sleeps(task: Task) -> Reduced:
+    """A trace called slow takes a minute; beside each trace lies the number of the process that reduces it."""
+    trace = Path(task.trace)
+    trace.with_suffix(".pid").write_text(str(os.getpid()), encoding="ascii")
+    if "slow" in trace.name:
+        time.sleep(60)
+    return Reduced(task.trace, "", task.rank)
+
+
+def raises(task: Task) -> Reduced:
+    """A mistake of ours, or no memory."""
+    raise MemoryError if "large" in task.trace else RuntimeError("a mistake")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.ranks.model import OWN_KINDS, LayerTimes, OwnTimes
+from profiler_wrapper.analysis.ranks.accounting import account
+from profiler_wrapper.analysis.ranks.model import OWN_KINDS, LayerTimes, OwnTimes, RanksReport
+from profiler_wrapper.analysis.ranks.scores import score
+from profiler_wrapper.analysis.ranks.verdict import judge
 
 MS = 1e6
 TYPICAL_MS = {"data": 1.0, "forward": 20.0, "backward": 40.0, "optimizer": 5.0, "communication": 3.0, "other": 1.5}
@@ -139,4 +143,18 @@ def layer_times(
         own_ns=times * MS,
         spread_ns=times * MS * 0.05,
         steps=np.full(count, len(own.steps)),
+    )
+
+
+def report_of(own: OwnTimes, **more: Any) -> RanksReport:
+    """What is said of such a job."""
+    layers = more.pop("layers", None) or layer_times(own)
+    return RanksReport(
+        run="a run",
+        verdict=judge(own, None, layers),
+        own=own,
+        accounting=account(own),
+        scores=score(own),
+        layers=layers,
+        **more,
     )

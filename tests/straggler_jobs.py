@@ -169,9 +169,8 @@ def run_plan(plan: Plan, span: Span) -> None:
                 slow = delays.of("layer", step) if first + at == plan.block else 0.0
                 block.forward_s = plan.work_s + slow / job.microbatches
                 block.backward_s = 2 * plan.work_s
-                if plan.stages == 1:
-                    block.forward_s += delays.of("forward", step) / BLOCKS
-                    block.backward_s += delays.of("backward", step) / BLOCKS
+                block.forward_s += delays.of("forward", step) / BLOCKS / job.microbatches
+                block.backward_s += delays.of("backward", step) / BLOCKS / job.microbatches
             with span("step", kind="step", step=step):
                 if plan.cause == "gc" and step % 2 == 0 and (step // 2) % 2 == rank % 2:
                     _SlowToGo(plan.delay_s)
@@ -268,14 +267,12 @@ class _Pipeline:
         with self.span("data", kind="data", step=step):
             next(self.batches)
         held = []
-        extra = self.delays.of("forward", step) / MICROBATCHES
         for at in range(MICROBATCHES):
             values = torch.randn(8, WIDTH)
             if stage:
                 self._move(dist.recv, "recv_forward", values, self.before, step, at)
                 values.requires_grad_()
             with self.span("forward", kind="forward", microbatch=at, step=step):
-                time.sleep(extra)
                 out = self.blocks(values)
             if not self.last:
                 self._move(dist.send, "send_forward", out.detach(), self.after, step, at)
@@ -363,7 +360,7 @@ def record_timers(plans: list[Plan], folder: str, alone: bool = False) -> None:
         timer.close()
 
 
-def record_traces(plans: list[Plan], folder: str, alone: bool = False) -> None:
+def record_traces(plans: list[Plan], folder: str, alone: bool = False, steps: str = "all") -> None:
     """As `record_timers`, by `ProfilerWrapper`: traces, in which nobody names anything."""
     if alone:
         before_others()
@@ -371,7 +368,7 @@ def record_traces(plans: list[Plan], folder: str, alone: bool = False) -> None:
         with ProfilerWrapper(
             output_dir=folder,
             run_name=f"job{at}",
-            steps="all",
+            steps=steps,
             record_shapes=False,
             profile_memory=False,
             files=("trace",),

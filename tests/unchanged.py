@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ def ours_in_the_way() -> dict[str, Any]:
         },
         "optimizer hooks": list(optimizer_module._global_optimizer_post_hooks),
         "profiler": (autograd_profile._prepare_trace, autograd_profile._start_trace),
+        "collections of garbage": list(gc.callbacks),
         "profiling": torch._C._autograd._profiler_enabled(),
         "peak": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
     }

@@ -42,7 +42,7 @@ _ATTENTION_KERNELS = (
     ),
 )
 _COMMUNICATION = (
-    r"nccl|rccl|ncclDevKernel|ncclKernel|gloo:|c10d::|_c10d_functional|c10d_functional|record_param_comms|mscclpp|"
+    r"nccl|rccl|ncclDevKernel|ncclKernel|gloo:|c10d::|_?c10d_functional(?!::_wrap_tensor)|record_param_comms|mscclpp|"
     r"nvshmem|symm_mem|cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|oneccl|hccl"
 )
 # (class, ops, kernels): the first that matches counts.

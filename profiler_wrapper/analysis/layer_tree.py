@@ -12,7 +12,7 @@ import numpy as np
 
 from profiler_wrapper.recording.columns import Bool, Category, Int32, Recording
 from profiler_wrapper.recording.kinds import kind_of
-from profiler_wrapper.recording.marks import MEMORY_POINT, ROOT_PATH, Mark, parse_mark
+from profiler_wrapper.recording.marks import GARBAGE, MEMORY_POINT, ROOT_PATH, Mark, parse_mark
 from profiler_wrapper.recording.nesting import nearest, nearest_above
 
 Source = Literal["marks", "modules", "named blocks", "none"]
@@ -24,7 +24,7 @@ _NOT_A_BLOCK = re.compile(
     r"ProfilerStep|Optimizer\.|nccl:|gloo:|mpi:|ucc:|xccl:|c10d|FSDP::|FullyShardedDataParallel\.|(Distributed)?DataParallel\.|enumerate\(|"
     r"## Call|Torch-Compiled|TorchDynamo|torch/|torch\.|autograd|Pregraph|CompiledFunction|AOTDispatcher|Inductor|"
     r"\[pytorch|iteration#|PyTorch Profiler|Iteration Start|cudaGraph|record_param_comms|"
-    r"execute_context_|" + re.escape(MEMORY_POINT)
+    r"execute_context_|" + re.escape(MEMORY_POINT) + "|" + re.escape(GARBAGE)
 )
 
 

@@ -165,17 +165,18 @@ def _put(function: Any, *, instead_of: Any, known_as: tuple[tuple[str, str], ...
 
 def _keep_dynamo_out(cls: type[Listener]) -> None:
     """Dynamo runs our frames as they are; below the listener's methods, everything."""
-    _skip(_call, and_below=False)
+    keep_dynamo_off(_call, and_below=False)
     owners: tuple[type[Listener], ...] = (_All, cls)
     for owner in owners:
-        _skip(owner.open_call, and_below=True)
-        _skip(owner.close_call, and_below=True)
+        keep_dynamo_off(owner.open_call, and_below=True)
+        keep_dynamo_off(owner.close_call, and_below=True)
         take_result = getattr(owner, "take_result", None)
         if take_result is not None:
-            _skip(take_result, and_below=True)
+            keep_dynamo_off(take_result, and_below=True)
 
 
-def _skip(function: Any, *, and_below: bool) -> None:
+def keep_dynamo_off(function: Any, *, and_below: bool) -> None:
+    """Dynamo runs the frames of this function as they are, or these and all below them."""
     # In C, so that torch._dynamo, a second to import, need not be there yet.
     dynamo = torch._C._dynamo.eval_frame
     if hasattr(dynamo, "_FrameExecStrategy"):

@@ -16,6 +16,7 @@ import msgspec
 import torch
 from torch.profiler import profiler as torch_profiler
 
+from profiler_wrapper.capture.garbage_marks import GarbageMarks
 from profiler_wrapper.capture.others import profiler_is_on
 
 # Most of what is used here has no types.
@@ -86,6 +87,7 @@ class Session:
         self.problem: str | None = None
         self._thread = threading.get_ident()
         self._step: Annotation | None = None
+        self._garbage = GarbageMarks()
         self._profiler = _KinetoProfile(
             activities=tuple(activities),
             record_shapes=record_shapes,
@@ -116,6 +118,7 @@ class Session:
             _switch_off()
             raise
         self._running = True
+        self._garbage.install()
 
     def begin_step(self, number: int) -> None:
         """Open the annotation that other tools know a step by."""
@@ -134,6 +137,7 @@ class Session:
         Raises:
             SessionLost: nothing of it can be exported.
         """
+        self._garbage.remove()
         if not self._running:
             return
         self._running = False

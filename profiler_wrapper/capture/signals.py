@@ -36,8 +36,8 @@ class OptimizerSteps:
             if not is_compiling():
                 after(weakref.ref(optimizer))
 
-        calls._skip(before_step, and_below=True)
-        calls._skip(after_step, and_below=True)
+        calls.keep_dynamo_off(before_step, and_below=True)
+        calls.keep_dynamo_off(after_step, and_below=True)
         self._handles = (register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step))
 
     def remove(self) -> None:

@@ -21,6 +21,7 @@ from profiler_wrapper.commands.output import (
     write,
 )
 from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.recording.rank_numbers import ranges
 from profiler_wrapper.terminal import WIDTH_OF_FILES, terminal_width
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     Subject = tuple[Any, RanksReport]  # the database of the spans, and what is said of them
 
+Lanes = tuple[int, ...] | str | None  # what --lanes says: ranks, "all", or nothing
 _TRACE = "timeline_trace.json.gz"
 
 
@@ -38,9 +40,11 @@ def add(commands: Commands) -> None:
         "outputs/profile-20260101-120000\n"
         "outputs/profile-20260101-120000 --ranks 0-7 --format json\n"
         "--spans job.parquet --columns took=duration_ms,worker=rank\n"
+        "outputs/profile-20260101-120000 --lanes 40-47 -o timeline.png\n"
         "traces/ --scheduler tcp://10.0.0.1:8786 -o report/"
     )
     command = add_command(commands, "ranks", ranks, examples=examples)
+    command.epilog = f"{command.epilog or ''}\n\n{_names_help()}"
     command.add_argument(
         "path", nargs="?", metavar="RUN", help="the directory of a run, a directory of traces, or a table of spans"
     )
@@ -58,10 +62,29 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("--ranks", metavar="LIST", help="only these: 0-7 or 0,3,8-11")
     command.add_argument(
+        "--lanes",
+        metavar="LIST",
+        help="ranks that the timeline and its trace show, as for --ranks, or all (default: all, or the 32 of more that "
+        "tell most; in the trace all); the others are analysed too",
+    )
+    command.add_argument(
         "--use", choices=("timers", "traces"), help="where a run has both (default: what tells of more ranks)"
     )
     command.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask cluster that reduces the traces")
     add_output(command, "the text, the JSON, the page, the timeline (PNG, and a trace for Perfetto) and the heat map")
+
+
+def _names_help() -> str:
+    from profiler_wrapper.recording.span_names import KNOWN_NAMES
+
+    lines = [f"  {kind:<14} {names}" for kind, names in KNOWN_NAMES.items()]
+    return "\n".join(
+        [
+            "The kind of a timer's span is told by words in its name (start(name, kind=...) says it otherwise);",
+            "a name that tells none counts as other, and is listed by itself:",
+            *lines,
+        ]
+    )
 
 
 def ranks(options: argparse.Namespace) -> None:
@@ -71,36 +94,41 @@ def ranks(options: argparse.Namespace) -> None:
     them, by all cores. Any other table of spans will do: its columns are rank, step, name, start and duration, by
     these or similar names. What is missing, a rank without a file or steps that not all have, is said.
     """
+    from profiler_wrapper.recording.rank_numbers import parse_ranks
     from profiler_wrapper.recording.span_columns import parse_mapping
-    from profiler_wrapper.recording.span_files import parse_ranks
 
     if options.path is None and options.spans is None:
         raise WrongUse("say which run: its directory, or a table of spans by --spans FILE")
+    if options.path is not None and options.spans is not None:
+        raise WrongUse(f"say either RUN or --spans: {options.path} and {options.spans} are two sources of spans")
     settle_format(options, others=[".png", ".html"])
+    if options.lanes is not None and options.output is None:
+        raise WrongUse("--lanes is of the timeline: say where it goes by -o timeline.png, report.html or DIR/")
     columns = parse_mapping(options.columns)
     chosen = None if options.ranks is None else parse_ranks(options.ranks)
+    if options.lanes is not None and options.lanes != "all":
+        options.lanes = parse_ranks(options.lanes, option="--lanes")
     writers = {} if options.output is None else _writers(options)
     refuse_to_overwrite(writers, force=options.force)
+    from profiler_wrapper.analysis.ranks.loading import Choice
     from profiler_wrapper.ranks import open_ranks
 
     path = Path(options.path if options.path is not None else options.spans)
-    with (
-        _bar() as progress,
-        open_ranks(
-            path,
-            spans=options.spans,
+    with _bar() as progress:
+        choice = Choice(
+            spans=None if options.spans is None else Path(options.spans),
             columns=columns,
             scheduler=options.scheduler,
             ranks=chosen,
             use=options.use,
             output=Path(options.output) if options.output is not None and is_directory(options.output) else None,
             progress=progress,
-        ) as (loaded, report),
-    ):
-        if writers:
-            write(writers, (loaded.database, report))
-        else:
-            print(_text(report, options.format, width=terminal_width()))
+        )
+        with open_ranks(path, choice) as (loaded, report):
+            if writers:
+                write(writers, (loaded.database, report))
+            else:
+                print(_text(report, options.format, width=terminal_width()))
 
 
 def _text(report: RanksReport, form: str, *, width: int) -> str:
@@ -111,19 +139,21 @@ def _text(report: RanksReport, form: str, *, width: int) -> str:
 
 def _writers(options: argparse.Namespace) -> dict[Path, Callable[[Subject, Path], object]]:
     output = Path(options.output)
+    draw_timeline = partial(_draw_timeline, lanes=options.lanes)
+    write_page = partial(_write_page, lanes=options.lanes)
     if is_directory(options.output):
         return {
             output / "ranks.txt": _write_text,
             output / "ranks.json": _write_json,
-            output / "report.html": partial(_write_page, trace_href=_TRACE),
-            output / "timeline.png": _draw_timeline,
+            output / "report.html": partial(write_page, trace_href=_TRACE),
+            output / "timeline.png": draw_timeline,
             output / "heat_map.png": _draw_heat_map,
-            output / _TRACE: _write_trace,
+            output / _TRACE: partial(_write_trace, lanes=options.lanes),
         }
     if output.suffix.lower() == ".png":
-        return {output: _draw_timeline}
+        return {output: draw_timeline}
     if output.suffix.lower() == ".html":
-        return {output: _write_page}
+        return {output: write_page}
     return {output: _write_json if options.format == "json" else _write_text}
 
 
@@ -136,18 +166,33 @@ def _write_json(subject: Subject, path: Path) -> None:
     path.write_text(_text(subject[1], "json", width=WIDTH_OF_FILES) + "\n", encoding="utf-8")
 
 
-def _draw_timeline(subject: Subject, path: Path) -> None:
+def _chosen_lanes(report: RanksReport, lanes: Lanes) -> list[int] | None:
+    """The ranks that `--lanes` names; None: those that tell most.
+
+    Raises:
+        WrongUse: none of them is there.
+    """
+    if lanes is None:
+        return None
+    there = report.own.ranks.tolist()
+    found = [rank for rank in there if lanes == "all" or rank in lanes]
+    if not found:
+        raise WrongUse(f"--lanes: none of these ranks is there; there are {ranges(there)}")
+    return found
+
+
+def _draw_timeline(subject: Subject, path: Path, *, lanes: Lanes = None) -> None:
     from profiler_wrapper.reports.ranks_timeline import draw_timeline
 
     database, report = subject
-    draw_timeline(report, database, path)
+    draw_timeline(report, database, path, ranks=_chosen_lanes(report, lanes))
 
 
-def _write_page(subject: Subject, path: Path, *, trace_href: str | None = None) -> None:
+def _write_page(subject: Subject, path: Path, *, lanes: Lanes = None, trace_href: str | None = None) -> None:
     from profiler_wrapper.reports.ranks_page import write_ranks_page
 
     database, report = subject
-    write_ranks_page(report, database, path, trace_href=trace_href)
+    write_ranks_page(report, database, path, ranks=_chosen_lanes(report, lanes), trace_href=trace_href)
 
 
 def _draw_heat_map(subject: Subject, path: Path) -> None:
@@ -156,11 +201,11 @@ def _draw_heat_map(subject: Subject, path: Path) -> None:
     draw_heat_map(subject[1], path)
 
 
-def _write_trace(subject: Subject, path: Path) -> None:
+def _write_trace(subject: Subject, path: Path, *, lanes: Lanes = None) -> None:
     from profiler_wrapper.reports.ranks_trace import write_ranks_trace
 
     database, report = subject
-    write_ranks_trace(report, database, path)
+    write_ranks_trace(report, database, path, ranks=_chosen_lanes(report, lanes))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ or the begin of the next block's, is the end. Where nothing comes before a block
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -76,15 +76,19 @@ class BackwardRuns:
         self._by_task: dict[int, _Run] = {}
         self._all: list[_Run] = []
 
-    def add(self, what: int, passed: Pass | None, moment: Moment, *, backward: int, at_end: Any) -> None:
-        """The engine that runs on this thread came past something in its `backward`-th run of the step.
+    def add(self, what: int, passed: Pass | None, moment: Moment, entered: Mapping[str, int], at_end: Any) -> None:
+        """The engine that runs on this thread came past something.
 
-        `at_end(run, task)` is called when the graph has been run.
+        Args:
+            entered: how often the step has come to its parts.
+            at_end: `at_end(run, task)` is called when the graph has been run.
         """
         task = _task_id()
-        if task == -1:
-            return
-        run = self._by_task.get(task) or self._begin(task, backward, at_end)
+        run = self._by_task.get(task)
+        if run is None:
+            if task == -1:
+                return
+            run = self._begin(task, entered.get("backward", 0), at_end)
         run.records.append((what, passed, moment))
 
     def end(self, run: Any, task: int, moment: Moment, group: str | None) -> None:

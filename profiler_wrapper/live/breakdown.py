@@ -65,6 +65,7 @@ class Breakdown:
 
     Attributes:
         entered: how often the step has come to each part.
+        within: the parts that are being measured, outermost first.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Breakdown:
         self._steps: OptimizerSteps | None = None
         self._boundaries: list[tuple[str, Mark]] = []
         self._open = False  # a step is
-        self._within: list[str] = []  # the parts that are being measured, outermost first
+        self.within: list[str] = []
         self.entered: dict[str, int] = {}
         self._pid = os.getpid()  # a forked worker of a data loader may call modules too
         self._engine: dict[str, tuple[Any, Any]] = {}  # name -> the original, ours
@@ -118,7 +119,7 @@ class Breakdown:
     def begin_step(self, mark: Mark) -> None:
         """A step begins, at `mark`."""
         self._boundaries = [("data", mark)]
-        self._open, self.entered, self._within, self._looked_inside = True, {}, [], False
+        self._open, self.entered, self.within, self._looked_inside = True, {}, [], False
 
     def end_step(self) -> Boundaries:
         """The step has ended: where its parts begin; nothing, where one of them has not been seen."""
@@ -197,7 +198,7 @@ class Breakdown:
             finally:
                 self._leave("backward")
 
-        calls._skip(timed, and_below=False)
+        calls.keep_dynamo_off(timed, and_below=False)
         return timed
 
     def _optimizer_begins(self, optimizer: Callable[[], Any]) -> None:
@@ -210,20 +211,20 @@ class Breakdown:
 
     def _may_enter(self) -> bool:
         """What lies within forward or backward is part of it; an optimizer may call both."""
-        return self._open and self._within[-1:] in ([], ["optimizer"]) and os.getpid() == self._pid
+        return self._open and self.within[-1:] in ([], ["optimizer"]) and os.getpid() == self._pid
 
     def _enter(self, part: str) -> bool:
         if not self._may_enter():
             return False
-        self._within.append(part)
+        self.within.append(part)
         self.entered[part] = self.entered.get(part, 0) + 1
         self._add(part)
         return True
 
     def _leave(self, part: str) -> None:
-        if self._open and self._within[-1:] == [part]:
-            self._within.pop()
-            self._add(self._within[-1] if self._within else "other")
+        if self._open and self.within[-1:] == [part]:
+            self.within.pop()
+            self._add(self.within[-1] if self.within else "other")
 
     def _add(self, part: str) -> None:
         try:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from profiler_wrapper.live.accelerator import Accelerator, Event
-from profiler_wrapper.live.span_log import Unread
+from profiler_wrapper.live.line_files import Unread
 from profiler_wrapper.notices import Notices
 
 MOST_UNREAD = 4096  # spans that the device may be behind

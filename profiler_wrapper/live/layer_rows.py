@@ -3,47 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from profiler_wrapper.live.backward_runs import Moment
-from profiler_wrapper.live.breakdown import Boundaries
-from profiler_wrapper.live.layer_spans import StepSpans
 from profiler_wrapper.live.span_log import SpanLog
-from profiler_wrapper.live.span_nodes import text_line
-from profiler_wrapper.live.step_clock import Mark
+from profiler_wrapper.live.span_nodes import TEXT_END, one_line
+from profiler_wrapper.live.step_rows import More, SeenStep, device_time_ns, moment_of, rows_of
 
-AFTER_BACKWARD = "after the last block"  # until the engine returns: what DDP waits for
-
-
-@dataclass(frozen=True, slots=True)
-class SeenStep:
-    """A step that has ended on the host."""
-
-    number: int
-    begin: Mark
-    end: Mark
-    boundaries: Boundaries
-    found: StepSpans
-    thread: int
-
-
-class _Row(NamedTuple):
-    kind: str
-    name: str
-    layer: str | None
-    begin: Moment
-    end: Moment
-    thread: int
-    parent: str | None = None  # None: it lies in nothing but the step
-    microbatch: int | None = None
-    waiting_ns: int | None = None
-    sequence: int | None = None
-    group: str | None = None
+_MILLION = 1_000_000
 
 
 class LayerRows:
@@ -59,86 +27,52 @@ class LayerRows:
             OSError: the files cannot be made.
         """
         log = self._log
-        log.era(step.found.spans[0].begin[0] if step.found.spans else _moment(step.begin)[0])
-        (text_head, line_head), offset_ns = log.heads, log.offset_ns
-        texts, lines = [], []
-        for row in _rows(step):
-            start, end = row.begin[0], max(row.begin[0], row.end[0])
-            device_ns = _device_ns(row.begin[1], row.end[1])
-            fixed = _fixed(row.kind, row.name, row.layer, row.parent)
-            more = b"" if row[7:] == (None, None, None, None) else _more(row)
-            lines.append(
-                b'%b"step":%d,%b"start_ns":%d,"duration_ns":%d,"thread":%d,%b"device_ns":%b}\n'
+        log.era(step.found.spans[0].begin[0] if step.found.spans else moment_of(step.begin)[0])
+        text_head, offset_ns = log.heads[0], log.offset_ns
+        line_head = b'%b"step":%d,' % (log.heads[1], step.number)
+        texts: list[bytes] = []
+        lines: list[bytes] = []
+        for kind, name, layer, (begin, first), (end, last), thread, depth, parent, more in rows_of(step):
+            end = max(begin, end)
+            device_ns = None if first is None else device_time_ns(first, last)
+            if device_ns is not None and more is not None:
+                device_ns = max(0, device_ns - more.device_waiting_ns)
+            start_ns, lasted = begin + offset_ns, end - begin
+            label, fixed = _fixed(kind, name, layer, depth, parent)
+            told = b"" if more is None else _more(more)
+            start, stop, lasted_us = start_ns // 1000, (start_ns + lasted) // 1000, lasted // 1000
+            texts += (
+                b"%b%b, start=%d.%06d, end=%d.%06d, cpu_dur=%d.%06ds, cuda_dur="
                 % (
-                    line_head,
-                    step.number,
-                    fixed,
-                    start + offset_ns,
-                    end - start,
-                    row.thread,
-                    more,
-                    b"null" if device_ns is None else b"%d" % device_ns,
-                )
+                    text_head,
+                    label,
+                    start // _MILLION,
+                    start % _MILLION,
+                    stop // _MILLION,
+                    stop % _MILLION,
+                    lasted_us // _MILLION,
+                    lasted_us % _MILLION,
+                ),
+                TEXT_END if device_ns is None else b"%.3fms\n" % (device_ns / 1e6),
             )
-            texts.append(text_line(text_head, row.name, start + offset_ns, end + offset_ns, device_ns=device_ns))
+            lines += (
+                b'%b%b"start_ns":%d,"duration_ns":%d,"thread":%d,%b"device_ns":'
+                % (line_head, fixed, start_ns, lasted, thread, told),
+                b"null}\n" if device_ns is None else b"%d}\n" % device_ns,
+            )
         log.write(b"".join(texts), b"".join(lines))
 
 
-def _rows(step: SeenStep) -> Iterator[_Row]:
-    thread = step.thread
-    yield _Row("step", "step", None, _moment(step.begin), _moment(step.end), thread)
-    counts = Counter(part for part, _ in step.boundaries)
-    numbered = counts["forward"] == counts["backward"] > 1
-    seen: Counter[str] = Counter()
-    stops = [mark for _, mark in step.boundaries[1:]] + [step.end]
-    sequence = 0
-    for (part, begin), stop in zip(step.boundaries, stops, strict=True):
-        if part == "other":
-            continue
-        row = _Row(part, part, None, _moment(begin), _moment(stop), thread)
-        if numbered and part in ("forward", "backward"):
-            row = row._replace(microbatch=seen[part])
-            seen[part] += 1
-        for end, group in step.found.ends if part == "backward" else ():
-            if group is not None and row.begin[0] <= end[0] <= row.end[0]:
-                name = AFTER_BACKWARD
-                yield _Row("communication", name, None, end, row.end, thread, part, sequence=sequence, group=group)
-                sequence += 1
-                row = row._replace(waiting_ns=row.end[0] - end[0])
-        yield row
-    for kind, unit, start, stop_, microbatch, own_thread in step.found.spans:
-        parent = ("forward" if kind == "forward" else "backward") if step.boundaries else None
-        number = microbatch if numbered else None
-        name = f"{unit.name} {kind}"
-        yield _Row(kind, name, unit.name, start, stop_, own_thread or thread, parent, number)
-
-
 @functools.lru_cache(maxsize=4096)
-def _fixed(kind: str, name: str, layer: str | None, parent: str | None) -> bytes:
-    """What of its JSON line is the same in each step."""
+def _fixed(kind: str, name: str, layer: str | None, depth: int, parent: str | None) -> tuple[bytes, bytes]:
+    """What of its line of text, and of its JSON line, is the same in each step."""
     fields: dict[str, Any] = {"name": name, "kind": kind}
     if layer is not None:
         fields["layer"] = layer
-    fields |= {"depth": 0 if parent is None else 1, "parent": parent}
-    return msgspec.json.encode(fields)[1:-1] + b","
+    fields |= {"depth": depth, "parent": parent}
+    return one_line(name), msgspec.json.encode(fields)[1:-1] + b","
 
 
-def _more(row: _Row) -> bytes:
-    fields = {key: value for key, value in zip(row._fields[7:], row[7:], strict=True) if value is not None}
-    return msgspec.json.encode(fields)[1:-1] + b","
-
-
-def _moment(mark: Mark) -> Moment:
-    return round(mark.host_s * 1e9), mark.event
-
-
-def _device_ns(begin: Any, end: Any) -> int | None:
-    if begin is None or end is None:
-        return None
-    try:
-        if begin.query() and end.query():
-            milliseconds: float = begin.elapsed_time(end)
-            return max(0, round(milliseconds * 1e6))
-    except RuntimeError:  # events of two devices
-        pass
-    return None
+def _more(more: More) -> bytes:
+    fields = {name: value for name, value in zip(more._fields[:-1], more[:-1], strict=True) if value is not None}
+    return msgspec.json.encode(fields)[1:-1] + b"," if fields else b""

@@ -7,14 +7,11 @@ modules have no hook, tensors have none either, and those of a graph are gone wi
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +19,7 @@ from torch import nn
 from profiler_wrapper.capture import calls
 from profiler_wrapper.capture.phases import in_backward
 from profiler_wrapper.capture.signals import is_compiling
+from profiler_wrapper.live import rank_waits
 from profiler_wrapper.live.backward_runs import (
     BEGIN,
     END,
@@ -34,49 +32,17 @@ from profiler_wrapper.live.backward_runs import (
 )
 from profiler_wrapper.live.breakdown import Breakdown
 from profiler_wrapper.live.event_pool import EventPool
+from profiler_wrapper.live.graph_tensors import Known, hook_first, is_among, only_accumulates, tensors_in_graph
+from profiler_wrapper.live.layer_calls import Call, Forks, Here, StepSpans
 from profiler_wrapper.live.layer_units import Units
+from profiler_wrapper.live.process_role import has_process_group
 from profiler_wrapper.live.reducing import reduced_in
+from profiler_wrapper.live.step_waits import StepWaits
 from profiler_wrapper.notices import Notices
 
 MOST_SPANS = 20_000  # of a step
 MOST_EVENTS = 100_000  # that the device may be behind
-_MOST_VALUES = 64  # of a call, and of a list or mapping in it, that are looked at
 _inside_functorch: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
-
-
-_Known = list[tuple["weakref.ref[torch.Tensor]", int]]  # tensors that are part of a graph, and their versions
-
-
-class _Here(threading.local):
-    """What is so on this thread."""
-
-    def __init__(self) -> None:
-        self.inside = False  # a unit is being called
-        self.outputs: _Known = []  # of the last unit
-
-
-class _Call:
-    __slots__ = ("begin", "ended", "inputs", "passed", "phase", "recomputed")
-
-    def __init__(self, passed: Pass, phase: object | None, recomputed: bool) -> None:
-        self.passed, self.phase, self.recomputed = passed, phase, recomputed
-        self.begin: Moment = (0, None)
-        self.ended = False
-        self.inputs: _Known = []  # that have a gradient
-
-
-class StepSpans(NamedTuple):
-    """What is known of the layers in a step.
-
-    Attributes:
-        spans: by their begins.
-        ends: when graphs had been run, and the group that their gradients are reduced in behind that.
-        events: all on the device that these are made of, and others.
-    """
-
-    spans: list[LayerSpan]
-    ends: list[tuple[Moment, str | None]]
-    events: list[Any]
 
 
 class LayerSpans:
@@ -85,14 +51,14 @@ class LayerSpans:
     Its own failures are told to `on_failure`.
 
     Args:
-        model: as it is called in the loop, wrappers included.
+        model: as it is called in the loop, wrappers included, or a pipeline's schedule or stage.
         events: None: nothing is measured on a device.
         notices: told once why layers are not known.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: object,
         events: EventPool | None,
         on_failure: Callable[[str, Exception], None],
         notices: Notices,
@@ -104,13 +70,14 @@ class LayerSpans:
         self._units: Units | None = None
         self._look_again_in = 1  # steps that miss a unit
         self._misses = 0
-        self._here = _Here()
+        self._here = Here()
         self._open = False
+        self._waits = StepWaits(lambda: self._moment() if self._open and self._is_here() else None, self._fail)
         self._runs = BackwardRuns()
         self._spans: list[LayerSpan] = []
         self._recorded: list[Any] = []  # the step's events
         self._group: str | None = None  # that the gradients of the last forward are reduced in
-        self._pid = os.getpid()
+        self._forks = Forks.count
 
     def begin_step(self) -> None:
         """A step begins. Looks for the units in the first, and when some were missed."""
@@ -120,11 +87,13 @@ class LayerSpans:
             if model is None:
                 return
             self._units = Units(model)
-            calls._skip(LayerSpans.take_result, and_below=True)
-            calls._skip(LayerSpans._reached, and_below=True)
-            calls._skip(LayerSpans._graph_ends, and_below=True)
+            calls.keep_dynamo_off(LayerSpans.take_result, and_below=True)
+            calls.keep_dynamo_off(LayerSpans._reached, and_below=True)
+            calls.keep_dynamo_off(LayerSpans._graph_ends, and_below=True)
         for unit in self._units.all:
             unit.calls = 0
+        if has_process_group():
+            rank_waits.listen(self._waits)
         self._open = True
 
     def forget_step(self) -> None:
@@ -140,15 +109,22 @@ class LayerSpans:
             self._look_for_missed(self._units)
         return taken
 
+    def stop(self) -> None:
+        """Listen to waits no more; the step that was begun is none."""
+        rank_waits.stop_listening(self._waits)
+        self.forget_step()
+
     # -- what is listened to ----------------------------------------------------------------------
 
     def open_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], marked: set[str] | None = None
     ) -> object | None:
         """A module is called; see `calls.Listener`."""
-        if self._open and self._here.inside:
+        here, parts = self._here, self.parts
+        if here.inside and self._open:
             return None  # most calls are
-        phase = self.parts.open_call(module, args, kwargs)
+        within = parts.within
+        phase = None if within and within[-1] != "optimizer" else parts.open_call(module, args, kwargs)
         if not self._open or self._units is None:
             return phase
         try:
@@ -159,13 +135,13 @@ class LayerSpans:
                 unit, in_part = self._units.around(module), True
             if unit is None or not self._takes_more():
                 return phase
-            times = self.parts.entered.get("backward" if recomputed else "forward", 0)
-            call = _Call(Pass(unit, times - 1, in_part=in_part), phase, recomputed)
+            times = parts.entered.get("backward" if recomputed else "forward", 0)
+            call = Call(Pass(unit, times - 1, in_part=in_part), phase, recomputed)
             if not recomputed:
                 unit.calls += 1
             if not in_part:
                 self._hook_inputs(call, args, kwargs)
-            self._here.inside = True
+            here.inside = True
             call.begin = self._moment()
             if recomputed:
                 self._note(RECOMPUTE, call.passed, call.begin)
@@ -176,7 +152,7 @@ class LayerSpans:
 
     def take_result(self, opened: object, result: Any) -> None:
         """That call has returned something."""
-        if type(opened) is not _Call:
+        if type(opened) is not Call:
             return
         self._end(opened)
         try:
@@ -187,17 +163,18 @@ class LayerSpans:
 
     def close_call(self, opened: Any) -> None:
         """That call has returned or raised."""
-        if type(opened) is not _Call:
+        if type(opened) is not Call:
             self.parts.close_call(opened)
             return
         self._end(opened)
         if opened.phase is not None:
             self.parts.close_call(opened.phase)
 
-    def _end(self, call: _Call) -> None:
+    def _end(self, call: Call) -> None:
         if call.ended:
             return
-        call.ended, self._here.inside = True, False
+        here = self._here
+        call.ended, here.inside = True, False
         if not self._open:
             return
         try:
@@ -206,36 +183,37 @@ class LayerSpans:
                 self._note(RECOMPUTED, call.passed, moment)
             else:
                 passed = call.passed
-                thread = threading.get_native_id()
-                self._spans.append(LayerSpan("forward", passed.unit, call.begin, moment, passed.microbatch, thread))
+                self._spans.append(
+                    LayerSpan("forward", passed.unit, call.begin, moment, passed.microbatch, here.thread)
+                )
         except Exception as error:
             self._fail(error)
 
     # -- boundaries in the graph ------------------------------------------------------------------
 
-    def _hook_inputs(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _hook_inputs(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if _inside_functorch() is not None:
             return
         known = self._here.outputs
-        for tensor, node in _in_graph((*args, *kwargs.values())):
+        for tensor, node in tensors_in_graph((*args, *kwargs.values())):
             call.inputs.append((weakref.ref(tensor), tensor._version))
-            if not _is_among(tensor, known):  # else the begin of the last unit's backward is the end of this one's
+            if not is_among(tensor, known):  # else the begin of the last unit's backward is the end of this one's
                 node.register_prehook(partial(self._reached, END, call.passed))
 
-    def _hook_outputs(self, call: _Call, result: Any) -> None:
+    def _hook_outputs(self, call: Call, result: Any) -> None:
         if _inside_functorch() is not None:
             return
-        outputs: _Known = []
-        for tensor, node in _in_graph((result,)):
+        outputs: Known = []
+        for tensor, node in tensors_in_graph((result,)):
             outputs.append((weakref.ref(tensor), tensor._version))
-            if _is_among(tensor, call.inputs):  # somebody else's, given on
+            if is_among(tensor, call.inputs):  # somebody else's, given on
                 continue
             begins = partial(self._reached, BEGIN, call.passed)
             if tensor._backward_hooks:  # as FSDP has them, to gather what the block's backward needs: part of it
-                _hook_first(tensor, begins)
+                hook_first(tensor, begins)
             else:
                 node.register_prehook(begins)
-            if not call.inputs and _only_accumulates(node):
+            if not call.inputs and only_accumulates(node):
                 node.register_hook(partial(self._reached, END, call.passed))
         self._here.outputs = outputs
 
@@ -248,7 +226,7 @@ class LayerSpans:
                 self._fail(error)
 
     def _note(self, what: int, passed: Pass, moment: Moment) -> None:
-        self._runs.add(what, passed, moment, backward=self.parts.entered.get("backward", 0), at_end=self._graph_ends)
+        self._runs.add(what, passed, moment, self.parts.entered, self._graph_ends)
 
     def _graph_ends(self, run: Any, task: int) -> None:
         if self._open:
@@ -260,8 +238,10 @@ class LayerSpans:
     # -- the rest ---------------------------------------------------------------------------------
 
     def _moment(self) -> Moment:
+        if self._events is None:
+            return perf_counter_ns(), None
         event = None
-        if self._events is not None and self._events_out < MOST_EVENTS:
+        if self._events_out < MOST_EVENTS:
             event = self._events.record()
             if event is not None:
                 self._events_out += 1
@@ -274,7 +254,11 @@ class LayerSpans:
                 "layers", f"blocks were called more than {MOST_SPANS} times in a step; the rest is left out"
             )
             return False
-        return os.getpid() == self._pid
+        return self._is_here()
+
+    def _is_here(self) -> bool:
+        """This is no fork of the process that it was made in."""
+        return Forks.count == self._forks
 
     def _take(self) -> StepSpans:
         spans, self._spans = self._spans, []
@@ -283,7 +267,7 @@ class LayerSpans:
         spans += runs.take()
         spans.sort(key=lambda span: span.begin[0])
         self._here.outputs = []
-        return StepSpans(spans, runs.ends, events)
+        return StepSpans(spans, self._waits.take(), runs.ends, events)
 
     def give_back(self, events: list[Any]) -> None:
         """Those of a step that nobody reads any more."""
@@ -311,35 +295,3 @@ class LayerSpans:
     def _fail(self, error: Exception) -> None:
         self._open = False
         self._on_failure("timing layers", error)
-
-
-def _in_graph(values: Iterable[Any], depth: int = 3) -> list[tuple[torch.Tensor, Any]]:
-    """Tensors with what made them in the graph, also those in tuples, lists and mappings."""
-    found: list[tuple[torch.Tensor, Any]] = []
-    for value in islice(values, _MOST_VALUES):
-        if value is None:
-            continue
-        if isinstance(value, torch.Tensor):
-            node = value.grad_fn
-            if node is not None:
-                found.append((value, node))
-        elif isinstance(value, (tuple, list)):
-            if depth:
-                found += _in_graph(value, depth - 1)
-        elif isinstance(value, dict) and depth:
-            found += _in_graph(value.values(), depth - 1)
-    return found
-
-
-def _hook_first(tensor: Any, hook: Callable[[Any], None]) -> None:
-    """Before the hooks that it has."""
-    tensor._backward_hooks.move_to_end(tensor.register_hook(hook).id, last=False)
-
-
-def _is_among(tensor: torch.Tensor, known: _Known) -> bool:
-    return any(reference() is tensor and version == tensor._version for reference, version in known)
-
-
-def _only_accumulates(node: Any) -> bool:
-    """Behind a node is nothing but parameters."""
-    return all(after is None or after.name() == "torch::autograd::AccumulateGrad" for after, _ in node.next_functions)

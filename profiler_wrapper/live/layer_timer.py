@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from profiler_wrapper.capture.optimizers import find_optimizers
+from profiler_wrapper.capture.pipeline import find_stages
 from profiler_wrapper.capture.switch import is_off
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.live.accelerator import find_accelerator
@@ -40,13 +41,18 @@ class LayerTimer:
     the recompute, where its forward is computed again.
 
     What is not seen: modules in a model that is compiled as a whole, as no module is called there; a call of
-    `model.forward()`; backward in compiled autograd. Waiting that happens in a block, as for FSDP's parameters, is in
-    the block's time. With DDP, what is left of the backward behind the last block is a span of communication.
+    `model.forward()`; backward in compiled autograd.
+
+    Waits for other ranks are spans of communication, and each span says how much of it they are (`waiting_ns`): where
+    torch's Python code waits, as for FSDP's parameters and gradients, a tensor parallel sum or what another stage
+    sends, and with DDP what is left of the backward behind the last block. The time on the device is without them.
+    With an accelerator FSDP's wait for parameters is what is seen of it, not that for gradients. What waits in C++,
+    such as collectives in compiled code, is part of the block that it lies in. See live/rank_waits.py.
 
     Where a span fails to be made there is one warning, and no more spans; `PROFILER_WRAPPER=off` turns this off.
 
     Args:
-        model: as the loop calls it, wrappers included.
+        model: as the loop calls it, wrappers included; of `torch.distributed.pipelining` the schedule or the stage.
         output_dir, run_name, prefix, rank, world_size, device_mesh, device: as `Timer` takes them.
         optimizer: only its steps are the optimizer's part of a step, where a loop has several.
 
@@ -56,7 +62,7 @@ class LayerTimer:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Any,
         output_dir: str | os.PathLike[str] = "outputs",
         *,
         optimizer: Any = None,
@@ -67,8 +73,10 @@ class LayerTimer:
         device_mesh: Any = None,
         device: Any = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise WrongUse(f"model is a {type(model).__name__}. Give a torch.nn.Module.")
+        if not isinstance(model, nn.Module) and not find_stages(model):
+            raise WrongUse(
+                f"model is a {type(model).__name__}. Give a torch.nn.Module, or a pipeline's schedule or stage."
+            )
         place = checked_place(
             output_dir=output_dir,
             run_name=run_name,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torch import nn
 
 from profiler_wrapper.capture.layers import Layer, RootLabels, find_roots, name_layers
+from profiler_wrapper.capture.pipeline import is_in_pipeline
 from profiler_wrapper.recording.marks import ROOT_PATH
 
 
@@ -17,22 +19,28 @@ class Unit:
     Attributes:
         name: as the plain model has it.
         calls: in this step, recomputed ones left out.
+        spans: what its spans are called, by their kind.
     """
 
-    __slots__ = ("calls", "name")
+    __slots__ = ("calls", "name", "spans")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.calls = 0
+        self.spans = {kind: f"{name} {kind}" for kind in ("forward", "backward", "recompute")}
 
 
 class Units:
     """Those of a model, by the modules through which they are entered: the plain ones, and what wraps them.
 
     Holds no module.
+
+    Args:
+        model: a module, several, or a pipeline's schedule or stage, as `ProfilerWrapper` takes them.
     """
 
     def __init__(self, model: object) -> None:
+        in_pipeline = is_in_pipeline(model, None, None)
         self._entries: dict[int, tuple[weakref.ref[nn.Module], Unit]] = {}
         self._inside: dict[int, tuple[weakref.ref[nn.Module], Unit]] = {}
         self.all: list[Unit] = []
@@ -40,6 +48,8 @@ class Units:
         named = len(roots) > 1
         taken: set[str] = set()
         for root in roots:
+            if in_pipeline and not root.in_pipeline:
+                root = replace(root, in_pipeline=True)
             for layer in _units_of(name_layers(root)):
                 name = layer.mark.path
                 if name == ROOT_PATH or (named and name in taken):

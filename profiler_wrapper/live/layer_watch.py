@@ -5,19 +5,24 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from profiler_wrapper.capture.pipeline import find_stages
+from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.live.accelerator import Accelerator
 from profiler_wrapper.live.breakdown import Boundaries, Breakdown
 from profiler_wrapper.live.event_pool import EventPool
-from profiler_wrapper.live.layer_rows import LayerRows, SeenStep
-from profiler_wrapper.live.layer_spans import LayerSpans, StepSpans
+from profiler_wrapper.live.layer_calls import StepSpans
+from profiler_wrapper.live.layer_rows import LayerRows
+from profiler_wrapper.live.layer_spans import LayerSpans
 from profiler_wrapper.live.span_log import span_log
 from profiler_wrapper.live.span_place import SpanPlace
 from profiler_wrapper.live.step_clock import Mark
+from profiler_wrapper.live.step_rows import SeenStep
 from profiler_wrapper.notices import Notices
 
 MOST_STEPS = 1024  # that the device may be behind
@@ -27,7 +32,7 @@ class LayerWatch:
     """Layers, parts and steps of a loop, as spans of the rank's timer files. Its methods may raise.
 
     Args:
-        model: as it is called in the loop, wrappers included.
+        model: as it is called in the loop, wrappers included, or a pipeline's schedule or stage.
         mark: makes the marks of the parts.
         on_failure: told of what fails where nobody could catch it.
 
@@ -37,7 +42,7 @@ class LayerWatch:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: object,
         place: SpanPlace,
         accelerator: Accelerator | None,
         notices: Notices,
@@ -48,11 +53,20 @@ class LayerWatch:
     ) -> None:
         events = None if accelerator is None else EventPool(accelerator, lambda unread, device_ns: None, notices)
         self._layers = LayerSpans(model, events, on_failure, notices)
+        stages = find_stages(model)
+        self._stages = max(1, len(stages))
+        # What a schedule calls are its stages' modules; nobody else holds this list. A model is not held.
+        self._called = None if isinstance(model, nn.Module) else nn.ModuleList(stage.module for stage in stages)
         self.parts = self._layers.parts = Breakdown(
-            mark, on_failure, model=model, optimizers=optimizers, notices=notices, listener=self._layers
+            mark,
+            on_failure,
+            model=model if isinstance(model, nn.Module) else self._called,
+            optimizers=optimizers,
+            notices=notices,
+            listener=self._layers,
         )
         self._waiting: deque[SeenStep] = deque()
-        self._log = span_log(place, notices)
+        self._log = span_log(_with_coordinates(place, model), notices)
         self._log.users += 1
         self._rows = LayerRows(self._log)
         self._closed = False
@@ -71,7 +85,7 @@ class LayerWatch:
 
     def add(self, number: int, begin: Mark, end: Mark, boundaries: Boundaries, found: StepSpans) -> None:
         """Write a step as soon as the device has come to its end."""
-        self._waiting.append(SeenStep(number, begin, end, boundaries, found, threading.get_native_id()))
+        self._waiting.append(SeenStep(number, begin, end, boundaries, found, threading.get_native_id(), self._stages))
         self.pass_on()
 
     def leave_out(self, found: StepSpans) -> None:
@@ -92,7 +106,7 @@ class LayerWatch:
         if self._closed:
             return
         self._closed = True
-        self._layers.forget_step()
+        self._layers.stop()
         self.parts.stop()
         self.pass_on(everything=True)
         if self._log.text is not None:
@@ -105,3 +119,13 @@ class LayerWatch:
         """Write what the device has come to; the path of the text."""
         self.pass_on()
         return self._log.flush()
+
+
+def _with_coordinates(place: SpanPlace, model: object) -> SpanPlace:
+    """As the model's own mesh or stages tell, where the user does not."""
+    if place.device_mesh is not None or place.coordinates is not None:
+        return place
+    stages = find_stages(model)
+    modules = [model] if isinstance(model, nn.Module) else [stage.module for stage in stages]
+    info = run_info(modules=modules, stages=stages, environment=place.environment)
+    return replace(place, coordinates=dict(info.coordinates) or None)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
 from profiler_wrapper.capture.switch import is_off
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.live.accelerator import find_accelerator
+from profiler_wrapper.live.harmless import harmless, weakly
 from profiler_wrapper.live.job import Told
 from profiler_wrapper.live.monitor_config import MonitorConfig
 from profiler_wrapper.live.monitored_step import MonitoredStep
@@ -23,27 +23,6 @@ from profiler_wrapper.live.sinks import Sink
 from profiler_wrapper.live.statistics import RunStatistics
 from profiler_wrapper.live.watch import StepWatch
 from profiler_wrapper.notices import Notices
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
-
-def _harmless(
-    method: Callable[Concatenate[TrainingMonitor, Arguments], Result],
-) -> Callable[Concatenate[TrainingMonitor, Arguments], Result | None]:
-    """What fails inside becomes one warning, and the monitor does nothing more. In a forked child it does nothing."""
-
-    @functools.wraps(method)
-    def guarded(self: TrainingMonitor, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result | None:
-        if not self.active:
-            return None
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            self._failed(f"{method.__name__}()", error)
-            return None
-
-    return guarded
 
 
 class TrainingMonitor:
@@ -173,7 +152,7 @@ class TrainingMonitor:
         self._notices = Notices()
         accelerator = None if self._over else find_accelerator(device)
         # Nothing of this holds the monitor, so that it is closed where its last user lets go of it.
-        on_failure, on_open = _weakly(self._failed), _weakly(self._close_at_exit)
+        on_failure, on_open = weakly(self.failed), weakly(self._close_at_exit)
         self._watch = StepWatch(
             told,
             self._notices,
@@ -199,7 +178,7 @@ class TrainingMonitor:
         """Of all steps so far, on this rank; None before the first."""
         return self._watch.statistics
 
-    @_harmless
+    @harmless
     def start_step(self, step: int | None = None) -> None:
         """A step begins. Where one was begun and not ended, that one is forgotten.
 
@@ -209,7 +188,7 @@ class TrainingMonitor:
         self._watch.explicit_starts = True
         self._watch.begin(step)
 
-    @_harmless
+    @harmless
     def end_step(
         self,
         /,
@@ -252,7 +231,7 @@ class TrainingMonitor:
             skip=frozenset(skip),
         )
 
-    @_harmless
+    @harmless
     def log_step(
         self,
         /,
@@ -289,12 +268,12 @@ class TrainingMonitor:
         """A block that is one step; `numbers` as `end_step` takes them. See `MonitoredStep`."""
         return MonitoredStep(self, numbers)
 
-    @_harmless
+    @harmless
     def forget_step(self) -> None:
         """The step that was begun is none: an exception ended it, or there was no batch."""
         self._watch.forget()
 
-    @_harmless
+    @harmless
     def forget_time(self) -> None:
         """The step that was begun will end with its counts and no time: the loop did something else in its midst."""
         self._watch.forget_time()
@@ -327,7 +306,8 @@ class TrainingMonitor:
     def _close_at_exit(self) -> None:
         atexit.register(self._finish)  # now, so that it comes before the logs close themselves
 
-    def _failed(self, what: str, error: Exception) -> None:
+    def failed(self, what: str, error: Exception) -> None:
+        """See `harmless.Active`."""
         if self._over:
             return
         self._over = True
@@ -347,15 +327,3 @@ def _off() -> TrainingMonitor:
 def _finish(watch: StepWatch, pid: int) -> None:
     if os.getpid() == pid:
         watch.close(wait=True)
-
-
-def _weakly(method: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Calls a method of an object that may be gone, and does not hold it."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
-        there = reference()
-        if there is not None:
-            there(*args, **kwargs)
-
-    return call

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from profiler_wrapper.live.accelerator import Event
-from profiler_wrapper.live.span_log import SpanLog, Unread
+from profiler_wrapper.live.line_files import Unread
+from profiler_wrapper.live.span_log import SpanLog
 from profiler_wrapper.live.span_nodes import (
     LINE_END,
     LINE_END_WITH_ROOM,

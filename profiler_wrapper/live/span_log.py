@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.live.kept_lines import KeptLines
+from profiler_wrapper.live.line_files import LOCK_S, LineFiles
 from profiler_wrapper.live.process_role import has_process_group
 from profiler_wrapper.live.span_clock import clock_reading, monotonic_offset_ns
-from profiler_wrapper.live.span_nodes import ROOM_BYTES
 from profiler_wrapper.live.span_place import Owner, SpanPlace, find_owner, header_line, with_head
 from profiler_wrapper.notices import Notices
 from profiler_wrapper.recording.timer_files import TimerFiles
@@ -23,9 +22,7 @@ from profiler_wrapper.recording.timer_files import TimerFiles
 SECOND_NS = 1_000_000_000
 _LOOK_NS = SECOND_NS // 16  # while the rank may still become known
 _CLOCK_NS = 60 * SECOND_NS  # between two lines that say how the clocks stand
-_MOST_LATE = 10_000  # lines of other threads while one writes
 _MOST_MOVED_BYTES = 1 << 28
-_LOCK_S = 2.0  # a signal's handler may ask for what the thread it stopped holds
 
 _logs: weakref.WeakValueDictionary[tuple[Any, ...], SpanLog] = weakref.WeakValueDictionary()
 
@@ -35,26 +32,12 @@ def span_log(place: SpanPlace, notices: Notices) -> SpanLog:
     log = _logs.get(place.key)
     if log is None or log.closed:
         log = _logs[place.key] = SpanLog(place, notices)
+    elif place.coordinates is not None and log.place.coordinates is None and log.place.device_mesh is None:
+        log.tell(replace(log.place, coordinates=place.coordinates))
     return log
 
 
-class Unread:
-    """A span whose time on the device is not known yet.
-
-    Attributes:
-        begin, end: events.
-        text: its line of text, which is not written yet.
-        file, offset: where that time goes; until its JSON line is written, the place within the line, and no file.
-    """
-
-    __slots__ = ("begin", "end", "file", "offset", "text")
-
-    def __init__(self, begin: Any, end: Any, text: bytes, offset: int) -> None:
-        self.begin, self.end, self.text, self.offset = begin, end, text, offset
-        self.file: KeptLines | None = None
-
-
-class SpanLog:
+class SpanLog(LineFiles):
     """Writes lines of text and JSON lines. What goes wrong is one warning, and the lines are counted as lost.
 
     Attributes:
@@ -74,16 +57,11 @@ class SpanLog:
     def _forget(self) -> None:
         """As it is before the first line."""
         self.closed = False
-        self.lost = 0
+        self._start_over()
         self.owner: Owner | None = None
         self.files: TimerFiles | None = None
-        self.text: Any = None  # KeptLines, once there are some
-        self.lines: Any = None
         self.offset_ns = monotonic_offset_ns()
         self._look_at = self._clock_at = 0
-        self._late: deque[tuple[bytes, bytes, Unread | None]] = deque()
-        self._lock = threading.Lock()
-        self._acquire, self._release = self._lock.acquire, self._lock.release
         self.heads = (b"", b"")
         self._told_lost = 0
         self._forked = False
@@ -93,7 +71,7 @@ class SpanLog:
         self.place = place
         _logs[place.key] = self
         if self.owner is not None:
-            self._become(find_owner(place, forked=self._forked), wait_s=_LOCK_S)
+            self._become(find_owner(place, forked=self._forked), wait_s=LOCK_S)
 
     def after_fork(self) -> None:
         """In the child: the files are the parent's."""
@@ -119,48 +97,6 @@ class SpanLog:
         begin = second * SECOND_NS - self.offset_ns
         return second, begin, min(begin + SECOND_NS, self._look_at)
 
-    def write(self, text: bytes, line: bytes, unread: Unread | None = None) -> None:
-        """Write a line of text and a JSON line, whatever thread this is, and whatever it was doing."""
-        if not self._acquire(False):
-            if len(self._late) < _MOST_LATE:
-                self._late.append((text, line, unread))
-            else:
-                self.lost += 1
-            self._catch_up()
-            return
-        try:
-            if unread is not None:
-                unread.offset += self.lines.append(line)
-                unread.file = self.lines
-                return
-            file = self.text
-            end = file.position + len(text)
-            if end <= file.end:
-                file.mapped[file.position : end] = text
-                file.position = end
-            else:
-                file.append(text)
-            file = self.lines
-            end = file.position + len(line)
-            if end <= file.end:
-                file.mapped[file.position : end] = line
-                file.position = end
-            else:
-                file.append(line)
-        except (OSError, ValueError) as error:
-            self._lose(error)
-        finally:
-            self._release()
-            if self._late:
-                self._catch_up()
-
-    def write_device_time(self, unread: Unread, device_ns: int | None) -> None:
-        """Fill in the time on the device where a span was written without one."""
-        if device_ns is None or unread.file is None:
-            return
-        with contextlib.suppress(OSError, ValueError):  # the file has been moved since, or closed
-            unread.file.patch(unread.offset, b"%-*d" % (ROOM_BYTES, device_ns))
-
     def add_header(self, **more: Any) -> None:
         """A JSON line that is no span, and has the one key that the first line has."""
         self.write(b"", header_line(more))
@@ -179,7 +115,7 @@ class SpanLog:
         self._catch_up()
         if self.text is None:
             return None
-        self._look(time.perf_counter_ns(), wait_s=_LOCK_S)
+        self._look(time.perf_counter_ns(), wait_s=LOCK_S)
         self._tell_clock()
         if self.lost > self._told_lost:
             self._told_lost = self.lost
@@ -200,44 +136,8 @@ class SpanLog:
                 if file is not None:
                     file.close()
 
-    def _trim(self) -> None:
-        try:
-            self.text.trim()
-            self.lines.trim()
-        except OSError as error:
-            self._lose(error, lines=0)
-
-    @contextlib.contextmanager
-    def _locked(self, wait_s: float = _LOCK_S) -> Any:
-        held = self._acquire(timeout=wait_s)
-        try:
-            yield held
-        finally:
-            if held:
-                self._release()
-
-    def _catch_up(self) -> None:
-        """Write what came while another thread wrote. Whoever releases the lock looks here once more."""
-        while self._late and self._acquire(False):
-            try:
-                while self._late:
-                    text, line, unread = self._late.popleft()
-                    if self.text is None:
-                        continue
-                    if text:
-                        self.text.append(text)
-                    offset = self.lines.append(line)
-                    if unread is not None:
-                        unread.file, unread.offset = self.lines, unread.offset + offset
-            except IndexError:
-                pass  # another thread took the last one
-            except (OSError, ValueError) as error:
-                self._lose(error)
-            finally:
-                self._release()
-
     def _lose(self, error: Exception, *, lines: int = 1) -> None:
-        self.lost += lines
+        super()._lose(error, lines=lines)
         if self.closed:  # the process is ending
             return
         where = self.place.output_dir if self.files is None else self.files.text
@@ -268,6 +168,7 @@ class SpanLog:
 
     def _open(self, owner: Owner) -> None:
         files = self.place.claim(owner)
+        self._tell_other_name(files, owner)
         text, lines = KeptLines(files.text), KeptLines(files.lines)
         self.files, self.text, self.lines, self.heads = files, text, lines, owner.heads
         self._clock_at = time.perf_counter_ns() + _CLOCK_NS
@@ -276,6 +177,13 @@ class SpanLog:
         except OSError as error:
             self._lose(error)
         self.owner = owner
+
+    def _tell_other_name(self, files: TimerFiles, owner: Owner) -> None:
+        """Of a run that goes elsewhere than it was told to, as its name is taken. One rank says it."""
+        named = self.place.told_name
+        if named is not None and files.root.name != named and not owner.info.rank and not owner.worker:
+            where, taken = files.root, files.root.with_name(named)
+            self._notices.once("renamed", f"the timer writes to {where}: {taken} holds another run of that name")
 
     def _become(self, owner: Owner, *, wait_s: float) -> None:
         """The rank has become known: its lines go where they belong."""

@@ -86,10 +86,11 @@ class SpanNode:
 
 def printable(name: str) -> bytes:
     """As the text log has it, for use in a template: one line, whatever the name holds."""
-    return _one_line(name).replace(b"%", b"%%")
+    return one_line(name).replace(b"%", b"%%")
 
 
-def _one_line(name: str) -> bytes:
+def one_line(name: str) -> bytes:
+    """As the text log has it."""
     clean = name if name.isprintable() else "".join(letter if letter.isprintable() else " " for letter in name)
     return clean[:_LONGEST_NAME].encode("utf-8", "replace") or b"(no name)"
 
@@ -120,7 +121,7 @@ def text_line(head: bytes, name: str, start_ns: int, end_ns: int, *, device_ns: 
     start, end, duration = start_ns // 1000, end_ns // 1000, (end_ns - start_ns) // 1000
     return b"%b%b, start=%d.%06d, end=%d.%06d, cpu_dur=%d.%06ds, cuda_dur=%b" % (
         head,
-        _one_line(name),
+        one_line(name),
         *divmod(start, 1_000_000),
         *divmod(end, 1_000_000),
         *divmod(duration, 1_000_000),

@@ -15,6 +15,7 @@ import msgspec
 from profiler_wrapper.capture.runinfo import RunInfo, run_info
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.live.process_role import has_process_group, is_worker
+from profiler_wrapper.recording.store import RUN_NAME_VARIABLE, safe_name
 from profiler_wrapper.recording.timer_files import TimerFiles, claim_timer_files
 
 SCHEMA_VERSION = 1
@@ -27,6 +28,7 @@ class SpanPlace:
     Attributes:
         output_dir: absolute.
         rank, world_size, device_mesh: None: as the process group, the environment ... tell.
+        coordinates: in the mesh, where there is no `device_mesh`; None: not known.
     """
 
     output_dir: Path
@@ -35,12 +37,19 @@ class SpanPlace:
     rank: int | None = None
     world_size: int | None = None
     device_mesh: Any = None
+    coordinates: Mapping[str, int] | None = None
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Places with the same one have the same files."""
         return self.output_dir, self.run_name, self.prefix, self.rank, self.world_size
+
+    @property
+    def told_name(self) -> str | None:
+        """The name of the run, where the user says one."""
+        named = self.environment.get(RUN_NAME_VARIABLE) or self.run_name
+        return safe_name(named, self.prefix) if named else None
 
     def claim(self, owner: Owner) -> TimerFiles:
         """New files. Raises OSError: they cannot be made."""
@@ -146,6 +155,7 @@ def find_owner(place: SpanPlace, *, forked: bool = False) -> Owner:
     info = run_info(
         rank=place.rank,
         device_mesh=place.device_mesh,
+        coordinates=place.coordinates,
         environment=place.environment,
         version=str(getattr(sys.modules.get("profiler_wrapper"), "__version__", "")),
     )

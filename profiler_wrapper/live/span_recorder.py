@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.util
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -166,6 +167,9 @@ class SpanRecorder:
         """Write everything, and let go of the files if nobody else writes them."""
         if self._garbage is not None:
             self._garbage.remove()
+        error = _ended_by()
+        if error is not None and self.log.text is not None:
+            self.log.add_header(ended_by=error)
         self.dump()
         self.log.users -= 1
         if self.log.users <= 0:
@@ -217,6 +221,14 @@ class SpanRecorder:
 def _called(span: Any) -> str:
     """What a user calls it."""
     return repr(span[0].name if isinstance(span, tuple) else span)[:200]
+
+
+def _ended_by() -> str | None:
+    """The error that ends this program; None: it ends well, or people type at it."""
+    if hasattr(sys, "ps1") or sys.flags.interactive or "IPython" in sys.modules:
+        return None
+    error = getattr(sys, "last_type", None)  # of what nobody caught
+    return error.__name__ if isinstance(error, type) else None
 
 
 def _dump(recorder: weakref.ref[SpanRecorder]) -> None:

@@ -59,6 +59,11 @@ class Timer:
     to where they belong. A process that a rank forked or spawned without giving it a rank, as to load data, writes
     `worker<pid>_of_rank<k>` beside them. Timers of one process with the same arguments share their files.
 
+    Words in a name tell the kind of a span, by which `ranks` compares: "load", "data", "get_batch" are data; "forward",
+    "fwd", "loss"; "backward", "bwd"; "all_reduce", "broadcast", "barrier" ... communication; "optimizer", "opt",
+    "zero_grad"; "recompute", "gc", "checkpoint". `kind=` says it otherwise. Other names are "other", and listed by
+    themselves.
+
     A failure is one warning, and nothing is ever raised but for wrong arguments here. `PROFILER_WRAPPER=off` in the
     environment turns it off. In what `torch.compile` compiles there are no spans, and the graphs are what they are
     without them: time the call of the compiled function.

@@ -28,6 +28,7 @@ from profiler_wrapper.recording.details_collector import DetailsCollector
 from profiler_wrapper.recording.device_details import CollectiveDetails, DeviceDetails, PythonCalls
 from profiler_wrapper.recording.growing import Columns, Interned, Numbers
 from profiler_wrapper.recording.instants import FlowCollector, MemoryCollector
+from profiler_wrapper.recording.marks import GARBAGE
 from profiler_wrapper.recording.numbers import NO_TIME, column, fitting, nanoseconds
 
 _T = TypeVar("_T")
@@ -235,9 +236,11 @@ class Collector:
         self.kept = self._sane_times(start, duration) & launches
         keep = self.kept if not self.kept.all() else slice(None)
         category[category == UNKNOWN] = Category.RUNTIME
+        name = take("name", np.int32)
+        category[name == self._interned.names.get(GARBAGE, -1)] = Category.ANNOTATION  # written as an op: see marks
         return Spans(
             category=category[keep],
-            name=take("name", np.int32)[keep],
+            name=name[keep],
             lane=lane[keep],
             start_ns=start[keep],
             duration_ns=duration[keep],

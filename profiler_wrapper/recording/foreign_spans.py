@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.recording.span_columns import Column, find_columns
 from profiler_wrapper.recording.span_database import (
+    USABLE,
     Database,
     columns_of,
     file_list,
@@ -40,6 +41,8 @@ _READERS = {
     ".json": "read_json({files}, union_by_name = true)",
 }
 TABLE_ENDINGS = tuple(_READERS)
+_COUNTED = ("microbatch", "chunk", "sequence")
+_PLACES = ("stage", "dp", "tp", "cp", "ep", "pp", "world_size", "attempt")
 _COMMUNICATES = "n.kind = 'communication'"
 
 
@@ -71,6 +74,11 @@ def read_foreign(
         raise WrongUse(f"{table}: cannot be read as a table: {_first_line(error)}") from error
     found = find_columns(types, mapping or {}, table=table)
     try:
+        if relation.startswith("read_csv("):
+            # As texts: where a value is none of the type that was guessed, reading a file fails, TRY_CAST or not.
+            texts = relation.removesuffix(")") + ", all_varchar = true)"
+            relation = "foreign_texts"
+            database.execute(f"CREATE OR REPLACE TEMP TABLE {relation} AS SELECT * FROM {texts}")
         return _Reading(database, relation, types, found, table).read()
     except import_duckdb().Error as error:
         raise WrongUse(f"{table}: is no table of spans: {_first_line(error)}") from error
@@ -90,10 +98,6 @@ def relation_of(paths: Sequence[Path]) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
-
-
-def _meaning(name: str) -> tuple[str, bool | None, bool]:
-    return group_of_span(name), sends_forward(name), receives(name)
 
 
 class _Reading:
@@ -161,13 +165,17 @@ class _Reading:
         }
         for other in ("kind", "layer", "parent", "group", "host"):
             columns[other] = f"CAST({self._plain(other)} AS VARCHAR)"
-        for other in ("depth", "thread", "bytes", "world_size", "attempt"):
+        for other in ("depth", "thread", "bytes"):
             columns[other] = f"TRY_CAST({self._plain(other)} AS BIGINT)"
-        for other in ("microbatch", "chunk", "sequence", "stage", "dp", "tp", "cp", "ep", "pp"):  # -1: has none
-            columns[other] = f"CASE WHEN {self._plain(other)} >= 0 THEN {self._plain(other)} END"
+        for other in (*_COUNTED, *_PLACES):  # -1: has none
+            number = f"TRY_CAST({self._plain(other)} AS INTEGER)"
+            columns[other] = f"CASE WHEN {number} >= 0 THEN {number} END"
         select = ", ".join(f"{expression} AS {quoted(column)}" for column, expression in columns.items())
-        usable = "rank >= 0 AND step IS NOT NULL AND name IS NOT NULL AND start_ns IS NOT NULL AND duration_ns >= 0"
-        self.database.execute(f"CREATE OR REPLACE TABLE foreign_rows AS SELECT {select} FROM {self.relation}")
+        usable = f"step IS NOT NULL AND {USABLE.replace('kind', 'name')} AND rank <= {2**31 - 1}"
+        # Lines of a timer's log that are no spans have this one column.
+        where = f" WHERE header IS NULL OR {self._plain('rank')} IS NOT NULL" if "header" in self.types else ""
+        self.database.execute(f"CREATE OR REPLACE TABLE foreign_rows AS SELECT {select} FROM {self.relation}{where}")
+        self.database.execute("DROP TABLE IF EXISTS foreign_texts")
         total, bad = self._one(f"SELECT count(*), count(*) FILTER (NOT coalesce({usable}, false)) FROM foreign_rows")
         if total == bad:
             raise WrongUse(f"{self.table}: {total} rows, and none has a rank, a step, a name, a start and a duration")
@@ -187,7 +195,7 @@ class _Reading:
         column = self.found[name]
         theirs, kind = quoted(column.theirs), self.types[column.theirs]
         if kind.startswith("TIMESTAMP"):
-            return f"epoch_ns({theirs})"
+            return f"epoch_ns(TRY_CAST({theirs} AS {kind}))"
         if kind == "INTERVAL":
             return f"(epoch({theirs}) * 1e9)"
         if column.unit_ns == 1:
@@ -214,18 +222,22 @@ class _Reading:
         insert(self.database, "foreign_names", named)
 
     def _lay_end_to_end(self) -> str:
-        """What to add to a start: where starts begin anew in each step, the length of the steps before."""
+        """What to add to a start: where starts begin anew in each step, the length of the steps before.
+
+        Steps of one rank are compared with one another: clocks of two may be hours apart.
+        """
         self.database.execute(
             "CREATE OR REPLACE TABLE foreign_offsets AS "
             "SELECT step, min(start_ns) AS begin_ns, max(start_ns + duration_ns) AS end_ns, 0::BIGINT AS offset_ns "
             "FROM foreign_rows GROUP BY step"
         )
-        anew, steps = self._one(
-            "SELECT count(*) FILTER (begin_ns < before_begin + (before_end - before_begin) / 2), count(*) FROM "
-            "(SELECT begin_ns, lag(begin_ns) OVER steps AS before_begin, lag(end_ns) OVER steps AS before_end "
-            "FROM foreign_offsets WINDOW steps AS (ORDER BY step))"
+        anew, pairs = self._one(
+            "SELECT count(*) FILTER (begin_ns < before_begin + (before_end - before_begin) / 2), count(before_begin) "
+            "FROM (SELECT begin_ns, lag(begin_ns) OVER steps AS before_begin, lag(end_ns) OVER steps AS before_end "
+            "FROM (SELECT rank, step, min(start_ns) AS begin_ns, max(start_ns + duration_ns) AS end_ns "
+            "FROM foreign_rows GROUP BY rank, step) WINDOW steps AS (PARTITION BY rank ORDER BY step))"
         )
-        if steps < 2 or anew < (steps - 1) / 2:
+        if not pairs or anew < pairs / 2:
             return ""
         self.database.execute(
             "CREATE OR REPLACE TABLE foreign_offsets AS SELECT step, CAST(coalesce(sum(end_ns - begin_ns) OVER "

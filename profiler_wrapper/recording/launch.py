@@ -34,6 +34,8 @@ class Launch:
         host: the machine, on which the next two are the same for all ranks.
         launcher: the folder that torchrun made for this launch; "" without.
         started_s: when the process that started this one did, in seconds since 1970; None where nothing tells.
+        world_size: as torchrun tells it; None without. Where nodes come or go it starts all ranks again and counts that
+            as no restart: this is what tells such rounds apart.
     """
 
     job: str = ""
@@ -42,6 +44,7 @@ class Launch:
     host: str = ""
     launcher: str = ""
     started_s: float | None = None
+    world_size: int | None = None
 
     def is_other_than(self, other: Launch, *, restarted: bool = False) -> bool:
         """Whether the two cannot be one launch. `restarted`: ranks may by now meet elsewhere."""
@@ -49,6 +52,8 @@ class Launch:
             return True
         if self.job and self.exact:
             return False
+        if not restarted and None not in (self.world_size, other.world_size) and self.world_size != other.world_size:
+            return True
         if self.host == other.host and self.launcher and other.launcher:
             return self.launcher != other.launcher
         if not restarted and self.meeting != other.meeting:
@@ -62,6 +67,7 @@ def find_launch(environment: Mapping[str, str]) -> Launch:
     """Of this process."""
     job, exact = _job(environment)
     address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
+    size = environment.get("WORLD_SIZE", "")
     launcher, _, below = environment.get("TORCHELASTIC_ERROR_FILE", "").partition("/attempt_")
     return Launch(
         job=job,
@@ -70,6 +76,7 @@ def find_launch(environment: Mapping[str, str]) -> Launch:
         host=socket.gethostname(),
         launcher=launcher if below else "",
         started_s=parent_start_s(),
+        world_size=int(size) if below and size.isdecimal() else None,
     )
 
 

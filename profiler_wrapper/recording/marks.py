@@ -20,6 +20,7 @@ from urllib.parse import quote, unquote
 
 PREFIX = "layer: "
 MEMORY_POINT = "memory point: "  # begins the name of an annotation at a moment whose memory somebody asks for
+GARBAGE = "garbage collection"  # around a collection of Python's: a name, which takes no time from what it lies in
 ROOT_PATH = "."
 # One mark nobody can break: printable ASCII without space, quote, backslash, percent and brackets.
 _SAFE = "!#$&'()*+,-./:;<=>?@^_`{|}~"

@@ -122,7 +122,7 @@ def _check(found: Mapping[str, Column], there: list[str], table: str) -> None:
         lacking.append("duration")
     if lacking:
         raise WrongUse(
-            f"{table}: is no table of spans as it is: no column for {', '.join(lacking)}. "
+            f"{table}: cannot be read as a table of spans: no column for {', '.join(lacking)}. "
             f"It has: {', '.join(there) or 'no columns'}. Needed are {NEEDED}: "
             "name them by --columns THEIRS=OURS, as in --columns took=duration_ms,worker=rank"
         )
@@ -167,4 +167,5 @@ def _there(name: str, there: list[str]) -> str | None:
     return next((one for one in there if one.lower() == name.lower()), None)
 
 
-assert set(_NAMES) | {"start_ns", "duration_ns", "device_ns", "waiting_ns"} == SPAN_COLUMNS.keys() | RANK_COLUMNS.keys()
+_OURS_ALONE: Final = {"start_ns", "duration_ns", "device_ns", "waiting_ns", "overlapped_ns"}
+assert set(_NAMES) | _OURS_ALONE == SPAN_COLUMNS.keys() | RANK_COLUMNS.keys()

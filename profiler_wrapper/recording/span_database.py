@@ -16,6 +16,12 @@ from profiler_wrapper.recording.span_table import SPAN_COLUMNS
 INSTALL = "pip install 'profiler_wrapper[ranks]'"
 MEMORY_BYTES = 400 << 20  # of the database; what does not fit goes to disk
 
+# What a row must say to be a span: times whose sums are numbers too, so between 1824 and 2116, and at most 104 days.
+USABLE = (
+    "rank >= 0 AND name IS NOT NULL AND kind IS NOT NULL "
+    f"AND start_ns BETWEEN {-(2**62)} AND {2**62} AND duration_ns BETWEEN 0 AND {2**53}"
+)
+
 Database = Any  # duckdb.DuckDBPyConnection, which is imported when it is needed
 
 
@@ -89,7 +95,8 @@ def _plain(path: Path) -> str:
 def span_select(relation: str, expressions: Mapping[str, str], *, where: str = "") -> str:
     """A SELECT with all columns of a span table, in order and of their types; NULL where no expression makes one."""
     columns = ", ".join(
-        f"CAST({expressions.get(name, 'NULL')} AS {kind}) AS {quoted(name)}" for name, (kind, _) in SPAN_COLUMNS.items()
+        f"TRY_CAST({expressions.get(name, 'NULL')} AS {kind}) AS {quoted(name)}"
+        for name, (kind, _) in SPAN_COLUMNS.items()
     )
     return f"SELECT {columns} FROM {relation}" + (f" WHERE {where}" if where else "")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +9,18 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
-from profiler_wrapper.recording.span_table import RANK_COLUMNS
+from profiler_wrapper.recording.rank_numbers import Gap
+from profiler_wrapper.recording.rank_places import (
+    RANK_DIRECTORY,
+    add_place,
+    coordinates_in_name,
+    digits_in,
+    place_in_header,
+    place_in_run,
+    rank_in_name,
+    rank_of_directory,
+    run_file_in,
+)
 from profiler_wrapper.recording.store import RUN_FILE
 
 TIMERS = "timers"
@@ -18,19 +28,8 @@ REDUCED_FILE = "spans.parquet"
 Use = Literal["timers", "traces"]
 
 _TIMER_LOG = re.compile(r"timer_rank(\d+)\.jsonl$")
-_RANK_DIRECTORY = re.compile(r"rank(\d+)(_|$)")
-_RANK_IN_NAME = re.compile(r"(?i)(?:^|[^a-z])rank[_\-.]?(\d+)")
 _TRACE_ENDINGS = (".json", ".json.gz")
 _OWN_JSON = re.compile(r"(run|result|ranks|baseline)\.json|.*_(categories|timeline_trace)\.json|perf_.*")
-_AT_MOST_NAMED = 8  # ranks that are missing are named one by one
-
-
-class Gap(NamedTuple):
-    """Something that is not there, and why as far as can be told."""
-
-    what: str
-    reason: str
-    rank: int | None = None
 
 
 class TimerLog(NamedTuple):
@@ -89,7 +88,7 @@ def find_sources(path: Path) -> SpanSources:
     gaps: list[Gap] = []
     root, attempt = _last_attempt(path, gaps)
     logs = _logs_in(root)
-    directories = sorted(_rank_directories(root), key=lambda place: _number(place.name))
+    directories = sorted(_rank_directories(root), key=lambda place: rank_of_directory(place.name))
     if not logs and not directories:
         inner = _runs_in(root)
         if len(inner) == 1:
@@ -103,12 +102,11 @@ def find_sources(path: Path) -> SpanSources:
         return _of_files(root, traces, gaps, attempt)
     ranks: dict[int, dict[str, Any]] = {}
     for log in logs:
-        _add(ranks, log.rank, {**_place_in_header(log.path, gaps), "attempt": attempt})
+        add_place(ranks, log.rank, {**place_in_header(log.path, gaps), "attempt": attempt})
     traces_found: list[TraceFile] = []
     for directory in directories:
         traces_found += _of_rank(directory, ranks, gaps, attempt)
-    found = SpanSources(root, tuple(logs), tuple(traces_found), ranks, (), attempt)
-    return _with_gaps(found, gaps)
+    return SpanSources(root, tuple(logs), tuple(traces_found), ranks, tuple(gaps), attempt)
 
 
 def _of_files(root: Path, files: Iterable[Path], gaps: list[Gap], attempt: int = 0) -> SpanSources:
@@ -117,14 +115,14 @@ def _of_files(root: Path, files: Iterable[Path], gaps: list[Gap], attempt: int =
     ranks: dict[int, dict[str, Any]] = {}
     for file in files:
         if file.name.endswith(".jsonl"):
-            place = _place_in_header(file, gaps)
+            place = place_in_header(file, gaps)
             rank = place.get("rank")
             rank = rank if rank is not None else rank_in_name(file.name) or 0
             logs.append(TimerLog(int(rank), file))
-            _add(ranks, int(rank), place)
+            add_place(ranks, int(rank), place)
         elif file.name.endswith(_TRACE_ENDINGS):
             rank = rank_in_name(file.name)
-            directory_rank = _number(file.parent.name)
+            directory_rank = rank_of_directory(file.parent.name)
             if rank is None and directory_rank >= 0:
                 rank = directory_rank
             traces.append(TraceFile(file, rank, _reduced_beside(file, alone=False)))
@@ -134,7 +132,7 @@ def _of_files(root: Path, files: Iterable[Path], gaps: list[Gap], attempt: int =
             raise WrongUse(
                 f"{file}: neither a trace (.json, .json.gz), nor a timer's log (.jsonl), nor a run's directory"
             )
-    return _with_gaps(SpanSources(root, tuple(logs), tuple(traces), ranks, (), attempt), gaps)
+    return SpanSources(root, tuple(logs), tuple(traces), ranks, tuple(gaps), attempt)
 
 
 # --- directories ---
@@ -143,18 +141,18 @@ def _of_files(root: Path, files: Iterable[Path], gaps: list[Gap], attempt: int =
 def _last_attempt(path: Path, gaps: list[Gap]) -> tuple[Path, int]:
     """Where the files of the last attempt are, and its number."""
     attempts = sorted(
-        (p for p in path.glob("attempt*") if p.is_dir() and _holds_ranks(p)), key=lambda p: _digits(p.name)
+        (p for p in path.glob("attempt*") if p.is_dir() and _holds_ranks(p)), key=lambda p: digits_in(p.name)
     )
     if not attempts:
-        return path, _digits(path.name) if path.name.startswith("attempt") else 0
+        return path, digits_in(path.name) if path.name.startswith("attempt") else 0
     last = attempts[-1]
-    before = [_digits(place.name) for place in attempts[:-1]]
+    before = [digits_in(place.name) for place in attempts[:-1]]
     if _holds_ranks(path):
         before.insert(0, 0)
     if before:
         told = ", ".join(map(str, before))
-        gaps.append(Gap(f"attempt {told}", f"only the last attempt, {_digits(last.name)}, is in this report"))
-    return last, _digits(last.name)
+        gaps.append(Gap(f"attempt {told}", f"only the last attempt, {digits_in(last.name)}, is in this report"))
+    return last, digits_in(last.name)
 
 
 def _holds_ranks(path: Path) -> bool:
@@ -170,7 +168,7 @@ def _runs_in(path: Path) -> list[Path]:
 
 
 def _rank_directories(path: Path) -> Iterator[Path]:
-    return (place for place in path.iterdir() if place.is_dir() and _RANK_DIRECTORY.match(place.name))
+    return (place for place in path.iterdir() if place.is_dir() and RANK_DIRECTORY.match(place.name))
 
 
 def _logs_in(root: Path) -> list[TimerLog]:
@@ -181,14 +179,19 @@ def _logs_in(root: Path) -> list[TimerLog]:
 
 def _of_rank(directory: Path, ranks: dict[int, dict[str, Any]], gaps: list[Gap], attempt: int) -> list[TraceFile]:
     """The traces of a rank's directory, of its later windows too."""
-    rank = _number(directory.name)
-    _add(ranks, rank, {"attempt": attempt, **_coordinates_in_name(directory.name)})
-    windows = sorted((p for p in directory.glob("steps_*") if p.is_dir()), key=lambda p: _digits(p.name))
+    rank = rank_of_directory(directory.name)
+    add_place(ranks, rank, {"attempt": attempt, **coordinates_in_name(directory.name)})
+    windows = sorted((p for p in directory.glob("steps_*") if p.is_dir()), key=lambda p: digits_in(p.name))
     found: list[TraceFile] = []
     for place in (directory, *windows):
-        run = _run_in(place, rank, gaps)
+        try:
+            next(place.iterdir(), None)
+        except OSError as error:
+            gaps.append(Gap(f"files of rank {rank}", f"{place}: {error.strerror or error}", rank))
+            continue
+        run = run_file_in(place, rank, gaps)
         if run is not None:
-            _add(ranks, rank, _place_in_run(run))
+            add_place(ranks, rank, place_in_run(run))
             if run.get("complete") is False:
                 gaps.append(Gap(f"end of rank {rank}", f"{place / RUN_FILE} says that it is not complete", rank))
         trace = _trace_in(place, run)
@@ -224,130 +227,3 @@ def _reduced_beside(trace: Path, *, alone: bool) -> Path:
         return trace.parent / REDUCED_FILE
     stem = trace.name.removesuffix(".gz").removesuffix(".json")
     return trace.parent / f"{stem}_{REDUCED_FILE}"
-
-
-# --- what files say of a rank ---
-
-
-def _add(ranks: dict[int, dict[str, Any]], rank: int, told: Mapping[str, Any]) -> None:
-    place = ranks.setdefault(rank, {"rank": rank})
-    place.update({key: value for key, value in told.items() if key in RANK_COLUMNS and value is not None})
-    place["rank"] = rank
-
-
-def _place_in_header(path: Path, gaps: list[Gap]) -> dict[str, Any]:
-    """What the first line of a timer's log says of its rank."""
-    try:
-        with path.open("rb") as lines:
-            header = json.loads(lines.readline()).get("header") or {}
-    except (ValueError, AttributeError):
-        if path.stat().st_size:
-            gaps.append(Gap(f"header of {path.name}", "its first line is not what a timer writes"))
-        else:
-            gaps.append(Gap(f"spans in {path.name}", "the file is empty"))
-        return {}
-    return {"rank": header.get("rank"), **_place_in_run(header)}
-
-
-def _place_in_run(run: Mapping[str, Any]) -> dict[str, Any]:
-    """What run.json or a header says of a rank's place."""
-    coordinates = run.get("coordinates")
-    place = {k: v for k, v in coordinates.items() if isinstance(v, int)} if isinstance(coordinates, Mapping) else {}
-    stage = run.get("stage", place.get("pp"))
-    numbers = {key: run.get(key) for key in ("world_size", "attempt")}
-    host = run.get("host")
-    return {
-        **place,
-        **{key: value for key, value in numbers.items() if isinstance(value, int)},
-        "stage": stage if isinstance(stage, int) else None,
-        "host": host if isinstance(host, str) and host else None,
-    }
-
-
-def _run_in(place: Path, rank: int, gaps: list[Gap]) -> dict[str, Any] | None:
-    path = place / RUN_FILE
-    try:
-        run = json.loads(path.read_bytes())
-        if isinstance(run, dict):
-            return run
-        raise ValueError("no object")
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError) as error:
-        gaps.append(Gap(f"description of rank {rank}", f"{path}: {error}", rank))
-        return None
-
-
-def _coordinates_in_name(name: str) -> dict[str, int]:
-    """`"rank3_dp1_tp0_pp2"` -> `{"dp": 1, "tp": 0, "pp": 2, "stage": 2}`."""
-    parts = re.findall(r"_(dp|tp|pp|cp|ep)(\d+)(?=_|$)", name)
-    found = {key: int(number) for key, number in parts}
-    return {**found, **({"stage": found["pp"]} if "pp" in found else {})}
-
-
-def rank_in_name(name: str) -> int | None:
-    """`"trace.rank-3.json"` -> 3."""
-    match = _RANK_IN_NAME.search(name)
-    return int(match[1]) if match is not None else None
-
-
-def _number(name: str) -> int:
-    match = _RANK_DIRECTORY.match(name)
-    return int(match[1]) if match is not None else -1
-
-
-def _digits(name: str) -> int:
-    match = re.search(r"\d+", name)
-    return int(match[0]) if match is not None else 0
-
-
-# --- who is missing ---
-
-
-def _with_gaps(found: SpanSources, gaps: list[Gap]) -> SpanSources:
-    return SpanSources(found.root, found.logs, found.traces, found.ranks, tuple(gaps), found.attempt)
-
-
-def absent_ranks(there: Iterable[int], world_size: int | None, ranks: Iterable[int] = ()) -> list[Gap]:
-    """The ranks of the job that `there` lacks; of those among `ranks` something else is there."""
-    there, known = set(there), set(ranks)
-    absent = [rank for rank in range(world_size or 0) if rank not in there]
-    absent += sorted(known - there - set(absent))
-    reasons = dict.fromkeys(known, "it left no trace and no timer's log, only its description")
-    if len(absent) <= _AT_MOST_NAMED:
-        return [Gap(f"rank {rank}", reasons.get(rank, "no file of it is there"), rank) for rank in absent]
-    without = [rank for rank in absent if rank not in known]
-    described = [rank for rank in absent if rank in known]
-    found = []
-    if without:
-        found.append(Gap(f"{len(without)} ranks: {ranges(without)}", "no file of theirs is there"))
-    if described:
-        found.append(Gap(f"{len(described)} ranks: {ranges(described)}", "they left no trace and no timer's log"))
-    return found
-
-
-def ranges(numbers: Iterable[int], *, most: int = 12) -> str:
-    """`[0, 1, 2, 5]` -> `"0-2, 5"`; at most so many parts."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    told = [str(first) if first == last else f"{first}-{last}" for first, last in parts]
-    return ", ".join(told[:most]) + (f" and {len(told) - most} more" if len(told) > most else "")
-
-
-def parse_ranks(text: str) -> tuple[int, ...]:
-    """`"0-2,5"` -> `(0, 1, 2, 5)`.
-
-    Raises:
-        WrongUse: that is no list of ranks.
-    """
-    found: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,7})\s*(?:-\s*(\d{1,7})\s*)?", part)
-        if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise WrongUse(f"--ranks {text}: say ranks as in 0-7 or 0,3,8-11")
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return tuple(sorted(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 # The first that matches counts. In lower case, words apart by one blank: "forward send", "params all gather".
@@ -17,13 +18,30 @@ _KINDS = tuple(
         ),
         ("checkpoint", r"\b(checkpoint save|save checkpoint|checkpoint|ckpt)\b"),
         ("recompute", r"\brecompute\w*\b"),
-        ("data", r"\b(data|dataloader|dataloading|batch generator|(get|next|load) batch)\b"),
-        ("optimizer", r"\b(optimizer|optim|adamw?|sgd|zero grad)\b"),
+        (
+            "data",
+            r"\b(data|dataloader|dataloading|batch generator|(get|next|load|fetch) batch)\b|"
+            r"^(load|loading|loader|fetch)$",
+        ),
+        ("optimizer", r"\b(optimizer|optim|adamw?|sgd|zero grad)\b|^opt( step)?$"),
         ("backward", r"\b(backward|bwd|wgrad|dgrad)\b"),
         ("forward", r"\b(forward|fwd|loss)\b"),
         ("step", r"^(train |training )?(step|iteration|iter|interval time)$|^profilerstep\b"),
     )
 )
+# Of each kind some of the words by which a name tells it, as helps have them.
+KNOWN_NAMES = {
+    "data": "data, dataloader, load, get_batch, next_batch",
+    "forward": "forward, fwd, loss",
+    "recompute": "recompute",
+    "backward": "backward, bwd, wgrad, dgrad",
+    "communication": "all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, barrier, send, recv, grad_norm",
+    "optimizer": "optimizer, optim, opt, adam, sgd, zero_grad",
+    "gc": "gc, garbage",
+    "checkpoint": "checkpoint, ckpt",
+    "step": "step, train_step, iteration",
+}
+
 _BETWEEN_WORDS = re.compile(r"[^a-z0-9]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
@@ -74,3 +92,14 @@ def sends_forward(name: str) -> bool | None:
 def receives(name: str) -> bool:
     """Whether a span of this name waits for what another rank sends."""
     return re.search(r"\b(i?recv|receive)\b", words_of(name)) is not None
+
+
+def rank_list_text(ranks: Iterable[int]) -> str:
+    """Who takes part, as groups are named: `(0, 1, 2, 5)` -> `"0-2,5"`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

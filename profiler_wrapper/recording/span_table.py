@@ -36,6 +36,7 @@ SPAN_COLUMNS: Final = {
     "sequence": ("INTEGER", "counts its name in the group, step and rank, from 0"),
     "group": ("VARCHAR", "who takes part in a collective, a send or a receive"),
     "bytes": ("BIGINT", "moved by a communication"),
+    "overlapped_ns": ("BIGINT", "of a communication, while its rank computes beside it; null: not known"),
 }
 
 RANK_COLUMNS: Final = {

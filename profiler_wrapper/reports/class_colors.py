@@ -27,7 +27,7 @@ SPLIT_COLORS: Mapping[str, str] = {
     "memset": "#CC79A7",
     "communication": "#E69F00",
     "runtime": "#D55E00",
-    "dataloader": "#7B6FD0",
+    "dataloader": "#882255",
     "cpu": "#009E73",
     "other": "#999999",
 }

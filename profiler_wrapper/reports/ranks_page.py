@@ -11,45 +11,58 @@ import numpy as np
 
 from profiler_wrapper.analysis.ranks.model import Float, RanksReport
 from profiler_wrapper.recording.span_database import Database
-from profiler_wrapper.recording.span_table import KINDS
 from profiler_wrapper.reports.page_frame import packaged_source, page_text
+from profiler_wrapper.reports.ranks_lanes import lane_bars, waiting_is_known
 from profiler_wrapper.reports.ranks_rows import (
     beyond_typical,
     binned,
     chosen_ranks,
     culprits,
+    holders,
     layers_beyond,
     layers_over_ranks,
     mesh,
 )
-from profiler_wrapper.reports.ranks_spans import LaneSpans, drawn_steps, lane_spans, merged
-from profiler_wrapper.reports.span_colors import CULPRIT, SPAN_COLORS, WAITING
+from profiler_wrapper.reports.ranks_spans import clocks_in_words, drawn_steps, is_aligned, lane_spans
+from profiler_wrapper.reports.ranks_timeline import steps_in_words, telling_ranks, what_is_drawn
+from profiler_wrapper.reports.span_colors import CULPRIT, SPAN_COLORS
 
 _FOLDER = "ranks_views"
 _VIEWS = (
     "marks.js", "view_summary.js", "view_timeline.js", "view_heat_maps.js", "view_ranks.js", "view_communication.js",
     "view_layers.js",
 )  # fmt: skip
-_MOST_LANES = 32
-_MOST_COLUMNS = 1024  # of a heat map; more ranks are put together
+_MOST_LANES = 256  # that a browser draws in a moment
+_MOST_COLUMNS = 256  # of a heat map, so that one shows; more ranks are put together
 _MOST_LAYERS = 2000
 _PIXELS = 1500  # what lies closer together than a screen shows is one bar
 
 
-def write_ranks_page(report: RanksReport, database: Database, path: Path, *, trace_href: str | None = None) -> None:
+def write_ranks_page(
+    report: RanksReport,
+    database: Database,
+    path: Path,
+    *,
+    ranks: Sequence[int] | None = None,
+    trace_href: str | None = None,
+) -> None:
     """Writes the page, whole or not at all for the caller to see to.
 
-    `trace_href`: where the Chrome trace lies, relative to the page.
+    Args:
+        ranks: in the timeline, at most 256; None: all, or of many those that tell most.
+        trace_href: where the Chrome trace lies, relative to the page.
 
     Raises:
         OSError: the file cannot be written.
     """
     views = [("parts.js", packaged_source("page", "parts.js"))]
     views += [(name, packaged_source(_FOLDER, name)) for name in _VIEWS]
-    path.write_text(page_text(page_data(report, database, trace_href=trace_href), views), encoding="utf-8")
+    path.write_text(page_text(page_data(report, database, ranks=ranks, trace_href=trace_href), views), encoding="utf-8")
 
 
-def page_data(report: RanksReport, database: Database, *, trace_href: str | None = None) -> dict[str, Any]:
+def page_data(
+    report: RanksReport, database: Database, *, ranks: Sequence[int] | None = None, trace_href: str | None = None
+) -> dict[str, Any]:
     """What the page's scripts read, JSON types only: `RanksReport.to_dict`, and what is drawn."""
     own = report.own
     return {
@@ -58,14 +71,14 @@ def page_data(report: RanksReport, database: Database, *, trace_href: str | None
             "machine": "",
             "rank": f"{len(own.ranks):,} ranks",
             "steps_in_words": f"{len(own.steps):,} steps, {report.spans:,} spans",
-            "colors": {"kind": {**SPAN_COLORS, "waiting": WAITING, "culprit": CULPRIT}},
+            "colors": {"kind": {**SPAN_COLORS, "culprit": CULPRIT}},
             "trace_href": trace_href,
         },
         "summary": {"verdict": report.verdict.sentence},
         "warnings": [f"{row.what}: {row.reason}" for row in report.missing],
         "job": report.to_dict(),
         "named": sorted(culprits(report)),
-        "timeline": _timeline(report, database),
+        "timeline": _timeline(report, database, ranks),
         "heat": _heat_maps(report),
         "over_ranks": [
             {**{name: getattr(row, name) for name in row.__slots__}, "beyond_ms": row.beyond_ms}
@@ -74,46 +87,48 @@ def page_data(report: RanksReport, database: Database, *, trace_href: str | None
     }
 
 
-def _timeline(report: RanksReport, database: Database) -> dict[str, Any]:
-    """Lanes and what is drawn in them: of each kind the lanes, starts and lengths in microseconds."""
-    ranks, steps = chosen_ranks(report, _MOST_LANES), drawn_steps(report)
-    spans = lane_spans(database, ranks, steps, layer=report.verdict.layer)
+def _timeline(report: RanksReport, database: Database, ranks: Sequence[int] | None) -> dict[str, Any]:
+    """Lanes and what is drawn in them: of each kind the lanes, starts and lengths in microseconds, undermost first."""
+    steps = drawn_steps(report)
+    ranks = telling_ranks(report, steps) if ranks is None else list(ranks)
+    if len(ranks) > _MOST_LANES:
+        ranks = [rank for rank in chosen_ranks(report, _MOST_LANES) if rank in set(ranks)]
+    spans = lane_spans(database, ranks, steps, layer=report.verdict.layer).on_one_axis(is_aligned=is_aligned(report))
+    steps = np.unique(spans.step).tolist()
     stages = dict(zip(report.own.ranks.tolist(), report.own.stages.tolist(), strict=True))
     staged = len(set(stages.values())) > 1
-    lanes = [f"rank {rank}" + (f", stage {stages[rank]}" if staged else "") for rank in ranks]
-    found: dict[str, Any] = {"ranks": ranks, "lanes": lanes, "steps": steps, "begins_us": [], "bars": []}
+    lanes = [f"rank {rank}" + (f", stage {stages.get(rank, 0)}" if staged else "") for rank in ranks]
+    found: dict[str, Any] = {
+        "ranks": ranks,
+        "lanes": lanes,
+        "steps": steps,
+        "drawn": f"{what_is_drawn(report, ranks, steps)}; {steps_in_words(report, steps)}",
+        "clocks": clocks_in_words(report, spans),
+        "waiting_known": waiting_is_known(spans),
+        "begins_us": [],
+        "held": [],
+        "bars": [],
+    }
     if not len(spans.rank):
         return found
     first = int(spans.start_ns.min())
     gap_ns = float((spans.start_ns + spans.duration_ns).max() - first) / _PIXELS
-    lane_of = {rank: lane for lane, rank in enumerate(ranks)}
-    of_kinds = [(kind, spans.kind == place) for place, kind in enumerate(KINDS)]
-    nested = ("communication", "gc", "checkpoint", "data", "recompute")
-    for kind, chosen in of_kinds:
-        if kind not in nested:
-            chosen = chosen & (spans.depth == 0)
-        found["bars"] += _bars(spans, chosen, kind, lane_of, first, gap_ns)
-    if report.verdict.layer is not None:
-        marked = spans.is_marked & np.isin(spans.rank, sorted(culprits(report)))
-        found["bars"] += _bars(spans, marked, "layer", lane_of, first, gap_ns)
-    at = np.searchsorted(report.own.steps, steps)
-    found["begins_us"] = [_number((_median(row) - first) / 1000) for row in report.own.begin_ns[at]]
+    found["bars"] = [
+        {
+            "kind": bars.kind,
+            "lanes": bars.lane.tolist(),
+            "starts_us": _numbers((bars.start_ns - first) / 1000),
+            "lengths_us": _numbers((bars.end_ns - bars.start_ns) / 1000),
+        }
+        for bars in lane_bars(spans, ranks, gap_ns, named=culprits(report))
+    ]
+    found["begins_us"] = [_number((begin - first) / 1000) for begin in spans.step_begins_ns().values()]
+    for step, rank in holders(report, steps).items():
+        extent = spans.extent_ns(rank, step)
+        if rank in ranks and extent is not None:
+            start, length = (extent[0] - first) / 1000, (extent[1] - extent[0]) / 1000
+            found["held"].append({"lane": ranks.index(rank), "start_us": start, "length_us": length})
     return found
-
-
-def _bars(
-    spans: LaneSpans, chosen: np.ndarray[Any, Any], kind: str, lane_of: dict[int, int], first: int, gap_ns: float
-) -> list[dict[str, Any]]:
-    lanes: list[int] = []
-    starts: list[float] = []
-    lengths: list[float] = []
-    for rank in np.unique(spans.rank[chosen]).tolist():
-        mine = chosen & (spans.rank == rank)
-        start, end = merged(spans.start_ns[mine], (spans.start_ns + spans.duration_ns)[mine], gap_ns)
-        lanes += [lane_of[rank]] * len(start)
-        starts += ((start - first) / 1000).tolist()
-        lengths += ((end - start) / 1000).tolist()
-    return [{"kind": kind, "lanes": lanes, "starts_us": starts, "lengths_us": lengths}] if lanes else []
 
 
 def _heat_maps(report: RanksReport) -> list[dict[str, Any]]:
@@ -136,6 +151,7 @@ def _heat_maps(report: RanksReport) -> list[dict[str, Any]]:
         rows = [str(row) for row in grid.rows.tolist()]
         title, columns = "Own time of a step over the mesh", grid.columns.tolist()
         found.append(_heat_map(title, grid.across, grid.down, columns, rows, grid.own_ms, is_difference=False))
+        found[-1]["named"] = [list(cell) for cell in grid.named]
     return found
 
 
@@ -163,6 +179,10 @@ def _heat_map(
 def _median(values: Iterable[float]) -> float:
     known = [value for value in values if math.isfinite(value)]
     return float(np.median(known)) if known else math.nan
+
+
+def _numbers(values: Float) -> list[float]:
+    return [float(f"{value:.6g}") for value in values.tolist()]
 
 
 def _number(value: float) -> float | None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from profiler_wrapper.analysis.ranks.groups import comparable
-from profiler_wrapper.analysis.ranks.medians import median
 from profiler_wrapper.analysis.ranks.model import Float, Int, LayerTimes, RanksReport
+from profiler_wrapper.analysis.ranks.outliers import over_ranks, typical
 
 _MS = 1e6
+_LONGER = 1.05  # times the median of a step
 _WHOLE = 0.9  # of the time of all others: a layer with so much is the model itself
-_OUTLIER_SPREADS = 4.0  # median deviations, as standard deviations, beyond the median
-_OUTLIER_SHARE = 0.1  # and at least this much longer than the median
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +25,7 @@ class LayerOverRanks:
     ranks: int
     median_ms: float
     spread_ms: float  # 1.48 times the median deviation over ranks
+    quickest_ms: float
     slowest_ms: float
     slowest_rank: int
     outliers: tuple[int, ...]  # ranks far beyond the others, the slowest first
@@ -45,12 +45,7 @@ class Mesh:
     columns: Int
     rows: Int
     own_ms: Float  # (rows, columns); nan: no such rank
-
-
-def judged(report: RanksReport) -> slice:
-    """The steps that the verdict is about: without those that it left out as warm-up."""
-    count = len(report.own.steps)
-    return slice(count - report.verdict.steps if 0 < report.verdict.steps < count else 0, count)
+    named: tuple[tuple[int, int], ...] = ()  # (row, column) of the ranks that the verdict names
 
 
 def culprits(report: RanksReport) -> frozenset[int]:
@@ -70,8 +65,8 @@ def beyond_typical(report: RanksReport) -> Float:
 
     Its like are the ranks of its stage; where one rank is all of it, or the verdict names a stage, all ranks.
     """
-    own = report.own
-    times = own.own_ns[judged(report)]
+    own = report.told
+    times = own.own_ns
     groups = comparable(own)
     if report.verdict.verdict == "stage" or all(len(group) < 2 for group in groups):
         groups = [np.arange(len(own.ranks))]
@@ -79,13 +74,6 @@ def beyond_typical(report: RanksReport) -> Float:
     for group in groups:
         beyond[:, group] = times[:, group] - typical(times[:, group], axis=1)[:, None]
     return mean_over_steps(beyond) / _MS
-
-
-def typical(values: Float, axis: int) -> Float:
-    """The median; of two the quicker, as only one of them can be slow."""
-    known = np.isfinite(values).sum(axis=axis)
-    least = np.where(np.isfinite(values), values, np.inf).min(axis=axis, initial=np.inf)
-    return np.where(known == 2, least, median(values, axis=axis))
 
 
 def mean_over_steps(values: Float) -> Float:
@@ -151,10 +139,7 @@ def layers_over_ranks(report: RanksReport) -> list[LayerOverRanks]:
             if not known.any():
                 continue
             values, ranks = times[known], layers.ranks[known]
-            middle = float(typical(values, axis=0))
-            spread = 1.4826 * float(np.median(np.abs(values - middle)))
-            far = values > middle + np.maximum(_OUTLIER_SPREADS * spread, _OUTLIER_SHARE * middle)
-            order = np.argsort(-values[far], kind="stable")
+            middle, spread, outliers = over_ranks(values, ranks)
             slowest = int(values.argmax())
             rows.append(
                 LayerOverRanks(
@@ -163,9 +148,10 @@ def layers_over_ranks(report: RanksReport) -> list[LayerOverRanks]:
                     ranks=int(known.sum()),
                     median_ms=middle,
                     spread_ms=spread,
+                    quickest_ms=float(values.min()),
                     slowest_ms=float(values[slowest]),
                     slowest_rank=int(ranks[slowest]),
-                    outliers=tuple(ranks[far][order].tolist()) if known.sum() > 1 else (),
+                    outliers=outliers,
                 )
             )
     return sorted(rows, key=lambda row: -row.beyond_ms)
@@ -180,14 +166,17 @@ def mesh(report: RanksReport) -> Mesh | None:
     across, columns_of = ("stage", own.stages) if len(stages) > 1 else ("tp", report.coordinates["tp"])
     down, rows_of = ("dp", dp) if dp is not None else ("rank in stage", _places_within(own.stages))
     rows, columns = np.unique(rows_of), np.unique(columns_of)
-    work = mean_over_steps(own.own_ns[judged(report)].sum(axis=2)) / _MS
+    work = mean_over_steps(report.told.own_ns.sum(axis=2)) / _MS
     sums, counts = np.zeros((len(rows), len(columns))), np.zeros((len(rows), len(columns)))
     known = np.isfinite(work)
     at = (np.searchsorted(rows, rows_of)[known], np.searchsorted(columns, columns_of)[known])
     np.add.at(sums, at, work[known])
     np.add.at(counts, at, 1)
     grid = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
-    return Mesh(across=across, down=down, columns=columns, rows=rows, own_ms=grid)
+    named = np.isin(own.ranks, sorted(culprits(report)))
+    cells = zip(np.searchsorted(rows, rows_of)[named], np.searchsorted(columns, columns_of)[named], strict=True)
+    marked = tuple(sorted({(int(row), int(column)) for row, column in cells}))
+    return Mesh(across=across, down=down, columns=columns, rows=rows, own_ms=grid, named=marked)
 
 
 def _places_within(stages: Int) -> Int:
@@ -198,16 +187,21 @@ def _places_within(stages: Int) -> Int:
     return places
 
 
+def column_firsts(count: int, most: int) -> Int:
+    """The first of so many rows that each of at most `most` columns holds."""
+    return np.arange(0, count, max(1, -(-count // most)))
+
+
 def binned(values: Float, most: int) -> tuple[Int, Float]:
     """Rows put together to at most `most`: (first row of each, the value in it that is farthest from 0).
 
     So one that stands out of thousands still shows.
     """
     count = len(values)
+    firsts = column_firsts(count, most)
     if count <= most:
-        return np.arange(count), values
-    each = -(-count // most)
-    firsts = np.arange(0, count, each)
+        return firsts, values
+    each = int(firsts[1])
     sizes = np.where(np.isfinite(values), np.abs(values), -1.0)
     found = np.full((len(firsts), values.shape[1]), np.nan)
     for row, first in enumerate(firsts.tolist()):
@@ -217,17 +211,46 @@ def binned(values: Float, most: int) -> tuple[Int, Float]:
     return firsts, found
 
 
-def chosen_ranks(report: RanksReport, most: int) -> list[int]:
-    """Ranks to be drawn one by one: all, or those named or suspected, one of each stage, and evenly spread ones."""
+def chosen_ranks(report: RanksReport, most: int, *, also: Iterable[int] = ()) -> list[int]:
+    """Ranks to be drawn one by one: all, or those named or suspected, `also`, one of each stage, others evenly spread.
+
+    A rank that is named has the two beside it in its stage with it, to be compared with.
+    """
     own = report.own
     ranks: list[int] = own.ranks.tolist()
     if len(ranks) <= most:
         return ranks
-    named = [*sorted(culprits(report))[: most // 2]]
+    named = sorted(culprits(report))[: most // 2]
+    stage_of = dict(zip(ranks, own.stages.tolist(), strict=True))
+    beside = [
+        one
+        for rank in named[:4]
+        for one in (rank - 1, rank + 1)
+        if rank in stage_of and stage_of.get(one) == stage_of[rank]
+    ]
     suspected = [one.rank for one in report.verdict.suspects[:4] if one.rank is not None]
     of_stages = [int(own.ranks[own.stages == stage][0]) for stage in np.unique(own.stages).tolist()]
-    spread = [ranks[at] for at in np.linspace(0, len(ranks) - 1, most).astype(int).tolist()]
-    return sorted(_first_of([*named, *suspected, *of_stages, *spread], most))
+    wanted = _first_of([one for one in (*named, *suspected, *also, *beside, *of_stages) if one in stage_of], most)
+    rest = [rank for rank in ranks if rank not in set(wanted)]
+    spread = np.linspace(0, len(rest) - 1, most - len(wanted)).round().astype(int)
+    return sorted([*wanted, *(rest[at] for at in spread.tolist())])
+
+
+def holders(report: RanksReport, steps: Sequence[int]) -> dict[int, int]:
+    """The rank with the most time of its own in each step, where no rank is to blame: another one each time.
+
+    Steps in which it has about as much as the others are left out.
+    """
+    own, verdict = report.own, report.verdict
+    if verdict.verdict not in ("imbalance", "gc", "data") or culprits(report):
+        return {}
+    places = {step: place for place, step in enumerate(own.steps.tolist())}
+    found = {}
+    for step in steps:
+        times = own.own_ns[places[step]].sum(axis=1) if step in places else np.zeros(0)
+        if np.isfinite(times).any() and np.nanmax(times) > _LONGER * np.nanmedian(times):
+            found[step] = int(own.ranks[np.nanargmax(times)])
+    return found
 
 
 def _first_of(values: Sequence[int], most: int) -> list[int]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.analysis.ranks.meetings import has_table, to_arrays
+from profiler_wrapper.analysis.ranks.arrays import has_table, to_arrays
 from profiler_wrapper.analysis.ranks.model import Float, Int, RanksReport
+from profiler_wrapper.analysis.ranks.prepared import label_key
 from profiler_wrapper.recording.span_database import Database, literal
 from profiler_wrapper.recording.span_table import KINDS
 
 STEPS = 3
+MOST_SPANS = 400_000
+_LONG_PAUSE, _SHORT_PAUSE = 0.3, 0.05  # of a step: longer ones between two steps are cut down to that
 _CARVED = "'communication', 'gc', 'checkpoint', 'data', 'recompute'"  # drawn over what they lie in
 
 
@@ -26,14 +29,78 @@ class LaneSpans:
     kind: Int  # its place in KINDS
     start_ns: Int  # by aligned clocks
     duration_ns: Int
+    waiting_ns: Int  # at its beginning, for others in a communication; -1: not known, or it is none
     depth: Int
     on_main: npt.NDArray[np.bool_]  # on the thread of the steps
     is_marked: npt.NDArray[np.bool_]  # of the layer that the verdict names
+    is_cut: bool = False  # pauses between steps are
+    from_own_begin: bool = False  # each rank's starts count from its own first span on: clocks tell nothing
 
-    def of_rank(self, rank: int) -> LaneSpans:
-        """Those of one rank."""
-        chosen = self.rank == rank
-        return LaneSpans(**{name: getattr(self, name)[chosen] for name in self.__slots__})
+    def on_one_axis(self, *, is_aligned: bool) -> LaneSpans:
+        """The same as it can be drawn: pauses between steps cut down, so that steps recorded apart stand side by side.
+
+        Where clocks are not aligned, and tell that ranks are in a step at times that are a step apart, each rank
+        counts from its own first span on.
+        """
+        found = self
+        if not is_aligned and len(self.rank):
+            begin = {rank: int(self.start_ns[self.rank == rank].min()) for rank in np.unique(self.rank).tolist()}
+            longest = max(last - first for of_rank in begin for first, last, _ in self._extents(self.rank == of_rank))
+            if max(begin.values()) - min(begin.values()) > longest:
+                shift = np.array([begin[rank] for rank in self.rank.tolist()], dtype=np.int64)
+                found = replace(self, start_ns=self.start_ns - shift, from_own_begin=True)
+        return found._without_pauses()
+
+    def _extents(self, of: npt.NDArray[np.bool_]) -> list[tuple[int, int, int]]:
+        """(first, last, step) of the steps of some of them."""
+        end = self.start_ns + self.duration_ns
+        parts = [(of & (self.step == step), step) for step in np.unique(self.step[of]).tolist()]
+        return sorted((int(self.start_ns[mine].min()), int(end[mine].max()), step) for mine, step in parts)
+
+    def _without_pauses(self) -> LaneSpans:
+        extents = self._extents(np.ones(len(self.rank), dtype=np.bool_))
+        usual = sorted(last - first for first, last, _ in extents)[len(extents) // 2] if extents else 0
+        cut, total, reached = dict[int, int](), 0, 0
+        for at, (first, last, step) in enumerate(extents):
+            pause = first - reached
+            if at and pause > _LONG_PAUSE * usual:
+                total += pause - round(_SHORT_PAUSE * usual)
+            cut[step], reached = total, max(reached, last)
+        if not total:
+            return self
+        shift = np.array([cut[step] for step in self.step.tolist()], dtype=np.int64)
+        return replace(self, start_ns=self.start_ns - shift, is_cut=True)
+
+    def step_begins_ns(self) -> dict[int, float]:
+        """When each step begins: the median over ranks."""
+        found = {}
+        for step in np.unique(self.step).tolist():
+            mine = self.step == step
+            firsts = [self.start_ns[mine & (self.rank == rank)].min() for rank in np.unique(self.rank[mine])]
+            found[step] = float(np.median(firsts))
+        return found
+
+    def extent_ns(self, rank: int, step: int) -> tuple[int, int] | None:
+        """Begin and end of a step of a rank; None where nothing of it is drawn."""
+        mine = (self.rank == rank) & (self.step == step)
+        return next(((first, last) for first, last, _ in self._extents(mine)), None)
+
+
+def clocks_in_words(report: RanksReport, spans: LaneSpans) -> str:
+    """By which clocks spans are drawn."""
+    hosts = set(report.hosts)
+    if is_aligned(report):
+        said = "clocks aligned"
+    elif spans.from_own_begin:
+        said = "each rank from its own first step on, as clocks are not aligned"
+    else:
+        said = "by the clock of their one host" if len(hosts) == 1 and "" not in hosts else "by the clock of each rank"
+    return said + ("; pauses between steps are cut" if spans.is_cut else "")
+
+
+def is_aligned(report: RanksReport) -> bool:
+    """Whether starts of different ranks can be compared by their clocks."""
+    return report.clocks is not None and report.clocks.source != "none"
 
 
 def drawn_steps(report: RanksReport, count: int = STEPS) -> list[int]:
@@ -52,19 +119,27 @@ def drawn_steps(report: RanksReport, count: int = STEPS) -> list[int]:
 
 
 def lane_spans(
-    database: Database, ranks: Sequence[int], steps: Sequence[int], *, layer: str | None = None, most: int = 400_000
+    database: Database, ranks: Sequence[int], steps: Sequence[int], *, layer: str | None = None, most: int = MOST_SPANS
 ) -> LaneSpans:
-    """What is drawn in the lanes of some ranks: phases, and what lies within them that is none; at most so many."""
+    """What is drawn in the lanes of some ranks: phases, and what lies within them that is none.
+
+    Of more than `most` spans one step in the middle is left, and then of that what lies in no other span.
+    """
+    within = f"(s.depth = 0 OR s.kind IN ({_CARVED}) OR coalesce(s.layer = {_text(layer)}, false))"
+    one = [steps[len(steps) // 2]] if steps else []
+    for chosen, depth in ((steps, within), (one, within), (one, "s.depth = 0")):
+        where = f"s.rank IN ({_numbers(ranks)}) AND s.step IN ({_numbers(chosen)}) AND s.kind <> 'step' AND {depth}"
+        if database.execute(f"SELECT count(*) FROM spans s WHERE {where}").fetchone()[0] <= most:
+            break
     kinds = " ".join(f"WHEN '{kind}' THEN {place}" for place, kind in enumerate(KINDS))
     found = to_arrays(
         database,
         f"""SELECT s.rank, s.step, CASE s.kind {kinds} ELSE {len(KINDS) - 1} END AS kind, {aligned_start(database)},
-            s.duration_ns, s.depth, (m.thread IS NULL OR s.thread IS NULL OR s.thread = m.thread) AS on_main,
+            s.duration_ns, coalesce(s.duration_ns - t.transfer_ns, -1) AS waiting_ns, s.depth,
+            (m.thread IS NULL OR s.thread IS NULL OR s.thread = m.thread) AS on_main,
             coalesce(s.layer = {_text(layer)}, false) AS is_marked
-        FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank {clock_join(database)}
-        WHERE s.rank IN ({_numbers(ranks)}) AND s.step IN ({_numbers(steps)}) AND s.kind <> 'step'
-            AND (s.depth = 0 OR s.kind IN ({_CARVED}) OR coalesce(s.layer = {_text(layer)}, false))
-        ORDER BY s.depth, s.rank, s.start_ns LIMIT {most}""",
+        FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank {clock_join(database)} {_transfer_join(steps)}
+        WHERE {where}""",
     )
     order = np.lexsort((found["start_ns"], found["rank"]))
     columns = {name: values[order] for name, values in found.items()}
@@ -74,6 +149,7 @@ def lane_spans(
         kind=columns["kind"].astype(np.int64),
         start_ns=columns["start_ns"].astype(np.int64),
         duration_ns=columns["duration_ns"].astype(np.int64),
+        waiting_ns=columns["waiting_ns"].astype(np.int64),
         depth=columns["depth"].astype(np.int64),
         on_main=columns["on_main"].astype(np.bool_),
         is_marked=columns["is_marked"].astype(np.bool_),
@@ -95,18 +171,18 @@ def clock_join(database: Database) -> str:
     return "LEFT JOIN clocks c ON c.rank = s.rank AND s.start_ns >= c.from_ns AND s.start_ns < c.until_ns"
 
 
+def _transfer_join(steps: Sequence[int]) -> str:
+    """Of communications that others tell of too: their transfer, the shortest duration over all ranks."""
+    return f"""LEFT JOIN labels_of_names l ON s.kind = 'communication' AND l.key = {label_key("s")}
+        LEFT JOIN (SELECT step, label, sequence, min(duration_ns) AS transfer_ns FROM communications
+            WHERE step IN ({_numbers(steps)}) AND sequence IS NOT NULL
+            GROUP BY step, label, sequence HAVING count(*) > 1) t
+        ON t.label = l.label AND t.step = s.step AND t.sequence = s.sequence"""
+
+
 def _numbers(values: Sequence[int]) -> str:
     return ", ".join(str(int(value)) for value in values) or "NULL"
 
 
 def _text(value: str | None) -> str:
     return "NULL" if value is None else literal(value)
-
-
-def merged(start: Int, end: Int, gap_ns: float) -> tuple[Int, Int]:
-    """Intervals in order of their starts with those put together that lie less than a gap apart."""
-    if not len(start):
-        return start, end
-    reached = np.maximum.accumulate(end)
-    first = np.flatnonzero(np.concatenate([[True], start[1:] - reached[:-1] > gap_ns]))
-    return start[first], np.maximum.reduceat(end, first)

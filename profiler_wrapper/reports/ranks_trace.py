@@ -1,109 +1,154 @@
-"""A timeline of many ranks as a Chrome trace, for ui.perfetto.dev: a process for each rank, clocks aligned."""
+"""A timeline of many ranks as a Chrome trace, for ui.perfetto.dev: a process for each rank, clocks aligned.
+
+As "Trace Event Format" (Google) has it: `M`, `X`, and `s`/`f` for arrows from who came last to who waited for it.
+"""
 
 from __future__ import annotations
 
 import gzip
 import json
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from profiler_wrapper.analysis.ranks.model import RanksReport
+from profiler_wrapper.analysis.ranks.prepared import label_key
+from profiler_wrapper.recording.rank_numbers import ranges
 from profiler_wrapper.recording.span_database import Database
-from profiler_wrapper.reports.ranks_rows import culprits
+from profiler_wrapper.reports.ranks_flows import Flows
+from profiler_wrapper.reports.ranks_rows import chosen_ranks, culprits
 from profiler_wrapper.reports.ranks_spans import aligned_start, clock_join, drawn_steps
 
 MOST_SPANS = 300_000  # more make Perfetto slow: then only a few steps are written
 _COMPRESSION = 6
 _COLUMNS = ("rank", "step", "name", "kind", "layer", "duration_ns", "thread", "microbatch", "group", "bytes")
 _ABOUT = ("step", "kind", "layer", "microbatch", "group", "bytes")
+_MORE = ("is_main", "label", "sequence", "start_ns")  # beside these columns
+
+Event = dict[str, Any]
 
 
 def write_ranks_trace(
-    report: RanksReport, database: Database, path: Path, *, steps: Sequence[int] | None = None, most: int = MOST_SPANS
+    report: RanksReport,
+    database: Database,
+    path: Path,
+    *,
+    ranks: Sequence[int] | None = None,
+    steps: Sequence[int] | None = None,
+    most: int = MOST_SPANS,
 ) -> None:
-    """Writes the trace, as JSON, gzipped where the name ends in `.gz`.
+    """Writes the trace, as JSON, gzipped where the name ends in `.gz`, an event at a time.
+
+    `ts` and `dur` are microseconds from `baseTimeNanoseconds` on.
 
     Args:
+        ranks: that are written; None: all.
         steps: that are written; None: all, or where that is more than `most` spans those of a few steps.
+        most: spans; what is left out so that there are not more stands in the trace.
 
     Raises:
         OSError: it cannot be written.
     """
-    data = ranks_trace(report, database, steps=steps, most=most)
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
-    # Without a name and a time in its header, so that the same spans are the same file.
-    path.write_bytes(gzip.compress(text, _COMPRESSION, mtime=0) if _is_compressed(path) else text)
-
-
-def _is_compressed(path: Path) -> bool:
-    return ".gz" in path.suffixes or path.name.endswith(".gz")
-
-
-def ranks_trace(
-    report: RanksReport, database: Database, *, steps: Sequence[int] | None = None, most: int = MOST_SPANS
-) -> dict[str, Any]:
-    """The trace as plain data. `ts` and `dur` are microseconds from `baseTimeNanoseconds` on."""
-    where, left_out = _chosen(report, database, steps, most)
-    starts = f"SELECT {aligned_start(database)} FROM spans s {clock_join(database)} WHERE {where}"
-    first = database.execute(f"SELECT min(start_ns) FROM ({starts})").fetchone()[0]
-    base = int(first or 0)
-    columns = ", ".join(f's."{name}"' for name in _COLUMNS)
-    found = database.execute(
-        f"""SELECT {columns}, {aligned_start(database)} FROM spans s {clock_join(database)} WHERE {where}
-        ORDER BY s.rank, s.thread, s.kind = 'communication' AND s.thread IS NULL, start_ns, s.duration_ns DESC"""
-    )
-    events = list(_processes(report))
-    for (rank, _), rows in groupby(_rows(found), key=lambda row: (row["rank"], _lane_of(row))):
-        events += _lanes(list(rows), rank, base, tid=_next_thread(events, rank))
-    return {
-        "traceEvents": events,
+    where, left_out = _chosen(report, database, ranks, steps, most)
+    starts = f"SELECT {aligned_start(database)}, s.duration_ns FROM spans s {clock_join(database)} WHERE {where}"
+    extent = database.execute(f"SELECT min(start_ns), max(start_ns + duration_ns) FROM ({starts})").fetchone()
+    base, end = (int(one or 0) for one in extent)
+    head = {
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": base,
         "metadata": {"run": report.run, "verdict": report.verdict.sentence, "left_out": left_out},
     }
+    with path.open("wb") as file:
+        if not path.name.endswith(".gz"):
+            _write(file, head, _events(report, database, where, left_out, base, end))
+            return
+        # Without a name and a time in its header, so that the same spans are the same file.
+        with gzip.GzipFile(filename="", mode="wb", compresslevel=_COMPRESSION, fileobj=file, mtime=0) as packed:
+            _write(packed, head, _events(report, database, where, left_out, base, end))
 
 
-def _chosen(report: RanksReport, database: Database, steps: Sequence[int] | None, most: int) -> tuple[str, str]:
+def _write(file: IO[bytes] | gzip.GzipFile, head: Event, events: Iterator[Event]) -> None:
+    text = json.dumps(head, allow_nan=False, separators=(",", ":"))
+    file.write(f'{text[:-1]},"traceEvents":['.encode())
+    for at, event in enumerate(events):
+        line = json.dumps(event, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+        file.write(f"{',' if at else ''}\n{line}".encode())
+    file.write(b"\n]}\n")
+
+
+def _events(report: RanksReport, database: Database, where: str, left_out: str, base: int, end: int) -> Iterator[Event]:
+    yield from _about(report, left_out, (end - base) / 1000)
+    yield from _processes(report)
+    columns = ", ".join(f's."{name}"' for name in _COLUMNS)
+    found = database.execute(
+        f"""SELECT {columns}, coalesce(m.thread = s.thread, false) AS is_main, l.label, s.sequence,
+            {aligned_start(database)}
+        FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank
+            LEFT JOIN labels_of_names l ON s.kind = 'communication' AND l.key = {label_key("s")}
+            {clock_join(database)} WHERE {where}
+        ORDER BY s.rank, is_main DESC, s.thread, s.kind = 'communication' AND s.thread IS NULL, start_ns,
+            s.duration_ns DESC"""
+    )
+    flows = Flows(report)
+    for rank, of_rank in groupby(_rows(found), key=lambda row: int(row["rank"])):
+        threads = count(1)
+        for _, rows in groupby(of_rank, key=_thread_of):
+            yield from _lanes(list(rows), rank, base, threads, flows)
+    yield from flows.events()
+
+
+# --- which spans ---
+
+
+def _chosen(
+    report: RanksReport, database: Database, ranks: Sequence[int] | None, steps: Sequence[int] | None, most: int
+) -> tuple[str, str]:
     """Which spans are written, as SQL, and what is not."""
-    where = "s.step IS NOT NULL"
-    wanted: list[tuple[str, str]] = []
-    if steps is None:
-        few = drawn_steps(report)
-        one = [few[len(few) // 2]] if few else []
-        wanted = [(where, "")]
-        wanted += [(_of_steps(chosen), f"all steps but {', '.join(map(str, chosen))}") for chosen in (few, one)]
-        wanted.append((f"{_of_steps(one)} AND s.depth = 0", f"all steps but {one}, and all spans within others"))
-    else:
-        wanted = [(_of_steps(steps), "")]
-    for where, left_out in wanted:
-        count = database.execute(f"SELECT count(*) FROM spans s WHERE {where}").fetchone()[0]
-        if count <= most:
-            return where, left_out
-    return wanted[-1]
+    of_ranks = "true" if ranks is None else f"s.rank IN ({_numbers(ranks)})"
+    others = "" if ranks is None else f"all ranks but {ranges(ranks)}"
+    whole = "s.step IS NOT NULL" if steps is None else _of_steps(steps)
+    few = drawn_steps(report) if steps is None else list(steps)
+    one = [few[len(few) // 2]] if few else []
+    wanted = [(whole, "")] + [(_of_steps(some), f"all steps but {ranges(some)}") for some in (few, one)]
+    shallow = f"{_of_steps(one)} AND s.depth = 0"
+    wanted.append((shallow, f"all steps but {ranges(one)}, and all spans within others"))
+    spans = 0
+    for part, left_out in wanted:
+        where = f"{part} AND {of_ranks}"
+        spans = database.execute(f"SELECT count(*) FROM spans s WHERE {where}").fetchone()[0]
+        if spans <= most:
+            return where, "; ".join(one for one in (left_out, others) if one)
+    there = report.own.ranks.tolist() if ranks is None else list(ranks)
+    kept = [rank for rank in chosen_ranks(report, max(1, most * len(there) // spans)) if rank in set(there)]
+    left_out = f"{wanted[-1][1]}; {len(there) - len(kept)} of {len(there)} ranks: --lanes chooses"
+    return f"{shallow} AND s.rank IN ({_numbers(kept)})", left_out
 
 
 def _of_steps(steps: Sequence[int]) -> str:
-    return f"s.step IN ({', '.join(str(int(step)) for step in steps) or 'NULL'})"
+    return f"s.step IN ({_numbers(steps)})"
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ", ".join(str(int(value)) for value in values) or "NULL"
 
 
 def _rows(found: Any) -> Iterator[dict[str, Any]]:
     while many := found.fetchmany(50_000):
         for row in many:
-            yield dict(zip((*_COLUMNS, "start_ns"), row, strict=True))
+            yield dict(zip((*_COLUMNS, *_MORE), row, strict=True))
 
 
-def _lane_of(row: dict[str, Any]) -> tuple[bool, int | None]:
+# --- lanes of threads ---
+
+
+def _thread_of(row: dict[str, Any]) -> tuple[bool, int | None]:
     return row["kind"] == "communication" and row["thread"] is None, row["thread"]
 
 
-def _next_thread(events: Sequence[dict[str, Any]], rank: int) -> int:
-    last = events[-1] if events else {}
-    return int(last["tid"]) + 1 if last.get("pid") == rank and last.get("ph") == "X" else 1
-
-
-def _lanes(rows: Sequence[dict[str, Any]], rank: int, base: int, *, tid: int) -> list[dict[str, Any]]:
+def _lanes(
+    rows: Sequence[dict[str, Any]], rank: int, base: int, threads: Iterator[int], flows: Flows
+) -> Iterator[Event]:
     """Events of one thread; what overlaps another without lying within it is put into a lane of its own."""
     stacks: list[list[int]] = []
     lanes: list[list[dict[str, Any]]] = []
@@ -119,20 +164,28 @@ def _lanes(rows: Sequence[dict[str, Any]], rank: int, base: int, *, tid: int) ->
             lanes.append([])
         stacks[at].append(end)
         lanes[at].append(row)
-    events: list[dict[str, Any]] = []
     for number, lane in enumerate(lanes):
-        name = _thread_name(lane[0], number)
-        events.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": tid + number, "args": {"name": name}})
-        events += [_event(row, rank, tid + number, base) for row in lane]
-    return events
+        tid = next(threads)
+        yield _named("thread_name", rank, tid, name=_thread_name(lane[0], number))
+        yield _named("thread_sort_index", rank, tid, sort_index=tid)
+        for row in lane:
+            event = _event(row, rank, tid, base)
+            if row["label"] is not None and row["sequence"] is not None:
+                flows.add((row["label"], row["step"], row["sequence"]), event)
+            yield event
 
 
 def _thread_name(row: dict[str, Any], number: int) -> str:
-    thread = "communication" if _lane_of(row)[0] else "spans" if row["thread"] is None else f"thread {row['thread']}"
+    if _thread_of(row)[0]:
+        thread = "communication"
+    elif row["thread"] is None:
+        thread = "spans"
+    else:
+        thread = f"main thread {row['thread']}" if row["is_main"] else f"thread {row['thread']}"
     return thread if number == 0 else f"{thread}, overlapping {number}"
 
 
-def _event(row: dict[str, Any], rank: int, tid: int, base: int) -> dict[str, Any]:
+def _event(row: dict[str, Any], rank: int, tid: int, base: int) -> Event:
     return {
         "ph": "X",
         "name": row["name"] or row["kind"],
@@ -145,7 +198,31 @@ def _event(row: dict[str, Any], rank: int, tid: int, base: int) -> dict[str, Any
     }
 
 
-def _processes(report: RanksReport) -> Iterator[dict[str, Any]]:
+# --- processes ---
+
+
+def _named(what: str, pid: int, tid: int, **args: Any) -> Event:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
+
+
+def _about(report: RanksReport, left_out: str, length_us: float) -> Iterator[Event]:
+    """A process before all ranks whose spans say what the trace is of, as no viewer shows metadata at once."""
+    pid = int(report.own.ranks.max(initial=0)) + 1
+    yield _named("process_name", pid, 0, name="about this trace")
+    yield _named("process_sort_index", pid, 0, sort_index=-1)
+    clocks = "not aligned"
+    if report.clocks is not None:
+        aligned = "not aligned" if report.clocks.source == "none" else f"aligned by ends of {report.clocks.source}"
+        clocks = "; ".join([aligned, *report.clocks.notes])
+    args = {"evidence": "; ".join(report.verdict.evidence), "clocks": clocks, "left_out": left_out or "nothing"}
+    told = [report.verdict.sentence] + ([f"Left out: {left_out}"] if left_out else [])
+    for tid, sentence in enumerate(told, 1):
+        yield _named("thread_name", pid, tid, name=("verdict", "left out")[tid - 1])
+        event = {"ph": "X", "name": sentence, "cat": "about", "pid": pid, "tid": tid}
+        yield {**event, "ts": 0.0, "dur": length_us, "args": args}
+
+
+def _processes(report: RanksReport) -> Iterator[Event]:
     """Names of ranks, in their order; those that the verdict names say so."""
     named, own = culprits(report), report.own
     staged = len(set(own.stages.tolist())) > 1
@@ -156,7 +233,7 @@ def _processes(report: RanksReport) -> Iterator[dict[str, Any]]:
         labels = [label for label in ("named by the verdict" if rank in named else "",) if label]
         if report.hosts and report.hosts[place]:
             labels.append(report.hosts[place])
-        for key, value in (("process_name", {"name": name}), ("process_sort_index", {"sort_index": place})):
-            yield {"ph": "M", "name": key, "pid": rank, "tid": 0, "args": value}
+        yield _named("process_name", rank, 0, name=name)
+        yield _named("process_sort_index", rank, 0, sort_index=place)
         if labels:
-            yield {"ph": "M", "name": "process_labels", "pid": rank, "tid": 0, "args": {"labels": ", ".join(labels)}}
+            yield _named("process_labels", rank, 0, labels=", ".join(labels))

@@ -1,6 +1,6 @@
-"""The colours of kinds of spans: phases as in every picture, communication pale, as it is mostly waiting.
+"""The colours of kinds of spans: phases as in every picture; waiting is pale, so that who does not wait stands out.
 
-Told apart with any colour vision (Okabe and Ito, "Color Universal Design", 2008).
+Told apart with any colour vision: those of Okabe and Ito, "Color Universal Design" (2008), where they have one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ SPAN_COLORS: Mapping[str, str] = {
     "forward": PHASE_COLORS["forward"],
     "recompute": PHASE_COLORS["recompute"],
     "backward": PHASE_COLORS["backward"],
-    "communication": "#C9D8E2",
+    "communication": "#56B4E9",  # the transfer, where that is known
+    "waiting": "#E3E3E3",  # for others, within communication
     "optimizer": PHASE_COLORS["optimizer"],
     "gc": "#000000",
     "checkpoint": SPLIT_COLORS["memcpy"],
     "other": PHASE_COLORS["other"],
 }
-WAITING = "#E3E3E3"  # where it stands apart from communication
 CULPRIT = "#C00000"  # marks whom the verdict names

@@ -13,7 +13,7 @@ import pytest
 import models
 import profiler_wrapper as pw
 from models import Case
-from profiler_wrapper import background, finishing, window_report
+from profiler_wrapper import background, finishing, window_child
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.recording.store import read_run
 from profiling import directory_of, profiler, result_of
@@ -25,7 +25,7 @@ def case() -> Case:
 
 
 def sleeps(seconds: float) -> str:
-    return f"import time; time.sleep({seconds}); {window_report._CHILD}"
+    return f"import time; time.sleep({seconds}); {window_child._CHILD}"
 
 
 def answers_of(case: Case, folder: Path, **options: Any) -> pw.ProfilerWrapper:
@@ -47,7 +47,7 @@ def test_a_later_result_is_the_one_that_comes_at_once(case: Case, tmp_path: Path
 def test_windows_are_finished_in_order_and_the_loop_runs_on(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window_report, "_CHILD", sleeps(1.0))
+    monkeypatch.setattr(window_child, "_CHILD", sleeps(1.0))
     with profiler(case, tmp_path, run_name="job", background=True, steps="1,3", files=("result",)) as prof:
         models.train(case, steps=6)
         assert prof._profiling.finisher is not None and prof._profiling.finisher.results == ()
@@ -63,7 +63,7 @@ def test_windows_are_finished_in_order_and_the_loop_runs_on(
 def test_a_child_that_fails_is_one_warning_and_costs_no_trace(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
 ) -> None:
-    monkeypatch.setattr(window_report, "_CHILD", code)
+    monkeypatch.setattr(window_child, "_CHILD", code)
     with pytest.warns(ProfilerWrapperWarning, match=reason) as told:
         prof = answers_of(case, tmp_path)
         assert prof.result is None
@@ -81,7 +81,7 @@ def test_a_child_that_fails_is_one_warning_and_costs_no_trace(
 def test_a_child_that_takes_too_long_is_waited_for_no_longer(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window_report, "_CHILD", sleeps(2.0))
+    monkeypatch.setattr(window_child, "_CHILD", sleeps(2.0))
     monkeypatch.setattr(finishing, "_PATIENCE_S", 0.1)
     monkeypatch.setattr(background, "_EXIT_PATIENCE_S", 0.1)
     prof = answers_of(case, tmp_path, files=("result",))
@@ -105,8 +105,8 @@ def test_a_child_inherits_nothing_and_steps_back(case: Case, tmp_path: Path, mon
         "and os.path.exists('/proc/self/fd/' + name)]}; "
         f"open({str(seen)!r}, 'w').write(json.dumps(told))"
     )
-    monkeypatch.setattr(window_report, "_CHILD", f"{window_report._CHILD}; {look}")
-    monkeypatch.setattr(window_report.Child, "hurry", lambda child: None)
+    monkeypatch.setattr(window_child, "_CHILD", f"{window_child._CHILD}; {look}")
+    monkeypatch.setattr(window_child.Child, "hurry", lambda child: None)
     with open(tmp_path / "of_the_training", "w") as file:
         os.set_inheritable(file.fileno(), True)
         result_of(answers_of(case, tmp_path, files=("result",)))
@@ -125,7 +125,7 @@ def test_what_cannot_be_handed_over_costs_no_trace(case: Case, tmp_path: Path, m
     def full(*_: object, **__: object) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(window_report.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(window_child.tempfile, "TemporaryFile", full)
     with pytest.warns(ProfilerWrapperWarning, match="handed over .*No space left"):
         prof = answers_of(case, tmp_path)
     assert (directory_of(prof) / "profile_trace.json").is_file()
@@ -203,13 +203,18 @@ def test_a_rank_that_was_not_chosen_does_nothing(case: Case, tmp_path: Path, mon
 
 
 def test_the_first_of_the_chosen_ranks_writes_the_page_and_all_know_who_records(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "64")
-    with profiler(case, tmp_path, ranks=[2, 9], run_name="job", files="auto", background=False) as prof:
+    options = {"ranks": [2, 9], "run_name": "job", "files": "auto", "background": False}
+    with profiler(case, tmp_path, **options, enable_print_summary=True) as prof:
         models.train(case, steps=5)
     assert (tmp_path / "job" / "report.html").is_file()
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        f"All ranks side by side: profiler-wrapper ranks {tmp_path / 'job'}",
+        f"The page: {tmp_path / 'job' / 'report.html'}",
+    ]
     assert read_run(directory_of(prof))["recorded_ranks"] == [2, 9]
 
 

@@ -214,7 +214,7 @@ def test_demo_prints_the_table_and_where_the_files_are(tmp_path: Path, capsys: p
     assert result.time.coverage > 0.99
     assert "layers.{0..3}" in output
     (run,) = tmp_path.iterdir()
-    *_, where, _, _, page = output.splitlines()
+    *_, where, page = output.splitlines()
     files = [path for path in (run / "rank0").rglob("*") if path.is_file()]
     assert where.startswith(f"{len(files)} files, ")
     assert where.endswith(f"in {run / 'rank0'}")

@@ -15,6 +15,7 @@ from profiler_wrapper.live.monitor import TrainingMonitor
 # Each ending in a process of its own; they are forked from one that has imported everything and recorded nothing.
 PROGRAM = """
 import os, sys, threading, torch
+import torch._dynamo  # as its profiler does, in a second: before the forks
 from profiler_wrapper import TrainingMonitor
 
 def end(directory, rank, ending):

@@ -17,8 +17,6 @@ from parallel_models import LAYERS
 from processes import run_in_processes
 from profiling import directory_of, result_of
 
-pytestmark = pytest.mark.slow
-
 STEPS, TIMED = 6, 3
 BLOCKS = [f"layers.{number}{part}" for number in range(LAYERS) for part in ("", ".norm", ".mlp")]
 

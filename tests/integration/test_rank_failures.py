@@ -13,16 +13,15 @@ from typing import Any, NamedTuple
 import pytest
 
 import profiler_wrapper as pw
+from profiler_wrapper.ranks import load_ranks
 from profiler_wrapper.recording.store import rank_directories, read_run
-
-pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).parents[1] / "rank_program.py"
 WORLD_SIZE = 5
 DEADLINE_S = 120.0
 SLOW_S = 0.5
 
-NORMAL, KILLED, SLOW, LEFT_A_CHILD = range(4)  # and rank 4 never comes
+NORMAL, KILLED, SLOW, LEFT_A_CHILD, NEVER_CAME = range(5)
 STEPS = {NORMAL: 9, KILLED: 9, SLOW: 4, LEFT_A_CHILD: 9}
 KILLED_IN = {KILLED: 3, LEFT_A_CHILD: 5}  # steps 2 to 4 are the window
 
@@ -143,6 +142,16 @@ def test_everything_on_disk_is_whole(job: Job) -> None:
     ]
 
 
+def test_the_report_of_all_ranks_names_who_is_missing(job: Job) -> None:
+    report = load_ranks(job.folder / "job")
+    reasons = {gap.what: gap.reason for gap in report.missing}
+    assert {gap.rank for gap in report.missing} == {KILLED, SLOW, NEVER_CAME}
+    assert "only its description" in reasons[f"rank {KILLED}"]
+    assert "no file" in reasons[f"rank {NEVER_CAME}"]
+    assert [what for what in reasons if what.endswith(f"4 of rank {SLOW}")], "its steps are fewer, and nothing says so"
+    assert (report.verdict.verdict, report.verdict.rank) == ("rank", SLOW)
+
+
 def test_nothing_stays_on_the_nodes_own_disk(job: Job) -> None:
     assert list((job.folder / "node").iterdir()) == []
 
@@ -181,3 +190,5 @@ def test_an_elastic_restart_and_a_second_run_of_the_same_name(tmp_path: Path) ->
     ]
     assert pw.load(run / "attempt1", rank=1).run["timed_steps"] == [2, 3, 4]
     assert pw.load(run).run["attempt"] == 1
+    report = load_ranks(run)
+    assert [gap.what for gap in report.missing] == ["attempt 0"], "what was left out is not said"

@@ -28,7 +28,7 @@ def browser() -> Iterator[Browser]:
 
 def written(folder: Path, **about: str) -> Path:
     table, page = write_job(folder / "spans.csv", **about), folder / "report.html"
-    with open_ranks(table, spans=table) as (loaded, report):
+    with open_ranks(table) as (loaded, report):
         write_ranks_page(report, loaded.database, page, trace_href="timeline_trace.json.gz")
     return page
 
@@ -60,8 +60,17 @@ def test_every_view_tells_the_planted_cause(browser: Browser, tmp_path: Path) ->
     (heat,) = json.loads(chart(page, "heat", "data"))
     row = page.evaluate("page.data.heat[0].rows.indexOf('forward')")
     assert heat["z"][row] == pytest.approx([0, 0, 50, 0])
+    assert set(bars["waiting for others"]["y"]) == {0, 1, 3}, "the slow rank waits for nobody"
+    shapes = json.loads(chart(page, "timeline", "layout"))["shapes"]
+    assert [one["y0"] for one in shapes if one["type"] == "rect"] == [1.5], "the lane of rank 2 is marked"
+    layout = json.loads(chart(page, "heat", "layout"))
+    assert "50.0" in heat["text"][row] and heat["text"][row].count("") == 3, "few cells have their numbers in them"
+    assert [one["x0"] for one in layout["shapes"]] == [1.5], "the column of rank 2 is framed"
     ranks = page.texts("#view-ranks tbody tr")
-    assert len(ranks) == 4 and "▸ 2" in ranks[2] and "60.0" in ranks[2]
+    assert len(ranks) == 4 and "▸ 2" in ranks[0] and "60.0" in ranks[0], "who is named comes first"
+    small = page.texts("#view-summary .bars figcaption")
+    assert len(small) == 2 and small[0].startswith("Own time") and "odd: rank 2" in small[0]
+    assert "Peak memory and MFU are not known: no rank has a result.json" in page.text("#view-summary")
     assert "67.6" in page.text("#view-communication tbody tr") and "blocks.1" in page.text("#view-layers tbody tr")
     assert page.problems == [] and page.requests == []
 

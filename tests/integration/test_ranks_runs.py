@@ -29,8 +29,6 @@ from profiler_wrapper.ranks import load_ranks, open_ranks
 from profiler_wrapper.result import load
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
-pytestmark = pytest.mark.slow
-
 STRAGGLERS = TRACES.parent / "stragglers"
 SLEEP_S = 0.05
 STEPS = 10

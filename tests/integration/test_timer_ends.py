@@ -19,7 +19,11 @@ from profiler_wrapper.live.timer import Timer
 from programs import run_script, warned
 from timed_runs import LINE, files_of, span_rows, text_rows
 
-MAPPINGS = pytest.mark.parametrize("mapping", [True, False], ids=["mapped", "own lines"])
+
+@pytest.fixture(params=[True, False], ids=["mapped", "own lines"])
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How lines are kept: in a piece of the file that is mapped, or each written by itself."""
+    monkeypatch.setattr(kept_lines, "mapping_is_safe", lambda _: request.param)
 
 
 def whole_lines(path: Path) -> tuple[int, int]:
@@ -47,12 +51,9 @@ def kill(process: int | None = None) -> None:
     os.kill(process or os.getpid(), signal.SIGKILL)
 
 
-@MAPPINGS
-def test_a_killed_process_loses_its_last_line_at_most(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapping: bool
-) -> None:
+@pytest.mark.usefixtures("kept")
+def test_a_killed_process_loses_its_last_line_at_most(tmp_path: Path) -> None:
     """It says how many spans have ended, and is killed in the middle of them."""
-    monkeypatch.setattr(kept_lines, "mapping_is_safe", lambda _: mapping)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -78,11 +79,8 @@ def test_a_killed_process_loses_its_last_line_at_most(
     assert abs(text - lines) <= 1
 
 
-@MAPPINGS
-def test_a_process_that_kills_itself_has_told_everything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapping: bool
-) -> None:
-    monkeypatch.setattr(kept_lines, "mapping_is_safe", lambda _: mapping)
+@pytest.mark.usefixtures("kept")
+def test_a_process_that_kills_itself_has_told_everything(tmp_path: Path) -> None:
 
     def train() -> None:
         timer = Timer(tmp_path, rank=0, device="cpu")
@@ -205,12 +203,9 @@ def test_processes_that_load_data_write_beside_their_rank(
     assert sum(len(text_rows(worker)) for worker in found) == 8
 
 
-@MAPPINGS
-def test_a_full_disk_is_one_warning_and_whole_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapping: bool
-) -> None:
+@pytest.mark.usefixtures("kept")
+def test_a_full_disk_is_one_warning_and_whole_lines(tmp_path: Path) -> None:
     """The system refuses to let any file grow beyond 256 KiB."""
-    monkeypatch.setattr(kept_lines, "mapping_is_safe", lambda _: mapping)
 
     def fill() -> None:
         timer = Timer(tmp_path, rank=0, device="cpu")

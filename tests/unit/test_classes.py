@@ -34,6 +34,7 @@ OPS = {
     "c10d::allreduce_": "communication",
     "nccl:all_reduce": "communication",
     "_c10d_functional::all_gather_into_tensor": "communication",
+    "_c10d_functional::_wrap_tensor_autograd": "",  # makes a tensor that waits when it is used, and moves nothing
     "record_param_comms": "communication",
     "Optimizer.step#AdamW.step": "optimizer",
     "aten::_fused_adamw_": "optimizer",

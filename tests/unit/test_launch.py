@@ -40,6 +40,9 @@ def _nothing_opened(monkeypatch: pytest.MonkeyPatch) -> None:
         (TORCHRUN, {"launcher": "/tmp/x2"}, True),
         (TORCHRUN, {"started_s": 9999.0}, False),
         (TORCHRUN, {"host": "g", "launcher": "/tmp/x2"}, False),
+        (replace(TORCHRUN, world_size=2), {"world_size": 4}, True),  # nodes have come
+        (replace(TORCHRUN, world_size=2), {"world_size": 4, "host": "g", "launcher": "/tmp/x2"}, True),
+        (replace(TORCHRUN, world_size=2), {"world_size": None}, False),
     ],
 )
 def test_which_launches_are_one(one: Launch, changes: dict[str, Any], other: bool) -> None:
@@ -52,6 +55,15 @@ def test_ranks_that_start_again_may_meet_elsewhere() -> None:
     assert moved.is_other_than(HERE) and not moved.is_other_than(HERE, restarted=True)
 
 
+def test_ranks_of_a_larger_world_do_not_join_those_before_it(tmp_path: Path) -> None:
+    """torchrun counts no restart where nodes come or go."""
+    before, after = replace(TORCHRUN, world_size=2), replace(TORCHRUN, world_size=4)
+    assert [opened(tmp_path, rank, before, ranks=2) for rank in (0, 1)] == ["job/rank0", "job/rank1"]
+    assert [opened(tmp_path, rank, after) for rank in (3, 0, 2, 1)] == [f"job-2/rank{rank}" for rank in (3, 0, 2, 1)]
+    # A restart that is counted has a directory of its own, in the first run of the launch.
+    assert opened(tmp_path, 0, replace(after, world_size=3), attempt=1) == "job/attempt1/rank0"
+
+
 def test_what_torchrun_tells() -> None:
     environment = {
         "TORCHELASTIC_RUN_ID": "none",
@@ -59,9 +71,11 @@ def test_what_torchrun_tells() -> None:
         "MASTER_ADDR": "host",
         "MASTER_PORT": "29500",
         "TORCHELASTIC_RESTART_COUNT": "1",
+        "WORLD_SIZE": "4",
     }
     found = find_launch(environment)
     assert (found.job, found.meeting, found.launcher) == ("", "host:29500", "/tmp/torchelastic_a/none_b")
+    assert found.world_size == 4 and find_launch({"WORLD_SIZE": "4"}).world_size is None
     assert attempt_number(environment) == 1
     assert find_launch({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}).exact
     assert not find_launch({"SLURM_JOB_ID": "7"}).exact

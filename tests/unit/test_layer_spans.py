@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from layer_runs import EXPECTED, Block, Spend, Stack, Time, milliseconds, rows_of, timing
 from monitoring import Device
-from profiler_wrapper import ProfilerWrapperWarning, TrainingMonitor, WrongUse
+from profiler_wrapper import ProfilerWrapperWarning, Timer, TrainingMonitor, WrongUse
 from profiler_wrapper.live import layer_spans
 from profiler_wrapper.live.layer_timer import LayerTimer
 from profiler_wrapper.live.layer_units import Units
@@ -515,3 +515,41 @@ def test_off_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_units(model: nn.Module, names: list[str]) -> None:
     assert [unit.name for unit in Units(model).all] == names
+
+
+def test_a_model_that_its_user_let_go_of_is_gone(tmp_path: Path) -> None:
+    model = Stack(Time())
+    layers = LayerTimer(model, tmp_path)
+    model(torch.ones(1, 4)).sum().backward()
+    layers.step()
+    model(torch.ones(1, 4)).sum().backward()
+    layers.step()
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None, "the timer holds the model"
+    layers.close()
+
+
+def test_a_timer_knows_its_place_by_the_mesh_of_the_models_parameters(tmp_path: Path) -> None:
+    """Also where a timer without a model was there first: they share the files."""
+
+    class Mesh:
+        mesh_dim_names, shape = ("dp", "tp"), (2, 4)
+
+        def get_coordinate(self) -> list[int]:
+            return [1, 3]
+
+        def get_rank(self) -> int:
+            return 7
+
+    model = Stack(Time())
+    next(model.parameters()).device_mesh = Mesh()  # type: ignore[attr-defined]
+    with Timer(tmp_path, run_name="run", rank=7)("load"):
+        pass
+    with timing(model, tmp_path, run_name="run", rank=7) as layers:
+        model(torch.ones(1, 4)).sum().backward()
+        layers.step()
+    rows = rows_of(tmp_path, rank=7)
+    assert [row.get("tp") for row in rows if row["name"] == "load"] == [None]
+    assert {(row["dp"], row["tp"], row["pp"]) for row in rows if "layer" in row} == {(1, 3, 0)}

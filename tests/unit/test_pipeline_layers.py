@@ -119,5 +119,5 @@ def test_what_is_no_stage() -> None:
 
 def test_what_finishes_a_window_imports_no_torch() -> None:
     """A child process is there within a second, and holds no device."""
-    code = "import sys, profiler_wrapper.window_report; sys.exit('torch' in sys.modules)"
+    code = "import sys, profiler_wrapper.window_child; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -47,6 +47,14 @@ def test_what_is_no_rank_is_said(given: Any) -> None:
         options(ranks=given)
 
 
+@pytest.mark.parametrize(
+    ("world_size", "ranks", "several"),
+    [(1, None, False), (4, None, True), (4, "0", False), (4, "2-3", True), (4, "3-9", False)],
+)
+def test_whether_other_ranks_record_too(world_size: int, ranks: str | None, several: bool) -> None:
+    assert options(ranks=ranks).of_several(RunInfo(rank=0, world_size=world_size)) is several
+
+
 def test_the_environment_overrides() -> None:
     assert options(ranks="0", environment={"PROFILER_WRAPPER": "ranks=4-5,7"}).ranks == {4, 5, 7}
     with pytest.raises(WrongUse, match="PROFILER_WRAPPER"):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,17 +13,18 @@ pytest.importorskip("duckdb")
 
 from matplotlib.axes import Axes
 from matplotlib.image import imread
-from test_ranks_text import report as simulated_report
 
 from profiler_wrapper.analysis.ranks.model import RanksReport
 from profiler_wrapper.ranks import open_ranks
 from profiler_wrapper.recording.span_database import Database
 from profiler_wrapper.reports.ranks_figures import draw_heat_map, heat_map_figure
-from profiler_wrapper.reports.ranks_spans import drawn_steps, lane_spans, merged
-from profiler_wrapper.reports.ranks_timeline import draw_timeline, timeline_figure
-from profiler_wrapper.reports.ranks_trace import ranks_trace, write_ranks_trace
-from simulated_jobs import QUIET, simulated
-from small_rank_jobs import HOSTILE, MS, START_NS, STEPS, write_job
+from profiler_wrapper.reports.ranks_lanes import merged
+from profiler_wrapper.reports.ranks_rows import holders
+from profiler_wrapper.reports.ranks_spans import drawn_steps, lane_spans
+from profiler_wrapper.reports.ranks_timeline import draw_timeline, lane_in, timeline_figure
+from profiler_wrapper.reports.span_colors import CULPRIT
+from simulated_jobs import QUIET, report_of, simulated
+from small_rank_jobs import HOSTILE, MS, STEP_MS, write_job
 
 Job = tuple[Database, RanksReport]
 
@@ -33,7 +32,7 @@ Job = tuple[Database, RanksReport]
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     table = write_job(tmp_path_factory.mktemp("job") / "spans.csv")
-    with open_ranks(table, spans=table) as (loaded, report):
+    with open_ranks(table) as (loaded, report):
         yield loaded.database, report
 
 
@@ -62,7 +61,10 @@ def test_timeline_lanes(job: Job) -> None:
     assert len(forward) == 4 * 3
     assert [bar for bar in forward if bar[0] == 0] == [(0, 2.0, 12.0), (0, 102.0, 112.0), (0, 202.0, 212.0)]
     assert next(bar for bar in forward if bar[0] == 2) == (2, 2.0, 62.0)
-    assert next(bar for bar in bars(axes, "communication") if bar[0] == 1) == (1, 12.0, 80.0)
+    # Rank 2 comes last, at 62 ms, so 18 ms are the transfer; what others have before it is waiting.
+    assert next(bar for bar in bars(axes, "communication") if bar[0] == 1) == (1, 62.0, 80.0)
+    assert next(bar for bar in bars(axes, "waiting") if bar[0] == 1) == (1, 12.0, 62.0)
+    assert not [bar for bar in bars(axes, "waiting") if bar[0] == 2]
     assert bars(axes, "layer") == [(2, 7.0, 62.0), (2, 107.0, 162.0), (2, 207.0, 262.0)]
     labels = axes.get_yticklabels()
     assert [label.get_text() for label in labels] == ["rank 0", "rank 1", "rank 2", "rank 3"]
@@ -92,7 +94,7 @@ def test_files_are_pictures(job: Job, tmp_path: Path) -> None:
 
 
 def test_a_thousand_ranks_stay_legible() -> None:
-    report = simulated_report(simulated("forward", seed=0, ranks=1024, rank=700, steps=10, noise=QUIET))
+    report = report_of(simulated("forward", seed=0, ranks=1024, rank=700, steps=10, noise=QUIET))
     figure = heat_map_figure(report)
     (kinds, *_) = [axes for axes in figure.axes if axes.images and axes.get_xlabel() == "rank"]
     cells = np.asarray(kinds.images[0].get_array())
@@ -109,73 +111,128 @@ def test_merged_intervals() -> None:
     assert start.tolist() == [0, 10] and end.tolist() == [5, 20]
 
 
-# --- the trace ---
+def test_without_transfers_communication_is_one_bar(tmp_path: Path) -> None:
+    """Each rank in a group of its own: nobody else tells of its collectives."""
+    import csv
+
+    table = write_job(tmp_path / "spans.csv")
+    with table.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        row["group"] = f"alone {row['rank']}" if row["group"] else ""
+    with table.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    with open_ranks(table) as (loaded, report):
+        steps = drawn_steps(report)
+        (axes,) = timeline_figure(report, lane_spans(loaded.database, [0, 1], steps), [0, 1], steps).axes
+    assert not bars(axes, "waiting")
+    assert bars(axes, "communication")[0] == (0, 12.0, 80.0)
+    legend = axes.get_legend()
+    assert legend is not None
+    assert "communication, with waiting" in [text.get_text() for text in legend.get_texts()]
 
 
-def test_trace_times_and_places(job: Job, tmp_path: Path) -> None:
-    database, report = job
-    path = tmp_path / "timeline_trace.json.gz"
-    write_ranks_trace(report, database, path)
-    data: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
-    assert data["baseTimeNanoseconds"] == START_NS
-    spans = [event for event in data["traceEvents"] if event["ph"] == "X"]
-    assert len(spans) == 4 * STEPS * 7 == report.spans
-    forward = [one for one in spans if one["name"] == "forward" and one["pid"] == 2 and one["args"]["step"] == 3]
-    assert [(one["ts"], one["dur"]) for one in forward] == [(302_000.0, 60_000.0)]
-    reduce = next(one for one in spans if one["cat"] == "communication" and one["pid"] == 0)
-    assert reduce["args"]["bytes"] == 1 << 20 and reduce["args"]["group"] == "world"
-    names = {one["pid"]: one["args"]["name"] for one in data["traceEvents"] if one["name"] == "process_name"}
-    order = {
-        one["pid"]: one["args"]["sort_index"] for one in data["traceEvents"] if one["name"] == "process_sort_index"
-    }
-    assert names == {rank: f"rank {rank}" for rank in range(4)} and order == {rank: rank for rank in range(4)}
-    labels = [one for one in data["traceEvents"] if one["name"] == "process_labels"]
-    assert [(one["pid"], one["args"]["labels"]) for one in labels] == [(2, "named by the verdict")]
-    nests(spans)
+def test_who_holds_each_step_is_framed() -> None:
+    found = report_of(simulated("one long input", seed=0, ranks=64, steps=12, noise=QUIET))
+    assert found.verdict.verdict == "imbalance"
+    steps = drawn_steps(found)
+    of_steps = holders(found, steps)
+    own = found.own.own_ns.sum(axis=2)
+    assert of_steps == {step: int(own[step].argmax()) for step in steps}
+    like = replace(found, own=replace(found.own, own_ns=np.where(
+        (found.own.steps == steps[0])[:, None, None], 1e6, found.own.own_ns)))  # fmt: skip
+    assert steps[0] not in holders(like, steps) and steps[1] in holders(like, steps)
+    rank_job = report_of(simulated("forward", seed=0, rank=3, noise=QUIET))
+    assert holders(rank_job, drawn_steps(rank_job)) == {}, "who is named is marked in all steps"
 
 
-def nests(spans: list[dict[str, Any]]) -> None:
-    """Spans of a lane lie within one another or apart."""
-    for lane in {(one["pid"], one["tid"]) for one in spans}:
-        mine = sorted((one["ts"], -one["dur"]) for one in spans if (one["pid"], one["tid"]) == lane)
-        ends: list[float] = []
-        for start, negative in mine:
-            while ends and ends[-1] <= start + 1e-6:
-                ends.pop()
-            assert not ends or start - negative <= ends[-1] + 1e-6
-            ends.append(start - negative)
+def test_lanes_of_a_thousand_ranks_are_one_picture() -> None:
+    assert lane_in(4) > lane_in(64) > lane_in(1024) > 0
+    assert 1024 * lane_in(1024) <= 30 and 64 * lane_in(64) >= 10
 
 
-def test_a_large_trace_holds_few_steps(job: Job) -> None:
-    database, report = job
-    data = ranks_trace(report, database, most=100)
-    steps = {one["args"]["step"] for one in data["traceEvents"] if one["ph"] == "X"}
-    assert steps == set(drawn_steps(report)) and "all steps but" in data["metadata"]["left_out"]
-    data = ranks_trace(report, database, most=30)
-    assert len([one for one in data["traceEvents"] if one["ph"] == "X"]) == 4 * 7
+def test_a_heat_map_without_anybody_named_has_room() -> None:
+    """Marks of nobody once took the room from everything."""
+    figure = heat_map_figure(report_of(simulated(seed=0, noise=QUIET)))
+    figure.draw_without_rendering()
+    heights = [axes.get_position().height for axes in figure.axes if axes.images]
+    assert min(heights) > 0.15, f"heat maps of {heights} of the figure"
 
 
-def test_clocks_are_aligned(tmp_path: Path) -> None:
-    """A rank on another host whose clock is 30 ms ahead: its all-reduces end with the others' nevertheless."""
-    table = write_job(tmp_path / "spans.csv", ahead_ns={1: 30 * MS})
-    with open_ranks(table, spans=table) as (loaded, report):
-        data = ranks_trace(report, loaded.database)
-        spans = lane_spans(loaded.database, [0, 1], [3])
-    ends: dict[int, dict[int, float]] = {}
-    for one in data["traceEvents"]:
-        if one["ph"] == "X" and one["cat"] == "communication":
-            ends.setdefault(one["args"]["step"], {})[one["pid"]] = one["ts"] + one["dur"]
-    assert len(ends) == STEPS
-    assert all(max(of_step.values()) - min(of_step.values()) < 10 for of_step in ends.values())  # microseconds
-    begins = [int(spans.of_rank(rank).start_ns.min()) for rank in (0, 1)]
-    assert abs(begins[1] - begins[0]) < 10_000
+def test_the_largest_cell_says_its_number() -> None:
+    report = report_of(simulated("forward", seed=0, ranks=64, rank=41, noise=QUIET))
+    kinds = heat_map_figure(report).axes[0]
+    (told,) = [text for text in kinds.texts if text.get_gid() == "largest"]
+    cells = np.asarray(kinds.images[0].get_array())
+    assert told.get_text() == f"+{cells.max():.1f} ms" and 59 < cells.max() < 61
+    quiet = heat_map_figure(report_of(simulated(seed=0, ranks=64, noise=QUIET))).axes[0]
+    assert not [text for text in quiet.texts if text.get_gid() == "largest"]
 
 
-def test_hostile_names_are_drawn_and_written(tmp_path: Path) -> None:
+def test_memory_and_mfu_of_ranks() -> None:
+    report = report_of(simulated("forward", seed=0, rank=3, noise=QUIET))
+    peak, mfu = np.full(8, 60.0 * 2**30), np.full(8, 0.4)
+    peak[5], mfu[3], mfu[6] = 70.0 * 2**30, 0.3, np.nan
+    reason = "rank 6: no result.json"
+    figure = heat_map_figure(replace(report, peak_bytes=peak, mfu=mfu, mfu_unknown=reason))
+    memory, used = [axes for axes in figure.axes if axes.get_ylabel() in ("GiB", "%")]
+    heights = [bar.get_height() for bar in memory.patches]  # type: ignore[attr-defined]
+    assert heights == pytest.approx([60, 60, 60, 60, 60, 70, 60, 60]) and "GiB: median 60" in memory.get_title(
+        loc="left"
+    )
+    heights = [bar.get_height() for bar in used.patches]  # type: ignore[attr-defined]
+    assert heights[:6] == pytest.approx([40, 40, 40, 30, 40, 40]) and np.isnan(heights[6])
+    red = [bar.get_facecolor()[0] > 0.7 and bar.get_facecolor()[1] < 0.1 for bar in used.patches]
+    assert red == [rank == 3 for rank in range(8)], f"{CULPRIT} is the named rank's alone"
+    assert figure.get_supxlabel() == f"MFU is not known: {reason}"
+
+
+def test_of_a_slow_stage_the_cells_of_the_mesh_are_framed() -> None:
+    report = report_of(simulated("stage", seed=0, ranks=8, stages=4, stage=3, noise=QUIET))
+    (mesh,) = [axes for axes in heat_map_figure(report).axes if axes.get_xlabel() == "pipeline stage"]
+    framed = sorted(patch.get_xy() for patch in mesh.patches if patch.get_gid() == "culprit")  # type: ignore[attr-defined]
+    assert framed == [(2.5, -0.5), (2.5, 0.5)]
+
+
+def test_hostile_names_are_drawn(tmp_path: Path) -> None:
     table = write_job(tmp_path / "spans.csv", layer="blocks.1" + HOSTILE, group=HOSTILE)
-    with open_ranks(table, spans=table) as (loaded, report):
+    with open_ranks(table) as (loaded, report):
         draw_heat_map(report, tmp_path / "heat_map.png")
         draw_timeline(report, loaded.database, tmp_path / "timeline.png")
-        data = ranks_trace(report, loaded.database)
     assert is_a_picture(tmp_path / "heat_map.png") and is_a_picture(tmp_path / "timeline.png")
-    assert any(one["name"] == "blocks.1" + HOSTILE for one in data["traceEvents"])
+
+
+def test_pauses_between_recorded_steps_are_cut(job: Job) -> None:
+    """Steps 1 and 6 of a job: what lies between them would be most of the picture."""
+    database, report = job
+    spans = lane_spans(database, [0, 1], [1, 6])
+    step = spans.start_ns[spans.step == 6].min() - spans.start_ns[spans.step == 1].min()
+    assert step == 5 * STEP_MS * MS
+    closed = spans.on_one_axis(is_aligned=True)
+    pause = closed.start_ns[closed.step == 6].min() - (closed.start_ns + closed.duration_ns)[closed.step == 1].max()
+    assert 0 < pause < 10 * MS and closed.is_cut
+    (axes,) = timeline_figure(report, closed, [0, 1], [1, 6]).axes
+    assert "pauses between steps are cut" in axes.get_xlabel()
+    lines = sorted(float(np.asarray(line.get_xdata())[0]) for line in axes.lines)
+    first_bars = sorted(bar[1] for bar in bars(axes, "data") if bar[0] == 0)
+    assert lines == pytest.approx(first_bars), "a step begins where its first span is drawn"
+    follow = lane_spans(database, [0], [1, 2, 3])
+    assert follow.on_one_axis(is_aligned=True) is follow
+
+
+def test_clocks_that_tell_nothing_do_not_tear_lanes_apart(tmp_path: Path) -> None:
+    """Two hosts an hour apart that have nothing in common: each rank counts from its own first span on."""
+    hour = 3_600_000 * MS
+    with open_ranks(write_job(tmp_path / "spans.csv", ahead_ns={1: hour, 3: hour})) as (loaded, report):
+        loaded.database.execute("DROP TABLE IF EXISTS clocks")
+        steps = drawn_steps(report)
+        apart = lane_spans(loaded.database, [0, 1, 2, 3], steps)
+    clocks = None if report.clocks is None else replace(report.clocks, source="none")
+    assert np.ptp(apart.start_ns) > hour
+    spans = apart.on_one_axis(is_aligned=False)
+    (axes,) = timeline_figure(replace(report, clocks=clocks), spans, [0, 1, 2, 3], steps).axes
+    assert "each rank from its own first step on" in axes.get_xlabel()
+    assert [bar[1] for bar in bars(axes, "data") if bar[0] == 1] == [0.0, 100.0, 200.0]
+    assert not apart.on_one_axis(is_aligned=True).from_own_begin

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("pyarrow")
 
-from dying_workers import dies_of_deadly
+from dying_workers import dies_of_deadly, raises, says_who_and_sleeps
+from profiler_wrapper.analysis.ranks import workers
 from profiler_wrapper.analysis.ranks.pool import reduce_traces
 from profiler_wrapper.analysis.ranks.reduce import Reduced, Task, read_summary, reduce_trace
-
-
-def write_trace(path: Path, rank: int = 0, scale: int = 1) -> Path:
-    """Two steps: a forward of 100 µs times `scale`, an optimizer of 50, 300 each."""
-    events: list[dict[str, Any]] = []
-
-    def add(name: str, category: str, start: float, length: float) -> None:
-        events.append({"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 7, "ts": start, "dur": length})
-
-    for step in range(2):
-        begin = step * 400
-        add(f"ProfilerStep#{step + 3}", "user_annotation", begin, 300 * scale)
-        add("nn.Module: Net_0", "python_function", begin + 10, 100 * scale)
-        add("aten::linear", "cpu_op", begin + 11, 98 * scale)
-        add("Optimizer.step#SGD.step", "user_annotation", begin + 200, 50)
-        add("aten::add_", "cpu_op", begin + 201, 40)
-    data = {"distributedInfo": {"rank": rank, "world_size": 2}, "baseTimeNanoseconds": 10**18, "traceEvents": events}
-    path.write_text(json.dumps(data), encoding="utf-8")
-    return path
+from rank_traces import write_trace
 
 
 def task(trace: Path, folder: Path) -> Task:
@@ -105,6 +89,75 @@ def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     assert "BrokenTrace" in failures["broken"]
     assert all(Path(one.spans).is_file() for one in found if not one.failure)
     assert counts == [(i + 1, 6) for i in range(6)]
+
+
+def pid_of(one: Task) -> int:
+    """Of the process that reduces it, once there is one."""
+    path = Path(one.trace).with_suffix(".pid")
+    end = time.monotonic() + 60
+    while not (path.exists() and path.read_text(encoding="ascii")):
+        assert time.monotonic() < end, f"nobody reduces {one.trace}"
+        time.sleep(0.02)
+    return int(path.read_text(encoding="ascii"))
+
+
+def ends(pid: int) -> bool:
+    """Whether a process has ended after a while."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_who_stops_waiting_leaves_no_process_behind(tmp_path: Path) -> None:
+    tasks = [task(tmp_path / f"{name}.json", tmp_path) for name in ("quick", "slow", "slow2", "slow3")]
+    asked = workers.reduce_in_workers(tasks, 2, says_who_and_sleeps)
+    assert next(asked)[0] == 0
+    pids = [pid_of(one) for one in tasks[:2]]
+    begin = time.monotonic()
+    asked.close()
+    assert time.monotonic() - begin < 20, "it waited for what nobody wants"
+    assert all(ends(pid) for pid in pids)
+
+
+def test_workers_end_when_who_started_them_is_killed(tmp_path: Path) -> None:
+    tasks = [task(tmp_path / f"{name}.json", tmp_path) for name in ("a", "b")]
+    code = f"""
+import os, sys
+sys.path[:] = {sys.path!r}
+from dying_workers import says_who_and_sleeps
+from profiler_wrapper.analysis.ranks.reduce import Task
+from profiler_wrapper.analysis.ranks.workers import reduce_in_workers
+for done, _ in enumerate(reduce_in_workers([Task(*one) for one in {[tuple(one) for one in tasks]!r}], 2,
+                                           says_who_and_sleeps)):
+    if done:
+        os.kill(os.getpid(), 9)  # both workers are there, and nobody tells them that it is over
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -9
+    assert all(ends(pid_of(one)) for one in tasks)
+
+
+def test_where_no_process_can_be_started_this_one_reduces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [task(write_trace(tmp_path / f"{i}.json", rank=i), tmp_path) for i in range(3)]
+    monkeypatch.setattr(workers.sys, "executable", str(tmp_path / "nowhere"))
+    assert [(one.rank, one.failure) for one in reduce_traces(tasks)] == [(0, ""), (1, ""), (2, "")]
+
+
+def test_a_worker_that_never_begins_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [task(write_trace(tmp_path / f"{i}.json", rank=i), tmp_path) for i in range(2)]
+    monkeypatch.setattr(workers, "_SERVE", "raise SystemExit(3)")
+    why = {one.failure for one in reduce_traces(tasks)}
+    assert why == {"the process that should reduce it ended with 3 before it began"}
+
+
+def test_what_a_worker_raises_is_a_failure_of_its_trace(tmp_path: Path) -> None:
+    tasks = [task(tmp_path / f"{name}.json", tmp_path) for name in ("large", "small")]
+    found = reduce_traces(tasks, workers=1, reduce=raises)
+    assert [one.failure for one in found] == ["there is not enough memory for it", "RuntimeError: a mistake"]
 
 
 def test_what_is_there_needs_no_worker(tmp_path: Path) -> None:

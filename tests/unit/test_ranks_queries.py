@@ -9,16 +9,12 @@ import pytest
 
 pytest.importorskip("duckdb")
 
+from profiler_wrapper.analysis.ranks.communication import arrivals, communication
+from profiler_wrapper.analysis.ranks.layer_times import layer_times
 from profiler_wrapper.analysis.ranks.meetings import meet
 from profiler_wrapper.analysis.ranks.model import OWN_KINDS, OwnTimes
-from profiler_wrapper.analysis.ranks.queries import (
-    arrivals,
-    common_name,
-    communication,
-    layer_times,
-    own_times,
-    prepare,
-)
+from profiler_wrapper.analysis.ranks.own_times import own_times
+from profiler_wrapper.analysis.ranks.prepared import common_name, prepare
 from span_tables import EPOCH_NS, span, span_database
 
 

@@ -7,28 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from profiler_wrapper.analysis.ranks.accounting import account
-from profiler_wrapper.analysis.ranks.model import Missing, OwnTimes, RanksReport
-from profiler_wrapper.analysis.ranks.scores import score
-from profiler_wrapper.analysis.ranks.verdict import judge
-from simulated_jobs import QUIET, layer_times, simulated
-
-
-def report(own: OwnTimes, **more: object) -> RanksReport:
-    layers = layer_times(own)
-    return RanksReport(
-        run="a run",
-        verdict=judge(own, None, layers),
-        own=own,
-        accounting=account(own),
-        scores=score(own),
-        layers=layers,
-        **more,  # type: ignore[arg-type]
-    )
+from profiler_wrapper.analysis.ranks.model import Missing
+from simulated_jobs import QUIET, layer_times, report_of, simulated
 
 
 def test_the_keys_that_are_promised() -> None:
-    found = report(simulated("forward", seed=0, rank=3, noise=QUIET)).to_dict()
+    found = report_of(simulated("forward", seed=0, rank=3, noise=QUIET)).to_dict()
     assert found["verdict"] == "rank" and found["rank"] == 3 and found["stage"] == 0
     assert found["cause"] == "forward" and found["share"] > 0.9
     assert found["ms"] is None and found["mw"] is None and found["evidence"]
@@ -37,7 +21,7 @@ def test_the_keys_that_are_promised() -> None:
 
 
 def test_numbers_of_ranks() -> None:
-    found = report(simulated("forward", seed=0, rank=3, noise=QUIET)).to_dict()
+    found = report_of(simulated("forward", seed=0, rank=3, noise=QUIET)).to_dict()
     slow, other = found["ranks"][3], found["ranks"][0]
     assert 79 < slow["own_ms_per_step"]["forward"] < 82 and 19 < other["own_ms_per_step"]["forward"] < 22
     assert slow["flagged"] and not other["flagged"]
@@ -49,16 +33,32 @@ def test_numbers_of_ranks() -> None:
     assert abs(total - slow["wall_ms_per_step"]) < 0.1
 
 
+def test_layers_tell_who_stands_out() -> None:
+    own = simulated("forward", seed=0, rank=3, noise=QUIET)
+    layers = layer_times(own, slow=2, ranks=(5,), delay_ms=60.0)
+    rows = {(row["layer"], row["kind"]): row for row in replace(report_of(own), layers=layers).to_dict()["layers"]}
+    slow, other = rows["model.layers.2", "forward"], rows["model.layers.3", "forward"]
+    assert slow["outliers"] == [5] == [slow["slowest_rank"]] and other["outliers"] == []
+    times = layers.own_ns[:, layers.layers.index("model.layers.2"), 0] / 1e6
+    deviation = 1.4826 * np.median(np.abs(times - np.median(times)))
+    assert np.isclose(slow["typical_deviation_ms"], deviation) and np.isclose(slow["quickest_ms"], times.min())
+
+
+def test_what_is_unknown_says_why() -> None:
+    found = report_of(simulated(seed=0, noise=QUIET), mfu_unknown="no peak").to_dict()
+    assert found["unknown"] == {"peak_bytes": None, "mfu": "no peak"}
+
+
 def test_it_is_json_though_nothing_is_known() -> None:
     own = simulated(seed=0, steps=3)
     own = replace(own, own_ns=np.full_like(own.own_ns, np.nan), wall_ns=np.full_like(own.wall_ns, np.nan))
-    found = report(own, missing=(Missing(what="rank 1", reason="no file", rank=1),)).to_dict()
+    found = report_of(own, missing=(Missing(what="rank 1", reason="no file", rank=1),)).to_dict()
     text = json.dumps(found, allow_nan=False)
     assert "no file" in text and found["ranks"][0]["wall_ms_per_step"] is None
     assert found["verdict"] == "none"
 
 
 def test_it_grows_with_ranks_alone() -> None:
-    short = len(json.dumps(report(simulated(seed=0, steps=20, noise=QUIET)).to_dict()))
-    long = len(json.dumps(report(simulated(seed=0, steps=400, noise=QUIET)).to_dict()))
+    short = len(json.dumps(report_of(simulated(seed=0, steps=20, noise=QUIET)).to_dict()))
+    long = len(json.dumps(report_of(simulated(seed=0, steps=400, noise=QUIET)).to_dict()))
     assert long < short + 400 * 10  # the numbers of the steps

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiler_wrapper.analysis.ranks.accounting import account
-from profiler_wrapper.analysis.ranks.model import Clocks, CommunicationRow, LayerTimes, Missing, OwnTimes, RanksReport
-from profiler_wrapper.analysis.ranks.scores import score
-from profiler_wrapper.analysis.ranks.verdict import judge
+from profiler_wrapper.analysis.ranks.model import Clocks, CommunicationRow, LayerTimes, Missing, RanksReport
+from profiler_wrapper.analysis.ranks.outliers import typical
 from profiler_wrapper.reports.ranks_rows import (
     beyond_typical,
     binned,
@@ -21,29 +19,15 @@ from profiler_wrapper.reports.ranks_rows import (
     culprits,
     layers_over_ranks,
     mesh,
-    typical,
 )
 from profiler_wrapper.reports.ranks_text import ranks_text
-from simulated_jobs import QUIET, layer_times, simulated
+from simulated_jobs import QUIET, layer_times, report_of, simulated
 
 MS = 1e6
 
 
-def report(own: OwnTimes, **more: Any) -> RanksReport:
-    layers = more.pop("layers", None) or layer_times(own)
-    return RanksReport(
-        run="a run",
-        verdict=judge(own, None, layers),
-        own=own,
-        accounting=account(own),
-        scores=score(own),
-        layers=layers,
-        **more,
-    )
-
-
 def slow_rank(**more: Any) -> RanksReport:
-    return report(simulated("forward", seed=0, rank=3, noise=QUIET), **more)
+    return report_of(simulated("forward", seed=0, rank=3, noise=QUIET), **more)
 
 
 def test_the_first_two_lines_say_who_and_why() -> None:
@@ -115,12 +99,12 @@ def test_communication_is_of_one_rank() -> None:
 
 
 def test_of_many_ranks_those_that_are_named_are_shown() -> None:
-    text = ranks_text(report(simulated("forward", seed=0, ranks=64, rank=41, noise=QUIET)), width=100)
+    text = ranks_text(report_of(simulated("forward", seed=0, ranks=64, rank=41, noise=QUIET)), width=100)
     assert "\n> 41 " in text and "16 of 64 ranks" in text
 
 
 def test_no_straggler_marks_nobody() -> None:
-    found = report(simulated(seed=0, noise=QUIET))
+    found = report_of(simulated(seed=0, noise=QUIET))
     text = ranks_text(found)
     assert text.startswith("No straggler") and not culprits(found) and "\n> " not in text
 
@@ -139,14 +123,14 @@ def test_names_cannot_speak_to_the_terminal() -> None:
         spread_ns=np.zeros_like(times),
         steps=np.full(8, 20),
     )
-    text = ranks_text(report(own, layers=layers, hosts=("\x1b[2J",) * 8), width=200)
+    text = ranks_text(report_of(own, layers=layers, hosts=("\x1b[2J",) * 8), width=200)
     assert "\x1b" not in text and "\u202e" not in text and "\\x1b[31m" in text
 
 
 def test_nothing_known_is_still_a_report() -> None:
     own = simulated(seed=0, steps=3)
     own = replace(own, own_ns=np.full_like(own.own_ns, np.nan), wall_ns=np.full_like(own.wall_ns, np.nan))
-    assert "ranks" in ranks_text(report(own))
+    assert "ranks" in ranks_text(report_of(own))
 
 
 # --- rows ---
@@ -167,7 +151,7 @@ def test_beyond_typical_is_the_delay() -> None:
 
 
 def test_a_slow_stage_is_beyond_the_typical_rank() -> None:
-    found = report(simulated("stage", seed=0, stages=4, stage=3, noise=QUIET))
+    found = report_of(simulated("stage", seed=0, stages=4, stage=3, noise=QUIET))
     assert found.verdict.verdict == "stage"
     beyond = beyond_typical(found).sum(axis=1)
     assert culprits(found) == {6, 7} and set(np.argsort(-beyond)[:2].tolist()) == {6, 7}
@@ -208,7 +192,7 @@ def test_layers_over_ranks_by_hand() -> None:
         spread_ns=times,
         steps=np.full(8, 20),
     )
-    first, second = layers_over_ranks(report(own, layers=layers))
+    first, second = layers_over_ranks(report_of(own, layers=layers))
     assert (first.layer, first.median_ms, first.slowest_ms, first.slowest_rank) == ("a.0", 11.5, 90.0, 7)
     assert first.spread_ms == pytest.approx(1.4826) and first.outliers == (7,) and first.ranks == 8
     assert (second.ranks, second.median_ms, second.outliers) == (4, 5.0, ())
@@ -223,6 +207,73 @@ def test_one_of_many_still_shows_when_binned() -> None:
 
 
 def test_chosen_ranks_hold_the_named_one() -> None:
-    found = report(simulated("forward", seed=0, ranks=64, rank=41, noise=QUIET))
+    found = report_of(simulated("forward", seed=0, ranks=64, rank=41, noise=QUIET))
     chosen = chosen_ranks(found, 8)
     assert 41 in chosen and len(chosen) == 8 and chosen == sorted(set(chosen))
+
+
+def test_a_named_rank_has_those_beside_it() -> None:
+    found = report_of(simulated("forward", seed=0, ranks=64, rank=41, noise=QUIET))
+    assert {40, 41, 42} <= set(chosen_ranks(found, 16))
+    assert chosen_ranks(found, 16)[-1] == 63, "those left are spread over all"
+    assert 17 in chosen_ranks(found, 8, also=[17])
+
+
+# --- what is not known ---
+
+
+def test_what_is_not_known_says_why() -> None:
+    own = simulated("forward", seed=0, rank=3, noise=QUIET)
+    row = CommunicationRow(
+        name="all_reduce",
+        group="dp",
+        size=8,
+        instances=20,
+        bytes=None,
+        time_ns=10**9,
+        transfer_ns=None,
+        waiting_ns=None,
+        overlapped_ns=None,
+        bandwidth_bytes_per_s=None,
+        unknown="overlap: nothing tells it; bandwidth: no bytes",
+    )
+    found = replace(report_of(own, communication=(row,)), layers=None, peak_unknown="no files", mfu_unknown="no peak")
+    text = ranks_text(found, width=200)
+    told = text[text.index("Not known") :].split("\n\n")[0].split("\n")[1:]
+    assert told[:2] == ["  - peak memory: no files", "  - MFU: no peak"]
+    assert "  - layers: no span is of a layer: LayerTimer, or a trace, has them" in told
+    assert "  - overlap: nothing tells it" in told and "  - bandwidth: no bytes" in told
+    assert any(line.startswith("  - waiting: in 1 of 1 communications (marked ?)") for line in told)
+    known = replace(row, transfer_ns=10**8, waiting_ns=9 * 10**8, unknown="")
+    found = replace(found, layers=layer_times(own), peak_unknown=None, mfu_unknown=None, communication=(known,))
+    text = ranks_text(found, width=200)
+    assert not any(what in text for what in ("peak memory:", "MFU:", "layers:", "overlap:", "bandwidth:", "(marked ?)"))
+
+
+def test_time_in_no_span_is_told() -> None:
+    own = simulated(seed=0, noise=QUIET)
+    other, wall = own.of("other"), own.wall_ns
+    shares = (other.mean(axis=0) / wall.mean(axis=0)).tolist()
+    text = ranks_text(report_of(own))
+    said = f"time in no span: {100 * np.median(shares):.0f} % of a step of the typical rank"
+    assert said in " ".join(text.split()), f"shares are {shares}"
+
+
+def test_memory_and_mfu_stand_in_the_table() -> None:
+    peak, mfu = np.full(8, 3.5 * 2**30), np.full(8, 0.412)
+    lines = ranks_text(replace(slow_rank(), peak_bytes=peak, mfu=mfu), width=200).split("\n")
+    header = next(line for line in lines if line.startswith("rank  "))
+    assert "peak GiB" in header and "MFU" in header
+    assert next(line for line in lines if line.startswith("> 3")).rstrip().endswith("3.50  41.2 %")
+    lines = ranks_text(replace(slow_rank(), peak_bytes=peak / 1024), width=200).split("\n")
+    assert "peak MiB" in next(line for line in lines if line.startswith("rank  "))
+
+
+def test_clocks_of_one_host_are_not_called_unknown() -> None:
+    nothing, unknown = np.zeros(8), np.full(8, np.nan)
+    note = "all ranks are on one host, whose clock they share"
+    clocks = Clocks(
+        ranks=np.arange(8), reference_ns=0.0, offset_ns=nothing, drift=nothing, residual_ns=unknown, source="none",
+        notes=(note,),
+    )  # fmt: skip
+    assert ranks_text(slow_rank(clocks=clocks)).endswith(f"Clocks: not aligned: {note}")

@@ -98,6 +98,13 @@ def test_a_directory_without_any(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_a_run_of_timers_alone_says_what_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "timers").mkdir()
+    (tmp_path / "timers" / "timer_rank0.jsonl").write_text("")
+    with pytest.raises(BrokenTrace, match="profiler-wrapper ranks"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("content", ["", "{", "[1]", "null"])
 def test_a_broken_result_names_itself(tmp_path: Path, content: str) -> None:
     (tmp_path / "result.json").write_text(content)

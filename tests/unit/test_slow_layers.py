@@ -79,3 +79,10 @@ def test_not_odd() -> None:
     assert odd_layer(layers({**ALIKE, "head": [90, 90, 90, 90]}), 100 * MS, 0.05) is None  # has no equals
     varied = {f"h.{at}": [10 + 8 * at] * 4 for at in range(6)}
     assert odd_layer(layers(varied), 100 * MS, 0.05) is None
+
+
+def test_of_two_ranks_a_layer_is_slow_on_both_or_on_one() -> None:
+    """What one of two has is not on all ranks, though half of it is their mean."""
+    two = {f"h.{at}": [10, 10] for at in range(6)}
+    assert odd_layer(layers({**two, "h.3": [10, 60]}), 100 * MS, 0.05) is None
+    assert odd_layer(layers({**two, "h.3": [60, 60]}), 100 * MS, 0.05) is not None

@@ -127,6 +127,53 @@ def test_starts_that_begin_anew_in_each_step_are_laid_end_to_end(tmp_path: Path)
     assert any("laid end to end" in note for note in notes)
 
 
+@pytest.mark.parametrize("ahead_ns", [3_000_000_000, -1_790_000_000_000_000_000])
+def test_a_clock_far_ahead_is_none_that_begins_anew(ahead_ns: int, tmp_path: Path) -> None:
+    """Steps of 100 ms, and the clock of one rank 3 s ahead, or at 1970: each rank's starts go on over its steps."""
+    rows = [(rank, step, rank * ahead_ns + step * 100_000_000) for rank in range(3) for step in range(20)]
+    path = write_csv(
+        tmp_path / "a.csv",
+        "rank,step,name,start_ns,duration_ns",
+        *[f"{rank},{step},forward,{start},80000000" for rank, step, start in rows],
+    )
+    spans, _, notes = read(path)
+    assert notes == ()
+    assert [(row["rank"], row["step"], row["start_ns"]) for row in spans] == rows
+
+
+def test_starts_begin_anew_also_where_clocks_differ(tmp_path: Path) -> None:
+    """By the clock of rank 1 each step begins at 5 s, by that of rank 0 at 0: a step is as long as both."""
+    rows = [f"{rank},{step},forward,{5 * rank},1" for rank in range(2) for step in range(3)]
+    spans, _, notes = read(write_csv(tmp_path / "a.csv", "rank,step,name,start_s,duration_s", *rows))
+    assert any("laid end to end" in note for note in notes)
+    seconds = [(row["rank"], row["start_ns"] // 10**9) for row in spans]
+    assert seconds == [(0, 0), (0, 6), (0, 12), (1, 5), (1, 11), (1, 17)]
+
+
+def test_lines_of_a_timers_log_that_are_no_spans_are_not_missed(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"header": {"rank": 0, "schema_version": 1}}]
+    rows += [{"rank": 0, "step": at, "name": "forward", "start_ns": at * 100, "duration_ns": 7} for at in range(3)]
+    rows += [{"header": {"clock": {"time_ns": 1}}}]
+    path = tmp_path / "timer_rank0.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    spans, _, notes = read(path)
+    assert (len(spans), notes) == (3, ())
+    path.write_text(path.read_text(encoding="utf-8") + '{"rank": 0, "st', encoding="utf-8")
+    spans, _, notes = read(path)
+    assert len(spans) == 3 and any("1 of 4 rows left out" in note for note in notes)
+
+
+def test_places_that_are_no_numbers_are_not_known(tmp_path: Path) -> None:
+    path = write_csv(
+        tmp_path / "a.csv",
+        "rank,step,name,start_ns,duration_ns,stage,microbatch,dp,world_size",
+        "0,0,forward,1,2,first,-1,99999999999,1e40",
+    )
+    spans, ranks, _ = read(path)
+    assert [row["microbatch"] for row in spans] == [None]
+    assert [(row["stage"], row["dp"], row["world_size"]) for row in ranks] == [(0, None, None)]
+
+
 def test_what_lies_within_another_span_has_a_depth(tmp_path: Path) -> None:
     rows = ["0,0,step,0,100", "0,0,forward,0,50", "0,0,mlp_forward,10,20", "0,0,backward,50,50", "0,0,gc,50,0"]
     path = write_csv(tmp_path / "a.csv", "rank,step,name,start_ns,duration_ns", *rows)

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
-from profiler_wrapper.recording.span_files import absent_ranks, find_sources, parse_ranks, ranges, rank_in_name
+from profiler_wrapper.recording.rank_numbers import absent_ranks, parse_ranks, ranges
+from profiler_wrapper.recording.rank_places import rank_in_name
+from profiler_wrapper.recording.span_files import find_sources
 
 
 def timer(run: Path, rank: int, world_size: int = 2, **more: Any) -> Path:
@@ -112,11 +114,12 @@ def test_traces_side_by_side(tmp_path: Path) -> None:
     assert found["other.json"].reduced.name == "other_spans.parquet"
 
 
-def test_a_damaged_description_and_an_empty_log_are_said(tmp_path: Path) -> None:
+def test_damaged_descriptions_are_said(tmp_path: Path) -> None:
     (traced(tmp_path, "rank0") / "run.json").write_text("{", encoding="utf-8")
-    timer(tmp_path, 0).write_text("", encoding="utf-8")
+    timer(tmp_path, 0).write_text("{", encoding="utf-8")
+    timer(tmp_path, 1).write_text("", encoding="utf-8")  # said where spans are read
     told = {gap.what for gap in find_sources(tmp_path).missing}
-    assert told == {"description of rank 0", "spans in timer_rank0.jsonl"}
+    assert told == {"description of rank 0", "header of timer_rank0.jsonl"}
 
 
 def test_who_is_absent() -> None:
@@ -124,6 +127,10 @@ def test_who_is_absent() -> None:
     (gap,) = absent_ranks(range(8), 1024)
     assert gap.what == "1016 ranks: 8-1023"
     assert absent_ranks({0, 1}, 2) == []
+    (gap,) = absent_ranks({0, 2}, 10**12)
+    assert gap.what == "999999999998 ranks: 1, 3-999999999999"
+    both = absent_ranks({3}, 20, ranks=range(10, 15))
+    assert [gap.what for gap in both] == ["14 ranks: 0-2, 4-9, 15-19", "5 ranks: 10-14"]
     assert "only its description" in absent_ranks({0}, 2, ranks=[1])[0].reason
 
 

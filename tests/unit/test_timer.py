@@ -534,8 +534,9 @@ def test_the_header_says_whose_spans_they_are(timer: Timer) -> None:
     assert (header["schema_version"], header["attempt"], header["worker"]) == (1, 0, False)
     assert header["run"] == path.parent.parent.name
     clock = header["clock"]
-    assert abs(clock["time_ns"] - clock["start_ns"]) < 50_000_000
-    assert abs(time.time_ns() - clock["time_ns"] - (time.perf_counter_ns() - clock["monotonic_ns"])) < 50_000_000
+    second = 1_000_000_000  # other epochs and units are far more than that from one another; a busy machine is not
+    assert abs(clock["time_ns"] - clock["start_ns"]) < second
+    assert abs(time.time_ns() - clock["time_ns"] - (time.perf_counter_ns() - clock["monotonic_ns"])) < second
 
 
 def test_a_clock_that_is_set_breaks_no_duration(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:

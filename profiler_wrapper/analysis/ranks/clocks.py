@@ -43,6 +43,8 @@ def fit(connection: DuckDBPyConnection) -> Clocks:
     if fitted.parts() > 1:
         fitted.join(step_ends(connection, base))
     if not fitted.lines:
+        if len(set(fitted.unit.values())) == 1:
+            return _unknown(ranks, base, "all ranks are on one host, whose clock they share")
         return _unknown(ranks, base, "the ranks have neither collectives nor steps in common")
     return fitted.clocks(base, source)
 

@@ -10,6 +10,7 @@ from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.collective_names import is_collective_call
+from profiler_wrapper.analysis.intervals import Union
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.phase import FORWARD_PHASES
 from profiler_wrapper.analysis.ranks.span_rows import COMPUTE_THREAD, Row, Steps
@@ -20,13 +21,16 @@ _COMMUNICATION = classes.CLASSES.index("communication")
 _BACKWARD = ("backward", "accumulate_grad")
 
 
-def layer_rows(found: Attributed, steps: Steps) -> list[Row]:
+def layer_rows(found: Attributed, steps: Steps, waits: Union) -> list[Row]:
     """Rows of the layers that are kept: all but those more than one level inside a block.
 
     `duration_ns` is the CPU's, what is below a layer included; `device_ns` that of its kernels, collectives left out.
+
+    Args:
+        waits: of the training threads for other ranks, where no event shows them.
     """
     kept = kept_layers(found.tree)
-    return _call_rows(found, steps, kept) + _backward_rows(found, steps, kept)
+    return _call_rows(found, steps, kept, waits) + _backward_rows(found, steps, kept, waits)
 
 
 def kept_layers(tree: LayerTree) -> list[bool]:
@@ -39,9 +43,9 @@ def kept_layers(tree: LayerTree) -> list[bool]:
     return kept
 
 
-def _call_rows(found: Attributed, steps: Steps, kept: list[bool]) -> list[Row]:
+def _call_rows(found: Attributed, steps: Steps, kept: list[bool], waits: Union) -> list[Row]:
     calls, spans, tree = found.calls, found.recording.spans, found.tree
-    waiting, device = _waiting(found), _device_time(found)
+    waiting, device = _waiting(found, waits), _device_time(found)
     numbers = steps.numbers(spans.start_ns[calls.span])
     depth = np.zeros(len(calls), dtype=np.int64)
     rows = []
@@ -80,8 +84,8 @@ def _again(found: Attributed, call: int) -> bool:
     return above >= 0
 
 
-def _waiting(found: Attributed) -> Int64:
-    """Per call the time of the collectives that were called in it, on its thread."""
+def _waiting(found: Attributed, waits: Union) -> Int64:
+    """Per call the time of the collectives that were called in it, on its thread, and of its waits for others."""
     calls, spans, parent = found.calls, found.recording.spans, found.nesting.parent
     collective = np.array([is_collective_call(name) for name in found.recording.names], dtype=np.bool_)
     is_collective = collective[spans.name] & (spans.category <= Category.ANNOTATION)
@@ -89,7 +93,8 @@ def _waiting(found: Attributed) -> Int64:
     time = np.zeros(len(calls), dtype=np.int64)
     inside = outermost[calls.call_of_span[outermost] >= 0]
     np.add.at(time, calls.call_of_span[inside], spans.duration_ns[inside])
-    return _with_below(time, calls.parent.tolist())
+    within: Int64 = waits.overlap(spans.start_ns[calls.span], spans.end_ns[calls.span])
+    return _with_below(time, calls.parent.tolist()) + within
 
 
 def _device_time(found: Attributed) -> Int64 | None:
@@ -111,14 +116,14 @@ def _with_below(time: Int64, parent: list[int]) -> Int64:
     return time
 
 
-def _backward_rows(found: Attributed, steps: Steps, kept: list[bool]) -> list[Row]:
+def _backward_rows(found: Attributed, steps: Steps, kept: list[bool], waits: Union) -> list[Row]:
     """One row per layer and step: from its first node on, as long as its nodes took together."""
     spans, tree, attribution = found.recording.spans, found.tree, found.attribution
     first: dict[tuple[int | None, int], int] = {}
     length: dict[tuple[int | None, int], int] = defaultdict(int)
     waiting: dict[tuple[int | None, int], int] = defaultdict(int)
     device: dict[tuple[int | None, int], int] = defaultdict(int)
-    own, waited = _node_times(found)
+    own, waited = _node_times(found, waits)
     nodes = np.array(sorted(own), dtype=np.int64)
     for node, step in zip(nodes.tolist(), steps.numbers(spans.start_ns[nodes]), strict=True):
         place = attribution.place(node)
@@ -162,8 +167,8 @@ def _backward_rows(found: Attributed, steps: Steps, kept: list[bool]) -> list[Ro
     ]
 
 
-def _node_times(found: Attributed) -> tuple[dict[int, int], dict[int, int]]:
-    """Per outermost autograd node: its time without what it recomputes, and that of the collectives it calls."""
+def _node_times(found: Attributed, waits: Union) -> tuple[dict[int, int], dict[int, int]]:
+    """Per outermost autograd node: its time without what it recomputes, and of that what are collectives and waits."""
     spans, parent, attribution = found.recording.spans, found.nesting.parent, found.attribution
     is_node = attribution.is_node
     nodes = np.flatnonzero(is_node & (nearest_above(parent, nearest(parent, is_node)) < 0))
@@ -182,7 +187,13 @@ def _node_times(found: Attributed) -> tuple[dict[int, int], dict[int, int]]:
     )
     collective = roles[spans.name] & (spans.category <= Category.ANNOTATION) & (top >= 0)
     outermost = np.flatnonzero(collective & (nearest_above(parent, nearest(parent, collective)) < 0))
-    waited: dict[int, int] = defaultdict(int)
+    within = waits.overlap(spans.start_ns[nodes], spans.end_ns[nodes])
+    waited: dict[int, int] = defaultdict(int, zip(nodes.tolist(), within.tolist(), strict=True))
+    for call in recomputed:  # the waits in what is computed again are that's
+        span = int(calls.span[call])
+        if int(calls.parent[call]) not in recomputed and int(top[span]) in waited:
+            begin, end = spans.start_ns[[span]], spans.end_ns[[span]]
+            waited[int(top[span])] -= int(waits.overlap(begin, end)[0])
     for span in outermost.tolist():
         waited[int(top[span])] += int(spans.duration_ns[span])
     return own, waited

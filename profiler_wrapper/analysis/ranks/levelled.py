@@ -1,4 +1,4 @@
-"""Own times where nothing tells waiting: a phase in which ranks meet ends on all of them together."""
+"""What a rank waited for others in what it did with them: in transfers, and where nothing tells waiting apart."""
 
 from __future__ import annotations
 
@@ -12,6 +12,22 @@ from profiler_wrapper.analysis.ranks.model import Bool, OwnTimes
 
 _LEVEL = 0.25  # of the variance before it: less is left where ranks met
 _MEETING = ("forward", "backward", "communication", "optimizer", "other")  # where ranks may wait
+
+
+def with_shared_transfers(own: OwnTimes) -> OwnTimes:
+    """The same, where a step's transfers take each rank no longer than that which they took least.
+
+    Ranks that do the same have the same transfers. Whoever computes longer hides more of them behind that, and what
+    others see of that part they see because they have nothing left to do: they wait.
+    """
+    at = own.kinds.index("communication")
+    times, waiting = own.own_ns.copy(), own.waiting_ns.copy()
+    for members in comparable(own):
+        seen = times[:, members, at]
+        shared = np.minimum(seen, -largest(-seen, axis=1)[:, None])
+        times[:, members, at] = shared
+        waiting[:, members] += seen - shared
+    return replace(own, own_ns=times, waiting_ns=waiting)
 
 
 def without_waiting(own: OwnTimes) -> OwnTimes:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from profiler_wrapper.analysis.ranks.arrays import Arrays, Database, column, has_table, to_arrays
 from profiler_wrapper.analysis.ranks.model import Float, Int
 
-Database = Any  # duckdb.DuckDBPyConnection
-Arrays = Mapping[str, npt.NDArray[Any]]
-
 _ROWS_AT_ONCE = 1_500_000
+_GREATEST = 2**62  # number of an instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,9 +44,9 @@ class Meetings:
 
 
 def meet(database: Database) -> Meetings:
-    """All meetings of a database that is prepared (see queries), a few steps at a time."""
-    ranks = _column(database, "SELECT DISTINCT rank FROM communications ORDER BY rank")
-    steps = _column(database, "SELECT DISTINCT step FROM communications ORDER BY step")
+    """All meetings of a database that is prepared (see prepared), a few steps at a time."""
+    ranks = column(database, "SELECT DISTINCT rank FROM communications ORDER BY rank")
+    steps = column(database, "SELECT DISTINCT step FROM communications ORDER BY step")
     shape = (len(steps), len(ranks))
     on_main, beside = np.zeros(shape), np.zeros(shape)
     times_last = np.zeros(len(ranks), dtype=np.int64)
@@ -124,20 +123,23 @@ def _sorted_rows(database: Database) -> Iterator[Arrays]:
     """Numbered communications of some steps at a time, by instance, then by duration."""
     counts = to_arrays(
         database,
-        """SELECT step, count(*) AS rows, max(sequence) AS most FROM communications
+        """SELECT step, count(*) AS rows, max(sequence) AS most, max(label) AS label FROM communications
         WHERE sequence IS NOT NULL GROUP BY step ORDER BY step""",
     )
     if not len(counts["step"]):
         return
-    sequences = int(counts["most"].max()) + 1
+    sequences, labels = int(counts["most"].max()) + 1, int(counts["label"].max()) + 1
     part = (np.cumsum(counts["rows"]) - 1) // _ROWS_AT_ONCE
     for number in np.unique(part).tolist():
         steps = counts["step"][part == number]
         first, last = int(steps[0]), int(steps[-1])
+        instance = f"c.sequence + {sequences} * (c.step - {first} + {last - first + 1} * c.label::BIGINT)"
+        if sequences * (last - first + 1) * labels > _GREATEST:  # steps with such numbers are counted instead
+            instance = "dense_rank() OVER (ORDER BY c.label, c.step, c.sequence)"
         start, join = _aligned_start(database)
         yield to_arrays(
             database,
-            f"""SELECT c.sequence + {sequences} * (c.step - {first} + {last - first + 1} * c.label::BIGINT) AS instance,
+            f"""SELECT {instance} AS instance,
                 c.rank, c.step, c.label, c.sequence, {start} AS start_ns, c.duration_ns, c.on_main
             FROM communications c {join} WHERE c.sequence IS NOT NULL AND c.step BETWEEN {first} AND {last}
             ORDER BY instance, c.duration_ns, c.rank""",
@@ -151,22 +153,3 @@ def _aligned_start(database: Database) -> tuple[str, str]:
     shift = "coalesce(k.offset_ns + k.drift * (c.start_ns - k.reference_ns), 0)::BIGINT"
     on = "k.rank = c.rank AND c.start_ns >= k.from_ns AND c.start_ns < k.until_ns"
     return f"c.start_ns - {shift}", f"LEFT JOIN clocks k ON {on}"
-
-
-# --- from the database to arrays ---
-
-
-def has_table(database: Database, table: str) -> bool:
-    """Whether there is such a table."""
-    found = database.execute("SELECT count(*) FROM information_schema.tables WHERE table_name = ?", [table]).fetchone()
-    return bool(found[0])
-
-
-def to_arrays(database: Database, sql: str) -> Arrays:
-    """The columns of an answer."""
-    found: Arrays = database.execute(sql).fetchnumpy()
-    return found
-
-
-def _column(database: Database, sql: str) -> Int:
-    return np.asarray(next(iter(to_arrays(database, sql).values())), dtype=np.int64)

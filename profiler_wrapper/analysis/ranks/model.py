@@ -14,22 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.analysis.ranks.report_dict import report_dict
+from profiler_wrapper.recording.span_table import KINDS
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
-OWN_KINDS: Final = (  # what a rank's step is made of, in the order in which a step has them
-    "data",
-    "forward",
-    "recompute",
-    "backward",
-    "communication",
-    "optimizer",
-    "gc",
-    "checkpoint",
-    "other",
-)
+# What a rank's step is made of, in the order in which a step has them.
+OWN_KINDS: Final = tuple(kind for kind in KINDS if kind != "step")
 COMPUTE: Final = ("forward", "recompute", "backward")
 VerdictName = Literal["rank", "stage", "imbalance", "data", "gc", "none"]
 Cause = Literal[
@@ -48,6 +40,7 @@ Cause = Literal[
     "none",
 ]
 Confidence = Literal["high", "medium", "low"]
+WaitingSource = Literal["measured", "estimated", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -241,8 +234,26 @@ class CommunicationRow:
     time_ns: int  # of all ranks
     transfer_ns: int | None  # shortest durations, times the ranks
     waiting_ns: int | None  # the rest
-    overlapped_ns: int | None  # with compute beside it; None where not known
+    overlapped_ns: int | None  # of all ranks, with their compute beside it; None where not known
     bandwidth_bytes_per_s: float | None  # bytes over transfer
+    unknown: str = ""  # why overlap or bandwidth are not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedSpan:
+    """A span whose name tells no kind, in the judged steps: what it takes a rank per step."""
+
+    name: str
+    slowest_rank: int
+    slowest_ns: float
+    others_ns: float | None  # the median of the other ranks; one that never has it takes 0; None: there are none
+    per_step: float  # times a rank has it in a step, the mean
+    nested: bool  # always within other spans, whose time holds its
+
+    @property
+    def beyond_ns(self) -> float:
+        """What the slowest rank takes longer than the typical other one."""
+        return self.slowest_ns - (self.others_ns or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,9 +271,10 @@ class RanksReport:
 
     run: str
     verdict: Verdict
-    own: OwnTimes
-    accounting: Accounting
+    own: OwnTimes  # in all steps
+    accounting: Accounting  # of `judged`, as are scores
     scores: Scores
+    judged: OwnTimes | None = None  # in the judged steps, with waiting estimated where nothing tells it; None: `own`
     arrivals: Arrivals | None = None
     layers: LayerTimes | None = None
     replay: Replay | None = None
@@ -273,8 +285,17 @@ class RanksReport:
     communication: tuple[CommunicationRow, ...] = ()
     peak_bytes: Float | None = None  # (R,)
     mfu: Float | None = None  # (R,) 0 to 1
+    peak_unknown: str | None = None  # why peaks of memory are not known, of all ranks or of which
+    mfu_unknown: str | None = None
+    replay_unknown: str | None = None  # why there is no replay, where it was tried
     missing: tuple[Missing, ...] = ()
+    named_spans: tuple[NamedSpan, ...] = ()  # that which differs most between ranks first
     spans: int = 0
+
+    @property
+    def told(self) -> OwnTimes:
+        """What averages and tables are of: the judged steps."""
+        return self.own if self.judged is None else self.judged
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; what is not known is None. It grows with ranks, not with ranks times steps."""

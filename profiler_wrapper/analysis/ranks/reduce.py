@@ -13,12 +13,14 @@ from profiler_wrapper.analysis.ranks.span_rows import Row
 from profiler_wrapper.analysis.ranks.trace_spans import trace_rows
 from profiler_wrapper.errors import MissingPackage
 from profiler_wrapper.recording.atomic import replacing
-from profiler_wrapper.recording.reader import read
+from profiler_wrapper.recording.reader import read, read_shapes
 from profiler_wrapper.recording.span_database import INSTALL
 from profiler_wrapper.recording.span_table import SPAN_COLUMNS
 from profiler_wrapper.recording.store import RUN_FILE
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # of what is made of a trace: a table of another one is made again
+_LATEST_NS = 2**62  # since 1970; what is beyond is no clock
+_GREATEST_RANK = 2**31 - 1
 _KEY = b"profiler_wrapper"
 _ARROW = {"INTEGER": "int32", "BIGINT": "int64", "SMALLINT": "int16", "VARCHAR": "string"}
 
@@ -73,14 +75,15 @@ def reduce_trace(task: Task) -> Reduced:
 def _reduce(trace: Path, rank: int | None) -> tuple[Reduced, list[Row]]:
     recording = read(trace)
     run = _run_beside(trace)
-    found = attributed(recording, run=run)
+    tells_sizes = recording.metadata.get("record_shapes") and not recording.device_mask.any()
+    found = attributed(recording, run=run, shapes=read_shapes(trace) if tells_sizes else None)
     base = recording.metadata.get("baseTimeNanoseconds")
-    shift = base if isinstance(base, int) else 0
+    shift = base if isinstance(base, int) and 0 <= base <= _LATEST_NS else 0
     rows = [row._replace(start_ns=row.start_ns + shift) for row in trace_rows(found)]
     info = recording.metadata.get("distributedInfo")
     info = info if isinstance(info, Mapping) else {}
     world_size, host = info.get("world_size") or run.get("world_size"), recording.metadata.get("host_name")
-    told = [one for one in (recording.rank, rank) if one is not None]
+    told = [one for one in (recording.rank, rank) if one is not None and 0 <= one <= _GREATEST_RANK]
     notes = list(recording.warnings)
     if not found.tree.layers:
         notes.append("no layers: the trace has no layer marks, no nn.Module events and no named blocks")
@@ -89,7 +92,7 @@ def _reduce(trace: Path, rank: int | None) -> tuple[Reduced, list[Row]]:
         "",
         told[0] if told else None,
         rows=len(rows),
-        world_size=world_size if isinstance(world_size, int) else None,
+        world_size=world_size if isinstance(world_size, int) and 0 < world_size <= _GREATEST_RANK else None,
         host=host if isinstance(host, str) else None,
         steps=tuple(sorted({row.step for row in rows if row.kind == "step" and row.step is not None})),
         on_device=found.charges.basis == "device",
@@ -177,6 +180,17 @@ def table_rows(path: Path, columns: Iterable[str]) -> int | None:
     except (OSError, arrow.ArrowException):
         return None
     return int(metadata.num_rows) if set(columns) <= set(metadata.schema.names) else None
+
+
+def problem_of_table(path: Path) -> str:
+    """Why a Parquet table cannot be read to its end; empty if it can."""
+    arrow, parquet = _arrow()
+    try:
+        for _ in parquet.ParquetFile(path).iter_batches():
+            pass
+    except (OSError, arrow.ArrowException) as error:
+        return str(error).strip().split("\n")[0] or type(error).__name__
+    return ""
 
 
 def _run_time(trace: Path) -> int | None:

@@ -77,9 +77,9 @@ def what_if(
             fill_unknown(each, scenarios.typical_of(each))
         notes = _notes(cells, classes, replayed)
         notes += _gaps(scenarios.recorded(), sum(float(each.recorded_ns.sum()) for each in replayed))
+        return _answers(scenarios, notes)
     except NotReplayable as reason:
         return Missing(what="replay", reason=str(reason))
-    return _answers(scenarios, notes)
 
 
 def _check(cells: Cells, roles: list[Role]) -> None:
@@ -125,6 +125,8 @@ def _answers(scenarios: Scenarios, notes: list[str]) -> Replay:
     cells = scenarios.cells
     recorded = sum(float(each.recorded_ns.sum()) for each in scenarios.classes)
     total, ideal = scenarios.recorded(), scenarios.ideal()
+    if not ideal > 0:
+        raise NotReplayable("its operations take no time")
     lost = total - ideal if total - ideal > LEAST_LOST * total else float("nan")
     kinds = sorted({family for each in scenarios.classes for family in families(each).tolist()})
     stages = range(len(cells.stages))

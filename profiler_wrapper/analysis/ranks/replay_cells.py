@@ -190,8 +190,9 @@ def _rows(connection: DuckDBPyConnection, *, numbered: bool) -> Iterator[dict[st
     """The operations with their slots, some at a time."""
     if not numbered:
         connection.execute(
-            """CREATE OR REPLACE TEMP TABLE replay_rows AS SELECT * REPLACE (CASE WHEN numbered THEN sequence ELSE
-                row_number() OVER (PARTITION BY rank, step, name, kind ORDER BY start_ns) - 1 END AS sequence)
+            """CREATE OR REPLACE TEMP TABLE replay_rows AS SELECT * EXCLUDE (numbered) REPLACE (CASE WHEN numbered
+                THEN sequence ELSE row_number() OVER (PARTITION BY rank, step, name, kind ORDER BY start_ns) - 1
+                END AS sequence)
             FROM (SELECT replay_rows.*, numbered FROM replay_rows JOIN replay_names USING (name, kind))"""
         )
     (count,) = connection.execute("SELECT count(*) FROM replay_rows").fetchone() or (0,)

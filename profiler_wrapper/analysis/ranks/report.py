@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from profiler_wrapper.analysis.ranks.accounting import account
 from profiler_wrapper.analysis.ranks.clocks import align, fit, write_table
-from profiler_wrapper.analysis.ranks.loading import LoadedSpans
+from profiler_wrapper.analysis.ranks.communication import arrivals, communication
+from profiler_wrapper.analysis.ranks.judged_steps import MANY_STEPS, judged_times, with_waiting_of_one
+from profiler_wrapper.analysis.ranks.layer_times import layer_times
+from profiler_wrapper.analysis.ranks.levelled import with_shared_transfers
+from profiler_wrapper.analysis.ranks.loaded import LoadedSpans
 from profiler_wrapper.analysis.ranks.meetings import meet
-from profiler_wrapper.analysis.ranks.model import Float, Int, Missing, OwnTimes, RanksReport, Replay
-from profiler_wrapper.analysis.ranks.queries import (
-    Basis,
-    arrivals,
-    communication,
-    layer_times,
-    own_times,
-    prepare,
-)
+from profiler_wrapper.analysis.ranks.model import Bool, Int, Missing, OwnTimes, RanksReport, Replay
+from profiler_wrapper.analysis.ranks.named_spans import named_evidence, named_spans
+from profiler_wrapper.analysis.ranks.overlap import with_reasons
+from profiler_wrapper.analysis.ranks.own_times import Basis, own_times
+from profiler_wrapper.analysis.ranks.prepared import prepare
+from profiler_wrapper.analysis.ranks.rank_results import results_of
 from profiler_wrapper.analysis.ranks.replay import what_if
 from profiler_wrapper.analysis.ranks.scores import score
 from profiler_wrapper.analysis.ranks.verdict import judge
 from profiler_wrapper.errors import EmptyRecording
+from profiler_wrapper.recording.rank_numbers import ranges
 from profiler_wrapper.recording.span_database import Database
-from profiler_wrapper.recording.span_files import ranges
-from profiler_wrapper.recording.store import RESULT_FILE
+from profiler_wrapper.recording.store import RUN_FILE
 
 _PLACES = ("dp", "tp", "cp", "ep", "pp")
 _MOSTLY = 0.9  # of compute spans that have a device's time, so that it counts instead of the CPU's
 _NAMED_RANKS = 8
-_MOST_RESULTS = 512  # result.json that are read for memory and MFU
 
 
 def ranks_report(loaded: LoadedSpans) -> RanksReport:
@@ -50,39 +48,62 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     if clocks is not None:
         write_table(database, clocks)
     basis, meetings = _basis(loaded), meet(database)
-    own = own_times(database, basis=basis, meetings=meetings)
+    own = with_waiting_of_one(with_shared_transfers(own_times(database, basis=basis, meetings=meetings)))
     if not len(own.steps):
-        raise EmptyRecording(
-            f"{loaded.run}: no span belongs to a step. Tell the timer the step, or record whole steps."
-        )
+        raise EmptyRecording(f"{loaded.run}: no span belongs to a step. {_how_steps_are_told(loaded)}")
+    judged = judged_times(own)
     arrived = arrivals(database, meetings=meetings)
     layers = layer_times(database, basis=basis)
     replayed = what_if(database, align=None if clocks is None else partial(align, clocks))
     replay = replayed if isinstance(replayed, Replay) else None
     told = _of_ranks(database, own.ranks)
-    peak_bytes, mfu = _of_results(loaded.root, own.ranks)
+    results = results_of(loaded.root, own.ranks)
     missing = [Missing(what=gap.what, reason=gap.reason, rank=gap.rank) for gap in loaded.missing]
     missing += steps_missing(own)
     verdict = judge(own, arrived, layers, replay)
+    named = named_spans(database, judged)
+    evidence = [*verdict.evidence, *named_evidence(named, verdict.step_ns or np.inf), *_hints(loaded, judged)]
     return RanksReport(
         run=loaded.run,
-        verdict=replace(verdict, evidence=(*verdict.evidence, *loaded.notes)),
+        verdict=replace(verdict, evidence=(*evidence, *loaded.notes)),
         own=own,
-        accounting=account(own),
-        scores=score(own),
+        judged=judged,
+        accounting=account(judged),
+        scores=score(judged),
         arrivals=arrived,
         layers=layers,
         replay=replay,
+        replay_unknown=None if isinstance(replayed, Replay) else replayed.reason,
         coordinates=_coordinates(told, len(own.ranks)),
         hosts=_hosts(told),
         world_size=loaded.world_size,
-        communication=communication(database, meetings=meetings),
+        communication=with_reasons(communication(database, meetings=meetings)),
         clocks=clocks,
-        peak_bytes=peak_bytes,
-        mfu=mfu,
+        peak_bytes=results.peak_bytes,
+        mfu=results.mfu,
+        peak_unknown=results.peak_unknown,
+        mfu_unknown=results.mfu_unknown,
         missing=tuple(missing),
+        named_spans=named,
         spans=int(database.execute("SELECT count(*) FROM spans").fetchone()[0]),
     )
+
+
+def _how_steps_are_told(loaded: LoadedSpans) -> str:
+    if loaded.from_timers:
+        return "No name of a span comes again, which would tell them. Call `global_timer.step()` once a step."
+    return "Record whole steps, with `step()` after each; a table of spans needs a column `step`."
+
+
+def _hints(loaded: LoadedSpans, judged: OwnTimes) -> list[str]:
+    """What would tell more."""
+    if len(judged.steps) >= MANY_STEPS:
+        return []
+    if loaded.from_timers:
+        return [f"{MANY_STEPS} steps tell more: let the timer run on"]
+    if any(loaded.root.glob(f"rank*/{RUN_FILE}")):
+        return [f'{MANY_STEPS} steps tell more: record them by ProfilerWrapper(..., steps="5-{4 + MANY_STEPS}")']
+    return []
 
 
 def _basis(loaded: LoadedSpans) -> Basis:
@@ -112,20 +133,25 @@ def steps_missing(own: OwnTimes) -> list[Missing]:
         ]
     return [
         Missing(
-            what=f"steps {ranges(own.steps[~known[:, place]].tolist())} of rank {int(own.ranks[place])}",
-            reason=_why_missing(known[:, place]),
+            what=f"{_steps(own.steps[~known[:, place]].tolist())} of rank {int(own.ranks[place])}",
+            reason=_why_missing(own.steps, known[:, place]),
             rank=int(own.ranks[place]),
         )
         for place in places.tolist()
     ]
 
 
-def _why_missing(known: np.ndarray[Any, np.dtype[np.bool_]]) -> str:
+def _steps(numbers: list[int]) -> str:
+    return f"step{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
+
+
+def _why_missing(steps: Int, known: Bool) -> str:
     there = np.flatnonzero(known)
     if not len(there):
         return "it has no step at all"
+    last = int(steps[there[-1]])
     if known[: there[-1] + 1].all():
-        return "its spans end earlier than the others'"
+        return f"its spans end with step {last}, earlier than the others': it did not finish, or lost its last lines"
     if known[there[0] :].all():
         return "its spans begin later than the others'"
     return "the others have them"
@@ -154,38 +180,3 @@ def _coordinates(told: list[Mapping[str, Any]], count: int) -> dict[str, Int]:
 def _hosts(told: list[Mapping[str, Any]]) -> tuple[str, ...]:
     hosts = tuple(str(rank.get("host") or "") for rank in told)
     return hosts if any(hosts) else ()
-
-
-def _of_results(root: Path, ranks: Int) -> tuple[Float | None, Float | None]:
-    """Peak memory in bytes and MFU of each rank, as its result.json has them; None where none does."""
-    files = {_rank_of(file): file for file in sorted(root.glob(f"rank*/{RESULT_FILE}"))[:_MOST_RESULTS]}
-    peak, mfu = np.full(len(ranks), np.nan), np.full(len(ranks), np.nan)
-    for place, rank in enumerate(ranks.tolist()):
-        if rank not in files:
-            continue
-        try:
-            result = json.loads(files[rank].read_bytes())
-            peak[place], mfu[place] = _peak_of(result), _mfu_of(result)
-        except (OSError, ValueError, AttributeError, TypeError):
-            continue  # what is wrong with it is said by `load`, which reads all of it
-    return (peak if np.isfinite(peak).any() else None), (mfu if np.isfinite(mfu).any() else None)
-
-
-def _rank_of(file: Path) -> int:
-    digits = file.parent.name.removeprefix("rank").split("_")[0]
-    return int(digits) if digits.isdecimal() else -1
-
-
-def _peak_of(result: Mapping[str, Any]) -> float:
-    memory = result.get("memory")
-    peak = memory.get("peak") if isinstance(memory, Mapping) else None
-    return _number(peak.get("allocated_bytes") if isinstance(peak, Mapping) else None)
-
-
-def _mfu_of(result: Mapping[str, Any]) -> float:
-    utilization = result.get("utilization")
-    return _number(utilization.get("mfu") if isinstance(utilization, Mapping) else None)
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) else np.nan

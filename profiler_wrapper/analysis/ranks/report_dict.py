@@ -3,45 +3,124 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from profiler_wrapper.analysis.ranks.model import Accounting, Clocks, LayerTimes, RanksReport, Verdict
+    from profiler_wrapper.analysis.ranks.model import Accounting, Clocks, LayerTimes, NamedSpan, RanksReport
 
 Float = npt.NDArray[np.float64]
 
 
 def report_dict(report: RanksReport) -> dict[str, Any]:
-    """What `RanksReport.to_dict` gives."""
+    """What `RanksReport.to_dict` gives. Averages are over `judged_steps`; why a value is null stands in `unknown`."""
+    from profiler_wrapper.analysis.ranks.judged_steps import waiting_source  # needs what this module is part of
+
+    source, why_no_waiting = waiting_source(report.told)
+    verdict = _verdict_dict(report)
+    slowdown = _slowdown(report)
     return {
         "schema_version": 1,
         "run": report.run,
-        **_verdict_dict(report.verdict),
-        "slowdown": _number(report.replay.slowdown) if report.replay else None,
+        **verdict,
+        "slowdown": slowdown,
         "world_size": report.world_size,
         "spans": report.spans,
         "steps": [int(step) for step in report.own.steps],
+        "judged_steps": [int(step) for step in report.told.steps],
+        "waiting": source,
         "lost": _lost_dict(report.accounting),
         "ranks": _rank_dicts(report),
         "stages": _stage_dicts(report),
         "communication": [_row_dict(row) for row in report.communication],
         "layers": _layer_dicts(report.layers),
+        "named_spans": [_named_dict(row) for row in report.named_spans],
         "clocks": _clock_dict(report.clocks),
         "missing": [_row_dict(row) for row in report.missing],
+        "unknown": {
+            "peak_bytes": report.peak_unknown,
+            "mfu": report.mfu_unknown,
+            "waiting_ms_per_step": why_no_waiting,
+            **_why_null(report, {**verdict, "slowdown": slowdown, "world_size": report.world_size}),
+        },
     }
 
 
-def _verdict_dict(verdict: Verdict) -> dict[str, Any]:
+_NO_VERDICT = "no straggler was found"
+_OF_ANOTHER_KIND = "the verdict names none"
+_NO_REPLAY = "no replay of dependencies was made"
+
+
+def _why_null(report: RanksReport, found: Mapping[str, Any]) -> dict[str, str]:
+    """Of keys of the report that are null, the reason."""
+    none = report.verdict.verdict == "none"
+    named = _NO_VERDICT if none else _OF_ANOTHER_KIND
+    too_few = "too few steps were judged"
+    reasons = {
+        "rank": named,
+        "stage": named if _has_stages(report) else "the job has no stages, or one",
+        "layer": named,
+        "share": _NO_VERDICT,
+        "lost_ms_per_step": _NO_VERDICT,
+        "step_ms_per_step": too_few,
+        "ideal_ms_per_step": too_few,
+        "differ_ms_per_step": too_few,
+        "slowdown": too_few,
+        "ms": report.replay_unknown or _NO_REPLAY,
+        "mw": report.replay_unknown or _NO_REPLAY,
+        "world_size": "no file tells it",
+    }
+    told = {key: why for key, why in reasons.items() if found.get(key) is None}
+    if report.replay is None:
+        told["ranks.share"] = told["stages.share"] = report.replay_unknown or _NO_REPLAY
+    if report.arrivals is None:
+        told["ranks.times_last"] = told["ranks.late_ms"] = "no two ranks tell of the same communication"
+    if report.clocks is None:
+        told["clocks"] = "starts say nothing of when other ranks started"
+    return told
+
+
+def _has_stages(report: RanksReport) -> bool:
+    return len(np.unique(report.own.stages)) > 1
+
+
+def _slowdown(report: RanksReport) -> float | None:
+    """T / T ideal: replayed where there is a replay, else of the step that is judged."""
+    if report.replay is not None:
+        return _number(report.replay.slowdown)
+    step_ns, ideal_ns = report.verdict.step_ns, report.verdict.ideal_ns
+    return _number(step_ns / ideal_ns) if step_ns is not None and ideal_ns else None
+
+
+def _verdict_dict(report: RanksReport) -> dict[str, Any]:
+    verdict, staged = report.verdict, _has_stages(report)
     found = _row_dict(verdict)
     for key in ("lost_ns", "step_ns", "ideal_ns"):
         value = found.pop(key)
         found[key.replace("_ns", "_ms_per_step")] = None if value is None else value / 1e6
+    step, ideal = found["step_ms_per_step"], found["ideal_ms_per_step"]
+    found["differ_ms_per_step"] = None if step is None or ideal is None else max(0.0, step - ideal)
+    found["stage"] = verdict.stage if staged else None
     found["evidence"] = list(verdict.evidence)
-    found["suspects"] = [_row_dict(suspect) | {"evidence": list(suspect.evidence)} for suspect in verdict.suspects]
+    found["suspects"] = [
+        _row_dict(suspect) | {"stage": suspect.stage if staged else None, "evidence": list(suspect.evidence)}
+        for suspect in verdict.suspects
+    ]
     return found
+
+
+def _named_dict(row: NamedSpan) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "slowest_rank": row.slowest_rank,
+        "slowest_ms_per_step": row.slowest_ns / 1e6,
+        "others_ms_per_step": None if row.others_ns is None else row.others_ns / 1e6,
+        "per_step": row.per_step,
+        "nested": row.nested,
+    }
 
 
 def _lost_dict(accounting: Accounting) -> list[dict[str, Any]]:
@@ -67,7 +146,11 @@ def _lost_dict(accounting: Accounting) -> list[dict[str, Any]]:
 
 
 def _rank_dicts(report: RanksReport) -> list[dict[str, Any]]:
-    own, arrivals, replay = report.own, report.arrivals, report.replay
+    from profiler_wrapper.analysis.ranks.judged_steps import waiting_source  # needs what this module is part of
+
+    own, arrivals, replay = report.told, report.arrivals, report.replay
+    source, _ = waiting_source(own)
+    met_steps = len(np.unique(arrivals.step)) if arrivals else 0
     means = _means(own.own_ns)  # (R, K)
     waiting, wall = _means(own.waiting_ns), _means(own.wall_ns)
     arrived = {int(rank): at for at, rank in enumerate(arrivals.ranks)} if arrivals else {}
@@ -85,13 +168,18 @@ def _rank_dicts(report: RanksReport) -> list[dict[str, Any]]:
                 "own_ms_per_step": {
                     kind: _number(means[at, place] / 1e6) for place, kind in enumerate(own.kinds) if means[at, place]
                 },
-                "waiting_ms_per_step": _number(waiting[at] / 1e6),
+                "waiting_ms_per_step": None if source == "unknown" else _number(waiting[at] / 1e6),
                 "wall_ms_per_step": _number(wall[at] / 1e6),
                 "relative_score": _number(_median(report.scores.relative[:, at])),
                 "individual_score": _number(_median(report.scores.individual[:, at])),
                 "flagged": bool(report.scores.flagged_relative[at] or report.scores.flagged_individual[at]),
+                "flagged_relative": bool(report.scores.flagged_relative[at]),
+                "flagged_individual": bool(report.scores.flagged_individual[at]),
                 "times_last": None if last is None or arrivals is None else int(arrivals.times_last[last]),
                 "late_ms": None if last is None or arrivals is None else _number(arrivals.late_ns[last] / 1e6),
+                "late_ms_per_step": (
+                    None if last is None or arrivals is None else _number(arrivals.late_ns[last] / 1e6 / met_steps)
+                ),
                 "share": None if worker is None or replay is None else _number(replay.share_of_rank[worker]),
                 "peak_bytes": None if report.peak_bytes is None else _number(report.peak_bytes[at]),
                 "mfu": None if report.mfu is None else _number(report.mfu[at]),
@@ -103,10 +191,10 @@ def _rank_dicts(report: RanksReport) -> list[dict[str, Any]]:
 def _stage_dicts(report: RanksReport) -> list[dict[str, Any]]:
     replay = report.replay
     shares = {int(stage): at for at, stage in enumerate(replay.stages)} if replay else {}
-    own = report.own.own_ns.sum(axis=2)
+    own = report.told.own_ns.sum(axis=2)
     rows = []
-    for stage in np.unique(report.own.stages).tolist():
-        members = own[:, report.own.stages == stage]
+    for stage in np.unique(report.told.stages).tolist():
+        members = own[:, report.told.stages == stage]
         at = shares.get(stage)
         rows.append(
             {
@@ -120,7 +208,9 @@ def _stage_dicts(report: RanksReport) -> list[dict[str, Any]]:
 
 
 def _layer_dicts(layers: LayerTimes | None) -> list[dict[str, Any]]:
-    """Each layer over its ranks: the typical time, the widest, and whose it is."""
+    """Each layer over its ranks: the typical time, the widest, whose it is, and who is far beyond the others."""
+    from profiler_wrapper.analysis.ranks.outliers import over_ranks  # needs what this module is part of
+
     rows = []
     for at, layer in enumerate(layers.layers if layers else ()):
         assert layers is not None
@@ -130,6 +220,7 @@ def _layer_dicts(layers: LayerTimes | None) -> list[dict[str, Any]]:
             if not known.any():
                 continue
             slowest = int(np.nanargmax(times))
+            found = over_ranks(times[known], layers.ranks[known])
             rows.append(
                 {
                     "layer": layer,
@@ -139,6 +230,9 @@ def _layer_dicts(layers: LayerTimes | None) -> list[dict[str, Any]]:
                     "slowest_ms": float(times[slowest]) / 1e6,
                     "slowest_rank": int(layers.ranks[slowest]),
                     "spread_ms": float(np.std(times[known])) / 1e6,
+                    "quickest_ms": float(times[known].min()) / 1e6,
+                    "typical_deviation_ms": found.spread / 1e6,
+                    "outliers": list(found.outliers),
                 }
             )
     return rows

@@ -55,8 +55,8 @@ def odd_layer(layers: LayerTimes, step_ns: float, least: float) -> SlowLayer | N
     spread = _spread_of_equals(layers.layers, own)
     excess = np.nan_to_num(own - typical, nan=-1.0)
     odd = (excess >= least * step_ns) & (own >= _ODD * typical) & (excess >= _BEYOND_NOISE * spread)
-    beyond = median(times - typical, axis=0) if len(times) < 3 else np.sort(times - typical, axis=0)[len(times) // 4]
-    odd &= np.nan_to_num(beyond, nan=-1.0) >= 0.5 * excess  # on all ranks, or nearly
+    beyond = np.sort(times - typical, axis=0)[len(times) // 4]  # on all ranks, or nearly; of few on all
+    odd &= np.nan_to_num(beyond, nan=-1.0) >= 0.5 * excess
     if not odd.any():
         return None
     return _one(layers.layers, np.where(odd, own, typical), typical, "in the layers like it", float(excess[odd].max()))

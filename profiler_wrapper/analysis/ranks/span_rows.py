@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
+from profiler_wrapper.analysis.ranks.trace_threads import main_thread
 from profiler_wrapper.analysis.step_windows import StepWindows, step_windows
 from profiler_wrapper.recording.columns import Int64
 
@@ -32,6 +33,7 @@ class Row(NamedTuple):
     sequence: int | None = None
     group: str | None = None
     bytes: int | None = None
+    overlapped_ns: int | None = None
 
 
 class Steps(NamedTuple):
@@ -64,8 +66,6 @@ class Steps(NamedTuple):
 
 def steps_of(found: Attributed) -> Steps:
     """The steps of an attributed recording, as every report has them."""
-    from profiler_wrapper.analysis.ranks.trace_spans import main_thread
-
     windows = step_windows(found)
     numbers = tuple(0 if number is None else number for number in windows.number)
     begin_of: dict[int | None, int] = dict(zip(found.steps.number, found.steps.start_ns.tolist(), strict=True))

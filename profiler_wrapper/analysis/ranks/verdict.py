@@ -44,6 +44,7 @@ def judge(
     if len(times.groups) > 1 and replay is not None:  # without stages all ranks meet: a replay knows nothing more
         weighed = [_by_replay(one, times, replay) for one in weighed]
         step_ns, ideal_ns = replay.total_ns / max(1, replay.steps), replay.ideal_ns / max(1, replay.steps)
+        left_out.append(_replayed(own, step_ns))
     found = _chosen(weighed)
     common = {
         "step_ns": step_ns,
@@ -108,6 +109,14 @@ def _by_replay(one: Weighed, times: Frame, replay: Replay) -> Weighed:
         replace(suspect, share=share, lost_ns=share * per_step),
         replace(one.loss, share=share, typical_share=min(1.0, share), typical_gain=gain),
         one.certain and replay.slowdown >= _SLOWDOWN and gain >= LEAST_LOSS,
+    )
+
+
+def _replayed(own: OwnTimes, step_ns: float) -> str:
+    recorded = float(np.nanmean(own.wall_ns))
+    return (
+        f"{step_ns / 1e6:,.1f} ms is the step replayed: each operation begins as soon as what it needs is there; "
+        f"recorded, with what lies between them, it takes {recorded / 1e6:,.1f} ms"
     )
 
 
@@ -198,10 +207,19 @@ def _why_none(times: Frame, weighed: list[Weighed]) -> list[str]:
 
 
 def _sentence(suspect: Suspect, step_ns: float) -> str:
-    share = f"{min(1.0, suspect.share):.0%} of the lost time"
     return (
         f"{_what(suspect)}; without it a step of {step_ns / 1e6:,.1f} ms would be "
-        f"{suspect.lost_ns / 1e6:,.1f} ms shorter, {share}."
+        f"{suspect.lost_ns / 1e6:,.1f} ms shorter, {_share_text(suspect.share)}."
+    )
+
+
+def _share_text(share: float) -> str:
+    """What is lost is lost against all being typical. Where the others are quicker than that, more can be gained."""
+    if share <= 1.0:
+        return f"{share:.0%} of the lost time"
+    return (
+        f"which is all of the lost time and more ({share:.0%}): that is counted against a job in which all are as "
+        "quick as the typical one, and the others are quicker"
     )
 
 

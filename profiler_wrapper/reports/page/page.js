@@ -158,7 +158,8 @@
       page.add(line, link);
     }
     page.add(line, page.themeButton());
-    const facts = [about.title.includes(about.machine) ? "" : about.machine, about.rank, about.steps_in_words, data.complete === false ? "INCOMPLETE" : ""];
+    const ranks = data.run && data.run.world_size > 1 ? `${about.rank} of ${data.run.world_size} (all of them: profiler-wrapper ranks)` : about.rank;
+    const facts = [about.title.includes(about.machine) ? "" : about.machine, ranks, about.steps_in_words, data.complete === false ? "INCOMPLETE" : ""];
     page.add(head, line, page.text("div", facts.filter(Boolean).join(" · "), "facts"));
     const verdict = data.summary && data.summary.verdict;
     if (verdict) page.add(head, page.text("p", verdict, "verdict"));

@@ -7,14 +7,15 @@
     order: 60,
     applies: data => data.over_ranks.length ? null : "no span is of a layer",
     draw(data, element) {
-      page.note(element, "Per step, what is below a layer included. Outliers are ranks more than four deviations, and a tenth, beyond the median.");
+      page.note(element, "Per step, what is below a layer included. Outliers are ranks more than four spreads, and a tenth, beyond the median.");
       page.table(element, {
         columns: [
           { key: "layer", title: "Layer", kind: "text", longest: 64 },
           { key: "kind", title: "Phase", kind: "text", cell: page.markCell("kind", page.color.kind) },
           { key: "ranks", title: "Ranks", kind: "count" },
           page.msColumn("median_ms", "Median"),
-          page.msColumn("spread_ms", "Spread", { like: "median_ms", help: "median deviation over ranks, as a standard deviation" }),
+          page.msColumn("quickest_ms", "Quickest"),
+          page.msColumn("spread_ms", "Spread", { like: "median_ms", help: "1.48 times the median deviation over ranks, which of normal noise is its standard deviation" }),
           page.msColumn("slowest_ms", "Slowest"),
           { key: "slowest_rank", title: "Of rank", kind: "count", cell: page.rankCell("slowest_rank") },
           page.msColumn("beyond_ms", "Beyond", { help: "of the slowest rank, over the median" }),

@@ -7,15 +7,15 @@
     const place = page.element("div", "figures");
     element.append(place);
     page.figure(place, { label: "A step", value: ms(job.step_ms_per_step), help: "of the job, ranks waiting for one another" });
-    page.figure(place, { label: "Were all alike", value: ms(job.ideal_ms_per_step), help: "the same, each rank as quick as the typical one" });
+    page.figure(place, { label: "If all were alike", value: ms(job.ideal_ms_per_step), help: "each rank as quick as the typical one" });
     if (job.verdict !== "none") {
       page.figure(place, { label: "Lost by it", value: ms(job.lost_ms_per_step), help: "per step: what the job gains without it" });
-      page.figure(place, { label: "Of the lost time", value: job.share === null ? null : page.format.share(job.share) });
+      page.figure(place, { label: "Of the lost time", value: job.share === null ? null : page.format.share(job.share), help: "a step less one in which all are alike" });
     }
-    page.figure(place, { label: "Confidence", value: job.confidence, help: `${job.steps.length} steps` });
+    page.figure(place, { label: "Confidence", value: job.confidence, help: `${(job.judged_steps || job.steps).length} steps were judged` });
     if (job.stages.length < 2) return; // the published quantities are about stages
-    if (job.ms !== null) page.figure(place, { label: "Ms", value: job.ms.toFixed(3), help: "share of the lost time that goes with the last stage ideal" });
-    if (job.mw !== null) page.figure(place, { label: "Mw", value: job.mw.toFixed(3), help: "the same, with the slowest few ranks ideal" });
+    if (job.ms !== null) page.figure(place, { label: "Ms", value: job.ms.toFixed(3), help: "part of the lost time due to the last stage" });
+    if (job.mw !== null) page.figure(place, { label: "Mw", value: job.mw.toFixed(3), help: "part of it due to the slowest few ranks" });
   }
 
   function who(row) {
@@ -43,13 +43,13 @@
 
   function held(job, element) {
     if (!job.lost.length) return;
-    const section = page.section(element, "What held a step");
-    page.note(section, "Each kind by the rank that was behind all others at its end. The parts of a stage add up to its longest rank's time.");
+    const section = page.section(element, "What a step is made of");
+    page.note(section, "Kind after kind, what each adds to the time of the rank slowest so far. The parts add up to the longest rank's step.");
     const staged = new Set(job.lost.map(row => row.stage)).size > 1;
     for (const rows of page.grouped(job.lost, row => row.stage).values()) {
       page.shares(section, {
         title: staged ? `Stage ${rows[0].stage}` : "A step",
-        parts: rows.map(row => ({ name: row.kind, value: row.held_ms_per_step, color: page.color.kind(row.kind), help: `most by rank ${row.most_by_rank} (${page.format.share(row.share_of_that_rank)})` })),
+        parts: rows.map(row => ({ name: row.kind, value: row.held_ms_per_step, color: page.color.kind(row.kind), help: `mostly on rank ${row.most_by_rank} (${page.format.share(row.share_of_that_rank)})` })),
         format: value => page.format.us(value * 1000),
       });
     }
@@ -68,7 +68,7 @@
     if (!found) return ["starts of different ranks cannot be compared"];
     const by = { collectives: "ends of collectives", steps: "ends of steps" }[found.source];
     const residual = found.residual_us === null ? "not known" : `${page.format.us(found.residual_us)}, at most ${page.format.us(found.largest_residual_us)}`;
-    return [by ? `aligned by ${page.format.count(found.events)} ${by}; residual ${residual}` : "nothing that ranks have in common", ...found.notes];
+    return [by ? `aligned by ${page.format.count(found.events)} ${by}; residual ${residual}` : "not aligned", ...found.notes];
   }
 
   page.view({
@@ -85,6 +85,7 @@
       sentence.dataset.verdict = job.verdict;
       element.append(sentence);
       figures(job, element);
+      if (job.ranks.length > 1) page.rankBars(page.section(element, `Each of ${page.format.count(job.ranks.length)} ranks`, "in order; a bar's tooltip names the rank"), data);
       list(element, "Evidence", job.evidence);
       suspects(job, element);
       held(job, element);

@@ -1,0 +1,70 @@
+"""Spans whose names tell no kind, as users call parts of their programs: what each takes on each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from profiler_wrapper.analysis.ranks.arrays import Database
+from profiler_wrapper.analysis.ranks.model import NamedSpan, OwnTimes
+
+_MOST_NAMES = 64  # those with the most time
+_LEAST = 0.05  # of a step's time beyond the others: less is no evidence
+_MOST_LINES = 3
+
+
+def named_spans(database: Database, own: OwnTimes) -> tuple[NamedSpan, ...]:
+    """Names of kind "other" in the steps of `own`, that which differs most between ranks first.
+
+    A rank without such a span took nothing for it. What lies within another of its name is in that one's time.
+    """
+    if not len(own.steps) or not len(own.ranks):
+        return ()
+    rows = database.execute(
+        """WITH named AS (
+            SELECT name, rank, step, duration_ns, depth FROM spans
+            WHERE kind = 'other' AND name <> 'other' AND step IS NOT NULL AND step BETWEEN ? AND ?
+                AND (parent IS NULL OR parent <> name)),
+        most AS (SELECT name FROM named GROUP BY name ORDER BY sum(duration_ns) DESC, name LIMIT ?)
+        SELECT name, rank, step, sum(duration_ns)::DOUBLE, count(*), min(depth)
+        FROM named JOIN most USING (name) GROUP BY ALL""",
+        [int(own.steps.min()), int(own.steps.max()), _MOST_NAMES],
+    ).fetchall()
+    place = {rank: at for at, rank in enumerate(own.ranks.tolist())}
+    judged = set(own.steps.tolist())
+    steps = np.isfinite(own.wall_ns).sum(axis=0)  # (R,)
+    sums: dict[str, tuple[np.ndarray, int, int]] = {}  # type: ignore[type-arg]
+    for name, rank, step, duration_ns, count, depth in rows:
+        if rank in place and step in judged:
+            times, counted, least = sums.get(name, (np.zeros(len(own.ranks)), 0, depth))
+            times[place[rank]] += duration_ns
+            sums[name] = (times, counted + count, min(least, depth))
+    there = np.flatnonzero(steps > 0)
+    found = []
+    for name, (times, counted, depth) in sums.items():
+        each = times[there] / steps[there]
+        slowest = int(each.argmax())
+        others = np.delete(each, slowest)
+        found.append(
+            NamedSpan(
+                name=name,
+                slowest_rank=int(own.ranks[there[slowest]]),
+                slowest_ns=float(each[slowest]),
+                others_ns=float(np.median(others)) if len(others) else None,
+                per_step=counted / int(steps.sum()),
+                nested=depth > 0,
+            )
+        )
+    return tuple(sorted(found, key=lambda one: (-one.beyond_ns, one.name)))
+
+
+def named_evidence(spans: Sequence[NamedSpan], step_ns: float) -> Iterator[str]:
+    """Of names that take one rank longer for much: `load: 32.1 ms a step on rank 1, 0.1 ms on the others`."""
+    far = [one for one in spans if one.others_ns is not None and one.beyond_ns >= _LEAST * step_ns]
+    for one in far[:_MOST_LINES]:
+        assert one.others_ns is not None
+        yield (
+            f"{one.name}: {one.slowest_ns / 1e6:,.1f} ms a step on rank {one.slowest_rank}, "
+            f"{one.others_ns / 1e6:,.1f} ms on the typical other rank; its name tells no kind, so it counts as other"
+        )

@@ -1,0 +1,27 @@
+"""Traces of ranks, small and made by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def write_trace(path: Path, rank: int = 0, scale: int = 1, *, world_size: int = 2, steps: int = 2) -> Path:
+    """Steps of 300 µs times `scale`: a forward of 100 times `scale`, an optimizer of 50; numbered from 3 on."""
+    events: list[dict[str, Any]] = []
+
+    def add(name: str, category: str, start: float, length: float) -> None:
+        events.append({"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 7, "ts": start, "dur": length})
+
+    for step in range(steps):
+        begin = step * 400
+        add(f"ProfilerStep#{step + 3}", "user_annotation", begin, 300 * scale)
+        add("nn.Module: Net_0", "python_function", begin + 10, 100 * scale)
+        add("aten::linear", "cpu_op", begin + 11, 98 * scale)
+        add("Optimizer.step#SGD.step", "user_annotation", begin + 200, 50)
+        add("aten::add_", "cpu_op", begin + 201, 40)
+    told = {"rank": rank, "world_size": world_size}
+    data = {"distributedInfo": told, "baseTimeNanoseconds": 10**18, "traceEvents": events}
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path

@@ -1,0 +1,306 @@
+"""Waits for other ranks, on functions that take the place of torch's, and as rows of a step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from monitoring import Device
+from profiler_wrapper.live import rank_waits
+from profiler_wrapper.live.backward_runs import LayerSpan
+from profiler_wrapper.live.layer_calls import StepSpans
+from profiler_wrapper.live.layer_units import Unit
+from profiler_wrapper.live.rank_waits import Told
+from profiler_wrapper.live.step_clock import Mark
+from profiler_wrapper.live.step_rows import Row, SeenStep, rows_of
+from profiler_wrapper.live.step_waits import StepWaits, Wait
+
+MAIN, OTHER_THREAD = 7, 8
+MS = 1_000_000
+
+
+class Heard:
+    """Keeps what it is told, and when by a count of calls."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.told: list[Told] = []
+
+    def open_wait(self) -> object | None:
+        self.open += 1
+        return self
+
+    def close_wait(self, opened: Any, told: Told) -> None:
+        assert opened is self
+        self.open -= 1
+        self.told.append(told)
+
+
+class Work:
+    """As torch's: a collective of that number, that waits or fails."""
+
+    def __init__(self, operation: int, error: Exception | None = None) -> None:
+        self.operation, self.error, self.waited = operation, error, 0
+
+    def _get_op_type(self) -> int:
+        return self.operation
+
+    def wait(self, timeout: float = 1.0) -> bool:
+        if self.error is not None:
+            raise self.error
+        self.waited += 1
+        return True
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
+    """Somebody who listens to `Work` above in the place of torch's."""
+    module = ModuleType("made_up_for_waits")
+    module.Work = Work  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    patch = rank_waits._Patch(module.__name__, "Work", "wait", rank_waits._work_wait)
+    monkeypatch.setattr(rank_waits, "_PATCHES", (patch,))
+    monkeypatch.setattr(rank_waits, "_only_group", lambda: "0-3")
+    listener, before = Heard(), Work.wait
+    rank_waits.listen(listener)
+    yield listener
+    rank_waits.stop_listening(listener)
+    assert Work.wait is before, "torch's function is not back"
+
+
+def test_a_wait_is_told_with_its_name_and_returns_what_it_returned(heard: Heard) -> None:
+    work = Work(1)
+    assert work.wait() is True and work.wait(timeout=2.0) is True
+    assert work.waited == 2
+    assert heard.told == [Told("all_reduce", "0-3")] * 2
+
+
+def test_sends_go_to_one_rank_only_so_that_their_group_is_not_known(heard: Heard) -> None:
+    for operation in (12, 13, 100):
+        Work(operation).wait()
+    assert heard.told == [Told("send"), Told("recv"), Told("wait", "0-3")]
+
+
+def test_an_error_passes_and_ends_the_wait(heard: Heard) -> None:
+    with pytest.raises(RuntimeError, match="a rank is gone"):
+        Work(1, RuntimeError("a rank is gone")).wait()
+    assert (heard.open, len(heard.told)) == (0, 1)
+    Work(1).wait()
+    assert len(heard.told) == 2, "the next wait is not seen"
+
+
+def test_a_wait_within_a_wait_is_part_of_it(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Outer(Work):
+        def wait(self, timeout: float = 1.0) -> bool:
+            return bool(rank_waits._waiting(Work.wait, (self,), {}, lambda: Told("outer")))
+
+    Outer(1).wait()
+    assert heard.told == [Told("outer")]
+
+
+def test_two_listen_and_the_last_puts_everything_back(heard: Heard) -> None:
+    second = Heard()
+    rank_waits.listen(second)
+    rank_waits.listen(second)
+    Work(1).wait()
+    rank_waits.stop_listening(second)
+    Work(1).wait()
+    assert (len(heard.told), len(second.told)) == (2, 1)
+
+
+def test_what_somebody_put_over_ours_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("made_up_for_waits")
+
+    class Own(Work):
+        def wait(self, timeout: float = 1.0) -> bool:
+            return super().wait(timeout)
+
+    module.Work = Own  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    patch = rank_waits._Patch(module.__name__, "Work", "wait", rank_waits._work_wait)
+    monkeypatch.setattr(rank_waits, "_PATCHES", (patch,))
+    monkeypatch.setattr(rank_waits, "_in_place", {})
+    listener = Heard()
+    rank_waits.listen(listener)
+    ours = Own.wait
+
+    def theirs(self: Any, *args: Any) -> bool:
+        return ours(self, *args)
+
+    Own.wait = theirs  # type: ignore[assignment,method-assign]
+    rank_waits.stop_listening(listener)
+    assert Own.wait is theirs
+    assert Own(1).wait() is True and listener.told == []
+    rank_waits.listen(listener)
+    Own(1).wait()
+    assert len(listener.told) == 1, "told twice, or not at all"
+    rank_waits.stop_listening(listener)
+
+
+def test_torch_has_what_is_wrapped() -> None:
+    """What of it this version does not have is not seen, and the list has to change."""
+    pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_param_group")
+    import torch.distributed._functional_collectives  # noqa: F401
+
+    for patch in rank_waits._PATCHES:
+        owner: Any = sys.modules[patch.module]
+        owner = getattr(owner, patch.owner) if patch.owner else owner
+        assert callable(vars(owner).get(patch.name)) or hasattr(owner, patch.name), patch
+
+
+# --- FSDP on an accelerator: its stream waits, not the process ---
+
+
+class Group:
+    """As FSDP's group of parameters on a device."""
+
+    device = torch.device("cuda")
+
+    def __init__(self) -> None:
+        self._all_gather_result: object | None = None
+
+    def unshard(self) -> None:
+        Work(4).wait()
+        self._all_gather_result = object()
+
+    def wait_for_unshard(self) -> None:
+        self._all_gather_result = None
+
+
+def test_with_an_accelerator_the_stream_waits_where_parameters_are_needed(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_waits, "_gather_of", lambda group: Told("all_gather", "0-1", 64))
+    unshard = rank_waits._unshard(Group.unshard)
+    wait_for_unshard = rank_waits._wait_for_unshard(Group.wait_for_unshard)
+    group = Group()
+    wait_for_unshard(group)  # it was gathered before
+    assert heard.told == []
+    unshard(group)  # only begins it, on another stream
+    assert heard.told == []
+    wait_for_unshard(group)
+    assert heard.told == [Told("all_gather", "0-1", 64)]
+
+
+def test_bytes_of_what_is_gathered_and_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_waits, "_ranks_of", lambda group: group.name)
+    shard = SimpleNamespace(size=lambda: 4, name="0-3")
+    parameters = [
+        SimpleNamespace(_sharded_param_data=torch.zeros(count), param_dtype=torch.bfloat16, orig_dtype=torch.float32)
+        for count in (10, 6)
+    ]
+    mesh = SimpleNamespace(shard_mesh_size=4)
+    group = SimpleNamespace(_all_gather_process_group=shard, fsdp_params=parameters, mesh_info=mesh)
+    assert rank_waits._gather_of(group) == Told("all_gather", "0-3", 16 * 4 * 2)
+    replicas = SimpleNamespace(size=lambda: 2, name="0,4")
+    args = (parameters, [], shard, None, None, torch.float32, torch.float32, torch.device("cpu"), None, replicas)
+    assert rank_waits._reduction_of(args, "wait") == Told("reduce_scatter", "0-3", 16 * 4 * 4)
+    assert rank_waits._reduction_of(args, "all_reduce") == Told("all_reduce", "0,4", 16 * 4)
+    assert rank_waits._gather_of(SimpleNamespace()) == Told("all_gather")  # of another version
+
+
+# --- a step's waits as rows ---
+
+
+def seen(*waits: Wait, device: Device | None = None) -> SeenStep:
+    """Forward 10-30 ms with a block from 12 to 20, backward 30-60 with the same block from 35 to 50."""
+    unit = Unit("layers.0")
+    spans = [
+        LayerSpan("forward", unit, moment(12, device), moment(20, device), 0, MAIN),
+        LayerSpan("backward", unit, moment(35, device), moment(50, device), 0, None),
+    ]
+    parts = (("data", 0), ("forward", 10), ("other", 30), ("backward", 30), ("other", 60))
+    boundaries = tuple((part, Mark(at / 1e3, None)) for part, at in parts)
+    return SeenStep(5, Mark(0.0, None), Mark(0.07, None), boundaries, StepSpans(spans, list(waits), [], []), MAIN)
+
+
+def moment(at_ms: float, device: Device | None = None) -> tuple[int, Any]:
+    if device is None:
+        return round(at_ms * MS), None
+    event = device.event()
+    event.at_ms = 2 * at_ms
+    return round(at_ms * MS), event
+
+
+def wait(begin: float, end: float, *, thread: int = MAIN, in_graph: bool = False, told: Told | None = None) -> Wait:
+    told = Told("all_gather", "0-3", 64) if told is None else told
+    return Wait(moment(begin), moment(end), told, thread, in_graph)
+
+
+def by_name(rows: list[Row]) -> dict[str, Row]:
+    return {row.name: row for row in rows if row.kind != "communication"}
+
+
+def waiting_ms(row: Row) -> float | None:
+    return None if row.more is None or row.more.waiting_ns is None else row.more.waiting_ns / MS
+
+
+def test_waits_lie_in_the_innermost_span_of_their_thread() -> None:
+    rows = rows_of(
+        seen(
+            wait(13, 15),
+            wait(16, 17),
+            wait(22, 25),
+            wait(36, 40, in_graph=True),
+            wait(52, 53, in_graph=True),
+            wait(62, 64, told=Told("send")),
+            wait(14, 18, thread=OTHER_THREAD),
+        )
+    )
+    found = by_name(rows)
+    assert {name: waiting_ms(row) for name, row in found.items()} == {
+        "step": None,
+        "data": 0,
+        "forward": 6,
+        "layers.0 forward": 3,
+        "backward": 5,
+        "layers.0 backward": 4,
+    }
+    waits = [row for row in rows if row.kind == "communication"]
+    assert [(row.name, row.parent, row.depth, row.thread) for row in waits] == [
+        ("all_gather", "layers.0 forward", 2, MAIN),
+        ("all_gather", "layers.0 forward", 2, MAIN),
+        ("all_gather", "forward", 1, MAIN),
+        ("all_gather", "layers.0 backward", 2, MAIN),
+        ("all_gather", "backward", 1, MAIN),
+        ("send", None, 0, MAIN),
+        ("all_gather", None, 0, OTHER_THREAD),
+    ]
+    assert [row.more.sequence for row in waits if row.more is not None] == [0, 1, 2, 3, 4, None, 5]
+
+
+def test_a_step_without_waits_does_not_say_that_there_were_none() -> None:
+    """DDP, or what is compiled, may have waited where nobody looks."""
+    assert {waiting_ms(row) for row in rows_of(seen())} == {None}
+
+
+def test_the_time_on_the_device_is_without_its_waits() -> None:
+    device = Device()
+    device.given_ms = device.done_ms = 1000.0
+    gather = Wait(moment(13, device), moment(15, device), Told("all_gather", "0-1"), MAIN, False)
+    found = by_name(rows_of(seen(gather, device=device)))
+    more = found["layers.0 forward"].more
+    assert more is not None and more.device_waiting_ns == 4 * MS  # the device takes twice as long here
+    more = found["layers.0 backward"].more
+    assert more is not None and more.device_waiting_ns == 0
+
+
+def test_outside_of_a_step_nothing_is_kept_and_failures_are_told() -> None:
+    failures: list[Exception] = []
+    clock: list[tuple[int, Any] | None] = [None, (1, None), None, (2, None), (3, None)]
+    waits = StepWaits(lambda: clock.pop(0), failures.append)
+    assert waits.open_wait() is None
+    opened = waits.open_wait()
+    assert opened is not None
+    waits.close_wait(opened, Told())  # the step has ended in between
+    assert waits.take() == []
+    opened = waits.open_wait()
+    assert opened is not None
+    waits.close_wait(opened, Told("send"))
+    assert [(one.begin, one.end, one.told.name) for one in waits.take()] == [((2, None), (3, None), "send")]
+    assert waits.open_wait() is None and len(failures) == 1  # the clock has failed
