@@ -18,6 +18,7 @@ from profiler_wrapper.live.layer_units import Unit
 Moment = tuple[int, Any]  # nanoseconds of the monotonic clock, and the event on the device if there is one
 
 BEGIN, END, RECOMPUTE, RECOMPUTED, GRAPH_ENDS = range(5)
+MOST_RECORDS = 200_000  # of a step: a graph that is kept may be run any number of times
 _task_id = torch._C._current_graph_task_id
 
 
@@ -75,6 +76,7 @@ class BackwardRuns:
         self.ends: list[tuple[Moment, str | None]] = []
         self._by_task: dict[int, _Run] = {}
         self._all: list[_Run] = []
+        self._left = MOST_RECORDS
 
     def add(self, what: int, passed: Pass | None, moment: Moment, entered: Mapping[str, int], at_end: Any) -> None:
         """The engine that runs on this thread came past something.
@@ -85,6 +87,9 @@ class BackwardRuns:
         """
         task = _task_id()
         run = self._by_task.get(task)
+        if self._left <= 0:
+            return
+        self._left -= 1
         if run is None:
             if task == -1:
                 return

@@ -26,6 +26,7 @@ from profiler_wrapper.notices import Notices
 
 # In torch.autograd: what `backward` and `grad` call, so that those who imported these earlier are seen too.
 _ENGINE = ("_engine_run_backward",) if hasattr(torch.autograd, "_engine_run_backward") else ("backward", "grad")
+MOST_BOUNDARIES = 20_000  # of a step
 _WRAPPED = ("_orig_mod", "module")  # where torch.compile and DDP keep the model
 
 Boundaries = tuple[tuple[str, Mark], ...]  # each part with where it begins
@@ -216,10 +217,22 @@ class Breakdown:
     def _enter(self, part: str) -> bool:
         if not self._may_enter():
             return False
+        if len(self._boundaries) >= MOST_BOUNDARIES:
+            self._too_many()
+            return False
         self.within.append(part)
         self.entered[part] = self.entered.get(part, 0) + 1
         self._add(part)
         return True
+
+    def _too_many(self) -> None:
+        """As where nobody says that steps end: nothing of this step is kept."""
+        self._open, self._boundaries = False, []
+        self._notices.once(
+            "parts",
+            f"the parts of a step are not known: it came to more than {MOST_BOUNDARIES // 2} of them "
+            "(has the loop told where its steps end?)",
+        )
 
     def _leave(self, part: str) -> None:
         if self._open and self.within[-1:] == [part]:
@@ -234,3 +247,7 @@ class Breakdown:
         except Exception as error:
             self._open = False
             self._on_failure("measuring the parts of a step", error)
+
+
+for _ours in (Breakdown._enter, Breakdown._leave):  # a compiled function may call backward
+    calls.keep_dynamo_off(_ours, and_below=True)

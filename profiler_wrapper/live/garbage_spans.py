@@ -8,6 +8,8 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
+from profiler_wrapper.capture.calls import keep_dynamo_off
+
 SHORTEST_NS = 100_000  # a pause that is told by itself; there are thousands of shorter ones a second
 
 
@@ -44,3 +46,6 @@ class GarbageSpans:
             tell = self._tell()
             if tell is not None:
                 tell(self._begin_ns, now)
+
+
+keep_dynamo_off(GarbageSpans._heard, and_below=True)  # it may be called in the midst of a function that is compiled

@@ -21,7 +21,10 @@ def tensors_in_graph(values: Iterable[Any], depth: int = 3) -> list[tuple[torch.
         if value is None:
             continue
         if type(value) is torch.Tensor or isinstance(value, torch.Tensor):
-            node = value.grad_fn
+            try:
+                node = value.grad_fn
+            except RuntimeError:  # a view that was written into as autograd forbids: it has no part in any backward
+                continue
             if node is not None:
                 found.append((value, node))
         elif isinstance(value, (tuple, list)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from typing import Any
 
@@ -11,7 +12,9 @@ from profiler_wrapper.live.kept_lines import KeptLines
 from profiler_wrapper.live.span_nodes import ROOM_BYTES
 
 LOCK_S = 2.0  # a signal's handler may ask for what the thread it stopped holds
-_MOST_LATE = 10_000  # lines of other threads while one writes
+MOST_LATE = 10_000  # lines of other threads while one writes
+_LATE_AT_ONCE = 100  # of them that a thread writes behind its own: it has to go on, however many others add meanwhile
+_PAUSE_S = 0.0001
 
 
 class Unread:
@@ -53,7 +56,10 @@ class LineFiles:
     def write(self, text: bytes, line: bytes, unread: Unread | None = None) -> None:
         """Write a line of text and a JSON line, whatever thread this is, and whatever it was doing."""
         if not self._acquire(False):
-            if len(self._late) < _MOST_LATE:
+            if len(self._late) >= MOST_LATE:
+                time.sleep(_PAUSE_S)  # whoever writes needs the interpreter, and is not the next to get it
+                self._catch_up()
+            if len(self._late) < MOST_LATE:
                 self._late.append((text, line, unread))
             else:
                 self.lost += 1
@@ -108,11 +114,13 @@ class LineFiles:
             if held:
                 self._release()
 
-    def _catch_up(self) -> None:
-        """Write what came while another thread wrote. Whoever releases the lock looks here once more."""
-        while self._late and self._acquire(False):
+    def _catch_up(self, most: int = _LATE_AT_ONCE) -> None:
+        """Write so much of what came while another thread wrote. Whoever releases the lock looks here once more."""
+        left = most
+        while left > 0 and self._late and self._acquire(False):
             try:
-                while self._late:
+                while left > 0 and self._late:
+                    left -= 1
                     text, line, unread = self._late.popleft()
                     if self.text is None:
                         continue

@@ -136,15 +136,23 @@ def _put(patch: _Patch) -> None:
 
 def _waiting(original: Any, call: tuple[Any, ...], options: Mapping[str, Any], told: Callable[[], Told]) -> Any:
     """The call, which is a wait."""
-    opened = [(one, one.open_wait()) for one in _listeners]
+    opened = _open()
     _here.inside = True
     try:
         return original(*call, **options)
     finally:
         _here.inside = False
-        for listener, its in opened:
-            if its is not None:
-                listener.close_wait(its, told())
+        _close(opened, told)
+
+
+def _open() -> list[tuple[Listener, object | None]]:
+    return [(one, one.open_wait()) for one in _listeners]
+
+
+def _close(opened: list[tuple[Listener, object | None]], told: Callable[[], Told]) -> None:
+    for listener, its in opened:
+        if its is not None:
+            listener.close_wait(its, told())
 
 
 def _passes() -> bool:
@@ -303,3 +311,9 @@ _PATCHES = (
     _Patch(_FSDP, "FSDPParamGroup", "wait_for_unshard", _wait_for_unshard),
     _Patch(_FSDP, "", "foreach_reduce", _reduction),
 )
+
+# Compiled code comes to a wait where it breaks: Dynamo would compile all of these, and the listeners.
+for _ours in (_waiting, _hidden, _described):
+    calls.keep_dynamo_off(_ours, and_below=False)
+for _ours in (_open, _close, _passes, _blocks, _gather_of):
+    calls.keep_dynamo_off(_ours, and_below=True)

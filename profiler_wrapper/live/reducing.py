@@ -13,5 +13,8 @@ def reduced_in(model: nn.Module) -> str | None:
     """The ranks that DDP reduces the gradients of this call over, as `"0-2,5"`; None: it does not."""
     for holder in holders(model):
         if isinstance(holder, nn.parallel.DistributedDataParallel) and holder.require_backward_grad_sync:
-            return rank_list_text(torch.distributed.get_process_group_ranks(holder.process_group))
+            try:
+                return rank_list_text(torch.distributed.get_process_group_ranks(holder.process_group))
+            except (KeyError, ValueError):  # the group was destroyed, which a call of the model may outlive
+                return None
     return None

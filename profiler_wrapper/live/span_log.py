@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.live.kept_lines import KeptLines
-from profiler_wrapper.live.line_files import LOCK_S, LineFiles
+from profiler_wrapper.live.line_files import LOCK_S, MOST_LATE, LineFiles
 from profiler_wrapper.live.process_role import has_process_group
 from profiler_wrapper.live.span_clock import clock_reading, monotonic_offset_ns
 from profiler_wrapper.live.span_place import Owner, SpanPlace, find_owner, header_line, with_head
@@ -112,10 +112,11 @@ class SpanLog(LineFiles):
 
     def flush(self) -> Path | None:
         """Write what is left, and let the files end where their lines do. The text's path; None: there is none."""
-        self._catch_up()
+        self._catch_up(MOST_LATE)
         if self.text is None:
             return None
         self._look(time.perf_counter_ns(), wait_s=LOCK_S)
+        self._tell_other_name()
         self._tell_clock()
         if self.lost > self._told_lost:
             self._told_lost = self.lost
@@ -168,7 +169,6 @@ class SpanLog(LineFiles):
 
     def _open(self, owner: Owner) -> None:
         files = self.place.claim(owner)
-        self._tell_other_name(files, owner)
         text, lines = KeptLines(files.text), KeptLines(files.lines)
         self.files, self.text, self.lines, self.heads = files, text, lines, owner.heads
         self._clock_at = time.perf_counter_ns() + _CLOCK_NS
@@ -177,11 +177,16 @@ class SpanLog(LineFiles):
         except OSError as error:
             self._lose(error)
         self.owner = owner
+        if owner.known:
+            self._tell_other_name()
 
-    def _tell_other_name(self, files: TimerFiles, owner: Owner) -> None:
-        """Of a run that goes elsewhere than it was told to, as its name is taken. One rank says it."""
-        named = self.place.told_name
-        if named is not None and files.root.name != named and not owner.info.rank and not owner.worker:
+    def _tell_other_name(self) -> None:
+        """Of a run that goes elsewhere than it was told to, as its name is taken. One rank says it, once it is known
+        to be that: until a process group tells, each process may take itself for rank 0."""
+        named, files, owner = self.place.told_name, self.files, self.owner
+        if named is None or files is None or owner is None or owner.info.rank or owner.worker:
+            return
+        if files.root.name != named:
             where, taken = files.root, files.root.with_name(named)
             self._notices.once("renamed", f"the timer writes to {where}: {taken} holds another run of that name")
 

@@ -19,7 +19,7 @@ from profiler_wrapper.live.step_waits import Wait
 
 _PARENTS: dict[str, str | None] = {"forward": "forward", "backward": "backward", "recompute": "backward"}
 _NO_PARENTS: dict[str, str | None] = dict.fromkeys(_PARENTS)
-AFTER_BACKWARD = "after the last block"  # until the engine returns: what DDP waits for
+AFTER_BACKWARD = "collectives after backward"  # until the engine returns: what DDP waits for
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,8 @@ def rows_of(step: SeenStep) -> list[Row]:
 
 
 def _parts(step: SeenStep) -> Iterator[Row]:
+    if not step.boundaries:
+        return
     numbered = _has_microbatches(step)
     seen: Counter[str] = Counter()
     stops = [mark for _, mark in step.boundaries[1:]] + [step.end]

@@ -38,7 +38,7 @@ class TimedBlock:
         frame = self._frame
         self._frame = self._outer.pop() if self._outer else None
         if frame is not None:
-            if error is not None:
+            if error is not None and kind is not GeneratorExit:  # whoever closes a generator has spans of its own
                 self._timer.stop_within(frame)
             self._timer.stop(frame)
 

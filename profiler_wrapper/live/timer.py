@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -143,7 +144,8 @@ class Timer:
             return frame
         except Exception as error:
             if isinstance(error, TypeError) and not isinstance(name, str):  # it cannot be looked up
-                return self.start(str(name), closes, **about)
+                with suppress(Exception):
+                    return self.start(str(name), closes, **about)
             self._failed("start()", error)
             return None
 
@@ -194,7 +196,7 @@ class Timer:
         """Step `number` begins, and the one before ends; without a number it is one more than that.
 
         Where the first call has no number, what was timed before it is step 0. Where there is no call, each span that
-        is named as a step is one.
+        is named as a step is one; else `ranks` finds steps by the first name that comes again, and says so.
         """
         if self._off or is_dynamo_compiling():
             return

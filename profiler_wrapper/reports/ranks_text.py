@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 
+from profiler_wrapper.analysis.ranks.communication import is_call
 from profiler_wrapper.analysis.ranks.judged_steps import waiting_source
 from profiler_wrapper.analysis.ranks.model import RanksReport
 from profiler_wrapper.analysis.ranks.outliers import typical
@@ -114,10 +115,11 @@ def _in_no_span(report: RanksReport) -> str | None:
 
 
 def _waiting_unknown(report: RanksReport) -> str | None:
-    alone = [row for row in report.communication if row.transfer_ns is None]
+    rows = [row for row in report.communication if not is_call(row, report.communication)]
+    alone = [row for row in rows if row.transfer_ns is None]
     if not alone:
         return None
-    whose = f"{len(alone)} of {len(report.communication)} communications"
+    whose = f"{len(alone)} of {len(rows)} communications"
     return f"in {whose} (marked ?), no two ranks tell of the same one, so waiting and transfer are one"
 
 

@@ -12,6 +12,7 @@ from profiler_wrapper.reports.ranks_text_parts import ms, number, width_of, wrap
 from profiler_wrapper.reports.text import clean, grid, shorten
 
 _MOST_RANKS = 16
+_SCORES = ("relative", "individual")
 
 Columns = dict[str, tuple[int, list[str]]]  # name: (how soon it is left out, texts)
 
@@ -69,7 +70,9 @@ def _columns(
 
 
 def _scored(score: float | None, flagged: bool) -> str:
-    return number(score, 2) + ("!" if flagged else "")
+    if score is None:
+        return ""
+    return number(score, 2) + ("!" if score < SLOW else "*" if flagged else "")
 
 
 def _notes(
@@ -79,7 +82,11 @@ def _notes(
     notes = []
     count, window = len(data["ranks"]), report.scores.window
     of_stage = " of its stage" if len(data["stages"]) > 1 else ""
-    low = f"! below {SLOW} in {WINDOWS} windows of {window} step{'' if window == 1 else 's'} in a row"
+    low = f"! below {SLOW}"
+    if any(
+        row[f"flagged_{which}"] and (row[f"{which}_score"] or 0) >= SLOW for row in data["ranks"] for which in _SCORES
+    ):
+        low += f", * below it in {WINDOWS} windows of {window} step{'' if window == 1 else 's'} in a row"
     met = 0 if report.arrivals is None else len(report.arrivals.step)
     if shown < count:
         notes.append(f"{shown} of {count} ranks: those named (>), then those with the most time of their own")

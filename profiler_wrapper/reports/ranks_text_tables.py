@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from profiler_wrapper.analysis.ranks.communication import is_call
 from profiler_wrapper.analysis.ranks.model import CommunicationRow, RanksReport, Suspect
 from profiler_wrapper.reports.ranks_rows import layers_over_ranks
 from profiler_wrapper.reports.ranks_text_parts import byte_count, few, ms, percent, table
@@ -14,6 +15,7 @@ _LEAST_SHARE = 0.005  # of the lost time
 _MOST_LAYERS = 12
 _MOST_COLLECTIVES = 12
 _MOST_NAMES = 12
+_CALL = " (call)"
 _LONGEST_NAME = 40
 _LONGEST_SUSPECT = 26
 
@@ -115,14 +117,17 @@ def layers_table(report: RanksReport, width: int) -> str:
 def communication_table(report: RanksReport, width: int) -> str:
     """What each collective moves, how fast, and what of it is waiting."""
     staged = len(set(report.own.stages.tolist())) > 1
-    rows = [_of_one(row, staged=staged) for row in report.communication[:_MOST_COLLECTIVES]]
+    rows = [
+        _of_one(row, staged=staged, call=is_call(row, report.communication))
+        for row in report.communication[:_MOST_COLLECTIVES]
+    ]
     header = ["communication", "group", "ranks", "times", "bytes", "GB/s", "transfer", "waiting", "waited", "hidden"]
     title = f"Communication of one rank, in all steps, in ms ({len(rows)} of {len(report.communication)}, the longest)"
     notes = ["transfer: the shortest over the ranks of each, as who came last did not wait"]
     if any(row.transfer_ns is None for row in report.communication[:_MOST_COLLECTIVES]):
         notes.append("?: transfer and waiting are one, as no two ranks tell of the same communication")
-    if any(not row.group for row in report.communication[:_MOST_COLLECTIVES]):
-        notes.append("group -: as the calling thread has it, which does not tell who takes part")
+    if any(row[0].endswith(_CALL) for row in rows):
+        notes.append("(call): what the calling thread takes to start the collectives of that name")
     if any(row.bytes is not None for row in report.communication):
         notes.append("GB/s: 10^9 bytes over transfer")
     if any(row.overlapped_ns for row in report.communication):
@@ -130,11 +135,11 @@ def communication_table(report: RanksReport, width: int) -> str:
     return table(title, header, rows, width, notes=notes)
 
 
-def _of_one(row: CommunicationRow, *, staged: bool) -> list[str]:
+def _of_one(row: CommunicationRow, *, staged: bool, call: bool) -> list[str]:
     ranks = max(1, row.size)
     group = row.group if staged or row.group != "stage 0" else "all"
     return [
-        shorten(clean(row.name), 26),
+        shorten(clean(row.name), 26) + _CALL * call,
         shorten(clean(group), 16) or "-",
         str(row.size),
         f"{row.instances:,}",

@@ -243,4 +243,4 @@ def test_two_ranks(tmp_path: Path, variant: str) -> None:
     assert own[1] >= SLEEP_S
     assert own[0] < own[1] - SLEEP_S / 3, "who waits for the slow rank looks as slow"
     waits = {row["name"] for row in ranks[0] if row["kind"] == "communication"}
-    assert waits == ({"after the last block"} if variant == "ddp" else {"all_gather", "reduce_scatter"})
+    assert waits == ({"collectives after backward"} if variant == "ddp" else {"all_gather", "reduce_scatter"})

@@ -15,6 +15,7 @@ from profiler_wrapper.ranks import open_ranks
 from profiler_wrapper.reports.ranks_page import write_ranks_page
 from small_rank_jobs import HOSTILE, write_job
 
+HOSTILE_NAME = "<img src=x>my reader"
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 
 VIEWS = ("summary", "timeline", "heat", "ranks", "communication", "layers")
@@ -73,6 +74,24 @@ def test_every_view_tells_the_planted_cause(browser: Browser, tmp_path: Path) ->
     assert "Peak memory and MFU are not known: no rank has a result.json" in page.text("#view-summary")
     assert "67.6" in page.text("#view-communication tbody tr") and "blocks.1" in page.text("#view-layers tbody tr")
     assert page.problems == [] and page.requests == []
+
+
+def test_names_of_no_kind_and_low_scores_are_told(browser: Browser, tmp_path: Path) -> None:
+    table = write_job(tmp_path / "spans.csv")
+    rows = table.read_text(encoding="utf-8").replace("data,data", f"{HOSTILE_NAME},other").splitlines()
+    table.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    page_file = tmp_path / "report.html"
+    with open_ranks(table) as (loaded, report):
+        write_ranks_page(report, loaded.database, page_file)
+    page = browser.open(page_file)
+    page.wait("document.documentElement.dataset.ready")
+    visit(page, "ranks")
+    *ranks, named = page.texts("#view-ranks tbody tr")
+    assert "!" in ranks[0] and not any("!" in row for row in ranks[1:]), "the slow rank alone scores low"
+    assert named.startswith(HOSTILE_NAME) and "2.000" in named, named
+    assert "the mean of the 8 steps that were judged" in page.text("#view-ranks")
+    assert "8 steps were judged" in page.text("#view-summary .figures") and "add up" in page.text("#view-summary")
+    assert page.problems == [] and page.count("#views img") == 0
 
 
 def test_hostile_names_are_inert(browser: Browser, tmp_path: Path) -> None:

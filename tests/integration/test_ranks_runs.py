@@ -120,6 +120,12 @@ def test_layers_of_both_ranks(report: RanksReport) -> None:
     assert report.missing == ()
 
 
+def test_the_directory_of_a_rank_is_that_rank_of_the_run(run: Path) -> None:
+    by_place, by_number = load_ranks(run / "rank1"), load_ranks(run, ranks=[1])
+    assert by_place.own.steps.tolist() == by_number.own.steps.tolist() == list(range(2, 2 + STEPS))
+    assert by_place.to_dict() == by_number.to_dict()
+
+
 def test_a_result_has_its_run(run: Path) -> None:
     result = load(run)
     assert result.ranks is not None

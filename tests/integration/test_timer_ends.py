@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +94,30 @@ def test_a_process_that_kills_itself_has_told_everything(tmp_path: Path) -> None
     assert os.WTERMSIG(in_a_child(train)) == signal.SIGKILL
     (path,) = files_of(tmp_path)
     assert whole_lines(path) == (321, 321)
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [("os.kill(os.getpid(), 9)", "not closed"), ("raise KeyboardInterrupt", "KeyboardInterrupt"), ("pass", None)],
+)
+def test_a_report_says_of_a_program_that_it_did_not_end_well(end: str, told: str | None, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    from profiler_wrapper.ranks import load_ranks
+
+    program = f"""
+import os, sys
+from profiler_wrapper import Timer
+timer = Timer(sys.argv[1], run_name="run", device="cpu", rank=0, world_size=1)
+for _ in range(12):
+    with timer("forward"):
+        pass
+    timer.step()
+{end}
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, timeout=100, check=False)
+    missing = load_ranks(tmp_path / "run").missing
+    assert [row.what for row in missing] == (["end of rank 0"] if told else []), missing
+    assert all(str(told) in row.reason for row in missing), missing
 
 
 def test_importing_it_writes_nothing_and_the_end_of_the_process_ends_its_files(tmp_path: Path) -> None:

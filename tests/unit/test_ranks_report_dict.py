@@ -13,7 +13,8 @@ from simulated_jobs import QUIET, layer_times, report_of, simulated
 
 def test_the_keys_that_are_promised() -> None:
     found = report_of(simulated("forward", seed=0, rank=3, noise=QUIET)).to_dict()
-    assert found["verdict"] == "rank" and found["rank"] == 3 and found["stage"] == 0
+    assert found["verdict"] == "rank" and found["rank"] == 3
+    assert found["stage"] is None and found["unknown"]["stage"], "the job has no stages"
     assert found["cause"] == "forward" and found["share"] > 0.9
     assert found["ms"] is None and found["mw"] is None and found["evidence"]
     assert 59 < found["lost_ms_per_step"] < 62
@@ -46,7 +47,7 @@ def test_layers_tell_who_stands_out() -> None:
 
 def test_what_is_unknown_says_why() -> None:
     found = report_of(simulated(seed=0, noise=QUIET), mfu_unknown="no peak").to_dict()
-    assert found["unknown"] == {"peak_bytes": None, "mfu": "no peak"}
+    assert found["unknown"]["peak_bytes"] is None and found["unknown"]["mfu"] == "no peak"
 
 
 def test_it_is_json_though_nothing_is_known() -> None:

@@ -583,6 +583,26 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert found == {"mine": ["a"], "mine-2": ["b"], "mine-3": ["c"]}
 
 
+def test_a_run_that_goes_elsewhere_since_its_name_is_taken_is_told_once(tmp_path: Path) -> None:
+    def run(rank: int = 0, **named: str) -> list[str]:
+        def train() -> None:
+            timer = Timer(tmp_path, device="cpu", rank=rank, **named)
+            for _ in range(2):
+                with timer("x"):
+                    pass
+                timer.dump()
+            timer.close()
+
+        return warned(train)
+
+    assert run(run_name="mine") == []
+    (message,) = run(run_name="mine")
+    assert str(tmp_path / "mine-2") in message and str(tmp_path / "mine") in message
+    assert run(rank=1, run_name="mine") == [], "its files of this rank are not there yet"
+    assert run(rank=1, run_name="mine") == [], "of several ranks the first says it"
+    assert run() == run() == [], "a name that nobody told is nobody's"
+
+
 def test_configure_sends_what_follows_elsewhere(tmp_path: Path) -> None:
     timer = Timer(tmp_path / "one", device="cpu")
     with timer("a"):

@@ -61,10 +61,17 @@ def suspects(frame: Frame, arrivals: Arrivals | None, layers: LayerTimes | None)
         *rank_suspects(frame, slow, beyond, arrivals, layers),
         *_kinds(frame),
         *_stages(frame, layers),
-        *_moving(rest),
+        *(_of_all_lost(one, frame) for one in _moving(rest)),
         *_odd_layers(frame, layers),
     ]
     return sorted(weighed, key=lambda one: -one.loss.typical_gain)
+
+
+def _of_all_lost(one: Weighed, frame: Frame) -> Weighed:
+    """Its share of the time lost in all, though it was looked for in what remains without the slow ranks."""
+    lost = float(frame.lost_ns.mean())
+    share = min(1.0, one.suspect.lost_ns / lost) if lost > 0 else 0.0
+    return replace(one, suspect=replace(one.suspect, share=share))
 
 
 def _without(frame: Frame, slow: Int) -> OwnTimes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from profiler_wrapper.analysis.ranks.arrays import Database
@@ -73,3 +75,8 @@ def communication(database: Database, *, meetings: Meetings | None = None) -> tu
             )
         )
     return tuple(found)
+
+
+def is_call(row: CommunicationRow, rows: Sequence[CommunicationRow]) -> bool:
+    """Whether a row is what the calling thread takes to start collectives that another row has, of the backend's."""
+    return not row.group and any(other.group and other.name == row.name for other in rows)

@@ -8,9 +8,9 @@ import numpy as np
 
 from profiler_wrapper.analysis.ranks.groups import comparable
 from profiler_wrapper.analysis.ranks.medians import Float, largest
-from profiler_wrapper.analysis.ranks.model import Bool, OwnTimes
+from profiler_wrapper.analysis.ranks.model import Bool, Int, OwnTimes
 
-_LEVEL = 0.25  # of the variance before it: less is left where ranks met
+_LEVEL = 0.5  # of a head start: less is left of it where two ranks have met
 _MEETING = ("forward", "backward", "communication", "optimizer", "other")  # where ranks may wait
 
 
@@ -31,28 +31,22 @@ def with_shared_transfers(own: OwnTimes) -> OwnTimes:
 
 
 def without_waiting(own: OwnTimes) -> OwnTimes:
-    """The same where waiting is known. Else phases that level the ranks are taken as long as on the last to come.
+    """The same without the waiting for others that was not measured, and is in the phases where ranks meet.
 
-    Whoever comes last to a meeting waits for none, and its time is the shortest. So where the ranks' times differ
-    before a phase and no longer after it, the shortest time of a rank in the step is its own, the rest is waiting.
+    A rank that is ahead of the last one waits for it where they meet, and then has lost its head start: what a phase
+    took it longer than the quickest rank is waiting, up to that head start, if the phase has levelled the two. Ranks
+    need not all meet in the same phase: of DDP's broadcast of buffers, in the forward, some hear sooner than others.
+    A phase that levels all ranks, where no waiting was measured, takes each as long as the quickest.
     """
-    if own.waiting_known:
-        return own
     times, waiting = own.own_ns.copy(), own.waiting_ns.copy()
     for members in comparable(own):
         if len(members) < 2:
             continue
-        # What no span covers may lie before the meeting or be where they meet: the first order that has one counts.
-        for order in (_order(own.kinds, "other", 0), own.kinds):
-            found = _meetings(times[:, members], [own.kinds.index(kind) for kind in order], own.kinds)
-            if found:
-                break
-        for place in found:
-            phase = times[:, members, place]
-            shortest = -largest(-phase, axis=1)
-            alone = np.where(np.isfinite(phase), shortest[:, None], np.nan)
-            times[:, members, place] = alone
-            waiting[:, members] += phase - alone
+        # What no span covers may lie before the phases or after them: the order counts that explains more.
+        orders = (own.kinds, _order(own.kinds, "other", 0))
+        waited = max((_waited(own, members, order) for order in orders), key=lambda found: float(np.nansum(found)))
+        times[:, members] -= waited
+        waiting[:, members] += waited.sum(axis=2)
     return replace(own, own_ns=times, waiting_ns=waiting)
 
 
@@ -62,29 +56,36 @@ def _order(kinds: tuple[str, ...], kind: str, place: int) -> tuple[str, ...]:
     return (*rest[:place], kind, *rest[place:])
 
 
-def _meetings(times: Float, order: list[int], kinds: tuple[str, ...]) -> list[int]:
-    """The kinds, as places, after which the ranks are level though they were not before."""
-    found = []
-    since_meeting = np.zeros(times.shape[:2])
-    for place in order:
-        phase = times[:, :, place]
-        if kinds[place] in _MEETING and _levels(since_meeting, phase):
-            found.append(place)
-            since_meeting = np.zeros_like(since_meeting)
-        else:
-            since_meeting = since_meeting + phase
-    return found
+def _waited(own: OwnTimes, members: Int, order: tuple[str, ...]) -> Float:
+    """Of each step, member and kind, what was waited in it without being measured, if they come in this order."""
+    measured = np.nan_to_num(own.waiting_ns[:, members])
+    waited = np.zeros((len(own.steps), len(members), len(own.kinds)))
+    begin = np.zeros(measured.shape)  # of the phase, since that of the step
+    for kind in order:
+        place = own.kinds.index(kind)
+        phase = own.own_ns[:, members, place]
+        end = begin + phase
+        if kind in _MEETING:
+            last = np.where(np.isfinite(end), begin, -np.inf).argmax(axis=1)[:, None]
+            ahead = np.take_along_axis(begin, last, 1) - begin
+            apart = np.abs(np.take_along_axis(end, last, 1) - end)
+            beyond = phase + largest(-phase, axis=1)[:, None]  # the quickest rank's
+            if own.waiting_known or not _levels(begin, end):
+                beyond = np.where(apart <= _LEVEL * ahead, np.minimum(beyond, ahead - measured), 0.0)
+            waited[:, :, place] = np.clip(np.nan_to_num(beyond), 0.0, None)
+        begin = end
+    return waited
 
 
-def _levels(before: Float, phase: Float) -> bool:
-    """Whether the ranks' differences before a phase are gone after it."""
-    known = np.isfinite(before) & np.isfinite(phase)
-    spread_before, spread_after = _spread(before, known), _spread(before + phase, known)
-    return spread_before > 0 and spread_after < _LEVEL * spread_before
+def _levels(begin: Float, end: Float) -> bool:
+    """Whether the ranks' differences at the begin of a phase are gone at its end."""
+    known = np.isfinite(begin) & np.isfinite(end)
+    before, after = _spread(begin, known), _spread(end, known)
+    return before > 0 and after < _LEVEL * before
 
 
 def _spread(times: Float, known: Bool) -> float:
-    """Variance over ranks within a step, the median over steps."""
+    """Standard deviation over ranks within a step, the median over steps."""
     values = np.where(known, times, np.nan)
     enough = known.sum(axis=1) > 1
-    return float(np.median(np.nanvar(values[enough], axis=1))) if enough.any() else 0.0
+    return float(np.median(np.nanstd(values[enough], axis=1))) if enough.any() else 0.0

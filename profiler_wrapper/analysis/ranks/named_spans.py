@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from profiler_wrapper.analysis.ranks.arrays import Database
-from profiler_wrapper.analysis.ranks.model import NamedSpan, OwnTimes
+from profiler_wrapper.analysis.ranks.model import Float, NamedSpan, OwnTimes, Verdict
+from profiler_wrapper.analysis.ranks.verdict import LATE, OUTSIDE
 
 _MOST_NAMES = 64  # those with the most time
 _LEAST = 0.05  # of a step's time beyond the others: less is no evidence
 _MOST_LINES = 3
+_MOST_OF_IT = 0.6  # of what the job loses by a rank
+_LONGEST = 80  # of a name, in a sentence
 
 
 def named_spans(database: Database, own: OwnTimes) -> tuple[NamedSpan, ...]:
@@ -34,7 +38,7 @@ def named_spans(database: Database, own: OwnTimes) -> tuple[NamedSpan, ...]:
     place = {rank: at for at, rank in enumerate(own.ranks.tolist())}
     judged = set(own.steps.tolist())
     steps = np.isfinite(own.wall_ns).sum(axis=0)  # (R,)
-    sums: dict[str, tuple[np.ndarray, int, int]] = {}  # type: ignore[type-arg]
+    sums: dict[str, tuple[Float, int, int]] = {}
     for name, rank, step, duration_ns, count, depth in rows:
         if rank in place and step in judged:
             times, counted, least = sums.get(name, (np.zeros(len(own.ranks)), 0, depth))
@@ -59,12 +63,25 @@ def named_spans(database: Database, own: OwnTimes) -> tuple[NamedSpan, ...]:
     return tuple(sorted(found, key=lambda one: (-one.beyond_ns, one.name)))
 
 
+def with_name(verdict: Verdict, spans: Sequence[NamedSpan]) -> Verdict:
+    """The verdict on a rank that is late for no known reason, with the name of the span that takes it most of that."""
+    if verdict.cause not in ("other", "late collective") or verdict.lost_ns is None:
+        return verdict
+    mine = [one for one in spans if one.slowest_rank == verdict.rank and not one.nested and one.others_ns is not None]
+    most = max(mine, key=lambda one: one.beyond_ns, default=None)
+    if most is None or most.beyond_ns < _MOST_OF_IT * verdict.lost_ns:
+        return verdict
+    why = f"its {most.name[:_LONGEST]} takes longer"
+    sentence = verdict.sentence.replace(LATE, f"{why}, and it comes late to the collectives").replace(OUTSIDE, why)
+    return replace(verdict, sentence=sentence)
+
+
 def named_evidence(spans: Sequence[NamedSpan], step_ns: float) -> Iterator[str]:
     """Of names that take one rank longer for much: `load: 32.1 ms a step on rank 1, 0.1 ms on the others`."""
     far = [one for one in spans if one.others_ns is not None and one.beyond_ns >= _LEAST * step_ns]
     for one in far[:_MOST_LINES]:
         assert one.others_ns is not None
         yield (
-            f"{one.name}: {one.slowest_ns / 1e6:,.1f} ms a step on rank {one.slowest_rank}, "
+            f"{one.name[:_LONGEST]}: {one.slowest_ns / 1e6:,.1f} ms a step on rank {one.slowest_rank}, "
             f"{one.others_ns / 1e6:,.1f} ms on the typical other rank; its name tells no kind, so it counts as other"
         )

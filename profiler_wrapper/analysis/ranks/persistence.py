@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -124,8 +126,9 @@ def steady(far: int, steps: int) -> bool:
     return far >= _fewest_steady(steps)
 
 
+@lru_cache(maxsize=256)
 def _fewest_steady(steps: int) -> int:
-    by_coin = next((far for far in range(steps) if binomial_tail(far, steps, 0.5) <= _BY_COIN), steps)
+    by_coin = bisect_left(range(steps), True, key=lambda far: binomial_tail(far, steps, 0.5) <= _BY_COIN)
     return max(by_coin, math.ceil(_MOST_STEPS * steps))
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from profiler_wrapper.analysis.ranks.model import (
     COMPUTE,
     Arrivals,
-    Bool,
     Cause,
     Float,
     Int,
@@ -100,12 +99,12 @@ def _rank_suspect(
     verdict, cause = _of_parts(parts)
     whole = sum(parts.values())
     evidence = [
-        *_longer(frame, place, parts, hit),
+        *_longer(frame, place, parts),
         f"it held the step in {loss.steps} of {len(loss.hit)} steps",
     ]
     if len(places) > 1:
         evidence.append("as slow: rank" + _names(own.ranks[places[1:]].tolist()))
-    last = _lateness(arrivals, rank)
+    last = _lateness(arrivals, rank, own.steps)
     if last and (last[0] or cause == "other"):
         evidence.append(last[1])
     if cause == "other" and last and last[0]:
@@ -149,11 +148,12 @@ def _of_parts(parts: dict[str, float]) -> tuple[VerdictName, Cause]:
     return CAUSES[kind]
 
 
-def _lateness(arrivals: Arrivals | None, rank: int) -> tuple[bool, str] | None:
+def _lateness(arrivals: Arrivals | None, rank: int, steps_judged: Int) -> tuple[bool, str] | None:
     """Whether a rank came last to most of the collectives it matters for, and how it is said."""
     if arrivals is None or not len(arrivals.step):
         return None
     met = np.array([not any(part in name.lower() for part in _PAIRS) for name in arrivals.name])
+    met &= np.isin(arrivals.step, steps_judged)
     if not met.any():
         return None
     late = (arrivals.shortest_rank == rank)[met]
@@ -170,14 +170,14 @@ def _lateness(arrivals: Arrivals | None, rank: int) -> tuple[bool, str] | None:
     )
 
 
-def _longer(frame: Frame, place: int, parts: dict[str, float], hit: Bool) -> Iterator[str]:
-    """The kinds that make a rank longer, those with a tenth of it or more."""
+def _longer(frame: Frame, place: int, parts: dict[str, float]) -> Iterator[str]:
+    """The kinds that make a rank longer, those with a tenth of it or more: means over the steps, as in tables."""
     whole = sum(parts.values())
     for kind in sorted(parts, key=lambda name: -parts[name]):
         if whole <= 0 or parts[kind] < 0.1 * whole:
             return
-        own = float(np.median(frame.own.of(kind)[hit, place]))
-        yield (f"{kind} of rank {int(frame.own.ranks[place])}: {ms(own)} a step, {ms(parts[kind])} more than typical")
+        own, more = float(np.nanmean(frame.own.of(kind)[:, place])), float(frame.excess(kind)[:, place].mean())
+        yield f"{kind} of rank {int(frame.own.ranks[place])}: {ms(own)} a step, {ms(more)} more than typical"
 
 
 def _names(ranks: list[int]) -> str:

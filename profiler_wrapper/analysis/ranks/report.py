@@ -18,7 +18,7 @@ from profiler_wrapper.analysis.ranks.levelled import with_shared_transfers
 from profiler_wrapper.analysis.ranks.loaded import LoadedSpans
 from profiler_wrapper.analysis.ranks.meetings import meet
 from profiler_wrapper.analysis.ranks.model import Bool, Int, Missing, OwnTimes, RanksReport, Replay
-from profiler_wrapper.analysis.ranks.named_spans import named_evidence, named_spans
+from profiler_wrapper.analysis.ranks.named_spans import named_evidence, named_spans, with_name
 from profiler_wrapper.analysis.ranks.overlap import with_reasons
 from profiler_wrapper.analysis.ranks.own_times import Basis, own_times
 from profiler_wrapper.analysis.ranks.prepared import prepare
@@ -62,6 +62,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     missing += steps_missing(own)
     verdict = judge(own, arrived, layers, replay)
     named = named_spans(database, judged)
+    verdict = with_name(verdict, named)
     evidence = [*verdict.evidence, *named_evidence(named, verdict.step_ns or np.inf), *_hints(loaded, judged)]
     return RanksReport(
         run=loaded.run,

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from profiler_wrapper.analysis.ranks.model import Accounting, Clocks, LayerTimes, NamedSpan, RanksReport
+    from profiler_wrapper.analysis.ranks.model import (
+        Accounting,
+        Clocks,
+        CommunicationRow,
+        LayerTimes,
+        NamedSpan,
+        RanksReport,
+    )
 
 Float = npt.NDArray[np.float64]
 
@@ -35,7 +42,7 @@ def report_dict(report: RanksReport) -> dict[str, Any]:
         "lost": _lost_dict(report.accounting),
         "ranks": _rank_dicts(report),
         "stages": _stage_dicts(report),
-        "communication": [_row_dict(row) for row in report.communication],
+        "communication": _communication_dicts(report.communication),
         "layers": _layer_dicts(report.layers),
         "named_spans": [_named_dict(row) for row in report.named_spans],
         "clocks": _clock_dict(report.clocks),
@@ -110,6 +117,12 @@ def _verdict_dict(report: RanksReport) -> dict[str, Any]:
         for suspect in verdict.suspects
     ]
     return found
+
+
+def _communication_dicts(rows: Sequence[CommunicationRow]) -> list[dict[str, Any]]:
+    from profiler_wrapper.analysis.ranks.communication import is_call  # needs what this module is part of
+
+    return [_row_dict(row) | {"is_call": is_call(row, rows)} for row in rows]
 
 
 def _named_dict(row: NamedSpan) -> dict[str, Any]:

@@ -38,7 +38,8 @@ def layer_of_rank(layers: LayerTimes, rank: int, excess_ns: float) -> SlowLayer 
     own = times[at[0]]
     others = np.flatnonzero((layers.stages == layers.stages[at[0]]) & (layers.ranks != rank))
     if len(others):
-        typical, beside = median(times[others], axis=0), "on the other ranks of its stage"
+        of_stage = " of its stage" if len(np.unique(layers.stages)) > 1 else ""
+        typical, beside = median(times[others], axis=0), f"on the other ranks{of_stage}"
     else:
         typical, beside = _of_equals(layers.layers, median(times, axis=0)), "in the layers like it"
     return _one(layers.layers, own, typical, beside, excess_ns)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from profiler_wrapper.recording.span_database import Database, literal
 
+_LONGEST = 80  # of a name, in what is told
+
 # Outermost spans of each rank's main thread, that with the most time in them.
 _OUTERMOST = """
     outermost AS (
@@ -41,13 +43,15 @@ def with_steps(database: Database, spans: str) -> str | None:
         return None
     (first, _, times), others = names[0], names[1:]
     closing = next((name for name, kind, count in others if kind == "optimizer" and 2 * count <= times), None)
+    place = "start_ns" if closing is None else "closed"  # what those of one step have in common
     database.execute(
         f"""CREATE OR REPLACE TABLE step_cuts AS
         WITH {outermost},
-        closed AS (SELECT rank, start_ns FROM mine WHERE name = {literal(closing or "")}),
         begins AS (
-            SELECT b.rank, b.thread, b.start_ns, {_before(closing)} AS place FROM mine b
-            WHERE b.name = {literal(first)}),
+            SELECT rank, thread, start_ns, {place} AS place FROM (
+                SELECT *, sum((name = {literal(closing or "")})::INTEGER) OVER (
+                    PARTITION BY rank ORDER BY start_ns ROWS UNBOUNDED PRECEDING) AS closed FROM mine)
+            WHERE name = {literal(first)}),
         firsts AS (
             SELECT rank, any_value(thread) AS thread, min(start_ns) AS begin_ns FROM begins GROUP BY rank, place),
         ends AS (SELECT rank, max(end_ns) AS end_ns FROM mine GROUP BY rank)
@@ -63,13 +67,6 @@ def with_steps(database: Database, spans: str) -> str | None:
         SELECT rank, step, 'step' AS name, 'step' AS kind, begin_ns AS start_ns, end_ns - begin_ns AS duration_ns,
             0::SMALLINT AS depth, thread FROM step_cuts"""
     )
-    how = f"steps were found by the repetition of {first}"
-    how += f": each begins with the first one after {closing}" if closing else ", with which each begins"
+    how = f"steps were found by the repetition of {first[:_LONGEST]}"
+    how += f": each begins with the first one after {closing[:_LONGEST]}" if closing else ", with which each begins"
     return f"{how}; global_timer.step() tells them"
-
-
-def _before(closing: str | None) -> str:
-    """Of a row `b` of `begins`, what those of one step have in common."""
-    if closing is None:
-        return "b.start_ns"
-    return "(SELECT count(*) FROM closed c WHERE c.rank = b.rank AND c.start_ns < b.start_ns)"

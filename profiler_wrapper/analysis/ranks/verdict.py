@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from profiler_wrapper.analysis.ranks.causes import suspects
+from profiler_wrapper.analysis.ranks.judged_steps import MANY_STEPS, SOME_STEPS, judged_steps, waiting_source
 from profiler_wrapper.analysis.ranks.levelled import without_waiting
 from profiler_wrapper.analysis.ranks.model import (
     Arrivals,
@@ -22,10 +23,9 @@ from profiler_wrapper.analysis.ranks.rank_suspects import Weighed
 from profiler_wrapper.analysis.ranks.what_if import Frame, frame
 
 _FEWEST_STEPS = 3  # fewer: nothing is said
-_SOME_STEPS, _MANY_STEPS = 5, 10  # for medium and high confidence
+LATE = "it comes late to the collectives though its phases are no longer"
+OUTSIDE = "it spends longer outside its phases"
 _CLEAR = 0.7  # of the lost time
-_WARM_UP = 1.5  # times the median of the steps after it
-_MOST_WARM_UP = 3  # steps
 _NEAR = 0.7  # of the greatest loss: told apart by what says more
 _SLOWDOWN = 1.05  # by replay: less is no loss
 
@@ -34,7 +34,7 @@ def judge(
     own: OwnTimes, arrivals: Arrivals | None = None, layers: LayerTimes | None = None, replay: Replay | None = None
 ) -> Verdict:
     """The verdict over all steps, with its evidence and everything that was weighed."""
-    own, left_out = _judged(own)
+    own, left_out = judged_steps(own)
     if len(own.steps) < _FEWEST_STEPS or not len(own.ranks):
         return _too_little(own)
     own = without_waiting(own)
@@ -52,14 +52,14 @@ def judge(
         "steps": len(own.steps),
         "ms": replay.ms if replay else None,
         "mw": replay.mw if replay else None,
-        "suspects": tuple(one.suspect for one in sorted(weighed, key=lambda one: -one.suspect.share)),
+        "suspects": _each_once(weighed),
     }
     notes = [*left_out, *_notes(own)]
     if found is None:
         return Verdict(
             verdict="none",
             sentence=_no_straggler(len(own.ranks), step_ns, ideal_ns),
-            confidence=_confidence(own, 1.0),
+            confidence=_confidence(own, _unexplained(times, weighed)),
             evidence=(*_why_none(times, weighed), *notes),
             **common,  # type: ignore[arg-type]
         )
@@ -77,6 +77,15 @@ def judge(
         evidence=(*suspect.evidence, *notes),
         **common,  # type: ignore[arg-type]
     )
+
+
+def _each_once(weighed: list[Weighed]) -> tuple[Suspect, ...]:
+    """The greatest share first. What was found in two ways, as data loading of a slow rank, counts as the greater."""
+    found: dict[tuple[object, ...], Suspect] = {}
+    for one in sorted(weighed, key=lambda one: -one.suspect.share):
+        suspect = one.suspect
+        found.setdefault((suspect.verdict, suspect.cause, suspect.rank, suspect.stage, suspect.layer), suspect)
+    return tuple(found.values())
 
 
 def _chosen(weighed: list[Weighed]) -> Weighed | None:
@@ -120,59 +129,24 @@ def _replayed(own: OwnTimes, step_ns: float) -> str:
     )
 
 
-def _judged(own: OwnTimes) -> tuple[OwnTimes, list[str]]:
-    """The steps that can be judged: known of half the ranks at least, warm-up left out."""
-    known = np.asarray(np.isfinite(own.own_ns).all(axis=2))
-    share = known.mean(axis=1)
-    kept = np.flatnonzero((share > 0) & (share >= 0.5 * share.max(initial=0.0)))
-    left_out = []
-    if len(kept) < len(share):
-        left_out.append(f"{len(share) - len(kept)} steps were not judged: too few ranks have them")
-    longest = np.where(known, own.own_ns.sum(axis=2), -np.inf).max(axis=1, initial=-np.inf)[kept]
-    warm_up = 0
-    while (
-        warm_up < min(_MOST_WARM_UP, max(1, len(longest) // 5))
-        and len(longest) - warm_up > _SOME_STEPS
-        and longest[warm_up] > _WARM_UP * np.median(longest[warm_up + 1 :])
-    ):
-        warm_up += 1
-    if warm_up:
-        left_out.append(
-            f"the first {warm_up} steps were left out as warm-up"
-            if warm_up > 1
-            else "the first step was left out as warm-up"
-        )
-        kept = kept[warm_up:]
-    return (
-        replace(
-            own,
-            steps=own.steps[kept],
-            own_ns=own.own_ns[kept],
-            waiting_ns=own.waiting_ns[kept],
-            wall_ns=own.wall_ns[kept],
-            begin_ns=own.begin_ns[kept],
-        ),
-        left_out,
-    )
-
-
 def _too_little(own: OwnTimes) -> Verdict:
     steps, ranks = len(own.steps), len(own.ranks)
     what = f"{steps} step{'s' if steps != 1 else ''} of {ranks} rank{'s' if ranks != 1 else ''}"
     return Verdict(
         verdict="none",
-        sentence=f"No verdict: {what} are too few to tell a straggler from chance; record {_MANY_STEPS} steps or more.",
+        sentence=f"No verdict: {what} are too few to tell a straggler from chance; record {MANY_STEPS} steps or more.",
         steps=steps,
     )
 
 
 def _notes(own: OwnTimes) -> list[str]:
     notes = []
-    if len(own.steps) < _MANY_STEPS:
+    if len(own.steps) < MANY_STEPS:
         notes.append(f"only {len(own.steps)} steps were judged")
     if not own.waiting_known:
+        how = "estimated" if waiting_source(own)[0] == "estimated" else "not told apart"
         notes.append(
-            "no communication was recorded: waiting was estimated, and a slow backward of one rank may look like "
+            f"no communication was recorded: waiting was {how}, and a slow backward of one rank may look like "
             "that of all"
         )
     return notes
@@ -180,20 +154,28 @@ def _notes(own: OwnTimes) -> list[str]:
 
 def _confidence(own: OwnTimes, share: float) -> Confidence:
     steps = len(own.steps)
-    if steps >= _MANY_STEPS and share >= _CLEAR and own.waiting_known:
+    if steps >= MANY_STEPS and share >= _CLEAR and own.waiting_known:
         return "high"
-    return "medium" if steps >= _SOME_STEPS else "low"
+    return "medium" if steps >= SOME_STEPS else "low"
 
 
 def _no_straggler(ranks: int, step_ns: float, ideal_ns: float) -> str:
     if ranks == 1:
         return f"No straggler: there is one rank, of {step_ns / 1e6:,.1f} ms a step."
     lost = max(0.0, step_ns - ideal_ns)
+    unsure = "and no rank, stage or cause surely has most of that."
     return (
         f"No straggler: ranks differ by {lost / 1e6:,.1f} ms of a step's {step_ns / 1e6:,.1f} ms "
         f"({lost / step_ns if step_ns > 0 else 0.0:.0%}), "
-        + ("and no rank, stage or cause has most of that." if lost >= LEAST_LOSS * step_ns else "which is little.")
+        + (unsure if lost >= LEAST_LOSS * step_ns else "which is little.")
     )
+
+
+def _unexplained(times: Frame, weighed: list[Weighed]) -> float:
+    """How much of what is lost has no likely cause; all of it where little is lost."""
+    if not weighed or times.lost_ns.mean() < LEAST_LOSS * times.step_ns.mean():
+        return 1.0
+    return 1.0 - weighed[0].loss.share
 
 
 def _why_none(times: Frame, weighed: list[Weighed]) -> list[str]:
@@ -201,8 +183,8 @@ def _why_none(times: Frame, weighed: list[Weighed]) -> list[str]:
         return []
     most = weighed[0]
     return [
-        f"most is held by {_who(most.suspect)} ({most.suspect.cause}): {most.loss.share:.0%} of the lost time, "
-        f"in {most.loss.steps} of {len(times.step_ns)} steps"
+        f"the likeliest, {_likely(most.suspect)}, would be {most.suspect.share:.0%} of the lost time, "
+        f"in {most.loss.steps} of {len(times.step_ns)} steps: not sure enough"
     ]
 
 
@@ -235,15 +217,17 @@ def _what(suspect: Suspect) -> str:
         what = f"{suspect.layer} is slower than the layers like it" if suspect.layer else None
         return what or f"Stage {suspect.stage} is slower than the others"
     how = {
-        "late collective": "it comes late to the collectives though its phases are no longer",
+        "late collective": LATE,
         "slow layer": f"its {suspect.layer} takes longer",
         "compute": "its forward and backward take longer",
-        "other": "it spends longer outside its phases",
+        "other": OUTSIDE,
     }.get(suspect.cause, f"its {suspect.cause} takes longer")
     return f"Rank {suspect.rank} is the straggler: {how}"
 
 
-def _who(suspect: Suspect) -> str:
+def _likely(suspect: Suspect) -> str:
+    if suspect.verdict == "imbalance":
+        return f"{suspect.cause} on another rank in each step"
     if suspect.rank is not None:
-        return f"rank {suspect.rank}"
-    return f"stage {suspect.stage}" if suspect.verdict == "stage" else "no one rank"
+        return f"{suspect.cause} of rank {suspect.rank}"
+    return f"stage {suspect.stage}" if suspect.verdict == "stage" else suspect.cause

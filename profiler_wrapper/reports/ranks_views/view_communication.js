@@ -10,7 +10,7 @@
     applies: data => data.job.communication.length ? null : "no communication was recorded",
     draw(data, element) {
       const rows = data.job.communication;
-      page.note(element, "Of one rank, over all steps. Transfer is the shortest duration over the ranks of each instance, as who came last did not wait; the rest is waiting. Bandwidth is bytes over transfer.");
+      page.note(element, "Of one rank, over all steps. Transfer is the shortest duration over the ranks of each instance, as who came last did not wait; the rest is waiting. Bandwidth is bytes over transfer." + (rows.some(row => row.is_call) ? " (call): what the calling thread takes to start the collectives of that name." : ""));
       const known = rows.filter(row => row.transfer_ns !== null);
       if (known.length) {
         page.shares(element, {
@@ -25,8 +25,8 @@
       const alone = "the others of its group do not tell of it";
       page.table(element, {
         columns: [
-          { key: "name", title: "Communication", kind: "text", longest: 48 },
-          { key: "group", title: "Group", kind: "text", longest: 32, value: row => row.group === "stage 0" && data.job.stages.length < 2 ? "all" : row.group || undefined, missing: "as the calling thread has it, which does not tell who takes part" },
+          { key: "name", title: "Communication", kind: "text", longest: 48, value: row => row.is_call ? `${row.name} (call)` : row.name },
+          { key: "group", title: "Group", kind: "text", longest: 32, value: row => row.group === "stage 0" && data.job.stages.length < 2 ? "all" : row.group || undefined, missing: "the calling thread does not tell who takes part" },
           { key: "size", title: "Ranks", kind: "count" },
           { key: "instances", title: "Times", kind: "count" },
           { key: "bytes", title: "Bytes", kind: "bytes", missing: "not recorded" },

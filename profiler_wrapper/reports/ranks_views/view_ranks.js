@@ -6,10 +6,13 @@
 
   const any = (rows, of) => rows.some(row => { const value = of(row); return value !== null && value !== undefined && value !== ""; });
 
-  /** A score with the mark of one that stays low. */
+  const SLOW = 0.75; // a score under it
+
+  /** A score, marked where it is low, or was for some windows in a row. */
   const scored = (key, flag) => (row, cell) => {
-    if (!row[flag] || row[key] === null) return false;
-    page.add(cell, page.text("strong", `${row[key].toFixed(2)}!`));
+    const mark = row[key] === null ? "" : row[key] < SLOW ? "!" : row[flag] ? "*" : "";
+    if (!mark) return false;
+    page.add(cell, page.text("strong", `${row[key].toFixed(2)}${mark}`));
     return true;
   };
 
@@ -24,8 +27,8 @@
       ...used.map(kind => page.msColumn(kind, kind, { of: row => row.own_ms_per_step[kind] || 0, help: "own time per step" })),
       page.msColumn("waiting_ms_per_step", "Waiting", { help: "for others, per step", missing: unknown.waiting_ms_per_step }),
       page.msColumn("wall_ms_per_step", "Step"),
-      { key: "relative_score", title: "Score", kind: "number", help: `the quickest rank${staged ? " of its stage" : ""} over this one; ! stays below 0.75`, cell: scored("relative_score", "flagged_relative") },
-      { key: "individual_score", title: "Own score", kind: "number", help: "its own best against now; ! stays below 0.75", cell: scored("individual_score", "flagged_individual") },
+      { key: "relative_score", title: "Score", kind: "number", help: `the quickest rank${staged ? " of its stage" : ""} over this one; ! below 0.75, * below it for some windows of steps in a row`, cell: scored("relative_score", "flagged_relative") },
+      { key: "individual_score", title: "Own score", kind: "number", help: "its own best against now; ! below 0.75, * below it for some windows of steps in a row", cell: scored("individual_score", "flagged_individual") },
       page.msColumn("late_ms_per_step", "Late", { help: "by how much it came last to collectives, per step" }),
       { key: "times_last", title: "Times last", kind: "count", help: "to how many collectives it came last, in all steps" },
       ...(any(rows, row => row.share) ? [{ key: "share", title: "Of the lost time", kind: "share", bar: true }] : []),
