@@ -8,24 +8,21 @@ backward. Several in a step sum up. Where a part was not seen that must have bee
 
 from __future__ import annotations
 
-import functools
 import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from profiler_wrapper.capture import calls
 from profiler_wrapper.capture.phases import in_backward
-from profiler_wrapper.capture.signals import OptimizerSteps, is_compiling
+from profiler_wrapper.capture.signals import OptimizerSteps
+from profiler_wrapper.live import engine_calls
 from profiler_wrapper.live.records import PARTS
 from profiler_wrapper.live.step_clock import Mark, seconds_between
 from profiler_wrapper.notices import Notices
 
-# In torch.autograd: what `backward` and `grad` call, so that those who imported these earlier are seen too.
-_ENGINE = ("_engine_run_backward",) if hasattr(torch.autograd, "_engine_run_backward") else ("backward", "grad")
 MOST_BOUNDARIES = 20_000  # of a step
 _WRAPPED = ("_orig_mod", "module")  # where torch.compile and DDP keep the model
 
@@ -93,7 +90,6 @@ class Breakdown:
         self.within: list[str] = []
         self.entered: dict[str, int] = {}
         self._pid = os.getpid()  # a forked worker of a data loader may call modules too
-        self._engine: dict[str, tuple[Any, Any]] = {}  # name -> the original, ours
 
     def start(self) -> None:
         """Listen from now on."""
@@ -101,21 +97,16 @@ class Breakdown:
             return
         calls.listen(self._listener)
         self._steps = OptimizerSteps(before=self._optimizer_begins, after=self._optimizer_ends)
-        for name in _ENGINE:
-            original = getattr(torch.autograd, name)
-            self._engine[name] = original, self._timed(original)
-            setattr(torch.autograd, name, self._engine[name][1])
+        engine_calls.listen(self)
 
     def stop(self) -> None:
-        """Listen no more; a second call does nothing. What somebody has put over ours since stays and calls ours."""
+        """Listen no more; a second call does nothing."""
         steps, self._steps, self._open = self._steps, None, False
         if steps is None:
             return
         steps.remove()
         calls.stop_listening(self._listener)
-        for name, (original, ours) in self._engine.items():
-            if getattr(torch.autograd, name) is ours:
-                setattr(torch.autograd, name, original)
+        engine_calls.stop_listening(self)
 
     def begin_step(self, mark: Mark) -> None:
         """A step begins, at `mark`."""
@@ -189,18 +180,13 @@ class Breakdown:
             self._on_failure("measuring the parts of a step", error)
         return self._open
 
-    def _timed(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self._enter("backward"):
-                return original(*args, **kwargs)
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._leave("backward")
+    def open_run(self) -> bool:
+        """The engine is about to run; see `engine_calls.Listener`."""
+        return self._enter("backward")
 
-        calls.keep_dynamo_off(timed, and_below=False)
-        return timed
+    def close_run(self) -> None:
+        """That run is over."""
+        self._leave("backward")
 
     def _optimizer_begins(self, optimizer: Callable[[], Any]) -> None:
         if not self._optimizers or id(optimizer()) in self._optimizers:
@@ -247,7 +233,3 @@ class Breakdown:
         except Exception as error:
             self._open = False
             self._on_failure("measuring the parts of a step", error)
-
-
-for _ours in (Breakdown._enter, Breakdown._leave):  # a compiled function may call backward
-    calls.keep_dynamo_off(_ours, and_below=True)

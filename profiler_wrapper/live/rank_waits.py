@@ -157,7 +157,7 @@ def _close(opened: list[tuple[Listener, object | None]], told: Callable[[], Told
 
 def _passes() -> bool:
     """Nobody is to be told of it."""
-    return not _listeners or _here.inside or is_compiling()
+    return is_compiling() or not _listeners or _here.inside
 
 
 def _work_wait(original: Any) -> Any:

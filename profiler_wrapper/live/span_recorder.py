@@ -196,7 +196,7 @@ class SpanRecorder:
 
     def _pause(self, start: int, end: int) -> None:
         """A pause of the garbage collector, on this thread."""
-        if self.log.text is None:
+        if self.log.owner is None:  # there are no files yet, or this thread is just making them
             return
         stack = self.here.stack
         around = None if stack is None else stack[-1][0]

@@ -10,6 +10,7 @@ import numpy as np
 from profiler_wrapper.analysis.ranks.arrays import Database
 from profiler_wrapper.analysis.ranks.model import Float, NamedSpan, OwnTimes, Verdict
 from profiler_wrapper.analysis.ranks.verdict import LATE, OUTSIDE
+from profiler_wrapper.recording.span_database import insert
 
 _MOST_NAMES = 64  # those with the most time
 _LEAST = 0.05  # of a step's time beyond the others: less is no evidence
@@ -25,22 +26,22 @@ def named_spans(database: Database, own: OwnTimes) -> tuple[NamedSpan, ...]:
     """
     if not len(own.steps) or not len(own.ranks):
         return ()
+    database.execute("CREATE OR REPLACE TABLE judged_steps (step BIGINT)")
+    insert(database, "judged_steps", [(step,) for step in own.steps.tolist()])
     rows = database.execute(
         """WITH named AS (
-            SELECT name, rank, step, duration_ns, depth FROM spans
-            WHERE kind = 'other' AND name <> 'other' AND step IS NOT NULL AND step BETWEEN ? AND ?
-                AND (parent IS NULL OR parent <> name)),
+            SELECT name, rank, duration_ns, depth FROM spans SEMI JOIN judged_steps USING (step)
+            WHERE kind = 'other' AND name <> 'other' AND (parent IS NULL OR parent <> name)),
         most AS (SELECT name FROM named GROUP BY name ORDER BY sum(duration_ns) DESC, name LIMIT ?)
-        SELECT name, rank, step, sum(duration_ns)::DOUBLE, count(*), min(depth)
-        FROM named JOIN most USING (name) GROUP BY ALL""",
-        [int(own.steps.min()), int(own.steps.max()), _MOST_NAMES],
+        SELECT name, rank, sum(duration_ns)::DOUBLE, count(*), min(depth) FROM named SEMI JOIN most USING (name)
+        GROUP BY name, rank""",
+        [_MOST_NAMES],
     ).fetchall()
     place = {rank: at for at, rank in enumerate(own.ranks.tolist())}
-    judged = set(own.steps.tolist())
     steps = np.isfinite(own.wall_ns).sum(axis=0)  # (R,)
     sums: dict[str, tuple[Float, int, int]] = {}
-    for name, rank, step, duration_ns, count, depth in rows:
-        if rank in place and step in judged:
+    for name, rank, duration_ns, count, depth in rows:
+        if rank in place:
             times, counted, least = sums.get(name, (np.zeros(len(own.ranks)), 0, depth))
             times[place[rank]] += duration_ns
             sums[name] = (times, counted + count, min(least, depth))
