@@ -313,7 +313,7 @@ _PATCHES = (
 )
 
 # Compiled code comes to a wait where it breaks: Dynamo would compile all of these, and the listeners.
-for _ours in (_waiting, _hidden, _described):
-    calls.keep_dynamo_off(_ours, and_below=False)
-for _ours in (_open, _close, _passes, _blocks, _gather_of):
-    calls.keep_dynamo_off(_ours, and_below=True)
+for _around in (_waiting, _hidden, _described):
+    calls.keep_dynamo_off(_around, and_below=False)
+for _beside in (_open, _close, _passes, _blocks, _gather_of):
+    calls.keep_dynamo_off(_beside, and_below=True)

@@ -262,7 +262,7 @@ class Timer:
         self._recorder.after_fork()
 
     def _failed(self, what: str, error: Exception) -> None:
-        if not self._off:
+        if not self._off and not isinstance(error, RecursionError):  # the program is too deep here, and soon is not
             self._off = True
             self._notices.once(
                 "failed", f"the timer is off, because {what} failed: {type(error).__name__}: {error}; training goes on"

@@ -97,6 +97,7 @@ def test_logs_that_say_less_than_they_should(tmp_path: Path) -> None:
         "spans of rank 1": f"{logs[1]}: is empty",
         "spans of rank 2": f"{logs[2]}: no line of it is a span",
         "a line of rank 3": f"{logs[3]}: torn, or no span",
+        "end of rank 3": "its log is not closed: its process runs, or was killed",
         "spans of rank 4": f"{logs[4]}: Is a directory",
         "spans in timer_rank5.jsonl": "the same as in timer_rank0.jsonl: left out",
         "rank 5": "it left no trace and no timer's log, only its description",

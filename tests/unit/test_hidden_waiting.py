@@ -16,7 +16,7 @@ CAUSES = [("data", "data loading"), ("forward", "forward"), ("other", None)]
 
 
 def truth(**extra: tuple[int, float]) -> dict[str, Float]:
-    """Milliseconds (S, R) that ranks work in each phase, with a little chance; `extra`: phase -> rank, how much more."""
+    """Milliseconds (S, R) that ranks work, phase by phase, with a little chance; `extra`: phase -> rank, what more."""
     chance = np.random.default_rng(7)
     own = {
         kind: typical + chance.uniform(0, 0.5, (STEPS, RANKS))

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from monitoring import Clock, Device, monitoring
 from profiler_wrapper import ProfilerWrapperWarning
-from profiler_wrapper.live.breakdown import _ENGINE
+from profiler_wrapper.live.engine_calls import _NAMES as _ENGINE
 from unchanged import Boom, hooks_of, ours_in_the_way
 
 

@@ -272,6 +272,22 @@ def test_the_calls_of_collectives_are_told_from_them(tmp_path: Path) -> None:
     assert "(call): what the calling thread takes" in text and "(marked ?)" not in text
 
 
+def test_what_no_span_covers_is_said_to_be_untimed(tmp_path: Path) -> None:
+    def parts(rank: int, step: int) -> list[tuple[str, str, float]]:
+        return [("forward", "forward", 20.0), ("backward", "backward", 40.0)]
+
+    rows = timed(parts)
+    late = [
+        row | {"duration_ns": row["duration_ns"] + 90 * MS}
+        for row in rows
+        if row["kind"] == "step" and row["rank"] == 2
+    ]
+    rows = [row for row in rows if row["kind"] != "step" or row["rank"] != 2] + late
+    verdict = loaded(tmp_path, rows).verdict
+    assert (verdict.rank, verdict.cause) == (2, "other")
+    assert any("has no span" in line and "gc=True" in line for line in verdict.evidence), verdict.evidence
+
+
 def test_a_rank_that_ends_early_is_said_not_to_have_finished(tmp_path: Path) -> None:
     rows = [row for row in job() if row["rank"] != 1 or row["step"] < 11]
     (missing,) = loaded(tmp_path, rows).missing

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.live import span_recorder
+from profiler_wrapper.live import span_log, span_recorder
 from profiler_wrapper.live.timer import Timer
 from profiler_wrapper.recording.span_names import kind_of_span
 from profiler_wrapper.recording.span_table import KINDS, RANK_COLUMNS, SPAN_COLUMNS
@@ -299,6 +299,24 @@ def test_a_generator_is_timed_until_it_is_exhausted(timer: Timer) -> None:
     assert list(batches()) == [1, 2]
     (span,) = written(timer)
     assert span["duration_ns"] >= 5_000_000
+
+
+def test_a_generator_that_is_closed_ends_no_span_of_its_caller(timer: Timer) -> None:
+    @timer("batches")
+    def batches() -> Iterator[int]:
+        yield from range(3)
+
+    def use() -> None:
+        source = batches()
+        next(source)
+        timer.start("work")
+        source.close()  # as where a loop is left and its iterator let go of
+        time.sleep(0.005)
+        timer.stop("work")
+
+    assert warned(use) == []
+    spans = {span["name"]: span["duration_ns"] for span in written(timer)}
+    assert spans["work"] >= 5_000_000, "it was ended with the generator"
 
 
 def test_two_generators_in_turn_have_their_own_times(timer: Timer) -> None:
@@ -735,3 +753,51 @@ def test_names_that_never_come_again_do_not_pile_up(timer: Timer) -> None:
             pass
     assert remembered() <= 4100
     assert len(written(timer)) == 10_000
+
+
+def test_a_name_that_cannot_even_be_printed(timer: Timer) -> None:
+    class Name:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    (said,) = warned(lambda: timer.start(Name()))
+    assert "start() failed" in said
+
+
+def test_garbage_that_is_collected_while_the_files_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the thread that makes them: to wait there for itself is to wait in vain."""
+    timer = Timer(tmp_path, device="cpu", gc=True)
+    original = span_log.clock_reading
+    told: list[float] = []
+
+    def reading(offset_ns: int) -> dict[str, int]:
+        if not told:
+            told.append(0.0)
+            began = time.perf_counter()
+            timer._recorder._pause(0, 1_000_000)
+            told.append(time.perf_counter() - began)
+        return original(offset_ns)
+
+    monkeypatch.setattr(span_log, "clock_reading", reading)
+    with timer("first"):
+        pass
+    assert told and max(told) < 1.0, "it waits for the lock that this thread holds"
+    timer.close()
+    assert len(list(tmp_path.rglob("*.jsonl"))) == 1, "the files were made twice"
+
+
+def test_a_program_that_goes_too_deep_and_comes_back(timer: Timer) -> None:
+    def deeper() -> None:
+        with timer("level"):
+            deeper()
+
+    def all_of_it() -> None:
+        with pytest.raises(RecursionError):
+            deeper()
+        with timer("after"):
+            pass
+
+    assert not [message for message in warned(all_of_it) if "off" in message]
+    assert names(written(timer))[-1] == "after", "the timer is off, and nobody was told"

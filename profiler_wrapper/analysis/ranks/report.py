@@ -25,7 +25,7 @@ from profiler_wrapper.analysis.ranks.prepared import prepare
 from profiler_wrapper.analysis.ranks.rank_results import results_of
 from profiler_wrapper.analysis.ranks.replay import what_if
 from profiler_wrapper.analysis.ranks.scores import score
-from profiler_wrapper.analysis.ranks.verdict import judge
+from profiler_wrapper.analysis.ranks.verdict import OUTSIDE, judge
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.recording.rank_numbers import ranges
 from profiler_wrapper.recording.span_database import Database
@@ -34,6 +34,7 @@ from profiler_wrapper.recording.store import RUN_FILE
 _PLACES = ("dp", "tp", "cp", "ep", "pp")
 _MOSTLY = 0.9  # of compute spans that have a device's time, so that it counts instead of the CPU's
 _NAMED_RANKS = 8
+_UNTIMED = "what it does there has no span: time it too; `Timer(gc=True)` tells collections of garbage"
 
 
 def ranks_report(loaded: LoadedSpans) -> RanksReport:
@@ -64,6 +65,8 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     named = named_spans(database, judged)
     verdict = with_name(verdict, named)
     evidence = [*verdict.evidence, *named_evidence(named, verdict.step_ns or np.inf), *_hints(loaded, judged)]
+    if OUTSIDE in verdict.sentence and loaded.from_timers and not judged.of("gc").any():
+        evidence.append(_UNTIMED)
     return RanksReport(
         run=loaded.run,
         verdict=replace(verdict, evidence=(*evidence, *loaded.notes)),
