@@ -14,6 +14,7 @@ collectives), and, with an accelerator, a stream that waits for gradients to be 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -204,12 +205,15 @@ def _wait_for_unshard(original: Any) -> Any:
 
 
 def _reduction(original: Any) -> Any:
+    names = _parameters_of(original)
+
     def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
         if _passes():
             return original(*args, **kwargs)
-        if len(args) < 10 or not _blocks(args[7]):
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if not _blocks(given.get("device")):
             return _hidden(original, args, kwargs)
-        return _described(original, args, kwargs, lambda name: _reduction_of(args, name))
+        return _described(original, args, kwargs, lambda name: _reduction_of(given, name))
 
     return foreach_reduce
 
@@ -256,16 +260,24 @@ def _gather_of(group: Any) -> Told:
         return Told("all_gather")
 
 
-def _reduction_of(args: tuple[Any, ...], name: str) -> Told:
+def _reduction_of(given: Mapping[str, Any], name: str) -> Told:
     """Of the gradients that FSDP reduces together: scattered, then, of replicas, summed."""
     try:
-        parameters, scattered_in, reduce_type, summed_in = args[0], args[2], args[6], args[9]
-        size = _elements(parameters) * (reduce_type or _type_of(parameters[0])).itemsize
+        parameters, scattered_in = given["fsdp_params"], given["reduce_scatter_group"]
+        size = _elements(parameters) * (given["reduce_dtype"] or _type_of(parameters[0])).itemsize
         if name == "all_reduce":
-            return Told(name, _ranks_of(summed_in), size)
+            return Told(name, _ranks_of(given["all_reduce_group"]), size)
         return Told("reduce_scatter", _ranks_of(scattered_in), size * scattered_in.size())
     except Exception:  # of a version that has it otherwise
         return Told(name)
+
+
+def _parameters_of(function: Any) -> tuple[str, ...]:
+    """Their names, by which versions of torch agree; their places they do not."""
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return ()
 
 
 def _elements(parameters: Any) -> int:

@@ -106,7 +106,7 @@ def _in_no_span(report: RanksReport) -> str | None:
     known = np.isfinite(other).all(axis=0) & np.isfinite(wall).all(axis=0) & (len(other) > 0)
     if not known.any():
         return None
-    shares = other[:, known].mean(axis=0) / wall[:, known].mean(axis=0)
+    shares = other[:, known].mean(axis=0) / np.maximum(wall[:, known].mean(axis=0), 1.0)
     share, most = float(typical(shares, axis=0)), float(shares.max())
     if most < _LEAST_OTHER:
         return None

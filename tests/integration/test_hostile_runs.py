@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ pytest.importorskip("pyarrow")
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.analysis.ranks.model import RanksReport
 from profiler_wrapper.ranks import load_ranks
+from profiler_wrapper.reports.ranks_text import ranks_text
 from programs import run_script
 from rank_spans import job, write_logs
 from rank_traces import write_trace
@@ -119,7 +121,11 @@ def test_lines_that_are_no_spans_are_counted(tmp_path: Path) -> None:
 
 def test_spans_that_take_no_time(tmp_path: Path) -> None:
     write_logs(tmp_path, every(job(), duration_ns=0))
-    assert load_ranks(tmp_path).verdict.verdict == "none"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = load_ranks(tmp_path)
+        assert "No straggler" in ranks_text(report)
+    assert report.verdict.verdict == "none"
 
 
 def test_a_job_recorded_twice_in_one_table_is_read(tmp_path: Path) -> None:
@@ -234,6 +240,7 @@ READS_AS_NOBODY = """
     import json, os, sys
     import pyarrow.parquet
     from profiler_wrapper.ranks import load_ranks
+from profiler_wrapper.reports.ranks_text import ranks_text
     load_ranks(sys.argv[1])  # with all that it imports, which nobody else may read
     os.setuid(65534)
     print(json.dumps([sorted(gap.what for gap in load_ranks(path).missing) for path in sys.argv[2:]]))

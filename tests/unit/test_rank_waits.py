@@ -198,10 +198,40 @@ def test_bytes_of_what_is_gathered_and_reduced(monkeypatch: pytest.MonkeyPatch) 
     group = SimpleNamespace(_all_gather_process_group=shard, fsdp_params=parameters, mesh_info=mesh)
     assert rank_waits._gather_of(group) == Told("all_gather", "0-3", 16 * 4 * 2)
     replicas = SimpleNamespace(size=lambda: 2, name="0,4")
-    args = (parameters, [], shard, None, None, torch.float32, torch.float32, torch.device("cpu"), None, replicas)
-    assert rank_waits._reduction_of(args, "wait") == Told("reduce_scatter", "0-3", 16 * 4 * 4)
-    assert rank_waits._reduction_of(args, "all_reduce") == Told("all_reduce", "0,4", 16 * 4)
+    given = {
+        "fsdp_params": parameters,
+        "reduce_scatter_group": shard,
+        "reduce_dtype": torch.float32,
+        "all_reduce_group": replicas,
+    }
+    assert rank_waits._reduction_of(given, "wait") == Told("reduce_scatter", "0-3", 16 * 4 * 4)
+    assert rank_waits._reduction_of(given, "all_reduce") == Told("all_reduce", "0,4", 16 * 4)
+    assert rank_waits._reduction_of({}, "wait") == Told("wait")
     assert rank_waits._gather_of(SimpleNamespace()) == Told("all_gather")  # of another version
+
+
+def test_what_fsdp_reduces_is_known_however_it_is_given(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By place or by name, and wherever a version of torch has the device among them."""
+    monkeypatch.setattr(rank_waits, "_reduction_of", lambda given, name: Told(given["reduce_scatter_group"]))
+
+    def foreach_reduce(fsdp_params: Any, reduce_scatter_group: Any, device: torch.device, more: int = 0) -> int:
+        Work(100).wait()
+        return more
+
+    wrapped = rank_waits._reduction(foreach_reduce)
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert wrapped([], "by place", cpu, 1) == 1
+    assert wrapped(fsdp_params=[], reduce_scatter_group="by name", device=cpu) == 0
+    assert wrapped([], "in a stream", device=cuda, more=2) == 2
+    assert [told.name for told in heard.told] == ["by place", "by name"]
+    assert "device" in rank_waits._parameters_of(_foreach_reduce()), "torch calls it otherwise now"
+
+
+def _foreach_reduce() -> Any:
+    module = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_collectives")
+    names = {"fsdp_params", "reduce_scatter_group", "reduce_dtype", "all_reduce_group"}
+    assert names <= set(rank_waits._parameters_of(module.foreach_reduce)), "torch calls them otherwise now"
+    return module.foreach_reduce
 
 
 # --- a step's waits as rows ---

@@ -98,7 +98,7 @@ def stands_out(frame: Frame, lossy: Bool, kind: tuple[str, ...]) -> float:
     if excess.shape[1] < 4 or not len(excess):
         return float("nan")
     highest = np.partition(excess, -2, axis=1)[:, -2:]
-    floor = 0.002 * frame.step_ns[lossy]
+    floor = np.maximum(0.002 * frame.step_ns[lossy], 1.0)
     return float(np.quantile(highest[:, 1] / np.maximum(highest[:, 0], floor), 0.35))
 
 
