@@ -240,7 +240,6 @@ READS_AS_NOBODY = """
     import json, os, sys
     import pyarrow.parquet
     from profiler_wrapper.ranks import load_ranks
-from profiler_wrapper.reports.ranks_text import ranks_text
     load_ranks(sys.argv[1])  # with all that it imports, which nobody else may read
     os.setuid(65534)
     print(json.dumps([sorted(gap.what for gap in load_ranks(path).missing) for path in sys.argv[2:]]))
