@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from profiler_wrapper.capture import calls
+from profiler_wrapper.capture.calls import keep_dynamo_off
 from profiler_wrapper.capture.signals import is_compiling
-from profiler_wrapper.recording.span_names import rank_list_text
+from profiler_wrapper.recording.rank_numbers import rank_list_text
 
 # Names of torch's OpType, by number. FSDP's reduce-scatter has none with gloo.
 _OPERATIONS = {
@@ -127,7 +127,7 @@ def _put(patch: _Patch) -> None:
     if original is None:
         return
     ours = functools.wraps(original)(patch.wrap(getattr(owner, patch.name)))
-    calls.keep_dynamo_off(ours, and_below=False)
+    keep_dynamo_off(ours, and_below=False)
     setattr(owner, patch.name, ours)
     _in_place[patch] = owner, original, ours
 
@@ -326,6 +326,6 @@ _PATCHES = (
 
 # Compiled code comes to a wait where it breaks: Dynamo would compile all of these, and the listeners.
 for _around in (_waiting, _hidden, _described):
-    calls.keep_dynamo_off(_around, and_below=False)
+    keep_dynamo_off(_around, and_below=False)
 for _beside in (_open, _close, _passes, _blocks, _gather_of):
-    calls.keep_dynamo_off(_beside, and_below=True)
+    keep_dynamo_off(_beside, and_below=True)

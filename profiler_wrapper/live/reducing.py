@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from profiler_wrapper.capture.wrappers import holders
-from profiler_wrapper.recording.span_names import rank_list_text
+from profiler_wrapper.recording.rank_numbers import rank_list_text
 
 
 def reduced_in(model: nn.Module) -> str | None:

@@ -59,6 +59,11 @@ def ranges(numbers: Iterable[int], *, most: int = 12) -> str:
     return _told(parts_of(numbers), most)
 
 
+def rank_list_text(ranks: Iterable[int]) -> str:
+    """Who takes part, as groups are named: `(0, 1, 2, 5)` -> `"0-2,5"`."""
+    return ",".join(map(_part_text, parts_of(ranks)))
+
+
 def parts_of(numbers: Iterable[int]) -> list[range]:
     """`[0, 1, 2, 5]` -> `[range(0, 3), range(5, 6)]`."""
     parts: list[range] = []
@@ -71,8 +76,11 @@ def parts_of(numbers: Iterable[int]) -> list[range]:
 
 
 def _told(parts: Sequence[range], most: int = 12) -> str:
-    told = [str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts]
-    return ", ".join(told[:most]) + (f" and {len(told) - most} more" if len(told) > most else "")
+    return ", ".join(map(_part_text, parts[:most])) + (f" and {len(parts) - most} more" if len(parts) > most else "")
+
+
+def _part_text(part: range) -> str:
+    return str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}"
 
 
 def parse_ranks(text: str, *, option: str = "--ranks") -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 
 # The first that matches counts. In lower case, words apart by one blank: "forward send", "params all gather".
@@ -92,14 +91,3 @@ def sends_forward(name: str) -> bool | None:
 def receives(name: str) -> bool:
     """Whether a span of this name waits for what another rank sends."""
     return re.search(r"\b(i?recv|receive)\b", words_of(name)) is not None
-
-
-def rank_list_text(ranks: Iterable[int]) -> str:
-    """Who takes part, as groups are named: `(0, 1, 2, 5)` -> `"0-2,5"`."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
