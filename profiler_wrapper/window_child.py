@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,15 +24,13 @@ from pathlib import Path
 from typing import IO
 
 from profiler_wrapper.errors import ProfilerWrapperWarning
+from profiler_wrapper.low_priority import step_back
 from profiler_wrapper.notices import tell
 from profiler_wrapper.window_report import FinishedWindow, WindowTask, finish_window, keep_traces
 
 _PATIENCE_S = 300  # with a child that somebody waits for
-_LONGEST_LIFE_S = 3600  # of a child, be its parent there or not
-_LOWEST_PRIORITY = 19
-_AUTOGROUP = Path("/proc/self/autogroup")
-_MOST_TRIES = 100
 _CHILD = f"from {__name__} import finish_for_parent; finish_for_parent()"
+_STEP_BACK = f"from {step_back.__module__} import step_back; step_back(); "  # before the imports of the rest
 # A child has one thread and no device, and says what it has to say in its answer.
 _ENVIRONMENT = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
@@ -121,13 +117,16 @@ class Child:
             task.seek(0)
             self._task = b""
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {_CHILD}", str(int(self._background))],
+                [sys.executable, "-c", self._program()],
                 stdin=task,
                 stdout=self._answer,
                 stderr=self._errors,
                 env={**os.environ, **_ENVIRONMENT},
                 start_new_session=self._background,  # Ctrl-C is not for it
             )
+
+    def _program(self) -> str:
+        return f"import sys; sys.path[:] = {sys.path!r}; {_STEP_BACK if self._background else ''}{_CHILD}"
 
     def _wait(self, patience_s: float | None) -> None:
         assert self._process is not None
@@ -163,8 +162,6 @@ class Child:
 
 def finish_for_parent() -> None:
     """What the child does: a task comes in, what came of it goes out."""
-    if sys.argv[1:] == ["1"]:
-        _step_back()
     task: WindowTask = pickle.load(sys.stdin.buffer)
     out, sys.stdout = sys.stdout.buffer, sys.stderr
     with warnings.catch_warnings(record=True) as told:
@@ -177,34 +174,6 @@ def finish_for_parent() -> None:
     pickle.dump(_Said(messages, finished.text, finished.nothing_recorded, finished.answered), out)
     pickle.dump(finished, out)
     out.flush()
-
-
-def _step_back() -> None:
-    """Be in nobody's way, and not for ever."""
-    if hasattr(os, "nice"):
-        os.nice(_LOWEST_PRIORITY)
-    if hasattr(os, "SCHED_IDLE"):  # runs where nobody else wants to
-        with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    if hasattr(os, "getsid") and os.getsid(0) == os.getpid():
-        _lower_session()
-    with suppress(OSError):  # where memory runs out, this process goes first
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    if hasattr(signal, "alarm"):
-        signal.alarm(_LONGEST_LIFE_S)
-
-
-def _lower_session() -> None:
-    """Linux may divide the processors among sessions first (autogroup), and then this one has a share of its own."""
-    for _ in range(_MOST_TRIES):
-        try:
-            _AUTOGROUP.write_text(str(_LOWEST_PRIORITY), encoding="ascii")
-        except BlockingIOError:  # other ranks' children do so at the same moment
-            time.sleep(0.11)
-        except OSError:  # not on this system
-            return
-        else:
-            return
 
 
 def _portable(task: WindowTask, without_functions: str) -> WindowTask:
