@@ -40,7 +40,7 @@ def load_ranks(
     Raises:
         BrokenTrace: there is nothing of any rank, or several runs.
         EmptyRecording: no span belongs to a step.
-        MissingPackage: DuckDB or pyarrow is not installed: `pip install 'profiler_wrapper[ranks]'`.
+        MissingPackage: DuckDB or pyarrow is not installed: the message says how to install it.
         OSError: the path is not there, or cannot be read.
         WrongUse: the table is none of spans, or there are no such ranks.
     """

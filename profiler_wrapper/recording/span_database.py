@@ -13,7 +13,8 @@ from typing import Any
 from profiler_wrapper.errors import MissingPackage
 from profiler_wrapper.recording.span_table import SPAN_COLUMNS
 
-INSTALL = "pip install 'profiler_wrapper[ranks]'"
+# By the packages' own names: that works from a clone, from a wheel and where nothing of ours is installed.
+INSTALL = "pip install 'duckdb>=1.5' 'pyarrow>=20'"
 MEMORY_BYTES = 400 << 20  # of the database; what does not fit goes to disk
 
 # What a row must say to be a span: times whose sums are numbers too, so between 1824 and 2116, and at most 104 days.

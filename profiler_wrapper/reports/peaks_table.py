@@ -10,7 +10,7 @@ import msgspec
 
 from profiler_wrapper.analysis.peaks import TYPES, Peaks
 from profiler_wrapper.recording.measured_peaks import Ceiling, MeasuredPeaks
-from profiler_wrapper.reports.text import clean, grid, left
+from profiler_wrapper.reports.text import clean, grid
 from profiler_wrapper.units import percent
 
 WIDTH = 100
@@ -69,7 +69,7 @@ def all_peaks_text(known: Sequence[Peaks], *, width: int = WIDTH) -> str:
 def _figures(peaks: Peaks, kinds: Sequence[str], sources: Sequence[str]) -> list[str]:
     name = peaks.device if len(peaks.device) <= _LONGEST_NAME else ""
     return [
-        left(name, _LONGEST_NAME),
+        name.ljust(_LONGEST_NAME),
         *(_short_number(peaks.flops_per_s.get(kind), 1e12) for kind in kinds),
         _short_number(peaks.bandwidth_bytes_per_s, 1e9),
         f"[{sources.index(peaks.source) + 1}]",

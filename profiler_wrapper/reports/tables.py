@@ -13,7 +13,7 @@ from profiler_wrapper.reports.followed import followed_lines
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.memory_table import leak_line, peak_line
 from profiler_wrapper.reports.table_rows import TableRow, TableRows, table_rows
-from profiler_wrapper.reports.text import cells, clean, left, shorten, wrap
+from profiler_wrapper.reports.text import aligned_lines, cells, clean, shorten, wrap
 from profiler_wrapper.units import MIB
 
 __all__ = ["FEWEST_ROWS", "NARROWEST", "console_table", "full_table"]
@@ -145,19 +145,19 @@ def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: boo
     name_width = max(
         [len(per_step(analysis)), *(cells(name) - beside for name, beside in zip(names, free, strict=True))]
     )
-    lines = [
-        ("layer", [column.title for column in columns]),
-        (per_step(analysis), [column.unit for column in columns]),
-        *zip(names, texts, strict=True),
-    ]
-    return [_line(name, line, name_width, widths, gap) for name, line in lines]
-
-
-def _line(name: str, texts: Sequence[str], name_width: int, widths: Sequence[int], gap: int) -> str:
-    """A row; a long name runs on over the empty cells beside it."""
-    numbers = "".join(" " * gap + f"{text:>{size}}" for text, size in zip(texts, widths, strict=True))
-    over = max(0, cells(name) - name_width)
-    return (left(name, name_width) + numbers[over:]).rstrip()
+    blank = " " * name_width
+    heading, units, *lines = aligned_lines(
+        [
+            ["layer", *(column.title for column in columns)],
+            [per_step(analysis), *(column.unit for column in columns)],
+            *([blank, *line] for line in texts),
+        ],
+        ["left", *("right" for _ in columns)],
+        gap=gap,
+    )
+    # A long name runs on over the empty cells beside it.
+    named = [(name + line[cells(name) :]).rstrip() for name, line in zip(names, lines, strict=True)]
+    return [heading, units, *named]
 
 
 def _free_beside(texts: Sequence[str], widths: Sequence[int], gap: int) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-import unicodedata
 from collections.abc import Sequence
+
+from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate
+from wcwidth import wcwidth
 
 _SPELLED = str.maketrans({"µ": "u", "±": "+-"})  # without Unicode
 _LONGEST_NAME = 4000  # what is longer is cut before it is cleaned, so a name of a megabyte costs nothing
@@ -37,9 +39,7 @@ def cells(text: str) -> int:
 
 
 def _char_cells(char: str) -> int:
-    if unicodedata.combining(char):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+    return max(0, wcwidth(char))  # -1: a control character, which `clean` has escaped
 
 
 def shorten(text: str, width: int, *, ellipsis: str = "...") -> str:
@@ -66,11 +66,6 @@ def _head(text: str, width: int) -> str:
     return "".join(kept)
 
 
-def left(text: str, width: int) -> str:
-    """`text` padded on its right."""
-    return text + " " * (width - cells(text))
-
-
 def wrap(text: str, width: int, lines: int, *, ellipsis: str = "...") -> list[str]:
     """`text` in at most `lines` lines of at most `width` columns; what is left out leaves an ellipsis."""
     if cells(text) != len(text):
@@ -90,17 +85,30 @@ def grid(
     Columns without any text are left out. With `left_last` the last column is to the left too.
     """
     used = [i for i in range(len(header)) if any(row[i] for row in rows)]
-    lines = [[header[i] for i in used], *([row[i] for i in used] for row in rows)]
-    widths = [max(cells(line[k]) for line in lines) for k in range(len(used))]
-    lines.insert(1, ["-" * width for width in widths])
+    aligned = ["left" if i < left_columns or (left_last and i == len(header) - 1) else "right" for i in used]
+    return "\n".join(
+        aligned_lines([[header[i] for i in used], None, *([row[i] for i in used] for row in rows)], aligned)
+    )
 
-    def draw(line: Sequence[str]) -> str:
-        drawn = (
-            left(text, width)
-            if used[k] < left_columns or (left_last and used[k] == len(header) - 1)
-            else " " * (width - cells(text)) + text
-            for k, (text, width) in enumerate(zip(line, widths, strict=True))
-        )
-        return "  ".join(drawn).rstrip()
 
-    return "\n".join(map(draw, lines))
+def aligned_lines(lines: Sequence[Sequence[str] | None], aligned: Sequence[str], *, gap: int = 2) -> list[str]:
+    """Cells in columns that are `gap` apart, each "left" or "right" `aligned`; None: a rule."""
+    between = " " * gap
+    plain = TableFormat(
+        lineabove=None,
+        linebelowheader=Line("", "-", between, ""),
+        linebetweenrows=None,
+        linebelow=None,
+        headerrow=None,
+        datarow=DataRow("", between, ""),
+        padding=0,
+        with_header_hide=None,
+    )
+    drawn = tabulate(
+        [[SEPARATING_LINE] if line is None else line for line in lines],
+        tablefmt=plain,
+        colalign=aligned,
+        disable_numparse=True,
+        preserve_whitespace=True,
+    )
+    return drawn.split("\n")
