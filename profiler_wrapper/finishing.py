@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from profiler_wrapper.capture.rank import RunInfo
 from profiler_wrapper.capture.session import safe_name
 from profiler_wrapper.capture.snapshot import AllocatorHistory, SnapshotUnavailable
 from profiler_wrapper.capture.window import RecordedTrace, Window
-from profiler_wrapper.notices import tell
+from profiler_wrapper.notices import say, tell
 from profiler_wrapper.options import Options
 from profiler_wrapper.out_of_memory import answer
 from profiler_wrapper.result import ProfileResult
@@ -179,7 +178,7 @@ class Finisher:
             self._answered = task.failure
         self.windows += finished.result is not None
         self._keep(finished)
-        _print(finished.text)
+        say(finished.text)
 
     def _finish_in_background(self, task: WindowTask) -> None:
         try:
@@ -203,7 +202,7 @@ class Finisher:
             elif child.said.nothing_recorded:
                 self._tell_nothing(child.task.why_nothing)
             else:
-                _print(child.said.text)
+                say(child.said.text)
             failure = child.task.failure
             if failure is not None and (child.said is None or not child.said.answered):
                 self._answered = None
@@ -234,9 +233,3 @@ class Finisher:
         self._place.drop_parts()
         if not self._children:
             self._place.mark_incomplete()
-
-
-def _print(text: str) -> None:
-    if text:
-        sys.stdout.write(text)
-        sys.stdout.flush()

@@ -1,19 +1,31 @@
-"""How a failure of ours is said: one warning, that never becomes an exception, and beside a loop only once."""
+"""How we say something in the user's process: what cannot be printed is dropped, and never becomes an exception."""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from typing import Literal
 
 from profiler_wrapper.errors import ProfilerWrapperWarning
 
 
 def tell(message: str) -> None:
-    """Warn, also where warnings are errors: those would end the user's training."""
+    """Warn; where that raises (warnings are errors, stderr is closed, a broken `showwarning`), print a plain line."""
     try:
         warnings.warn(message, ProfilerWrapperWarning, stacklevel=_caller())
-    except ProfilerWrapperWarning:
-        print(f"profiler_wrapper: {message}", file=sys.stderr)
+    except Exception:
+        say(f"profiler_wrapper: {message}\n", on="stderr")
+
+
+def say(text: str, *, on: Literal["stdout", "stderr"] = "stdout") -> None:
+    """Print `text`, where there is something to print on: nothing that we print may end the user's training."""
+    stream = getattr(sys, on)
+    try:
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except Exception:  # none, closed, its reader gone, its disk full
+        return
 
 
 def _caller() -> int:

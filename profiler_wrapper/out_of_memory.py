@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from profiler_wrapper.analysis.attribution import NO_LAYER
 from profiler_wrapper.analysis.failure import FailedOp, failed_op
 from profiler_wrapper.analysis.memory_model import MemoryUse
 from profiler_wrapper.capture.out_of_memory import OutOfMemory
+from profiler_wrapper.notices import say
 from profiler_wrapper.recording.reader import read_shapes
 from profiler_wrapper.recording.shapes import OpShapes
 from profiler_wrapper.reports.out_of_memory import ShapeOf, out_of_memory_text
@@ -48,8 +48,7 @@ def answer(
         failed_in_recording=found is not None,
         files=str(directory) if directory is not None else "",
     )
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    say(f"{text}\n", on="stderr")
 
 
 def _use_of(device: str, result: ProfileResult | None) -> MemoryUse | None:

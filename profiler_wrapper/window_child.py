@@ -25,7 +25,7 @@ from typing import IO
 
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.low_priority import step_back
-from profiler_wrapper.notices import tell
+from profiler_wrapper.notices import say, tell
 from profiler_wrapper.window_report import FinishedWindow, WindowTask, finish_window, keep_traces
 
 _PATIENCE_S = 300  # with a child that somebody waits for
@@ -146,8 +146,7 @@ class Child:
         """Say here what the child had to say."""
         with self._errors:
             self._errors.seek(0)
-            sys.stderr.write(self._errors.read().decode(errors="replace"))
-        sys.stderr.flush()
+            say(self._errors.read().decode(errors="replace"), on="stderr")
         for message in self.said.warnings if self.said is not None else ():
             tell(message)
 

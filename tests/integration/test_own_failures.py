@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,15 +80,25 @@ def test_an_analysis_that_fails_keeps_the_trace(case: Case, tmp_path: Path, monk
     assert json.loads((directory_of(prof) / "run.json").read_text())["complete"] is False
 
 
-def test_warnings_that_are_errors_do_not_reach_the_loop(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("stderr", ["there", "closed", "none"])
+@pytest.mark.parametrize("warnings_are", ["errors", "refused", "printed"])
+def test_a_warning_that_cannot_be_printed_does_not_reach_the_loop(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings_are: str, stderr: str
 ) -> None:
     monkeypatch.setattr(session.Session, "start", fails)
+    written = io.BytesIO()
+    printed = None if stderr == "none" else io.TextIOWrapper(written, encoding="ascii")
+    if printed is not None and stderr == "closed":
+        printed.close()
+    monkeypatch.setattr("sys.stderr", printed)
     with warnings.catch_warnings():
-        warnings.simplefilter("error", pw.ProfilerWrapperWarning)
+        warnings.simplefilter("error" if warnings_are == "errors" else "always", pw.ProfilerWrapperWarning)
+        show = partial(print, file=printed, flush=True)
+        warnings.showwarning = fails if warnings_are == "refused" else show  # type: ignore[assignment]
         with profiler(case, tmp_path):
-            models.train(case, steps=1)
-    assert "ours" in capsys.readouterr().err
+            assert len(models.train(case, steps=3)) == 3
+    if stderr == "there":
+        assert b"profiling ended, because starting the profile failed" in written.getvalue()
 
 
 def test_a_directory_that_cannot_be_used_costs_the_files_only(case: Case, tmp_path: Path) -> None:
