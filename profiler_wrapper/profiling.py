@@ -80,6 +80,8 @@ class Profiling:
         if self._depth == 0:
             _inside.remove(self)
             self._safely("finishing", lambda: self._exit(error), in_the_way_of=error)
+            if self._entries and not self._held:
+                self._let_models_go()
 
     def step(self) -> None:
         """The user says that a step has ended."""
@@ -218,10 +220,8 @@ class Profiling:
         )
 
     def _mark_only(self) -> None:
-        marked = any(outer._model is None or outer._model is self._model for outer in _inside)
-        if not marked:
-            self._only_marks = True
-            self._scopes.attach()
+        self._only_marks = True
+        self._scopes.attach()
         if self._told_of_another:
             return
         self._told_of_another = True
@@ -267,6 +267,13 @@ class Profiling:
             if not self._reported:
                 ended = recorder.counter.ended
                 tell(f"nothing was recorded: the block ended after {ended} steps, before any that was asked for")
+        if self._depth == 0:
+            self._let_models_go()
+
+    def _let_models_go(self) -> None:
+        """Whoever keeps the results keeps no model."""
+        self._model, self._stages = None, ()
+        self._scopes.let_models_go()
 
     def _report(self) -> None:
         if self._recorder is None or self.finisher is None:

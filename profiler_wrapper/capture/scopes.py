@@ -104,6 +104,10 @@ class LayerScopes:
             calls.stop_listening(self)
             self._plain.clear()
 
+    def let_models_go(self) -> None:
+        """Hold no model any longer that was given and never attached to."""
+        self._unnamed = ()
+
     def unwind(self) -> None:
         """Close the marks that are still open on this thread: of a generator that was never finished."""
         while self._thread.open:

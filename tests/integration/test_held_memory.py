@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import weakref
@@ -21,7 +22,7 @@ from profiler_wrapper.capture import holdings as holdings_module
 from profiler_wrapper.errors import BrokenTrace
 from profiler_wrapper.recording.holdings import HeldTensor, Holding, read_holdings
 from profiler_wrapper.result import run_beside
-from profiling import directory_of, profiler, result_of
+from profiling import QUICK, directory_of, profiler, result_of
 from unchanged import fails, nothing_left
 from variants import ddp, fsdp2, lora
 
@@ -324,6 +325,30 @@ def test_nothing_is_kept_alive(tmp_path: Path) -> None:
         gc.collect()
         assert [reference() for reference in references] == [None] * 3
     assert result_of(prof).complete
+
+
+@pytest.mark.parametrize("case", ["recorded", "never recorded", "left by an exception", "entered twice", "listed"])
+def test_a_finished_wrapper_holds_no_model(case: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    options = {"steps": "90"} if case == "never recorded" else ONE_SESSION
+    prof = pw.ProfilerWrapper([model] if case == "listed" else model, output_dir=tmp_path, files=QUICK, **options)
+    ends = pytest.raises(ZeroDivisionError) if case == "left by an exception" else contextlib.nullcontext()
+    said = pytest.warns(pw.ProfilerWrapperWarning) if case == "never recorded" else contextlib.nullcontext()
+    for _ in range(2 if case == "entered twice" else 1):
+        with ends, said, prof:
+            model(torch.ones(1, 4)).sum().backward()
+            prof.step()
+            assert case != "left by an exception" or 1 // 0
+    prof.leave()
+    gone = weakref.ref(model)
+    gc.collect()
+    gc.disable()  # not even for a while, as a part of a cycle
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert (prof.result is None) == (case == "never recorded")
 
 
 def test_a_failure_is_a_warning_of_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
