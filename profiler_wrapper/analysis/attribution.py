@@ -5,8 +5,8 @@ The rules, each for the innermost of what encloses an event on its thread:
 - inside a layer mark: that layer, forward; recompute where an autograd node encloses the mark;
 - inside an autograd node: the layer whose forward created the node (see `forward_ops`); backward;
 - `AccumulateGrad` has no number: the layer of the node that finished last on its thread;
-- inside a backward node, an op that creates nodes itself next to a mark, or straight below
-  `CheckpointFunctionBackward`: recompute;
+- inside a backward node, an op that creates nodes itself next to a mark, straight below
+  `CheckpointFunctionBackward`, or in a node whose own last op creates none: recompute;
 - `FSDP::... (name)`: the layer it names; `Optimizer.*`: the optimizer, but for the forward of its closure; else
   code between calls.
 """
@@ -56,6 +56,7 @@ class Role(IntEnum):
     DATA_LOADING = 8
 
 
+OPS_OF_SAVING = frozenset({"aten::detach", "detach", "aten::alias"})  # what autograd calls to keep a tensor
 _NODES = (Role.NODE, Role.ACCUMULATE, Role.GRAPH_ROOT)
 _PHASE_WITHOUT_LAYER: dict[int, Phase] = {Role.OPTIMIZER: "optimizer", Role.DATA_LOADING: "other"}
 _FSDP, _COLLECTIVE = int(Role.FSDP), int(Role.COLLECTIVE)  # asked of every op: members of an enum are slow to get
@@ -144,6 +145,7 @@ class _Walk:
         self.accumulating = frozenset(np.flatnonzero(self.role == Role.ACCUMULATE).tolist())
         self.common_layer = self._layers_entered_in_nodes()
         self.numbered_child = self._numbered_children()
+        self.recomputing = self._recomputing_nodes()
         self.forward_ops = ForwardOps(recording)
         self.fsdp_layers = fsdp_names.LayersByModule(tree)
         held = {layer.parent for layer in tree.layers}
@@ -196,6 +198,28 @@ class _Walk:
             if self.node_of[span] >= 0:
                 found[int(self.node_of[span])].add(layer)
         return {node: self.tree.common_ancestor(layers) for node, layers in found.items()}
+
+    def _recomputing_nodes(self) -> set[int]:
+        """Nodes in which gradients were switched on for a while, as non-reentrant checkpointing does.
+
+        The engine runs all of a node's own ops with gradients (a double backward: all have numbers) or without. So a
+        node whose last op has no number computed what has one with gradients switched on: it ran a forward again.
+        """
+        spans = self.recording.spans
+        is_op = (spans.category == Category.CPU_OP) & (self.role == Role.PLAIN) & (self.node_of >= 0)
+        is_op &= spans.forward_thread <= 0
+        is_op[list(self.tree.layer_of_span)] = False
+        numbered = is_op & (spans.sequence >= 0)
+        if not numbered.any():
+            return set()
+        saving = np.array([name in OPS_OF_SAVING for name in self.recording.names], dtype=np.bool_)[spans.name]
+        above = nearest_above(self.parent, nearest(self.parent, is_op))
+        own = np.flatnonzero(is_op & ~saving & ((above < 0) | (self.node_of[above] != self.node_of)))
+        own = own[np.lexsort((spans.start_ns[own], self.node_of[own]))]
+        node = self.node_of[own]
+        last = own[np.append(node[1:] != node[:-1], True)]
+        without = self.node_of[last[spans.sequence[last] < 0]]
+        return {*without.tolist()} & {*self.node_of[numbered].tolist()}
 
     def _numbered_children(self) -> dict[int, int]:
         """Per node: its direct child of the node's own name, which has the number if the node has none."""
@@ -264,7 +288,7 @@ class _Walk:
             if node in self.common_layer:
                 common = self.common_layer[node]
                 return Place(common, "recompute") if common >= 0 else around._replace(phase="recompute")
-            if self.role[above] == Role.CHECKPOINT_BACKWARD:
+            if self.role[above] == Role.CHECKPOINT_BACKWARD or node in self.recomputing:
                 return around._replace(phase="recompute")
         return around
 

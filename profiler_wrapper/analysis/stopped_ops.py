@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler_wrapper.analysis.attribution import Attribution, Role, role_of
+from profiler_wrapper.analysis.attribution import OPS_OF_SAVING, Attribution, Role, role_of
 from profiler_wrapper.analysis.charges import Charges
+from profiler_wrapper.analysis.op_bytes import moves_nothing
 from profiler_wrapper.recording.columns import Bool, Category, Int32, Recording
 from profiler_wrapper.recording.nesting import nearest
-
-_OF_SAVING = frozenset({"aten::detach", "detach", "aten::alias"})
 
 
 def stopped_ops(recording: Recording, parent: Int32, attribution: Attribution, charges: Charges) -> Bool:
     """Per span: whether it is such an op, or was called for nothing but one.
 
-    That is the last op recomputed in an autograd node, if it launched nothing and allocated nothing.
+    That is the last op recomputed in an autograd node (views save nothing), if it called no op but those of saving,
+    launched nothing and allocated nothing. One that saves what it computed, as fused attention, ran.
     """
     spans, names = recording.spans, recording.names
     stopped = np.zeros(len(spans), dtype=np.bool_)
@@ -29,9 +29,13 @@ def stopped_ops(recording: Recording, parent: Int32, attribution: Attribution, c
     recomputed[recomputed] = phases[attribution.place_of[recomputed]]
     if not recomputed.any():
         return stopped
-    saving = np.array([name in _OF_SAVING for name in names], dtype=np.bool_)[spans.name]
+    saving = np.array([name in OPS_OF_SAVING for name in names], dtype=np.bool_)[spans.name]
+    calling = np.zeros(len(spans), dtype=np.bool_)
+    called = parent[(spans.category == Category.CPU_OP) & ~saving]
+    calling[called[called >= 0]] = True
+    idle = np.array([moves_nothing(name) for name in names], dtype=np.bool_)[spans.name]
     reentrant = np.array([role_of(name) == Role.CHECKPOINT_BACKWARD for name in names], dtype=np.bool_)[spans.name]
-    ops = np.flatnonzero(recomputed & ~saving & (nearest(parent, reentrant) < 0))
+    ops = np.flatnonzero(recomputed & ~idle & (nearest(parent, reentrant) < 0))
     ops = ops[np.lexsort((-spans.duration_ns[ops], spans.start_ns[ops], attribution.node_of[ops]))]
     node = attribution.node_of[ops]
     last = ops[np.append(node[1:] != node[:-1], True)] if len(ops) else ops
@@ -39,7 +43,7 @@ def stopped_ops(recording: Recording, parent: Int32, attribution: Attribution, c
     launching[last] = True
     launchers = nearest(parent, launching)[charges.cpu_span[charges.cpu_span >= 0]] if charges.basis == "device" else ()
     for span in last.tolist():
-        if span not in launchers and not _allocates(recording, span):
+        if not calling[span] and span not in launchers and not _allocates(recording, span):
             _mark_with_callers(stopped, parent, span, int(attribution.node_of[span]))
     return stopped
 

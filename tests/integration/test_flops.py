@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import profiler_wrapper as pw
@@ -126,6 +127,41 @@ def test_recompute_is_apart(checkpointing: Callable[[Case], nn.Module], tmp_path
     last = LAYERS * 2 * BATCH * TOKENS * 2 * HIDDEN * HIDDEN
     assert phases["recompute"] == plain["forward"] - head - (last if checkpointing is gradient_checkpointing else 0)
     check_sums(result)
+
+
+class Checkpointed(nn.Module):
+    """A layer whose recompute enters no layer below; its last op is a product, or fused attention."""
+
+    def __init__(self, last: str) -> None:
+        super().__init__()
+        self.last, self.weights = last, nn.ParameterList(torch.randn(16, 16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.inside, x, use_reentrant=False)
+
+    def inside(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x @ weight for weight in self.weights)
+        if self.last == "attention":
+            return nn.functional.scaled_dot_product_attention(*(part[None, None] for part in (q, k, v)))[0, 0]
+        return (q + k + v).relu() @ self.weights[0]
+
+
+@pytest.mark.parametrize("last", ["product", "attention"])
+def test_recompute_of_a_layer_without_layers(last: str, tmp_path: Path) -> None:
+    """It ends at the last product, which is called and never runs; fused attention saves what it computed."""
+    model, x = nn.Sequential(Checkpointed(last)), torch.randn(8, 16, requires_grad=True)
+    with pw.ProfilerWrapper(model, output_dir=tmp_path, files=("result",), profile_memory=False) as prof:
+        for _ in range(5):
+            model(x).sum().backward()
+            prof.step()
+    product, attention = 2 * 8 * 16 * 16, 2 * (2 * 8 * 8 * 16)
+    work = (4 * product, 8 * product, 3 * product)
+    if last == "attention":
+        work = (3 * product + attention, 6 * product + 5 * attention // 2, 3 * product + attention)
+    rows = prof.result.rows("0")
+    assert {row.phase: row.flops_per_step for row in rows if row.flops_per_step} == dict(
+        zip(("forward", "backward", "recompute"), work, strict=True)
+    )
 
 
 def test_compiling_adds_nothing(tmp_path: Path) -> None:

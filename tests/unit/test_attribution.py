@@ -202,6 +202,14 @@ def test_the_blocks_own_recomputed_ops_go_to_what_the_marks_beside_them_have_in_
     assert place(found, "gradient") == ("h.0", "backward")
 
 
+def test_ops_with_gradients_in_a_node_that_runs_without_are_recomputed() -> None:
+    trace = trained().op("again", 202, 206, thread=AUTOGRAD, sequence=30, forward_thread=0)
+    trace.op("inside", 203, 204, thread=AUTOGRAD).op("aten::detach", 222, 223, thread=AUTOGRAD)
+    found = found_in(trace)
+    assert place(found, "again") == place(found, "inside") == ("fc", "recompute")
+    assert place(found, "aten::mm") == ("fc", "backward")
+
+
 def test_reentrant_checkpointing_recomputes_and_runs_backward_inside_one_node() -> None:
     trace = Trace().mark("h.0", 0, 100).op("CheckpointFunction", 10, 90, sequence=4, forward_thread=0)
     trace.node("CheckpointFunctionBackward", 200, 500, number=4)
