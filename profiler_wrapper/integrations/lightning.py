@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from profiler_wrapper.integrations.batches import BatchSize, size_of
 from profiler_wrapper.integrations.guarding import Guarded, Outlets, guarded
 from profiler_wrapper.integrations.monitored import Blueprint, Collector, counts, tagged_for_trainer
 from profiler_wrapper.integrations.profiled import ProfiledTraining
+from profiler_wrapper.live.batch_sizes import BatchSize, size_of
 from profiler_wrapper.live.monitor import TrainingMonitor
 from profiler_wrapper.live.rows import Row
 from profiler_wrapper.result import ProfileResult

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from profiler_wrapper.integrations.batches import BatchSize
+from profiler_wrapper.live.batch_sizes import BatchSize
 from profiler_wrapper.live.monitor import TrainingMonitor
 from profiler_wrapper.live.monitor_config import MonitorConfig
 from profiler_wrapper.live.rows import Row

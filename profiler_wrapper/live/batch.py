@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from profiler_wrapper.live.batch_sizes import BatchSize
 from profiler_wrapper.live.deferred import Intake, Number, shapes_of, shapes_of_masks
 from profiler_wrapper.live.job import Told
 from profiler_wrapper.live.parallelism import Parallelism
 from profiler_wrapper.live.pending import Count
-from profiler_wrapper.live.step_work import Shapes
+from profiler_wrapper.live.step_work import Shapes, in_words
 from profiler_wrapper.notices import Notices
 
 
@@ -39,6 +40,7 @@ class Batches:
     def __init__(self, told: Told, sizes: Parallelism, intake: Intake, notices: Notices) -> None:
         self._told, self._intake, self._notices = told, intake, notices
         self._ranks = sizes.data_parallel
+        self._share_batches = sizes.data_parallel * sizes.pipeline_parallel != sizes.world_size
         self._ranks_of_given = 1 if told.counts == "job" else sizes.data_parallel
         self._usual = self._of({}, None, None)
 
@@ -57,6 +59,32 @@ class Batches:
             self._notices.once("shapes", "the monitor leaves out shapes: they are no pairs (sequences, places)")
         counts = {name: count for name, count in given.items() if count is not None}
         return self._of(counts, None if of_masks is None else attention_mask, told or of_masks)
+
+    def compare(self, step: int, taken: Shapes, seen: Sequence[BatchSize]) -> None:
+        """Say so where `batch_size` and `seq_length` are not what the model was called with in a step.
+
+        Args:
+            taken: the shapes that the step was taken to have.
+            seen: those of the model's calls in it.
+        """
+        if self._share_batches or not taken:  # a rank's model may be called with a part of its batch
+            return
+        rows = sum(sequences for sequences, _ in taken)
+        tokens = sum(sequences * (length or 0) for sequences, length in taken)
+        if tokens and all(size.samples and size.length for size in seen):
+            fits = tokens == sum((size.samples or 0) * (size.length or 0) for size in seen)
+        else:  # samples come first or, as torch's own layers take them, second
+            fits = rows in [sum(dimension) for dimension in zip(*(size.sizes for size in seen), strict=False)]
+        if not fits:
+            sizes = {"batch_size": self._told.batch_size, "seq_length": self._told.seq_length}
+            given = ", ".join(f"{name}={size}" for name, size in sizes.items() if size is not None)
+            calls = in_words([(size.samples, size.length) for size in seen])
+            self._notices.once(
+                "batch seen",
+                f"{given} contradicts step {step}, where the model was called with {calls}: samples, tokens and FLOPs "
+                f"are told of {in_words(taken)}. Give those of one step on this rank, all micro-batches together, or "
+                "shapes= with each step",
+            )
 
     def _of(self, given: Mapping[str, Number], mask: Any, shapes: Shapes | None) -> Batch:
         told = self._told

@@ -77,9 +77,9 @@ class Told:
 
     @property
     def log_dir(self) -> Path:
-        """The default lies below `output_dir`; another one is where it says, seen from where the monitor was made."""
-        given = Path(self.config.perf_log_dir)
-        return (self.output_dir if self.config.perf_log_dir == DEFAULT_LOG_DIR else self.directory) / given
+        """Where it was said to be, seen from where the monitor was made; else below `output_dir`."""
+        given = self.config.perf_log_dir
+        return self.output_dir / DEFAULT_LOG_DIR if given is None else self.directory / given
 
 
 class Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, cast
 
@@ -64,7 +65,7 @@ def step_entry(record: StepRecord) -> dict[str, Any]:
         "flops_source": record.flops_source,
         "flops_step": record.flops_step,
         "convention": record.convention,
-        "breakdown_ms": _breakdown_ms(record),
+        "breakdown_ms": _breakdown_ms(record.breakdown_s),
         "profiled": record.profiled,
         "epoch": record.epoch,
         "loss": record.loss,
@@ -82,7 +83,7 @@ def step_entry(record: StepRecord) -> dict[str, Any]:
 
 
 def row_entry(row: Row) -> dict[str, Any]:
-    """As `step_entry` of the row's last step, with the row's means in the place of its rates and times."""
+    """As `step_entry` of the row's last step, with the row's means in the place of its times, work and rates."""
     return {
         **step_entry(row.record),
         "TFLOPS_per_GPU": row.tflops_per_gpu,
@@ -92,6 +93,11 @@ def row_entry(row: Row) -> dict[str, Any]:
         "step_time_ms": _ms(row.step_time_s),
         "mfu": row.mfu,
         "hfu": row.hfu,
+        "tokens": _whole_if_it_is(row.tokens),
+        "samples": _whole_if_it_is(row.samples),
+        "model_flops": row.model_flops,
+        "hardware_flops": row.hardware_flops,
+        "breakdown_ms": _breakdown_ms(row.breakdown_s),
         "steps": row.steps,
     }
 
@@ -133,6 +139,10 @@ def _timestamp(time: str | float | None) -> float:
     return datetime.fromisoformat(time).timestamp() if isinstance(time, str) else time or 0.0
 
 
+def _whole_if_it_is(value: float | None) -> float | None:
+    return int(value) if value is not None and value.is_integer() else value
+
+
 def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
 
@@ -153,7 +163,7 @@ def _product(share: float | None, time_s: float | None) -> float | None:
     return None if share is None or time_s is None else share * time_s
 
 
-def _breakdown_ms(record: StepRecord) -> dict[str, float] | None:
-    if record.breakdown_s is None:
+def _breakdown_ms(breakdown_s: Mapping[str, float] | None) -> dict[str, float] | None:
+    if breakdown_s is None:
         return None
-    return {name: round(time_s * 1e3, 6) for name, time_s in record.breakdown_s.items()}
+    return {name: round(time_s * 1e3, 6) for name, time_s in breakdown_s.items()}

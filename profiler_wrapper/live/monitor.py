@@ -57,7 +57,8 @@ class TrainingMonitor:
             `None`: as in `config`; by default every 500 steps where nothing else tells the FLOPs.
         model: tells its config, the type of its numbers, and what forward is.
         model_config: for FLOPs by formula; by default `model`'s.
-        batch_size, seq_length: of this rank's batch of one step, all micro-batches together.
+        batch_size, seq_length: of this rank's batch of one step, all micro-batches together. They are believed; one
+            warning says where the first step's calls of `model` contradict them.
         flops_per_step: of forward and backward on this rank's batch.
         convention: of attention: "full", or "causal", which leaves out what a causal mask hides.
         peaks: as `find_peaks` takes them: 989, "bfloat16=989,float8=1979", a file of `peaks --measure`.

@@ -12,7 +12,7 @@ from typing import Any
 
 from profiler_wrapper.errors import WrongUse
 
-DEFAULT_LOG_DIR = "logs/perf_monitor"
+DEFAULT_LOG_DIR = "logs/perf_monitor"  # below the monitor's output directory
 LOG_FORMATS = ("text", "json", "both")
 MODEL_TYPES = ("auto", "gpt", "llama", "qwen", "mixtral", "aquila", "deepseek", "bert", "vit", "dit")
 CONVENTIONS = ("full", "causal")
@@ -30,7 +30,7 @@ class MonitorConfig:
             here; on a command line it is off.
         perf_log_interval: every so many steps a row, with the means since the last one, goes to the text logs, the
             console, TensorBoard, W&B and the summary; the JSON lines and the JSON log have every step.
-        perf_log_dir: where the logs go. The default lies below the monitor's `output_dir`.
+        perf_log_dir: where the logs go; `None`: `logs/perf_monitor` below the monitor's `output_dir`.
         perf_console_output: print a line for each row.
         perf_log_format: which logs are written there: "text", "json" (the lines and the summary) or "both".
         perf_memory_tracking: look at the memory at each step.
@@ -51,7 +51,7 @@ class MonitorConfig:
 
     enable_perf_monitor: bool = True
     perf_log_interval: int = 10
-    perf_log_dir: str = DEFAULT_LOG_DIR
+    perf_log_dir: str | None = None
     perf_console_output: bool = False
     perf_log_format: str = "both"
     perf_memory_tracking: bool = True
@@ -72,8 +72,8 @@ class MonitorConfig:
             _whole(self, "flops_profile_freq", least=0)
         if isinstance(self.log_rank, bool) or not isinstance(self.log_rank, int):
             raise WrongUse(f"log_rank={self.log_rank!r}: give the number of a rank; -1 is the last.")
-        if not isinstance(self.perf_log_dir, (str, os.PathLike)):
-            raise WrongUse(f"perf_log_dir={self.perf_log_dir!r}: give a path.")
+        if self.perf_log_dir is not None and not isinstance(self.perf_log_dir, (str, os.PathLike)):
+            raise WrongUse(f"perf_log_dir={self.perf_log_dir!r}: give a path, or None.")
         if self.tensorboard_dir is not None and not isinstance(self.tensorboard_dir, (str, os.PathLike)):
             raise WrongUse(f"tensorboard_dir={self.tensorboard_dir!r}: give a path, or None.")
         _one_of(self, "perf_log_format", LOG_FORMATS)
@@ -179,7 +179,10 @@ def add_perf_monitor_arguments(parser: argparse.ArgumentParser) -> argparse.Argu
         "--perf-log-interval", type=int, default=10, metavar="N", help="steps between two lines of the log"
     )
     group.add_argument(
-        "--perf-log-dir", type=str, default=DEFAULT_LOG_DIR, metavar="PATH", help="where the logs go (%(default)s)"
+        "--perf-log-dir",
+        type=str,
+        metavar="PATH",
+        help=f"where the logs go ({DEFAULT_LOG_DIR} below the output directory)",
     )
     group.add_argument("--perf-console-output", action="store_true", help="print a line for each line of the log too")
     group.add_argument(

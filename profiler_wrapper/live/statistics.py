@@ -34,7 +34,7 @@ class Rates:
         self.steps = 0  # undisturbed steps whose time is known
         self.time_s = 0.0
         self.world_size = 1
-        self._sums = {name: [0.0, 0.0] for name in _RATES}
+        self._sums = {name: [0.0, 0.0, 0] for name in _RATES}
 
     def add(self, record: StepRecord) -> bool:
         """Whether the step counts."""
@@ -49,12 +49,18 @@ class Rates:
             if work is not None:
                 sums[0] += work
                 sums[1] += time_s
+                sums[2] += 1
         return True
 
     def per_s(self, name: str) -> float | None:
         """Work of that name in a second, of all ranks; None: no step tells."""
-        work, time_s = self._sums[name]
+        work, time_s, _ = self._sums[name]
         return work / time_s if time_s else None
+
+    def per_step(self, name: str) -> float | None:
+        """The mean work of that name in a step, of all ranks; None: no step tells."""
+        work, _, steps = self._sums[name]
+        return work / steps if steps else None
 
     @property
     def tflops_total(self) -> float | None:

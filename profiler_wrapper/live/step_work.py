@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -183,8 +183,8 @@ class StepWorks:
         if self._measured is not None:
             self.notices.once(
                 "unlike batch",
-                f"FLOPs are not known of steps like one on {_in_words(shapes)}, because they were measured in step "
-                f"{self._measured.step} on {_in_words(self._measured_shapes)}, and attention is not in proportion to "
+                f"FLOPs are not known of steps like one on {in_words(shapes)}, because they were measured in step "
+                f"{self._measured.step} on {in_words(self._measured_shapes)}, and attention is not in proportion to "
                 "the length: give model_config=, measure more often (flops_profile_freq=), or, where only the padding "
                 "differs, give shapes= with it",
             )
@@ -240,7 +240,7 @@ def _times(number: float | None, factor: float) -> float | None:
     return None if number is None else number * factor
 
 
-def _in_words(shapes: Shapes) -> str:
+def in_words(shapes: Sequence[tuple[int | None, int | None]]) -> str:
     """The first few: `2 x 16 and 4 x 8`."""
     sizes = [str(sequences) if length is None else f"{sequences} x {length}" for sequences, length in shapes]
     return " and ".join(sizes[:2] + ([f"{len(sizes) - 2} more"] if len(sizes) > 2 else []))

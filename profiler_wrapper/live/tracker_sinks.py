@@ -39,7 +39,7 @@ def tagged(row: Row) -> dict[str, float]:
         "train/grad_norm": record.grad_norm,
         "train/learning_rate": record.learning_rate,
         "train/epoch": record.epoch,
-        **{f"breakdown/{part}": time_s for part, time_s in (record.breakdown_s or {}).items()},
+        **{f"breakdown/{part}": time_s for part, time_s in (row.breakdown_s or {}).items()},
     }
     return {tag: value for tag, value in values.items() if value is not None}
 

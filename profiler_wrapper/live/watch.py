@@ -11,7 +11,8 @@ from typing import Any
 from profiler_wrapper.capture.optimizers import find_optimizers
 from profiler_wrapper.capture.others import profiler_is_on
 from profiler_wrapper.live.accelerator import Accelerator
-from profiler_wrapper.live.batch import Batches
+from profiler_wrapper.live.batch import Batch, Batches
+from profiler_wrapper.live.batch_sizes import BatchCounter
 from profiler_wrapper.live.breakdown import Boundaries, Breakdown
 from profiler_wrapper.live.deferred import Copy, Intake
 from profiler_wrapper.live.flop_probe import FlopProbe
@@ -103,6 +104,9 @@ class StepWatch:
             self._breakdown = Breakdown(
                 self._clock.mark, on_failure, model=told.model, optimizers=self._optimizers, notices=notices
             )
+        self._calls: BatchCounter | None = None  # of the model, until a step has told whether they are as told
+        if told.model is not None and (told.batch_size or told.seq_length):
+            self._calls = BatchCounter(told.model)
         self._job: Job | None = None
         self._opened: _Opened | None = None
         self._opening = threading.Lock()  # loops on two threads have one log
@@ -132,6 +136,9 @@ class StepWatch:
             self._breakdown.begin_step(self._begun.point.mark)
         if self._layers is not None:
             self._layers.begin_step()
+        if self._calls is not None:
+            self._calls.start()
+            self._calls.sizes.clear()  # of a step that was forgotten
 
     def forget(self) -> None:
         """The step that was begun is none."""
@@ -184,6 +191,8 @@ class StepWatch:
             else:
                 self._layers.add(number, begun.point.mark, end.mark, boundaries or (), found)
         batch = opened.batches.of(samples, tokens, attention_mask, shapes)
+        if self._calls is not None and begun is not None:
+            self._compare_batch(self._calls, opened, number, batch, told=attention_mask is None and shapes is None)
         logged = {name: self._intake.number(name, value) for name, value in numbers.items()}
         if logged.get("learning_rate") is None and self._optimizers:
             rate = self._optimizers[0].param_groups[0].get("lr")
@@ -228,6 +237,8 @@ class StepWatch:
             actions.append(self._layers.close)
         if self._memory is not None:
             actions.append(self._memory.close)
+        if self._calls is not None:
+            actions.append(self._calls.stop)
         actions.append(self._probe.close)
         for action in actions:
             try:
@@ -266,6 +277,15 @@ class StepWatch:
             return None
         boundaries = self._breakdown.end_step()
         return boundaries if begun is not None else None
+
+    def _compare_batch(self, calls: BatchCounter, opened: _Opened, step: int, batch: Batch, *, told: bool) -> None:
+        """What was `told` of all batches, with the calls of the first step that has some."""
+        seen = calls.take()
+        if seen:
+            calls.stop()
+            self._calls = None
+            if told:
+                opened.batches.compare(step, batch.shapes, seen)
 
     def _pass_on(self) -> None:
         if self._opened is not None:

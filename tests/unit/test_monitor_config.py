@@ -15,7 +15,7 @@ from profiler_wrapper.live.monitor_config import MonitorConfig, add_perf_monitor
 OPTIONS = {
     "enable_perf_monitor": False,
     "perf_log_interval": 10,
-    "perf_log_dir": "logs/perf_monitor",
+    "perf_log_dir": None,  # logs/perf_monitor below the output directory
     "perf_console_output": False,
     "perf_log_format": "both",
     "perf_memory_tracking": True,
@@ -119,6 +119,18 @@ def test_a_file_that_is_no_yaml_is_told(tmp_path: Path) -> None:
             MonitorConfig.from_yaml(tmp_path / "wrong.yaml")
     (tmp_path / "empty.yaml").write_text("")
     assert MonitorConfig.from_yaml(tmp_path / "empty.yaml") == MonitorConfig()
+
+
+@pytest.mark.parametrize("there", ["logs/perf_monitor", "logs"])
+def test_a_relative_directory_of_logs_is_where_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = add_perf_monitor_arguments(parser()).parse_args(["--enable-perf-monitor", "--perf-log-dir", there])
+    with TrainingMonitor("out", arguments, log_file=None, peaks=1.0, flops_profile_freq=0) as monitor:
+        monitor.log_step(0)
+    assert list((tmp_path / there).glob("perf_steps_*.jsonl"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_logs_lie_below_the_output_directory_unless_it_is_said_where(tmp_path: Path) -> None:

@@ -61,7 +61,6 @@ def test_the_copy_of_a_model_that_holds_its_monitor_holds_one_that_is_off(tmp_pa
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"config": {"perf_log_dir": None}},
         {"config": {"perf_log_dir": 5}},
         {"config": {"tensorboard_dir": 3}},
         {"log_file": 5},

@@ -85,6 +85,20 @@ def test_a_row_is_the_mean_of_its_interval_and_a_line_of_json_its_own_step(tmp_p
     assert [line["TFLOPS_total"] for line in lines] == pytest.approx([2.0 / step for step in range(1, 21)])
 
 
+def test_the_parts_in_a_row_add_up_to_its_step(tmp_path: Path) -> None:
+    write_run(
+        tmp_path,
+        [
+            record(step, tokens=10 * step, breakdown_s={"data": float(step) - 0.5, "forward": 0.5})
+            for step in range(1, 11)
+        ],
+    )
+    (row,) = strict_json(only(tmp_path, "perf_summary_*.json"))["iteration_logs"]
+    assert (row["step_time_ms"], row["breakdown_ms"]) == (5500.0, {"data": 5000.0, "forward": 500.0})
+    assert (row["tokens"], row["tokens_per_sec"]) == (55, 10.0)
+    assert json_lines(only(tmp_path, "perf_steps_*.jsonl"))[10]["breakdown_ms"] == {"data": 9500.0, "forward": 500.0}
+
+
 def test_the_summary_has_every_field_of_the_example(tmp_path: Path) -> None:
     write_run(tmp_path, [record(step, world_size=2) for step in range(1, 21)], world_size=2)
     summary = strict_json(only(tmp_path, "perf_summary_20240129_103000.json"))

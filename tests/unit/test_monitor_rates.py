@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ from profiler_wrapper.notices import Notices
 PROJECTIONS = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64)
 MLP = 2 * 3 * 64 * 128
 HEAD = 64 * 128
+PLAIN_CALL = nn.Module.__call__
 LLAMA = 3 * 2 * (2 * 16) * (PROJECTIONS + MLP + HEAD) + 3 * 2 * 2 * 2 * (2 * 16 * 16 * 64)
 
 
@@ -226,6 +228,51 @@ def test_float32_counts_by_the_peak_of_tf32_where_it_is_multiplied_so(
 def test_a_mask_of_a_part_of_the_batch_is_said(tmp_path: Path) -> None:
     with pytest.warns(ProfilerWrapperWarning, match="2 rows where batch_size=8"):
         one_step(tmp_path, batch_size=8, step={"attention_mask": torch.ones(2, 8)})
+
+
+IDS = torch.zeros(2, 16, dtype=torch.long)
+
+
+def said_of_batches(
+    directory: Path, model: nn.Module, *batches: torch.Tensor, step: Mapping[str, Any] | None = None, **told: Any
+) -> list[str]:
+    """The monitor's warnings about batches in three steps of calls with `batches`."""
+    with warnings.catch_warnings(record=True) as said, monitoring(directory, model=model, **told) as (monitor, _):
+        warnings.simplefilter("always")
+        for _ in range(3):
+            monitor.start_step()
+            for batch in batches:
+                model(batch)
+            monitor.end_step(**(step or {}))
+    assert nn.Module.__call__ is PLAIN_CALL and not model._forward_pre_hooks
+    return [str(one.message) for one in said if "contradicts" in str(one.message)]
+
+
+def test_a_batch_that_is_not_as_told_is_said_once_with_both_numbers(tmp_path: Path) -> None:
+    model = build("llama").model
+    (said,) = said_of_batches(tmp_path, model, IDS, batch_size=8, seq_length=4096)
+    assert "batch_size=8, seq_length=4096 contradicts step 0" in said
+    assert "called with 2 x 16" in said and "told of 8 x 4096" in said
+    (said,) = said_of_batches(tmp_path, model, IDS, batch_size=8)
+    assert "batch_size=8 contradicts" in said
+    (said,) = said_of_batches(tmp_path, model, IDS, seq_length=4096, step={"samples": 2, "tokens": 32})
+    assert "called with 2 x 16" in said and "told of 2 x 4096" in said
+    linear = nn.Linear(4, 4)
+    (said,) = said_of_batches(tmp_path, linear, torch.zeros(2, 4), batch_size=8)
+    assert "called with 2:" in said and "told of 8." in said
+
+
+def test_a_batch_that_is_as_told_is_not_said(tmp_path: Path) -> None:
+    model = build("llama").model
+    told = {"batch_size": 8, "seq_length": 16}
+    assert not said_of_batches(tmp_path, model, IDS, batch_size=2, seq_length=16)
+    assert not said_of_batches(tmp_path, model, IDS, IDS, IDS, IDS, **told)  # micro-batches
+    assert not said_of_batches(tmp_path, model, IDS.reshape(1, 32), batch_size=2, seq_length=16)  # packed
+    assert not said_of_batches(tmp_path, model, IDS, step={"shapes": [(2, 16)]}, **told)
+    assert not said_of_batches(tmp_path, model, IDS, world_size=4, tensor_parallel=4, **told)
+    assert not said_of_batches(tmp_path, nn.Linear(4, 4), torch.zeros(5, 8, 4), batch_size=8)  # samples come second
+    with torch.no_grad():
+        assert not said_of_batches(tmp_path, model, IDS, **told)  # no training
 
 
 def test_flops_that_nothing_tells_are_not_known_and_said_once(tmp_path: Path) -> None:

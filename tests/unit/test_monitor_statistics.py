@@ -76,6 +76,29 @@ def test_an_interval_ends_at_multiples_even_if_steps_are_left_out() -> None:
     assert interval.rest() is None
 
 
+def test_what_a_row_tells_of_a_step_is_the_mean_of_the_same_steps() -> None:
+    interval = Interval(4)
+    parts = [{"data": 0.5, "forward": 0.5}, {"data": 1.0, "forward": 2.0}]
+    interval.add(record(1, step_time_s=1.0, tokens=10, hardware_flops=3e12, breakdown_s=parts[0]))
+    interval.add(record(2, step_time_s=9.0, tokens=70, profiled=True, breakdown_s={"data": 9.0}))
+    interval.add(record(3, step_time_s=3.0, tokens=30, hardware_flops=None, breakdown_s=parts[1]))
+    row = interval.add(record(4, step_time_s=None, tokens=90))
+    assert row is not None
+    assert (row.step_time_s, row.breakdown_s) == (2.0, {"data": 0.75, "forward": 1.25})
+    assert (row.tokens, row.samples, row.model_flops, row.hardware_flops) == (20.0, 2.0, 2e12, 3e12)
+    assert (row.tokens_per_s, row.record.tokens) == (10.0, 90)
+
+
+def test_parts_that_one_step_of_a_row_does_not_tell_are_not_known() -> None:
+    interval = Interval(2)
+    interval.add(record(1, step_time_s=1.0, breakdown_s={"data": 1.0}))
+    row = interval.add(record(2, step_time_s=1.0, breakdown_s=None))
+    assert row is not None and row.breakdown_s is None
+    interval.add(record(3, step_time_s=1.0, breakdown_s={"data": 1.0}))
+    row = interval.add(record(4, step_time_s=1.0, breakdown_s={"data": 0.5, "other": 0.5}))
+    assert row is not None and row.breakdown_s == {"data": 0.75, "other": 0.25}
+
+
 def test_the_rest_of_an_interval_comes_once() -> None:
     interval = Interval(10)
     interval.add(record(11, step_time_s=1.0))

@@ -26,11 +26,13 @@ class BatchSize:
         samples: length of the first dimension.
         length: places of each sequence, padding included.
         mask: the batch's attention mask (samples, sequence length), which is 0 where a token is padding.
+        sizes: of the first two dimensions, whichever of them counts the samples.
     """
 
     samples: int | None = None
     length: int | None = None
     mask: torch.Tensor | None = None
+    sizes: tuple[int, ...] = ()
 
 
 def size_of(batch: object) -> BatchSize:
@@ -52,7 +54,8 @@ def size_of(batch: object) -> BatchSize:
             mask = None
     elif _are_ids(first):
         length = first.shape[1]
-    return BatchSize(None if first is None or first.dim() == 0 else first.shape[0], length, mask)
+    sizes = () if first is None else tuple(first.shape[:2])
+    return BatchSize(sizes[0] if sizes else None, length, mask, sizes)
 
 
 def _are_ids(value: object) -> TypeGuard[torch.Tensor]:
@@ -94,7 +97,7 @@ class BatchCounter:
 
     def start(self) -> None:
         """Count from now on."""
-        if self._handle is None and not self._looking:
+        if self._handle is None and not self._looking and self._steps_left:
             self._looking = True
             calls.listen(self)
 
