@@ -1,8 +1,7 @@
 """How often `guard` cries wolf, and what it catches: real runs on this machine, and recordings made by hand.
 
 The same training in `--runs` processes, every pair of them compared both ways; recordings with the noise of steps,
-`--by-hand` pairs of them; then runs with one thing worse, each against the runs without. Times are judged in runs of
-their own (profile_memory=False).
+`--by-hand` pairs of them; then runs with one thing worse, each against the runs without.
 
     python benchmarks/guard_alarms.py [--runs 20] [--by-hand 60] [--folder DIR]
 """
@@ -73,10 +72,11 @@ def main() -> None:
     print(measuring.machine())
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
-        timed = [record(folder, f"timed_{i}", "--steps", "10") for i in range(options.runs)]
-        alarms(itertools.permutations(timed, 2), "the same run, real, times")
+        for kind, memory in (("memory", ("--memory",)), ("times_alone", ())):
+            runs = [record(folder, f"{kind}_{i}", "--steps", "10", *memory) for i in range(options.runs)]
+            alarms(itertools.permutations(runs, 2), f"the same run, real, {kind.replace('_', ' ')}")
         exact = [record(folder, f"exact_{i}", "--memory") for i in range(min(5, options.runs))]
-        alarms(itertools.permutations(exact, 2), "the same run, real, with memory")
+        alarms(itertools.permutations(exact, 2), "the same run, real, five steps")
         by_hand(options.by_hand)
         for plant in (*PLANTS, OTHER_PLANTS[0]):
             compiled = ("--compiled",) if plant == "graph break" else ()

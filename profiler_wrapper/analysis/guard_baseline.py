@@ -36,6 +36,7 @@ def baseline_of(analyses: Sequence[Analysis], *, sources: Sequence[str] = ()) ->
     if len(models) > 1:
         raise WrongUse(f"a baseline is of runs of one thing, but these are of {', '.join(sorted(models))}")
     timed = [one for one in measured if not one.no_times]
+    timed = [one for one in timed if not one.traits.get("memory_in_timed_steps")] or timed  # never both in one mean
     step_us, step_spread = _step(timed)
     keys = dict.fromkeys(key for one in measured for key in one.exact)
     return Baseline(

@@ -77,13 +77,8 @@ def measure(analysis: Analysis, name_of: Mapping[str, str]) -> Measured:
 
 def _no_times(side: Side, own: Mapping[str, Any]) -> str:
     """Why the times of a run cannot be judged; "": they can."""
-    if own.get("shapes_in_timed_steps") or own.get("memory_in_timed_steps"):
-        what = " and ".join(
-            word
-            for key, word in (("shapes_in_timed_steps", "shapes"), ("memory_in_timed_steps", "allocations"))
-            if own.get(key)
-        )
-        return f"{what} were recorded in the timed steps, which takes time; record with profile_memory=False"
+    if own.get("shapes_in_timed_steps"):
+        return "shapes were recorded in the timed steps, which takes time; record without record_shapes=True"
     if not side.known_steps or side.steps < FEWEST_STEPS:
         return f"it takes at least {FEWEST_STEPS} timed steps to know the noise; record more: steps='5-14'"
     return ""

@@ -21,10 +21,10 @@ _MAD_TO_SIGMA = 1.4826
 _Key = tuple[str, Phase | None]
 
 
-def check_time(base: Baseline, run: Baseline, *, machine_differs: str = "") -> GuardCheck:
+def check_time(base: Baseline, run: Baseline, *, differs: str = "") -> GuardCheck:
     """Each layer beside the others, and the step as a whole; on a CPU the step alone says too little."""
-    if machine_differs:
-        return _not_judged(machine_differs)
+    if differs:
+        return _not_judged(differs)
     for side, who in ((base, "the baseline"), (run, "the run")):
         if side.no_times:
             return _not_judged(f"{who}: {side.no_times}")

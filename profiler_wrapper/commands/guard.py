@@ -47,9 +47,10 @@ def guard(options: argparse.Namespace) -> int:
     First what is exact: FLOPs, kernels (on a CPU ops), waits for the device, graph breaks, memory, attention's
     backend, layer by layer. FLOPs are the model's; what checkpointing computes again counts too, the scores that a
     fused attention makes again do not. Then time, beyond the larger of 10 % and three times its spread, between runs
-    on the same machine and versions, of ten timed steps or more (three are the least) without shapes and memory:
-    ProfilerWrapper(model, steps="5-14", profile_memory=False). Memory is judged between runs that recorded it (the
-    default). What cannot be judged is said, and why. Better is no reason to fail.
+    on the same machine and versions, of ten timed steps or more (three are the least) without shapes:
+    ProfilerWrapper(model, steps="5-14"). Memory and time are judged between runs that both recorded memory, as by
+    default, or time alone between runs that both did not. What cannot be judged is said, and why. Better is no reason
+    to fail.
     """
     from profiler_wrapper.comparing import guard as judge
     from profiler_wrapper.comparing import make_baseline, read_baseline

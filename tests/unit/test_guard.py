@@ -324,12 +324,20 @@ def test_a_layer_that_varies_wildly_is_left_alone_and_that_is_said() -> None:
     assert "vary too much from step to step" in found.reason
 
 
-def test_times_are_judged_only_where_nothing_else_was_recorded() -> None:
-    told = {"memory_in_timed_steps": True, "shapes_in_timed_steps": True}
-    heavy = replace(noisy_run(3), summary={"comparable": {**told}})
-    reason = check(judged(noisy_run(1), heavy), "time").reason
-    assert reason.startswith("the run: shapes and allocations were recorded in the timed steps")
-    assert "profile_memory=False" in reason
+def recorded(seed: int, **told: bool) -> Analysis:
+    return replace(noisy_run(seed), summary={"comparable": told})
+
+
+def test_times_are_judged_only_where_both_recorded_the_same_and_no_shapes() -> None:
+    shaped, memory = recorded(3, shapes_in_timed_steps=True), recorded(3, memory_in_timed_steps=True)
+    reason = check(judged(noisy_run(1), shaped), "time").reason
+    assert reason.startswith("the run: shapes were recorded in the timed steps")
+    assert "record_shapes=True" in reason
+    plain = recorded(1, memory_in_timed_steps=False)
+    assert check(judged(plain, memory), "time").reason == "allocations in the timed steps was no, is yes"
+    assert check(judged([memory, plain], memory), "time").status == "not judged"  # times are those of `plain`
+    assert check(judged([memory, plain], recorded(4, memory_in_timed_steps=False)), "time").status == "ok"
+    assert check(judged(recorded(1, memory_in_timed_steps=True), memory), "time").status == "ok"
     few = check(judged(noisy_run(1, steps=2), noisy_run(1)), "time").reason
     assert few.startswith("the baseline: it takes at least 3 timed steps")
 
