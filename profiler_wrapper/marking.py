@@ -26,6 +26,8 @@ class LayerMarking:
     def __init__(self, scopes: LayerScopes) -> None:
         self._scopes = scopes
         self._scopes.attach()
+        for warning in self._scopes.warnings:
+            tell(warning)
         _marking.append(self)
 
     def describe(self) -> Sequence[dict[str, Any]]:

@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex, TypeVar
+
+import numpy as np
 
 from profiler_wrapper.analysis.peaks import VARIABLE, Given, find_peaks
 from profiler_wrapper.capture.coordinates import given_coordinates
@@ -15,6 +17,7 @@ from profiler_wrapper.capture.rank import RunInfo
 from profiler_wrapper.capture.steps import Plan, Shapes, make_plan
 from profiler_wrapper.capture.switch import SWITCH, is_off
 from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.notices import tell
 from profiler_wrapper.recording.store import safe_name
 from profiler_wrapper.reports.write import REPORTS
 
@@ -28,6 +31,11 @@ FILES = {
 }
 Trace = Literal["json", "json.gz", False]
 LOCAL_DIR_VARIABLE = "PROFILER_WRAPPER_LOCAL_DIR"
+_FLAGS = (
+    "profile_memory", "with_stack", "enabled_record_memory_pickle", "enabled_record_cuda_average_time",
+    "enable_record_cuda_mm", "enable_print_summary",
+)  # fmt: skip
+Value = TypeVar("Value")
 FEW_RANKS = 8  # that are asked for by number: each of them writes the full set of files
 
 
@@ -114,7 +122,7 @@ def make_options(
     Raises:
         WrongUse: a value that means nothing; the message says which values do.
     """
-    if is_st not in PREFIXES:
+    if is_st is not None and not _is_flag(is_st):
         raise WrongUse(f"is_st={is_st!r} is neither True (opensora) nor False (cogvideo). Give one, or prefix='name'.")
     environment = os.environ if environment is None else environment
     options = Options(
@@ -128,25 +136,49 @@ def make_options(
         activities=_activities(activities),
         record_shapes=_shapes(record_shapes),
         trace=_trace(trace),
-        peaks=_peaks(environment.get(VARIABLE, "").strip() or None if peaks is None else peaks),
+        peaks=_of_environment(VARIABLE, _peaks, environment) if peaks is None else _peaks(peaks),
         coordinates=None if coordinates is None else given_coordinates(coordinates),
         ranks=None if ranks is None else _given_ranks(ranks),
-        local_dir=_local_dir(environment.get(LOCAL_DIR_VARIABLE) or None if local_dir is None else local_dir),
+        local_dir=_of_environment(LOCAL_DIR_VARIABLE, lambda path: _directory(path, "path"), environment)
+        if local_dir is None
+        else _directory(local_dir, "local_dir"),
         **others,
     )
-    _check_names(options)
-    options = _overridden(options, environment)
-    options.plan()  # so that wrong steps are said here and not in the loop
-    return options
+    _check(options)
+    return _of_environment(SWITCH, lambda text: _overridden(options, text), environment) or options
 
 
-def _check_names(options: Options) -> None:
+def _of_environment(name: str, read: Callable[[str], Value], environment: Mapping[str, str]) -> Value | None:
+    """What a variable says; a slip in it is no error of the program that runs: a warning, and it is ignored."""
+    text = environment.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        return read(text)
+    except WrongUse as error:
+        tell(f"{name}={text!r} in the environment is ignored: {error}")
+        return None
+
+
+def _check(options: Options) -> None:
+    for name in _FLAGS:
+        if not _is_flag(getattr(options, name)):
+            raise WrongUse(f"{name}={getattr(options, name)!r} means nothing here. Give True or False.")
     if options.run_name is not None and not isinstance(options.run_name, str):
         raise WrongUse(f"run_name={options.run_name!r} names no directory. Give a text, the same on all ranks.")
     if options.rank is not None and not (isinstance(options.rank, int) and options.rank >= 0):
         raise WrongUse(f"rank={options.rank!r} is no rank. Give a number from 0.")
-    if options.background not in (None, True, False):
+    if options.background is not None and not _is_flag(options.background):
         raise WrongUse(f"background={options.background!r} means nothing here. Give True, False or None.")
+    mesh = options.device_mesh
+    if mesh is not None and not hasattr(mesh, "mesh_dim_names") and not hasattr(mesh, "get_rank"):
+        raise WrongUse(f"device_mesh={mesh!r} is none. Give a torch.distributed.device_mesh.DeviceMesh.")
+    options.plan()  # so that wrong steps are said here and not in the loop
+
+
+def _is_flag(value: object) -> bool:
+    """True or False, also as a number or numpy's."""
+    return isinstance(value, (int, np.bool_)) and value in (0, 1)
 
 
 def _prefix(prefix: object) -> str:
@@ -156,9 +188,15 @@ def _prefix(prefix: object) -> str:
 
 
 def _directory(path: object, parameter: str) -> Path:
-    if isinstance(path, (str, os.PathLike)):
-        return Path(path)
-    raise WrongUse(f"{parameter}={path!r} is no directory. Give a path.")
+    try:
+        found = Path(path).expanduser()  # type: ignore[arg-type]
+    except TypeError:
+        raise WrongUse(f"{parameter}={path!r} is no directory. Give a path.") from None
+    except RuntimeError as error:  # of a user who is not known
+        raise WrongUse(f"{parameter}={path!r} is no directory: {error}") from error
+    if "\0" in str(found):
+        raise WrongUse(f"{parameter}={path!r} is no directory: there is a NUL in it.")
+    return found
 
 
 def _files(files: str | Iterable[str]) -> frozenset[str] | Literal["auto", "all"]:
@@ -168,11 +206,11 @@ def _files(files: str | Iterable[str]) -> frozenset[str] | Literal["auto", "all"
         files = (files,)
     if not isinstance(files, Iterable):
         raise WrongUse(f"files={files!r} names no files. Give 'auto', 'all', or some of: {', '.join(FILES)}.")
-    wanted = frozenset(files)
-    unknown = sorted(wanted - set(FILES), key=str)
+    wanted = list(files)
+    unknown = [name for name in wanted if not isinstance(name, str) or name not in FILES]
     if unknown:
         raise WrongUse(f"files names {unknown[0]!r}. Give 'auto', 'all', or some of: {', '.join(FILES)}.")
-    return wanted
+    return frozenset(wanted)
 
 
 def _track(track: Any) -> tuple[Any, ...]:
@@ -188,16 +226,21 @@ def _track(track: Any) -> tuple[Any, ...]:
 def _activities(activities: Iterable[Any] | None) -> tuple[Any, ...] | None:
     if activities is None:
         return None
-    found = tuple(activities)
-    if not found:
-        raise WrongUse("activities is empty, so nothing can be recorded. Leave it out for all that the machine has.")
+    from torch.profiler import ProfilerActivity
+
+    found = tuple(activities) if isinstance(activities, Iterable) else ()
+    if not found or not all(isinstance(one, ProfilerActivity) for one in found):
+        raise WrongUse(
+            f"activities={activities!r} names nothing that torch.profiler records. "
+            "Give some of torch.profiler.ProfilerActivity, or leave it out for all that the machine has."
+        )
     return found
 
 
 def _shapes(record_shapes: object) -> Shapes:
-    if record_shapes is True or record_shapes is False:
-        return record_shapes
-    if record_shapes == "auto":
+    if _is_flag(record_shapes):
+        return bool(record_shapes)
+    if isinstance(record_shapes, str) and record_shapes == "auto":
         return "auto"
     raise WrongUse(f"record_shapes={record_shapes!r} means nothing here. Give True, False or 'auto'.")
 
@@ -207,26 +250,23 @@ def _trace(trace: object) -> Trace | None:
         return None
     if trace is False:
         return False
-    if trace in ("json", "json.gz"):
+    if isinstance(trace, str) and trace in ("json", "json.gz"):
         return "json" if trace == "json" else "json.gz"
     raise WrongUse(f"trace={trace!r} means nothing here. Give 'json', 'json.gz' or False.")
 
 
-def _peaks(peaks: Given | None) -> Given | None:
+def _peaks(peaks: Given) -> Given:
     """Checked; what a file says, in its place."""
-    if peaks is None:
-        return None
     found, _ = find_peaks(None, given=peaks, environment={})
     is_file = isinstance(peaks, os.PathLike) or (isinstance(peaks, str) and Path(peaks).is_file())
-    return found if is_file else peaks
+    return found if is_file and found is not None else peaks
 
 
-def _overridden(options: Options, environment: Mapping[str, str]) -> Options:
+def _overridden(options: Options, text: str) -> Options:
     """`off`, or `steps=20-22,ranks=0`: a part without `=` goes on with the value before it."""
-    text = environment.get(SWITCH, "").strip()
-    if text in ("", "on", "1"):
+    if text in ("on", "1"):
         return options
-    if is_off(environment):
+    if is_off({SWITCH: text}):
         return replace(options, off=True)
     values: dict[str, list[str]] = {}
     name = ""
@@ -236,22 +276,13 @@ def _overridden(options: Options, environment: Mapping[str, str]) -> Options:
         values.setdefault(name, []).append(value.strip() if equals else part.strip())
     unknown = sorted(set(values) - {"steps", "ranks"})
     if unknown:
-        raise WrongUse(
-            f"{SWITCH}={text!r} in the environment names {unknown[0] or text!r}. "
-            "Set it to off, or to something like steps=20-22,ranks=0."
-        )
+        raise WrongUse(f"it names {unknown[0] or text!r}. Set it to off, or to something like steps=20-22,ranks=0.")
     if "steps" in values:
         options = replace(options, steps=",".join(values["steps"]), schedule=None)
+        options.plan()
     if "ranks" in values:
-        options = replace(options, ranks=_ranks(values["ranks"], text))
+        options = replace(options, ranks=_given_ranks(",".join(values["ranks"])))
     return options
-
-
-def _ranks(parts: Sequence[str], text: str) -> frozenset[int]:
-    try:
-        return _given_ranks(",".join(parts))
-    except WrongUse:
-        raise WrongUse(f"{SWITCH}={text!r}: its ranks are none. Write ranks=0 or ranks=0-3,8.") from None
 
 
 def _given_ranks(ranks: object) -> frozenset[int]:
@@ -274,7 +305,3 @@ def _parts(ranks: object) -> Sequence[str]:
         str(int(one)) if isinstance(one, SupportsIndex) and not isinstance(one, bool) else repr(one) for one in numbers
     ]
     return parts or [""]
-
-
-def _local_dir(path: str | os.PathLike[str] | None) -> Path | None:
-    return None if path is None else _directory(path, "local_dir").expanduser()

@@ -8,7 +8,6 @@ from typing import Any
 
 from profiler_wrapper import __version__
 from profiler_wrapper.capture.holdings import HeldMemory
-from profiler_wrapper.capture.layers import find_roots
 from profiler_wrapper.capture.optimizers import find_optimizers
 from profiler_wrapper.capture.others import profiler_is_on, profiler_is_waiting
 from profiler_wrapper.capture.out_of_memory import OutOfMemory, out_of_memory
@@ -47,6 +46,8 @@ class Profiling:
             in_pipeline=is_in_pipeline(model, options.device_mesh, options.coordinates),
             on_root_enter=self._root_enters,
         )
+        for warning in self._scopes.warnings:
+            tell(warning)
         self._held_memory = HeldMemory(self._scopes.roots, find_optimizers(optimizer))
         self._recorder: Recorder | None = None
         self._first_call = FirstCall()
@@ -157,7 +158,7 @@ class Profiling:
             return False
         if self.finisher is None:
             info = run_info(
-                modules=(root.module for root in find_roots(self._model)) if self._model is not None else (),
+                modules=[root.module for root in self._scopes.roots()],
                 rank=self._options.rank,
                 device_mesh=self._options.device_mesh,
                 coordinates=self._options.coordinates,

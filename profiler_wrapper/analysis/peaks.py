@@ -123,16 +123,19 @@ def find_peaks(
         is of another device. Else it is None.
 
     Raises:
-        WrongUse: a value that means no peak, or a file that is none of ours.
+        WrongUse: `given` means no peak, or is a file that is none of ours. What the variable says wrong is a warning.
     """
     environment = os.environ if environment is None else environment
     told = environment.get(VARIABLE, "").strip()
+    known = peaks_of(device_name) if device_name else None
     if given is not None:
         peaks = _told(given, device_name, "peaks")
     elif told:
-        peaks = _told(told, device_name, VARIABLE)
+        try:
+            peaks = _told(told, device_name, VARIABLE)
+        except WrongUse as error:
+            return known, f"{error} It is ignored."
     else:
-        known = peaks_of(device_name) if device_name else None
         return known, None if known else _unknown(device_name)
     if device_name and peaks.device and peaks.device != device_name:
         return peaks, f"the peaks used are of {peaks.device!r} ({peaks.source}), but this device is {device_name!r}"

@@ -13,13 +13,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Union
+from typing import Any, Union
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from profiler_wrapper.capture.pipeline import find_stages, numbered_from
-from profiler_wrapper.capture.wrappers import added_prefix, children, class_name, holders, is_adapted
+from profiler_wrapper.capture.wrappers import added_prefix, all_parameters, children, class_name, holders, is_adapted
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.recording.kinds import kind_of, looks_like_block
 from profiler_wrapper.recording.marks import ROOT_PATH, Mark
@@ -191,11 +191,18 @@ def _walk(root: Root) -> Iterator[_Spot]:
     )
     visit = _Visit(root.in_pipeline, {id(module): top}, {ROOT_PATH})
     prefix = f"{root.label}." if root.named else ""
-    _descend(top, prefix, prefix + added, visit)
+    descents = [_descend(top, prefix, prefix + added, visit)]
+    while descents:  # without recursion, which ends where modules are nested deep
+        below = next(descents[-1], None)
+        if below is None:
+            descents.pop()
+        else:
+            descents.append(below)
     return iter(visit.spots.values())
 
 
-def _descend(parent: _Spot, prefix: str, raw_prefix: str, visit: _Visit) -> None:
+def _descend(parent: _Spot, prefix: str, raw_prefix: str, visit: _Visit) -> Iterator[Iterator[Any]]:
+    """Adds what is right below `parent`; gives the descent into each."""
     blocks = () if parent.depth_in_block is not None else _blocks_in(parent)
     first = _first_number(parent.module) if visit.in_pipeline else 0
     for name, child in children(parent.module).items():
@@ -219,7 +226,7 @@ def _descend(parent: _Spot, prefix: str, raw_prefix: str, visit: _Visit) -> None
         )
         visit.spots[id(inner)] = spot
         visit.paths.add(path)
-        _descend(spot, f"{path}.", f"{raw_prefix}{name}.{added}", visit)
+        yield _descend(spot, f"{path}.", f"{raw_prefix}{name}.{added}", visit)
 
 
 def _first_number(module: nn.Module) -> int:
@@ -264,7 +271,7 @@ def check_selection(select: Selection) -> None:
 
 
 def _selector(select: Selection) -> Callable[[_Spot], bool]:
-    if select == "auto":
+    if isinstance(select, str) and select == "auto":
         return lambda spot: (spot.depth_in_block or 0) <= 1 and not spot.in_adapted
     if isinstance(select, int) and not isinstance(select, bool) and select >= 0:
         deepest = select
@@ -287,7 +294,7 @@ def _layer(spot: _Spot, label: str) -> Layer:
 def _count_parameters(module: nn.Module) -> tuple[int, int]:
     """Own and all parameters, of the unsharded tensors where these know their full size."""
     own = sum(_numel(parameter) for parameter in module._parameters.values() if parameter is not None)
-    return own, sum(_numel(parameter) for parameter in module.parameters())
+    return own, sum(_numel(parameter) for parameter in all_parameters(module))
 
 
 def _numel(parameter: nn.Parameter) -> int:

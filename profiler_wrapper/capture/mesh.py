@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from profiler_wrapper.capture.coordinates import DIMENSIONS, WRITTEN_ALWAYS, in_order
+from profiler_wrapper.capture.wrappers import all_parameters
 
 # Megatron-LM has no mesh; its parallel state tells this process's place in each dimension.
 _MEGATRON = "megatron.core.parallel_state"
@@ -75,7 +76,7 @@ def megatron_has_pipeline() -> bool:
 def mesh_of(modules: Iterable[torch.nn.Module]) -> Any:
     """The whole mesh that the first sharded parameter lies on."""
     for module in modules:
-        for parameter in module.parameters():
+        for parameter in all_parameters(module):
             mesh = getattr(parameter, "device_mesh", None)
             if mesh is not None:
                 return root_mesh(mesh)

@@ -13,6 +13,7 @@ from torch import nn
 
 from profiler_wrapper.capture.layers import Root, module_paths
 from profiler_wrapper.capture.storages import Listing
+from profiler_wrapper.capture.wrappers import all_modules
 from profiler_wrapper.recording.marks import ROOT_PATH
 
 
@@ -66,7 +67,7 @@ class ParameterNames:
     def refresh(self) -> None:
         """See what the models are made of now."""
         roots = self._roots()
-        ids = [id(tensor) for root in roots for module in root.module.modules() for tensor in _registered(module)]
+        ids = [id(tensor) for root in roots for module in all_modules(root.module) for tensor in _registered(module)]
         if ids == self._named and all(known.reference() is not None for known in self._parameters):
             return
         self._named = ids
@@ -86,7 +87,7 @@ class ParameterNames:
 
     def _name_model(self, root: Root) -> None:
         paths = module_paths(root)
-        for module in root.module.modules():
+        for module in all_modules(root.module):
             path = paths.get(id(module), ROOT_PATH)
             if path == ROOT_PATH:
                 path = root.label if root.named else ""

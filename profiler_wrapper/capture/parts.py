@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from profiler_wrapper.capture import calls
+from profiler_wrapper.capture.wrappers import all_parameters
 
 
 class FirstCall:
@@ -56,7 +57,7 @@ class FirstCall:
 
 def _gradient_state(module: nn.Module) -> tuple[int, int] | None:
     """Differs after a backward: what the first parameter that learns has as its gradient, and which version of it."""
-    for parameter in module.parameters():
+    for parameter in all_parameters(module):
         # A call by `torch.func.functional_call` may bring tensors that are no leaves: torch warns of their gradients.
         if parameter.requires_grad and parameter.is_leaf:
             gradient = parameter.grad

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from profiler_wrapper.capture.mesh import has_pipeline, megatron_has_pipeline, mesh_of, root_mesh
+from profiler_wrapper.capture.wrappers import children
 
 # How the entries of a list of layers, or a module right below them, say which layer of the whole model they are.
 _NUMBERS_FROM_0 = ("layer_idx", "layer_id", "layer_index", "block_idx")
@@ -89,7 +90,7 @@ def _from_1(entry: nn.Module) -> int | None:
 
 def _from_0(name: str) -> Callable[[nn.Module], int | None]:
     def number(entry: nn.Module) -> int | None:
-        for module in (entry, *entry.children()):
+        for module in (entry, *children(entry).values()):
             told = getattr(module, name, None)
             if _is_number(told):
                 return int(told)  # type: ignore[arg-type]

@@ -21,7 +21,8 @@ from profiler_wrapper.capture import calls
 from profiler_wrapper.capture.compiled_layers import MarkedModule, describe_compiled
 from profiler_wrapper.capture.layers import Layer, Root, RootLabels, Selection, check_selection, find_roots, name_layers
 from profiler_wrapper.capture.phases import generation_phase, in_backward
-from profiler_wrapper.capture.wrappers import holders, is_compiled, is_part_of_a_model
+from profiler_wrapper.capture.wrappers import all_parameters, holders, is_compiled, is_part_of_a_model
+from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.recording.marks import ROOT_PATH, format_mark
 
 _Range = torch._C._profiler._RecordFunctionFast
@@ -71,10 +72,10 @@ class LayerScopes:
         self._on_root_enter = on_root_enter
         self._on_root_exit = on_root_exit
         self._labels = RootLabels()
-        roots = find_roots(model, self._labels) if model is not None else ()
+        roots = self._roots_in(model) if model is not None else ()
         self._unnamed = tuple(replace(root, in_pipeline=True) for root in roots) if in_pipeline else roots
-        self._given = model is not None
-        self._finds_roots = model is None
+        self._given = bool(roots)
+        self._finds_roots = not roots
         self._attached = False
         self._entrances: dict[int, _Entrance] = {}  # by id of the module called
         self._alive: dict[int, weakref.ref[nn.Module]] = {}
@@ -82,6 +83,18 @@ class LayerScopes:
         self._targets: dict[tuple[str, str], _Target] = {}  # by root and path, in model order
         self._plain: set[type] = set()  # classes that wrap nothing
         self._thread = _OpenCalls()
+
+    def _roots_in(self, model: object) -> tuple[Root, ...]:
+        try:
+            return find_roots(model, self._labels)
+        except WrongUse:
+            raise
+        except Exception as error:  # of the model's own code: a property of a pipeline, say
+            self.warnings.append(
+                f"the modules of {type(model).__name__} could not be listed ({type(error).__name__}: {error}); "
+                "the outermost modules that are called are taken instead"
+            )
+            return ()
 
     def attach(self) -> None:
         """Start marking. Does nothing if already attached."""
@@ -120,7 +133,7 @@ class LayerScopes:
     def roots(self) -> tuple[Root, ...]:
         """The models known so far, those that are still there."""
         alive = ((reference(), root) for reference, root in self._roots.values())
-        return tuple(replace(root, module=module) for module, root in alive if module is not None)
+        return (*self._unnamed, *(replace(root, module=module) for module, root in alive if module is not None))
 
     def is_part(self, module: nn.Module) -> bool | None:
         """Whether `module` lies in a model that was given, and is none itself; None where that cannot be told."""
@@ -229,7 +242,7 @@ class LayerScopes:
         root = Root(self._labels.take(module), module)
         self._roots[root.label] = weakref.ref(module), _without_module(root)
         self._add_layers(name_layers(root, self._select))
-        if not any(True for _ in module.parameters()):
+        if not any(True for _ in all_parameters(module)):
             # A loss made anew for every step is one row, not a thousand.
             weakref.finalize(module, self._labels.give_back, root.label).atexit = False
         return self._entrances[id(module)]

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from profiler_wrapper.capture.growth import free_bytes
+from profiler_wrapper.capture.wrappers import all_modules, all_parameters
 
 _ATTENTION_BACKENDS = ("flash", "mem_efficient", "math", "cudnn")
 _WRAPPERS = frozenset(
@@ -94,7 +95,7 @@ def _devices_with(kind: str, parameters: Iterable[torch.Tensor]) -> bool:
 
 
 def _parameters(modules: Iterable[nn.Module]) -> dict[str, Any]:
-    every = {id(parameter): parameter for module in modules for parameter in module.parameters()}
+    every = {id(parameter): parameter for module in modules for parameter in all_parameters(module)}
     size_bytes: Counter[str] = Counter()
     for parameter in every.values():
         size_bytes[_dtype(parameter)] += parameter.numel() * parameter.element_size()
@@ -112,13 +113,13 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 def _wrappers(modules: Iterable[nn.Module]) -> list[str]:
     """Classes that distribute, compile or adapt what they are around."""
-    classes = {type(inner) for module in modules for inner in module.modules()}
+    classes = {type(inner) for module in modules for inner in all_modules(module)}
     return sorted({base.__name__ for one in classes for base in one.__mro__} & _WRAPPERS)
 
 
 def _attention_implementation(modules: Iterable[nn.Module]) -> str | None:
     """As a Hugging Face config says: "sdpa", "eager" ...; None where no model has one."""
-    configs = (getattr(inner, "config", None) for module in modules for inner in module.modules())
+    configs = (getattr(inner, "config", None) for module in modules for inner in all_modules(module))
     told = (getattr(config, "_attn_implementation", None) for config in configs)
     return next((name for name in told if isinstance(name, str)), None)
 

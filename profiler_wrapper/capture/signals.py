@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from profiler_wrapper.capture import calls
+from profiler_wrapper.capture.wrappers import all_parameters
 
 is_compiling = torch.compiler.is_compiling
 
@@ -55,7 +56,7 @@ class Updates:
     def since_last(self, module: nn.Module | None) -> bool:
         """By the first parameter that learns; False where another one took its place."""
         before, self._seen = self._seen, None
-        for parameter in module.parameters() if module is not None else ():
+        for parameter in all_parameters(module) if module is not None else ():
             if isinstance(parameter, UninitializedParameter):  # it can be asked nothing
                 continue
             if parameter.requires_grad and not parameter.is_inference():

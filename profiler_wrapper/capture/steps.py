@@ -19,6 +19,8 @@ MOST_WARM_UP_STEPS = 10  # while torch.compile is still compiling
 TIMED_STEPS = 3
 GENERATION_CALLS = WARM_UP_STEPS + TIMED_STEPS
 
+_ACTIONS = ("NONE", "WARMUP", "RECORD", "RECORD_AND_SAVE")  # torch.profiler.ProfilerAction
+
 Shapes = bool | Literal["auto"]
 
 
@@ -218,16 +220,26 @@ def make_plan(
     """
     full_step_before = record_shapes == "auto"
     if schedule is not None:
-        if steps != "auto":
+        if not (isinstance(steps, str) and steps == "auto"):
             raise WrongUse(f"steps={steps!r} and a schedule were given. Give one of them.")
         if not callable(schedule):
-            raise WrongUse(f"schedule={schedule!r} is no torch.profiler.schedule(...). Give one, or steps='20-22'.")
+            raise _no_schedule(schedule)
+        try:
+            action = schedule(0)  # as torch.profiler asks too when it is made
+        except Exception as error:
+            raise _no_schedule(schedule, f"asked for step 0 it raises {type(error).__name__}: {error}") from error
+        if getattr(action, "name", None) not in _ACTIONS:
+            raise _no_schedule(schedule, f"asked for step 0 it gives {action!r}, which is no ProfilerAction")
         return SchedulePlan(schedule, full_step_before)
-    if steps == "auto":
+    if isinstance(steps, str) and steps == "auto":
         return AutoPlan()
-    if steps == "all":
+    if isinstance(steps, str) and steps == "all":
         return AutoPlan(timed_steps=None) if record_shapes == "auto" else TimedFromTheStart()
     return WindowPlan(parse_windows(steps), full_step_before)
+
+
+def _no_schedule(schedule: object, why: str = "it cannot be called") -> WrongUse:
+    return WrongUse(f"schedule={schedule!r} is no torch.profiler.schedule(...): {why}. Give one, or steps='20-22'.")
 
 
 def parse_windows(steps: str | int | range) -> tuple[range, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
@@ -48,6 +49,28 @@ _known: weakref.WeakKeyDictionary[type, _ClassFacts] = weakref.WeakKeyDictionary
 def children(module: nn.Module) -> dict[str, nn.Module]:
     """The modules right below by name, an instance under each of its names."""
     return {name: child for name, child in module._modules.items() if child is not None}
+
+
+def all_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """As `module.modules()`, which a model's class may have otherwise, and which ends where modules are nested deep."""
+    seen: set[int] = set()
+    waiting = [module]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting.extend(reversed(children(one).values()))
+
+
+def all_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    """As `module.parameters()`, which a model's class may have otherwise."""
+    seen: set[int] = set()
+    for one in all_modules(module):
+        for parameter in one._parameters.values():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield parameter
 
 
 def class_name(module: nn.Module) -> str:

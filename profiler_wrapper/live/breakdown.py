@@ -18,6 +18,7 @@ from torch import nn
 from profiler_wrapper.capture import calls
 from profiler_wrapper.capture.phases import in_backward
 from profiler_wrapper.capture.signals import OptimizerSteps
+from profiler_wrapper.capture.wrappers import all_modules
 from profiler_wrapper.live import engine_calls
 from profiler_wrapper.live.records import PARTS
 from profiler_wrapper.live.step_clock import Mark, seconds_between
@@ -172,9 +173,9 @@ class Breakdown:
             return False
         self._looked_inside = True
         try:
-            self._inside = {id(module) for module in model.modules()}
+            self._inside = {id(module) for module in all_modules(model)}
             if not self._is_of(model, stranger):
-                self._outside.update(id(module) for module in stranger.modules() if id(module) not in self._inside)
+                self._outside.update(id(module) for module in all_modules(stranger) if id(module) not in self._inside)
         except Exception as error:
             self._open = False
             self._on_failure("measuring the parts of a step", error)

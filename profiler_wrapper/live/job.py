@@ -14,6 +14,7 @@ from torch import nn
 
 from profiler_wrapper.analysis.peaks import Peaks, find_peaks, type_of
 from profiler_wrapper.capture.runinfo import RunInfo, float32_matmul_precision, mesh_of, run_info
+from profiler_wrapper.capture.wrappers import all_parameters
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.live.monitor_config import DEFAULT_LOG_DIR, MonitorConfig
 from profiler_wrapper.live.parallelism import GivenSizes, Parallelism, parallelism
@@ -205,7 +206,7 @@ def _has_config(model: nn.Module | None) -> bool:
 
 
 def _frozen_share(model: nn.Module | None) -> float:
-    parameters = [] if model is None else list(model.parameters())
+    parameters = [] if model is None else list(all_parameters(model))
     total = sum(parameter.numel() for parameter in parameters)
     frozen = sum(parameter.numel() for parameter in parameters if not parameter.requires_grad)
     return frozen / total if total else 0.0
@@ -214,7 +215,7 @@ def _frozen_share(model: nn.Module | None) -> float:
 def _dtype_of(model: nn.Module | None) -> str:
     """The floating type that most of the model's parameters have; "" without any."""
     sizes = Counter[str]()
-    for parameter in model.parameters() if model is not None else ():
+    for parameter in all_parameters(model) if model is not None else ():
         if parameter.is_floating_point():
             sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
     return sizes.most_common(1)[0][0] if sizes else ""

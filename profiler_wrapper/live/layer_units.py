@@ -10,6 +10,7 @@ from torch import nn
 
 from profiler_wrapper.capture.layers import Layer, RootLabels, find_roots, name_layers
 from profiler_wrapper.capture.pipeline import is_in_pipeline
+from profiler_wrapper.capture.wrappers import all_modules
 from profiler_wrapper.recording.marks import ROOT_PATH
 
 
@@ -74,7 +75,7 @@ class Units:
         self.all.append(unit)
         for holder in layer.holders:
             self._entries[id(holder)] = weakref.ref(holder), unit
-        for module in layer.module.modules():
+        for module in all_modules(layer.module):
             if module is not layer.module:
                 self._inside.setdefault(id(module), (weakref.ref(module), unit))
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import subprocess
 import sys
 import warnings
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -64,6 +67,56 @@ def test_wrong_use_is_said_at_once(options: dict[str, Any], found: str) -> None:
     with pytest.raises(pw.WrongUse) as refused:
         pw.ProfilerWrapper(None, **options)
     assert found in str(refused.value)
+
+
+HOSTILE = [
+    5, -1, 0.5, float("nan"), 2**70, True, "", "~nosuchuser/x", "a\0b", "\ud800", b"x", [], [[]], [5], {}, {"x": []},
+    object(), lambda: None, lambda step: 5, np.array([1, 2]), range(3), ValueError,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("parameter", [name for name in signature(pw.ProfilerWrapper).parameters if name != "model"])
+def test_an_argument_is_taken_or_refused_in_words(parameter: str, tmp_path: Path) -> None:
+    taken = set()
+    for value in HOSTILE:
+        with contextlib.suppress(pw.WrongUse):
+            pw.ProfilerWrapper(nn.Linear(2, 2), **{"output_dir": tmp_path, parameter: value})
+            taken.add(repr(value))
+    switch = parameter.startswith("enable") or parameter in ("profile_memory", "with_stack", "background", "is_st")
+    if switch or parameter in ("activities", "schedule", "device_mesh"):
+        assert taken <= ({"True"} if switch else set())
+
+
+def test_a_model_that_answers_oddly_costs_no_more_than_its_layers(case: Case, tmp_path: Path) -> None:
+    class Odd(type(case.model)):  # type: ignore[misc]
+        def parameters(self, which: str) -> Any:
+            raise AssertionError
+
+        modules = named_modules = children = named_parameters = parameters
+
+    class Pipeline:
+        @property
+        def components(self) -> Any:
+            raise ValueError("wrongly initialised")
+
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.1)
+    case.model.__class__ = Odd
+    for given in (case.model, Pipeline()):
+        with (
+            warnings.catch_warnings(record=True) as said,
+            pw.ProfilerWrapper(given, output_dir=tmp_path, files=QUICK, enable_print_summary=False) as prof,
+        ):
+            warnings.simplefilter("always")
+            for _ in range(2):
+                case.model(**case.batch(0)).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        layers = result_of(prof).run["layers"]
+        assert len(layers) > 10
+        assert layers[0]["parameters"] > 1000
+        assert ["wrongly initialised" in str(one.message) for one in said] == [True] * (given is not case.model)
+    with pytest.warns(pw.ProfilerWrapperWarning, match="wrongly initialised"), pw.mark(Pipeline()):
+        pass
 
 
 def test_is_st_twice_is_refused() -> None:
@@ -186,13 +239,9 @@ def test_without_peaks_there_is_one_warning(case: Case, tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("peaks", ["quick", 0, {"float31": 5}, "nothing.json"])
-def test_peaks_that_mean_nothing_are_refused_at_once(peaks: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peaks_that_mean_nothing_are_refused_at_once(peaks: object) -> None:
     with pytest.raises(pw.WrongUse):
         pw.ProfilerWrapper(peaks=peaks)  # type: ignore[arg-type]
-    if isinstance(peaks, str):
-        monkeypatch.setenv("PROFILER_WRAPPER_PEAK_TFLOPS", peaks)
-        with pytest.raises(pw.WrongUse):
-            pw.ProfilerWrapper()
 
 
 # --- the environment ----------------------------------------------------------------------------
@@ -222,11 +271,27 @@ def test_the_environment_overrides_steps_and_ranks(case: Case, tmp_path: Path, m
     assert prof.result is None
 
 
-@pytest.mark.parametrize("text", ["nonsense", "steps=soon", "ranks=all", "rank=0"])
-def test_an_environment_that_means_nothing_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROFILER_WRAPPER", text)
-    with pytest.raises(pw.WrongUse):
-        pw.ProfilerWrapper()
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("PROFILER_WRAPPER", "nonsense"),
+        ("PROFILER_WRAPPER", "steps=soon"),
+        ("PROFILER_WRAPPER", "ranks=all"),
+        ("PROFILER_WRAPPER", "rank=0"),
+        ("PROFILER_WRAPPER_LOCAL_DIR", "~nosuchuser/x"),
+        ("PROFILER_WRAPPER_PEAK_TFLOPS", "quick"),
+    ],
+)
+def test_a_slip_in_the_environment_is_said_and_ignored(
+    variable: str, text: str, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, text)
+    with pytest.warns(pw.ProfilerWrapperWarning, match=f"{variable}='{text}' in the environment is ignored") as said:
+        prof = profiler(case, tmp_path, steps="1")
+    assert len(said) == 1
+    with prof:
+        models.train(case, steps=3)
+    assert result_of(prof).run["timed_steps"] == [1]
 
 
 # --- the package --------------------------------------------------------------------------------

@@ -171,6 +171,13 @@ def test_the_same_module_twice_is_one_root() -> None:
     assert [root.label for root in find_roots([model, model])] == ["Mlp#0"]
 
 
+def test_a_thousand_modules_inside_each_other() -> None:
+    model: nn.Module = nn.Linear(2, 2)
+    for _ in range(1200):
+        model = nn.Sequential(model)
+    assert len(rows(model, 5000)) == 1201
+
+
 def test_names_below_a_named_root_start_with_its_name() -> None:
     assert rows({"vae": Mlp()}) == [".", "vae.up", "vae.down"]
     assert rows({"vae": Mlp()}, "vae.up") == [".", "vae.up"]
