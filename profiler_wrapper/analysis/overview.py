@@ -3,8 +3,8 @@
 The figures are those of the TensorBoard profiler's overview, by its definitions: torch_tb_profiler 0.4.3,
 `event_parser.py` (what counts as what), `overall_parser.py` (the order), `gpu_metrics_parser.py`. Where ours differ:
 communication is known by what a kernel is and not by five names, and where there are device events it is kernels
-only: what the CPU does to launch them is the CPU's; annotations are no CPU time, for they change with what a user
-names; nothing is counted between steps.
+only: what the CPU does to launch them is the CPU's; copies beside it do not hide it; annotations are no CPU time, for
+they change with what a user names; nothing is counted between steps.
 """
 
 from __future__ import annotations
@@ -100,22 +100,22 @@ def _splits(found: Attributed, windows: StepWindows) -> tuple[StepSplit, ...]:
             step=number,
             span_ns=span_ns,
             kernel_ns=kernel,
+            communication_ns=communication,
             memcpy_ns=memcpy,
             memset_ns=memset,
-            communication_ns=communication,
             runtime_ns=runtime,
             dataloader_ns=dataloader,
             cpu_ns=cpu,
             other_ns=other,
         )
-        for number, span_ns, kernel, memcpy, memset, communication, runtime, dataloader, cpu, other in zip(
+        for number, span_ns, kernel, communication, memcpy, memset, runtime, dataloader, cpu, other in zip(
             windows.number, spans_ns.tolist(), *parts, strict=True
         )
     )
 
 
 def _by_priority(found: Attributed) -> list[Int64]:
-    """Spans by what their time is: kernel, memcpy, memset, communication, runtime, data loader, CPU.
+    """Spans by what their time is: kernel, communication, memcpy, memset, runtime, data loader, CPU.
 
     Communication is kernels that move data between ranks; without device events, ops and annotations that do.
     """
@@ -133,9 +133,9 @@ def _by_priority(found: Attributed) -> list[Int64]:
         communicates |= on_cpu & np.array(moves, dtype=np.bool_)[name] & ~is_mark
     kinds = (
         (category == Category.KERNEL) & ~communicates,
+        communicates,
         category == Category.MEMCPY,
         category == Category.MEMSET,
-        communicates,
         category == Category.RUNTIME,
         on_cpu & loads,
         (category == Category.CPU_OP) & ~is_mark,

@@ -16,7 +16,7 @@ from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import AttentionRow, ClassRow, StepRow, TimeTotals, UnattributedRow
 from profiler_wrapper.analysis.phase import PHASES, Phase
 from profiler_wrapper.analysis.steps import Steps
-from profiler_wrapper.recording.columns import Bool, Int64, Recording
+from profiler_wrapper.recording.columns import Bool, Category, Int64, Recording
 
 _COMMUNICATION = classes.CLASSES.index("communication")
 
@@ -114,6 +114,13 @@ def step_rows(
     return tuple(rows)
 
 
+def hides_communication(recording: Recording, charges: Charges) -> Bool:
+    """Per event whether it computes: copies and sets do not, so they hide none."""
+    is_kernel = recording.spans.category[charges.span] == Category.KERNEL
+    computes: Bool = is_kernel & (charges.work != _COMMUNICATION)
+    return computes
+
+
 def exposed_communication(recording: Recording, charges: Charges) -> tuple[Int64, int | None]:
     """(per event, in all) communication time with no compute running beside it on the same device.
 
@@ -126,10 +133,11 @@ def exposed_communication(recording: Recording, charges: Charges) -> tuple[Int64
     start, end = spans.start_ns[charges.span], spans.end_ns[charges.span]
     device = spans.device[charges.span]
     communicates: Bool = charges.work == _COMMUNICATION
+    computing = hides_communication(recording, charges)
     total = 0
     for index in np.unique(device).tolist():
         here = device == index
-        compute = union(start[here & ~communicates], end[here & ~communicates])
+        compute = union(start[here & computing], end[here & computing])
         moving = here & communicates
         exposed[moving] = charges.time_ns[moving] - compute.overlap(start[moving], end[moving])
         moved: Union = union(start[moving], end[moving])

@@ -93,15 +93,15 @@ class StepSplit:
     """Wall time of one step, without overlap, in this order of priority. The parts add up to `span_ns` exactly.
 
     An instant with a kernel running is kernel time, whatever else runs beside it; and so on down the list. Kernels
-    that move data between ranks are communication, so this is what of it no other kernel or copy hides.
+    that move data between ranks are communication, so this is what of it no other kernel hides: copies do not compute.
     """
 
     step: int | None  # None: a trace without steps, taken as one
     span_ns: int  # until both the CPU and the devices are done with it, from the end of the step before at the earliest
     kernel_ns: int
+    communication_ns: int
     memcpy_ns: int
     memset_ns: int
-    communication_ns: int
     runtime_ns: int  # calls into the runtime or driver
     dataloader_ns: int
     cpu_ns: int  # ops, with no device at work

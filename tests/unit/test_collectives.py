@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given, settings
 
 from any_traces import traces, training_step, wild_traces
+from profiler_wrapper.analysis.advice.communication_rules import communication_bound
+from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.analyse import analyse
+from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.collective_names import bus_factor, collective_of, element_bytes, type_in_kernel
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.analysis.view_model import CollectiveRow
-from profiler_wrapper.recording.columns import Recording
+from profiler_wrapper.recording.columns import Category, Recording
 from profiler_wrapper.recording.device_details import CollectiveDetails
 from recordings import AUTOGRAD, Trace
 
@@ -252,6 +255,23 @@ def test_collectives_of_wild_traces_add_up(trace: Trace) -> None:
     told = tuple(CollectiveDetails(i, "allreduce", 2, 2, "Float", 2, "g") for i in range(0, len(recording.spans), 2))
     assert_collectives_are_conserved(analyse(recording))
     assert_collectives_are_conserved(analyse(replace(recording, collectives=told)))
+
+
+def test_copies_hide_no_communication() -> None:
+    """Neither a layer's, nor a collective's, nor the whole, and not for the advice either."""
+    trace = Trace().annotation("ProfilerStep#1", 0, 1000).mark("fc", 0, 400)
+    trace.op("aten::mm", 10, 20).kernel("gemm", 100, 200, launched=12)
+    trace.op("c10d::allreduce_", 30, 60).kernel(KERNEL, 150, 650, launched=40, stream=20)
+    trace.kernel("Memcpy DtoH", 200, 500, launched=70, stream=9, category=Category.MEMCPY)
+    trace.kernel("Memset", 500, 700, launched=75, stream=10, category=Category.MEMSET)
+    result = analyse(trace.recording())
+    assert (one(result).exposed_ns, one(result).overlapped_ns) == (450, 50)
+    assert result.time.exposed_communication_ns == 450
+    assert [row.exposed_communication_ns for row in result.layers] == [450]
+    assert result.overview is not None and result.overview.steps[0].communication_ns == 450
+    found = attributed(trace.recording())
+    (told,) = communication_bound(Facts(analysis=result, found=found))
+    assert told.details["exposed_us"] == 0.45
 
 
 def test_where_collectives_do_not_overlap_exposed_is_that_of_the_whole() -> None:

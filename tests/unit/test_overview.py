@@ -26,7 +26,7 @@ from recordings import AUTOGRAD, Trace
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
 PARTS = (
-    "kernel_ns", "memcpy_ns", "memset_ns", "communication_ns", "runtime_ns", "dataloader_ns", "cpu_ns", "other_ns",
+    "kernel_ns", "communication_ns", "memcpy_ns", "memset_ns", "runtime_ns", "dataloader_ns", "cpu_ns", "other_ns",
 )  # fmt: skip
 V100 = TRACES / "v100_ddp_resnet.pt.trace.json.gz"
 DEVICES = [
@@ -55,25 +55,25 @@ def split(step: StepSplit) -> dict[str, int]:
 
 
 def test_every_instant_is_the_first_of_its_kinds() -> None:
-    """Kernel, memcpy, memset, communication, runtime, data loader, CPU, other; whatever runs beside."""
+    """Kernel, communication, memcpy, memset, runtime, data loader, CPU, other; whatever runs beside."""
     trace = Trace().annotation("ProfilerStep#4", 0, 1000)
     trace.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 10, 110).op("aten::stack", 50, 90)
     trace.op("aten::mm", 200, 400).launch(250, 300, correlation=1)
     trace.kernel("gemm", 350, 500, correlation=1)
-    trace.kernel("Memcpy HtoD", 450, 560, launched=390, category=Category.MEMCPY, stream=9)
-    trace.kernel("Memset", 540, 580, launched=391, category=Category.MEMSET, stream=10)
+    trace.kernel("Memcpy HtoD", 450, 760, launched=390, category=Category.MEMCPY, stream=9)
+    trace.kernel("Memset", 740, 780, launched=391, category=Category.MEMSET, stream=10)
     trace.kernel("ncclDevKernel_AllReduce_Sum_bf16_RING", 480, 700, launched=395, stream=11)
     trace.op("aten::add", 600, 800)
     step = overview_of(trace).steps[0]
     assert step.step == 4
     assert split(step) == {
         "kernel": 150,  # 350 to 500
-        "memcpy": 60,  # 500 to 560
-        "memset": 20,  # 560 to 580
-        "communication": 120,  # 580 to 700
+        "communication": 200,  # 500 to 700: copies beside it compute nothing
         "runtime": 50,  # 250 to 300; the calls at 390 lie under the kernel
         "dataloader": 100,  # 10 to 110, with an op inside
-        "cpu": 50 + 50 + 100,  # 200 to 250, 300 to 350, 700 to 800
+        "memcpy": 60,  # 700 to 760
+        "memset": 20,  # 760 to 780
+        "cpu": 50 + 50 + 20,  # 200 to 250, 300 to 350, 780 to 800
         "other": 10 + 90 + 200,
     }
     assert step.span_ns == 1000
@@ -137,9 +137,9 @@ def test_names_given_by_the_user_and_marks_are_no_time() -> None:
 
 KINDS: dict[str, tuple[int, Callable[[Trace, int, int], Trace]]] = {
     "kernel": (0, lambda t, a, b: t.kernel("gemm", a, b, stream=a % 3)),
-    "memcpy": (1, lambda t, a, b: t.kernel("Memcpy DtoD", a, b, category=Category.MEMCPY)),
-    "memset": (2, lambda t, a, b: t.kernel("Memset", a, b, category=Category.MEMSET)),
-    "nccl": (3, lambda t, a, b: t.kernel("ncclDevKernel_AllGather", a, b, stream=20)),
+    "memcpy": (2, lambda t, a, b: t.kernel("Memcpy DtoD", a, b, category=Category.MEMCPY)),
+    "memset": (3, lambda t, a, b: t.kernel("Memset", a, b, category=Category.MEMSET)),
+    "nccl": (1, lambda t, a, b: t.kernel("ncclDevKernel_AllGather", a, b, stream=20)),
     "runtime": (4, lambda t, a, b: t.launch(a, b)),
     "loader": (5, lambda t, a, b: t.annotation("enumerate(DataLoader)#Iter.__next__", a, b, thread=5)),
     "op": (6, lambda t, a, b: t.op("aten::mm", a, b, thread=6)),
@@ -294,7 +294,7 @@ def test_the_v100_trace_against_plain_json() -> None:
     def kind_of(event: dict[str, Any]) -> int | None:
         name, cat = event["name"], event.get("cat")
         if cat in ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime"):
-            return {"kernel": 0, "gpu_memcpy": 1, "gpu_memset": 2, "cuda_runtime": 4}[cat]
+            return {"kernel": 0, "gpu_memcpy": 2, "gpu_memset": 3, "cuda_runtime": 4}[cat]
         if cat in ("cpu_op", "user_annotation") and name.startswith("enumerate(DataLoader)#"):
             return 5
         return 6 if cat == "cpu_op" else None

@@ -14,6 +14,7 @@ from profiler_wrapper.analysis.advice.wording import count, duration, share, siz
 from profiler_wrapper.analysis.intervals import Union, union
 from profiler_wrapper.analysis.numbered_names import split_number
 from profiler_wrapper.analysis.phase import Phase
+from profiler_wrapper.analysis.time_rows import hides_communication
 from profiler_wrapper.analysis.view_model import CollectiveRow, Finding
 from profiler_wrapper.recording.columns import Bool, Category, Int64
 
@@ -207,11 +208,11 @@ def _communication(facts: Facts) -> tuple[float, float]:
     start, end = spans.start_ns[charges.span], spans.end_ns[charges.span]
     communicates: Bool = charges.work == _COMMUNICATION
     if facts.on_device:
-        within = facts.launched_in_steps
+        within, computing = facts.launched_in_steps, hides_communication(facts.found.recording, charges)
         lengths = [
             _alone(
                 union(start[here & communicates & within], end[here & communicates & within]),
-                union(start[here & ~communicates], end[here & ~communicates]),
+                union(start[here & computing], end[here & computing]),
             )
             for here in (spans.device[charges.span] == device for device in np.unique(spans.device[charges.span]))
         ]
