@@ -57,10 +57,10 @@ def settings() -> list[Any]:
     matmul: Any = torch.backends.cuda.matmul
     mkldnn: Any = torch.backends.mkldnn
     return [
-        matmul.fp32_precision,
+        getattr(matmul, "fp32_precision", None),  # torch 2.9
         matmul.allow_tf32,
         matmul.allow_fp16_accumulation,
-        mkldnn.matmul.fp32_precision,
+        getattr(getattr(mkldnn, "matmul", None), "fp32_precision", None),
         torch.get_float32_matmul_precision(),
         torch.get_num_threads(),
         torch.is_grad_enabled(),
