@@ -18,7 +18,7 @@ from profiler_wrapper.capture.steps import Plan, Shapes, make_plan
 from profiler_wrapper.capture.switch import SWITCH, is_off
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.notices import tell
-from profiler_wrapper.recording.store import safe_name
+from profiler_wrapper.recording.store import given_directory, safe_name
 from profiler_wrapper.reports.write import REPORTS
 
 PREFIXES = {True: "opensora", False: "cogvideo", None: "profile"}
@@ -128,9 +128,9 @@ def make_options(
     options = Options(
         is_st=is_st,
         prefix=_prefix(PREFIXES[is_st] if prefix is None else prefix),
-        output_dir=_directory(output_dir, "output_dir"),
-        log_dir=None if log_dir is None else _directory(log_dir, "log_dir"),
-        mem_dir=None if mem_dir is None else _directory(mem_dir, "mem_dir"),
+        output_dir=given_directory(output_dir, "output_dir"),
+        log_dir=None if log_dir is None else given_directory(log_dir, "log_dir"),
+        mem_dir=None if mem_dir is None else given_directory(mem_dir, "mem_dir"),
         files=_files(files),
         track=_track(track),
         activities=_activities(activities),
@@ -139,9 +139,9 @@ def make_options(
         peaks=_of_environment(VARIABLE, _peaks, environment) if peaks is None else _peaks(peaks),
         coordinates=None if coordinates is None else given_coordinates(coordinates),
         ranks=None if ranks is None else _given_ranks(ranks),
-        local_dir=_of_environment(LOCAL_DIR_VARIABLE, lambda path: _directory(path, "path"), environment)
+        local_dir=_of_environment(LOCAL_DIR_VARIABLE, lambda path: given_directory(path, "path"), environment)
         if local_dir is None
-        else _directory(local_dir, "local_dir"),
+        else given_directory(local_dir, "local_dir"),
         **others,
     )
     _check(options)
@@ -185,18 +185,6 @@ def _prefix(prefix: object) -> str:
     if not isinstance(prefix, str) or not prefix:
         raise WrongUse(f"prefix={prefix!r} begins no file name. Give a text.")
     return safe_name(prefix, "profile")
-
-
-def _directory(path: object, parameter: str) -> Path:
-    try:
-        found = Path(path).expanduser()  # type: ignore[arg-type]
-    except TypeError:
-        raise WrongUse(f"{parameter}={path!r} is no directory. Give a path.") from None
-    except RuntimeError as error:  # of a user who is not known
-        raise WrongUse(f"{parameter}={path!r} is no directory: {error}") from error
-    if "\0" in str(found):
-        raise WrongUse(f"{parameter}={path!r} is no directory: there is a NUL in it.")
-    return found
 
 
 def _files(files: str | Iterable[str]) -> frozenset[str] | Literal["auto", "all"]:

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
+from profiler_wrapper.errors import WrongUse
+
 
 class Event(Protocol):
     """A point in the work that a device was given."""
@@ -81,9 +83,15 @@ def find_accelerator(device: str | torch.device | None = None) -> TorchAccelerat
 
     Args:
         device: what the user says; None: what torch finds.
+
+    Raises:
+        WrongUse: torch knows no such device.
     """
     if device is not None:
-        device_type = torch.device(device).type
+        try:
+            device_type = torch.device(device).type
+        except Exception as error:
+            raise WrongUse(f"device={device!r} is none that torch knows. Give 'cpu' or 'cuda', or nothing.") from error
     else:
         accelerators = getattr(torch, "accelerator", None)
         if accelerators is None or not accelerators.is_available():

@@ -67,7 +67,7 @@ class Told:
             raise WrongUse(f"flops_per_step={self.flops_per_step!r}: give the FLOPs of forward and backward of a step.")
         if self.dtype and type_of(self.dtype) is None:
             raise WrongUse(f"dtype={self.dtype!r} is no type of numbers that has a peak. Give 'bfloat16' or its like.")
-        if self.counts not in ("rank", "job"):
+        if not isinstance(self.counts, str) or self.counts not in ("rank", "job"):
             raise WrongUse(f"counts={self.counts!r}: give 'rank' or 'job'.")
         if self.config.peaks is not None:
             find_peaks(None, given=self.config.peaks)  # raises

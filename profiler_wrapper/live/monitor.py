@@ -6,7 +6,6 @@ import atexit
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ from profiler_wrapper.live.sinks import Sink
 from profiler_wrapper.live.statistics import RunStatistics
 from profiler_wrapper.live.watch import StepWatch
 from profiler_wrapper.notices import Notices
+from profiler_wrapper.recording.store import given_directory
 
 
 class TrainingMonitor:
@@ -122,13 +122,13 @@ class TrainingMonitor:
         )
         told = Told(
             config=self.config,
-            output_dir=Path(output_dir).absolute(),  # the loop may go to another directory
+            output_dir=given_directory(output_dir, "output_dir").absolute(),  # the loop may go to another directory
             log_file=log_file,
             model=model,
             model_config=model_config,
             batch_size=batch_size,
             seq_length=seq_length,
-            flops_per_step=None if flops_per_step is None else float(flops_per_step),
+            flops_per_step=None if flops_per_step is None else _number(flops_per_step),
             dtype="" if dtype is None else str(dtype).removeprefix("torch."),
             counts=counts,
             sizes=GivenSizes(
@@ -319,6 +319,13 @@ class TrainingMonitor:
             "failed", f"the monitor is off, because {what} failed: {type(error).__name__}: {error}; training goes on"
         )
         self._watch.close(wait=False)
+
+
+def _number(flops: Any) -> float:
+    try:
+        return float(flops)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WrongUse(f"flops_per_step={flops!r}: give a number.") from error
 
 
 def _off() -> TrainingMonitor:

@@ -140,8 +140,8 @@ class MonitorConfig:
             raise WrongUse("reading a YAML file needs PyYAML: pip install pyyaml") from error
         try:
             content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise WrongUse(f"{os.fspath(path)} is no YAML: {error}") from error
+        except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a path that can be none
+            raise WrongUse(f"{os.fspath(path)!r} is no YAML: {error}") from error
         if content is None:
             return cls()
         if not isinstance(content, Mapping):
@@ -223,5 +223,5 @@ def _whole(config: MonitorConfig, name: str, *, least: int) -> None:
 
 def _one_of(config: MonitorConfig, name: str, choices: tuple[str, ...]) -> None:
     value = getattr(config, name)
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise WrongUse(f"{name}={value!r}: give one of {', '.join(choices)}.")

@@ -15,7 +15,7 @@ import msgspec
 from profiler_wrapper.capture.runinfo import RunInfo, run_info
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.live.process_role import has_process_group, is_worker
-from profiler_wrapper.recording.store import RUN_NAME_VARIABLE, safe_name
+from profiler_wrapper.recording.store import RUN_NAME_VARIABLE, given_directory, safe_name
 from profiler_wrapper.recording.timer_files import TimerFiles, claim_timer_files
 
 SCHEMA_VERSION = 1
@@ -134,10 +134,8 @@ def checked_place(
     for name, value in (("run_name", run_name), ("prefix", prefix)):
         if not (isinstance(value, str) and value) and not (name == "run_name" and value is None):
             raise WrongUse(f"{name}={value!r}: give a text, the same on all ranks.")
-    if not isinstance(output_dir, (str, os.PathLike)):
-        raise WrongUse(f"output_dir={output_dir!r}: give a path.")
     return SpanPlace(
-        output_dir=Path(output_dir).expanduser().absolute(),
+        output_dir=given_directory(output_dir, "output_dir").absolute(),
         run_name=run_name,
         prefix=prefix,
         rank=rank,

@@ -93,6 +93,8 @@ class Timer:
         device: Any = None,
         gc: bool = False,
     ) -> None:
+        if not isinstance(gc, bool):
+            raise WrongUse(f"gc={gc!r}: give True or False.")
         self._told: dict[str, Any] = {
             "output_dir": output_dir,
             "run_name": run_name,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from profiler_wrapper.errors import ProfilerWrapperError
+from profiler_wrapper.errors import ProfilerWrapperError, WrongUse
 from profiler_wrapper.recording.atomic import json_bytes, replacing
 from profiler_wrapper.recording.launch import attempt_name, claim, find_launch, is_shared, job_name, launch_name
 
@@ -29,6 +29,7 @@ __all__ = [
     "RUN_FILE",
     "RUN_NAME_VARIABLE",
     "RunDirectory",
+    "given_directory",
     "json_bytes",
     "launch_directories",
     "open_run",
@@ -188,6 +189,23 @@ def safe_name(text: str, default: str) -> str:
         return kept
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{kept.encode()[: _LONGEST_NAME_BYTES - 9].decode('utf-8', 'ignore')}-{digest}" if text else default
+
+
+def given_directory(path: object, parameter: str) -> Path:
+    """A directory as a user gives it, `~` resolved.
+
+    Raises:
+        WrongUse: it can be none.
+    """
+    try:
+        found = Path(path).expanduser()  # type: ignore[arg-type]
+    except TypeError:
+        raise WrongUse(f"{parameter}={path!r} is no directory. Give a path.") from None
+    except RuntimeError as error:  # of a user who is not known
+        raise WrongUse(f"{parameter}={path!r} is no directory: {error}") from error
+    if "\0" in str(found):
+        raise WrongUse(f"{parameter}={path!r} is no directory: there is a NUL in it.")
+    return found
 
 
 # --- names of runs ---

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -75,15 +75,28 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("parameter", [name for name in signature(pw.ProfilerWrapper).parameters if name != "model"])
-def test_an_argument_is_taken_or_refused_in_words(parameter: str, tmp_path: Path) -> None:
+MAKERS = (pw.ProfilerWrapper, pw.trace_handler, pw.mark, pw.TrainingMonitor, pw.Timer)
+
+
+@pytest.mark.parametrize(
+    ("make", "parameter"),
+    [(make, one.name) for make in MAKERS for one in signature(make).parameters.values() if one.kind != one.VAR_KEYWORD],
+)
+def test_an_argument_is_taken_or_refused_in_words(
+    make: Callable[..., object], parameter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     taken = set()
     for value in HOSTILE:
-        with contextlib.suppress(pw.WrongUse):
-            pw.ProfilerWrapper(nn.Linear(2, 2), **{"output_dir": tmp_path, parameter: value})
+        try:
+            make(**{parameter: value})
             taken.add(repr(value))
+        except pw.WrongUse as refused:
+            assert str(refused)
+        except OSError:
+            assert (make, parameter) == (pw.TrainingMonitor, "config")  # a path of a file that is not there
     switch = parameter.startswith("enable") or parameter in ("profile_memory", "with_stack", "background", "is_st")
-    if switch or parameter in ("activities", "schedule", "device_mesh"):
+    if switch or parameter in ("activities", "schedule") or (make is pw.ProfilerWrapper and parameter == "device_mesh"):
         assert taken <= ({"True"} if switch else set())
 
 
