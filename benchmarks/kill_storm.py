@@ -65,8 +65,7 @@ def main() -> None:
 def storm(number: signal.Signals, after_s: float) -> list[str]:
     """One training, killed so long after its block began; what was found of it."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        found = _storm(number, after_s, Path(directory))
-    return found
+        return _storm(number, after_s, Path(directory))
 
 
 def _storm(number: signal.Signals, after_s: float, directory: Path) -> list[str]:
