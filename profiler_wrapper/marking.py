@@ -95,7 +95,7 @@ def trace_handler(
         files=files,
         trace=trace,
         enable_print_summary=print_summary,
-    )
+    ).with_absolute_paths()
     finisher: list[Finisher] = []
 
     def on_trace_ready(profiler: Any) -> None:

@@ -72,6 +72,16 @@ class Options:
     background: bool | None = None  # windows are finished by a child process; None: where there are several ranks
     off: bool = False
 
+    def with_absolute_paths(self) -> Options:
+        """The same from now on, whatever directory the loop goes to."""
+        return replace(
+            self,
+            output_dir=self.output_dir.absolute(),
+            log_dir=self.log_dir and self.log_dir.absolute(),
+            mem_dir=self.mem_dir and self.mem_dir.absolute(),
+            local_dir=self.local_dir and self.local_dir.absolute(),
+        )
+
     def plan(self) -> Plan:
         """What to record of which step."""
         return make_plan(self.steps, schedule=self.schedule, record_shapes=self.record_shapes)

@@ -104,11 +104,6 @@ def attempt_name(environment: Mapping[str, str]) -> str:
     return f"attempt{number}" if number else ""
 
 
-def is_shared(root: Path) -> bool:
-    """Whether several ranks write, or wrote, into this directory of a run."""
-    return (root / LAUNCH_FILE).exists()
-
-
 def claim(root: Path, launch: Launch, *, restarted: bool = False) -> bool:
     """Whether ranks of `launch` may write into `root`: nobody has yet, or they have.
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from profiler_wrapper.errors import ProfilerWrapperError, WrongUse
 from profiler_wrapper.recording.atomic import json_bytes, replacing
-from profiler_wrapper.recording.launch import attempt_name, claim, find_launch, is_shared, job_name, launch_name
+from profiler_wrapper.recording.launch import attempt_name, claim, find_launch, job_name, launch_name
 
 __all__ = [
     "PAGE_FILE",
@@ -44,8 +44,6 @@ RESULT_FILE = "result.json"
 PAGE_FILE = "report.html"
 RUN_NAME_VARIABLE = "PROFILER_WRAPPER_RUN"
 _LONGEST_NAME_BYTES = 120  # leaves room in the 255 bytes that a file name may have
-
-_opened: dict[Path, bool] = {}  # directories that this process, alone in its job, got of runs that a user named
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +123,8 @@ def open_run(
 
     The run is named by PROFILER_WRAPPER_RUN or `run_name`, else by the job's id, so that all ranks
     meet in it; else by the time: of the launcher's start if there are several ranks, of now if there
-    is one. What several ranks write, or a run that we name, is never written into twice: the second launch
-    of a job, the second profile of a process, gets `<run>-2` on every rank. One that the user names and
-    that has one rank is written anew, but not twice by one process.
+    is one. Nothing is written into twice: the second launch of a name, the second profile of a process,
+    gets `<run>-2` on every rank.
 
     Raises:
         OSError: the directory cannot be made.
@@ -135,12 +132,9 @@ def open_run(
     prefix = safe_name(prefix, "profile")
     rank_name = safe_name(rank_name or f"rank{rank}", f"rank{rank}")
     parent = Path(output_dir).expanduser()
-    named = environment.get(RUN_NAME_VARIABLE) or run_name
-    if world_size > 1 or (job_name(environment) and not named):
+    if world_size > 1 or environment.get(RUN_NAME_VARIABLE) or run_name or job_name(environment):
         roots = launch_directories(output_dir, prefix=prefix, run_name=run_name, environment=environment)
         root = _make_first(roots, rank_name)
-    elif named:
-        root = _not_opened_before(parent / safe_name(named, prefix), rank_name) / attempt_name(environment)
     else:
         name = f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
         root = _first_without(parent, name)
@@ -209,18 +203,6 @@ def given_directory(path: object, parameter: str) -> Path:
 
 
 # --- names of runs ---
-
-
-def _not_opened_before(root: Path, rank_name: str) -> Path:
-    """The first of `root`, `root-2` ... that this process has not got yet and that is no run of several ranks."""
-    number = 1
-    while True:
-        found = root if number == 1 else root.with_name(f"{root.name}-{number}")
-        place = found.absolute() / rank_name
-        if place not in _opened and not is_shared(found):
-            _opened[place] = True
-            return found
-        number += 1
 
 
 def launch_directories(

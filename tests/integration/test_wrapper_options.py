@@ -198,6 +198,25 @@ def test_the_example_its_first_users_know(
     assert any(name.endswith(".pickle") for name in files) == torch.cuda.is_available()
 
 
+def test_a_loop_that_goes_to_another_directory(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths are those of the directory in which the block was entered."""
+    places = {"output_dir": "out", "log_dir": "logs", "local_dir": "node", "files": (*QUICK, "log"), "steps": "1,5"}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    prof = pw.ProfilerWrapper(case.model, run_name="run", enable_print_summary=False, **places)
+    monkeypatch.chdir(tmp_path)
+    with prof:
+        models.train(case, steps=3)
+        monkeypatch.chdir(elsewhere)
+        models.train(case, steps=5)
+    assert [result.run["timed_steps"] for result in prof.results] == [[1], [5]]
+    assert list(elsewhere.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", "logs", "node", "out"}
+    assert len(list((tmp_path / "logs").iterdir())) == 2
+    assert prof.directory == tmp_path / "out" / "run" / "rank0" and (prof.directory / "steps_5-5").is_dir()
+
+
 def test_several_models_by_name(tmp_path: Path) -> None:
     parts = {"encoder": nn.Linear(4, 4), "decoder": nn.Sequential(nn.Linear(4, 4), nn.ReLU())}
     prof = pw.ProfilerWrapper(parts, output_dir=tmp_path, files=QUICK, enable_print_summary=False)

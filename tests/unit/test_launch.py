@@ -20,11 +20,6 @@ HERE = Launch(meeting="a:1", host="h", started_s=1000.0)
 TORCHRUN = Launch(meeting="a:1", host="h", launcher="/tmp/x1", started_s=1000.0)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_opened", {})
-
-
 @pytest.mark.parametrize(
     ("one", "changes", "other"),
     [

@@ -14,15 +14,14 @@ import pytest
 
 from processes import forked_afresh
 from profiler_wrapper.errors import ProfilerWrapperError
-from profiler_wrapper.recording import store
+from profiler_wrapper.recording import launch as launches
 from profiler_wrapper.recording.store import RunDirectory, open_run, rank_directories, read_run, safe_name
 
 NOW = 1_700_000_000.0
 
 
 @pytest.fixture(autouse=True)
-def _nothing_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_opened", {})
+def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
 
 
@@ -85,11 +84,14 @@ def test_processes_at_the_same_time_do_not_share(tmp_path: Path) -> None:
         assert len(set(pool.map(_open_by_time, [str(tmp_path)] * 20, chunksize=1))) == 20
 
 
-def test_a_named_run_is_written_again_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = run_in(tmp_path, run_name="r"), run_in(tmp_path, run_name="r")
-    assert (first.root.name, second.root.name) == ("r", "r-2")
-    monkeypatch.setattr(store, "_opened", {})  # as in another process
-    assert run_in(tmp_path, run_name="r").root == first.root
+@pytest.mark.parametrize("environment", [{}, {"PROFILER_WRAPPER_RUN": "r"}, {"SLURM_JOB_ID": "7"}])
+def test_nothing_is_written_into_a_named_run_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    first, second = run_in(tmp_path, environment, run_name="r"), run_in(tmp_path, environment, run_name="r")
+    monkeypatch.setattr(launches, "parent_start_s", lambda: 9.0)  # as in another launch
+    third = run_in(tmp_path, environment, run_name="r")
+    assert [run.root.name for run in (first, second, third)] == ["r", "r-2", "r-3"]
 
 
 def test_a_second_profile_of_the_same_job_lies_beside_the_first(tmp_path: Path) -> None:
