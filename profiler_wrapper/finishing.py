@@ -229,7 +229,7 @@ class Finisher:
         tell(f"nothing {'more ' if self._results else ''}was recorded: {why}")
 
     def give_up(self) -> None:
-        """Something of ours failed: keep what is whole, mark the run incomplete, remove what is half written."""
+        """Something of ours failed: keep what is whole, remove what is half written."""
         self._place.drop_parts()
-        if not self._children:
+        if not self.windows:
             self._place.mark_incomplete()

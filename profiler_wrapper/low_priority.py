@@ -1,9 +1,13 @@
-"""A process beside a training steps back. Imports next to nothing, so that what it imports then is in nobody's way."""
+"""A process beside a training: what it may import, and how it steps back.
+
+Imports next to nothing, so that what such a process imports after stepping back is in nobody's way.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +16,12 @@ _LONGEST_LIFE_S = 3600  # be its parent there or not
 _LOWEST_PRIORITY = 19
 _AUTOGROUP = Path("/proc/self/autogroup")
 _MOST_TRIES = 100
+
+
+def import_places() -> list[str]:
+    """Where another interpreter finds what this one imports, this package also if the working directory has changed."""
+    ours = str(Path(__file__).resolve().parent.parent)
+    return [*(place for place in sys.path if isinstance(place, str)), ours]  # Python imports from texts alone
 
 
 def step_back() -> None:

@@ -11,7 +11,7 @@ WIDTH_OF_FILES = 100  # columns, where the output is no terminal
 
 def terminal_width() -> int:
     """Columns of the terminal that is written to, or COLUMNS in the environment; elsewhere 100."""
-    if sys.stdout.isatty() or os.environ.get("COLUMNS"):
+    if _is_terminal() or os.environ.get("COLUMNS"):
         return shutil.get_terminal_size((WIDTH_OF_FILES, 24)).columns
     return WIDTH_OF_FILES
 
@@ -23,4 +23,11 @@ def unicode_output() -> bool:
 
 def unicode_terminal() -> bool:
     """Whether a terminal is written to, and can hold every character."""
-    return sys.stdout.isatty() and unicode_output()
+    return _is_terminal() and unicode_output()
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stdout.isatty()
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False

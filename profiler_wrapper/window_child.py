@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from profiler_wrapper.errors import ProfilerWrapperWarning
-from profiler_wrapper.low_priority import step_back
+from profiler_wrapper.low_priority import import_places, step_back
 from profiler_wrapper.notices import say, tell
 from profiler_wrapper.window_report import FinishedWindow, WindowTask, finish_window, keep_traces
 
@@ -126,7 +126,8 @@ class Child:
             )
 
     def _program(self) -> str:
-        return f"import sys; sys.path[:] = {sys.path!r}; {_STEP_BACK if self._background else ''}{_CHILD}"
+        back = _STEP_BACK if self._background else ""
+        return f"import sys; sys.path[:] = {import_places()!a}; {back}{_CHILD}"
 
     def _wait(self, patience_s: float | None) -> None:
         assert self._process is not None

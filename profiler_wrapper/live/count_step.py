@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from profiler_wrapper.analysis.flop_formulas import has_formula
 from profiler_wrapper.analysis.flops import flops_of_recording
 from profiler_wrapper.analysis.utilization import RECOMPUTE_IS_HIDDEN, StepWork, hides_recompute, work_of_count
 from profiler_wrapper.errors import EmptyRecording
+from profiler_wrapper.low_priority import import_places
 from profiler_wrapper.recording.reader import read_with_shapes
 
 PROGRAM = """
@@ -54,8 +54,7 @@ def count_step(trace: str | os.PathLike[str], run: Mapping[str, Any]) -> StepWor
 
 def arguments(trace: Path, run: Path) -> list[str]:
     """Of the interpreter, for a process that counts `trace` and finds the packages that this one finds."""
-    places = [os.path.abspath(place) for place in sys.path]
-    return ["-c", PROGRAM, json.dumps(places), str(trace), str(run)]
+    return ["-c", PROGRAM, json.dumps(import_places()), str(trace), str(run)]
 
 
 def main(trace: str, run: str) -> None:

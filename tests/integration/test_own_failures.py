@@ -101,6 +101,34 @@ def test_a_warning_that_cannot_be_printed_does_not_reach_the_loop(
         assert b"profiling ended, because starting the profile failed" in written.getvalue()
 
 
+@pytest.mark.parametrize("stdout", [None, "closed", "broken"])
+def test_a_table_that_cannot_be_printed_costs_nothing_else(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stdout: str | None
+) -> None:
+    printed = io.StringIO() if stdout else None
+    if printed is not None:
+        printed.close()
+        if stdout == "broken":
+            printed = io.StringIO()
+            monkeypatch.setattr(printed, "write", fails)
+    monkeypatch.setattr("sys.stdout", printed)
+    with profiler(case, tmp_path, steps="1,3", enable_print_summary=True, files=("result", "log")) as prof:
+        models.train(case, steps=5)
+    assert [result.run["timed_steps"] for result in prof.results] == [[1], [3]]
+    for directory in (directory_of(prof), directory_of(prof) / "steps_3-3"):
+        assert json.loads((directory / "run.json").read_text())["complete"] is True
+        assert (directory / "profile_rank_0.log").is_file() and (directory / "result.json").is_file()
+
+
+def test_what_fails_later_takes_nothing_back(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(pw.ProfilerWrapperWarning, match="ours"), profiler(case, tmp_path, steps="1,5") as prof:
+        models.train(case, steps=4)
+        monkeypatch.setattr(session.Session, "export", fails)
+        models.train(case, steps=5)
+    assert result_of(prof).run["timed_steps"] == [1]
+    assert json.loads((directory_of(prof) / "run.json").read_text())["complete"] is True
+
+
 def test_a_directory_that_cannot_be_used_costs_the_files_only(case: Case, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     with (

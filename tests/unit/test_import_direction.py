@@ -19,7 +19,7 @@ ALLOWED = {
     "reports": {"analysis", "recording"},
     "live": {"analysis", "recording", "capture"},
 }
-SHARED = {"errors", "units", "notices"}  # import nothing of the package but one another
+SHARED = {"errors", "units", "notices", "low_priority"}  # import nothing of the package but one another
 SEES_ALL = {"commands", "integrations"}  # packages of the top level
 
 

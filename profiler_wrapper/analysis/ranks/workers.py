@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from profiler_wrapper.analysis.ranks.reduce import Reduced, Task
+from profiler_wrapper.low_priority import import_places
 
 Reduce = Callable[[Task], Reduced]
 DIES = "the process that reduced it was killed, twice: is there enough memory for it?"
@@ -96,7 +97,7 @@ class _Worker:
             if self._process is None:
                 self._began = False
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {_SERVE}"],
+                    [sys.executable, "-c", f"import sys; sys.path[:] = {import_places()!a}; {_SERVE}"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     env={**os.environ, **_ENVIRONMENT},
