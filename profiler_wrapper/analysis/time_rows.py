@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -19,6 +20,8 @@ from profiler_wrapper.analysis.steps import Steps
 from profiler_wrapper.recording.columns import Bool, Category, Int64, Recording
 
 _COMMUNICATION = classes.CLASSES.index("communication")
+_ON_CPU = re.compile(r"(gloo|mpi|ucc):")
+_LEAF = 0.5  # of an op's duration that is its own: such ops compute, others hold them
 
 
 def unattributed_rows(attribution: Attribution, charges: Charges) -> tuple[UnattributedRow, ...]:
@@ -114,35 +117,63 @@ def step_rows(
     return tuple(rows)
 
 
-def hides_communication(recording: Recording, charges: Charges) -> Bool:
-    """Per event whether it computes: copies and sets do not, so they hide none."""
-    is_kernel = recording.spans.category[charges.span] == Category.KERNEL
-    computes: Bool = is_kernel & (charges.work != _COMMUNICATION)
-    return computes
-
-
 def exposed_communication(recording: Recording, charges: Charges) -> tuple[Int64, int | None]:
     """(per event, in all) communication time with no compute running beside it on the same device.
 
-    Events that overlap one another each count; the second number counts an instant once.
+    Events that overlap one another each count; the second number counts an instant once. On a CPU that is wall time,
+    waiting for other ranks included, and known in all alone: None where nothing is seen to communicate.
     """
     exposed = np.zeros(len(charges), dtype=np.int64)
+    pairs = communication_and_compute(recording, charges)
+    total = sum(alone_ns(moving, compute) for moving, compute in pairs)
     if charges.basis != "device":
-        return exposed, None
+        return exposed, total if any(moving.length_ns for moving, _ in pairs) else None
+    spans = recording.spans
+    start, end, device = spans.start_ns[charges.span], spans.end_ns[charges.span], spans.device[charges.span]
+    for index, (_, compute) in zip(np.unique(device).tolist(), pairs, strict=True):
+        moving = (device == index) & (charges.work == _COMMUNICATION)
+        exposed[moving] = charges.time_ns[moving] - compute.overlap(start[moving], end[moving])
+    return exposed, total
+
+
+def communication_and_compute(
+    recording: Recording, charges: Charges, counts: Bool | None = None
+) -> list[tuple[Union, Union]]:
+    """When something communicates, and when something computes: of each device, or of all threads of a CPU.
+
+    `counts`: per charge, whether it counts as communication. Copies and sets compute nothing, so they hide none; nor do
+    ops of a CPU that mostly hold others.
+    """
     spans = recording.spans
     start, end = spans.start_ns[charges.span], spans.end_ns[charges.span]
-    device = spans.device[charges.span]
     communicates: Bool = charges.work == _COMMUNICATION
-    computing = hides_communication(recording, charges)
-    total = 0
-    for index in np.unique(device).tolist():
-        here = device == index
-        compute = union(start[here & computing], end[here & computing])
-        moving = here & communicates
-        exposed[moving] = charges.time_ns[moving] - compute.overlap(start[moving], end[moving])
-        moved: Union = union(start[moving], end[moving])
-        total += moved.length_ns - int(compute.overlap(moved.start_ns, moved.end_ns).sum())
-    return exposed, total
+    moves = communicates if counts is None else communicates & counts
+    if charges.basis == "device":
+        device, is_kernel = spans.device[charges.span], spans.category[charges.span] == Category.KERNEL
+        computes = is_kernel & ~communicates
+        return [
+            (union(start[here & moves], end[here & moves]), union(start[here & computes], end[here & computes]))
+            for here in (device == index for index in np.unique(device).tolist())
+        ]
+    computes = ~communicates & (charges.time_ns >= _LEAF * (end - start))
+    threads = communicating_threads(recording)
+    moving = union(
+        np.append(spans.start_ns[threads], start[moves]),
+        np.append(spans.end_ns[threads], end[moves]),
+    )
+    return [(moving, union(start[computes], end[computes]))]
+
+
+def communicating_threads(recording: Recording) -> Bool:
+    """Per span, whether it is a collective on a thread of gloo, MPI or UCC: from its begin there until all have met."""
+    named = np.array([_ON_CPU.match(name) is not None for name in recording.names], dtype=np.bool_)
+    chosen: Bool = named[recording.spans.name] & (recording.spans.category <= Category.ANNOTATION)
+    return chosen
+
+
+def alone_ns(moving: Union, compute: Union) -> int:
+    """How long `moving` lasts without `compute`."""
+    return moving.length_ns - int(compute.overlap(moving.start_ns, moving.end_ns).sum())
 
 
 def totals(recording: Recording, attribution: Attribution, charges: Charges, exposed_ns: int | None) -> TimeTotals:

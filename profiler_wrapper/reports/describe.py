@@ -212,12 +212,12 @@ def _course(analysis: Analysis) -> list[str]:
     time = analysis.time
     if time.busy_ns is not None and time.span_ns:
         parts.append(f"device busy {100 * time.busy_ns / time.span_ns:.1f} %")
-    backends = list(attention_backends(analysis))
-    if backends:
-        parts.append(f"attention: {' + '.join(clean(backend) for backend in backends)}")
     if time.exposed_communication_ns:
         exposed_ms = time.exposed_communication_ns / step_count(analysis) / 1e6
         parts.append(f"exposed communication {exposed_ms:.3f} ms {per_step(analysis)}")
+    backends = list(attention_backends(analysis))
+    if backends:
+        parts.append(f"attention: {' + '.join(clean(backend) for backend in backends)}")
     return parts
 
 

@@ -79,6 +79,8 @@ def layer_section(analysis: Analysis) -> str:
 
 def _layer_columns(analysis: Analysis) -> list[tuple[str, Cell]]:
     steps, total_ns = step_count(analysis), analysis.time.total_ns
+    # CPU time of calls holds neither what other threads do for them nor the waiting.
+    communication = "communication" if analysis.time_basis == "device" else "communication calls"
 
     def time(name: str) -> Cell:
         return lambda row: _per_step_ms(getattr(row, name), steps)
@@ -103,7 +105,7 @@ def _layer_columns(analysis: Analysis) -> list[tuple[str, Cell]]:
         ("fused", lambda row: _per_step_ms(row.fused_ns or None, steps)),
         *([] if analysis.time_basis == "cpu" else [("CPU", time("cpu_time_ns"))]),
         ("attention", lambda row: _per_step_ms(row.attention_ns or None, steps)),
-        ("communication", lambda row: _per_step_ms(row.communication_ns or None, steps)),
+        (communication, lambda row: _per_step_ms(row.communication_ns or None, steps)),
         ("exposed", lambda row: _per_step_ms(row.exposed_communication_ns or None, steps)),
         ("idle", lambda row: _per_step_ms(row.idle_ns or None, steps)),
         ("GFLOP", lambda row: _known(row.flops_per_step, _giga)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,15 @@ def train_one_rank(directory: str) -> dict[str, Any] | None:
     """A large Linear on a small batch: its gradients take longer to go round than to compute."""
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 20_000)))
     result = profiled(_Summed(model), Path(directory), rows=1)
-    return dict(result.summary)
+    small = nn.parallel.DistributedDataParallel(nn.Linear(32, 32))
+    behind = profiled(_Summed(small), Path(directory, "behind"), batches=_slow_on_rank_1())
+    return {**result.summary, "behind": behind.to_dict()}
+
+
+def _slow_on_rank_1() -> Iterator[torch.Tensor]:
+    for _ in range(STEPS):
+        time.sleep(0.05 * torch.distributed.get_rank())
+        yield torch.ones(1, 32)
 
 
 class _Summed(nn.Module):
@@ -201,6 +210,13 @@ def test_ranks_that_communicate_most_of_the_time(tmp_path: Path) -> None:
     assert all(one["communication-bound"]["share"] > 0.1 for one in found)
     assert not any("slow-backend" in one for one in found)  # gloo is what a CPU has
     assert [summary["comparable"]["world_size"] for summary in summaries] == [2, 2]
+    waits = summaries[0]["behind"]
+    (finding,) = (one for one in waits["summary"]["findings"] if "communication" in one["id"])
+    assert finding["title"].endswith("communication with nothing computing beside it, mostly waiting for rank 1")
+    steps = len(waits["run"]["timed_steps"])
+    assert finding["details"]["exposed_us"] == pytest.approx(
+        waits["time"]["exposed_communication_us"] / steps, rel=1e-5
+    )
 
 
 def test_one_rank_alone(tmp_path: Path) -> None:

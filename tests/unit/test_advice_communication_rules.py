@@ -8,17 +8,17 @@ import pytest
 
 from advice_facts import facts_of, findings, the_finding
 from profiler_wrapper.analysis.advice.communication_rules import (
-    communication_bound,
     data_parallel,
     exposed_communication,
     slow_backend,
 )
 from profiler_wrapper.analysis.view_model import CollectiveRow
+from profiler_wrapper.reports.tables import console_table
 from recordings import Trace
 
 US = 1000
 STEP = 1000 * US
-RULES = (communication_bound, exposed_communication, slow_backend, data_parallel)
+RULES = (exposed_communication, slow_backend, data_parallel)
 
 
 def training(*, moved_us: int = 300, beside_us: int = 100, device: int = 0) -> Trace:
@@ -55,25 +55,50 @@ def row(**told: Any) -> CollectiveRow:
 
 
 def test_communication_with_nothing_beside_it() -> None:
-    found = the_finding(communication_bound, facts_of(training().recording(), collectives=(row(),)))
+    found = the_finding(exposed_communication, facts_of(training().recording(), collectives=(row(),)))
     assert found.saves_at_most_us == pytest.approx(200)
     assert found.share == pytest.approx(0.2)
-    assert found.evidence[:2] == (
+    assert found.evidence[:4] == (
         "communication runs for 300 µs of a step of 1.00 ms, and for 200 µs of it nothing computes (wall time)",
+        "one rank does not tell waiting for a slower one from transfer: profiler-wrapper ranks RUN_DIRECTORY does",
         "1.0 MiB a step in 1 collective",
+        "nothing beside all_gather (forward) 20.0 µs before model.layers.0",
     )
+    assert "set_modules_to_forward_prefetch" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("rank", "world", "elements", "whom", "waits_us"),
+    [
+        (0, 2, 2_500, "rank 1", 120),
+        (1, 2, 2_500, "rank 0", 120),
+        (3, 8, 2_500, "another rank", 120),
+        (0, 2, 8_000, "", 0),
+    ],
+)
+def test_what_no_link_is_slow_enough_for_is_waiting(
+    rank: int, world: int, elements: int, whom: str, waits_us: float
+) -> None:
+    """10,000 bytes take 80 us over 1 Gbit/s: of 300 us the first 220 are waiting, 100 of them beside compute."""
+    run = {"rank": rank, "world_size": world, "parameters": {"bytes_by_dtype": {"torch.float32": 4 * elements}}}
+    found = the_finding(exposed_communication, facts_of(training().recording(), run=run))
+    assert found.details["exposed_us"] == pytest.approx(200)
+    assert found.details["waiting_at_least_us"] == pytest.approx(waits_us)
+    assert found.title.startswith("20 % of a step (200 µs) is communication with nothing computing beside it")
+    assert found.title.endswith(f"mostly waiting for {whom}" if whom else "beside it")
+    assert ("compares the ranks" in found.fix) == bool(whom)
 
 
 @pytest.mark.parametrize("beside_us", [300, 200])
 def test_communication_that_is_hidden(beside_us: int) -> None:
     facts = facts_of(training(beside_us=beside_us).recording())
-    assert findings(communication_bound, facts) == []  # exposed for nothing, and for a tenth
+    assert findings(exposed_communication, facts) == []  # exposed for nothing, and for a tenth
 
 
 def test_what_was_launched_before_the_trace_is_of_no_step() -> None:
     made = training(moved_us=100, beside_us=100)
     made.kernel("ncclDevKernel_AllReduce", 550 * US, 990 * US, stream=30, correlation=10**6)
-    assert findings(communication_bound, facts_of(made.recording())) == []
+    assert findings(exposed_communication, facts_of(made.recording())) == []
     before = row(collective="other", layer=None, phase="other", exposed_ns=900 * US, time_ns=900 * US)
     assert findings(exposed_communication, facts_of(made.recording(), collectives=(before,))) == []
 
@@ -82,7 +107,8 @@ def test_exposed_communication_by_layer() -> None:
     rows = [row(layer=f"model.layers.{i}") for i in range(4)]  # 20 us a step each
     rows += [row(layer="model.layers.0", phase="backward", exposed_ns=0)]
     rows += [row(collective="all_reduce", layer="", phase="backward", exposed_ns=30 * US)]  # 15 us a step: too little
-    found = the_finding(exposed_communication, facts_of(training().recording(), collectives=tuple(rows)))
+    facts = facts_of(training(beside_us=220).recording(), collectives=tuple(rows))  # 80 us are exposed: under a tenth
+    found = the_finding(exposed_communication, facts)
     assert found.layer == "model.layers.{0..3}"
     assert len(found.layers) == 4
     assert found.saves_at_most_us == pytest.approx(80)
@@ -140,7 +166,7 @@ def test_data_parallel_on_one_device_or_another_wrapper() -> None:
 def test_a_cpu_without_ranks() -> None:
     made = Trace().annotation("ProfilerStep#0", 0, STEP).op("aten::mm", 0, 900 * US)
     facts = facts_of(made.recording())
-    assert [findings(rule, facts) for rule in RULES] == [[], [], [], []]
+    assert [findings(rule, facts) for rule in RULES] == [[], [], []]
 
 
 def test_gloo_on_a_cpu_is_communication_of_the_step() -> None:
@@ -149,6 +175,10 @@ def test_gloo_on_a_cpu_is_communication_of_the_step() -> None:
         at = step * STEP
         made.annotation(f"ProfilerStep#{step}", at, at + STEP).op("aten::mm", at, at + 600 * US)
         made.annotation("gloo:all_reduce", at + 500 * US, at + 900 * US, thread=9)
-    facts = facts_of(made.recording())
-    assert the_finding(communication_bound, facts).saves_at_most_us == pytest.approx(300)
+    facts = facts_of(made.recording(), run={"rank": 1, "world_size": 2, "parameters": {"bytes_by_dtype": {"f": 100}}})
+    found = the_finding(exposed_communication, facts)
+    assert found.saves_at_most_us == pytest.approx(300)
+    assert facts.analysis.time.exposed_communication_ns == 2 * 300 * US  # the number of table and result.json
+    assert "exposed communication 0.300 ms per step" in console_table(facts.analysis)
+    assert found.title.endswith("mostly waiting for rank 0")
     assert findings(slow_backend, facts) == []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from any_traces import traces, training_step, wild_traces
-from profiler_wrapper.analysis.advice.communication_rules import communication_bound
+from profiler_wrapper.analysis.advice.communication_rules import exposed_communication
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import attributed
@@ -270,7 +270,7 @@ def test_copies_hide_no_communication() -> None:
     assert [row.exposed_communication_ns for row in result.layers] == [450]
     assert result.overview is not None and result.overview.steps[0].communication_ns == 450
     found = attributed(trace.recording())
-    (told,) = communication_bound(Facts(analysis=result, found=found))
+    (told,) = exposed_communication(Facts(analysis=result, found=found))
     assert told.details["exposed_us"] == 0.45
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,93 +15,146 @@ from profiler_wrapper.analysis.advice.wording import count, duration, share, siz
 from profiler_wrapper.analysis.intervals import Union, union
 from profiler_wrapper.analysis.numbered_names import split_number
 from profiler_wrapper.analysis.phase import Phase
-from profiler_wrapper.analysis.time_rows import hides_communication
+from profiler_wrapper.analysis.time_rows import alone_ns, communicating_threads, communication_and_compute
 from profiler_wrapper.analysis.view_model import CollectiveRow, Finding
-from profiler_wrapper.recording.columns import Bool, Category, Int64
 
 COMMUNICATION_SHARE = 0.1  # of the step, as the TensorBoard profiler plugin had it
 EXPOSED_SHARE = 0.02  # of the step, for one kind of collective in like layers
 _SLOW_SHARE = 0.01
-_LEAF = 0.5  # of an op's duration that is its own: such ops compute, others hold them
 _COMMUNICATION = classes.CLASSES.index("communication")
-_ON_CPU = re.compile(r"(gloo|mpi|ucc):")
+_SLOWEST_LINK = 125e6  # bytes a second, 1 Gbit/s: what is slower is no link between ranks, but waiting
+_COMPARE = "profiler-wrapper ranks RUN_DIRECTORY"
 _DATA_PARALLEL = re.compile(r"DataParallel\.forward")
 
 
-def communication_bound(facts: Facts) -> Iterator[Finding]:
-    """More than a tenth of the step is communication with no compute beside it."""
-    communicates, exposed = _communication(facts)
-    if exposed <= COMMUNICATION_SHARE * facts.step_ns:
+def exposed_communication(facts: Facts) -> Iterator[Finding]:
+    """Over a tenth of the step is communication with no compute beside it: one finding, with how much of it waits.
+
+    Of less, each collective of like layers that has over a fiftieth of the step alone.
+    """
+    communicates, exposed, waits = _communication(facts)
+    if exposed > COMMUNICATION_SHARE * facts.step_ns:
+        yield _communication_bound(facts, communicates, exposed, waits)
         return
+    for collective in _exposed_collectives(facts):
+        if collective.exposed_ns > EXPOSED_SHARE * facts.step_ns:
+            yield _of_collective(facts, collective)
+
+
+def _communication_bound(facts: Facts, communicates: float, exposed: float, waits: float) -> Finding:
     rows = _launched_rows(facts)
     moved = [row.payload_bytes for row in rows if row.payload_bytes is not None]
+    collectives = _exposed_collectives(facts)
     evidence = [
         f"communication runs for {duration(communicates)} of {facts.step_text}, and for {duration(exposed)} of it "
         f"nothing computes (wall time)"
     ]
+    if waits:
+        evidence.append(
+            f"at least {duration(waits)} of that is waiting for {_others(facts)}: longer than all parameters take over "
+            f"{_SLOWEST_LINK / 1.25e8:.0f} Gbit/s"
+        )
+    else:
+        evidence.append(f"one rank does not tell waiting for a slower one from transfer: {_COMPARE} does")
     if moved:
         evidence.append(f"{size(sum(moved) / facts.steps)} a step in {_calls(rows, facts)}")
-    most = Counter[str]()
-    for row in rows if facts.on_device else ():
-        most[f"{row.collective} ({row.phase})"] += row.time_ns
-    if most:
-        evidence.append(
-            "most in " + ", ".join(f"{name} {duration(facts.per_step_ns(t))}" for name, t in most.most_common(2))
-        )
-    yield Finding(
+    if collectives:
+        told = (f"{one.words} {duration(one.exposed_ns)}{one.place}" for one in collectives[:2])
+        evidence.append(f"nothing beside {', '.join(told)}")
+    title = f"{share(facts.share_of_step(exposed))} of a step ({duration(exposed)}) is communication with nothing "
+    title += "computing beside it"
+    fix = "communicate less often (accumulate gradients under no_sync()), less (bf16 gradients), or beside compute"
+    if collectives:
+        fix = _FIXES.get(collectives[0].collective, _OTHER_FIX)[collectives[0].phase == "forward"]
+    if waits > exposed / 2:
+        title += f", mostly waiting for {_others(facts)}"
+        fix = f"find why {_others(facts)} comes later, as by its data or its machine: {_COMPARE} compares the ranks"
+    return Finding(
         id="communication-bound",
-        title=f"{share(facts.share_of_step(exposed))} of a step ({duration(exposed)}) is communication with nothing "
-        "computing beside it",
+        title=title,
         layer=None,
         phase=None,
         share=facts.share_of_step(exposed),
         saves_at_most_us=facts.saves_us(exposed),
         saves_at_most_bytes=None,
-        evidence=(*evidence, "at most: all of it hidden. A wait for a slower rank counts as communication too"),
+        evidence=(*evidence, "at most: none of it left"),
         confidence="high" if facts.on_device else "medium",
-        fix="communicate less often (accumulate gradients under no_sync()), less (bf16 gradients), or beside compute",
-        details={"communication_us": communicates / 1000, "exposed_us": exposed / 1000},
+        fix=fix,
+        details={
+            "communication_us": communicates / 1000,
+            "exposed_us": exposed / 1000,
+            "waiting_at_least_us": waits / 1000,
+        },
     )
 
 
-def exposed_communication(facts: Facts) -> Iterator[Finding]:
-    """Which collective of which layers has nothing computing beside it."""
+class _Exposed(NamedTuple):
+    """One collective in like layers and one phase; times are per step."""
+
+    collective: str
+    phase: Phase
+    rows: tuple[CollectiveRow, ...]
+    exposed_ns: float
+    time_ns: float
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.layer for row in self.rows if row.layer))
+
+    @property
+    def words(self) -> str:
+        return f"{self.collective} ({self.phase})"
+
+    @property
+    def place(self) -> str:
+        """`" in layers.{0..3}"`; a layer's parameters are gathered before it."""
+        between = "before" if self.collective == "all_gather" else "in"
+        return f" {between} {where(self.layers)}" if self.layers else ""
+
+
+def _exposed_collectives(facts: Facts) -> list[_Exposed]:
+    """Those that something is known to be exposed of, the most exposed first."""
     groups: dict[tuple[str, Phase, str], list[CollectiveRow]] = defaultdict(list)
     for row in _launched_rows(facts):
         if row.exposed_ns:
             groups[row.collective, row.phase, split_number(row.layer or "")[0]].append(row)
-    for (collective, phase, _), rows in groups.items():
-        exposed = facts.per_step_ns(sum(row.exposed_ns or 0 for row in rows))
-        if exposed <= EXPOSED_SHARE * facts.step_ns:
-            continue
-        whole = facts.per_step_ns(sum(row.time_ns for row in rows))
-        layers = tuple(dict.fromkeys(row.layer for row in rows if row.layer))
-        place = f" before {where(layers)}" if collective == "all_gather" and layers else ""
-        place = place or (f" in {where(layers)}" if layers else "")
-        evidence = [
-            f"{_calls(rows, facts)}, {duration(whole)} a step; compute beside it for {duration(whole - exposed)}",
-        ]
-        moved = [row.payload_bytes for row in rows]
-        if None not in moved:
-            evidence.append(f"{size(sum(one or 0 for one in moved) / facts.steps)} a step")
-        speeds = [row.bus_bandwidth_bytes_per_s for row in rows if row.bus_bandwidth_bytes_per_s]
-        if speeds:
-            slowest, fastest = f"{min(speeds) / 1e9:.1f}", f"{max(speeds) / 1e9:.1f}"
-            evidence.append(f"bus bandwidth {slowest if slowest == fastest else f'{slowest} to {fastest}'} GB/s")
-        yield Finding(
-            id="exposed-communication",
-            title=f"{duration(exposed)} a step of {collective} ({phase}) has no compute beside it{place}",
-            layer=where(layers) if layers else None,
-            phase=phase,
-            share=facts.share_of_step(exposed),
-            saves_at_most_us=facts.saves_us(exposed),
-            saves_at_most_bytes=None,
-            evidence=(*evidence, "at most: all of it hidden (wall time)"),
-            confidence="medium",
-            fix=_FIXES.get(collective, _OTHER_FIX)[phase == "forward"],
-            layers=layers,
-            details={"exposed_us": exposed / 1000, "communication_us": whole / 1000},
+    found = [
+        _Exposed(
+            collective,
+            phase,
+            tuple(rows),
+            facts.per_step_ns(sum(row.exposed_ns or 0 for row in rows)),
+            facts.per_step_ns(sum(row.time_ns for row in rows)),
         )
+        for (collective, phase, _), rows in groups.items()
+    ]
+    return sorted(found, key=lambda one: -one.exposed_ns)
+
+
+def _of_collective(facts: Facts, found: _Exposed) -> Finding:
+    exposed, whole, rows = found.exposed_ns, found.time_ns, found.rows
+    evidence = [f"{_calls(rows, facts)}, {duration(whole)} a step; compute beside it for {duration(whole - exposed)}"]
+    moved = [row.payload_bytes for row in rows]
+    if None not in moved:
+        evidence.append(f"{size(sum(one or 0 for one in moved) / facts.steps)} a step")
+    speeds = [row.bus_bandwidth_bytes_per_s for row in rows if row.bus_bandwidth_bytes_per_s]
+    if speeds:
+        slowest, fastest = f"{min(speeds) / 1e9:.1f}", f"{max(speeds) / 1e9:.1f}"
+        evidence.append(f"bus bandwidth {slowest if slowest == fastest else f'{slowest} to {fastest}'} GB/s")
+    return Finding(
+        id="exposed-communication",
+        title=f"{duration(exposed)} a step of {found.words} has no compute beside it{found.place}",
+        layer=where(found.layers) if found.layers else None,
+        phase=found.phase,
+        share=facts.share_of_step(exposed),
+        saves_at_most_us=facts.saves_us(exposed),
+        saves_at_most_bytes=None,
+        evidence=(*evidence, "at most: all of it hidden (wall time)"),
+        confidence="medium",
+        fix=_FIXES.get(found.collective, _OTHER_FIX)[found.phase == "forward"],
+        layers=found.layers,
+        details={"exposed_us": exposed / 1000, "communication_us": whole / 1000},
+    )
 
 
 _OTHER_FIX = ("start it earlier, with async_op=True, and wait for it where its result is needed",) * 2
@@ -134,7 +188,7 @@ def slow_backend(facts: Facts) -> Iterator[Finding]:
     backend = str(facts.analysis.run.get("process_group_backend") or "")
     backend = backend or (str(info.get("backend", "")) if isinstance(info, dict) else "")
     spans = recording.spans
-    chosen = _named(facts, _ON_CPU)
+    chosen = communicating_threads(recording)
     if not chosen.any() or "nccl" in backend or "xccl" in backend or "hccl" in backend:
         return
     spent = facts.within_steps_ns(spans.start_ns[chosen], spans.end_ns[chosen])
@@ -202,57 +256,38 @@ def _launched_rows(facts: Facts) -> list[CollectiveRow]:
     return [row for row in facts.analysis.collectives if row.layer is not None or row.phase != "other"]
 
 
-def _communication(facts: Facts) -> tuple[float, float]:
-    """Mean of a step: (time in which something communicates, of it with nothing computing), an instant counted once."""
-    charges, spans = facts.found.charges, facts.found.recording.spans
-    start, end = spans.start_ns[charges.span], spans.end_ns[charges.span]
-    communicates: Bool = charges.work == _COMMUNICATION
-    if facts.on_device:
-        within, computing = facts.launched_in_steps, hides_communication(facts.found.recording, charges)
-        lengths = [
-            _alone(
-                union(start[here & communicates & within], end[here & communicates & within]),
-                union(start[here & computing], end[here & computing]),
-            )
-            for here in (spans.device[charges.span] == device for device in np.unique(spans.device[charges.span]))
-        ]
-        most = max(lengths, key=lambda both: both[1], default=(0, 0))
-        return facts.per_step_ns(most[0]), facts.per_step_ns(most[1])
-    computes = ~communicates & (charges.time_ns >= _LEAF * (end - start))
-    named = _named(facts, _ON_CPU)
-    moving = union(
-        *_within_steps(
-            facts,
-            np.append(spans.start_ns[named], start[communicates]),
-            np.append(spans.end_ns[named], end[communicates]),
-        )
+def _communication(facts: Facts) -> tuple[float, float, float]:
+    """Of a step, wall time in which something communicates, of it with nothing computing, of that waiting at least.
+
+    Of several devices, that with most. What was launched before the trace is of no step. Waiting is what a collective
+    takes beyond the time to move all parameters, the most that data parallelism moves at once, over a slow link: the
+    ranks that came first wait at its begin.
+    """
+    found = facts.found
+    pairs = communication_and_compute(
+        found.recording, found.charges, facts.launched_in_steps if facts.on_device else None
     )
-    both = _alone(moving, union(start[computes], end[computes]))
-    return facts.per_step_ns(both[0]), facts.per_step_ns(both[1])
+    told = facts.analysis.run.get("parameters")
+    sizes = told.get("bytes_by_dtype") if isinstance(told, Mapping) else None
+    transfer_ns = round(sum(sizes.values()) / _SLOWEST_LINK * 1e9) if sizes else None
+    most = (0, 0, 0)
+    for moving, compute in pairs:
+        waits = 0
+        if transfer_ns is not None:
+            ends = np.maximum(moving.start_ns, moving.end_ns - transfer_ns)
+            waits = alone_ns(Union(moving.start_ns, ends), compute)
+        most = max(most, (moving.length_ns, alone_ns(moving, compute), waits), key=lambda of: of[1])
+    return (facts.per_step_ns(most[0]), facts.per_step_ns(most[1]), facts.per_step_ns(most[2]))
 
 
-def _within_steps(facts: Facts, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
-    """Intervals that begin in a step, cut where the last step ends."""
-    first, last = facts.windows.start_ns, facts.windows.end_ns
-    if not len(first):
-        return start_ns, end_ns
-    chosen = (start_ns >= first[0]) & (start_ns < last[-1])
-    return start_ns[chosen], np.minimum(end_ns[chosen], last[-1])
-
-
-def _alone(moving: Union, computing: Union) -> tuple[int, int]:
-    return moving.length_ns, moving.length_ns - int(computing.overlap(moving.start_ns, moving.end_ns).sum())
-
-
-def _named(facts: Facts, pattern: re.Pattern[str]) -> Bool:
-    recording = facts.found.recording
-    named = np.array([pattern.match(name) is not None for name in recording.names], dtype=np.bool_)
-    chosen: Bool = named[recording.spans.name] & (recording.spans.category <= Category.ANNOTATION)
-    return chosen
+def _others(facts: Facts) -> str:
+    """Whom this rank waits for: in a world of two the other one."""
+    rank, world = facts.analysis.run.get("rank"), facts.analysis.run.get("world_size")
+    return f"rank {1 - rank}" if world == 2 and rank in (0, 1) else "another rank"
 
 
 def _calls(rows: Sequence[CollectiveRow], facts: Facts) -> str:
     return count(sum(row.count for row in rows) / facts.steps, "collective")
 
 
-RULES: tuple[Rule, ...] = (communication_bound, exposed_communication, slow_backend, data_parallel)
+RULES: tuple[Rule, ...] = (exposed_communication, slow_backend, data_parallel)

@@ -7,6 +7,7 @@
  *   page.meanStep(value)          a sum over the timed trace as the mean of its steps, alike or not: for what stands beside
  *                                 numbers per step, such as those of the steps with shapes
  *   page.sum(rows, key)           of what is known; null where nothing is
+ *   page.mean(values)             of numbers
  *   page.grouped(rows, keyOf)     Map of key -> rows, in order of first appearance
  *   page.first(lists, most)       what stands in several lists, once each, at most so many
  *   page.inOrder(layers)          names of layers, once each, in the order of the model
@@ -33,6 +34,8 @@
     for (const row of rows) if (known(row[key])) total = (total || 0) + row[key];
     return total;
   };
+
+  page.mean = values => values.reduce((sum, value) => sum + value, 0) / values.length;
 
   page.grouped = function (rows, keyOf) {
     const groups = new Map();

@@ -18,7 +18,7 @@
       const known = data.time_basis === "device";
       const first = page.section(element, "Collectives");
       page.note(first, `Counts, bytes and times are ${page.per()}. Bytes are those of one rank: the larger of what goes in and what comes out. Bus bandwidth is what nccl-tests call busbw: it compares with the speed of the link.` +
-        (known ? "" : " Without device events it is not known what compute hides."));
+        (known ? "" : " On a CPU it is known of all together, not of each, what compute hides."));
       page.table(first, { columns: columns(false), rows: kinds, sort: { key: "time_us", descending: true }, limit: 50 });
       const second = page.section(element, "By layer and phase");
       page.table(second, { columns: columns(true), rows, spare: ["group", "overlapped_us", "bandwidth_bytes_per_s"], sort: { key: "time_us", descending: true }, limit: 100 });
@@ -69,14 +69,17 @@
   function drawFigures(element, rows, data) {
     const figures = page.element("div", "figures");
     const time = page.sum(rows, "time_us");
-    const exposed = rows.every(row => row.exposed_us !== null) ? page.sum(rows, "exposed_us") : null;
+    const exposed = data.time.exposed_communication_us;
+    const onDevice = data.time_basis === "device";
     const took = page.stepTimes(data);
-    const span = data.page.like_steps && took.times.length ? page.median(took.times) : null;
+    const span = data.page.like_steps && took.times.length ? page.mean(took.times) : null;
     const step = took.label === "CPU span" ? "a step's CPU span" : "a step";
-    page.figure(figures, { label: `Communication, ${page.per()}`, value: page.format.us(page.perStep(time)), help: span ? `${page.format.share(page.perStep(time) / span)} of ${step}, ${page.format.us(span)}${took.times.length > 1 ? " (median)" : ""}` : "" });
+    const ofStep = us => span ? `${page.format.share(page.perStep(us) / span)} of ${step} of ${page.format.us(span)}` : "";
+    page.figure(figures, onDevice ? { label: `Communication, ${page.per()}`, value: page.format.us(page.perStep(time)), help: ofStep(time) }
+      : { label: `CPU time of the calls, ${page.per()}`, value: page.format.us(page.perStep(time)), help: "without what other threads do for them, and without waiting" });
     page.figure(figures, {
-      label: `Exposed, ${page.per()}`, value: exposed === null ? null : page.format.us(page.perStep(exposed)), missing: "without device events it is not known what compute hides",
-      help: exposed === null ? "" : `${page.format.share(time ? exposed / time : 0)} of it has no compute beside it${span ? `: ${page.format.share(page.perStep(exposed) / span)} of ${step}` : ""}`,
+      label: `Exposed, ${page.per()}`, value: exposed === null ? null : page.format.us(page.perStep(exposed)), missing: "no collective is seen to run",
+      help: exposed === null ? "" : ["with no compute beside it, waiting for other ranks included", ofStep(exposed)].filter(Boolean).join(": "),
     });
     const bytes = page.sum(rows, "payload_bytes");
     const untold = page.sum(rows.filter(row => row.payload_bytes === null), "count");
