@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 from profiler_wrapper import __version__
 from profiler_wrapper.analysis.series import Track
+from profiler_wrapper.capture.holdings import HeldMemory
+from profiler_wrapper.capture.layers import Root
+from profiler_wrapper.capture.others import profiler_is_on
 from profiler_wrapper.capture.runinfo import run_info
-from profiler_wrapper.capture.scopes import LayerScopes
+from profiler_wrapper.capture.scopes import LayerScopes, RootCall
+from profiler_wrapper.capture.signals import OptimizerSteps
 from profiler_wrapper.capture.window import RecordedTrace, Window
 from profiler_wrapper.finishing import Finisher
 from profiler_wrapper.notices import tell
 from profiler_wrapper.options import make_options
+from profiler_wrapper.recording.holdings import Holding
 
 _marking: list[LayerMarking] = []  # attached, oldest first
 
@@ -23,12 +29,16 @@ _marking: list[LayerMarking] = []  # attached, oldest first
 class LayerMarking:
     """Layer marks on a model, until `remove()` or the end of its `with`."""
 
-    def __init__(self, scopes: LayerScopes) -> None:
-        self._scopes = scopes
+    def __init__(self, model: object | None, layers: Any) -> None:
+        self._scopes = LayerScopes(model, layers=layers, on_root_enter=_held.root_enters)
         self._scopes.attach()
         for warning in self._scopes.warnings:
             tell(warning)
         _marking.append(self)
+
+    def roots(self) -> tuple[Root, ...]:
+        """The marked models that are still there."""
+        return self._scopes.roots()
 
     def describe(self) -> Sequence[dict[str, Any]]:
         """The layers that were marked, as `run.json` lists them."""
@@ -43,6 +53,8 @@ class LayerMarking:
         self._scopes.detach()
         if self in _marking:
             _marking.remove(self)
+        if not _marking:
+            _held.forget()
 
     def __enter__(self) -> LayerMarking:
         return self
@@ -66,7 +78,48 @@ def mark(model: object | None = None, *, layers: Any = "auto") -> LayerMarking:
     Raises:
         WrongUse: `model` holds no module, or `layers` selects nothing that can be.
     """
-    return LayerMarking(LayerScopes(model, layers=layers))
+    return LayerMarking(model, layers)
+
+
+class _Held:
+    """What the marked models and their optimizers hold while somebody's profiler records, for a `trace_handler`.
+
+    Nobody says when that profiler begins: the first call of a marked model that it records comes soon after.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False  # there is a handler
+        self._memory = HeldMemory(lambda: [root for marking in _marking for root in marking.roots()])
+        self._thread: int | None = None  # whose profiler records, since the first such call; None: none does
+        self._steps: OptimizerSteps | None = None
+
+    def root_enters(self, call: RootCall) -> None:
+        """A marked model is about to be called."""
+        if not self.wanted or self._thread not in (None, threading.get_ident()):
+            return
+        records = profiler_is_on()
+        if records and self._thread is None:
+            self._thread = threading.get_ident()
+            self._memory.begin()
+            self._steps = OptimizerSteps(before=self._memory.before_step, after=self._memory.after_step)
+        elif not records:
+            self.forget()  # it has ended, and no handler of ours was told
+
+    def end(self) -> tuple[Holding, ...]:
+        """What was held since the profiler began, which has just ended."""
+        held = self._memory.end() if self._thread == threading.get_ident() else ()
+        self.forget()
+        return held
+
+    def forget(self) -> None:
+        """Nobody asks what was held."""
+        steps, self._steps, self._thread = self._steps, None, None
+        self._memory.forget()
+        if steps is not None:
+            steps.remove()
+
+
+_held = _Held()
 
 
 def trace_handler(
@@ -97,6 +150,8 @@ def trace_handler(
         enable_print_summary=print_summary,
     ).with_absolute_paths()
     finisher: list[Finisher] = []
+    steps = _RecordedSteps()
+    _held.wanted = not options.off
 
     def on_trace_ready(profiler: Any) -> None:
         if options.off:
@@ -104,7 +159,7 @@ def trace_handler(
         try:
             if not finisher:
                 finisher.append(Finisher(options, run_info(version=__version__), _marked_layers, _compiled_code))
-            _handle(profiler, finisher[0])
+            _handle(profiler, finisher[0], steps)
         except Exception as error:
             tell(f"the reports of this trace were not written: {type(error).__name__}: {error}")
 
@@ -124,8 +179,42 @@ def _compiled_code() -> dict[str, Any]:
     return found
 
 
-def _handle(profiler: Any, finisher: Finisher) -> None:
+def _handle(profiler: Any, finisher: Finisher, steps: _RecordedSteps) -> None:
+    held = _held.end()
     path = finisher.part_path(f"{finisher.windows}_theirs")
     profiler.export_chrome_trace(str(path))
-    window = Window(timed=RecordedTrace(Path(path), None, bool(getattr(profiler, "record_shapes", False))))
-    finisher.write(window)
+    trace = RecordedTrace(
+        path,
+        steps.of(profiler),
+        shapes=bool(getattr(profiler, "record_shapes", False)),
+        held=held,
+        cpu_frees_unsure=finisher.windows > 0,
+    )
+    finisher.write(Window(timed=trace))
+
+
+class _RecordedSteps:
+    """Which steps a torch profiler has just recorded, by its schedule."""
+
+    def __init__(self) -> None:
+        self._profiler: Callable[[], object] = lambda: None
+        self._end = 0  # of its last cycle: the step after it
+
+    def of(self, profiler: Any) -> tuple[int, ...] | None:
+        """None where it has no schedule, and so names no step."""
+        if not getattr(profiler, "record_steps", False):
+            return None
+
+        def action(step: int) -> str:
+            return str(getattr(profiler.schedule(step), "name", ""))
+
+        if self._profiler() is not profiler:
+            self._profiler, self._end = weakref.ref(profiler), 0
+        end = int(profiler.step_num)
+        if end <= self._end or action(end - 1) != "RECORD_AND_SAVE":
+            end += 1  # it was stopped within a step
+        begin = end - 1
+        while begin > self._end and action(begin - 1) == "RECORD":
+            begin -= 1
+        self._end = end
+        return tuple(range(begin, end))

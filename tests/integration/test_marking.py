@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import models
 import profiler_wrapper as pw
 from models import Case
+from profiler_wrapper.marking import _held, _RecordedSteps
 from profiling import QUICK, rows_with_time
 
 
@@ -27,22 +29,70 @@ def test_marks_and_reports_in_a_profiler_of_the_users(case: Case, tmp_path: Path
     marks = pw.mark(case.model)
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU],
-        schedule=torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2),
+        schedule=torch.profiler.schedule(wait=1, warmup=1, active=2),
         on_trace_ready=pw.trace_handler(tmp_path, files=QUICK, print_summary=False),
+        profile_memory=True,
     ) as theirs:
-        for step in range(8):
+        for step in range(11):
             models.train_step(case, case.model, optimizer, seed=step)
-            theirs.step()
+            if step < 10:  # the last is broken off
+                theirs.step()
     marks.remove()
-    found = [pw.load(path.parent) for path in sorted(tmp_path.rglob("result.json"))]
-    assert len(found) == 2
-    for result in found:
+    paths = sorted(tmp_path.rglob("result.json"), key=lambda path: path.stat().st_mtime_ns)
+    found = {path.parent.name: pw.load(path.parent) for path in paths}
+    steps = {name: [row.step for row in result.steps if row.step is not None] for name, result in found.items()}
+    assert steps == {"rank0": [2, 3], "steps_6-7": [6, 7], "steps_10-10": [10]}
+    parameters = sum(parameter.untyped_storage().nbytes() for parameter in set(case.model.parameters()))
+    for result in found.values():
         assert (
             rows_with_time(result, "forward")
             == rows_with_time(result, "backward")
             == ["model.layers.0", "model.layers.1"]
         )
         assert result.time.unattributed_ns == 0
+        categories = result.memory["categories"]
+        assert categories["params"] >= parameters
+        assert categories["os_state"] >= 2 * parameters
+
+
+def test_steps_of_a_schedule() -> None:
+    """As torch's profiler calls its handler: after the last step of a cycle, or when it is stopped within one."""
+    found: list[object] = []
+    for active, steps in ((3, 7), (1, 2), (2, 4)):
+        of = _RecordedSteps().of
+        theirs = torch.profiler.profile(
+            schedule=torch.profiler.schedule(wait=0, warmup=0, active=active),
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            on_trace_ready=lambda profiler, of=of: found.append(of(profiler)),
+        )
+        with theirs:
+            for _ in range(steps):
+                theirs.step()
+    assert found == [(0, 1, 2), (3, 4, 5), (6, 7), (0,), (1,), (2,), (0, 1), (2, 3), (4,)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+        pass
+    assert _RecordedSteps().of(theirs) is None
+
+
+def test_marks_without_a_handler_tell_nothing_of_memory(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_held, "wanted", False)
+    with pw.mark(case.model), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        models.train_step(case, case.model, models.optimizer_of(case.model))
+        assert _held._thread is None
+
+
+def test_a_profiler_that_tells_no_handler_of_ours_leaves_nothing(case: Case, tmp_path: Path) -> None:
+    pw.trace_handler(tmp_path)
+    hooks = len(_global_optimizer_post_hooks)
+    with pw.mark(case.model):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            case.loss(case.model, case.batch(0))
+            assert len(_global_optimizer_post_hooks) == hooks + 1
+        case.loss(case.model, case.batch(0))
+        assert len(_global_optimizer_post_hooks) == hooks
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            case.loss(case.model, case.batch(0))
+    assert len(_global_optimizer_post_hooks) == hooks
 
 
 def test_marks_in_a_with(case: Case) -> None:
