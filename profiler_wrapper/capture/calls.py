@@ -17,6 +17,7 @@ import threading
 from typing import Any, Protocol
 
 import torch
+import torch.autograd.profiler as autograd_profiler
 from torch import nn
 from torch._C import _profiler
 
@@ -27,7 +28,8 @@ class Listener(Protocol):
     """Is told of calls of modules. Its methods must not raise, and are run outside of Dynamo.
 
     One that also has `take_result(opened, result)` is told there what a call that it opened has returned, before
-    `close_call`.
+    `close_call`; one that has `end_marks()` ends there what it has open on this thread: a torch profiler is about to
+    stop, whoever's it is.
     """
 
     def open_call(
@@ -44,6 +46,7 @@ class Listener(Protocol):
 
 # Code that Dynamo compiled may guard on this global, so it keeps its value when the last listener goes.
 _plain_call: Any = nn.Module.__call__
+_plain_stop: Any = autograd_profiler.profile.__exit__
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _listener: Listener | None = None  # the only one, or all of them behind one front
 _listeners: tuple[Listener, ...] = ()
@@ -115,6 +118,7 @@ def listen(listener: Listener) -> None:
             _plain_call = nn.Module.__call__
             _put(_call, instead_of=_plain_call, known_as=_KNOWN_TO_DYNAMO)
             _in_place = True
+            _put_stop(_stop, instead_of=_plain_stop)
 
 
 def stop_listening(listener: Listener) -> None:
@@ -128,6 +132,18 @@ def stop_listening(listener: Listener) -> None:
         if not _listeners and vars(nn.Module)["__call__"] is _call:
             _put(_plain_call, instead_of=_call, known_as=_KEPT)
             _in_place = False
+        if not _listeners:
+            _put_stop(_plain_stop, instead_of=_stop)
+
+
+# What is open when a recording ends, torch would end in memory that it has freed (see `session.OpenScopes`).
+def _stop(profiler: Any, *error: Any) -> Any:
+    if profiler.enabled:
+        for listener in _listeners:
+            end_marks = getattr(listener, "end_marks", None)
+            if end_marks is not None:
+                end_marks()
+    return _plain_stop(profiler, *error)
 
 
 def _let_stack_tracer_see_the_original() -> None:
@@ -161,6 +177,11 @@ def _put(function: Any, *, instead_of: Any, known_as: tuple[tuple[str, str], ...
         module = sys.modules.get(module_name)
         if module is not None and getattr(module, attribute, None) is instead_of:
             setattr(module, attribute, function)
+
+
+def _put_stop(function: Any, *, instead_of: Any) -> None:
+    if vars(autograd_profiler.profile)["__exit__"] is instead_of:
+        autograd_profiler.profile.__exit__ = function  # type: ignore[method-assign]
 
 
 def _keep_dynamo_out(cls: type[Listener]) -> None:

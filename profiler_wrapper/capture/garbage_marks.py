@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -48,7 +49,8 @@ class GarbageMarks:
     def _close(self) -> None:
         opened, self._open = self._open, None
         if opened is not None:
-            opened.__exit__(None, None, None)
+            with suppress(RuntimeError):  # it began on a thread that is not recorded
+                opened.__exit__(None, None, None)
 
 
 keep_dynamo_off(GarbageMarks._heard, and_below=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.autograd.function import Function
 
 _CACHES = ("past_key_values", "cache_params", "inference_params", "inference_context", "kv_cache", "past")
 _QUERIES = ("decoder_input_ids", "input_ids", "inputs_embeds")
@@ -14,6 +18,23 @@ _QUERIES = ("decoder_input_ids", "input_ids", "inputs_embeds")
 def in_backward() -> bool:
     """Whether the autograd engine is running on this thread: a forward called now is a recomputation."""
     return torch._C._current_graph_task_id() != -1
+
+
+# Through these Python enters an op; the frame stays while the op runs, and calls Python back.
+_ENTER_AN_OP = {one.__code__ for one in (Function.apply, OpOverload.__call__, OpOverloadPacket.__call__)}
+
+
+def in_op() -> bool:
+    """Whether an op that is written in Python is running on this thread: a custom one, an autograd function.
+
+    Reentrant checkpointing is one. Some 2 us.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code in _ENTER_AN_OP:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def generation_phase(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

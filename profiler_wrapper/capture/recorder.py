@@ -12,7 +12,7 @@ from profiler_wrapper.capture.counting import Ended, StepCounter
 from profiler_wrapper.capture.growth import GrowthBound
 from profiler_wrapper.capture.holdings import HeldMemory
 from profiler_wrapper.capture.others import profiler_is_on, profiler_is_waiting
-from profiler_wrapper.capture.phases import in_backward
+from profiler_wrapper.capture.phases import in_backward, in_op
 from profiler_wrapper.capture.session import Session
 from profiler_wrapper.capture.signals import OptimizerSteps, compilations
 from profiler_wrapper.capture.steps import AutoPlan, Decision, Mode, OpenPlan, Plan, StepFacts, WindowPlan
@@ -168,7 +168,7 @@ class Recorder:
 
     def user_step(self) -> None:
         """`prof.step()`."""
-        if in_backward():
+        if self._nothing_ends_here():
             self._owes_step = True
         else:
             self._safely("prof.step()", lambda: self._count(self.counter.user_step()))
@@ -181,12 +181,11 @@ class Recorder:
     def optimizer_stepped(self, optimizer: Callable[[], Any]) -> None:
         """Some optimizer has made a step.
 
-        Inside of backward that ends nothing: the engine puts torch's state of a profiler back as it was
-        when backward began, so none may begin or end there. What changed the parameters is seen later.
+        Where nothing ends, what changed the parameters is seen later.
         """
         if self._tape.running and self._is_same_process:
             self._held.after_step(optimizer)
-        if not in_backward():
+        if not self._nothing_ends_here():
             self._safely("the optimizer's step", lambda: self._count(self.counter.optimizer_step(optimizer)))
 
     def root_enters(self, call: RootCall, *, updated: bool = False) -> None:
@@ -196,16 +195,24 @@ class Recorder:
         self._safely("a call of the model", lambda: self._root_enters(call, updated))
 
     def _settle_step(self) -> None:
-        if self._owes_step and not in_backward():
+        if self._owes_step and not self._nothing_ends_here():
             self._owes_step = False
             self.user_step()
+
+    def _nothing_ends_here(self) -> bool:
+        """Inside of backward the engine puts torch's state of a profiler back as it was when backward began.
+
+        Inside of an op, torch would write the op's end into a trace that it has freed.
+        """
+        return in_backward() or (self._tape.running and in_op())
 
     def _root_enters(self, call: RootCall, updated: bool) -> None:
         reason = self._growth.exceeded() if self._tape.running else None
         if reason is not None:
             self._end_early(reason)
             return
-        self._count(self.counter.root_enters(call.label, gradients=call.grad_enabled, updated=updated))
+        if not self._nothing_ends_here():
+            self._count(self.counter.root_enters(call.label, gradients=call.grad_enabled, updated=updated))
         self._phases.add(call.phase)
 
     def _count(self, ended: Ended) -> None:
@@ -323,7 +330,8 @@ class Recorder:
 
     def _take_down(self) -> None:
         """Everything of ours goes, whatever state it is in."""
-        for action in (self._remove_hook, lambda: self._mark(False), self._tape.discard if self.at_home else None):
+        # The session before the marks: it ends those that are open.
+        for action in (self._remove_hook, self._tape.discard if self.at_home else None, lambda: self._mark(False)):
             try:
                 if action is not None:
                     action()

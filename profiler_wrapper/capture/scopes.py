@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -27,8 +27,9 @@ from profiler_wrapper.recording.marks import ROOT_PATH, format_mark
 
 _Range = torch._C._profiler._RecordFunctionFast
 
-# A call that is running: its layer, the module called, its range in the trace, the root's call if it is one.
-_OpenCall: TypeAlias = "tuple[_Target, nn.Module, Any, RootCall | None]"
+# A call that is running: its layer (`_Target`), the module called, its range in the trace, its `RootCall` if it is one.
+_OpenCall: TypeAlias = list[Any]
+_ENDED = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +116,17 @@ class LayerScopes:
         if self._attached:
             self._attached = False
             calls.stop_listening(self)
+            self.end_marks()
             self._plain.clear()
 
     def let_models_go(self) -> None:
         """Hold no model any longer that was given and never attached to."""
         self._unnamed = ()
 
-    def unwind(self) -> None:
-        """Close the marks that are still open on this thread: of a generator that was never finished."""
-        while self._thread.open:
-            _close(self._thread.open.pop())
+    def end_marks(self) -> None:
+        """End the marks of the calls that are running on this thread; the calls go on."""
+        for opened in reversed(self._thread.open):
+            _close(opened)
 
     def describe(self) -> list[dict[str, Any]]:
         """What is known of each layer, in model order, as plain data."""
@@ -180,7 +182,7 @@ class LayerScopes:
             if entrance.compiled or module._compiled_call_impl is not None:
                 target.compiled, name = True, target.compiled_name
             mark = _begin_mark(name, marked)
-            opened: _OpenCall = (target, module, mark, None)
+            opened: _OpenCall = [target, module, mark, None]
             open_here.append(opened)
             return opened
         except Exception as error:
@@ -193,7 +195,10 @@ class LayerScopes:
             open_here = self._thread.open
             if open_here and open_here[-1] is opened:
                 open_here.pop()
-                opened[2].__exit__(None, None, None)
+                try:
+                    opened[2].__exit__(None, None, None)
+                except RuntimeError:  # see `_close`
+                    opened[2] = _ENDED
             else:
                 self._close_through(opened)
             if opened[3] is not None and self._on_root_exit is not None and self._attached:
@@ -221,7 +226,7 @@ class LayerScopes:
         compiled = is_compiled(module)
         target.compiled |= compiled
         mark = _begin_mark(target.root_names[phase, compiled], marked)
-        self._thread.open.append((target, module, mark, root_call))
+        self._thread.open.append([target, module, mark, root_call])
         return self._thread.open[-1]
 
     def _close_through(self, opened: _OpenCall) -> None:
@@ -336,7 +341,9 @@ def _begin_mark(name: str, marked: set[str] | None) -> Any:
 
 
 def _close(opened: _OpenCall) -> None:
-    opened[2].__exit__(None, None, None)
+    mark, opened[2] = opened[2], _ENDED
+    with suppress(RuntimeError):  # of a range that began while no profiler was on, and is left while one is
+        mark.__exit__(None, None, None)
 
 
 class _OpenCalls(threading.local):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import mmap
 import os
 import threading
@@ -16,6 +17,7 @@ import msgspec
 import torch
 from torch.profiler import profiler as torch_profiler
 
+from profiler_wrapper.capture.calls import keep_dynamo_off
 from profiler_wrapper.capture.garbage_marks import GarbageMarks
 from profiler_wrapper.capture.others import profiler_is_on
 
@@ -68,6 +70,50 @@ class Annotation:
             record.__exit__(None, None, None)
 
 
+class OpenScopes:
+    """The scopes of `record_function` that began in a recording and are still open, be they the user's or Lightning's.
+
+    When such a scope ends after its recording has, and another one is on by then, torch writes the time into memory
+    that it has freed. So all of them are ended before; that they are left later does nothing then.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, Any] = {}
+        self._originals = _record_function.__enter__, _record_function.__exit__
+        self._methods = self._watched(*self._originals)
+
+    def watch(self) -> None:
+        """From now on; scopes that are open already are none of this recording."""
+        _record_function.__enter__, _record_function.__exit__ = self._methods
+
+    def end(self) -> None:
+        """End those that are open, the innermost first, and watch no longer."""
+        for name, original, ours in zip(("__enter__", "__exit__"), self._originals, self._methods, strict=True):
+            if vars(_record_function)[name] is ours:  # else somebody has put theirs over it, which calls ours
+                setattr(_record_function, name, original)
+        while self._open:
+            _, scope = self._open.popitem()
+            torch.ops.profiler._record_function_exit._RecordFunction(scope.record)
+
+    def _watched(self, enter: Any, leave: Any) -> tuple[Any, Any]:
+        @functools.wraps(enter)  # TorchScript compiles what is wrapped
+        def __enter__(scope: Any) -> Any:
+            entered = enter(scope)
+            if profiler_is_on():
+                self._open[id(scope)] = scope
+            return entered
+
+        @functools.wraps(leave)
+        def __exit__(scope: Any, *error: Any) -> Any:
+            if scope.run_callbacks_on_exit:  # else it ends with a future
+                self._open.pop(id(scope), None)
+            return leave(scope, *error)
+
+        keep_dynamo_off(__enter__, and_below=True)
+        keep_dynamo_off(__exit__, and_below=True)
+        return __enter__, __exit__
+
+
 class Session:
     """One recording with fixed flags.
 
@@ -87,6 +133,7 @@ class Session:
         self.problem: str | None = None
         self._thread = threading.get_ident()
         self._step: Annotation | None = None
+        self._scopes = OpenScopes()
         self._garbage = GarbageMarks()
         self._profiler = _KinetoProfile(
             activities=tuple(activities),
@@ -118,6 +165,7 @@ class Session:
             _switch_off()
             raise
         self._running = True
+        self._scopes.watch()
         self._garbage.install()
 
     def begin_step(self, number: int) -> None:
@@ -147,6 +195,7 @@ class Session:
             raise SessionLost("another profiler ended it")
         try:
             self.end_step()
+            self._scopes.end()
             if _device_gave_up():
                 self.problem = "the device's recorder stopped early (its buffer was full, or another tool took it)"
             self._profiler.stop_trace()

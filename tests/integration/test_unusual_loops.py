@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -187,3 +190,11 @@ def test_a_block_left_inside_of_backward(case: Case, tmp_path: Path) -> None:
         loss.backward()
         prof.leave()
     assert any(row.phase == "backward" and row.time_ns for row in result_of(prof).layers)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_sessions_that_change_inside_of_scopes_write_to_no_freed_memory() -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "freed_memory.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "bare: signal" in done.stdout  # it would find them

@@ -107,16 +107,24 @@ def test_marks_of_threads_do_not_mix(tape: Tape, attach: Any) -> None:
     assert len(tape.events) == 4
 
 
-def test_unwind_closes_what_a_generator_left_open(tape: Tape, attach: Any) -> None:
+@pytest.mark.parametrize("end", ["end_marks", "detach"])
+def test_marks_that_are_open_end_with_the_recording(tape: Tape, attach: Any, end: str) -> None:
     model = Net(1)
-    one = attach(model)
-    opened = one.open_call(model, (X,), {})
-    one.open_call(model.layers[0], (X,), {})
-    one.unwind()
+    calls: list[Any] = []
+    one = attach(model, on_root_enter=calls.append)
+    outer = one.open_call(model, (X,), {})
+    inner = one.open_call(model.layers[0], (X,), {})
+    getattr(one, end)()
     assert tape.events == ["+.", "+layers.0", "-layers.0", "-."]
-    one.close_call(opened)
+    one.attach()
     model(X)
-    assert tape.events[-1] == "-."
+    assert len(calls) == 1  # the first call goes on
+    one.close_call(inner)
+    one.close_call(outer)
+    assert tape.events.count("-.") == 2
+    assert one.warnings == []
+    model(X)
+    assert len(calls) == 2
 
 
 def test_a_mark_left_open_is_closed_by_the_one_around_it(tape: Tape, attach: Any) -> None:

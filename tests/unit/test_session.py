@@ -189,3 +189,45 @@ def test_a_profiler_in_its_warm_up_is_noticed() -> None:
         theirs.step()
         assert profiler_is_on()
     assert not profiler_is_waiting()
+
+
+def test_scopes_that_are_open_end_with_the_session(tmp_path: Path) -> None:
+    """Else torch writes their end into what it has freed."""
+    before = torch.profiler.record_function("before")
+    outer, inner, closed = (torch.profiler.record_function(name) for name in ("outer", "inner", "closed"))
+    original = torch.profiler.record_function.__enter__
+    session, following = new_session(), new_session()
+    with before:
+        session.start()
+        with closed:
+            outer.__enter__()
+            inner.__enter__()
+            torch.ones(2) + 1
+        session.begin_step(0)
+        session.stop()
+    assert torch.profiler.record_function.__enter__ is original
+    following.start()
+    inner.__exit__(None, None, None)
+    torch.ones(2) + 1
+    outer.__exit__(None, None, None)
+    following.stop()
+    for one, expected in ((session, {"closed", "outer", "inner", "ProfilerStep#0"}), (following, set[str]())):
+        one.export(tmp_path / "trace.json")
+        events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+        ends = {e["name"]: e["ts"] + e["dur"] for e in events if e.get("cat") == "user_annotation"}
+        assert set(ends) == expected
+        if expected:
+            assert ends["closed"] <= ends["ProfilerStep#0"] <= ends["inner"] <= ends["outer"]
+
+
+def test_torchscript_compiles_a_scope_while_a_session_watches_it() -> None:
+    def scoped(x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.profiler.record_function("scoped"):
+            return x + 1
+
+    session = new_session()
+    session.start()
+    try:
+        assert torch.jit.script(scoped)(torch.ones(1)).item() == 2
+    finally:
+        session.stop()
