@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.attention_formulas import ATTENTIONS
+from profiler_wrapper.analysis.attention_ops import ATTENTIONS
 from profiler_wrapper.analysis.flop_formulas import dtype_of
 from profiler_wrapper.analysis.flop_ops import FlopOps
 from profiler_wrapper.analysis.phase import Phase
@@ -152,8 +152,8 @@ def _row(key: _Key, calls_per_step: float, time_ns: int) -> AttentionCallRow:
 def _entries(found: Attributed) -> Bool:
     """The outermost ops that are attention."""
     spans, names = found.recording.spans, found.recording.names
-    attends = [name == ENTRY or classes.attention_backend_of_op(name) != "" for name in names]
-    is_attention: Bool = np.array(attends, dtype=np.bool_)[spans.name] if names else np.zeros(0, dtype=np.bool_)
+    entered = np.isin(spans.name, [i for i, name in enumerate(names) if name == ENTRY])
+    is_attention: Bool = entered | (found.work_of.backend_of >= 0)
     is_attention &= spans.category == Category.CPU_OP
     parent = found.nesting.parent
     entries: Bool = is_attention & (nearest_above(parent, nearest(parent, is_attention)) < 0)

@@ -1,6 +1,6 @@
 """Bytes of matrix products, convolutions and fused attention.
 
-Inputs and their places are those that `flop_formulas` and `attention_formulas` know.
+Inputs and their places are those that `flop_formulas` and `attention_ops` know.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from profiler_wrapper.analysis.attention_formulas import ATTENTIONS, Attention
+from profiler_wrapper.analysis.attention_ops import ATTENTIONS, Attention
 from profiler_wrapper.analysis.bytes_operands import Moved, NotTold, Operands
 from profiler_wrapper.analysis.op_sizes import convolved, elements_of_product, per_dimension
 

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.attention_ops import FAST_PATH, FAST_PATH_PARTS
 from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN, Attribution, Place, Role, role_of
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAUNCH
@@ -184,16 +185,16 @@ class WorkOfOps:
         class_ids = {name: i for i, name in enumerate(classes.CLASSES)}
         backend_ids = {name: i for i, name in enumerate(classes.BACKENDS)}
         self._work_of_name = _ids([class_ids.get(classes.class_of_op(name), -1) for name in recording.names])
-        self._backend_of_name = _ids(
-            [backend_ids.get(classes.attention_backend_of_op(name), -1) for name in recording.names]
-        )
         name = recording.spans.name
+        backend_of_name = _ids([backend_ids.get(classes.attention_backend_of_op(name), -1) for name in recording.names])
+        self.backend_of = backend_of_name[name] if len(name) else backend_of_name  # per span, as its name tells
+        self.backend_of[_fast_path_parts(recording, parent)] = backend_ids["math"]
         on_cpu = recording.spans.category <= Category.RUNTIME
         is_mark = np.zeros(len(name), dtype=np.bool_)
         is_mark[list(tree.layer_of_span)] = True  # nothing is inherited from beyond a layer's own mark
         tells_work = on_cpu & ((self._work_of_name[name] >= 0) | is_mark)
         self._work_from = nearest(parent, tells_work)
-        tells_backend = on_cpu & ((self._backend_of_name[name] >= 0) | is_mark)
+        tells_backend = on_cpu & ((self.backend_of >= 0) | is_mark)
         self._backend_from = _outermost(parent, is_mark, nearest(parent, tells_backend))
         self._node_of = attribution.node_of
         self._in_backward = np.array([p.phase == "backward" for p in attribution.places])[attribution.place_of]
@@ -204,8 +205,7 @@ class WorkOfOps:
         backends = np.full(len(attribution.node_of) + 1, -1, dtype=np.int8)  # the last one is for "no node"
         links = [link for link in attribution.links if link.forward_op >= 0]
         forward_ops = self._backend_from[[link.forward_op for link in links]]
-        names = self.recording.spans.name[forward_ops]
-        backends[[link.node for link in links]] = np.where(forward_ops >= 0, self._backend_of_name[names], np.int8(-1))
+        backends[[link.node for link in links]] = np.where(forward_ops >= 0, self.backend_of[forward_ops], np.int8(-1))
         return backends
 
     def ops(self, span: Int64) -> tuple[Int8, Int8]:
@@ -218,7 +218,7 @@ class WorkOfOps:
         name, work_from, backend_from = self.recording.spans.name, self._work_from[span], self._backend_from[span]
         unknown = np.int8(-1)
         work = np.where(work_from >= 0, self._work_of_name[name[work_from]], unknown)
-        backend = np.where(backend_from >= 0, self._backend_of_name[name[backend_from]], unknown)
+        backend = np.where(backend_from >= 0, self.backend_of[backend_from], unknown)
         by_node = np.where(self._in_backward[span], self._backend_of_node[self._node_of[span]], unknown)
         backend = np.where(backend >= 0, backend, by_node)
         return work, backend
@@ -257,6 +257,16 @@ class WorkOfOps:
     def _settled(work: Int8, backend: Int8) -> Int8:
         attention, other = np.int8(classes.CLASSES.index("attention")), np.int8(classes.CLASSES.index("other"))
         return np.where(backend >= 0, attention, np.where(work >= 0, work, other)).astype(np.int8)
+
+
+def _fast_path_parts(recording: Recording, parent: Int32) -> Int64:
+    """The ops that attend in the fast path of nn.MultiheadAttention."""
+    spans, names = recording.spans, recording.names
+    parts = np.flatnonzero(np.isin(spans.name, [i for i, name in enumerate(names) if name in FAST_PATH_PARTS]))
+    above = parent[parts]
+    whole = np.isin(spans.name[above], [i for i, name in enumerate(names) if name == FAST_PATH])
+    found: Int64 = parts[(above >= 0) & whole & (spans.category[parts] == Category.CPU_OP)]
+    return found
 
 
 def _ids(values: list[int]) -> Int8:

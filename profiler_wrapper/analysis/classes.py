@@ -9,38 +9,13 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from profiler_wrapper.analysis.attention_ops import ATTENTION_NAMES
+
 CLASSES = (
     "gemm", "attention", "norm", "softmax", "elementwise", "reduction", "embedding", "copy",
     "communication", "optimizer", "other",
 )  # fmt: skip
 BACKENDS = ("flash", "cudnn", "mem_efficient", "flex", "math", "external")
-
-# The op that launched it names the backend; the first pattern that matches counts.
-_ATTENTION_OPS = (
-    ("flash", r"aten::_?(scaled_dot_product_)?flash_attention|aten::_scaled_dot_product_fused_attention_overrideable"),
-    ("cudnn", r"aten::_?(scaled_dot_product_)?cudnn_attention"),
-    ("mem_efficient", r"aten::_?(scaled_dot_product_)?efficient_attention"),
-    ("math", r"aten::_scaled_dot_product_attention_math"),
-    ("flex", r"flex_attention|higher_order::flex_attention|.*triton_\w*flex_attention|.*triton_tem_fused_flex"),
-    (
-        "external",
-        r"flash_attn(_\d)?::|_?flash_attn(_\w+)?_(fwd|bwd|forward|backward)|FlashAttn\w*Func|xformers(_flash)?::|"
-        r"fused_attn|FusedAttnFunc|vllm(::\w*|_\w*::\w*)attention|_C_flash_attention|aiter::\w*(mha|fmha|attn)|"
-        r"sgl_kernel::\w*attn|flashinfer::|sageattn",
-    ),
-)
-# Kernel names, for kernels whose op says nothing.
-_ATTENTION_KERNELS = (
-    ("flash", r"pytorch_flash::|aotriton|^attn_(fwd|bwd)|bwd_kernel_(dk_dv|dq)"),
-    ("cudnn", r"cudnn\w*(sdpa|fmha|flash)|cudnn_generated_fort_native_sdpa"),
-    ("mem_efficient", r"fmha_cutlass[FB]|PyTorchMemEffAttention|AttentionKernel|AttentionBackwardKernel"),
-    ("flex", r"triton_\w*flex_attention|triton_tem_fused_flex"),
-    (
-        "external",
-        r"flash_(fwd|bwd)|flash::|FlashAttn|fmha|Fmha|unified_attention|paged_attention|_attn_fwd|_attn_bwd|"
-        r"mha_(fwd|bwd)|BatchPrefillWith|BatchDecodeWith|SinglePrefillWith|sageattn",
-    ),
-)
 _COMMUNICATION = (
     r"nccl|rccl|ncclDevKernel|ncclKernel|gloo:|c10d::|_?c10d_functional(?!::_wrap_tensor)|record_param_comms|mscclpp|"
     r"nvshmem|symm_mem|cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|oneccl|hccl"
@@ -96,8 +71,8 @@ _WORK = (
 )
 _OPS = [(name, re.compile(ops)) for name, ops, _ in _WORK]
 _KERNELS = [(name, re.compile(kernels)) for name, _, kernels in _WORK]
-_BACKEND_OPS = [(backend, re.compile(pattern)) for backend, pattern in _ATTENTION_OPS]
-_BACKEND_KERNELS = [(backend, re.compile(pattern)) for backend, pattern in _ATTENTION_KERNELS]
+_BACKEND_OPS = [(names.backend, re.compile(names.ops)) for names in ATTENTION_NAMES if names.ops]
+_BACKEND_KERNELS = [(names.backend, re.compile(names.kernels)) for names in ATTENTION_NAMES if names.kernels]
 _COMMUNICATION_NAME = re.compile(_COMMUNICATION)
 
 

@@ -82,6 +82,8 @@ def place_regions(regions: Regions, parent: Int32, tree: LayerTree, attribution:
     sharers = {}
     placed, joined, unplaced = [], set(), set()
     for piece in regions.pieces:
+        if not any(kernel.modules for kernel in piece.graph.kernels):
+            continue  # a compiled function
         around = attribution.place(piece.call)
         layers = layers_of.modules(piece.graph, around.layer)
         if layers is None:

@@ -16,7 +16,7 @@ from math import prod
 from typing import NamedTuple
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.attention_formulas import ATTENTIONS, flex_attention
+from profiler_wrapper.analysis.attention_ops import ATTENTIONS, flex_attention
 from profiler_wrapper.analysis.op_sizes import (
     Sizes,
     convolved,
@@ -42,7 +42,6 @@ class OpFlops(NamedTuple):
 _Formula = Callable[[OpShapes], int | None]
 
 _LINEAR_ALGEBRA_OF_RNN = re.compile(r"aten::(_cudnn_rnn|miopen_rnn|mkldnn_rnn_layer|_thnn_fused_\w+_cell)")
-_GENERATED_ATTENTION = re.compile(r"cpp_fused_\w*flex_attention")
 _FUSED_ELEMENTWISE = re.compile(r"(triton|cpp)_(poi|red|per)_")
 # What they call does the work, or, for elementwise cases, there is none.
 _COMPOSITE = re.compile(r"aten::(einsum|conv[123]d|matmul|linear)$")
@@ -55,7 +54,7 @@ def has_formula(name: str) -> bool:
 
 def has_work(name: str) -> bool:
     """Whether an op of this name multiplies matrices, convolves or attends, in itself or in what it calls."""
-    if has_formula(name) or _LINEAR_ALGEBRA_OF_RNN.match(name) or _GENERATED_ATTENTION.search(name):
+    if has_formula(name) or _LINEAR_ALGEBRA_OF_RNN.match(name):
         return True
     if _COMPOSITE.match(name) or _FUSED_ELEMENTWISE.match(name):
         return False
@@ -64,8 +63,7 @@ def has_work(name: str) -> bool:
 
 def class_of_work(name: str) -> str:
     """The class of an op with work."""
-    attends = classes.attention_backend_of_op(name) or _GENERATED_ATTENTION.search(name)
-    return "attention" if attends else "gemm"
+    return "attention" if classes.attention_backend_of_op(name) else "gemm"
 
 
 def flops_of(name: str, shapes: OpShapes) -> OpFlops | None:

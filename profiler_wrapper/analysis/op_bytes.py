@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 
 from profiler_wrapper.analysis import bytes_elementwise, bytes_lists
-from profiler_wrapper.analysis.attention_formulas import ATTENTIONS, flex_attention
+from profiler_wrapper.analysis.attention_ops import ATTENTIONS, flex_attention
 from profiler_wrapper.analysis.bytes_data import DATA, VLLM, fused_kernel
 from profiler_wrapper.analysis.bytes_indexing import INDEXING, TELLING
 from profiler_wrapper.analysis.bytes_norms import NORMS

@@ -70,6 +70,8 @@ def _describe(
         return kernels
     working = dict.fromkeys(m[:2] for k in kernels for m in k.modules)
     fitting = {place: below for place, below in names.items() if all(module in below for module in working)}
+    if not fitting and working.keys() <= {OWN[:2]}:  # a function: its kernels belong where it is called
+        return {"kernels": [[k.name, k.is_extern, k.phase, []] for k in kernels], "inside": []}
     if not fitting:
         return NO_SUCH_MODULES
     idle = sorted({m[:2] for m in traced}.difference(working))

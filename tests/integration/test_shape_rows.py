@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 import profiler_wrapper as pw
@@ -105,6 +106,65 @@ def test_a_gpus_attention_is_told_by_its_sizes() -> None:
     assert {(row.backend, row.dtype, row.query_shape, row.causal, row.mask, row.calls_per_step) for row in rows} == {
         ("flash", "bfloat16", (16, 16, 559, 64), True, False, 1.0)
     }
+
+
+# --- attention that is not torch's scaled_dot_product_attention -----------------------------------
+
+
+@torch.library.custom_op("shape_rows::flash_attn_forward", mutates_args=())
+def of_a_library(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return (q @ k.transpose(-1, -2)).softmax(-1) @ v
+
+
+class AttendsBy(nn.Module):
+    """What is given, as attention, in a layer of its own."""
+
+    def __init__(self, attend: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.qkv, self.attend = nn.Linear(64, 192), attend
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.qkv(x).chunk(3, -1)
+        return self.attend(*(part.unflatten(-1, (4, 16)).transpose(1, 2).contiguous() for part in parts))
+
+
+def attending() -> nn.ModuleDict:
+    torch.compiler.reset()
+    return nn.ModuleDict(
+        {
+            "library": AttendsBy(of_a_library),
+            "flex": AttendsBy(flex_attention),
+            "compiled": AttendsBy(torch.compile(flex_attention)),
+            "heads": nn.MultiheadAttention(64, 4, batch_first=True),
+            "encoder": nn.TransformerEncoderLayer(64, 4, 64, batch_first=True),
+        }
+    ).eval()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_attention_by_another_name_is_told_by_its_backend(tmp_path: Path) -> None:
+    models, x = attending(), torch.randn(1, 128, 64)
+    with torch.no_grad(), pw.ProfilerWrapper(models, output_dir=tmp_path, files=("result",), steps="3-4") as prof:
+        for _ in range(5):
+            for name, model in models.items():
+                model(*[x] * (3 if name == "heads" else 1))
+            prof.step()
+    result = result_of(prof)
+    backends = {(row.layer, row.backend) for row in result.attention}
+    assert backends == {
+        ("library", "external"), ("flex", "flex"), ("compiled", "flex"), ("heads", "math"), ("encoder", "math")
+    }  # fmt: skip
+    # Two products of 128 x 128 and 16, in four heads; beside them the projections.
+    attention = {row.layer: row.flops_per_step for row in result.flops if row.class_name == "attention"}
+    assert attention == dict.fromkeys(("library", "flex", "heads", "encoder"), 2 * 2 * 4 * 128 * 128 * 16)
+    assert {row.layer: row.flops_per_step for row in result.flops if row.class_name == "gemm"} == {
+        "library.qkv": 2 * 128 * 64 * 192,
+        "flex.qkv": 2 * 128 * 64 * 192,
+        "compiled.qkv": 2 * 128 * 64 * 192,
+        "heads": 2 * 128 * 64 * (192 + 64),
+        "encoder": 2 * 128 * 64 * (192 + 64 + 2 * 64),
+    }
+    assert not [finding for finding in result.summary["findings"] if finding["id"] == "attention-fallback"]
 
 
 # --- what attention was given -------------------------------------------------------------------

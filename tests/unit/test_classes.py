@@ -84,6 +84,15 @@ BACKENDS_BY_OP = {
     "FlashAttnVarlenFuncBackward": "external",
     "xformers_flash::flash_fwd": "external",
     "vllm::unified_attention_with_output": "external",
+    "mine::flash_attn_forward": "external",
+    "_flash_attn2_588b404::fwd": "external",
+    "FlexAttentionAutogradOp": "flex",
+    "FlexAttentionAutogradOpBackward": "flex",
+    "triton_tem_fused_flex_attention_backward_2": "flex",
+    "cpp_fused_ones_zeros_0 + cpp_fused__to_copy_flex_attention_ones_1": "flex",
+    "layer: model.layers.0.self_attn [LlamaAttention attention @LlamaForCausalLM#0]": "",
+    "autograd::engine::evaluate_function: AddmmBackward0": "",
+    "aten::_native_multi_head_attention": "",  # it projects too
     "aten::scaled_dot_product_attention": "",  # the one below it tells
     "aten::softmax": "",
     "aten::bmm": "",
@@ -96,6 +105,9 @@ BACKENDS_BY_KERNEL = {
     "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64>>": "external",
     "kernel_unified_attention_2d": "external",
     "attn_fwd": "flash",
+    "sage_fwd": "external",
+    "sage_quant_v_kernel": "external",
+    "void qk_int_sv_f16_attn_kernel<128u, 64u, 32u, 64u>": "external",
     "ampere_sgemm_128x64_tn": "",
     "softmax_warp_forward": "",
 }

@@ -219,6 +219,12 @@ def test_modules_that_the_model_does_not_have(module: Module) -> None:
     assert describe_compiled(marked(two_blocks(), "0")) == {"key": compiled_layers.NO_SUCH_MODULES}
 
 
+def test_kernels_of_a_compiled_function_are_known_wherever_it_is_called() -> None:
+    compiled._graphs["key"] = (Kernel("cpp_fused_0", False, "forward", (OWN,)),)
+    described = {"key": {"kernels": [["cpp_fused_0", False, "forward", []]], "inside": []}}
+    assert describe_compiled(marked(two_blocks())) == described
+
+
 def test_graphs_run_only_in_what_was_compiled() -> None:
     compiled._graphs["key"] = (Kernel("mm", True, "forward", (Module("0", "Linear", SELF),)),)
     assert describe_compiled(marked(two_blocks())) == {"key": compiled_layers.NO_SUCH_MODULES}

@@ -16,6 +16,7 @@ from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule
 from profiler_wrapper.analysis.advice.unfused_attention import unfused_attention
 from profiler_wrapper.analysis.advice.wording import count, duration, share, size, where
 from profiler_wrapper.analysis.attention_calls import attention_made
+from profiler_wrapper.analysis.attention_ops import FAST_PATH_PARTS
 from profiler_wrapper.analysis.view_model import AttentionCallRow, Finding
 
 ID = "attention-fallback"
@@ -59,8 +60,9 @@ def attention_fallback(facts: Facts) -> Iterator[Finding]:
     made = attention_made(facts.found)
     entries: dict[tuple[str, str], list[int]] = defaultdict(list)
     places, place_of = facts.found.attribution.places, facts.found.attribution.place_of
+    recording = facts.found.recording
     for entry, backend in made.backend_of.items():
-        if entry >= 0 and backend in _SLOWER:
+        if entry >= 0 and backend in _SLOWER and recording.name_of(entry) not in FAST_PATH_PARTS:
             entries[facts.found.layer_name(places[int(place_of[entry])]) or "", backend].append(entry)
     for fallen in _fallen(facts, entries):
         yield from _of_backend(facts, fallen, entries, made.entry_of)

@@ -1,4 +1,4 @@
-"""FLOPs of fused attention, forward and backward, from the shapes of its inputs.
+"""Attention: by which names of ops and kernels it is known, where its inputs are, and its FLOPs by their shapes.
 
 Two conventions: full, as torch counts, takes each query against each key; causal leaves out the pairs that
 a causal mask hides, half of them where there are as many keys as queries. A mask given as a tensor, a
@@ -15,6 +15,78 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from profiler_wrapper.recording.shapes import OpShapes
+
+
+class Names(NamedTuple):
+    """Names of one backend: what an op's name begins with, what is somewhere in a kernel's."""
+
+    backend: str
+    ops: str
+    kernels: str
+    seen: str  # the version of the library, or the kind of trace, that has them
+
+
+# The first that matches counts; an op's name before a kernel's.
+ATTENTION_NAMES = (
+    Names(
+        "flash",
+        r"aten::_?(scaled_dot_product_)?flash_attention|aten::_scaled_dot_product_fused_attention_overrideable",
+        r"pytorch_flash::|aotriton|^attn_(fwd|bwd)|bwd_kernel_(dk_dv|dq)",
+        "torch 2.8 to 2.15; H100 and MI300 traces",
+    ),
+    Names(
+        "cudnn",
+        r"aten::_?(scaled_dot_product_)?cudnn_attention",
+        r"cudnn\w*(sdpa|fmha|flash)|cudnn_generated_fort_native_sdpa",
+        "torch 2.13",
+    ),
+    Names(
+        "mem_efficient",
+        r"aten::_?(scaled_dot_product_)?efficient_attention",
+        r"fmha_cutlass[FB]|PyTorchMemEffAttention|AttentionKernel|AttentionBackwardKernel",
+        "torch 2.13",
+    ),
+    Names("math", r"aten::_scaled_dot_product_attention_math", "", "torch 2.13"),
+    Names("flex", r"FlexAttentionAutogradOp", "", "torch 2.13: not compiled by the user"),
+    Names(
+        "flex",
+        r".*(triton_tem|cpp)_fused_\w*flex_attention|.*triton_\w*flex_attention",
+        r"triton_\w*flex_attention",
+        "torch 2.13: compiled, for devices and for CPUs",
+    ),
+    Names(
+        "external",
+        r"_?flash_attn(_\w+)?_(fwd|bwd|forward|backward)|FlashAttn\w*Func",
+        r"flash_(fwd|bwd)|flash::|FlashAttn",
+        "flash-attn 2.8 and 3",
+    ),
+    Names(
+        "external",
+        r"sageattn",
+        r"sageattn|qk_int8?_sv_f(8|16)\w*attn|^sage_(fwd|quant)_?",
+        "SageAttention 2.2; AITER's Triton kernels, sources of 2026",
+    ),
+    Names("external", r"xformers(_flash)?::", "fmha|Fmha", "xFormers 0.0.30; B200 trace of vLLM"),
+    Names("external", r"fused_attn|FusedAttnFunc", "", "Transformer Engine 2"),
+    Names(
+        "external",
+        r"vllm(::\w*|_\w*::\w*)attention|_C_flash_attention|aiter::\w*(mha|fmha|attn)|sgl_kernel::\w*attn|flashinfer::",
+        r"unified_attention|paged_attention|mha_(fwd|bwd)|BatchPrefillWith|BatchDecodeWith|SinglePrefillWith",
+        "B200 trace of vLLM, MI300 traces of SGLang",
+    ),
+    Names(
+        "external",
+        # An op of a library, registered by whoever: flash_attn::..., kernels from a hub, one's own.
+        r"(?!aten::|prims?::)(\w*(attn|attention)\w*::|\w+::\w*(attn|attention))",
+        r"_attn_fwd|_attn_bwd",
+        "ops registered by torch.library, torch 2.13; Triton's tutorial",
+    ),
+)
+
+# What attends in the fast paths of nn.MultiheadAttention and nn.TransformerEncoderLayer (torch 2.13): two products and
+# a softmax straight in the op, beside the projections. With a fused kernel that one's op is there instead.
+FAST_PATH = "aten::_native_multi_head_attention"
+FAST_PATH_PARTS = frozenset(("aten::bmm", "aten::_softmax", "aten::_masked_softmax"))
 
 
 class _Packed(NamedTuple):
