@@ -21,6 +21,7 @@ from profiler_wrapper.capture.session import Session, machine_activities
 from profiler_wrapper.capture.settings import run_settings
 from profiler_wrapper.capture.signals import Updates
 from profiler_wrapper.capture.steps import Mode, OpenPlan, Plan
+from profiler_wrapper.capture.tape import NamedBlock
 from profiler_wrapper.finishing import Finisher
 from profiler_wrapper.notices import tell
 from profiler_wrapper.options import Options
@@ -88,6 +89,22 @@ class Profiling:
         """The user says that a step has ended."""
         if self._recorder is not None:
             self._recorder.user_step()
+
+    def enter_named(self, name: str) -> NamedBlock:
+        """A named block begins."""
+        block = NamedBlock(name, lambda name: self.finisher.follow(name) if self.finisher is not None else None)
+        recorder = self._recorder
+        if recorder is not None and recorder.at_home and not recorder.over:
+            recorder.enter_named(block)
+        elif profiler_is_on():
+            block.begin()
+        return block
+
+    def leave_named(self, block: NamedBlock) -> None:
+        """It has ended."""
+        if self._recorder is not None:
+            self._recorder.leave_named(block)
+        block.end()  # which may be none of this recorder's
 
     def finish(self) -> None:
         """End recording and write the files."""

@@ -12,8 +12,6 @@ from typing import Any, Literal, TypeVar, overload
 
 from profiler_wrapper.analysis.peaks import Given
 from profiler_wrapper.analysis.series import Track
-from profiler_wrapper.capture.others import profiler_is_on
-from profiler_wrapper.capture.session import Annotation
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.options import make_options
 from profiler_wrapper.profiling import Profiling
@@ -192,16 +190,12 @@ class ProfilerWrapper:
 
     @contextmanager
     def _named_block(self, name: str) -> Iterator[None]:
-        annotation = None
-        if not self._off and profiler_is_on():
-            annotation = Annotation(name)
-            if self._profiling.finisher is not None:
-                self._profiling.finisher.follow(name)
+        block = None if self._off else self._profiling.enter_named(name)
         try:
             yield
         finally:
-            if annotation is not None:
-                annotation.end()
+            if block is not None:
+                self._profiling.leave_named(block)
 
     def leave(self) -> None:
         """End recording and write the files; needed only where the block is entered more than once."""

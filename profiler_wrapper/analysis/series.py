@@ -85,8 +85,29 @@ def _inside(recording: Recording, parent: Int32, charges: Charges, ids: set[int]
     """Per charge: it, or an event around its launch, has one of these names."""
     chosen = np.isin(recording.spans.name, list(ids))
     inside = nearest(parent, chosen) >= 0
-    found: Bool = ((charges.cpu_span >= 0) & inside[charges.cpu_span]) | chosen[charges.span]
-    return found
+    launched = charges.cpu_span >= 0
+    found: Bool = (launched & inside[charges.cpu_span]) | chosen[charges.span]
+    blocks = {i for i in ids if is_named_block(recording.names[i])}
+    return found | (launched & _begins_in_block(recording, charges.cpu_span, blocks)) if blocks else found
+
+
+def _begins_in_block(recording: Recording, members: Int64, names: set[int]) -> Bool:
+    """Per member: it begins while a named block of these names runs on its thread.
+
+    Such a block may cross what else encloses a member: a step that ends where a model is called within the block, or
+    an optimizer's step in whose midst it was cut off with the recording.
+    """
+    spans = recording.spans
+    blocks = np.flatnonzero((spans.category == Category.ANNOTATION) & np.isin(spans.name, list(names)))
+    within = np.zeros(len(members), dtype=np.bool_)
+    for lane in np.unique(spans.lane[blocks]).tolist():
+        here = blocks[spans.lane[blocks] == lane]
+        here = here[np.argsort(spans.start_ns[here], kind="stable")]
+        starts = spans.start_ns[members]
+        begun = np.searchsorted(spans.start_ns[here], starts, side="right")
+        ends = np.append(0, np.maximum.accumulate(spans.end_ns[here]))  # the last one of those that have begun
+        within |= (spans.lane[members] == lane) & (begun > 0) & (starts < ends[begun])
+    return within
 
 
 def function_series(

@@ -16,7 +16,7 @@ from profiler_wrapper.capture.phases import in_backward, in_op
 from profiler_wrapper.capture.session import Session
 from profiler_wrapper.capture.signals import OptimizerSteps, compilations
 from profiler_wrapper.capture.steps import AutoPlan, Decision, Mode, OpenPlan, Plan, StepFacts, WindowPlan
-from profiler_wrapper.capture.tape import Tape
+from profiler_wrapper.capture.tape import NamedBlock, Tape
 from profiler_wrapper.capture.window import Window
 
 _SETTLING_STEPS = 2  # gradients and the optimizer's state come in these, and stay
@@ -158,6 +158,14 @@ class Recorder:
     def end_entry(self) -> None:
         """The block has been left."""
         self._tape.end_block()
+
+    def enter_named(self, block: NamedBlock) -> None:
+        """A named block begins on the loop's own thread."""
+        self._tape.enter_named(block)
+
+    def leave_named(self, block: NamedBlock) -> None:
+        """It has ended."""
+        self._tape.leave_named(block)
 
     def note(self, message: str, *, incomplete: bool = False) -> None:
         """Something the result has to say."""

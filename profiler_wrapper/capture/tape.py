@@ -15,6 +15,32 @@ from profiler_wrapper.capture.window import RecordedTrace, Window
 from profiler_wrapper.recording.holdings import Holding
 
 
+class NamedBlock:
+    """A block that the user named: an annotation in the trace while it runs.
+
+    Where a session ends in the midst of it, its annotation ends too, and begins again in the next session.
+
+    Args:
+        on_begin: told the name when some of the block is recorded.
+    """
+
+    def __init__(self, name: str, on_begin: Callable[[str], None]) -> None:
+        self._name, self._on_begin = name, on_begin
+        self._annotation: Annotation | None = None
+
+    def begin(self) -> None:
+        """It runs, or goes on, while something records."""
+        if self._annotation is None:
+            self._annotation = Annotation(self._name)
+            self._on_begin(self._name)
+
+    def end(self) -> None:
+        """It is left, or interrupted; a second call does nothing."""
+        annotation, self._annotation = self._annotation, None
+        if annotation is not None:
+            annotation.end()
+
+
 class Tape:
     """Records sessions into windows.
 
@@ -40,6 +66,7 @@ class Tape:
         self._session: Session | None = None
         self._steps: list[int] = []
         self._block: Annotation | None = None
+        self._named: list[NamedBlock] = []  # those that run, outermost first
         self._parts = 0
         self._frees_unsure = False
 
@@ -60,6 +87,8 @@ class Tape:
         self.mode, self._session, self._steps = mode, session, []
         self._watch.install()
         session.begin_step(step)
+        for block in self._named:
+            block.begin()
 
     def begin_step(self, step: int) -> None:
         """The next step of the running session."""
@@ -83,6 +112,18 @@ class Tape:
         block, self._block = self._block, None
         if block is not None:
             block.end()
+
+    def enter_named(self, block: NamedBlock) -> None:
+        """It begins, recorded or not."""
+        self._named.append(block)
+        if self._session is not None:
+            block.begin()
+
+    def leave_named(self, block: NamedBlock) -> None:
+        """It has ended."""
+        block.end()
+        if block in self._named:
+            self._named.remove(block)
 
     def stop(self) -> None:
         """End the running session and keep its trace in the window."""
@@ -133,6 +174,8 @@ class Tape:
     def _let_go(self) -> Session | None:
         self._watch.remove()
         session, self._session = self._session, None
+        for block in reversed(self._named):
+            block.end()
         self.end_block()
         return session
 

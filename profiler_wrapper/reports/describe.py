@@ -64,16 +64,11 @@ def has_like_flops(analysis: Analysis) -> bool:
     return not generates(analysis) and outside - before <= _OUTSIDE_STEPS * analysis.time.total_ns
 
 
-def work_scale(analysis: Analysis) -> int | None:
-    """What FLOPs and bytes per step are multiplied with to stand beside the times; None where they cannot."""
-    if not has_like_flops(analysis):
+def shown_work(analysis: Analysis, per_step: int | None) -> int | None:
+    """FLOPs (or bytes, or what they take) for as many steps as the times beside them; None where they cannot stand."""
+    if per_step is None or not has_like_flops(analysis):
         return None
-    return max(1, len(step_numbers(analysis))) // step_count(analysis)
-
-
-def scaled(per_step: int | None, scale: int | None) -> int | None:
-    """Work per step times `work_scale`."""
-    return None if per_step is None or scale is None else per_step * scale
+    return per_step * max(1, len(step_numbers(analysis))) // step_count(analysis)
 
 
 def outside_steps_ns(analysis: Analysis) -> int:
@@ -84,10 +79,8 @@ def outside_steps_ns(analysis: Analysis) -> int:
 
 
 def generates(analysis: Analysis) -> bool:
-    """Whether tokens were generated in steps that are not alike: not as those of a server, each all decode."""
-    phases = [{"prefill", "decode"} & {*row.phases_ns} for row in analysis.steps if row.step is not None]
-    alike = bool(phases) and len(phases[0]) == 1 and all(phase == phases[0] for phase in phases)
-    return not alike and any(row.phase in ("prefill", "decode") for row in analysis.layers)
+    """Whether tokens were generated."""
+    return any(row.phase in ("prefill", "decode") for row in analysis.layers)
 
 
 def steps_in_words(analysis: Analysis) -> str:
@@ -213,7 +206,7 @@ def _course(analysis: Analysis) -> list[str]:
     step_time = "" if generates(analysis) else step_time_in_words(analysis)
     if step_time:
         parts.append(step_time)
-    for row in analysis.layers if not step_time else ():
+    for row in analysis.layers:
         if row.depth == 0 and row.phase in ("prefill", "decode") and row.calls:
             parts.append(f"{row.phase} {row.time_ns / row.calls / 1e6:.3f} ms a call")
     time = analysis.time

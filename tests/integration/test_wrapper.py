@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import models
 import profiler_wrapper as pw
@@ -266,6 +268,65 @@ def test_named_blocks_give_back_what_they_ran_and_become_series(case: Case, tmp_
         series = result.series[name]
         assert len(series) >= 2
         assert all(value is not None and value > 0 for value in series[:2])
+
+
+def _by_function(prof: pw.ProfilerWrapper, run: Callable[[], object]) -> None:
+    for _ in range(8):
+        prof.record_function("block", run)
+
+
+def _by_with(prof: pw.ProfilerWrapper, run: Callable[[], object]) -> None:
+    for _ in range(8):
+        with prof.record_function("block"):
+            run()
+
+
+def _around_all_calls(prof: pw.ProfilerWrapper, run: Callable[[], object]) -> None:
+    with prof.record_function("block"):
+        for _ in range(8):
+            run()
+
+
+def _with_step(prof: pw.ProfilerWrapper, run: Callable[[], object]) -> None:
+    for _ in range(8):
+        with prof.record_function("block"):
+            run()
+            prof.step()
+
+
+@pytest.mark.parametrize("loop", [_by_function, _by_with, _around_all_calls, _with_step])
+@pytest.mark.parametrize("how", ["inference", "by hand", "training", "a window"])
+def test_every_call_of_a_named_block_is_in_its_series(
+    tmp_path: Path, loop: Callable[[pw.ProfilerWrapper, Callable[[], object]], None], how: str
+) -> None:
+    """Steps end, and sessions change, in the midst of these blocks: where a root is called, or an optimizer steps."""
+    layers = [nn.Linear(8, 8) for _ in range(3)]
+    model, x = nn.Sequential(*layers), torch.ones(2, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def by_hand() -> None:
+        for layer in layers:
+            layer(x)
+
+    def training() -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    run = {"by hand": by_hand, "training": training}.get(how, lambda: model(x))
+    prof = pw.ProfilerWrapper(
+        None if how == "by hand" else model,
+        steps="2-3,6" if how == "a window" else "auto",
+        output_dir=tmp_path,
+        files="result",
+        enable_print_summary=False,
+    )
+    with torch.set_grad_enabled(how == "training"), prof:
+        loop(prof, run)
+    assert len(prof.results) == (2 if how == "a window" else 1)
+    for result in prof.results:
+        assert result.time.total_ns > 0
+        assert sum(result.series["block"]) == pytest.approx(result.time.total_ns / 1e3)  # type: ignore[arg-type]
 
 
 def test_what_a_named_block_raises_passes_through(tmp_path: Path) -> None:

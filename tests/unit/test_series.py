@@ -56,6 +56,16 @@ def test_a_named_block_that_crosses_a_layer_is_followed() -> None:
     assert series(trace.op("aten::mm", 60, 70).kernel("gemm", 200, 230, launched=65)) == {"across": (0.03,)}
 
 
+def test_a_named_block_that_crosses_steps_is_followed() -> None:
+    """As where a step ends within it, or the recording: inside of an optimizer's step."""
+    trace = Trace().annotation("ProfilerStep#0", 0, 100).annotation("ProfilerStep#1", 100, 300)
+    trace.annotation("block", 50, 200).annotation("Optimizer.step#SGD.step", 180, 220)
+    for start in (40, 60, 110, 185, 210):  # the first before the block, the last after it
+        trace.op("aten::mm", start, start + 5).kernel("gemm", 400 + start, 401 + start, launched=start + 1)
+    trace.op("aten::mm", 120, 130, thread=9).kernel("gemm", 600, 601, launched=125, thread=9)
+    assert series(trace)["block"] == (0.001, 0.002)
+
+
 def test_a_function_sees_the_events_of_each_block_and_step() -> None:
     seen: list[tuple[str, float, str, str]] = []
 
