@@ -2,7 +2,8 @@
 
 The rules, each for the innermost of what encloses an event on its thread:
 
-- inside a layer mark: that layer, forward; recompute where an autograd node encloses the mark;
+- inside a layer mark: that layer, forward; recompute where an autograd node encloses the mark, or backward where
+  that is a named block which makes no nodes itself;
 - inside an autograd node: the layer whose forward created the node (see `forward_ops`); backward;
 - `AccumulateGrad` has no number: the layer of the node that finished last on its thread;
 - inside a backward node, an op that creates nodes itself next to a mark, straight below
@@ -143,9 +144,10 @@ class _Walk:
         self.order = _start_order(recording, nesting, visited)
         self.around = nearest_above(self.parent[self.order], self.near)
         self.accumulating = frozenset(np.flatnonzero(self.role == Role.ACCUMULATE).tolist())
-        self.common_layer = self._layers_entered_in_nodes()
         self.numbered_child = self._numbered_children()
         self.recomputing = self._recomputing_nodes()
+        self.recomputed = self._recomputed_calls()
+        self.common_layer = self._layers_entered_in_nodes()
         self.forward_ops = ForwardOps(recording)
         self.fsdp_layers = fsdp_names.LayersByModule(tree)
         held = {layer.parent for layer in tree.layers}
@@ -194,10 +196,32 @@ class _Walk:
     def _layers_entered_in_nodes(self) -> dict[int, int]:
         """Per node that encloses marks: the deepest layer above all of them."""
         found: dict[int, set[int]] = defaultdict(set)
-        for span, layer in self.tree.layer_of_span.items():
-            if self.node_of[span] >= 0:
-                found[int(self.node_of[span])].add(layer)
+        for span in self.recomputed:
+            found[int(self.node_of[span])].add(self.tree.layer_of_span[span])
         return {node: self.tree.common_ancestor(layers) for node, layers in found.items()}
+
+    def _recomputed_calls(self) -> set[int]:
+        """Calls of layers in backward. A block with a name is one only where it makes nodes in a recomputation:
+
+        a backward of the user's own may name its parts too.
+        """
+        calls = {span for span in self.tree.layer_of_span if self.node_of[span] >= 0}
+        if self.tree.source != "named blocks" or not calls:
+            return calls
+        spans = self.recording.spans
+        makes_nodes = (spans.category == Category.CPU_OP) & (spans.sequence >= 0) & (spans.forward_thread <= 0)
+        is_call = np.zeros(len(spans), dtype=np.bool_)
+        is_call[list(calls)] = True
+        called = nearest(self.parent, is_call)
+        recomputed: set[int] = set()
+        for op in np.flatnonzero(makes_nodes & (called >= 0)).tolist():
+            call, node = int(called[op]), int(self.node_of[op])
+            while call >= 0 and call not in recomputed and self.node_of[call] == node:
+                above = int(self.parent[call])
+                if node in self.recomputing or self.role[above] == Role.CHECKPOINT_BACKWARD:
+                    recomputed.add(call)
+                call = int(called[above])
+        return recomputed
 
     def _recomputing_nodes(self) -> set[int]:
         """Nodes in which gradients were switched on for a while, as non-reentrant checkpointing does.
@@ -275,7 +299,10 @@ class _Walk:
         """The place of a mark, of what role gives one, or of an op that may be recomputed."""
         layer = self.tree.layer_of_span.get(span)
         if layer is not None:
-            return Place(layer, "recompute" if node >= 0 else self._forward_phase(span, around))
+            if node < 0:
+                return Place(layer, self._forward_phase(span, around))
+            recomputed = span in self.recomputed or around.phase == "recompute"
+            return Place(layer, "recompute" if recomputed else "backward")
         if role in _PHASE_WITHOUT_LAYER:
             return Place(NO_LAYER, _PHASE_WITHOUT_LAYER[role])
         if role == _FSDP:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
+from torch.profiler import record_function
+from torch.utils.checkpoint import checkpoint
 
 import models
 import variants
@@ -20,6 +22,7 @@ from processes import run_in_processes
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.capture.scopes import LayerScopes
 from profiler_wrapper.recording.reader import read
+from profiler_wrapper.result import load
 from recordings import NODE
 from small_models import SMALL_MODELS, Checkpointed, Plain, backward_of
 from truths import Node, NodeTruth, next_number
@@ -174,3 +177,41 @@ def on_this_rank(variant: str) -> int:
 @pytest.mark.parametrize("variant", ["fsdp2", "ddp"])
 def test_two_processes(variant: str) -> None:
     assert min(run_in_processes(on_this_rank, variant)) > 200
+
+
+class _NamesItsBackward(torch.autograd.Function):
+    """A matrix product that names parts of both its passes, as exchanges between experts do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        with record_function("exchange_forward"):
+            return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        with record_function("exchange_backward"):
+            gradient_of_x = gradient @ weight.t()
+        return gradient_of_x, x.t() @ gradient
+
+
+@pytest.mark.parametrize("way", ["plain", "create_graph", "checkpointed", "reentrant"])
+def test_named_blocks_of_a_backward_are_backward(way: str, tmp_path: Path) -> None:
+    weight, x = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        with record_function("layer"):
+            return _NamesItsBackward.apply(x, weight).relu()
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        checkpointed = way in ("checkpointed", "reentrant")
+        result = checkpoint(layer, x, use_reentrant=way == "reentrant") if checkpointed else layer(x)
+        result.sum().backward(create_graph=way == "create_graph")
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    phases: dict[str, set[str]] = defaultdict(set)
+    for row in load(tmp_path / "trace.json").layers:
+        if row.calls:
+            phases[row.layer].add(row.phase)
+    runs = {"forward", "recompute"} if checkpointed else {"forward"}
+    assert phases == {"layer": runs, "layer.exchange_forward": runs, "exchange_backward": {"backward"}}

@@ -202,6 +202,17 @@ def test_the_blocks_own_recomputed_ops_go_to_what_the_marks_beside_them_have_in_
     assert place(found, "gradient") == ("h.0", "backward")
 
 
+@pytest.mark.parametrize(("recomputes", "phase"), [(False, "backward"), (True, "recompute")])
+def test_a_named_block_in_a_node_is_recomputed_where_it_makes_nodes_itself(recomputes: bool, phase: str) -> None:
+    fields = {"sequence": 30, "forward_thread": 0} if recomputes else {}
+    trace = Trace().annotation("experts", 0, 50).op("aten::mm", 10, 40, sequence=5, forward_thread=0)
+    trace.node("ExpertsBackward", 200, 300, number=5).annotation("exchange", 210, 240, thread=AUTOGRAD)
+    trace.op("copy", 215, 220, thread=AUTOGRAD, **fields).op("aten::mul", 250, 290, thread=AUTOGRAD)
+    found = found_in(trace)
+    assert place(found, "copy") == ("exchange", phase)
+    assert place(found, "aten::mul") == ("experts", "backward")
+
+
 def test_ops_with_gradients_in_a_node_that_runs_without_are_recomputed() -> None:
     trace = trained().op("again", 202, 206, thread=AUTOGRAD, sequence=30, forward_thread=0)
     trace.op("inside", 203, 204, thread=AUTOGRAD).op("aten::detach", 222, 223, thread=AUTOGRAD)
