@@ -182,7 +182,7 @@ class WorkOfOps:
 
     def __init__(self, recording: Recording, parent: Int32, tree: LayerTree, attribution: Attribution) -> None:
         self.recording = recording
-        class_ids = {name: i for i, name in enumerate(classes.CLASSES)}
+        class_ids = {name: i for i, name in enumerate(classes.CLASSES) if name != "other"}
         backend_ids = {name: i for i, name in enumerate(classes.BACKENDS)}
         self._work_of_name = _ids([class_ids.get(classes.class_of_op(name), -1) for name in recording.names])
         name = recording.spans.name
@@ -232,18 +232,20 @@ class WorkOfOps:
         by_kernel = np.full(len(recording.names), -1, dtype=np.int8)
         backend_by_kernel = np.full(len(recording.names), -1, dtype=np.int8)
         communicates = np.zeros(len(recording.names), dtype=np.bool_)
+        moves = np.zeros(len(recording.names), dtype=np.bool_)
         for name_id in used:
             name = recording.names[name_id]
             by_kernel[name_id] = class_ids.get(classes.class_of_kernel(name), -1)
             backend_by_kernel[name_id] = backend_ids.get(classes.attention_backend_of_kernel(name), -1)
             communicates[name_id] = classes.is_communication(name)
+            moves[name_id] = classes.is_layout_change(name)
         name = recording.spans.name[device]
         launched = cpu_span >= 0
         at = np.where(launched, cpu_span, 0)
         op_work, op_backend = self._own(at)
         op_work = np.where(launched, op_work, np.int8(-1))
         op_backend = np.where(launched, op_backend, np.int8(-1))
-        is_copy = recording.spans.category[device] != Category.KERNEL
+        is_copy = (recording.spans.category[device] != Category.KERNEL) | moves[name]
         communication, copy = np.int8(class_ids["communication"]), np.int8(class_ids["copy"])
         # A collective's op launches plain copies and fills too: its kernel's name decides.
         op_work = np.where((op_work == communication) & ~communicates[name], np.int8(-1), op_work)

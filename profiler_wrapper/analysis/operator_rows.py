@@ -117,7 +117,10 @@ class _Table:
         return sums
 
     def _class_of_key(self) -> list[int]:
-        """The class of most of a key's own time; without any, that of most of its calls."""
+        """The class of most of a key's own time; without any, that of most of its calls.
+
+        What has no op has none, and views and allocations compute nothing, whatever they are made for.
+        """
         found, charges = self.found, self.found.charges
         work, _ = found.work_of.ops(self.ops.span)
         work = optimizer_work(found.attribution, found.attribution.place_of[self.ops.span], work)
@@ -125,8 +128,12 @@ class _Table:
         np.add.at(table[0], (self.key_of_op, work), 1)
         np.add.at(table[1], (self.key_of_charge, charges.work), charges.time_ns)
         timed = table[1].any(axis=1)
-        best: list[int] = np.where(timed, table[1].argmax(axis=1), table[0].argmax(axis=1)).tolist()
-        return best
+        best = np.where(timed, table[1].argmax(axis=1), table[0].argmax(axis=1))
+        names = [self.found.recording.names[key // len(PHASES)] for key in self.keys.tolist()]
+        computes_nothing = [classes.class_of_op(name) == "other" for name in names]
+        best[[*computes_nothing, *[True] * len(PHASES)]] = classes.CLASSES.index("other")
+        found_classes: list[int] = best.tolist()
+        return found_classes
 
     def _tensor_core_ns(self) -> dict[int, int]:
         """Of the keys whose kernels tell: the time in those that use tensor cores."""

@@ -166,6 +166,31 @@ def test_copies_are_copies_whatever_launched_them() -> None:
     assert charged(found_in(trace), "Memcpy HtoD")[2] == "copy"
 
 
+def test_a_change_of_layout_is_a_copy_whatever_needs_it() -> None:
+    trace = Trace().op("aten::miopen_convolution", 0, 50)
+    trace.kernel("batched_transpose_16x32_half", 100, 110, launched=10)
+    trace.kernel("igemm_fwd_gtcx3_nhwc_bf16_bx0", 110, 140, launched=20)
+    assert {row.class_name: row.time_ns for row in analyse(trace.recording()).classes} == {"gemm": 30, "copy": 10}
+
+
+def test_ops_that_are_views_and_allocations_compute_nothing() -> None:
+    trace = Trace().op("aten::linear", 0, 100).op("aten::t", 0, 20).op("aten::transpose", 5, 15)
+    trace.op("aten::addmm", 20, 100).op("aten::empty", 30, 40)
+    result = analyse(trace.recording())
+    assert {row.class_name: row.time_ns for row in result.classes} == {"gemm": 100}  # it is what they are for
+    assert {row.op: row.class_name for row in result.operators} == {
+        "aten::linear": "gemm", "aten::t": "other", "aten::transpose": "other", "aten::addmm": "gemm",
+        "aten::empty": "other",
+    }  # fmt: skip
+
+
+def test_kernels_without_an_op_are_no_one_class() -> None:
+    trace = Trace().kernel("at::native::vectorized_elementwise_kernel", 100, 130, launched=10)
+    result = analyse(trace.kernel("ampere_sgemm_128x64_tn", 130, 150, launched=20).recording())
+    assert [(row.op, row.class_name) for row in result.operators] == [("(no op)", "other")]
+    assert {row.class_name: row.time_ns for row in result.classes} == {"elementwise": 30, "gemm": 20}
+
+
 def test_a_collectives_own_kernel_communicates_and_its_helpers_do_not() -> None:
     trace = Trace().op("c10d::allreduce_", 0, 90).kernel("ncclDevKernel_AllReduce", 100, 150, launched=15)
     found = found_in(trace.kernel("void at::native::elementwise_kernel", 150, 160, launched=30))
