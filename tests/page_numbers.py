@@ -31,7 +31,7 @@ def assert_first_views(page: Page, analysis: Analysis) -> None:
     unit = UNITS[page.texts(f"{layers} th .unit")[0].strip()]
     foot = dict(zip(heads, page.texts(f"{layers} tfoot td"), strict=True))
     assert float(foot["time"].replace(",", "")) * unit == pytest.approx(total, rel=1e-3, abs=0.001)
-    backward = sum(row.self_time_ns for row in analysis.layers if row.phase in ("backward", "accumulate_grad"))
+    backward = sum(row.self_time_ns for row in analysis.layers if row.phase == "backward")
     if backward:  # as the text table has it
         told = backward / 1000 / step_count(analysis)
         assert float(foot["backward"].replace(",", "")) * unit == pytest.approx(told, rel=1e-3, abs=0.001)

@@ -22,10 +22,10 @@ from profiler_wrapper.analysis.compare_model import (
 from profiler_wrapper.analysis.compare_names import folded_name, like_name
 from profiler_wrapper.analysis.compare_sides import Pair, Side, amounts, pair_rows, side_of
 from profiler_wrapper.analysis.compare_times import LEAST_SHARED, TimeChanges, UnitKey, shared_time, time_changes
-from profiler_wrapper.analysis.compare_verdict import CLOCK, MOST_OF_IT, NO_BACKEND, SURE, explained, verdict_of
+from profiler_wrapper.analysis.compare_verdict import CLOCK, MOST_OF_IT, NO_BACKEND, PEAK, SURE, explained, verdict_of
 from profiler_wrapper.analysis.compare_work import much_other_work, work_changes
 from profiler_wrapper.analysis.model import Analysis, LayerRow
-from profiler_wrapper.analysis.noise import FEWEST_STEPS, LEAST_CHANGE_UNKNOWN, Float, series_change, typical
+from profiler_wrapper.analysis.noise import FEWEST_STEPS, LEAST_CHANGE_UNKNOWN, Float, series_change
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.analysis.step_windows import step_times_ns
 
@@ -48,12 +48,12 @@ def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -
     )
     other_attention = {layer for layers, _, _ in backend_changes for layer in layers}
     changes = time_changes(paired.pairs, side_a, side_b, much_other_work(work) | other_attention)
-    decision = _decision(changes.total.shift, changes.total.beyond_noise)
+    total_delta_ns = side_b.total_ns - side_a.total_ns
+    changed = changes.total.beyond_noise and total_delta_ns * changes.total.shift > 0
+    decision = _decision(total_delta_ns, changed)
     if side_a.marked != side_b.marked or a.time_basis != b.time_basis:
         decision = "not judged"
-    changed = changes.total.beyond_noise
-    total_delta_ns = typical(side_a.step_totals()) * math.expm1(changes.total.shift) if changed else None
-    found = culprits(paired, changes, total_delta_ns)
+    found = culprits(paired, changes, total_delta_ns if changed else None)
     different = differences(traits(a), traits(b))
     notes = tuple(_notes(side_a, side_b, changes))
     totals = tuple(_totals(side_a, side_b, changes, decision))
@@ -102,7 +102,6 @@ def _row(
     if pair.a is None or pair.b is None:
         decision = "only in b" if pair.a is None else "only in a"
     elif unit is not None and unit.change is not None:
-        change = unit.change
         decision = _decision(unit.delta_ns, unit.beyond_noise)
     return ComparedRow(
         layer=pair.layer,
@@ -127,15 +126,15 @@ def _totals(side_a: Side, side_b: Side, changes: TimeChanges, decision: Decision
     yield ComparedTotal(
         name=f"{basis} time",
         unit="ns",
-        a=typical(side_a.step_totals()),
-        b=typical(side_b.step_totals()),
-        change=None if decision == "not judged" else math.expm1(changes.total.shift),
+        a=side_a.total_ns,
+        b=side_b.total_ns,
+        change=side_b.total_ns / side_a.total_ns - 1 if decision != "not judged" and side_a.total_ns else None,
         error=_finite(changes.total.error),
         decision=decision if side_a.total_ns and side_b.total_ns else "not judged",
     )
     yield _on_the_clock(side_a, side_b)
     quantities: Sequence[tuple[str, Any, Callable[[Side], float | None]]] = (
-        ("peak memory", "bytes", lambda side: peak_bytes(side.analysis)),
+        (PEAK, "bytes", lambda side: peak_bytes(side.analysis)),
         ("FLOPs", "flops", lambda side: flops_per_step(side.analysis)),
         (EVENTS[basis], "count", lambda side: sum(row.count for row in side.analysis.classes) / side.steps),
         ("synchronisations", "count", _synchronisations),
@@ -156,7 +155,7 @@ def _on_the_clock(side_a: Side, side_b: Side) -> ComparedTotal:
     same_basis = side_a.analysis.time_basis == side_b.analysis.time_basis
     enough = min(len(times_a), len(times_b)) >= FEWEST_STEPS and bool((times_a > 0).all() and (times_b > 0).all())
     change = series_change(times_a, times_b) if same_basis and enough else None
-    one, other = (typical(times) if change else _mean(times) for times in (times_a, times_b))
+    one, other = _mean(times_a), _mean(times_b)
     return ComparedTotal(
         name=CLOCK,
         unit="ns",

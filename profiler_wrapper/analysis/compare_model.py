@@ -87,7 +87,7 @@ class ComparedRow:
 class ComparedTotal:
     """Something of a whole step, on both sides; None where it is not known. Times are nanoseconds.
 
-    A time that is judged is the mean of the faster half of the steps (of logarithms), so `change` is `b / a - 1`.
+    Times are means over the steps, and `change` is `b / a - 1`.
     """
 
     name: str

@@ -22,12 +22,12 @@ from profiler_wrapper.analysis.noise import (
     Change,
     Float,
     clearly_apart,
-    level,
     own_spread,
     ratio_change,
     series_change,
     t_quantile,
     unit_shifts,
+    weighted_median,
 )
 from profiler_wrapper.analysis.phase import Phase
 
@@ -50,7 +50,7 @@ class UnitKey:
 
 @dataclass(frozen=True, slots=True)
 class UnitChange:
-    """How it changed. Relative changes; `delta_ns` is per step."""
+    """How the mean of its steps changed. Relative changes; `delta_ns` is per step."""
 
     change: float | None  # None: only on one side
     error: float | None
@@ -179,34 +179,39 @@ def _judged(
     certain: tuple[npt.NDArray[np.bool_], Float],  # where noise lets be sure; where it is plain, and which way
     on_cpu: bool,
 ) -> TimeChanges:
-    shifts = unit_shifts(a, b, weight if weight.any() else np.ones(len(keys)))
+    weight = weight if weight.any() else np.ones(len(keys))
+    shifts = unit_shifts(a, b, weight)
+    mean_a, mean_b = a.mean(axis=1), b.mean(axis=1)
+    moved = np.log(mean_b / mean_a)
+    common = weighted_median(moved, weight)
     least = math.log1p(LEAST_CHANGE if shifts.known else LEAST_CHANGE_UNKNOWN)
     chance = t_quantile(1 - FALSE_ALARMS / 2, max(2.0, a.shape[1] + b.shape[1] - 4.0))
     common_error = shifts.common_error if math.isfinite(shifts.common_error) else 0.0
     all_alike = total.beyond_noise and shared >= LEAST_SHARED and abs(shifts.common) > max(least, chance * common_error)
     sure, direction = certain
     plain = np.sign(direction) * shifts.excess > math.log1p(_PLAIN)  # beside the rest of its step, and all layers
-    beyond = apart = (shifts.beyond_noise() & sure) | plain
+    one_way = (moved - common) * shifts.excess > 0  # what is shown and what is judged
+    beyond = apart = ((shifts.beyond_noise() & sure) | plain) & one_way
     if all_alike and not on_cpu:
         error = np.hypot(shifts.error, common_error)
-        beyond = (np.abs(shifts.shift) > np.maximum(least, shifts.critical * error)) | plain
-    before = np.exp(level(np.log(a)))  # as `typical` of the step has it
-    base = 0.0 if all_alike and not on_cpu else shifts.common
+        far = np.abs(shifts.shift) > np.maximum(least, shifts.critical * error)
+        beyond = (far | plain) & (moved * shifts.shift > 0)
+    base = 0.0 if all_alike and not on_cpu else common
     for i, key in enumerate(keys):
-        shift, error_of = float(shifts.shift[i]), float(shifts.error[i])
+        before, after = float(mean_a[i]), float(mean_b[i])
         units[key] = UnitChange(
-            change=math.expm1(shift),
-            error=math.exp(shift) * error_of if shifts.known else None,
+            change=after / before - 1,
+            error=after / before * float(shifts.error[i]) if shifts.known else None,
             spread=float(shifts.spread[i]) if math.isfinite(shifts.spread[i]) else None,
-            delta_ns=float(before[i]) * (math.exp(shift) - math.exp(base)),
+            delta_ns=after - before * math.exp(base),
             beyond_noise=bool(beyond[i]),
-            apart_ns=float(before[i]) * (math.exp(shift) - math.exp(shifts.common)),
+            apart_ns=after - before * math.exp(common),
             apart=bool(apart[i]),
-            time_ns=float(before[i]) * max(1.0, math.exp(shift)),
+            time_ns=max(before, after),
         )
     return TimeChanges(
         units=units,
-        common=math.expm1(shifts.common),
+        common=math.expm1(common),
         common_error=shifts.common_error if shifts.known else None,
         common_beyond_noise=bool(all_alike),
         known=shifts.known,

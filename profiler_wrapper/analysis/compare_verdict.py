@@ -14,6 +14,7 @@ from profiler_wrapper.units import MIB
 _MOST_DIFFERENCES = 3
 _MANY_TIMES = 2  # as much more
 CLOCK = "step on the clock"
+PEAK = "peak memory"
 NO_BACKEND = "no attention kernel"  # single ops, where there is attention
 _NEAR = 0.01  # FLOPs that are nearer are as good as equal
 SURE = 0.05  # standard error of the change of a step: with more, no difference is found where there may be one
@@ -35,22 +36,24 @@ def verdict_of(
     backend_changes: Sequence[tuple[str, str, str]],
     bases: tuple[str, str],
 ) -> str:
-    """What is not alike, then what changed, then where. `totals`: the time of a step first; `bases` of time: a, b."""
+    """What is not alike, then what changed, then where. `totals`: the time of a step first; `bases` of time: a, b.
+
+    The largest certain difference comes first: of the time of a step, else of its peak memory, else of its FLOPs.
+    """
     total, flops = totals[0], _other_flops(totals)
     like_load = not flops and _like_load(culprits, changes, total)
     alone = bool(changes.units) and changes.shared >= LEAST_SHARED and not culprits
-    parts = [_unlike(differences), _of_total(total, like_load, bases, alone and changes.on_cpu)]
-    if total.decision in ("slower", "faster"):
-        parts.append(flops)
-        if not like_load:
-            parts.append(_where(culprits, total, flops))
-        elif culprits:
-            parts.append(f"besides, {_alone(culprits, changes.left_out)}")
+    certain = total.decision in ("slower", "faster")
+    time = [_of_total(total, like_load, bases, alone and changes.on_cpu)]
+    if certain and not like_load:
+        time += [flops, _where(culprits, total, flops)]
     elif culprits:
-        parts.append("but " + _alone(culprits, changes.left_out))
-    said = ", ".join(part for part in parts[1:] if part)
+        time.append(f"{'besides,' if certain else 'but'} {_alone(culprits, changes.left_out)}")
+    memory = _of_memory(totals)
+    parts = [*time, memory] if certain and not like_load else [memory or (flops and f"b runs {flops}"), *time]
+    said = ", ".join(part for part in parts if part)
     attention = "".join(f"; attention of {layer}: {a} -> {b}" for layer, a, b in backend_changes[:1])
-    return f"{parts[0]}{said}{_on_the_clock(totals)}{attention}{_work(work, bases[1])}"
+    return f"{_unlike(differences)}{said}{_on_the_clock(totals)}{attention}{_work(work, bases[1])}"
 
 
 def _work(work: Sequence[WorkChange], basis: str) -> str:
@@ -114,6 +117,18 @@ def _other_flops(totals: Sequence[ComparedTotal]) -> str:
     return f"with {100 * abs(change):.3g} % {'more' if change > 0 else 'fewer'} FLOPs"
 
 
+def _of_memory(totals: Sequence[ComparedTotal]) -> str:
+    """The peak, where it is another."""
+    peak = next((one for one in totals if one.name == PEAK), None)
+    if peak is None or peak.change is None or abs(peak.change) < LEAST_CHANGE or not peak.a or peak.b is None:
+        return ""
+    if abs(peak.b - peak.a) < _LEAST_MEMORY:
+        return ""
+    word = "more" if peak.change > 0 else "less"
+    sizes = f"{peak.a / MIB:.1f} -> {peak.b / MIB:.1f} MiB"
+    return f"b needs {100 * abs(peak.change):.1f} % {word} memory at its peak ({sizes})"
+
+
 def _on_the_clock(totals: Sequence[ComparedTotal]) -> str:
     """Where a step took longer or shorter and its work did not."""
     wall = next((one for one in totals if one.name == CLOCK), None)
@@ -147,16 +162,25 @@ def _of_total(total: ComparedTotal, like_load: bool, bases: tuple[str, str], ali
     return f"b is {100 * more:.1f} % {error} {total.decision} ({times})"
 
 
+def decision_words(total: ComparedTotal) -> str:
+    """`"slower"`; `"not certain"` where noise may hide a difference, or may have made the one that is shown."""
+    if total.decision == "not judged":
+        return ""
+    uncertain = abs(total.change or 0.0) >= LEAST_CHANGE or (total.error is not None and total.error > SURE)
+    return "not certain" if total.decision == "no difference" and uncertain else total.decision
+
+
 def _no_difference(total: ComparedTotal, times: str, alike_on_cpu: bool) -> str:
-    change = percent(total.change, total.error)
-    if total.error is None:
-        return f"no difference ({times})"
-    if total.error <= SURE and abs(total.change or 0.0) <= SURE:
+    """Of a change that may be noise, that it is not certain: the numbers beside it may differ by much."""
+    change, moved = percent(total.change, total.error), abs(total.change or 0.0)
+    if decision_words(total) == "no difference":
         return f"no difference in all ({change}; {times})"
-    if alike_on_cpu and abs(total.change or 0.0) >= LEAST_CHANGE:
-        more = f"{100 * abs(total.change or 0.0):.0f} % {'more' if (total.change or 0.0) > 0 else 'less'} time"
-        return f"no difference beyond the noise: {more} in common to all layers, {BY_LOAD} ({change}; {times})"
-    return f"no difference of the whole step beyond the noise of its steps ({change}; {times})"
+    if total.error is None:
+        return f"no certain difference ({change}, noise not known; {times})"
+    if alike_on_cpu and moved >= LEAST_CHANGE:
+        more = f"{100 * moved:.0f} % {'more' if (total.change or 0.0) > 0 else 'less'} time"
+        return f"no certain difference: {more} in common to all layers, {BY_LOAD} ({change}; {times})"
+    return f"no certain difference of the whole step ({change}; {times})"
 
 
 def _where(culprits: Sequence[Culprit], total: ComparedTotal, work: str) -> str:

@@ -172,7 +172,7 @@ class Utilization:
     peak is that of all threads of torch's ops. Shares may be over 1, and a warning then says what is likely wrong.
     """
 
-    step_time_ns: int | None  # median; a step ends when both the CPU and the devices are done with it
+    step_time_ns: int | None  # mean; a step ends when both the CPU and the devices are done with it
     model_flops_per_step: int | None
     hardware_flops_per_step: int | None
     causal_model_flops_per_step: int | None

@@ -3,7 +3,8 @@
 A step's time of a layer is modelled as level x factor of the step x noise of its own. The factor is common to all
 layers (clock, load of the machine): the weighted median over them, step by step. What disturbs a step makes it slower,
 so the level is the mean of the faster half of the steps (of logarithms, without the factor): with even noise it is a
-sixth less certain than the mean of all, and it stays where it was when others are disturbed.
+sixth less certain than the mean of all, and it stays where it was when others are disturbed. It tells whether there is
+a difference; what is shown is that of the means, and none is certain that goes the other way.
 
 A few steps tell little of a layer's noise, so its variance is drawn towards that of the layers of about its time, the
 more the less they differ in it (moderated t-statistic: Smyth, Stat. Appl. Genet. Mol. Biol. 3, 2004). Runs of the same
@@ -123,26 +124,28 @@ class Change:
 
     shift: float
     error: float  # standard error; nan where noise is not known
-    spread: float  # standard deviation of one step; nan where not known
+    spread: float  # standard deviation of one step, the oddest left out; nan where not known
     beyond_noise: bool
 
 
 def series_change(a: Float, b: Float) -> Change:
-    """The change between two series of positive times, by themselves."""
+    """The change of the mean between two series of positive times, by themselves.
+
+    It is beyond noise where that of the level is, or that of the mean, and both go one way: a step that was held up
+    moves the mean alone, and many such steps are a difference.
+    """
     log_a, log_b = np.log(a)[None, :], np.log(b)[None, :]
-    shift = float((level(log_b) - level(log_a))[0])
+    shift, of_level = math.log(b.mean() / a.mean()), float((level(log_b) - level(log_a))[0])
     variance, freedom = pooled_variance(log_a, log_b)
+    one_way = shift * of_level > 0
     if min(len(a), len(b)) < FEWEST_STEPS or freedom <= 0:
-        return Change(shift, math.nan, math.nan, abs(shift) > math.log1p(LEAST_CHANGE_UNKNOWN))
+        return Change(shift, math.nan, math.nan, one_way and abs(shift) > math.log1p(LEAST_CHANGE_UNKNOWN))
     spread = math.sqrt(float(variance[0]))
-    error = spread * error_scale(len(a), len(b))
-    far = t_quantile(1 - FALSE_ALARMS / 2, freedom) * error
-    return Change(shift, error, spread, abs(shift) > max(math.log1p(LEAST_CHANGE), far))
-
-
-def typical(times: Float) -> float:
-    """The time of a step that is judged: the mean of the faster half of the steps, of logarithms."""
-    return float(np.exp(level(np.log(times)[None, :]))[0]) if len(times) and (times > 0).all() else 0.0
+    error = math.sqrt(sum(side.var(ddof=1) / len(side) / side.mean() ** 2 for side in (a, b)))
+    far = t_quantile(1 - FALSE_ALARMS / 4, freedom) * spread * error_scale(len(a), len(b))
+    mean_far = t_quantile(1 - FALSE_ALARMS / 4, len(a) + len(b) - 2) * error
+    beyond = abs(of_level) > max(math.log1p(LEAST_CHANGE), far) or abs(shift) > mean_far
+    return Change(shift, error, spread, one_way and beyond and abs(shift) > math.log1p(LEAST_CHANGE))
 
 
 def clearly_apart(a: Float, b: Float, rest_a: Float, rest_b: Float) -> float:

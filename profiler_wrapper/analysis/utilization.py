@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -137,7 +137,7 @@ def utilization(found: Attributed, count: FlopCount, peaks: Peaks | None) -> tup
     if not work.hardware_flops and not work.uncounted:
         return None, []
     times_ns = step_windows(found).step_times_ns
-    step_ns = round(median(times_ns)) if times_ns else None
+    step_ns = round(fmean(times_ns)) if times_ns else None
     devices = _devices(found)
     dtypes = [dtype for dtype, flops in work.hardware_flops_by_dtype.items() if flops]
     notes = [] if peaks is None else _missing(work, step_ns, dtypes, peaks)

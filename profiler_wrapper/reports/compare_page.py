@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.analysis.compare_model import Comparison
-from profiler_wrapper.analysis.compare_verdict import place_of, work_words
+from profiler_wrapper.analysis.compare_verdict import decision_words, place_of, work_words
 from profiler_wrapper.reports.compare_rows import folded_rows
 from profiler_wrapper.reports.page_frame import packaged_source, page_text
 
@@ -44,6 +44,7 @@ def _page_data(comparison: Comparison) -> dict[str, Any]:
         "summary": {"verdict": comparison.verdict},
         "warnings": list(comparison.notes),
         "comparison": comparison.to_dict(),
+        "decisions": [decision_words(total) for total in comparison.totals],
         "work": [
             {"place": place_of(one.layer, one.phase), "words": work_words(one, comparison.time_basis)}
             for one in comparison.work

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from profiler_wrapper.analysis.compare_differences import BASIS, SIZES
 from profiler_wrapper.analysis.compare_model import ComparedTotal, Comparison, Culprit
-from profiler_wrapper.analysis.compare_verdict import percent, place, place_of, work_words
+from profiler_wrapper.analysis.compare_verdict import decision_words, percent, place, place_of, work_words
 from profiler_wrapper.reports.compare_rows import FoldedRow, folded_rows
 from profiler_wrapper.reports.csv_export import csv_cell
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
@@ -21,8 +21,8 @@ _LEAST_NAME_WIDTH = 12
 _LEAST_OWN_NAME_WIDTH = 22
 _MOST_WORK = 8
 _LEGEND = (
-    "times judged: the mean of the faster half of the steps; ±: the standard error of the change, which counts "
-    "beyond 3 (many steps) to 7 (3 steps) of them"
+    "times: means of the steps; ±: the standard error of the change, which is certain beyond 3 (many steps) to 7 "
+    "(3 steps) of them, for the means or for the faster half of the steps"
 )
 _NO_COMMON = 0.0005
 
@@ -74,10 +74,9 @@ def _sides(comparison: Comparison, width: int, unicode: bool) -> Iterable[str]:
 
 
 def _total(total: ComparedTotal, unicode: bool) -> tuple[str, str, str, str, str]:
-    decision = "" if total.decision == "not judged" else total.decision
     change = percent(total.change, total.error) if total.change is not None else ""
     a, b = (amount(value, total.unit) for value in (total.a, total.b))
-    return total.name, a, b, clean(change, unicode=unicode), decision
+    return total.name, a, b, clean(change, unicode=unicode), decision_words(total)
 
 
 def amount(value: float | None, unit: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis
@@ -110,7 +110,7 @@ def coverage_percent(analysis: Analysis) -> str:
 
 
 def step_time_in_words(analysis: Analysis) -> str:
-    """`"step takes 35.183 ms (35.100-36.020)"`: median, least and most, end to end; `""` where not known.
+    """`"step takes 35.183 ms (35.100-36.020)"`: mean, least and most, end to end; `""` where not known.
 
     A result that does not hold that time may have the one on the CPU, which then has its own name.
     """
@@ -122,8 +122,8 @@ def step_time_in_words(analysis: Analysis) -> str:
         name = "step's CPU span"
     if not times:
         return ""
-    middle, least, most = (value / 1e6 for value in (median(times), min(times), max(times)))
-    return f"{name} {middle:.3f} ms" + (f" ({least:.3f}-{most:.3f})" if least != most else "")
+    mean, least, most = (value / 1e6 for value in (fmean(times), min(times), max(times)))
+    return f"{name} {mean:.3f} ms" + (f" ({least:.3f}-{most:.3f})" if least != most else "")
 
 
 def rank_in_words(analysis: Analysis) -> str:

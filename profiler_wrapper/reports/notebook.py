@@ -10,9 +10,10 @@ from html import escape
 from typing import Any
 
 from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.reports.describe import per_step, title_parts, use_line
 from profiler_wrapper.reports.memory_table import peak_line
-from profiler_wrapper.reports.table_rows import TableRow, table_rows
+from profiler_wrapper.reports.table_rows import TableRow, phase_columns, table_rows
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.units import MIB
 
@@ -21,7 +22,6 @@ _FINDINGS = 3
 _WARNINGS = 3
 _NAME_WIDTH = 60
 _TEXT_WIDTH = 300
-_PHASES = ("forward", "prefill", "decode", "backward", "recompute", "other")
 # Colours are those of the text around, thinned: legible on light and on dark pages.
 _STYLE = """\
 .pw-result { font-size: 13px; line-height: 1.45; max-width: 1100px; overflow-x: auto; }
@@ -118,7 +118,7 @@ def _table(analysis: Analysis) -> str:
 def _columns(rows: Sequence[TableRow]) -> list[tuple[str, Callable[[TableRow], str]]]:
     total_ns = next((row.total_ns for row in rows if row.kind == "total"), 0)
     return [
-        *((f"{name}, ms", _phase(name)) for name in _PHASES),
+        *((f"{title}, ms", _phase(phase)) for phase, title in phase_columns(rows)),
         ("total, ms", lambda row: f"{row.total_ns / 1e6:.3f}"),
         ("share, %", lambda row: f"{100 * row.total_ns / total_ns:.1f}" if total_ns else ""),
         ("attention, ms", lambda row: f"{row.attention_ns / 1e6:.3f}" if row.attention_ns else ""),
@@ -128,9 +128,9 @@ def _columns(rows: Sequence[TableRow]) -> list[tuple[str, Callable[[TableRow], s
     ]
 
 
-def _phase(name: str) -> Callable[[TableRow], str]:
+def _phase(phase: Phase) -> Callable[[TableRow], str]:
     def text(row: TableRow) -> str:
-        time_ns = row.times_ns.get(name)
+        time_ns = row.times_ns.get(phase)
         return f"{time_ns / 1e6:.3f}" if time_ns else ""
 
     return text

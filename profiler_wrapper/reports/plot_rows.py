@@ -119,12 +119,12 @@ def layer_bars(analysis: Analysis) -> list[LayerBar]:
 
 
 def rest_bars(analysis: Analysis, bars: Sequence[LayerBar]) -> dict[str, float]:
-    """What is in none of `bars`, in ms per step: `optimizer`, and `other`, with which the bars are the total."""
+    """What is in none of `bars`, in ms per step: `optimizer`, and the `rest`, with which the bars are the total."""
     steps = step_count(analysis)
     optimizer_ns = sum(row.time_ns for row in analysis.layers if not row.layer and row.phase == "optimizer")
     optimizer = optimizer_ns / steps / NS_PER_MS
-    other = analysis.time.total_ns / steps / NS_PER_MS - optimizer - sum(bar.time_ms for bar in bars)
-    return {name: time_ms for name, time_ms in (("optimizer", optimizer), ("other", other)) if time_ms >= _LEAST_REST}
+    rest = analysis.time.total_ns / steps / NS_PER_MS - optimizer - sum(bar.time_ms for bar in bars)
+    return {name: time_ms for name, time_ms in (("optimizer", optimizer), ("rest", rest)) if time_ms >= _LEAST_REST}
 
 
 _LEAST_REST = 0.0005  # ms: what is less is 0.000

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Literal
 
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, LayerRow
-from profiler_wrapper.analysis.phase import Phase
+from profiler_wrapper.analysis.phase import PHASES, Phase
 from profiler_wrapper.analysis.sums import sum_if_all_known, sum_of_known
 from profiler_wrapper.reports.choosing import Order, Shown, choose, in_order
 from profiler_wrapper.reports.describe import shown_work, step_count, step_numbers
@@ -21,27 +21,17 @@ MOST_ODD = 3
 _FEWEST_OUTSIDE = 3  # rows for what is in no layer, so that the optimizer keeps its own
 _NEARLY_ALL = 0.9
 _TRIFLE = 0.01  # of the time: what is not told of so little leaves the total known
-# In which column the time of a phase is shown.
-COLUMN_OF_PHASE: Mapping[Phase, str] = {
-    "forward": "forward",
-    "prefill": "prefill",
-    "decode": "decode",
-    "backward": "backward",
-    "accumulate_grad": "backward",
-    "recompute": "recompute",
-    "optimizer": "other",
-    "other": "other",
-}
+_ALONE: tuple[Phase, ...] = ("optimizer", "other")  # which layers seldom have: beside the total, no column is needed
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """One row. Times are nanoseconds per step, in `times_ns` by column."""
+    """One row. Times are nanoseconds per step."""
 
     kind: RowKind
     label: str
     depth: int
-    times_ns: Mapping[str, float]
+    times_ns: Mapping[Phase, float]
     total_ns: float
     attention_ns: float = 0
     communication_ns: float = 0
@@ -71,12 +61,8 @@ class _Steps:
         self._steps = step_count(analysis)
         self.work = partial(shown_work, analysis)
 
-    def times(self, phases_ns: Mapping[Phase, int]) -> dict[str, float]:
-        sums: dict[str, int] = {}
-        for phase, time_ns in phases_ns.items():
-            column = COLUMN_OF_PHASE[phase]
-            sums[column] = sums.get(column, 0) + time_ns
-        return {column: time_ns / self._steps for column, time_ns in sums.items()}
+    def times(self, phases_ns: Mapping[Phase, int]) -> dict[Phase, float]:
+        return {phase: time_ns / self._steps for phase, time_ns in phases_ns.items()}
 
     def of(self, value: float) -> float:
         return value / self._steps
@@ -127,6 +113,14 @@ def table_rows(analysis: Analysis, *, most: int, order: Order = "cost") -> Table
     return TableRows(rows, len(totals) - visible)
 
 
+def phase_columns(rows: Sequence[TableRow]) -> list[tuple[Phase, str]]:
+    """The phases that have a column, with its title."""
+    used = {phase for row in rows for phase, time_ns in row.times_ns.items() if time_ns}
+    of_layers = {phase for row in rows if row.kind == "layer" for phase, time_ns in row.times_ns.items() if time_ns}
+    shown = (phase for phase in PHASES if phase in (of_layers if phase in _ALONE else used))
+    return [(phase, "acc. grad" if phase == "accumulate_grad" else phase) for phase in shown]
+
+
 def _extras(one: Shown[TableRow], steps: _Steps) -> list[TableRow]:
     """Below a fold: what one of them takes, and those that are odd."""
     return [_median_row(one, steps), *_odd_rows(one, steps)]
@@ -135,13 +129,13 @@ def _extras(one: Shown[TableRow], steps: _Steps) -> list[TableRow]:
 def _median_row(one: Shown[TableRow], steps: _Steps) -> TableRow:
     rows = [steps.layer(member, kind="median", label="", depth=0) for member in one.fold.members]
     totals = [row.total_ns for row in rows]
-    columns = sorted({column for row in rows for column in row.times_ns})
+    phases = {phase for row in rows for phase in row.times_ns}
     return TableRow(
         kind="median",
         label="",
         before="median",
         depth=one.depth + 1,
-        times_ns={column: median(row.times_ns.get(column, 0) for row in rows) for column in columns},
+        times_ns={phase: median(row.times_ns.get(phase, 0) for row in rows) for phase in phases},
         total_ns=median(totals),
         attention_ns=median(row.attention_ns for row in rows),
         communication_ns=median(row.communication_ns for row in rows),
@@ -257,12 +251,12 @@ def _merged(rows: list[TableRow], most: int, label: str) -> list[TableRow]:
 
 
 def _sum_row(kind: RowKind, label: str, rows: Sequence[TableRow]) -> TableRow:
-    columns = {column for row in rows for column in row.times_ns}
+    phases = {phase for row in rows for phase in row.times_ns}
     return TableRow(
         kind=kind,
         label=label,
         depth=0,
-        times_ns={column: sum(row.times_ns.get(column, 0) for row in rows) for column in columns},
+        times_ns={phase: sum(row.times_ns.get(phase, 0) for row in rows) for phase in phases},
         total_ns=sum(row.total_ns for row in rows),
         attention_ns=sum(row.attention_ns for row in rows),
         calls=sum_of_known(row.calls for row in rows),

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.choosing import Order
 from profiler_wrapper.reports.describe import per_step, title_parts, use_lines
 from profiler_wrapper.reports.followed import followed_lines
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.memory_table import leak_line, peak_line
-from profiler_wrapper.reports.table_rows import TableRow, TableRows, table_rows
+from profiler_wrapper.reports.table_rows import TableRow, TableRows, phase_columns, table_rows
 from profiler_wrapper.reports.text import aligned_lines, cells, clean, shorten, wrap
 from profiler_wrapper.units import MIB
 
@@ -26,7 +27,6 @@ _TITLE_LINES = 2
 _WARNING_LINES = 3
 _FOLLOWED_LINES = 3
 _HIGH = 20  # rows: a lower table says less beside its layers
-_PHASE_COLUMNS = ("forward", "prefill", "decode", "backward", "recompute", "other")
 _LARGEST_PLAIN = 1e11  # beyond, a number is written with an exponent
 
 
@@ -214,11 +214,7 @@ def _columns(rows: Sequence[TableRow]) -> list[_Column]:
     time = _time_text(rows)
     memory = _number(max((max(row.retained_bytes or 0, row.peak_bytes or 0) for row in rows), default=0), MIB, 2)
     total_ns = next((row.total_ns for row in rows if row.kind == "total"), 0)
-    # The optimizer alone needs no column beside the total.
-    used = {name for row in rows for name, time_ns in row.times_ns.items() if time_ns}
-    if not any(row.times_ns.get("other") for row in rows if row.kind == "layer"):
-        used.discard("other")
-    phases = [_phase_column(name, time, 6 - i) for i, name in enumerate(_PHASE_COLUMNS) if name in used]
+    phases = [_phase_column(*shown, time, max(1, 6 - i)) for i, shown in enumerate(phase_columns(rows))]
     total = _Column("total", "ms", lambda row: row.total_ns, time, 0)
     optional = [
         _Column("share", "%", lambda row: _share(row.total_ns, total_ns), lambda share: f"{share:.1f}", 7),
@@ -270,8 +266,8 @@ def _share(part_ns: float, total_ns: float) -> float | None:
     return 100 * part_ns / total_ns if total_ns > 0 else None
 
 
-def _phase_column(name: str, text: Callable[[float], str], goes: int) -> _Column:
-    return _Column(name, "ms", lambda row: row.times_ns.get(name), text, goes)
+def _phase_column(phase: Phase, title: str, text: Callable[[float], str], goes: int) -> _Column:
+    return _Column(title, "ms", lambda row: row.times_ns.get(phase), text, goes)
 
 
 def _number(largest: float, unit: float, precise: int = 3) -> Callable[[float], str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import median
+from statistics import fmean
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_figures_say_what_they_are_over(opened: Opener) -> None:
     analysis = full_analysis(utilization=None, overview=None)
     page = opened(analysis)
     spans = [row.span_ns or 0 for row in analysis.steps]
-    assert figures_of(page)["CPU span, per step"] == f"{median(spans) / 1e6:.3f} ms"
+    assert figures_of(page)["CPU span, per step"] == f"{fmean(spans) / 1e6:.3f} ms"
     show(page, "communication")
     assert "of a step's CPU span" in page.text("#view-communication .figures")
     show(page, "overview")
@@ -257,7 +257,7 @@ def test_the_share_of_a_saving_follows_from_the_two_numbers_beside_it(opened: Op
         replace(analysis, summary={**analysis.summary, "findings": findings}, memory={**analysis.memory, "peak": peak})
     )
     time, fragments, recompute, unknown = texts_of_findings(page)
-    assert "313.0 µs a step" in time and "3.1 % of a step of 10.00 ms (median)" in time
+    assert "313.0 µs a step" in time and "3.1 % of a step of 10.00 ms (mean)" in time
     assert "25.0 % of the 4.000 GiB reserved at the peak" in fragments
     assert "50.0 % of the 2.000 GiB allocated at the peak" in recompute
     assert "%" not in unknown
@@ -318,10 +318,10 @@ def test_eager_attention_is_told_with_its_layers(opened: Opener) -> None:
     assert set(table_of(page, "attention").texts("layer")) == layers
 
 
-def test_figures_say_which_are_means_and_which_is_a_median(full: Page) -> None:
+def test_figures_say_that_they_are_means(full: Page) -> None:
     show(full, "summary")
     text = full.text("#view-summary .figures")
-    assert "median of 3 steps" in text and "mean of 3 steps" in text
+    assert "median" not in text and text.count("mean of 3 steps") >= 2
     assert "kernels run in 74.0 % of the steps' wall time" in text  # as the Overview's utilisation
     show(full, "overview")
     assert "mean of 3 steps" in full.text("#view-overview")

@@ -38,13 +38,13 @@ def on_a_cpu(taken_ns: list[int]) -> Facts:
     ("taken_ns", "saved"),
     [
         ([40, 50, 60], 50.0),
-        ([50, 900, 50], 50.0),  # the machine held it up once
+        ([50, 800, 50], 300.0),
         ([40, 60], 50.0),
         ([0, 0, 0, 80], 20.0),  # in every fourth step
-        ([0, 60, 0, 60, 0, 800], 30.0),
+        ([0, 60, 0, 60, 0, 240], 60.0),
     ],
 )
-def test_a_step_that_the_machine_disturbed_does_not_count(taken_ns: list[int], saved: float) -> None:
+def test_what_vanishes_counts_as_in_the_mean_step(taken_ns: list[int], saved: float) -> None:
     assert saved_ns(on_a_cpu(taken_ns), "slow") == pytest.approx(saved)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -50,7 +51,39 @@ def test_the_same_thing_twice_is_no_difference_in_20_of_20(steps: int) -> None:
         assert comparison.decision == "no difference"
         assert comparison.culprits == ()
         assert {row.decision for row in comparison.rows} <= {"no difference", "not judged"}
-        assert comparison.verdict.startswith("no difference")
+        assert re.match("no (certain )?difference", comparison.verdict)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_decided_goes_the_way_of_the_numbers_beside_it(seed: int) -> None:
+    """A held-up step makes the mean of `a` longer than that of `b`, which takes longer in every other step."""
+    comparison = compare(
+        noisy_run(seed, noise=Noise(slow_step=True)), noisy_run(500 + seed, slower=lambda layer, phase, step: 1.06)
+    )
+    total = comparison.totals[0]
+    assert total.a is not None and total.b is not None and total.change == pytest.approx(total.b / total.a - 1)
+    assert total.decision == "no difference"
+    sure = abs(total.change) < 0.02 and (total.error or 0) <= 0.05
+    assert comparison.verdict.startswith("no difference in all" if sure else "no certain difference")
+    for row in comparison.rows:
+        if row.decision in ("slower", "faster") and row.a is not None and row.b is not None:
+            assert (row.decision == "slower") == (row.b.time_ns > row.a.time_ns), row
+
+
+def with_peak(analysis: Analysis, mib: float) -> Analysis:
+    return replace(analysis, memory={"peak": {"allocated_bytes": round(mib * 2**20)}})
+
+
+def test_the_largest_certain_difference_comes_first_by_time_then_memory() -> None:
+    a, same = with_peak(noisy_run(1), 40), with_peak(noisy_run(3), 30)
+    one_layer = with_peak(noisy_run(2, slower=seventh), 30)
+    faster = with_peak(noisy_run(4, slower=lambda layer, phase, step: 0.4 if "attn" in layer else 0.99), 30)
+    memory = "b needs 25.0 % less memory at its peak (40.0 -> 30.0 MiB)"
+    assert compare(a, same).verdict.startswith(f"{memory}, no ")
+    assert compare(a, one_layer).verdict.startswith(f"{memory}, no ")
+    assert "but layers.7" in compare(a, one_layer).verdict
+    assert re.match(rf"b is \d\d\.\d % .* faster .* in layers.*attn, {re.escape(memory)}", compare(a, faster).verdict)
+    assert "memory" not in compare(a, with_peak(noisy_run(3), 40.2)).verdict  # too little to be said
 
 
 def test_everything_slower_is_said_of_all_layers() -> None:

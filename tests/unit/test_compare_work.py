@@ -195,7 +195,7 @@ def test_what_a_cpu_has_in_common_is_explained_and_no_difference() -> None:
     found = compare(on_cpu(3, noise=BUSY), on_cpu(4, noise=BUSY, slower=lambda layer, phase, step: 1.2))
     assert found.decision == "no difference"
     assert re.match(
-        r"no difference beyond the noise: \d+ % (more|less) time in common to all layers, "
+        r"no certain difference: \d+ % (more|less) time in common to all layers, "
         "within what load and clock do on a CPU",
         found.verdict,
     )

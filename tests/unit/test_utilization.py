@@ -33,8 +33,8 @@ def used(found: Analysis) -> Utilization:
 
 
 def test_mfu_is_the_flops_of_a_step_at_the_peak_over_its_time() -> None:
-    use = used(analysed(steps((0, 1000), (1000, 1800), (1800, 3200)), MM))
-    assert use.step_time_ns == 1000  # the median of 1000, 800, 1400
+    use = used(analysed(steps((0, 1000), (1000, 1700), (1700, 3000)), MM))
+    assert use.step_time_ns == 1000  # the mean of 1000, 700, 1300
     assert (use.model_flops_per_step, use.hardware_flops_per_step) == (1024, 1024)
     assert (use.mfu, use.hfu, use.causal_mfu, use.causal_hfu) == pytest.approx((0.1,) * 4, rel=1e-12)
     assert use.peaks == PEAKS
@@ -138,8 +138,8 @@ def test_what_was_launched_before_the_first_step_is_none_of_its_time() -> None:
 
 def test_mfu_of_a_busy_device_is_that_of_the_devices_time() -> None:
     use = used(analysed(ahead(), MM))
-    assert use.step_time_ns == 1000
-    assert use.mfu == pytest.approx(0.1, rel=1e-12)
+    assert use.step_time_ns == 1017  # the mean of 1050, 1000, 1000
+    assert use.mfu == pytest.approx(100 / 1017, rel=1e-12)
 
 
 def test_several_devices_have_their_peaks_together() -> None:
@@ -147,7 +147,7 @@ def test_several_devices_have_their_peaks_together() -> None:
     trace.kernel("gemm", 60, 70, launched=7, device=1)
     use = used(analysed(trace, MM))
     assert use.devices == 2
-    assert use.mfu == pytest.approx(0.05, rel=1e-12)
+    assert use.mfu == pytest.approx(50 / 1017, rel=1e-12)
 
 
 # --- types that float32 is multiplied in --------------------------------------------------------

@@ -258,7 +258,7 @@ def attention_unfused(facts: Facts) -> Iterator[Finding]:
 
 
 def _around(facts: Facts) -> str:
-    return "" if facts.on_device else ", with the Python around these ops (wall time of the typical step)"
+    return "" if facts.on_device else ", with the Python around these ops (wall time)"
 
 
 def _least_of_products_ns(facts: Facts, layers: Iterable[str]) -> float:

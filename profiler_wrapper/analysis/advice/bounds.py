@@ -27,7 +27,7 @@ def saved_at_most_ns(facts: Facts, vanishing: Bool, *, stays_ns: float = 0.0) ->
     members = np.flatnonzero(vanishing & (own_ns > 0))
     cpu_ns = float(own_ns[members].sum())
     if not facts.on_device:
-        return usual_ns(facts, spans.start_ns[members], own_ns[members])
+        return facts.per_step_ns(int(cpu_ns))
     launched = np.flatnonzero((charges.cpu_span >= 0) & vanishing[np.maximum(charges.cpu_span, 0)])
     launched = launched[np.argsort(charges.launch_ns[launched], kind="stable")]
     device_ns = float(charges.time_ns[launched].sum())
@@ -42,21 +42,6 @@ def saved_at_most_ns(facts: Facts, vanishing: Bool, *, stays_ns: float = 0.0) ->
     idle_ns = max(idle_ns, (facts.idle_ns or 0.0) * facts.steps)  # the device may be busy outside of the steps too
     by_device = max(0.0, device_ns - stays_ns * facts.steps) + idle_ns
     return min(by_path, by_device) / facts.steps
-
-
-def usual_ns(facts: Facts, start_ns: Int64, taken_ns: Int64) -> float:
-    """What CPU events take per step, not counting one that the machine disturbed.
-
-    The median of the steps that have any of them, times the share of such steps.
-    """
-    windows = facts.windows
-    step = np.searchsorted(windows.start_ns, start_ns, side="right") - 1
-    inside = (step >= 0) & (start_ns < windows.end_ns[np.maximum(step, 0)])
-    if not facts.has_steps or not inside.any():
-        return facts.per_step_ns(int(taken_ns.sum()))
-    by_step = np.bincount(step[inside], weights=taken_ns[inside], minlength=len(windows.start_ns))
-    having = by_step[by_step > 0]
-    return float(np.median(having)) * len(having) / len(by_step)
 
 
 def time_of_ns(facts: Facts, chosen: Bool) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import median
 from typing import TYPE_CHECKING
 
 from profiler_wrapper.analysis.advice.device_gaps import Gaps, device_gaps
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
 
 NS_PER_US = 1000
-_UNLIKE = 1.5  # times the median step: as far as that one length speaks for all
+_UNLIKE = 1.5  # times the mean step: as far as that one length speaks for all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +56,9 @@ class Facts:
 
     @cached_property
     def step_ns(self) -> int:
-        """Wall time of a step: the median; of the whole trace where it has no steps. Over 0."""
-        lengths = self.windows.end_ns - self.windows.start_ns
-        return max(1, round(median(lengths.tolist()))) if len(lengths) else max(1, self.analysis.time.span_ns)
+        """Wall time of a step: the mean; of the whole trace where it has no steps. Over 0."""
+        number = len(self.windows.number)
+        return max(1, round(self.windows.length_ns / number) if number else self.analysis.time.span_ns)
 
     @cached_property
     def total_ns(self) -> int:
@@ -133,9 +132,8 @@ class Facts:
         return f"{len(lengths)} steps of {duration(float(lengths.min()))} to {duration(float(lengths.max()))}"
 
     def wall_per_step_ns(self, time_ns: int) -> float:
-        """Wall time summed over the steps, as its part of the median step: one slow step does not spoil the share."""
-        whole = self.windows.length_ns
-        return time_ns * self.step_ns / whole if whole > 0 else 0.0
+        """Wall time within the steps that are known whole, per step."""
+        return time_ns / max(1, len(self.windows.number))
 
     def per_step_ns(self, time_ns: int) -> float:
         """A sum over the trace, per step."""

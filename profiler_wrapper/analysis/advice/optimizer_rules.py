@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.bounds import saved_at_most_ns, time_of_ns, usual_ns
+from profiler_wrapper.analysis.advice.bounds import saved_at_most_ns, time_of_ns
 from profiler_wrapper.analysis.advice.device import device_of
 from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule
 from profiler_wrapper.analysis.advice.wording import count, duration
@@ -128,7 +128,7 @@ def _wall_ns(facts: Facts, steps: _Steps) -> float:
     spans = facts.found.recording.spans
     outer = steps.whole & (spans.category == Category.ANNOTATION)
     outer &= np.array([_STEP.match(name) is not None for name in facts.found.recording.names])[spans.name]
-    return usual_ns(facts, spans.start_ns[outer], spans.duration_ns[outer])
+    return facts.per_step_ns(int(spans.duration_ns[outer].sum()))
 
 
 def _most(steps: _Steps) -> str:

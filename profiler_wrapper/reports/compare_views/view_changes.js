@@ -12,14 +12,15 @@
 
   function totals(data, element) {
     const section = page.section(element, "A step, on both sides");
+    const decided = row => data.decisions[data.comparison.totals.indexOf(row)] || undefined;
     page.table(section, {
       columns: [
         { key: "name", title: "Per step", kind: "text" },
         { key: "a", title: "a", kind: "text", value: row => row.a === null ? null : FORMATS[row.unit](row.a), help: data.comparison.a, missing: "not recorded on this side" },
         { key: "b", title: "b", kind: "text", value: row => row.b === null ? null : FORMATS[row.unit](row.b), help: data.comparison.b, missing: "not recorded on this side" },
-        { key: "change", title: "Change", kind: "text", value: row => page.signed(row.change), help: "of b against a; times that are judged are the mean of the faster half of the steps" },
+        { key: "change", title: "Change", kind: "text", value: row => page.signed(row.change), help: "of b against a; times are means of the steps" },
         { key: "error", title: "±", kind: "text", value: row => row.error === null ? undefined : `${(100 * row.error).toFixed(1)} %`, help: "standard error of the change" },
-        { key: "decision", title: "Decision", kind: "text", value: row => row.decision === "not judged" ? undefined : row.decision + doubt(data, row) },
+        { key: "decision", title: "Decision", kind: "text", value: row => decided(row) && decided(row) + doubt(data, row) },
       ],
       rows: data.comparison.totals,
       search: false,

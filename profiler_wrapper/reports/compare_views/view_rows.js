@@ -18,7 +18,7 @@
           { key: "phase", title: "Phase", kind: "text", value: row => row.layer || row.phase !== "optimizer" ? row.phase.replace("_", " ") : "" },
           ...both("us", "time_per_step_us", "Time", "per step"),
           { key: "difference", title: "b − a", kind: "us", value: difference, help: "per step" },
-          { key: "change", title: "Change, judged", kind: "text", value: row => page.signed(row.change), help: "of the mean of the faster half of the steps, where steps are known; the times beside it are means of all" },
+          { key: "change", title: "Change", kind: "text", value: row => page.signed(row.change), help: "of the mean over the steps" },
           { key: "error", title: "±", kind: "text", help: "standard error of the change", value: row => row.error === null ? undefined : `${(100 * row.error).toFixed(1)} %` },
           { key: "decision", title: "Decision", kind: "text", value: row => moved && row.decision === "no difference" ? "as the rest" : row.decision },
           ...both("flops", "flops_per_step", "FLOPs", "per step"),

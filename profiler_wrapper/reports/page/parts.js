@@ -82,8 +82,8 @@
   page.stepTimes = function (data) {
     const windows = ((data.overview && data.overview.steps) || []).filter(split => split.step !== null);
     if (windows.length) return { label: "Step time", of: new Map(windows.map(split => [split.step, split.span_us])), times: windows.map(split => split.span_us) };
-    const median = data.utilization && data.utilization.step_time_us;
-    if (known(median)) return { label: "Step time", of: new Map(), times: [median] };
+    const mean = data.utilization && data.utilization.step_time_us;
+    if (known(mean)) return { label: "Step time", of: new Map(), times: [mean] };
     const spans = data.steps.filter(row => row.step !== null && known(row.span_us));
     return { label: "CPU span", of: new Map(), times: spans.map(row => row.span_us) };
   };

@@ -15,7 +15,7 @@
   page.view({ id: "layers", title: "Layers", order: 20, draw, filter });
 
   // What Main leaves out first where the window is narrow; all of it is in the other sets.
-  const SPARE = ["bound", "idle", "calls", "backend", "rate", "rest", "exposed", "of_roof", "attention", "flops"];
+  const SPARE = ["bound", "idle", "calls", "backend", "rate", "other", "optimizer", "accumulate_grad", "exposed", "of_roof", "attention", "flops"];
 
   const isKnown = value => value !== null && value !== undefined;
   const state = { own: false, set: "main", rows: null, table: null };
@@ -143,22 +143,12 @@
   }
 
   const PHASE_TITLES = { accumulate_grad: "Acc. grad" };
-  const APART = ["optimizer", "other"]; // in the main columns: together
+  const ALONE = ["optimizer", "other"]; // which layers seldom have: as in the text table, no main column then
 
   function phaseColumns(data) {
-    const together = row => APART.reduce((sum, phase) => sum + (row.phases[phase] || 0), 0) || undefined;
-    if (state.set === "main") return [...onePerPhase(data.page.phases.filter(phase => !APART.includes(phase) && phase !== "accumulate_grad")).map(withAccumulation), {
-      key: "rest", title: "Rest", kind: "us", like: "time", phase: true, value: together,
-      help: "Optimizer and other code; each apart under “Time”",
-    }];
-    return onePerPhase(data.page.phases);
+    const ofLayers = phase => state.rows.rows.some(row => row.layer && row.phases[phase]);
+    return onePerPhase(data.page.phases.filter(phase => state.set !== "main" || !ALONE.includes(phase) || ofLayers(phase)));
   }
-
-  /** As in the text table: what adds gradients up is backward too. */
-  const withAccumulation = column => column.key !== "backward" ? column : {
-    ...column, value: row => (row.phases.backward || 0) + (row.phases.accumulate_grad || 0) || undefined,
-    help: "Time in the phase backward and in the accumulation of gradients; each apart under “Time”",
-  };
 
   function onePerPhase(phases) {
     return phases.map(phase => ({

@@ -49,7 +49,7 @@
     page.figure(figures, { label: "HFU", value: value("hfu", page.format.share), missing: noPeak, help: use && use.hfu !== null ? "with what is computed again" : "" });
     page.figure(figures, { label: "Model FLOPs, a step", value: value("model_flops_per_step", page.format.flops), missing: why, help: causal("model_flops_per_step", page.format.flops) });
     page.figure(figures, { label: "Hardware FLOPs, a step", value: value("hardware_flops_per_step", page.format.flops), missing: why, help: causal("hardware_flops_per_step", page.format.flops) });
-    page.figure(figures, { label: "Step, end to end", value: value("step_time_us", page.format.us), missing: why, help: "median" });
+    page.figure(figures, { label: "Step, end to end", value: value("step_time_us", page.format.us), missing: why, help: "mean over the steps" });
     const peaks = use && use.peaks;
     page.figure(figures, {
       label: "Peak of the device", value: peaks && hasPeak ? Object.entries(what.flops_per_s).map(([dtype, peak]) => `${page.format.flop_rate(peak)} ${dtype}`.trim()).join(", ") : null,

@@ -39,16 +39,16 @@
       page.figure(place, { label: "Step time", value: null, missing: "The trace has no steps (prof.step())." + (isKnown(data.time.span_us) ? ` All of it spans ${page.format.us(data.time.span_us)}.` : "") });
       return;
     }
-    const middle = page.format.us(page.median(times));
+    const mean = page.format.us(page.mean(times));
     const range = times.length > 1 ? `${page.format.us(Math.min(...times))} to ${page.format.us(Math.max(...times))}` : "";
     if (data.page.like_steps || times.length < 2) {
       const steps = data.page.step_numbers;
       const of = data.page.like_steps ? page.per() : steps.length === 1 ? `of step ${steps[0]}` : "of one step";
-      page.figure(place, { label: `${label}, ${of}`, value: middle, help: range ? `median of ${times.length} steps, ${range}` : "one step: no spread is known" });
+      page.figure(place, { label: `${label}, ${of}`, value: mean, help: range ? `mean of ${times.length} steps, ${range}` : "one step: no spread is known" });
       return;
     }
     const all = times.reduce((sum, us) => sum + us, 0);
-    page.figure(place, { label: `${label}, all ${times.length} steps`, value: page.format.us(all), help: `one takes ${range}, median ${middle}` });
+    page.figure(place, { label: `${label}, all ${times.length} steps`, value: page.format.us(all), help: `one takes ${range}, mean ${mean}` });
   }
 
   function workTime(data, place) {
@@ -160,9 +160,9 @@
 
   function ofStep(data, saves) {
     const { times } = page.stepTimes(data);
-    const whole = times.length ? page.median(times) : data.time.span_us;
+    const whole = times.length ? page.mean(times) : data.time.span_us;
     if (!isKnown(saves) || !whole) return "";
-    const of = !times.length ? `the trace's ${page.format.us(whole)}` : `a step of ${page.format.us(whole)}${times.length > 1 ? " (median)" : ""}`;
+    const of = !times.length ? `the trace's ${page.format.us(whole)}` : `a step of ${page.format.us(whole)}${times.length > 1 ? " (mean)" : ""}`;
     return `${page.format.share(saves / whole)} of ${of}`;
   }
 

@@ -1,0 +1,236 @@
+"""One quantity of one run has one number, whatever shows it: console, log, page, plot, CSV, compare, advice.
+
+Of phases there are two: those of layers, and those of all work, what has no layer included.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+import models
+from browser import CHROMIUM, NO_CHROMIUM, Page
+from page_tables import UNITS, Opener, show, table_named
+from profiler_wrapper import ProfilerWrapper, load
+from profiler_wrapper.analysis.compare import compare
+from profiler_wrapper.analysis.compare_verdict import CLOCK
+from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.reports.compare_text import compare_csv, compare_text
+from profiler_wrapper.reports.csv_export import csv_text
+from profiler_wrapper.reports.describe import step_count
+from profiler_wrapper.reports.full_table import full_table
+from profiler_wrapper.reports.plot_rows import layer_bars, rest_bars, step_lines
+from profiler_wrapper.reports.tables import console_table
+from profiling import result_of
+from shared_traces import TRACES
+
+PHASES = ("forward", "backward", "recompute", "accumulate_grad", "optimizer", "other")
+RECORDED = ("v100_ddp_resnet.pt.trace.json.gz", "ddp_training_with_memory.pt.trace.json.gz")
+UNIT_MS = {"s": 1000.0, "ms": 1.0, "µs": 0.001}
+
+Numbers = dict[str, dict[str, tuple[float, float]]]  # quantity -> view -> ms, and how far off what is shown may be
+
+
+@cache
+def trained(directory: Path) -> Analysis:
+    """Micro-batches in a step of which one is held up, so that mean, median and the slowest are far apart."""
+    case = models.build("llama")
+    with ProfilerWrapper(
+        case.model, output_dir=directory, files=("result",), steps="2-6", enable_print_summary=False
+    ) as prof:
+        optimizer = models.optimizer_of(case.model)
+        for step in range(7):
+            models.train_step(case, case.model, optimizer, seed=step, accumulate=2)
+            time.sleep(0.03 * (step == 4))
+            prof.step()
+    return result_of(prof)
+
+
+@pytest.fixture(params=["a training run", *RECORDED])
+def analysis(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    if request.param == "a training run":
+        return trained(tmp_path_factory.getbasetemp())
+    if not (TRACES / request.param).is_file():
+        pytest.skip("the recorded traces are not here")
+    return load(TRACES / request.param)
+
+
+def assert_agree(numbers: Numbers) -> None:
+    """Every view of a quantity within what it rounds of the first one."""
+    wrong = []
+    for quantity, views in numbers.items():
+        (first, (expected, _)), *rest = views.items()
+        wrong += [
+            f"{quantity}: {expected} by {first}, {value} by {view}"
+            for view, (value, within) in rest
+            if abs(value - expected) > within
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_texts_plots_tables_and_advice_agree(analysis: Analysis) -> None:
+    numbers: Numbers = defaultdict(dict)
+    for gather in (by_result, by_csv, by_console, by_log, by_plot, by_advice, by_compare):
+        for quantity, value_ms, within in gather(analysis):
+            numbers[quantity][gather.__name__] = (value_ms, within)
+    assert len(numbers["step"]) >= 5
+    assert len(numbers["total"]) >= 4 and len(numbers["optimizer"]) >= 4
+    assert_agree(numbers)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
+def test_the_page_agrees(analysis: Analysis, opened: Opener) -> None:
+    numbers: Numbers = defaultdict(dict)
+    page = opened(analysis)
+    for quantity, value_ms, within in (*by_result(analysis), *by_csv(analysis)):
+        numbers[quantity]["result"] = (value_ms, within)
+    for quantity, value_ms, within in by_page(page):
+        assert quantity in numbers, quantity
+        numbers[quantity]["page"] = (value_ms, within)
+    assert "page" in numbers["step"] and "page" in numbers["total"] and "page" in numbers["all backward"]
+    assert_agree(numbers)
+
+
+# --- what each says: (quantity, ms per step, what its rounding hides) ------------------------------
+
+Told = Iterator[tuple[str, float, float]]
+
+
+def by_result(analysis: Analysis) -> Told:
+    """The steps themselves."""
+    assert analysis.overview is not None
+    yield "step", fmean(step.span_ns for step in analysis.overview.steps) / 1e6, 0
+    yield "total", analysis.time.total_ns / step_count(analysis) / 1e6, 0
+    phases = dict.fromkeys((row.phase for row in analysis.classes), 0.0)
+    for row in analysis.classes:
+        phases[row.phase] += row.time_ns / step_count(analysis) / 1e6
+    yield from ((f"all {phase}", time_ms, 1e-6) for phase, time_ms in phases.items())
+    if analysis.time.exposed_communication_ns:
+        yield "exposed", analysis.time.exposed_communication_ns / step_count(analysis) / 1e6, 0
+
+
+def by_csv(analysis: Analysis) -> Told:
+    steps, phases, layers = step_count(analysis), dict.fromkeys(PHASES, 0.0), defaultdict[str, float](float)
+    for row in csv.DictReader(io.StringIO(csv_text(analysis))):
+        phases[row["phase"]] += float(row["self_time_us"]) / 1000 / steps
+        layers[row["layer"]] += float(row["time_us"]) / 1000 / steps
+    yield from ((phase, time_ms, 1e-6) for phase, time_ms in phases.items() if time_ms)
+    yield from ((f"layer {name}", time_ms, 1e-6) for name, time_ms in layers.items() if name)
+
+
+def title_numbers(text: str) -> Told:
+    for quantity, words in (
+        ("step", "step takes"),
+        ("total", "(?:CPU|device) time"),
+        ("exposed", "communication"),
+    ):
+        if found := re.search(rf"{words} ([\d.]+) ms", text):
+            yield quantity, float(found[1]), 0.00051
+
+
+def by_console(analysis: Analysis) -> Told:
+    """The columns of TOTAL, and the rows of layers that stand alone."""
+    text = console_table(analysis, rows=60, width=240)
+    yield from title_numbers(text)
+    lines = text.split("\n")
+    heading = next(line for line in lines if line.startswith("layer "))
+    ends = {match[0]: match.end() for match in re.finditer(r"acc\. grad|\S+", heading)}
+    total = next(line for line in lines if line.startswith("TOTAL"))
+    for phase in PHASES:
+        title = "acc. grad" if phase == "accumulate_grad" else phase
+        if title in ends and (cell := total[: ends[title]].rsplit(" ", 1)[-1]):
+            yield phase, float(cell), 0.00051
+    roots = [row.layer for row in analysis.layers if row.depth == 0 and row.layer]
+    for line in lines:
+        name = line.split("  ")[0].strip()
+        if name in roots:
+            yield f"layer {name}", float(line[: ends["total"]].rsplit(" ", 1)[-1]), 0.00051
+
+
+def by_log(analysis: Analysis) -> Told:
+    """Sums of the rows of the full table."""
+    text = full_table(analysis)
+    yield from title_numbers(text)
+    lines = text.split("\n\n")[2].split("\n")
+    heads = lines[0]
+    at, begin, phases = heads.index("self") + len("self"), heads.index("phase"), dict.fromkeys(PHASES, (0.0, 0))
+    for line in lines[1:]:
+        phase, told = line[begin:at].split()[0], line[:at].rsplit(" ", 1)[-1]
+        if phase in phases and told:
+            phases[phase] = (phases[phase][0] + float(told), phases[phase][1] + 1)
+    yield from ((phase, time_ms, 0.00051 * count) for phase, (time_ms, count) in phases.items() if count)
+
+
+def by_plot(analysis: Analysis) -> Told:
+    lines, bars = step_lines(analysis), layer_bars(analysis)
+    yield from ((f"all {phase}", fmean(times), 1e-6) for phase, times in lines.phases_ms.items())
+    yield "total", sum(bar.time_ms for bar in bars) + sum(rest_bars(analysis, bars).values()), 0.0011
+    yield from ((f"layer {bar.layer}", bar.time_ms, 1e-6) for bar in bars)
+    if "optimizer" in (rest := rest_bars(analysis, bars)):
+        yield "optimizer", rest["optimizer"], 1e-6
+
+
+def by_advice(analysis: Analysis) -> Told:
+    """Texts have three digits."""
+    summary = analysis.summary
+    yield "step", summary["comparable"]["step_us"] / 1000, 0.0001
+    texts = [summary["verdict"], *(line for finding in summary["findings"] for line in finding["evidence"])]
+    for text in texts:
+        if found := re.search(r"a step of ([\d.]+) (s|ms|µs)", text):
+            value_ms = float(found[1]) * UNIT_MS[found[2]]
+            yield "step", value_ms, 0.006 * value_ms
+    for finding in summary["findings"]:
+        if finding["id"] == "communication-bound":
+            yield "exposed", finding["details"]["exposed_us"] / 1000, 1e-5 * finding["details"]["exposed_us"] / 1000
+
+
+def by_compare(analysis: Analysis) -> Told:
+    """With itself."""
+    found = compare(analysis, analysis)
+    time, clock = found.totals[0], found.total(CLOCK)
+    assert (time.a, clock.a, time.change, clock.change) == (time.b, clock.b, 0, 0)
+    assert time.a is not None and clock.a is not None
+    yield "total", time.a / 1e6, 1e-6
+    yield "step", clock.a / 1e6, 1e-6
+    last = next(line for line in compare_text(found, width=200).split("\n") if line.startswith("TOTAL"))
+    assert float(last.split()[1]) == pytest.approx(time.a / 1e6, abs=0.00051)
+    phases = dict.fromkeys(PHASES, 0.0)
+    for row in csv.DictReader(io.StringIO(compare_csv(found))):
+        if row["phase"]:
+            phases[row["phase"]] += float(row["self_time_per_step_us_b"]) / 1000
+    yield from ((phase, time_ms, 1e-6) for phase, time_ms in phases.items() if time_ms)
+
+
+def by_page(page: Page) -> Told:
+    show(page, "summary")
+    figures = dict(zip(page.texts("#view-summary .label"), page.texts("#view-summary .value"), strict=False))
+    for name, quantity in (("Step time", "step"), ("Device time", "total"), ("CPU time", "total")):
+        if f"{name}, per step" in figures:
+            number, unit = figures[f"{name}, per step"].split()
+            value_ms = float(number.replace(",", "")) * UNITS[unit] / 1000
+            yield quantity, value_ms, 0.0006 * value_ms
+    show(page, "layers")
+    page.click("#view-layers .segments [data-id=time]")
+    units = page.texts("#view-layers .table th .unit")[0].strip()
+    heads = page.evaluate("[...document.querySelectorAll('#view-layers .table th')].map(one => one.dataset.key)")
+    foot = dict(zip(heads, page.texts("#view-layers .table tfoot td"), strict=True))
+    for phase in PHASES:
+        if foot.get(phase, "").strip():
+            decimals = len(foot[phase].partition(".")[2])
+            scale = UNITS[units] / 1000
+            yield phase, float(foot[phase].replace(",", "")) * scale, 0.51 * 10.0**-decimals * scale
+    show(page, "overview")
+    classes = table_named(page, "overview", "Classes of work")
+    for phase in PHASES:
+        if phase in classes.units:
+            values = [value for value in classes.numbers(phase) if value]
+            yield f"all {phase}", sum(values) / 1000, 0.51 * UNITS[classes.units[phase]] / 1000 * len(values)
