@@ -6,7 +6,7 @@ from profiler_wrapper.recording.columns import Category
 
 SKIPPED = -1
 OURS = -2  # the lanes that we spliced in
-UNKNOWN = 100  # a launch, if it has a correlation and lies on a CPU lane
+UNKNOWN = 100  # a launch, if it has a correlation and lies on a CPU lane; else in no figure, which is said
 
 OUR_CATEGORY = "profiler_wrapper"
 MODULE_PREFIX = "nn.Module: "
@@ -21,6 +21,7 @@ _KNOWN = {
     "kernel": Category.KERNEL,
     "concurrent_kernel": Category.KERNEL,
     "hpu_op": Category.KERNEL,
+    "mtia_ccp_events": Category.KERNEL,  # Kineto's enum has it as CONCURRENT_KERNEL
     "memcpy": Category.MEMCPY,
     "gpu_memcpy": Category.MEMCPY,
     "memset": Category.MEMSET,
@@ -28,6 +29,7 @@ _KNOWN = {
     "overhead": SKIPPED,
     "trace": SKIPPED,
     "cuda_event": SKIPPED,
+    "cuda_profiler_range": SKIPPED,  # around kernels, for counters
     "collective_comm": SKIPPED,
     "": SKIPPED,
     OUR_CATEGORY: OURS,

@@ -64,6 +64,7 @@ class Collector:
         self._phases = Numbers()
         self._code_list: list[int] = []
         self._skipped: Counter[str] = Counter()
+        self._untold_ns: Counter[str] = Counter()  # by category that nobody knows: of events that are in no figure
         self._spans = Columns()
         self._details: DetailsCollector | None = DetailsCollector(self._interned.names)  # None: it failed
         self._calls = Columns()
@@ -81,6 +82,8 @@ class Collector:
         is_span = (phase == self._phases["X"]) & (category >= 0)
         is_call = self._part_python(is_span, category == Category.MODULE, events)
         self._keep_launches(is_span, category == UNKNOWN, events)
+        is_unknown = (category == UNKNOWN) | (cat == self._cats[""])
+        self._add_untold((phase == self._phases["X"]) & is_unknown & ~is_span, events)
         is_memory = self._part_instants((phase == self._phases["i"]) | (phase == self._phases["I"]), events)
         is_flow = (cat == self._cats["fwdbwd"]) & ((phase == self._phases["s"]) | (phase == self._phases["f"]))
         spans = list(compress(events, is_span.tolist()))
@@ -120,6 +123,12 @@ class Collector:
             args = events[index].args
             if args.correlation < 0 or args.device >= 0 or args.stream >= 0:
                 is_span[index] = False
+
+    def _add_untold(self, chosen: Bool, events: list[Event]) -> None:
+        untold = list(compress(events, chosen.tolist()))
+        durations = nanoseconds([event.dur for event in untold]).tolist() if untold else ()
+        for event, duration in zip(untold, durations, strict=True):
+            self._untold_ns[event.cat or "(none)"] += max(0, duration)
 
     def _part_instants(self, is_instant: Bool, events: list[Event]) -> Bool:
         """Adds the allocations that failed; gives which of the instants are allocations and frees."""
@@ -209,6 +218,9 @@ class Collector:
         collectives = self._ask_details(lambda told: told.collectives(self.kept), none)
         details = self._ask_details(lambda told: told.details(self.kept, spans.correlation), DeviceDetails())
         calls = self._finished_calls()
+        told = ", ".join(f"{cat} {time_ns / 1e6:.3f} ms" for cat, time_ns in self._untold_ns.most_common() if time_ns)
+        if told:
+            self._warnings.append(f"events of categories that are not known are in no figure: {told}")
         return Recording(
             path=path,
             names=tuple(self._interned.names),
@@ -233,6 +245,7 @@ class Collector:
         launches = self._launches_only(category, lane)
         if not launches.all():
             self._skipped["unknown category on a device lane"] += int((~launches).sum())
+            self._untold_ns["on lanes of devices"] += int(np.maximum(duration[~launches], 0).sum())
         self.kept = self._sane_times(start, duration) & launches
         keep = self.kept if not self.kept.all() else slice(None)
         category[category == UNKNOWN] = Category.RUNTIME

@@ -123,6 +123,7 @@ def test_metadata_before_and_after(read_json: Callable[..., Recording]) -> None:
         ("Operator", Category.CPU_OP), ("Runtime", Category.RUNTIME), ("hip_runtime", Category.RUNTIME),
         ("privateuse1_runtime", Category.RUNTIME), ("cuda_driver", Category.RUNTIME),
         ("a_launcher_of_tomorrow", Category.RUNTIME), ("user_annotation", Category.ANNOTATION),
+        ("mtia_ccp_events", Category.KERNEL), ("hpu_op", Category.KERNEL),
         ("gpu_user_annotation", Category.DEVICE_ANNOTATION), ("cuda_sync", Category.SYNC),
     ],
 )  # fmt: skip
@@ -142,6 +143,19 @@ def test_unknown_categories_launch_only_from_a_cpu_lane(read_json: Callable[...,
     )
     assert recording.spans.category.tolist() == [Category.KERNEL]
     assert recording.skipped == {"novel": 2, "unknown category on a device lane": 1}
+    assert recording.warnings == (
+        "events of categories that are not known are in no figure: novel 0.002 ms, on lanes of devices 0.001 ms",
+    )
+
+
+def test_events_without_a_category_are_not_dropped_in_silence(read_json: Callable[..., Recording]) -> None:
+    bare = {key: value for key, value in KERNEL.items() if key != "cat"}
+    name = {"ph": "M", "name": "process_name", "pid": 9, "args": {"name": "python"}}
+    warnings = read_json(trace(KERNEL, bare, bare | {"dur": -5}, name)).warnings
+    assert warnings == (
+        f"events of categories that are not known are in no figure: (none) {KERNEL['dur'] / 1e3:.3f} ms",
+    )
+    assert read_json(trace(KERNEL, bare | {"dur": 0}, name)).warnings == ()
 
 
 def test_what_is_not_kept_is_counted(read_json: Callable[..., Recording]) -> None:
@@ -226,7 +240,10 @@ def test_foreign_types_are_read_as_far_as_they_make_sense(read_json: Callable[..
     assert recording.spans.correlation.tolist() == [11, 11, -1]
     assert recording.spans.external_id.tolist() == [-1, 16, -1]
     assert recording.spans.device.tolist() == [0, -1, -1]  # from the lane
-    assert recording.warnings == ("3 entries of traceEvents could not be understood and were left out",)
+    assert recording.warnings == (
+        "3 entries of traceEvents could not be understood and were left out",
+        "events of categories that are not known are in no figure: (none) 0.005 ms",
+    )
 
 
 def test_names_are_interned(read_json: Callable[..., Recording]) -> None:
