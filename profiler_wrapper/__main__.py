@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from profiler_wrapper import __version__
 from profiler_wrapper.commands import COMMANDS
 from profiler_wrapper.commands.output import FAILED, FINE, WRONG_USE
 from profiler_wrapper.errors import ProfilerWrapperError, WrongUse
@@ -18,9 +19,14 @@ from profiler_wrapper.errors import ProfilerWrapperError, WrongUse
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Errors are one line on stderr."""
     try:
-        options = _parser().parse_args(arguments)
+        parser = _parser()
+        options = parser.parse_args(arguments)
+        if "run" not in options:
+            parser.print_help()
+            return FINE
         code: int | None = options.run(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except WrongUse as error:
         return _fail(error, WRONG_USE)
     except BrokenPipeError:  # the reader of our output has gone (`| head`)
@@ -46,7 +52,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Time, memory and FLOPs of every layer of a Transformer.",
         epilog="Exit codes: 0 fine, 1 failed, 2 wrong use, 3 a regression that `guard` found.",
     )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in COMMANDS:
         command.add(commands)
     return parser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 import time
 from collections.abc import Iterable
@@ -86,7 +87,7 @@ class RunPlace:
 
     def part_path(self, name: str) -> Path:
         """Where to export a session for now: beside its later place, or where that cannot be, a temporary one."""
-        path = self.open() / f".{self._options.prefix}_part{name}_trace.json"
+        path = self.open() / f".{self._options.prefix}_part{name}_{secrets.token_hex(8)}_trace.json"
         self._parts.append(path)
         if self._local is not None:
             _keep_directory(path)

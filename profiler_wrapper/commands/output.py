@@ -102,9 +102,12 @@ def refuse_to_overwrite(paths: Iterable[Path], *, force: bool) -> None:
     """Before the work is done.
 
     Raises:
-        FileExistsError: one of them is there, and not `force`.
+        OSError: one of them is there, and not `force`; or it is no file, but a device, say.
     """
+    from profiler_wrapper.recording.atomic import check_replaceable
+
     for path in paths:
+        check_replaceable(path)
         if path.exists() and not force:
             raise FileExistsError(f"File already exists, will not overwrite without --force: {path}")
 

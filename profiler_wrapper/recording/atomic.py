@@ -7,6 +7,8 @@ import errno
 import json
 import math
 import os
+import secrets
+import stat
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,8 +26,10 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the file could not be written whole; always with the path.
     """
-    beside = path.with_name(f".{os.getpid()}-{path.name}")  # keeps the ending, which writers go by
+    # Nobody can have put a link there before. It keeps the ending, which writers go by.
+    beside = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
     try:
+        check_replaceable(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         yield beside
         _check_end(beside)
@@ -36,6 +40,13 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raises OSError where something lies that is no file: a device, a pipe, a directory."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError(errno.EINVAL, "is no file that can be replaced; name another one", str(path))
 
 
 def _check_end(path: Path) -> None:

@@ -188,12 +188,15 @@ class Collector:
 
     @staticmethod
     def _fill_from_lane(events: list[Event], missing: Bool, device: Int64, stream: Int64) -> None:
-        """A device event that does not say its device and stream has them as its pid and tid."""
+        """A device event that does not say its device and stream has them as its pid and tid, if these are numbers.
+
+        Larger ones than these are names, such as the hash of a stream's.
+        """
         for index in np.flatnonzero(missing):
             pid, tid = events[index].pid, events[index].tid
-            if device[index] < 0 and isinstance(pid, int):
+            if device[index] < 0 and isinstance(pid, int) and 0 <= pid < 1 << 31:
                 device[index] = pid
-            if stream[index] < 0 and isinstance(tid, int):
+            if stream[index] < 0 and isinstance(tid, int) and 0 <= tid < 1 << 31:
                 stream[index] = tid
 
     def _add_calls(self, events: list[Event]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import time
 from collections.abc import Mapping
@@ -135,7 +136,7 @@ def _told(root: Path) -> Launch | None:
 
 def _leave(path: Path, launch: Launch) -> None:
     """Write it whole and where there is none: of several ranks that come at once, one does."""
-    beside = path.with_name(f"{path.name}-{launch.host}-{os.getpid()}")
+    beside = path.with_name(f"{path.name}-{secrets.token_hex(8)}")
     beside.write_text(json.dumps(asdict(launch)), encoding="utf-8")
     try:
         os.link(beside, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch.profiler import profile, record_function
 
-from profiler_wrapper import demo, mark
+from profiler_wrapper import __version__, demo, mark
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.result import ProfileResult, load
 
@@ -105,6 +106,40 @@ def test_a_file_is_overwritten_only_with_force(trace: Path, tmp_path: Path, caps
     assert output.read_text() == "mine"
     assert main([*arguments, "--force"]) == 0
     assert json.loads(output.read_text())["schema_version"] == 1
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_a_device_is_not_overwritten(trace: Path, force: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    device = os.stat("/dev/null")
+    assert main(["analyze", str(trace), "-o", "/dev/null", *force]) == 1
+    assert capsys.readouterr().err.startswith("error: /dev/null: is no file that can be replaced")
+    assert os.stat("/dev/null") == device
+
+
+def test_a_link_at_the_name_of_a_temporary_file_is_not_followed(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / f".{os.getpid()}-out.txt").symlink_to(tmp_path / "mine")
+    assert main(["analyze", str(trace), "-o", str(tmp_path / "out.txt"), "--force"]) == 0
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert capsys.readouterr().out.startswith("usage: profiler-wrapper")
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"profiler-wrapper {__version__}\n"
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64, -(2**70)])
+def test_a_huge_pid_is_only_a_name(number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    op = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 5}
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 3, "dur": 5}
+    for place in ({"pid": number, "tid": 7}, {"pid": 0, "tid": number}):
+        (tmp_path / "huge.json").write_text(json.dumps({"traceEvents": [op, {**kernel, **place}]}))
+        assert main(["analyze", str(tmp_path / "huge.json"), "--format", "json"]) == 0
+        assert json.loads(capsys.readouterr().out)["time"]["total_us"] == 5
 
 
 def test_nothing_is_written_when_one_file_of_a_directory_is_in_the_way(trace: Path, tmp_path: Path) -> None:
