@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parser.parse_args(arguments)
         if "run" not in options:
             parser.print_help()
-            return FINE
+            return WRONG_USE
         code: int | None = options.run(options)
         if sys.stdout is not None:
             sys.stdout.flush()

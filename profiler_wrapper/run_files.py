@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.recording.holdings import read_holdings
-from profiler_wrapper.recording.store import RESULT_FILE, RUN_FILE
+from profiler_wrapper.recording.store import RESULT_FILE, RUN_FILE, check_run
 
 
 def find_result(path: Path, *, rank: int | None = None, with_trace: bool = False) -> Path:
@@ -93,17 +93,11 @@ def run_beside(trace: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     run = read_json(path)
-    layers, compiled = run.get("layers", []), run.get("compiled", {})
-    if not (isinstance(layers, list) and all(isinstance(layer, dict) for layer in layers)):
-        raise BrokenTrace(f"{path}: its layers are not what was written. Delete it, and the trace is read alone.")
-    if not isinstance(compiled, dict):
-        raise BrokenTrace(f"{path}: its compiled is not what was written. Delete it, and the trace is read alone.")
     try:
+        check_run(run)
         read_holdings(run.get("held"))
     except ValueError as error:
-        raise BrokenTrace(
-            f"{path}: its held is not what was written ({error}). Delete it, and the trace is read alone."
-        ) from error
+        raise BrokenTrace(f"{path}: not what was written: {error}. Delete it, and the trace is read alone.") from error
     if not _same_name(str(run.get("trace")), trace.name):
         run.pop("held", None)
     return run

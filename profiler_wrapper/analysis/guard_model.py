@@ -158,7 +158,7 @@ def baseline_from_dict(data: Mapping[str, Any]) -> Baseline:
         for row in long.get("times", ()):  # two equal numbers are no range here
             row |= {key: _range(row[key]) for key in ("levels_us", "spreads") if not isinstance(row[key], list)}
         baseline = msgspec.convert(long, Baseline)
-    except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
+    except (msgspec.ValidationError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise WrongUse(f"not a baseline that guard wrote: {error}") from error
     for problem in _problems(baseline):
         raise WrongUse(f"not a baseline that guard wrote: {problem}")

@@ -134,6 +134,8 @@ def series_change(a: Float, b: Float) -> Change:
     It is beyond noise where that of the level is, or that of the mean, and both go one way: a step that was held up
     moves the mean alone, and many such steps are a difference.
     """
+    if not ((a > 0).all() and (b > 0).all()):  # what took no time has no ratio
+        return Change(0.0, math.nan, math.nan, False)
     log_a, log_b = np.log(a)[None, :], np.log(b)[None, :]
     shift, of_level = math.log(b.mean() / a.mean()), float((level(log_b) - level(log_a))[0])
     variance, freedom = pooled_variance(log_a, log_b)

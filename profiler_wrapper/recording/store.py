@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from profiler_wrapper.errors import ProfilerWrapperError, WrongUse
 from profiler_wrapper.recording.atomic import json_bytes, replacing
 from profiler_wrapper.recording.launch import attempt_name, claim, find_launch, job_name, launch_name
@@ -29,6 +31,7 @@ __all__ = [
     "RUN_FILE",
     "RUN_NAME_VARIABLE",
     "RunDirectory",
+    "check_run",
     "given_directory",
     "json_bytes",
     "launch_directories",
@@ -160,6 +163,40 @@ def read_run(directory: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(info, dict):
         raise ProfilerWrapperError(f"{path}: holds no JSON object. Delete it, or record again.")
     return info
+
+
+class _Described(msgspec.Struct, gc=False):
+    """What run.json says, as far as reports go by it. Whatever is not there was not known."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    coordinates: dict[str, int] | None = None
+    device: str | None = None
+    device_type: str | None = None
+    device_memory_bytes: int | None = None
+    free_memory_bytes: int | None = None
+    compute_capability: list[int] | None = None
+    cpu_name: str | None = None
+    versions: dict[str, str] | None = None
+    float32_matmul_precision: str | None = None
+    timed_steps: list[int] | None = None
+    full_steps: list[int] | None = None
+    layers: list[dict[str, Any]] | None = None
+    compiled: dict[str, Any] | None = None
+    optimizers: list[dict[str, Any]] | None = None
+    wrappers: list[str] | None = None
+    attention_backends: dict[str, bool] | None = None
+    attention_implementation: str | None = None
+    process_group_backend: str | None = None
+    allocator_settings: str | None = None
+
+
+def check_run(run: Mapping[str, Any]) -> None:
+    """Raises ValueError, with the key, where a run's description is not what was written."""
+    try:
+        msgspec.convert(run, _Described)
+    except (msgspec.ValidationError, ValueError) as error:  # ValueError: a text that is none, of half a character
+        raise ValueError(str(error)) from error
 
 
 def rank_directories(run: str | os.PathLike[str]) -> list[Path]:

@@ -42,6 +42,7 @@ from profiler_wrapper.analysis.view_model import (
     SynchronisationRow,
 )
 from profiler_wrapper.errors import BrokenTrace
+from profiler_wrapper.recording.store import check_run
 
 Row = (
     AllocationRow
@@ -127,7 +128,9 @@ def from_dict(data: Mapping[str, Any]) -> Analysis:
             "Give the result.json of a run, or its trace."
         )
     try:
-        return msgspec.convert(_prepared(data), Analysis)
+        analysis = msgspec.convert(_prepared(data), Analysis)
+        check_run(analysis.run)
+        return analysis
     except (msgspec.ValidationError, KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise BrokenTrace(f"Not a readable result of profiler_wrapper: {error}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -124,7 +125,7 @@ def test_a_link_at_the_name_of_a_temporary_file_is_not_followed(trace: Path, tmp
 
 
 def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
+    assert main([]) == 2
     assert capsys.readouterr().out.startswith("usage: profiler-wrapper")
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
@@ -140,6 +141,23 @@ def test_a_huge_pid_is_only_a_name(number: int, tmp_path: Path, capsys: pytest.C
         (tmp_path / "huge.json").write_text(json.dumps({"traceEvents": [op, {**kernel, **place}]}))
         assert main(["analyze", str(tmp_path / "huge.json"), "--format", "json"]) == 0
         assert json.loads(capsys.readouterr().out)["time"]["total_us"] == 5
+
+
+def test_broken_and_hostile_files_end_in_a_table_or_a_sentence() -> None:
+    fuzzer = Path(__file__).parents[2] / "benchmarks" / "fuzz_inputs.py"
+    done = subprocess.run([sys.executable, fuzzer, "--inputs", "150"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "150 inputs in" in done.stdout
+
+
+@pytest.mark.parametrize("key", ["timed_steps", "layers", "versions", "device"])
+def test_a_run_json_that_is_not_what_was_written(
+    key: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(trace, tmp_path / "profile_trace.json")
+    (tmp_path / "run.json").write_text(json.dumps({key: True}))
+    assert main(["analyze", str(tmp_path)]) == 1
+    assert f"$.{key}" in capsys.readouterr().err
 
 
 def test_nothing_is_written_when_one_file_of_a_directory_is_in_the_way(trace: Path, tmp_path: Path) -> None:
@@ -215,7 +233,7 @@ def test_a_missing_file_is_one_line_of_error(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().err.startswith("error: ")
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["analyze"], ["analyze", "x", "--format", "xml"]])
+@pytest.mark.parametrize("arguments", [["fly"], ["analyze"], ["analyze", "x", "--format", "xml"]])
 def test_wrong_use_is_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(arguments)

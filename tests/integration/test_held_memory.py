@@ -389,5 +389,5 @@ def test_a_damaged_list_is_a_broken_trace(tmp_path: Path, damaged: object) -> No
     trace = tmp_path / "a_trace.json"
     trace.write_text('{"traceEvents": []}')
     (tmp_path / "run.json").write_text(json.dumps({"held": damaged}))
-    with pytest.raises(BrokenTrace, match=r"run\.json: its held is not what was written .*Delete it"):
+    with pytest.raises(BrokenTrace, match=r"run\.json: not what was written: .*Delete it"):
         pw.load(trace)

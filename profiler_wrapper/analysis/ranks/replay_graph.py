@@ -73,6 +73,8 @@ def build_graph(orders: list[StageOrder], coordinates: Int, groups: Callable[[Op
     """
     first = [0, *np.cumsum([len(order.operations) for order in orders]).tolist()]
     operations = [each for order in orders for each in order.operations]
+    if not operations:
+        raise NotReplayable("no operation of a step is in all of its ranks")
     transfers = match_transfers(orders, first)
     waits: list[set[int]] = [set() for _ in operations]
     for stage, order in enumerate(orders):
