@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from profiler_wrapper.analysis.advice.advise import Summary, summary_of
 from profiler_wrapper.analysis.allocation_rows import allocation_rows, op_memory_rows
 from profiler_wrapper.analysis.attributed import Attributed, attributed
+from profiler_wrapper.analysis.charges import launches_kernels
 from profiler_wrapper.analysis.collectives import collective_rows
 from profiler_wrapper.analysis.idle import idle_per_place
 from profiler_wrapper.analysis.kernel_rows import kernel_rows
@@ -21,7 +21,7 @@ from profiler_wrapper.analysis.layer_time import layer_rows
 from profiler_wrapper.analysis.memory_owned import OwnedMemory
 from profiler_wrapper.analysis.memory_summary import memory_summary
 from profiler_wrapper.analysis.memory_use import memory_use, owned_memory
-from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.model import GRAPH_REPLAY, Analysis
 from profiler_wrapper.analysis.operator_rows import operator_rows
 from profiler_wrapper.analysis.overview import overview
 from profiler_wrapper.analysis.peaks import Given
@@ -41,13 +41,17 @@ from profiler_wrapper.analysis.time_rows import (
 from profiler_wrapper.analysis.trace_run import run_of_trace
 from profiler_wrapper.analysis.work_rows import keys_of_work, with_work
 from profiler_wrapper.recording.attempt import attempt
-from profiler_wrapper.recording.columns import Category, Recording
+from profiler_wrapper.recording.columns import Recording
 from profiler_wrapper.recording.holdings import Holding, read_holdings
 from profiler_wrapper.recording.shapes import Shapes
 
 _UNEVEN = 1.5  # times the median step
-_LAUNCH = re.compile(r"(cu|cuda|hip)[A-Z]\w*Launch|(cu|cuda|hip)Launch")
 _NO_DEVICE = "kernels were launched, and no event of the device that ran them is in the trace"
+_CAPTURED = "{} kernels were captured into a graph, and did not run"
+_UNSEEN = (
+    "how busy the device was, and how long idle, is not known, because when the trace began it still did work that was "
+    "launched before and is not shown: begin to record on an idle device (torch.cuda.synchronize()), or a step earlier"
+)
 _OF_USE_WITH_A_TRACE_ONLY = ("compiled", "held")  # of what is known of a run
 
 
@@ -94,7 +98,7 @@ def tables(
     node_starts = np.sort(recording.spans.start_ns[attribution.is_node])
     per_call = None if memory is None else call_memory(recording, found.calls, memory, node_starts)
     exposed, exposed_total = exposed_communication(recording, charges)
-    idle = idle_per_place(recording, found.nesting, attribution, charges)
+    idle = idle_per_place(found)
     fused_ns = found.shared_kernels.time_ns(charges, attribution)
     work = _work(found) if work is None else work
     ran_elsewhere, work_notes = keys_of_work(tree, work)
@@ -119,7 +123,7 @@ def tables(
         complete=recording.complete and bool(run.get("complete", True)),
         warnings=(*_strings(run.get("warnings")), *recording.warnings, *found.notes, *notes),
         run={name: told for name, told in run.items() if name not in _OF_USE_WITH_A_TRACE_ONLY},
-        time=totals(recording, attribution, charges, exposed_total),
+        time=totals(found, exposed_total),
         unattributed=unattributed_rows(attribution, charges),
         layers=layers,
         attention=attention_rows(recording, tree, attribution, charges),
@@ -142,6 +146,8 @@ def tables(
 
 def _work(found: Attributed) -> WorkCount | str:
     """FLOPs and bytes as the recording tells them, or why it does not."""
+    if found.captured_kernels:
+        return _CAPTURED.format(found.captured_kernels)
     if _device_is_missing(found):
         return _NO_DEVICE
     try:
@@ -234,7 +240,16 @@ def _notes(found: Attributed, memory: DeviceMemory | None) -> list[str]:
         held = "only what model and optimizers held counts from before"
         before = held if len(memory.told) else "memory counts from the recording on"
         notes.append(f"on a CPU, {before}; reserved is not available")
-    if _device_is_missing(found):
+    if found.unseen_until_ns is not None:
+        notes.append(_UNSEEN)
+    if any(place.reason == GRAPH_REPLAY for place in found.attribution.places):
+        notes.append(
+            "kernels of graphs that were replayed outside all layers have none: the trace of the capture tells layers "
+            "but no times; record without graphs (SGLang: --disable-cuda-graph, vLLM: --enforce-eager) for both"
+        )
+    if found.captured_kernels:
+        notes.append(f"times say nothing of the model: {_CAPTURED.format(found.captured_kernels)}; record a replay")
+    elif _device_is_missing(found):
         notes.append(f"times are those of the CPU: {_NO_DEVICE}")
     notes += _uneven_steps(found.steps)
     return notes
@@ -242,6 +257,4 @@ def _notes(found: Attributed, memory: DeviceMemory | None) -> list[str]:
 
 def _device_is_missing(found: Attributed) -> bool:
     """Kernels were launched, and what the device did is not in the trace, as where it is torn."""
-    spans = found.recording.spans
-    launches = np.array([_LAUNCH.match(name) is not None for name in found.recording.names], dtype=np.bool_)
-    return found.charges.basis == "cpu" and bool((launches[spans.name] & (spans.category == Category.RUNTIME)).any())
+    return found.charges.basis == "cpu" and bool(launches_kernels(found.recording).any())

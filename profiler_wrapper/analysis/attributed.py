@@ -13,10 +13,12 @@ from profiler_wrapper.analysis.charges import (
     Charges,
     CpuTime,
     WorkOfOps,
+    captured_kernels,
     cpu_charges,
     cpu_time,
     device_charges,
     launches,
+    unseen_until_ns,
 )
 from profiler_wrapper.analysis.compiled_graphs import read_graphs
 from profiler_wrapper.analysis.compiled_places import SharedKernels, layers_without_marks, place_regions
@@ -48,6 +50,8 @@ class Attributed:
     work_of: WorkOfOps
     shapes: Shapes | None = None  # of the ops that have a formula for FLOPs or a rule for bytes
     notes: tuple[str, ...] = ()  # what is not known of it, and why
+    captured_kernels: int = 0  # launched into a graph, and never run
+    unseen_until_ns: int | None = None  # till then a device did work from before the trace, which is not in it
     fast_float32: bool = False  # torch was told to multiply float32 in a smaller type where the device has one
 
     def layer_name(self, place: Place) -> str | None:
@@ -112,6 +116,8 @@ def attributed(
         work_of,
         shapes,
         notes,
+        captured_kernels(recording, launch),
+        unseen_until_ns(recording, charges),
         run.get("float32_matmul_precision") in ("high", "medium"),
     )
 
@@ -170,7 +176,8 @@ def _crossing_annotations(recording: Recording, nesting: Nesting) -> Bool:
     layers = marks | (spans.category == Category.MODULE)
     if not layers.any():
         return crossing  # annotations are the layers
-    plain = np.array([role_of(name) == Role.PLAIN for name in recording.names], dtype=np.bool_)[spans.name]
+    hiding = (Role.PLAIN, Role.SERVER_STEP)
+    plain = np.array([role_of(name) in hiding for name in recording.names], dtype=np.bool_)[spans.name]
     annotation = (spans.category == Category.ANNOTATION) & plain & ~marks
     bearing = (spans.category <= Category.MODULE) & (layers | ~plain)
     for lane in nesting.crossing_lanes:

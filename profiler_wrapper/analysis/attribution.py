@@ -9,7 +9,7 @@ The rules, each for the innermost of what encloses an event on its thread:
 - inside a backward node, an op that creates nodes itself next to a mark, straight below
   `CheckpointFunctionBackward`, or in a node whose own last op creates none: recompute;
 - `FSDP::... (name)`: the layer it names; `Optimizer.*`: the optimizer, but for the forward of its closure; else
-  code between calls.
+  code between calls, which a server's step tells the phase of.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from profiler_wrapper.analysis.forward_ops import ForwardOps
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import NO_FORWARD_LINK, NO_LAYERS
 from profiler_wrapper.analysis.optimizer_calls import closure_ops
-from profiler_wrapper.analysis.phase import Phase
+from profiler_wrapper.analysis.phase import Phase, is_server_step, phase_of_server_step
 from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.recording.nesting import Nesting, nearest, nearest_above
 
@@ -55,6 +55,7 @@ class Role(IntEnum):
     OPTIMIZER = 6
     COLLECTIVE = 7
     DATA_LOADING = 8
+    SERVER_STEP = 9
 
 
 OPS_OF_SAVING = frozenset({"aten::detach", "detach", "aten::alias"})  # what autograd calls to keep a tensor
@@ -81,6 +82,8 @@ def role_of(name: str) -> Role:
         return Role.OPTIMIZER
     if name.startswith("enumerate("):
         return Role.DATA_LOADING
+    if is_server_step(name):
+        return Role.SERVER_STEP
     return Role.COLLECTIVE if _COLLECTIVE_NAME.match(name) else Role.PLAIN
 
 
@@ -307,6 +310,8 @@ class _Walk:
             return Place(NO_LAYER, _PHASE_WITHOUT_LAYER[role])
         if role == _FSDP:
             return self._fsdp(span, around)
+        if role == Role.SERVER_STEP:
+            return around._replace(phase=phase_of_server_step(self.recording.name_of(span)) or around.phase)
         if role == _COLLECTIVE:
             return self._collective(around, above, node)
         spans = self.recording.spans

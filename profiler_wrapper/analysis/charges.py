@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,11 +12,16 @@ from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attention_ops import FAST_PATH, FAST_PATH_PARTS
 from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN, Attribution, Place, Role, role_of
 from profiler_wrapper.analysis.layer_tree import LayerTree
-from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAUNCH
+from profiler_wrapper.analysis.model import GRAPH_REPLAY, LAUNCHED_BEFORE, NO_LAUNCH, NO_LAYERS
 from profiler_wrapper.recording.columns import Bool, Category, Int8, Int32, Int64, Recording
 from profiler_wrapper.recording.nesting import Nesting, nearest, nearest_above, self_time
 
 TimeBasis = Literal["device", "cpu"]
+_LAUNCH = re.compile(r"(cuda|cu|hip)([A-Z]\w*)?Launch")
+_LONGEST_WAY_NS = 1_000_000  # from a launch to the kernel on an idle device: 17 us at most in recorded traces
+_GRAPH_LAUNCH = re.compile(r"(cuda|cu|hip)GraphLaunch")
+_CAPTURE_BEGIN = re.compile(r"(cuda|cu|hip)StreamBeginCapture")
+_CAPTURE_END = re.compile(r"(cuda|cu|hip)StreamEndCapture")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,7 +36,7 @@ class Charges:
     place: Int32  # index into Attribution.places
     work: Int8  # index into classes.CLASSES
     backend: Int8  # index into classes.BACKENDS, -1 for what is no attention
-    graph: Bool
+    graph: Bool  # of a replayed graph
 
     def __len__(self) -> int:
         return len(self.span)
@@ -93,7 +99,7 @@ def _join(wanted: Int64, keys: Int64, values: Int64) -> Int64:
 
 
 def device_charges(recording: Recording, attribution: Attribution, launch: Int64, work_of: WorkOfOps) -> Charges:
-    """Every kernel, copy and set, where its launch is."""
+    """Every kernel, copy and set, where its launch is; of a graph replayed outside all layers, nobody knows where."""
     spans = recording.spans
     device = np.flatnonzero(recording.device_mask)
     device = device[np.argsort(spans.start_ns[device], kind="stable")]
@@ -104,7 +110,9 @@ def device_charges(recording: Recording, attribution: Attribution, launch: Int64
     nowhere = attribution.index_of(Place(UNKNOWN, "other", NO_LAUNCH))
     place[~launched] = np.where(_launched_before(recording, device, launched)[~launched], before, nowhere)
     launch_ns = np.where(launched, spans.start_ns[np.where(launched, cpu_span, 0)], spans.start_ns[device])
-    work, backend = work_of.device_events(device, cpu_span)
+    graph = spans.graph[device] | (launched & _named(recording, _GRAPH_LAUNCH)[cpu_span])
+    place[graph] = _replayed(attribution, place[graph])
+    work, backend = work_of.device_events(device, np.where(graph, -1, cpu_span))
     collective = work == classes.CLASSES.index("communication")
     _collectives_of_several_layers(attribution, place, cpu_span, collective, recording)
     return Charges(
@@ -116,8 +124,71 @@ def device_charges(recording: Recording, attribution: Attribution, launch: Int64
         place=place,
         work=optimizer_work(attribution, place, work),
         backend=backend,
-        graph=spans.graph[device],
+        graph=graph,
     )
+
+
+def _replayed(attribution: Attribution, place: Int32) -> Int32:
+    """Places of kernels of a replayed graph, whose launch tells their layer only where it lies in one."""
+    for index in np.unique(place).tolist():
+        launched_in = attribution.places[index]
+        outside = launched_in.layer == NO_LAYER and launched_in.phase != "optimizer"
+        if outside or launched_in.reason == NO_LAYERS:
+            unknown = attribution.index_of(Place(UNKNOWN, launched_in.phase, GRAPH_REPLAY))
+            place = np.where(place == index, np.int32(unknown), place)
+    return place
+
+
+def unseen_until_ns(recording: Recording, charges: Charges) -> int | None:
+    """Till when a device did work from before the trace that is not in it; None where it shows no such work.
+
+    The first event of a stream tells: it began long after its launch, with nothing of the trace at work before it.
+    """
+    if charges.basis != "device":
+        return None
+    spans = recording.spans
+    start_ns, end_ns = spans.start_ns[charges.span], spans.end_ns[charges.span]
+    found = None
+    for first in np.unique(spans.lane[charges.span], return_index=True)[1].tolist():  # charges come in order of start
+        call = int(charges.cpu_span[first])
+        if call < 0:
+            continue
+        here = spans.device[charges.span[:first]] == spans.device[charges.span[first]]
+        free_ns = int(end_ns[:first][here].max(initial=spans.end_ns[call]))
+        if start_ns[first] - free_ns > _LONGEST_WAY_NS:
+            found = max(found or 0, int(start_ns[first]))
+    return found
+
+
+def captured_kernels(recording: Recording, launch: Int64) -> int:
+    """How many kernels were launched while a graph was captured: they became part of it, and did not run.
+
+    A capture takes what any thread launches.
+    """
+    spans = recording.spans
+    runtime = spans.category == Category.RUNTIME
+    begins = np.sort(spans.start_ns[runtime & _named(recording, _CAPTURE_BEGIN)])
+    if not len(begins):
+        return 0
+    ends = np.sort(spans.start_ns[runtime & _named(recording, _CAPTURE_END)])
+    ran = np.zeros(len(spans), dtype=np.bool_)
+    ran[launch[launch >= 0]] = True
+    called_ns = spans.start_ns[launches_kernels(recording) & ~ran]
+    begun, ended = (np.searchsorted(times, called_ns, side="right") for times in (begins, ends))
+    return int((begun > ended).sum())
+
+
+def launches_kernels(recording: Recording) -> Bool:
+    """Per span whether it is a call that launches kernels."""
+    calls: Bool = (recording.spans.category == Category.RUNTIME) & _named(recording, _LAUNCH)
+    return calls
+
+
+def _named(recording: Recording, pattern: re.Pattern[str]) -> Bool:
+    """Per span whether its name matches."""
+    matches = np.array([pattern.match(name) is not None for name in recording.names], dtype=np.bool_)
+    named: Bool = matches[recording.spans.name]
+    return named
 
 
 def _launched_before(recording: Recording, device: Int64, launched: Bool) -> Bool:

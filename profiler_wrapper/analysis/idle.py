@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from profiler_wrapper.analysis.attribution import Attribution
-from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.intervals import union
 from profiler_wrapper.recording.columns import Int64, Recording
 from profiler_wrapper.recording.nesting import Nesting
 
+if TYPE_CHECKING:
+    from profiler_wrapper.analysis.attributed import Attributed
 
-def idle_per_place(recording: Recording, nesting: Nesting, attribution: Attribution, charges: Charges) -> Int64 | None:
+
+def idle_per_place(found: Attributed) -> Int64 | None:
     """Per place: nanoseconds between device events in which the launching thread was there.
 
-    A gap belongs to the thread that launched what ended it. None without device events.
+    A gap belongs to the thread that launched what ended it. None without device events, and where some are not seen.
     """
-    if charges.basis != "device":
+    recording, nesting, attribution, charges = found.recording, found.nesting, found.attribution, found.charges
+    if charges.basis != "device" or found.unseen_until_ns is not None:
         return None
     idle = np.zeros(len(attribution.places), dtype=np.int64)
     spans = recording.spans

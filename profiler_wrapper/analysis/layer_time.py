@@ -65,10 +65,19 @@ def layer_rows(
         sums[key].fused_ns = time_ns
     place = {index: layer.order for index, layer in enumerate(tree.layers)}
     order = sorted(sums, key=lambda key: (key[0] < 0, place.get(key[0], 0), key[0], PHASES.index(key[1])))
-    on_device = charges.basis == "device"
+    on_device, knows_idle = charges.basis == "device", idle_ns is not None
     in_steps, in_none = layer_step_times(tree, attribution, charges, steps), (0,) * len(steps)
     rows = [
-        _row(tree, key, sums[key], entered.get(key), memory, in_steps.get(key, in_none), on_device=on_device)
+        _row(
+            tree,
+            key,
+            sums[key],
+            entered.get(key),
+            memory,
+            in_steps.get(key, in_none),
+            on_device=on_device,
+            knows_idle=knows_idle,
+        )
         for key in order
     ]
     return tuple(_with_peaks_below(rows))
@@ -152,6 +161,7 @@ def _row(
     step_times_ns: tuple[int, ...],
     *,
     on_device: bool,
+    knows_idle: bool,
 ) -> LayerRow:
     index, phase = key
     layer = tree.layers[index] if index >= 0 else _NO_MODULE
@@ -175,7 +185,7 @@ def _row(
         attention_ns=sums.attention_ns[1],
         communication_ns=sums.communication_ns[1],
         exposed_communication_ns=sums.exposed_communication_ns[1] if on_device else None,
-        idle_ns=sums.idle_ns[1] if on_device else None,
+        idle_ns=sums.idle_ns[1] if knows_idle else None,
         fused_ns=sums.fused_ns,
         flops_per_step=None,
         self_flops_per_step=None,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from profiler_wrapper.analysis.phase import is_server_step
 from profiler_wrapper.recording.columns import Bool, Category, Int32, Recording
 from profiler_wrapper.recording.kinds import kind_of
 from profiler_wrapper.recording.marks import GARBAGE, MEMORY_POINT, ROOT_PATH, Mark, parse_mark
@@ -24,7 +25,9 @@ _NOT_A_BLOCK = re.compile(
     r"ProfilerStep|Optimizer\.|nccl:|gloo:|mpi:|ucc:|xccl:|c10d|FSDP::|FullyShardedDataParallel\.|(Distributed)?DataParallel\.|enumerate\(|"
     r"## Call|Torch-Compiled|TorchDynamo|torch/|torch\.|autograd|Pregraph|CompiledFunction|AOTDispatcher|Inductor|"
     r"\[pytorch|iteration#|PyTorch Profiler|Iteration Start|cudaGraph|record_param_comms|"
-    r"execute_context_|" + re.escape(MEMORY_POINT) + "|" + re.escape(GARBAGE)
+    + re.escape(MEMORY_POINT)
+    + "|"
+    + re.escape(GARBAGE)
 )
 
 
@@ -107,7 +110,7 @@ def _by_start(recording: Recording, chosen: Bool) -> list[int]:
 
 def is_named_block(name: str) -> bool:
     """Whether an annotation of this name is a block that somebody named, not one of torch's own."""
-    return parse_mark(name) is None and _NOT_A_BLOCK.match(name) is None
+    return parse_mark(name) is None and _NOT_A_BLOCK.match(name) is None and not is_server_step(name)
 
 
 def _from_marks(

@@ -34,6 +34,8 @@ LAUNCHED_BEFORE = "launched before the trace"
 NO_LAUNCH = "no launch found"
 NO_FORWARD_LINK = "no forward link"
 NO_LAYERS = "a trace without layers"
+GRAPH_REPLAY = "graph replay"
+WITHOUT_OP = (LAUNCHED_BEFORE, NO_LAUNCH, GRAPH_REPLAY)  # so nothing tells their FLOPs and bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,19 +62,20 @@ def overview(found: Attributed) -> Overview | None:
     launched = int((here & is_kernel & (windows.launched_in >= 0)).sum())
     busy = _covered(_union_of(found.recording, found.charges.span[here]), windows)
     capability = properties.compute_capability
+    cut = found.unseen_until_ns is not None and len(windows.number) == 1  # the one step is not seen whole
     return Overview(
         device=properties.name,
         device_memory_bytes=properties.memory_bytes,
         compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
         multiprocessors=properties.multiprocessors,
         steps=steps,
-        utilization=kernels.utilization(),
-        sm_efficiency=kernels.sm_efficiency(),
+        utilization=None if cut else kernels.utilization(),
+        sm_efficiency=None if cut else kernels.sm_efficiency(),
         occupancy=kernels.occupancy(),
         tensor_core_share=kernels.tensor_core_share(),
         kernels=launched,
-        launches_per_s=launched / (windows.length_ns / _NS_PER_S),
-        gaps_ns=windows.length_ns - busy,
+        launches_per_s=None if cut else launched / (windows.length_ns / _NS_PER_S),
+        gaps_ns=None if cut else windows.length_ns - busy,
     )
 
 

@@ -40,9 +40,9 @@ def step_windows(found: Attributed) -> StepWindows:
     """From the end of the step before, or a step's own begin on the CPU if that is later, to its end.
 
     A step ends when both the CPU and the devices are done with it: the CPU runs ahead of a busy device, and
-    behind an idle one. Before the first step ends what was launched before it. Their lengths are what a step takes
-    in every report. A trace without a step that has an end is one, from its first event on the CPU to the last that
-    runs.
+    behind an idle one. Before the first step ends what was launched before it, also what of it is not seen. Their
+    lengths are what a step takes in every report. A trace without a step that has an end is one, from its first event
+    on the CPU to the last that runs.
     """
     steps = found.steps
     bounded = steps.end_ns < _NO_END
@@ -80,6 +80,7 @@ def _windows(
         first = device_end[inside].min() if inside.any() else 0
         ahead = device_end[earlier & (spans.start_ns[charges.span] < first)]
         before = int(ahead.max()) if len(ahead) else before
+        before = max(before, found.unseen_until_ns or before)
     kept, starts, stops = [], [], []
     for i, (start, end) in enumerate(zip(start_ns.tolist(), ends.tolist(), strict=True)):
         if max(start, before) < end:

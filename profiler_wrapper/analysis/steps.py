@@ -10,6 +10,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.optimizer_calls import optimizer_calls
+from profiler_wrapper.analysis.phase import is_server_step
 from profiler_wrapper.recording.columns import Category, Int32, Int64, Recording
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -52,7 +53,7 @@ def find_iterations(recording: Recording) -> Steps:
 
 
 def find_steps(recording: Recording, tree: LayerTree, node_of: Int32) -> Steps:
-    """The steps: `ProfilerStep#N`, else steps of the first optimizer, else calls of the first root."""
+    """The steps: `ProfilerStep#N`, else steps of the first optimizer, of a server, else calls of the first root."""
     spans = recording.spans
     numbered = {i: int(m.group(1)) for i, n in enumerate(recording.names) if (m := _PROFILER_STEP.fullmatch(n))}
     annotations = np.flatnonzero(spans.category == Category.ANNOTATION)
@@ -71,6 +72,13 @@ def find_steps(recording: Recording, tree: LayerTree, node_of: Int32) -> Steps:
         ends = spans.end_ns[first]
         begin = int(spans.start_ns.min())
         return _cut(list(range(len(first))), np.concatenate([[begin], ends[:-1]]), ends)
+    served: list[int] = []  # of a step within a step, the outer one
+    is_step = np.array([is_server_step(name) for name in recording.names], dtype=np.bool_)[spans.name]
+    for i in annotations[is_step[annotations]].tolist():
+        if not served or spans.start_ns[i] >= spans.end_ns[served[-1]]:
+            served.append(i)
+    if served:
+        return _cut(list(range(len(served))), spans.start_ns[served], spans.end_ns[served])
     roots = {i for i, layer in enumerate(tree.layers) if layer.parent < 0}
     calls = sorted(
         (int(spans.start_ns[s]), s) for s, layer in tree.layer_of_span.items() if layer in roots and node_of[s] < 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from profiler_wrapper.analysis.model import AttentionRow, ClassRow, StepRow, Tim
 from profiler_wrapper.analysis.phase import PHASES, Phase
 from profiler_wrapper.analysis.steps import Steps
 from profiler_wrapper.recording.columns import Bool, Category, Int64, Recording
+
+if TYPE_CHECKING:
+    from profiler_wrapper.analysis.attributed import Attributed
 
 _COMMUNICATION = classes.CLASSES.index("communication")
 _ON_CPU = re.compile(r"(gloo|mpi|ucc):")
@@ -176,14 +180,15 @@ def alone_ns(moving: Union, compute: Union) -> int:
     return moving.length_ns - int(compute.overlap(moving.start_ns, moving.end_ns).sum())
 
 
-def totals(recording: Recording, attribution: Attribution, charges: Charges, exposed_ns: int | None) -> TimeTotals:
+def totals(found: Attributed, exposed_ns: int | None) -> TimeTotals:
     """The sums over the whole trace."""
+    recording, attribution, charges = found.recording, found.attribution, found.charges
     unknown = np.array([place.layer == UNKNOWN for place in attribution.places], dtype=np.bool_)
     total = int(charges.time_ns.sum())
     unattributed = int(charges.time_ns[unknown[charges.place]].sum())
     spans = recording.spans
     busy = None
-    if charges.basis == "device":
+    if charges.basis == "device" and found.unseen_until_ns is None:
         start, end, device = spans.start_ns[charges.span], spans.end_ns[charges.span], spans.device[charges.span]
         busy = sum(union(start[device == d], end[device == d]).length_ns for d in np.unique(device).tolist())
     span_ns = int(spans.end_ns.max() - spans.start_ns.min()) if len(spans) else 0

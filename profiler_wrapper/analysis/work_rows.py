@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from profiler_wrapper.analysis.attribution import NO_LAYER
 from profiler_wrapper.analysis.flops import FlopCount, LayerFlops
 from profiler_wrapper.analysis.layer_tree import LayerTree
-from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, ClassRow, LayerRow, UnattributedRow
+from profiler_wrapper.analysis.model import WITHOUT_OP, Analysis, ClassRow, LayerRow, UnattributedRow
 from profiler_wrapper.analysis.peaks import Given
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.analysis.roofline import Roof, Roofs, WorkCount, roofs
@@ -28,9 +28,12 @@ def with_work(analysis: Analysis, found: Attributed, work: WorkCount, peaks: Giv
     if roof is not None and roof.bandwidth_bytes_per_s is None:
         of = roof.device or "this device"
         notes.insert(0, f"no memory bandwidth is known of {of}: give bandwidth=<GB/s> for the time at the roof")
+    layers = with_layer_work(analysis.layers, work.flops, at_roof)
+    if shares is not None:  # else the steps with shapes are not like those that are timed
+        notes += _faster_than_the_roof(analysis, layers)
     return replace(
         analysis,
-        layers=with_layer_work(analysis.layers, work.flops, at_roof),
+        layers=layers,
         classes=with_class_flops(analysis.classes, work.flops),
         unattributed=with_unattributed_work(analysis.unattributed, work.flops, at_roof),
         flops=work.flops.rows,
@@ -39,6 +42,27 @@ def with_work(analysis: Analysis, found: Attributed, work: WorkCount, peaks: Giv
         utilization=shares,
         warnings=(*analysis.warnings, *([warning] if warning else []), *notes),
     )
+
+
+def _faster_than_the_roof(analysis: Analysis, layers: Sequence[LayerRow]) -> list[str]:
+    """A warning of what took less time than it needs at the roof, the longest named."""
+    steps = max(1, sum(row.step is not None for row in analysis.steps))
+    named = [(f"{row.layer or 'code outside of all layers'} ({row.phase})", row.time_ns, [row]) for row in layers]
+    found = []
+    for name, time_ns, rows in [*named, ("the whole", analysis.time.total_ns, [r for r in layers if r.parent is None])]:
+        took_ns = time_ns - sum(row.communication_ns for row in rows)
+        needs_ns = steps * max(
+            sum(row.roof_time_per_step_ns or 0 for row in rows), sum(row.peak_time_per_step_ns or 0 for row in rows)
+        )
+        if 0 < took_ns < needs_ns:
+            found.append((took_ns, f"{name} at {100 * needs_ns / took_ns:.0f} %"))
+    if not found:
+        return []
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return [
+        f"faster than the roof of the device: {max(found)[1]}{more}. Likely kernels that the trace lacks, peaks of "
+        "another device, what a mask hides, or data that was still in a cache"
+    ]
 
 
 def keys_of_work(tree: LayerTree, work: WorkCount | str) -> tuple[list[tuple[int, Phase]], list[str]]:
@@ -114,7 +138,7 @@ def with_unattributed_work(
 ) -> tuple[UnattributedRow, ...]:
     """The rows of what has no layer, by reason, those with work but without time at the end.
 
-    What was launched before the trace has time, but no op in it that tells the work.
+    What was launched before the trace, or by the replay of a graph, has time, but no op in it that tells the work.
     """
     flops: Counter[str] = Counter()
     for counted in count.rows:
@@ -125,7 +149,7 @@ def with_unattributed_work(
     no_roof, found = Roof(), []
     for row in (*rows, *(UnattributedRow(reason=reason, time_ns=0, count=0) for reason in untimed)):
         roof = at_roof.unattributed.get(row.reason, no_roof)
-        if row.reason == LAUNCHED_BEFORE:
+        if row.reason in WITHOUT_OP:
             found.append(row)
             continue
         found.append(

@@ -79,8 +79,10 @@ def outside_steps_ns(analysis: Analysis) -> int:
 
 
 def generates(analysis: Analysis) -> bool:
-    """Whether tokens were generated."""
-    return any(row.phase in ("prefill", "decode") for row in analysis.layers)
+    """Whether tokens were generated in steps that are not alike: not as those of a server, each all decode."""
+    phases = [{"prefill", "decode"} & {*row.phases_ns} for row in analysis.steps if row.step is not None]
+    alike = bool(phases) and len(phases[0]) == 1 and all(phase == phases[0] for phase in phases)
+    return not alike and any(row.phase in ("prefill", "decode") for row in analysis.layers)
 
 
 def steps_in_words(analysis: Analysis) -> str:
@@ -206,7 +208,7 @@ def _course(analysis: Analysis) -> list[str]:
     step_time = "" if generates(analysis) else step_time_in_words(analysis)
     if step_time:
         parts.append(step_time)
-    for row in analysis.layers:
+    for row in analysis.layers if not step_time else ():
         if row.depth == 0 and row.phase in ("prefill", "decode") and row.calls:
             parts.append(f"{row.phase} {row.time_ns / row.calls / 1e6:.3f} ms a call")
     time = analysis.time

@@ -48,6 +48,8 @@ FIRES = {
     VIDEO: {"low-utilization", "synchronisation"},
     VIT: {"launch-bound", "low-utilization"},
     MI300: {"communication-bound", "many-small-kernels"},
+    "mi300_sglang_qwen3_8b_decode_graph_replay.json.gz": set(),  # idle time is not known: the device was not seen whole
+    "mi300_sglang_qwen3_8b_graph_capture.json.gz": set(),  # idle by nature
     "mi300_torch_compile.json.gz": set(),
     "v100_ddp_resnet.pt.trace.json.gz": set(),
 }
@@ -153,6 +155,8 @@ def test_communication_and_small_kernels_of_mi300_are_those_of_the_file() -> Non
 
 def test_nothing_is_idle_or_communicates_where_nothing_fires() -> None:
     for name in (name for name in TRACE_NAMES if not FIRES[name] - {"unfused-elementwise"}):
+        if facts(name).idle_ns is None:
+            continue  # not known
         device = [event for event in events(name) if on_device(event)]
         begin, end = min(event["ts"] for event in device), max(event["ts"] + event["dur"] for event in device)
         assert covered(device) > 0.9 * (end - begin)

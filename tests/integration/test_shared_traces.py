@@ -15,6 +15,8 @@ from truths import device_total_ns
 pytestmark = needs_traces
 QWEN = "h100_qwen1.5_0.5b_inference.json.gz"
 TIMESFORMER = "h100_timesformer_inference.json.gz"
+REPLAYED = "mi300_sglang_qwen3_8b_decode_graph_replay.json.gz"
+CAPTURED = "mi300_sglang_qwen3_8b_graph_capture.json.gz"
 CHECKPOINTED = "mi300_resnet_checkpointing_training.json.gz"
 
 
@@ -124,3 +126,29 @@ def test_memory_of_the_trace_that_has_it() -> None:
     found = result("ddp_training_with_memory.pt.trace.json.gz")
     assert found.memory["device"].startswith("cuda")
     assert all(row.peak_bytes is not None and row.peak_bytes > 0 for row in found.steps)
+
+
+def test_a_servers_decoding_by_the_replay_of_a_graph() -> None:
+    """One launch of 544 kernels outside all modules, in a trace that begins while the device is at work."""
+    found = result(REPLAYED)
+    assert [(row.reason, row.time_ns, row.count) for row in found.unattributed] == [("graph replay", 9_656_404, 544)]
+    assert [(row.step, row.time_ns, dict(row.phases_ns)) for row in found.steps] == [
+        (0, 9_778_614, {"decode": 9_778_614})
+    ]
+    assert {(row.layer, row.phase): row.self_time_ns for row in found.layers} == {
+        ("Sampler", "decode"): 53_840,
+        ("", "decode"): 68_370,
+    }
+    assert found.time.busy_ns is None and found.overview is not None and found.overview.gaps_ns is None
+    assert all(row.idle_ns is None for row in found.layers)
+    # From when the device is done with what the trace does not show, to the last copy.
+    assert [step.span_ns for step in found.overview.steps] == [10_450_292]
+    assert "graph replay" in found.summary["verdict"]
+
+
+def test_a_capture_claims_no_speed() -> None:
+    found = result(CAPTURED)
+    assert "544 kernels" in found.summary["verdict"] and found.summary["findings"] == []
+    assert any("544 kernels were captured" in warning for warning in found.warnings)
+    assert found.utilization is None and all(row.flops_per_step is None for row in found.layers)
+    assert "TFLOP/s" not in str(load(TRACES / CAPTURED))

@@ -105,6 +105,57 @@ def test_kernels_of_a_replayed_graph_are_where_the_replay_was_launched() -> None
     assert (rows["Net"].self_time_ns, rows["Net"].graph) == (10, False)
 
 
+@pytest.mark.parametrize("launcher", ["cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch", "cudaGraphLaunch_v10000"])
+def test_a_graph_replayed_outside_all_layers_is_not_attributed(launcher: str) -> None:
+    """Known by the name of its launch: on ROCm its kernels do not say that they are of a graph."""
+    trace = Trace().mark("a", 10, 50).launch(20, 25, correlation=5, name=launcher)
+    trace.launch(60, 65, correlation=6, name=launcher).kernel("eager", 140, 150, launched=70)
+    for i, correlation in enumerate((5, 6, 6)):
+        trace.kernel("gemm", 100 + 10 * i, 110 + 10 * i, correlation=correlation)
+    result = analyse(trace.recording())
+    assert {row.layer: (row.self_time_ns, row.graph) for row in result.layers} == {"a": (10, True), "": (10, False)}
+    assert [(row.reason, row.time_ns, row.count, row.flops_per_step) for row in result.unattributed] == [
+        ("graph replay", 20, 2, None)
+    ]
+    assert any("replayed outside all layers" in warning for warning in result.warnings)
+
+
+def test_a_graph_is_replayed_by_an_optimizer_and_without_layers() -> None:
+    trace = Trace().annotation("Optimizer.step#Adam.step", 0, 50).launch(20, 25, correlation=5, name="cudaGraphLaunch")
+    trace.kernel("adam", 100, 130, correlation=5).launch(60, 65, correlation=6, name="cudaGraphLaunch")
+    trace.kernel("gemm", 140, 150, correlation=6).kernel("eager", 160, 165, launched=70)
+    result = analyse(trace.recording())
+    assert [(row.phase, row.self_time_ns) for row in result.layers] == [("optimizer", 30)]
+    assert [(row.reason, row.time_ns) for row in result.unattributed] == [
+        ("graph replay", 10),
+        ("a trace without layers", 5),
+    ]
+
+
+def test_the_op_around_a_replay_is_not_that_of_its_kernels() -> None:
+    trace = Trace().op("aten::add", 0, 50).launch(20, 25, correlation=5, name="cudaGraphLaunch")
+    trace.kernel("sm90_xmma_gemm_bf16", 100, 130, correlation=5)
+    assert [row.class_name for row in analyse(trace.recording()).classes] == ["gemm"]
+
+
+CAPTURE = [("cudaStreamBeginCapture", "cudaStreamEndCapture"), ("hipStreamBeginCapture", "hipStreamEndCapture")]
+
+
+@pytest.mark.parametrize(("begin", "end"), CAPTURE)
+def test_kernels_that_are_captured_do_not_run(begin: str, end: str) -> None:
+    trace = Trace().mark("a", 0, 900).kernel("eager", 20, 30, launched=10)
+    trace.launch(100, 101, name=begin)
+    for i in range(40):
+        trace.launch(110 + 10 * i, 112 + 10 * i, correlation=1000 + i, thread=1 + i % 2)
+    trace.launch(600, 601, name=end).launch(700, 701, correlation=3000)  # this one was lost, not captured
+    result = analyse(trace.recording())
+    assert result.time.total_ns == 10
+    assert (result.utilization, {row.flops_per_step for row in result.layers}) == (None, {None})
+    assert any("40 kernels were captured" in warning for warning in result.warnings)
+    assert "capture of a graph" in result.summary["verdict"]
+    assert result.summary["findings"] == []
+
+
 def test_an_empty_recording() -> None:
     with pytest.raises(EmptyRecording, match="stopped before the first step"):
         analyse(Trace().annotation("ProfilerStep#1", 0, 10).recording())

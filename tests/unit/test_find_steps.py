@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import attributed
@@ -78,6 +79,40 @@ def test_no_steps_at_all() -> None:
     steps = steps_of(Trace())
     assert len(steps) == 0
     assert steps.place_of(np.array([5])).tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [
+        ("execute_32_context_0(sq0sk0)_generation_32(sq32sk32785)", "decode"),
+        ("execute_context_1(888_788544)_generation_0(0)", "prefill"),
+        ("gpu_execute_context_2(64)_generation_0(0)", "prefill"),
+        ("execute_context_1(64)_generation_3(3)", None),
+        ("execute_new_1_cached_3", None),
+        ("step[DECODE bs=32]", "decode"),
+        ("step[EXTEND bs=1 toks=512]", "prefill"),
+        ("step[MIXED bs=4]", None),
+    ],
+)
+def test_a_server_tells_its_steps(name: str, phase: str | None) -> None:
+    """The time of a step is that of what it launched, also where that runs after it."""
+    trace = Trace().annotation(name, 0, 100).annotation("step[IDLE bs=0]", 20, 90)
+    trace.module("Sampler_0", 30, 60).annotation(name, 200, 300).module("Sampler_0", 230, 260)
+    trace.kernel("gemm", 400, 450, launched=40).kernel("copy_kernel", 450, 470, launched=70)
+    trace.kernel("gemm", 500, 530, launched=240)
+    result = analyse(trace.recording())
+    assert [(row.step, row.time_ns, row.span_ns) for row in result.steps] == [(0, 70, 100), (1, 30, 100)]
+    inside, outside = phase or "forward", phase or "other"
+    assert {(row.layer, row.phase): row.self_time_ns for row in result.layers if row.self_time_ns} == {
+        ("Sampler", inside): 80,
+        ("", outside): 20,
+    }
+    assert not result.series  # the steps tell
+
+
+def test_only_a_server_has_steps_of_that_name() -> None:
+    trace = Trace().annotation("execute_query", 0, 40).annotation("step", 50, 60).mark("a", 0, 100)
+    assert analyse(trace.op("aten::mm", 10, 20).recording()).steps[0].phases_ns == {"forward": 10}
 
 
 def test_entries_of_a_block_are_iterations() -> None:

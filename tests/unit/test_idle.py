@@ -17,7 +17,7 @@ def idle_of(trace: Trace) -> dict[tuple[str, str], int]:
 
 
 def idle_by_layer(found: Attributed) -> dict[tuple[str, str], int]:
-    idle = idle_per_place(found.recording, found.nesting, found.attribution, found.charges)
+    idle = idle_per_place(found)
     assert idle is not None
     return {
         (found.tree.layers[place.layer].name if place.layer >= 0 else place.reason, place.phase): ns

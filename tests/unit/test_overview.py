@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.overview import overview
 from profiler_wrapper.analysis.step_windows import step_windows
@@ -100,6 +101,29 @@ def test_what_was_launched_before_the_first_step_is_not_its_time() -> None:
     assert found.steps[0].span_ns == 160  # 140 to 300
     assert split(found.steps[0]) == {"kernel": 50, "other": 110}
     assert found.kernels == 1
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_device_that_was_at_work_when_the_trace_began(steps: int) -> None:
+    """Its first kernel begins 5 ms after its launch, and nothing shows why: till then nothing is known of it."""
+    ms = 1_000_000
+    trace = Trace().annotation("ProfilerStep#0", 0, 6 * ms).op("aten::mm", 0, 100).kernel("gemm", 20, 30, launched=10)
+    trace.kernel("gemm", 5 * ms, 6 * ms, launched=40, stream=8).kernel("gemm", 6 * ms, 7 * ms, launched=50, stream=8)
+    if steps == 2:
+        trace.annotation("ProfilerStep#1", 6 * ms, 10 * ms).kernel("gemm", 8 * ms, 9 * ms, launched=7 * ms, stream=8)
+    result, told = analyse(trace.recording()), overview_of(trace)
+    assert result.time.busy_ns is None and all(row.idle_ns is None for row in result.layers)
+    assert any("when the trace began" in warning for warning in result.warnings)
+    assert [step.span_ns for step in told.steps] == [2 * ms, 3 * ms][:steps]  # from when it got to the first step
+    expected = (None, None) if steps == 1 else (3 / 5, 2 * ms)
+    assert (told.utilization, told.gaps_ns) == expected
+    assert not any(finding["id"] == "low-utilization" for finding in result.summary["findings"])
+
+
+def test_a_stream_that_waits_for_another_is_no_sign_of_what_is_not_seen() -> None:
+    trace = Trace().annotation("ProfilerStep#0", 0, 10**7).kernel("gemm", 100, 9 * 10**6, launched=10)
+    trace.kernel("gemm", 9 * 10**6 + 10, 95 * 10**5, launched=20, stream=8)
+    assert found_in(trace).unseen_until_ns is None
 
 
 def test_a_trace_without_steps_is_one() -> None:
@@ -337,5 +361,8 @@ def test_on_every_trace_the_parts_add_up(name: str) -> None:
         parts = [getattr(step, part) for part in PARTS]
         assert sum(parts) == step.span_ns and min(parts) >= 0
     assert step_windows(found).step_times_ns == tuple(step.span_ns for step in told.steps if step.step is not None)
+    if found.unseen_until_ns is not None:
+        assert (told.utilization, told.gaps_ns, told.sm_efficiency, told.launches_per_s) == (None,) * 4
+        return
     assert told.utilization is not None and 0 < told.utilization <= 1
     assert told.sm_efficiency is None or 0 <= told.sm_efficiency <= told.utilization + 1e-12

@@ -74,6 +74,16 @@ def test_over_one_is_reported_as_it_is_and_the_warning_names_likely_causes() -> 
     assert "0.001024 TFLOP/s float32 (by hand)" in warning
 
 
+@pytest.mark.parametrize(("took", "told"), [(50, "the whole at 200 % and 1 more"), (200, "")])
+def test_a_layer_that_is_faster_than_the_roof_is_called_out(took: int, told: str) -> None:
+    """Also where the step as a whole is far from it."""
+    trace = Trace().annotation("ProfilerStep#0", 0, 1000).mark("fc", 0, 90).op("aten::mm", 1, 20)
+    found = analysed(trace.kernel("gemm", 100, 100 + took, launched=5), MM)
+    assert used(found).mfu == pytest.approx(0.1)
+    warned = [warning for warning in found.warnings if "faster than the roof" in warning]
+    assert [told in warning for warning in warned] == [True] * bool(told)
+
+
 def test_with_ops_of_unknown_flops_there_is_no_share() -> None:
     found = analysed(steps((0, 1000)).op("aten::bmm", 20, 30), MM)
     use = used(found)

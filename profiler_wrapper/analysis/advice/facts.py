@@ -98,8 +98,13 @@ class Facts:
 
     @cached_property
     def gaps(self) -> Gaps | None:
-        """Within the steps, when the busiest device runs nothing; None without device events."""
-        return device_gaps(self)
+        """Within the steps, when the busiest device runs nothing; None without device events, or where not known.
+
+        While a graph is captured nothing runs by nature.
+        """
+        overview = self.analysis.overview
+        unknown = self.found.captured_kernels or (overview is not None and overview.gaps_ns is None)
+        return None if unknown else device_gaps(self)
 
     @cached_property
     def idle_ns(self) -> float | None:

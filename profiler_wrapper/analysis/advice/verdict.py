@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from profiler_wrapper.analysis.advice.facts import Facts
-from profiler_wrapper.analysis.advice.wording import duration, share, where
+from profiler_wrapper.analysis.advice.wording import count, duration, share, where
 from profiler_wrapper.analysis.classes import CLASSES
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAYERS, LayerRow
 from profiler_wrapper.analysis.numbered_names import split_number
@@ -24,6 +24,12 @@ _CAUSE_OF_IDLENESS = {"launching": "launch-bound", "loading": "dataloader-bound"
 
 def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
     """Where the time goes and what to do first; says so where nothing stands out."""
+    captured = facts.found.captured_kernels
+    if captured > len(facts.found.charges):
+        return (
+            f"This is the capture of a graph: its {count(captured, 'kernel')} were recorded to be replayed and did not "
+            "run. Profile a replay for times."
+        )
     where_it_goes = _where_it_goes(facts)
     if not facts.analysis.complete:
         where_it_goes = f"of an incomplete recording, {where_it_goes}"

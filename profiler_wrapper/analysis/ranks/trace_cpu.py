@@ -10,7 +10,7 @@ from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.collective_names import is_collective_call
 from profiler_wrapper.analysis.layer_tree import is_named_block
-from profiler_wrapper.analysis.phase import FORWARD_PHASES
+from profiler_wrapper.analysis.phase import FORWARD_PHASES, is_server_step
 from profiler_wrapper.analysis.ranks.span_rows import Row, Steps
 from profiler_wrapper.analysis.ranks.trace_phases import Piece
 from profiler_wrapper.analysis.ranks.trace_threads import STEP, main_thread, training_lanes
@@ -44,9 +44,11 @@ def cpu_pieces(found: Attributed, steps: Steps) -> list[Piece]:
     is_layer = np.zeros(len(spans), dtype=np.bool_)
     is_layer[list(found.tree.layer_of_span)] = True
     is_layer &= (blocks == "") | (blocks == "forward")
-    is_step = np.array([name.startswith(STEP) for name in recording.names], dtype=np.bool_)[spans.name]
+    is_step = np.array([name.startswith(STEP) or is_server_step(name) for name in recording.names], dtype=np.bool_)
     counts = (spans.category == Category.CPU_OP) | is_layer | np.isin(blocks, _WHOLE) | (roles != Role.PLAIN)
-    outermost = _outermost(found, counts & (spans.category <= Category.MODULE) & ~is_step & _on_training_threads(found))
+    outermost = _outermost(
+        found, counts & (spans.category <= Category.MODULE) & ~is_step[spans.name] & _on_training_threads(found)
+    )
     has_node = np.zeros(len(spans), dtype=np.bool_)
     made_in = nearest(parent, outermost)[made_nodes(found)]
     has_node[made_in[made_in >= 0]] = True
