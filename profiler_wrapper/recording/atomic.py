@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 _PIECE_BYTES = 1 << 20
 
 
@@ -88,10 +90,9 @@ def _end_of_gzip(path: Path) -> bytes:
 def json_bytes(value: Any) -> bytes:
     """`value` as JSON that every parser reads: numbers that are not finite are null."""
     try:
-        text = json.dumps(value, indent=1, allow_nan=False, default=_plain)
-    except ValueError:
-        text = json.dumps(_finite(value), indent=1, allow_nan=False, default=_plain)
-    return text.encode() + b"\n"
+        return msgspec.json.format(msgspec.json.encode(value, enc_hook=_plain), indent=1) + b"\n"
+    except (ValueError, TypeError, OverflowError):  # lone surrogates, odd keys, integers of more than 64 bits
+        return json.dumps(_finite(value), indent=1, allow_nan=False, default=_plain).encode() + b"\n"
 
 
 def _plain(value: Any) -> Any:

@@ -64,11 +64,16 @@ def has_like_flops(analysis: Analysis) -> bool:
     return not generates(analysis) and outside - before <= _OUTSIDE_STEPS * analysis.time.total_ns
 
 
-def shown_work(analysis: Analysis, per_step: int | None) -> int | None:
-    """FLOPs (or bytes, or what they take) for as many steps as the times beside them; None where they cannot stand."""
-    if per_step is None or not has_like_flops(analysis):
+def work_scale(analysis: Analysis) -> int | None:
+    """What FLOPs and bytes per step are multiplied with to stand beside the times; None where they cannot."""
+    if not has_like_flops(analysis):
         return None
-    return per_step * max(1, len(step_numbers(analysis))) // step_count(analysis)
+    return max(1, len(step_numbers(analysis))) // step_count(analysis)
+
+
+def scaled(per_step: int | None, scale: int | None) -> int | None:
+    """Work per step times `work_scale`."""
+    return None if per_step is None or scale is None else per_step * scale
 
 
 def outside_steps_ns(analysis: Analysis) -> int:

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from profiler_wrapper.reports.plot_rows import layer_numbers, short_names
 from profiler_wrapper.reports.text import clean, shorten
 
@@ -111,6 +113,20 @@ def prepare(axes: Axes, *, ylabel: str) -> None:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def draw_bars(
+    axes: Axes, heights: Sequence[float], bottom: Sequence[float] | None = None, *, color: str, label: str | None = None
+) -> None:
+    """Bars side by side as one shape: a rectangle for each takes half a millisecond, and models have thousands."""
+    from matplotlib.collections import PolyCollection
+
+    corners = np.empty((len(heights), 4, 2))
+    corners[:, :, 0] = np.arange(len(heights))[:, None] + np.array([-0.4, -0.4, 0.4, 0.4])
+    corners[:, :, 1] = 0.0 if bottom is None else np.asarray(bottom)[:, None]
+    corners[:, 1:3, 1] += np.asarray(heights)[:, None]
+    axes.add_collection(PolyCollection(list(corners), facecolors=color, linewidths=0, label=label))
+    axes.autoscale_view()
 
 
 def from_zero(axes: Axes) -> None:

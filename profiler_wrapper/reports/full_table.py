@@ -7,7 +7,7 @@ from typing import Any
 
 from profiler_wrapper.analysis.model import Analysis, LayerRow, UncountedRow
 from profiler_wrapper.analysis.phase import PHASES
-from profiler_wrapper.reports.describe import per_step, shown_work, step_count, title_parts, use_line
+from profiler_wrapper.reports.describe import per_step, scaled, step_count, title_parts, use_line, work_scale
 from profiler_wrapper.reports.followed import followed
 from profiler_wrapper.reports.memory_table import memory_use_sections
 from profiler_wrapper.reports.memory_tree import why_no_memory_use
@@ -78,7 +78,7 @@ def layer_section(analysis: Analysis) -> str:
 
 
 def _layer_columns(analysis: Analysis) -> list[tuple[str, Cell]]:
-    steps, total_ns = step_count(analysis), analysis.time.total_ns
+    steps, total_ns, scale = step_count(analysis), analysis.time.total_ns, work_scale(analysis)
     # CPU time of calls holds neither what other threads do for them nor the waiting.
     communication = "communication" if analysis.time_basis == "device" else "communication calls"
 
@@ -87,7 +87,7 @@ def _layer_columns(analysis: Analysis) -> list[tuple[str, Cell]]:
 
     def rate(row: LayerRow, per_step: int | None, *, less: int = 0) -> float | None:
         """Of a step's work, per nanosecond of its time: FLOPs give GFLOP/s, bytes GB/s, times a share."""
-        work = shown_work(analysis, per_step)
+        work = scaled(per_step, scale)
         return work * steps / (row.time_ns - less) if work and row.time_ns > less else None
 
     def size(name: str) -> Cell:

@@ -12,7 +12,6 @@ from profiler_wrapper.reports.class_colors import CLASS_COLORS, SPLIT_COLORS
 from profiler_wrapper.reports.describe import (
     coverage_percent,
     full_steps_in_words,
-    has_like_flops,
     has_like_steps,
     machine,
     per_step,
@@ -22,6 +21,7 @@ from profiler_wrapper.reports.describe import (
     step_numbers,
     steps_in_words,
     use_line,
+    work_scale,
 )
 from profiler_wrapper.reports.figures import PHASE_COLORS
 from profiler_wrapper.reports.kind_colors import KIND_COLORS, OTHER_KIND
@@ -63,7 +63,7 @@ def _page(analysis: Analysis, title: str, trace_href: str | None) -> dict[str, A
         "per": per_step(analysis) if has_like_steps(analysis) else "over the whole trace",
         "full_steps": full_steps_in_words(analysis),
         "attributed": f"{coverage_percent(analysis)} %",
-        "work_scale": _work_scale(analysis),
+        "work_scale": work_scale(analysis),
         "use": use_line(analysis, _WIDE),
         "trace_href": _harmless(trace_href),
         "phases": list(PHASES),
@@ -95,13 +95,6 @@ def _as_text(value: Any) -> Any:
     if isinstance(value, dict):
         return {_as_text(name): _as_text(item) for name, item in value.items()}
     return [_as_text(item) for item in value] if isinstance(value, list) else value
-
-
-def _work_scale(analysis: Analysis) -> float | None:
-    """What FLOPs and bytes per step are multiplied with to stand beside the times; None where they cannot."""
-    if not has_like_flops(analysis):
-        return None
-    return max(1, len(step_numbers(analysis))) / step_count(analysis)
 
 
 def default_title(analysis: Analysis) -> str:

@@ -176,7 +176,7 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 def _draw_retained(axes: Axes, bars: Sequence[LayerBar], width_in: float, why: str) -> None:
     figures.prepare(axes, ylabel="MiB per call")
     heights = [bar.retained_mib or 0.0 for bar in bars]
-    axes.bar(range(len(bars)), heights, 0.8, color=figures.PHASE_COLORS["forward"])
+    figures.draw_bars(axes, heights, color=figures.PHASE_COLORS["forward"])
     axes.set_ylim(0, max(heights) * 1.05 or 1)
     figures.name_layers(axes, [bar.layer for bar in bars], width_in)
     figures.legend_above(axes, f"Retained: allocated in the layer and {why}, mean per call")

@@ -7,7 +7,7 @@ decimals, so no nanosecond is lost. Calls are not written: they are in the trace
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, fields
 from functools import cache
 from types import NoneType
@@ -182,12 +182,17 @@ def _nanoseconds(time_us: Any) -> Any:
     return None if time_us is None else round(time_us * NS_PER_US)
 
 
+@cache
+def _conversions(row_type: type[Any]) -> tuple[tuple[str, str, Callable[[Any], Any]], ...]:
+    """Of each field of a row: its name, that in the file, and what makes its value one of JSON's."""
+    names = (field.name for field in fields(row_type))
+    return tuple((name, json_name(row_type, name), _microseconds if name.endswith("_ns") else _plain) for name in names)
+
+
 def _row_to_dict(row: Row) -> dict[str, Any]:
-    values = ((field.name, getattr(row, field.name)) for field in fields(row))
-    return {
-        json_name(type(row), name): _microseconds(value) if name.endswith("_ns") else _plain(value)
-        for name, value in values
-    } | {name: getattr(row, name) for name in FOLLOWS.get(type(row), ())}
+    row_type: Any = type(row)
+    told = {name: convert(getattr(row, field)) for field, name, convert in _conversions(row_type)}
+    return told | {name: getattr(row, name) for name in FOLLOWS.get(type(row), ())}
 
 
 def rows_to_dicts(rows: Iterable[Row]) -> list[dict[str, Any]]:
@@ -229,13 +234,16 @@ def _plain_mapping(mapping: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     """Text that UTF-8 can hold: a lone surrogate becomes its escape."""
-    return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
+    text = str(value)
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _plain(value: Any) -> Any:
     """`value` in JSON types. What JSON has no word for becomes null (NaN, infinity) or its text."""
     if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return _text(value)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):

@@ -11,7 +11,7 @@ from profiler_wrapper.analysis.numbered_names import split_number
 from profiler_wrapper.analysis.phase import PHASES, Phase
 from profiler_wrapper.analysis.roofline import peak_of
 from profiler_wrapper.analysis.sums import sum_if_all_known
-from profiler_wrapper.reports.describe import shown_work, step_count
+from profiler_wrapper.reports.describe import scaled, step_count, work_scale
 from profiler_wrapper.reports.folding import Fold, LayerTotal, Tree, layer_totals
 from profiler_wrapper.reports.plot_rows import short_names, shown_layers
 
@@ -68,17 +68,17 @@ class Roofline:
 
 def roofline(analysis: Analysis) -> Roofline:
     """The parts of the model: what blocks are made of, like ones together, and the layers beside the blocks."""
-    points = [
-        point
-        for part in _parts(layer_totals(analysis))
-        for phase in PHASES
-        if (point := _point(analysis, part, phase)) is not None
-    ]
-    points += [
-        _of_rows(analysis, "optimizer", "optimizer", [row])
-        for row in analysis.layers
-        if not row.layer and row.phase == "optimizer"
-    ]
+    rows: dict[tuple[Phase, str], list[LayerRow]] = defaultdict(list)
+    for row in analysis.layers:
+        rows[row.phase, row.layer].append(row)
+    steps, scale = step_count(analysis), work_scale(analysis)
+    points = []
+    for part in _parts(layer_totals(analysis)):
+        for phase in PHASES:
+            of_part = [row for layer in part.layers for row in rows.get((phase, layer), ())]
+            if any(row.self_time_ns if part.own else row.time_ns for row in of_part):
+                points.append(_point(part.name, part.kind, of_part, steps, scale, own=part.own))
+    points += [_point("optimizer", "optimizer", [row], steps, scale) for row in rows.get(("optimizer", ""), ())]
     total_ns = sum(point.time_ns for point in points)
     told = [point for point in points if point.time_ns > _LEAST_TIME * total_ns]
     peaks = analysis.utilization.peaks if analysis.utilization is not None else None
@@ -168,18 +168,13 @@ def _fold(members: Sequence[LayerTotal]) -> Fold:
     return Fold(members[0].class_name, tuple(members), tuple(member.layer for member in members), numbered=True)
 
 
-def _point(analysis: Analysis, part: _Part, phase: Phase) -> Point | None:
-    rows = [row for row in analysis.layers if row.phase == phase and row.layer in part.layers]
-    if not any(row.self_time_ns if part.own else row.time_ns for row in rows):
-        return None
-    return _of_rows(analysis, part.name, part.kind, rows, own=part.own)
-
-
-def _of_rows(analysis: Analysis, name: str, kind: str, rows: Sequence[LayerRow], *, own: bool = False) -> Point:
+def _point(
+    name: str, kind: str, rows: Sequence[LayerRow], steps: int, scale: int | None, *, own: bool = False
+) -> Point:
     prefix = "self_" if own else ""
 
     def work(what: str) -> int | None:
-        return shown_work(analysis, sum_if_all_known(getattr(row, f"{prefix}{what}") for row in rows))
+        return scaled(sum_if_all_known(getattr(row, f"{prefix}{what}") for row in rows), scale)
 
     roof_ns = work("roof_time_per_step_ns")
     spent_ns = sum(row.self_time_ns if own else row.time_ns - row.communication_ns for row in rows)
@@ -187,7 +182,7 @@ def _of_rows(analysis: Analysis, name: str, kind: str, rows: Sequence[LayerRow],
         name=name,
         kind=kind,
         phase=rows[0].phase,
-        time_ns=spent_ns / step_count(analysis),
+        time_ns=spent_ns / steps,
         flops=work("causal_flops_per_step"),
         bytes_moved=work("bytes_moved_per_step"),
         roof_ns=roof_ns,

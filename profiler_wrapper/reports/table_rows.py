@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from typing import Literal
 
@@ -12,7 +11,7 @@ from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, LayerRow
 from profiler_wrapper.analysis.phase import PHASES, Phase
 from profiler_wrapper.analysis.sums import sum_if_all_known, sum_of_known
 from profiler_wrapper.reports.choosing import Order, Shown, choose, in_order
-from profiler_wrapper.reports.describe import shown_work, step_count, step_numbers
+from profiler_wrapper.reports.describe import scaled, step_count, step_numbers, work_scale
 from profiler_wrapper.reports.folding import Fold, LayerTotal, Odd, Tree, layer_totals, odd_ones
 
 RowKind = Literal["layer", "median", "odd", "outside", "unattributed", "total"]
@@ -59,13 +58,16 @@ class _Steps:
 
     def __init__(self, analysis: Analysis) -> None:
         self._steps = step_count(analysis)
-        self.work = partial(shown_work, analysis)
+        self._work_scale = work_scale(analysis)
 
     def times(self, phases_ns: Mapping[Phase, int]) -> dict[Phase, float]:
         return {phase: time_ns / self._steps for phase, time_ns in phases_ns.items()}
 
     def of(self, value: float) -> float:
         return value / self._steps
+
+    def work(self, per_step: int | None) -> int | None:
+        return scaled(per_step, self._work_scale)
 
     def layer(self, source: Fold | LayerTotal, **more: object) -> TableRow:
         """The row of a fold or of a single layer."""

@@ -31,7 +31,7 @@ def draw_layers(axes: Axes, analysis: Analysis, bars: Sequence[LayerBar], width_
         heights = [bar.times_ms.get(phase, 0.0) for bar in bars]
         if not any(heights):
             continue
-        axes.bar(positions, heights, 0.8, bottom, color=figures.PHASE_COLORS[phase], label=phase.replace("_", " "))
+        figures.draw_bars(axes, heights, bottom, color=figures.PHASE_COLORS[phase], label=phase.replace("_", " "))
         bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
     backends = list(dict.fromkeys(backend for bar in bars for backend in bar.attention_ms))
     for color, backend in zip(figures.ATTENTION_COLORS * (len(backends) // 6 + 1), backends, strict=False):
