@@ -20,6 +20,7 @@ MOST_ODD = 3
 _FEWEST_OUTSIDE = 3  # rows for what is in no layer, so that the optimizer keeps its own
 _NEARLY_ALL = 0.9
 _TRIFLE = 0.01  # of the time: what is not told of so little leaves the total known
+ACCUMULATION = "acc. grad"
 _ALONE: tuple[Phase, ...] = ("optimizer", "other")  # which layers seldom have: beside the total, no column is needed
 
 
@@ -120,7 +121,7 @@ def phase_columns(rows: Sequence[TableRow]) -> list[tuple[Phase, str]]:
     used = {phase for row in rows for phase, time_ns in row.times_ns.items() if time_ns}
     of_layers = {phase for row in rows if row.kind == "layer" for phase, time_ns in row.times_ns.items() if time_ns}
     shown = (phase for phase in PHASES if phase in (of_layers if phase in _ALONE else used))
-    return [(phase, "acc. grad" if phase == "accumulate_grad" else phase) for phase in shown]
+    return [(phase, ACCUMULATION if phase == "accumulate_grad" else phase) for phase in shown]
 
 
 def _extras(one: Shown[TableRow], steps: _Steps) -> list[TableRow]:

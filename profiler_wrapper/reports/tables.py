@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.analysis.phase import Phase
@@ -13,7 +13,7 @@ from profiler_wrapper.reports.describe import per_step, title_parts, use_lines
 from profiler_wrapper.reports.followed import followed_lines
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.memory_table import leak_line, peak_line
-from profiler_wrapper.reports.table_rows import TableRow, TableRows, phase_columns, table_rows
+from profiler_wrapper.reports.table_rows import ACCUMULATION, TableRow, TableRows, phase_columns, table_rows
 from profiler_wrapper.reports.text import aligned_lines, cells, clean, shorten, wrap
 from profiler_wrapper.units import MIB
 
@@ -27,6 +27,7 @@ _TITLE_LINES = 2
 _WARNING_LINES = 3
 _FOLLOWED_LINES = 3
 _HIGH = 20  # rows: a lower table says less beside its layers
+_LITTLE = 0.05  # of the total: a phase with less has a column only where there is room
 _LARGEST_PLAIN = 1e11  # beyond, a number is written with an exponent
 
 
@@ -215,6 +216,9 @@ def _columns(rows: Sequence[TableRow]) -> list[_Column]:
     memory = _number(max((max(row.retained_bytes or 0, row.peak_bytes or 0) for row in rows), default=0), MIB, 2)
     total_ns = next((row.total_ns for row in rows if row.kind == "total"), 0)
     phases = [_phase_column(*shown, time, max(1, 6 - i)) for i, shown in enumerate(phase_columns(rows))]
+    sums = next((row.times_ns for row in rows if row.kind == "total"), {})
+    if sums.get("accumulate_grad", 0) < _LITTLE * total_ns:  # then it is the first to give way
+        phases = [replace(column, goes=99) if column.title == ACCUMULATION else column for column in phases]
     total = _Column("total", "ms", lambda row: row.total_ns, time, 0)
     optional = [
         _Column("share", "%", lambda row: _share(row.total_ns, total_ns), lambda share: f"{share:.1f}", 7),

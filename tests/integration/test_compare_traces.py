@@ -1,4 +1,4 @@
-"""`compare` on recorded traces of GPUs, and what it writes."""
+"""`compare` on recorded traces of GPUs and on a run, and what it writes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import models
 import profiler_wrapper as pw
 from browser import CHROMIUM, NO_CHROMIUM, Browser
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.comparing import ProfileComparison, compare
+from profiling import profiler, result_of
 from sample_results import llama
 from shared_traces import TRACES, needs_traces
 
@@ -40,6 +42,22 @@ def test_unlike_models_are_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixt
     told = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert "model" in {one["what"] for one in told["differences"]}
     assert any("% of the time is in layers and phases that both have" in note for note in told["notes"])
+
+
+def test_eager_attention_against_sdpa_begins_with_a_step(tmp_path: Path) -> None:
+    """Whatever a busy machine does to times, the peak is exact: no single layer comes before it."""
+    results = []
+    for attention in ("eager", "sdpa"):
+        case = models.build("llama", tokens=256, attention=attention)
+        with profiler(case, tmp_path / attention, steps="2-6") as prof:
+            models.train(case, steps=7)
+        results.append(result_of(prof))
+    found = compare(*results)
+    memory = re.search(r"b needs (\d+\.\d) % less memory at its peak \(([\d.]+) -> ([\d.]+) MiB\)", found.verdict)
+    assert memory is not None
+    assert float(memory[3]) / float(memory[2]) - 1 == pytest.approx(-float(memory[1]) / 100, abs=0.005)
+    surely = found.decision in ("faster", "slower") and "low confidence" not in found.verdict
+    assert re.match(r"b (is|takes) " if surely else "b needs ", found.verdict), found.verdict
 
 
 def comparison() -> ProfileComparison:

@@ -240,7 +240,7 @@ def test_a_part_that_is_a_number_says_what_it_is() -> None:
     assert verdict(facts_of(made.recording()), []).endswith("is in the 2 blocks' child 1.")
 
 
-def test_steps_of_unlike_length_are_not_told_as_one() -> None:
+def test_of_steps_of_unlike_length_the_range_is_told_too() -> None:
     made = trace()
     end = 5 * STEP_NS
     made.annotation("ProfilerStep#4", 2 * STEP_NS, end)
@@ -248,8 +248,8 @@ def test_steps_of_unlike_length_are_not_told_as_one() -> None:
     made.op("aten::mm", 2 * STEP_NS + 1000, 2 * STEP_NS + 2000)
     made.kernel("gemm", 2 * STEP_NS + 5000, 2 * STEP_NS + 105_000, launched=2 * STEP_NS + 1500)
     assert verdict(facts_of(made.recording()), []) == (
-        "Nothing stands out: the device is idle for 78 % of 3 steps of 1.00 ms to 3.00 ms; "
-        "73 % of its 1.10 ms of work is in the 2 blocks' mlp."
+        "Nothing stands out: the device is idle for 78 % of a step of 1.67 ms (1.00 ms to 3.00 ms); "
+        "73 % of its 367 µs of work is in the 2 blocks' mlp."
     )
 
 

@@ -129,12 +129,21 @@ class Facts:
         return f"a {'step' if self.has_steps else 'trace'} of {duration(self.step_ns)}"
 
     @property
-    def all_steps_text(self) -> str:
-        """Of what sums over the trace: as `step_text`, but where steps differ much, `"12 steps of 7.3 to 44.1 ms"`."""
+    def generates(self) -> bool:
+        """Whether tokens were generated: steps of prefill and decode have no mean."""
+        return self.has_steps and any(row.phase in ("prefill", "decode") for row in self.analysis.layers)
+
+    @property
+    def steps_text(self) -> str:
+        """As `step_text`, and where steps differ much, how much: `"a step of 12.1 ms (7.3 ms to 44.1 ms)"`.
+
+        Of generation, whose steps have no mean, `"12 steps of 7.3 ms to 44.1 ms"`.
+        """
         lengths = self.windows.end_ns - self.windows.start_ns
         if not self.has_steps or len(lengths) < 2 or lengths.max() <= _UNLIKE * self.step_ns:
             return self.step_text
-        return f"{len(lengths)} steps of {duration(float(lengths.min()))} to {duration(float(lengths.max()))}"
+        least_to_most = f"{duration(float(lengths.min()))} to {duration(float(lengths.max()))}"
+        return f"{len(lengths)} steps of {least_to_most}" if self.generates else f"{self.step_text} ({least_to_most})"
 
     def wall_per_step_ns(self, time_ns: int) -> float:
         """Wall time within the steps that are known whole, per step."""

@@ -49,8 +49,8 @@ def _first(findings: Sequence[Finding]) -> str:
 
 def _where_it_goes(facts: Facts) -> str:
     analysis = facts.analysis
-    step, total = facts.all_steps_text, facts.total_ns
-    work = duration(facts.work_ns if step == facts.step_text else total)
+    step, total = facts.steps_text, facts.total_ns
+    work = duration(facts.work_ns if step.startswith(facts.step_text) else total)
     if not total:
         return f"no op of {step} took time of its own"
     busy = _busy_share(facts)

@@ -57,7 +57,7 @@
       { key: "dtype", title: "Type", kind: "text", missing: "the trace does not tell", value: row => row.dtype || null },
       page.columns.count("count", "Count", `${page.per()}`),
       { key: "payload_bytes", title: "Bytes", kind: "bytes", help: `${page.per()}: the larger of what goes in and comes out`, missing: untold, value: row => page.perStep(row.payload_bytes) },
-      page.columns.time("time_us", "Time", page.per()),
+      page.columns.time("time_us", page.data.time_basis === "device" ? "Time" : "CPU time", page.per()),
       page.columns.time("exposed_us", "Exposed", "with no compute beside it: this is what it costs", { like: "time_us", missing: noDevice }),
       page.columns.time("overlapped_us", "Overlapped", "with compute beside it", { like: "time_us", missing: noDevice }),
       { key: "exposed_share", title: "Exposed", kind: "share", bar: true, missing: noDevice, value: row => row.exposed_us === null || !row.time_us ? null : row.exposed_us / row.time_us },
@@ -96,7 +96,7 @@
     if (!rows.length) return;
     const known = rows.every(row => row.exposed_us !== null);
     const names = rows.map(row => [row.collective.replaceAll("_", " "), row.group, row.dtype].filter(Boolean).join(", "));
-    const section = page.section(element, known ? `Exposed and overlapped ${page.per()}` : `Time ${page.per()}`);
+    const section = page.section(element, known ? `Exposed and overlapped ${page.per()}` : `CPU time of the calls ${page.per()}`);
     const [size, unit] = page.timeUnit(page.perStep(rows[0].time_us));
     const bar = (name, key, color) => ({
       type: "bar", orientation: "h", name, y: [...rows.keys()], x: rows.map(row => page.perStep(row[key]) / size), marker: { color },
