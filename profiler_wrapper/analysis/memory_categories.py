@@ -4,7 +4,7 @@ The first rule that applies counts:
 
 1. holdings tell of it: params, grads, os_params, os_state;
 2. made inside a collective, or as a bucket of DistributedDataParallel: communication;
-3. gone before the outermost op around its making ended, or made and freed within one optimizer's step: workspace;
+3. gone before the outermost op around its making ended, or made by an optimizer's step and freed within it: workspace;
 4. made by an optimizer's step and alive after it: os_state;
 5. made in backward and alive after the run of backward ended: grads; where it is known what the model holds,
    only what is like a gradient that was told (same place, op and size), what `zero_grad` freed, or what is as
@@ -137,7 +137,9 @@ class _Rules:
         steps = np.zeros(len(self.recording.spans), dtype=np.bool_)
         steps[optimizer_calls(self.recording, "step")] = True
         gone = np.zeros(len(self.blocks), dtype=np.bool_)
-        for around in (self._of_span(self.ops.outermost_op, -1), self._around(steps)):
+        by_optimizer = self.phase_is("optimizer")  # not by the forward and backward of its closure
+        step = np.where(by_optimizer, self._around(steps), -1)
+        for around in (self._of_span(self.ops.outermost_op, -1), step):
             gone |= (around >= 0) & ~self.outlives(self.ends[around])
         return gone
 

@@ -18,20 +18,29 @@ from profiler_wrapper.recording.marks import MEMORY_POINT
 def phase_starts(recording: Recording, attribution: Attribution, calls: CallTree) -> tuple[tuple[int, Phase], ...]:
     """When phases begin, ascending in time; what lies between two belongs to the one before.
 
-    Forward begins with an outermost layer, backward with a node of autograd, the optimizer with its step,
-    and `other` when that has ended.
+    Forward begins with an outermost layer, backward with a node of autograd, the optimizer with its step or where
+    the backward of its closure ends, and `other` when the step has ended.
     """
     spans = recording.spans
     entries = _outermost_calls(attribution, calls)
     nodes = np.flatnonzero(attribution.is_node)
     steps = optimizer_calls(recording, "step")
+    borders = np.sort(np.concatenate([spans.start_ns[entries], spans.start_ns[steps], spans.end_ns[steps]]))
+    run = np.searchsorted(borders, spans.start_ns[nodes])
+    ends = np.zeros(len(borders) + 1, dtype=np.int64)
+    np.maximum.at(ends, run, spans.end_ns[nodes])
+    ends = ends[np.unique(run)]  # of each run of backward
+    last = np.searchsorted(spans.start_ns[steps], ends, side="right") - 1
+    resumed = ends[(last >= 0) & (ends < spans.end_ns[steps[last]])] if len(steps) else ends[:0]
     phase_of_place = np.array([PHASES.index(place.phase) for place in attribution.places], dtype=np.int64)
-    times = np.concatenate([spans.start_ns[entries], spans.start_ns[nodes], spans.start_ns[steps], spans.end_ns[steps]])
+    times = np.concatenate(
+        [spans.start_ns[entries], spans.start_ns[nodes], spans.start_ns[steps], resumed, spans.end_ns[steps]]
+    )
     phases = np.concatenate(
         [
             phase_of_place[attribution.place_of[entries]],
             np.full(len(nodes), PHASES.index("backward")),
-            np.full(len(steps), PHASES.index("optimizer")),
+            np.full(len(steps) + len(resumed), PHASES.index("optimizer")),
             np.full(len(steps), PHASES.index("other")),
         ]
     )

@@ -105,6 +105,10 @@ def test_the_summary_is_short_and_true_to_itself(name: str) -> None:
         assert finding["fix"]
         assert finding["saves_at_most_us"] is None or 0 < finding["saves_at_most_us"] <= step_us * 1.001
         assert finding["share"] is None or 0 <= finding["share"] <= 1
+        # No more than what changes takes, and what the device idles meanwhile.
+        told_us = max(us for name, us in {**finding["details"], "": 0.0}.items() if not name or name.endswith("_us"))
+        idle_us = max(0.0, step_us - analysis.time.busy_ns / 1000 / facts(name).steps)
+        assert (finding["saves_at_most_us"] or 0) <= 1.001 * (max(told_us, finding["share"] * step_us) + idle_us)
     alike = summary["comparable"]
     assert alike["time_basis"] == "device"
     assert alike["device_count"] == 1

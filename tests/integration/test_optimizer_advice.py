@@ -12,7 +12,7 @@ from torch import nn
 
 from advice_facts import facts_of, facts_of_gpu, findings_of_training
 from profiler_wrapper.analysis.advice.optimizer_rules import slow_optimizer
-from recordings import Trace
+from recordings import AUTOGRAD, Trace
 
 ID = "slow-optimizer"
 
@@ -80,3 +80,21 @@ def test_the_bound_is_cpu_time_or_device_time_whichever_a_step_waits_for() -> No
     assert found.details["time_us"] == pytest.approx(0.05)
     # Path: the CPU up to the last launch (800 to 912; the optimizer and its ops), then the last update. All else idles.
     assert 0.120 <= (found.saves_at_most_us or 0) <= 0.125
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_forward_and_backward_of_a_closure_are_no_time_of_the_optimizer(on_device: bool) -> None:
+    """A step of 1000 ns: forward from 10, backward on the engine's thread until 700, then ten updates of 10 ns."""
+    trace = Trace().annotation("ProfilerStep#0", 0, 1010).annotation("Optimizer.step#AdamW.step", 0, 1000)
+    trace.mark(".", 10, 300).op("aten::mm", 20, 290, sequence=0, forward_thread=0)
+    trace.node("MmBackward0", 350, 700, number=0).op("aten::mm", 360, 690, thread=AUTOGRAD)
+    for i in range(10):
+        start = 810 + 10 * i
+        trace.op("aten::add_", start, start + 10)
+        if on_device:
+            trace.kernel("k", start + 5, start + 10, launched=start + 2)
+    (found,) = slow_optimizer(facts_of(trace.recording()))
+    assert found.details["ops_per_step"] == 10
+    assert found.details["cpu_us"] == pytest.approx(0.31)  # until 10, and from 700
+    assert found.details["time_us"] == pytest.approx(0.05 if on_device else 0.1)
+    assert found.saves_at_most_us == pytest.approx(0.31, abs=0.01)

@@ -78,6 +78,18 @@ def test_phases_begin() -> None:
     )
 
 
+def test_forward_and_backward_in_a_closure_are_themselves_inside_the_optimizers_step() -> None:
+    trace = Trace().annotation(OPTIMIZER, 0, 1000)
+    trace.mark(".", 10, 200).op("aten::mm", 30, 40, sequence=0, forward_thread=0)
+    trace.memory(35, 100, address=1)
+    trace.node("MmBackward0", 300, 400, number=0).memory(390, -100, address=1, thread=AUTOGRAD)
+    trace.op("aten::sqrt", 510, 520).memory(515, 20, address=400).memory(530, -20, address=400)
+    use = use_of(trace)
+    phases = ((0, "optimizer"), (10, "forward"), (300, "backward"), (400, "optimizer"), (1000, "other"))
+    assert use.timeline.phase_starts == phases
+    assert {name: size for name, size in use.peak.categories.items() if size} == {"activation": 100}
+
+
 @given(st.lists(st.tuples(st.sampled_from(["call", "node", "optimizer"]), st.integers(0, 60), st.integers(0, 9))))
 def test_moments_are_those_of_a_search_through_everything(spans: list[tuple[str, int, int]]) -> None:
     trace = Trace().memory(0, 8, address=1)

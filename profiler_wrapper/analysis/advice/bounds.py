@@ -16,14 +16,14 @@ from profiler_wrapper.recording.columns import Bool, Category, Int64
 from profiler_wrapper.recording.nesting import self_time
 
 
-def saved_at_most_ns(facts: Facts, vanishing: Bool, *, stays_ns: float = 0.0) -> float:
+def saved_at_most_ns(facts: Facts, vanishing: Bool, *, stays_ns: float = 0.0, own_ns: Int64 | None = None) -> float:
     """Wall time of a step, at most, that the CPU events marked as `vanishing` take, with all that they launch.
 
     Of each the time that is its own, without what lies inside. `stays_ns`: device time a step that is left at least,
-    whatever takes their place.
+    whatever takes their place. `own_ns`: that time of every event, where it is less than that without what lies inside.
     """
     spans, charges = facts.found.recording.spans, facts.found.charges
-    own_ns = _own_cpu_ns(facts)
+    own_ns = own_cpu_ns(facts) if own_ns is None else own_ns
     members = np.flatnonzero(vanishing & (own_ns > 0))
     cpu_ns = float(own_ns[members].sum())
     if not facts.on_device:
@@ -51,7 +51,7 @@ def time_of_ns(facts: Facts, chosen: Bool) -> float:
     return facts.per_step_ns(int(charges.time_ns[counts].sum()))
 
 
-def _own_cpu_ns(facts: Facts) -> Int64:
+def own_cpu_ns(facts: Facts) -> Int64:
     """Per CPU event the wall time in which it is the innermost of its thread: marks and annotations take time here."""
     spans = facts.found.recording.spans
     counts = spans.category <= Category.MODULE

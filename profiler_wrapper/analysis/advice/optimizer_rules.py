@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.bounds import saved_at_most_ns, time_of_ns
+from profiler_wrapper.analysis.advice.bounds import own_cpu_ns, saved_at_most_ns, time_of_ns
 from profiler_wrapper.analysis.advice.device import device_of
 from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule
 from profiler_wrapper.analysis.advice.wording import count, duration
 from profiler_wrapper.analysis.view_model import Finding
-from profiler_wrapper.recording.columns import Bool, Category
+from profiler_wrapper.recording.columns import Bool, Category, Int64, Spans
 from profiler_wrapper.recording.nesting import nearest, nearest_above
 
 ID = "slow-optimizer"
@@ -33,7 +33,9 @@ class _Steps:
     """All steps of optimizers of one class."""
 
     class_name: str
-    whole: Bool  # per span, of the steps and of all in them
+    whole: Bool  # per span, of the steps and of what they do themselves: not the forward and backward of a closure
+    spans: Int64  # the steps
+    wall_ns: Int64  # what they take on the clock, without a closure
     singles: Counter[str]  # outermost ops that take one parameter, by name
     of_lists: int  # outermost ops that take all of them
     calls: int
@@ -52,14 +54,14 @@ def slow_optimizer(facts: Facts) -> Iterator[Finding]:
             continue
         fix = _fix(facts, steps.class_name, settings)
         time_ns = time_of_ns(facts, steps.whole)
-        wall_ns = _wall_ns(facts, steps)
+        wall_ns = facts.per_step_ns(int(steps.wall_ns.sum()))
         yield Finding(
             id=ID,
             title=f"{steps.class_name} updates its parameters one by one: {ops / facts.steps:,.0f} small ops a step",
             layer=None,
             phase="optimizer",
             share=facts.share_of_step(wall_ns) if not facts.on_device else facts.share_of_work(time_ns),
-            saves_at_most_us=facts.saves_us(saved_at_most_ns(facts, steps.whole)),
+            saves_at_most_us=facts.saves_us(_saved_ns(facts, steps)),
             saves_at_most_bytes=None,
             evidence=(
                 f"{ops / facts.steps:,.0f} ops a step for {count(parameters, 'parameter')}, none of them _fused_ or "
@@ -87,11 +89,12 @@ def _steps(facts: Facts) -> Iterator[_Steps]:
         return
     is_step = np.isin(spans.name, list(matches)) & (spans.category == Category.ANNOTATION)
     step_of = nearest(parent, is_step)
+    attribution = facts.found.attribution
+    optimizing = np.array([place.phase == "optimizer" for place in attribution.places], dtype=np.bool_)
+    itself = (step_of >= 0) & optimizing[attribution.place_of]  # not the forward of a closure
+    foreign = ((step_of >= 0) & ~itself) | attribution.is_node
     is_op = np.array([name.startswith("aten::") for name in names], dtype=np.bool_)[spans.name]
-    is_op &= (spans.category == Category.CPU_OP) & (step_of >= 0)
-    is_op &= np.array([place.phase == "optimizer" for place in facts.found.attribution.places], dtype=np.bool_)[
-        facts.found.attribution.place_of
-    ]  # not the forward of a closure
+    is_op &= (spans.category == Category.CPU_OP) & itself
     outermost = np.flatnonzero(is_op & (nearest_above(parent, nearest(parent, is_op)) < 0))
     ops: dict[str, Counter[str]] = defaultdict(Counter)
     for span, step in zip(outermost.tolist(), step_of[outermost].tolist(), strict=True):
@@ -103,8 +106,38 @@ def _steps(facts: Facts) -> Iterator[_Steps]:
         of_class = is_step & np.isin(spans.name, members)
         lists = sum(number for name, number in ops[class_name].items() if name.startswith(_OF_LISTS))
         singles = Counter({name: n for name, n in ops[class_name].items() if not name.startswith(_OF_LISTS)})
-        whole = (step_of >= 0) & of_class[np.maximum(step_of, 0)]
-        yield _Steps(class_name, whole, singles, lists, max(1, int(of_class.sum())))
+        whole = itself & of_class[np.maximum(step_of, 0)]
+        calls = np.flatnonzero(of_class)
+        wall_ns = np.array([_own_wall_ns(spans, call, is_op, foreign) for call in calls.tolist()], dtype=np.int64)
+        yield _Steps(class_name, whole, calls, wall_ns, singles, lists, max(1, len(calls)))
+
+
+def _own_wall_ns(spans: Spans, call: int, is_op: Bool, foreign: Bool) -> int:
+    """What a call of an optimizer takes on the clock, without each run of work that is not its own.
+
+    A run lasts from its first event to the end of its last, be it on the engine's thread: the caller waits for it.
+    """
+    start, end = int(spans.start_ns[call]), int(spans.end_ns[call])
+    inside = (spans.start_ns >= start) & (spans.end_ns <= end)
+    others = np.flatnonzero(inside & foreign)
+    between = np.sort(spans.start_ns[inside & is_op])
+    run = np.searchsorted(between, spans.start_ns[others])
+    return (
+        end
+        - start
+        - sum(
+            int(spans.end_ns[others[run == i]].max() - spans.start_ns[others[run == i]].min()) for i in np.unique(run)
+        )
+    )
+
+
+def _saved_ns(facts: Facts, steps: _Steps) -> float:
+    """As if the optimizer's step took no time at all; what is between its ops is time of the step itself."""
+    in_ops = np.where(facts.found.recording.spans.category == Category.ANNOTATION, 0, own_cpu_ns(facts))
+    step_of = nearest(facts.found.nesting.parent, np.isin(np.arange(len(in_ops)), steps.spans))
+    for step, wall_ns in zip(steps.spans.tolist(), steps.wall_ns.tolist(), strict=True):
+        in_ops[step] = max(0, wall_ns - int(in_ops[(step_of == step) & steps.whole].sum()))
+    return saved_at_most_ns(facts, steps.whole, own_ns=in_ops)
 
 
 def _settings(facts: Facts, class_name: str) -> list[Mapping[str, Any]]:
@@ -122,13 +155,6 @@ def _fix(facts: Facts, class_name: str, settings: list[Mapping[str, Any]]) -> st
     if can_foreach and device_of(facts) is not None:
         return f"{class_name}(..., foreach=True)"
     return f"torch.compile around {class_name}'s step, or an optimizer that has fused=True: AdamW, Adam, SGD, Adagrad"
-
-
-def _wall_ns(facts: Facts, steps: _Steps) -> float:
-    spans = facts.found.recording.spans
-    outer = steps.whole & (spans.category == Category.ANNOTATION)
-    outer &= np.array([_STEP.match(name) is not None for name in facts.found.recording.names])[spans.name]
-    return facts.per_step_ns(int(spans.duration_ns[outer].sum()))
 
 
 def _most(steps: _Steps) -> str:
