@@ -12,7 +12,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.phase import is_server_step
 from profiler_wrapper.recording.columns import Bool, Category, Int32, Recording
-from profiler_wrapper.recording.kinds import kind_of
+from profiler_wrapper.recording.kinds import kind_of, looks_like_stage
 from profiler_wrapper.recording.marks import GARBAGE, MEMORY_POINT, ROOT_PATH, Mark, parse_mark
 from profiler_wrapper.recording.nesting import nearest, nearest_above
 
@@ -256,7 +256,9 @@ def _find_blocks(tree: LayerTree) -> None:
     for i, layer in enumerate(tree.layers):
         if i in has_children and layer.parent >= 0:
             like[layer.parent, layer.class_name].append(i)
-    candidates = {i for members in like.values() if len(members) > 1 for i in members}
+    repeated = {i for members in like.values() if len(members) > 1 for i in members}
+    holds_repeated = {tree.layers[i].parent for i in repeated}
+    candidates = repeated - {i for i in holds_repeated if i >= 0 and looks_like_stage(tree.layers[i].class_name)}
     for i in candidates:
         above = tree.layers[i].parent
         while above >= 0 and above not in candidates:

@@ -21,7 +21,7 @@ from torch.nn.parameter import UninitializedParameter
 from profiler_wrapper.capture.pipeline import find_stages, numbered_from
 from profiler_wrapper.capture.wrappers import added_prefix, all_parameters, children, class_name, holders, is_adapted
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.recording.kinds import kind_of, looks_like_block
+from profiler_wrapper.recording.kinds import kind_of, looks_like_block, looks_like_stage
 from profiler_wrapper.recording.marks import ROOT_PATH, Mark
 
 Pattern = Union[str, "re.Pattern[str]"]
@@ -258,11 +258,23 @@ def _blocks_in(container: _Spot) -> tuple[str, ...]:
     if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
         return ()
     entries = {name: holders(child)[-1] for name, child in children(module).items()}
-    classes = {name: class_name(entry) for name, entry in entries.items() if children(entry) and not _never_runs(entry)}
+    classes = {
+        name: class_name(entry)
+        for name, entry in entries.items()
+        if children(entry) and not _never_runs(entry) and not _is_stage(entry)
+    }
     counts = Counter(classes.values())
     repeated = tuple(name for name, cls in classes.items() if counts[cls] > 1)
     named_so = _BLOCK_LIST_NAME.fullmatch(container.path.rpartition(".")[2]) and len(classes) == len(entries)
     return tuple(classes) if named_so or len(repeated) * 2 > len(entries) else ()
+
+
+def _is_stage(module: nn.Module) -> bool:
+    """One of the parts of a model that hold blocks of one size each: `SwinStage`."""
+    lists = (child for child in children(module).values() if isinstance(child, (nn.ModuleList, nn.Sequential)))
+    return looks_like_stage(class_name(module)) and any(
+        children(holders(entry)[-1]) for one in lists for entry in children(one).values()
+    )
 
 
 def check_selection(select: Selection) -> None:

@@ -79,6 +79,11 @@ def kind_of(class_name: str, path: str = "") -> str:
     return "head" if general and path == "output" else "other"
 
 
+def looks_like_stage(class_name: str) -> bool:
+    """Whether a class calls itself a stage: like ones beside each other may hold the blocks instead of being them."""
+    return re.search(r"Stage(V?\d+)?$", class_name) is not None
+
+
 def looks_like_block(class_name: str) -> bool:
     """Whether a class calls itself a layer or a block: for modules that stand alone, without a list around them."""
     return re.search(r"(Layer|Block)$", class_name) is not None and kind_of(class_name) in ("other", "attention")

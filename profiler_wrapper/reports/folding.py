@@ -6,10 +6,12 @@ differs much from its likes is named as odd.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 
 from profiler_wrapper.analysis.model import Analysis, LayerRow
 from profiler_wrapper.analysis.numbered_names import fill_numbers, split_number
@@ -241,16 +243,31 @@ def _numbered_label(pattern: str, names: Iterable[str]) -> str:
 
 
 def _tell_apart(folds: list[Fold]) -> list[Fold]:
-    """Adds the class to labels that are equal: `.mlp` of dense and of expert blocks."""
+    """Adds the class to labels that are equal, or that a number alone tells apart from those of another class:
+
+    `.mlp` of dense and of expert blocks, `layer.0` and `layer.1` of T5, attention and feed-forward.
+    """
     counts: dict[str, int] = defaultdict(int)
+    classes: dict[str, set[str]] = defaultdict(set)
     for fold in folds:
         counts[fold.label] += 1
-    return [
-        Fold(f"{fold.label} ({fold.members[0].class_name})", fold.members, fold.relative, fold.numbered)
-        if counts[fold.label] > 1
-        else fold
-        for fold in folds
-    ]
+        classes[_pattern(fold.relative[0])].add(fold.members[0].class_name)
+    told: list[Fold] = []
+    for fold in folds:
+        beside = classes[_pattern(fold.relative[0])]
+        if counts[fold.label] > 1 or (len(beside) > 1 and not fold.numbered):
+            tail = _own_part(fold.members[0].class_name, beside)
+            fold = Fold(f"{fold.label} ({tail})", fold.members, fold.relative, fold.numbered)
+        told.append(fold)
+    return told
+
+
+def _own_part(class_name: str, classes: Iterable[str]) -> str:
+    """A class without the words that all of `classes` begin with: `SelfAttention` of `T5LayerSelfAttention`."""
+    words = {name: re.findall(r"[A-Z]?[^A-Z]+|[A-Z]+(?![^A-Z])", name) for name in classes}
+    alike = takewhile(lambda column: len({*column}) == 1, zip(*(parts[:-1] for parts in words.values()), strict=False))
+    shared = len([*alike]) if len(words) > 1 else 0
+    return "".join(words[class_name][shared:]) or class_name
 
 
 def odd_ones(fold: Fold) -> list[Odd]:

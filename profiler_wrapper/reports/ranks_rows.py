@@ -27,7 +27,7 @@ class LayerOverRanks:
     spread_ms: float  # 1.48 times the median deviation over ranks
     quickest_ms: float
     slowest_ms: float
-    slowest_rank: int
+    slowest_rank: int | None  # None: all take equally long
     outliers: tuple[int, ...]  # ranks far beyond the others, the slowest first
 
     @property
@@ -150,7 +150,7 @@ def layers_over_ranks(report: RanksReport) -> list[LayerOverRanks]:
                     spread_ms=spread,
                     quickest_ms=float(values.min()),
                     slowest_ms=float(values[slowest]),
-                    slowest_rank=int(ranks[slowest]),
+                    slowest_rank=None if len(values) > 1 and values.min() == values[slowest] else int(ranks[slowest]),
                     outliers=outliers,
                 )
             )

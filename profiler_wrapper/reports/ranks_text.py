@@ -110,6 +110,8 @@ def _in_no_span(report: RanksReport) -> str | None:
     share, most = float(typical(shares, axis=0)), float(shares.max())
     if most < _LEAST_OTHER:
         return None
+    if most == float(shares.min()):
+        return f"{percent(share)} of a step of each rank"
     rank = int(own.ranks[known][shares.argmax()])
     return f"{percent(share)} of a step of the typical rank, at most {percent(most)} (rank {rank})"
 

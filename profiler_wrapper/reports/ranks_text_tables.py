@@ -53,8 +53,8 @@ def stages_table(report: RanksReport, width: int) -> str:
                     str(stage) if len(shares) > 1 else "",
                     "transfer" if part["kind"] == "communication" and data["waiting"] != "unknown" else part["kind"],
                     ms(part["held_ms_per_step"]),
-                    f"rank {part['most_by_rank']}",
-                    percent(part["share_of_that_rank"]),
+                    "" if part["most_by_rank"] is None else f"rank {part['most_by_rank']}",
+                    "" if part["most_by_rank"] is None else percent(part["share_of_that_rank"]),
                 ]
             )
     most = 4 if len(shares) > 1 else 9
@@ -103,7 +103,7 @@ def layers_table(report: RanksReport, width: int) -> str:
             ms(row.quickest_ms),
             ms(row.spread_ms),
             ms(row.slowest_ms),
-            f"rank {row.slowest_rank}",
+            "" if row.slowest_rank is None else f"rank {row.slowest_rank}",
             f"rank {few(row.outliers)}" if row.outliers else "",
         ]
         for row in found[:_MOST_LAYERS]

@@ -141,17 +141,27 @@ def test_a_child_that_starts_with_its_parent(inner_first: bool) -> None:
     assert parents(trace) == {"Outer": None, "Outer.Inner": "Outer"}
 
 
-def test_like_siblings_with_layers_are_blocks() -> None:
+def siblings_with_layers(class_name: str) -> dict[str, Layer]:
+    """Three modules of a class, two alike in each of them, and one in each of those."""
     trace = Trace().module("Model_0", 0, 1000)
     for i in range(3):
-        trace.module(f"Block_{i}", 100 * i, 100 * i + 90)
+        trace.module(f"{class_name}_{i}", 100 * i, 100 * i + 90)
         for j in range(2):
             trace.module(f"Inner_{2 * i + j}", 100 * i + 40 * j + 1, 100 * i + 40 * j + 30)
             trace.module(f"Linear_{2 * i + j}", 100 * i + 40 * j + 2, 100 * i + 40 * j + 20)
-    found = layers(trace)
+    return layers(trace)
+
+
+def test_like_siblings_with_layers_are_blocks() -> None:
+    found = siblings_with_layers("Block")
     blocks = [name for name, layer in found.items() if layer.kind == "block"]
     assert blocks == ["Model.Block_0", "Model.Block_1", "Model.Block_2"]
     assert found["Model.Block_1.Inner_0.Linear"].block == list(found).index("Model.Block_1")
+
+
+def test_stages_hold_the_blocks() -> None:
+    blocks = [name for name, layer in siblings_with_layers("SwinStage").items() if layer.kind == "block"]
+    assert blocks == [f"Model.SwinStage_{i}.Inner_{j}" for i in range(3) for j in range(2)]
 
 
 def test_a_class_name_that_ends_in_a_number() -> None:

@@ -113,6 +113,21 @@ def test_the_outer_of_nested_blocks_counts() -> None:
     assert blocks(Net(stages)) == ["layers.0", "layers.1"]
 
 
+class TinyStage(nn.Module):
+    """As Swin has them: blocks of one size, and what makes the next size of it."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(TinyBlock() for _ in range(blocks))
+        self.downsample = nn.Linear(2, 2)
+
+
+def test_stages_hold_the_blocks() -> None:
+    model = Net(nn.ModuleList([TinyStage(2), TinyStage(1)]))
+    assert blocks(model) == ["layers.0.blocks.0", "layers.0.blocks.1", "layers.1.blocks.0"]
+    assert "layers.0.blocks.0.mlp" in rows(model)
+
+
 def test_a_shared_instance_goes_by_its_first_name() -> None:
     model = Net(nn.ModuleList())
     model.tail = model.embed

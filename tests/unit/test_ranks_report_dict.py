@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from profiler_wrapper.analysis.ranks.model import Missing
+from profiler_wrapper.ranks import load_ranks
 from simulated_jobs import QUIET, layer_times, report_of, simulated
+from small_rank_jobs import write_job
 
 
 def test_the_keys_that_are_promised() -> None:
@@ -32,6 +35,13 @@ def test_numbers_of_ranks() -> None:
     assert held["forward"]["most_by_rank"] == 3 and held["forward"]["share_of_that_rank"] > 0.9
     total = sum(row["held_ms_per_step"] for row in found["lost"])
     assert abs(total - slow["wall_ms_per_step"]) < 0.1
+
+
+def test_of_equal_ranks_none_is_named(tmp_path: Path) -> None:
+    found = load_ranks(write_job(tmp_path / "spans.csv", slow_rank=-1)).to_dict()
+    assert {row["most_by_rank"] for row in found["lost"]} == {None}
+    assert {row["slowest_rank"] for row in found["layers"]} == {None}
+    assert {row["times_last"] for row in found["ranks"]} == {0}
 
 
 def test_layers_tell_who_stands_out() -> None:

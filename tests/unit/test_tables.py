@@ -202,6 +202,16 @@ def test_alternating_classes_fold_by_class() -> None:
     }
 
 
+def test_what_a_number_alone_tells_apart_has_the_own_part_of_its_class() -> None:
+    layers = [Layer("T5", "T5")]
+    for i in range(3):
+        layers.append(Layer(f"block.{i}", "T5Block", "block", {"forward": 1.0}))
+        for k, class_name in enumerate(("T5LayerSelfAttention", "T5LayerCrossAttention", "T5LayerFF")):
+            layers.append(Layer(f"block.{i}.layer.{k}", class_name, "other", {"forward": 5.0}))
+    labels = {row.label for row in table_rows(analysis_of(layers), most=20).rows if row.depth == 2}
+    assert labels >= {".layer.0 (SelfAttention)", ".layer.1 (CrossAttention)", ".layer.2 (FF)"}
+
+
 def test_experts_of_all_blocks_are_one_row() -> None:
     layers = [Layer("M", "M")]
     for i in range(3):

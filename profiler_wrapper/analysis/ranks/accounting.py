@@ -30,7 +30,10 @@ def account(own: OwnTimes) -> Accounting:
         most = np.take_along_axis(times, leader[:, None], axis=1)[:, 0]
         present = known[:, members].any(axis=1)
         held[:, place] = np.where(present[:, None], np.diff(most, axis=1, prepend=0), 0)
-        holder[:, place] = np.where(present[:, None], own.ranks[members][leader], -1)
+        # Ranks that have all taken equally long have no slowest.
+        there = known[:, members]
+        equal = ((times == most[:, None]) | ~there[:, :, None]).all(axis=1) & (there.sum(axis=1) > 1)[:, None]
+        holder[:, place] = np.where(present[:, None] & ~equal, own.ranks[members][leader], -1)
     return Accounting(
         stages=stages.astype(np.int64), steps=own.steps, kinds=(*own.kinds, WAITING), held_ns=held, holder=holder
     )

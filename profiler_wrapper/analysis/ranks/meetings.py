@@ -71,7 +71,8 @@ def meet(database: Database) -> Meetings:
             target += np.bincount(at, weights=shortest[chosen], minlength=target.size).reshape(shape)
         waiting += np.bincount(rank, weights=rows["duration_ns"] - shortest, minlength=len(ranks))
         last = np.searchsorted(ranks, part["shortest_rank"])
-        times_last += np.bincount(last, minlength=len(ranks))
+        alone = part["median_ns"] > part["shortest_ns"]  # of ranks that came together, none came last
+        times_last += np.bincount(last[alone], minlength=len(ranks))
         late += np.bincount(last, weights=part["median_ns"] - part["shortest_ns"], minlength=len(ranks))
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else _nothing()
     return Meetings(

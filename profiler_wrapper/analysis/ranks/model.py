@@ -170,7 +170,7 @@ class Accounting:
     steps: Int  # (S,)
     kinds: tuple[str, ...]
     held_ns: Int  # (S, G, K); 0 where no rank of the stage has the step
-    holder: Int  # (S, G, K) rank; -1 where no rank of the stage has the step
+    holder: Int  # (S, G, K) rank; -1 where no rank of the stage has the step, or all are equally long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -146,13 +146,14 @@ def _lost_dict(accounting: Accounting) -> list[dict[str, Any]]:
                 continue
             holders, at = np.unique(accounting.holder[:, place, kind][held > 0], return_inverse=True)
             by_rank = np.bincount(at, weights=held[held > 0])
+            most = int(holders[by_rank.argmax()])
             rows.append(
                 {
                     "stage": int(stage),
                     "kind": name,
                     "held_ms_per_step": float(held.mean()) / 1e6,
-                    "most_by_rank": int(holders[by_rank.argmax()]),
-                    "share_of_that_rank": float(by_rank.max() / by_rank.sum()),
+                    "most_by_rank": most if most >= 0 else None,  # None: the ranks are equally long
+                    "share_of_that_rank": float(by_rank.max() / by_rank.sum()) if most >= 0 else None,
                 }
             )
     return rows
@@ -233,6 +234,7 @@ def _layer_dicts(layers: LayerTimes | None) -> list[dict[str, Any]]:
             if not known.any():
                 continue
             slowest = int(np.nanargmax(times))
+            equal = known.sum() > 1 and times[known].min() == times[slowest]
             found = over_ranks(times[known], layers.ranks[known])
             rows.append(
                 {
@@ -241,7 +243,7 @@ def _layer_dicts(layers: LayerTimes | None) -> list[dict[str, Any]]:
                     "ranks": int(known.sum()),
                     "median_ms": float(np.median(times[known])) / 1e6,
                     "slowest_ms": float(times[slowest]) / 1e6,
-                    "slowest_rank": int(layers.ranks[slowest]),
+                    "slowest_rank": None if equal else int(layers.ranks[slowest]),
                     "spread_ms": float(np.std(times[known])) / 1e6,
                     "quickest_ms": float(times[known].min()) / 1e6,
                     "typical_deviation_ms": found.spread / 1e6,

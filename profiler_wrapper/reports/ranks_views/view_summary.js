@@ -49,7 +49,7 @@
     for (const rows of page.grouped(job.lost, row => row.stage).values()) {
       page.shares(section, {
         title: staged ? `Stage ${rows[0].stage}` : "A step",
-        parts: rows.map(row => ({ name: row.kind, value: row.held_ms_per_step, color: page.color.kind(row.kind), help: `mostly on rank ${row.most_by_rank} (${page.format.share(row.share_of_that_rank)})` })),
+        parts: rows.map(row => ({ name: row.kind, value: row.held_ms_per_step, color: page.color.kind(row.kind), help: row.most_by_rank === null ? "all ranks alike" : `mostly on rank ${row.most_by_rank} (${page.format.share(row.share_of_that_rank)})` })),
         format: value => page.format.us(value * 1000),
       });
     }
