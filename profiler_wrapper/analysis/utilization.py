@@ -131,7 +131,8 @@ def utilization(found: Attributed, count: FlopCount, peaks: Peaks | None) -> tup
 
     `found`: the timed trace; `count`: FLOPs of a step, maybe by another trace of the run.
     """
-    if any(row.phase in _GENERATING for row in count.rows):
+    timed = {found.attribution.places[place].phase for place in np.unique(found.charges.place).tolist()}
+    if len(timed.union(row.phase for row in count.rows).intersection(_GENERATING)) > 1:  # not each all decode
         return None, ["MFU is not available, because steps that generate are not alike"]
     work = work_of_count(count)
     if not work.hardware_flops and not work.uncounted:

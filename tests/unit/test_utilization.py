@@ -84,6 +84,15 @@ def test_a_layer_that_is_faster_than_the_roof_is_called_out(took: int, told: str
     assert [told in warning for warning in warned] == [True] * bool(told)
 
 
+def test_a_servers_steps_are_alike_where_each_decodes() -> None:
+    trace = Trace()
+    for start, name in ((0, "step[DECODE bs=8]"), (1000, "step[DECODE bs=8]")):
+        trace.annotation(name, start, start + 1000).mark("fc", start, start + 90).op("aten::mm", start + 1, start + 20)
+    assert used(analysed(trace, MM)).mfu == pytest.approx(0.1)
+    mixed = trace.annotation("step[EXTEND bs=1]", 2000, 3000).mark("fc", 2000, 2090).op("aten::mm", 2001, 2020)
+    assert analysed(mixed, MM).utilization is None
+
+
 def test_with_ops_of_unknown_flops_there_is_no_share() -> None:
     found = analysed(steps((0, 1000)).op("aten::bmm", 20, 30), MM)
     use = used(found)
