@@ -8,7 +8,7 @@ from typing import Any
 
 from profiler_wrapper import __version__
 from profiler_wrapper.capture.holdings import HeldMemory
-from profiler_wrapper.capture.optimizers import find_optimizers
+from profiler_wrapper.capture.optimizers import find_optimizers, may_come
 from profiler_wrapper.capture.others import profiler_is_on, profiler_is_waiting
 from profiler_wrapper.capture.out_of_memory import OutOfMemory, out_of_memory
 from profiler_wrapper.capture.parts import FirstCall, is_part
@@ -22,6 +22,7 @@ from profiler_wrapper.capture.settings import run_settings
 from profiler_wrapper.capture.signals import Updates
 from profiler_wrapper.capture.steps import Mode, OpenPlan, Plan
 from profiler_wrapper.capture.tape import NamedBlock
+from profiler_wrapper.capture.wrappers import all_parameters
 from profiler_wrapper.finishing import Finisher
 from profiler_wrapper.notices import tell
 from profiler_wrapper.options import Options
@@ -213,6 +214,7 @@ class Profiling:
             on_over=self.finisher.end_history,
             on_window=lambda: self._safely("writing the reports of", self._report),
             first_step=self._recorder.counter.ended if self._recorder is not None else 0,
+            optimizer_may_come=self._optimizer_may_come,
         )
         self._recorder = recorder
         self.finisher.begin_history()
@@ -220,6 +222,11 @@ class Profiling:
             self._first_call.listen()
         recorder.start()
         recorder.begin_entry(self._entries - 1)
+
+    def _optimizer_may_come(self) -> bool:
+        """One is alive that holds a parameter of a model, or was given."""
+        parameters = [one for root in self._scopes.roots() for one in all_parameters(root.module)]
+        return bool(self._held_memory.optimizers()) or may_come(parameters)
 
     def _failure(self, what: str, error: Exception) -> None:
         if not self._failed:

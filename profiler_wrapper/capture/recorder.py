@@ -57,6 +57,7 @@ class Recorder:
         on_over: told once that nothing more will be recorded.
         on_window: told that a window has ended while the loop runs on.
         first_step: the number of the first step.
+        optimizer_may_come: see `StepCounter`.
     """
 
     def __init__(
@@ -72,9 +73,10 @@ class Recorder:
         on_window: Callable[[], None] = lambda: None,
         growth: GrowthBound | None = None,
         first_step: int = 0,
+        optimizer_may_come: Callable[[], bool] = lambda: True,
     ) -> None:
         self.windows: list[Window] = []
-        self.counter = StepCounter(ended=first_step)
+        self.counter = StepCounter(ended=first_step, optimizer_may_come=optimizer_may_come)
         self._plan, self._marks, self._on_failure = plan, marks, on_failure
         self._on_over, self._on_window = on_over, on_window
         self._growth = growth or GrowthBound()

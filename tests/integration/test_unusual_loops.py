@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import models
 import profiler_wrapper as pw
 from models import Case
 from profiler_wrapper import window_report
+from profiler_wrapper.capture.optimizers import may_come
 from profiling import directory_of, profiler, result_of
 from unchanged import nothing_left
 
@@ -59,6 +61,53 @@ def test_an_optimizer_that_steps_inside_of_backward(tmp_path: Path) -> None:
         assert train_with_an_optimizer_in_backward(case, 8) == plain
     assert result_of(prof).run["timed_steps"] == [2, 3, 4]
     assert forward_calls(prof, "model.layers.0") == 3
+
+
+def test_without_an_optimizer_a_step_is_a_call_and_its_backward(case: Case, tmp_path: Path) -> None:
+    other = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(other.parameters(), 0.1)  # of nothing that is called
+    with profiler(case, tmp_path) as prof:
+        for step in range(8):
+            prof.record_function("block", lambda seed=step: case.loss(case.model, case.batch(seed))).backward()  # type: ignore[misc]
+    result = result_of(prof)
+    assert result.run["full_steps"] == [0, 1]
+    assert result.run["timed_steps"] == [2, 3, 4]
+    assert forward_calls(prof, "LlamaForCausalLM") == 3
+    for phase in ("forward", "backward"):
+        assert sum(row.time_ns for row in result.layers if row.phase == phase) > 0
+    assert all(result.series["block"])
+    del optimizer
+
+
+def test_micro_batches_before_an_optimizer_is_made_are_recorded_anew(case: Case, tmp_path: Path) -> None:
+    optimizer = None
+    with profiler(case, tmp_path) as prof:
+        for step in range(12):
+            case.loss(case.model, case.batch(step)).backward()
+            if step % 2:
+                optimizer = optimizer or torch.optim.SGD(case.model.parameters(), 0.1)
+                optimizer.step()
+                optimizer.zero_grad()
+    assert len(result_of(prof).run["timed_steps"]) == 3
+    assert forward_calls(prof, "LlamaForCausalLM") == 6
+
+
+def test_optimizers_that_may_step() -> None:
+    gc.collect()  # those of other tests
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    parameters = list(model.parameters())
+    unrelated = torch.optim.SGD(other.parameters(), 0.1)
+    assert not may_come(parameters)
+    optimizer = torch.optim.SGD([{"params": [model.bias]}], 0.1)
+    assert may_come(parameters)
+    del optimizer
+    assert not may_come(parameters)
+    of_copies = torch.optim.SGD([model.weight.detach().clone()], 0.1)
+    assert may_come(parameters)
+    del of_copies
+    unfinished = torch.optim.SGD.__new__(torch.optim.SGD)
+    assert may_come(parameters)
+    del unfinished, unrelated
 
 
 def test_a_step_said_inside_of_backward_ends_when_backward_has(case: Case, tmp_path: Path) -> None:

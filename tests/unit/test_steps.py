@@ -129,8 +129,14 @@ def test_steps_and_a_schedule_are_too_much() -> None:
 class Loop:
     """Plays a loop into a counter; `ended` has what each event meant."""
 
-    def __init__(self) -> None:
-        self.counter = StepCounter()
+    def __init__(self, optimizer_may_come: bool = True) -> None:
+        self.asked = 0
+        self.counter = StepCounter(optimizer_may_come=self._ask)
+        self._may_come = optimizer_may_come
+
+    def _ask(self) -> bool:
+        self.asked += 1
+        return self._may_come
 
     def train(self, root: str = "model") -> Ended:
         return self.counter.root_enters(root, gradients=True)
@@ -213,10 +219,38 @@ def test_calls_with_gradients_wait_for_an_optimizer_for_a_while() -> None:
     assert ended[MOST_MICRO_BATCHES:] == [Ended.YES] * 3
 
 
+def test_a_call_with_gradients_is_a_step_where_no_optimizer_is_alive() -> None:
+    loop = Loop(optimizer_may_come=False)
+    assert [loop.train() for _ in range(4)] == [Ended.NO, Ended.YES, Ended.YES, Ended.YES]
+    assert loop.counter.last_step_counts()
+    assert loop.asked == 1
+
+
+def test_steps_that_an_optimizer_shows_to_be_micro_batches_are_none() -> None:
+    for update in ("optimizer", "train_after_update"):
+        loop = Loop(optimizer_may_come=False)
+        for _ in range(3):
+            loop.train()
+        assert getattr(loop, update)() is Ended.RESTART
+        assert {loop.train() for _ in range(3)} == {Ended.NO}
+        assert getattr(loop, update)() is Ended.YES
+
+
+def test_nobody_is_asked_for_optimizers_where_it_does_not_matter() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.train()
+        loop.optimizer()
+    for _ in range(3):
+        loop.infer()
+    assert loop.asked == 0
+
+
 def test_an_optimizer_that_tells_nobody_is_seen_by_what_it_changed() -> None:
     loop = Loop()
     for step in range(3):
-        assert (loop.train_after_update() if step else loop.train()) is (Ended.YES if step else Ended.NO)
+        told = (Ended.NO, Ended.RESTART, Ended.YES)  # 64 calls without any were taken for steps
+        assert (loop.train_after_update() if step else loop.train()) is told[step]
         assert {loop.train() for _ in range(100)} == {Ended.NO} or step == 0
     assert loop.counter.last_step_counts()
 
