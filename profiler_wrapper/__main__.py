@@ -6,14 +6,16 @@ Exit codes: 0 fine, 1 failed, 2 wrong use, 3 a guard's regression. A file is ove
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from profiler_wrapper import __version__
 from profiler_wrapper.commands import COMMANDS
 from profiler_wrapper.commands.output import FAILED, FINE, WRONG_USE
 from profiler_wrapper.errors import ProfilerWrapperError, WrongUse
+from profiler_wrapper.recording.atomic import check_path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,6 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "run" not in options:
             parser.print_help()
             return WRONG_USE
+        for text in _texts(vars(options).values()):
+            check_path(text)
+        if arguments is None and isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # names that are no text, or none that can be shown here
         code: int | None = options.run(options)
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -39,6 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", FAILED)
     return FINE if code is None else code
+
+
+def _texts(values: Iterable[object]) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, list):
+            yield from _texts(value)
 
 
 def _fail(error: object, code: int) -> int:

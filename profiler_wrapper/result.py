@@ -19,7 +19,7 @@ from profiler_wrapper.analysis.peaks import VARIABLE, Given
 from profiler_wrapper.analysis.roofline import WorkCount, work_of_recording
 from profiler_wrapper.analysis.series import Track
 from profiler_wrapper.errors import UnknownLayer, WrongUse
-from profiler_wrapper.recording.atomic import replacing
+from profiler_wrapper.recording.atomic import check_path, replacing
 from profiler_wrapper.recording.bytesource import Progress
 from profiler_wrapper.recording.reader import read, read_with_shapes
 from profiler_wrapper.recording.store import RESULT_FILE
@@ -212,6 +212,7 @@ def load(
         WrongUse: `peaks` means none, there is no trace to work shares of them out from, or there is no such `rank`.
     """
     path = given = Path(path)
+    check_path(path)
     told = (os.environ.get(VARIABLE) if peaks is None else peaks) if path.is_dir() else None
     path = find_result(path, rank=rank, with_trace=bool(told))
     if path.name == RESULT_FILE:

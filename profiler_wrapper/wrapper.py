@@ -13,11 +13,27 @@ from typing import Any, Literal, TypeVar, overload
 from profiler_wrapper.analysis.peaks import Given
 from profiler_wrapper.analysis.series import Track
 from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.notices import tell
 from profiler_wrapper.options import make_options
 from profiler_wrapper.profiling import Profiling
 from profiler_wrapper.result import ProfileResult
 
 T = TypeVar("T")
+
+
+_OWN_SESSION = "the session is set up here. Use torch.profiler.profile, with profiler_wrapper.mark(model)"
+# Arguments of torch.profiler.profile that are not taken, and what to do instead.
+_OF_TORCH = {
+    "on_trace_ready": "the traces are files in prof.directory, and prof.results has their numbers",
+    "with_flops": "FLOPs are counted from the shapes of ops, without it",
+    "with_modules": "every layer is a row, without it",
+    "acc_events": "each recorded window has a result of its own, see prof.results",
+    "use_cuda": "give activities=, or nothing for all that the machine has",
+    "experimental_config": _OWN_SESSION,
+    "execution_trace_observer": _OWN_SESSION,
+    "post_processing_timeout_s": _OWN_SESSION,
+    "custom_trace_id_callback": _OWN_SESSION,
+}
 
 
 class ProfilerWrapper:
@@ -83,6 +99,7 @@ class ProfilerWrapper:
         optimizer: whose state and copies of parameters count as such: one, or several in a list or dict. Those
             of torch are found by their steps, so it takes one only where the optimizer's state was there before
             the block, or where torch does not see the steps: anything with `param_groups` and `state`.
+        of_torch: other arguments of `torch.profiler.profile`: not used, and a warning says what to do instead.
 
     Raises:
         WrongUse: an argument means nothing here. Nothing else is ever raised: a failure of ours is one
@@ -121,7 +138,13 @@ class ProfilerWrapper:
         background: bool | None = None,
         optimizer: object | None = None,
         peaks: Given | None = None,
+        **of_torch: Any,
     ) -> None:
+        for name in of_torch:
+            if name not in _OF_TORCH:
+                raise TypeError(f"ProfilerWrapper() got an unexpected keyword argument {name!r}")
+            if of_torch[name] is not None and of_torch[name] is not False:
+                tell(f"{name}= of torch.profiler is ignored: {_OF_TORCH[name]}")
         if isinstance(model, bool):
             if is_st is not None:
                 raise WrongUse(f"The first argument {model!r} is is_st, and is_st={is_st!r} was given too. Give one.")

@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from profiler_wrapper.errors import WrongUse
+
 _PIECE_BYTES = 1 << 20
 
 
@@ -42,6 +44,15 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
+
+
+def check_path(path: str | os.PathLike[str]) -> None:
+    """Raises WrongUse where no file can have this name."""
+    try:
+        if b"\0" in os.fsencode(path):
+            raise WrongUse(f"{path!r} is no path: there is a NUL in it.")
+    except UnicodeEncodeError as error:
+        raise WrongUse(f"{path!r} is no path: {error}.") from error
 
 
 def check_replaceable(path: Path) -> None:

@@ -16,7 +16,7 @@ from profiler_wrapper.recording.repair import repair
 Progress = Callable[[int, int], None]
 
 _COMPRESSED_BYTES = 1 << 20
-_LONGEST_VALUE_BYTES = 256 << 20  # a larger one is damage, or meant to fill the memory
+_LONGEST_VALUE_BYTES = 64 << 20  # a larger one is damage, or meant to fill the memory
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _GZIP = b"\x1f\x8b"
 

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from profiler_wrapper.errors import ProfilerWrapperError, WrongUse
-from profiler_wrapper.recording.atomic import json_bytes, replacing
+from profiler_wrapper.recording.atomic import check_path, json_bytes, replacing
 from profiler_wrapper.recording.launch import attempt_name, claim, find_launch, job_name, launch_name
 
 __all__ = [
@@ -234,8 +234,7 @@ def given_directory(path: object, parameter: str) -> Path:
         raise WrongUse(f"{parameter}={path!r} is no directory. Give a path.") from None
     except RuntimeError as error:  # of a user who is not known
         raise WrongUse(f"{parameter}={path!r} is no directory: {error}") from error
-    if "\0" in str(found):
-        raise WrongUse(f"{parameter}={path!r} is no directory: there is a NUL in it.")
+    check_path(found)
     return found
 
 

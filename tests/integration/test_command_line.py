@@ -15,6 +15,7 @@ from torch.profiler import profile, record_function
 
 from profiler_wrapper import __version__, demo, mark
 from profiler_wrapper.__main__ import main
+from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.result import ProfileResult, load
 
 TINY = demo.DemoConfig(layers=4, hidden=32, heads=2, key_value_heads=1, intermediate=64, vocabulary=64, tokens=8)
@@ -141,6 +142,15 @@ def test_a_huge_pid_is_only_a_name(number: int, tmp_path: Path, capsys: pytest.C
         (tmp_path / "huge.json").write_text(json.dumps({"traceEvents": [op, {**kernel, **place}]}))
         assert main(["analyze", str(tmp_path / "huge.json"), "--format", "json"]) == 0
         assert json.loads(capsys.readouterr().out)["time"]["total_us"] == 5
+
+
+@pytest.mark.parametrize("path", ["a\0b", "\ud800"])
+def test_a_path_that_can_be_none(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["analyze", path], ["analyze", "x", "-o", path], ["snapshot", path], ["ranks", "--spans", path]):
+        assert main(arguments) == 2
+        assert "is no path" in capsys.readouterr().err
+    with pytest.raises(WrongUse, match="is no path"):
+        load(path)
 
 
 def test_broken_and_hostile_files_end_in_a_table_or_a_sentence() -> None:

@@ -132,6 +132,17 @@ def test_a_model_that_answers_oddly_costs_no_more_than_its_layers(case: Case, tm
         pass
 
 
+@pytest.mark.parametrize(
+    "argument",
+    ["on_trace_ready", "with_flops", "with_modules", "experimental_config", "execution_trace_observer", "use_cuda"],
+)
+def test_what_torch_takes_and_we_do_not_gets_a_sentence(argument: str) -> None:
+    with pytest.warns(pw.ProfilerWrapperWarning, match=f"{argument}= of torch.profiler is ignored: "):
+        pw.ProfilerWrapper(**{argument: True})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'with_flop'"):
+        pw.ProfilerWrapper(with_flop=True)
+
+
 def test_is_st_twice_is_refused() -> None:
     with pytest.raises(pw.WrongUse, match="Give one"):
         pw.ProfilerWrapper(True, False)
