@@ -152,11 +152,15 @@ def _has_work(op: str) -> bool:
 
 
 def work_of_trace(
-    path: str | os.PathLike[str], *, run: Mapping[str, Any] | None = None, progress: Progress | None = None
+    path: str | os.PathLike[str],
+    *,
+    timed: Attributed,
+    run: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
 ) -> WorkCount | str:
-    """FLOPs and bytes as the trace with shapes tells them, which is not the timed one; or why it does not."""
+    """FLOPs and bytes of a step of the timed trace, as another one with shapes tells them; or why it does not."""
     try:
-        return work_of_recording(attribute_trace(path, run=run, progress=progress))
+        return work_of_recording(attribute_trace(path, run=run, progress=progress), timed)
     except Exception as error:  # the times are known, and are worth more
         return f"the trace with shapes could not be analysed ({type(error).__name__}: {error})"
 
@@ -180,7 +184,7 @@ def analyse_trace(
     full = trace_with_shapes(Path(path), run or {})
     if found.shapes and found.shapes.recorded:
         full = None
-    work = None if full is None else work_of_trace(full, run=run, progress=progress)
+    work = None if full is None else work_of_trace(full, run=run, timed=found, progress=progress)
     return as_result(tables(found, run=dict(run or {}), track=track, work=work, peaks=peaks))
 
 

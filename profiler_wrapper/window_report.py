@@ -78,7 +78,7 @@ def finish_window(task: WindowTask) -> FinishedWindow:
     files, run = task.files(), task.run
     try:
         found = attribute_trace(task.main.path, run=run, shapes=task.main.shapes)
-        work = None if task.full is None else work_of_trace(task.full, run=run)
+        work = None if task.full is None else work_of_trace(task.full, run=run, timed=found)
         run["compiled"] = only_called(run["compiled"], found.recording)
         track = (*task.options.track, *task.followed)
         result = as_result(tables(found, run=run, track=track, work=work, peaks=task.options.peaks))

@@ -53,7 +53,7 @@ def facts_of_trace(path: Path, **changes: Any) -> Facts:
     run = json.loads(beside.read_text()) if beside.is_file() else {}
     found = attribute_trace(path, run=run)
     full = trace_with_shapes(path, run)
-    work = None if full is None else work_of_trace(full, run=run)
+    work = None if full is None else work_of_trace(full, timed=found, run=run)
     return Facts(analysis=replace(tables(found, run=run, work=work), **changes), found=found)
 
 

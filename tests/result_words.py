@@ -53,6 +53,7 @@ WORDS = {
     "kind": "What it is: of a layer block, attention, mlp, norm, ...; of a change what to do",
     "largest_bytes": "The largest one",
     "launches_per_s": "Launches within the steps, a second",
+    "known_flops_per_step": "At least so many of flops_per_step: without ops that no formula is for",
     "layer": 'Full name in the plain model; "" for what by nature has no module; null where not known',
     "layers": "All layers that it is about",
     "m": "Rows of the result",

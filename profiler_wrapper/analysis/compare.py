@@ -56,7 +56,7 @@ def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -
     found = culprits(paired, changes, total_delta_ns if changed else None)
     different = differences(traits(a), traits(b))
     notes = tuple(_notes(side_a, side_b, changes))
-    totals = tuple(_totals(side_a, side_b, changes, decision))
+    totals = tuple(_totals(side_a, side_b, paired.pairs, changes, decision))
     told_backends = tuple((folded_name(layers), one, other) for layers, one, other in backend_changes)
     told = math.isfinite(changes.total.error) and changes.total.error <= SURE
     sure = changes.known and (told if decision == "no difference" else explained(found, totals[0]) >= MOST_OF_IT)
@@ -120,7 +120,9 @@ def _row(
     )
 
 
-def _totals(side_a: Side, side_b: Side, changes: TimeChanges, decision: Decision) -> Iterable[ComparedTotal]:
+def _totals(
+    side_a: Side, side_b: Side, pairs: Sequence[Pair], changes: TimeChanges, decision: Decision
+) -> Iterable[ComparedTotal]:
     """Of a step: its time first."""
     basis = " / ".join(dict.fromkeys((side_a.analysis.time_basis, side_b.analysis.time_basis)))
     yield ComparedTotal(
@@ -146,6 +148,19 @@ def _totals(side_a: Side, side_b: Side, changes: TimeChanges, decision: Decision
         same_thing = unit not in ("count", "bytes") or basis in ("cpu", "device")
         change = other / one - 1 if one and other is not None and same_thing else None
         yield ComparedTotal(name=name, unit=unit, a=one, b=other, change=change)
+        if name == "FLOPs" and None in (one, other) and side_a.analysis.flops and side_b.analysis.flops:
+            yield _known_flops(pairs)
+
+
+def _known_flops(pairs: Sequence[Pair]) -> ComparedTotal:
+    """Of the layers whose own FLOPs are known on both sides."""
+    one = other = 0
+    for pair in pairs:
+        before, after = (0 if row is None else row.self_flops_per_step for row in (pair.a, pair.b))
+        if before is not None and after is not None:
+            one, other = one + before, other + after
+    change = other / one - 1 if one else None
+    return ComparedTotal(name="FLOPs known on both sides", unit="flops", a=one, b=other, change=change)
 
 
 def _on_the_clock(side_a: Side, side_b: Side) -> ComparedTotal:
@@ -189,8 +204,8 @@ def _synchronisations(side: Side) -> float | None:
 
 
 def flops_per_step(analysis: Analysis) -> int | None:
-    """Of all that ran; None where no FLOPs were counted."""
-    return sum(row.flops_per_step for row in analysis.flops) if analysis.flops else None
+    """Of all that ran; None where none were counted, or some op tells none."""
+    return sum(row.flops_per_step for row in analysis.flops) if analysis.flops and not analysis.uncounted else None
 
 
 def peak_bytes(analysis: Analysis) -> int | None:

@@ -73,6 +73,8 @@ def work_words(one: WorkChange, basis: str) -> str:
     if one.flops_delta:
         flops = one.flops_delta / one.flops_a if one.flops_a else 0.0
         words.append(f"{100 * flops:+.1f} % FLOPs" if one.flops_a else f"{one.flops_delta / 1e9:+.3f} GFLOP")
+    if (one.flops_a is None) != (one.flops_b is None):
+        words.append(f"FLOPs not known in {'a' if one.flops_a is None else 'b'}")
     if abs(one.events_delta) >= 1:
         words.append(f"{one.events_delta:+.0f} {'ops' if basis == 'cpu' else 'device events'}")
     if one.calls_delta:
@@ -111,7 +113,7 @@ def _like_load(culprits: Sequence[Culprit], changes: TimeChanges, total: Compare
 
 def _other_flops(totals: Sequence[ComparedTotal]) -> str:
     """How many FLOPs more or fewer, where both sides tell."""
-    change = next((one.change for one in totals if one.name == "FLOPs"), None)
+    change = next((one.change for one in totals if one.unit == "flops" and one.change is not None), None)
     if change is None or abs(change) <= _NEAR:
         return ""
     return f"with {100 * abs(change):.3g} % {'more' if change > 0 else 'fewer'} FLOPs"

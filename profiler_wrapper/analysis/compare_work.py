@@ -87,8 +87,8 @@ def _change(layer: str, phase: Phase | None, pairs: Sequence[Pair], a: Side, b: 
     return change
 
 
-def _flops(rows: Sequence[LayerRow]) -> int:
-    return sum(row.self_flops_per_step or 0 for row in rows)
+def _flops(rows: Sequence[LayerRow]) -> int | None:
+    return sum_if_all_known(row.self_flops_per_step for row in rows)
 
 
 def _events(rows: Sequence[LayerRow], steps: int) -> float | None:

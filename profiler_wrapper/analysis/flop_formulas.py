@@ -43,6 +43,11 @@ _Formula = Callable[[OpShapes], int | None]
 
 _LINEAR_ALGEBRA_OF_RNN = re.compile(r"aten::(_cudnn_rnn|miopen_rnn|mkldnn_rnn_layer|_thnn_fused_\w+_cell)")
 _FUSED_ELEMENTWISE = re.compile(r"(triton|cpp)_(poi|red|per)_")
+_GENERATED_ELEMENTWISE = re.compile(r"triton_(poi|red|per|for|split_scan)_")  # Inductor's, torch 2.13
+_OP = re.compile(r"\w+(\.\w+)*::\w+")
+# What ops of these do is known: products have a formula or a rule, all others none to count.
+_OF_TORCH = re.compile(r"(aten|prims?|rngprims|_?c10d(_functional)?|fsdp|inductor|profiler|mkldnn)(\.\w+)*::")
+_WITHOUT_FLOPS = frozenset(classes.CLASSES) - {"gemm", "attention", "other"}
 # What they call does the work, or, for elementwise cases, there is none.
 _COMPOSITE = re.compile(r"aten::(einsum|conv[123]d|matmul|linear)$")
 
@@ -62,8 +67,27 @@ def has_work(name: str) -> bool:
 
 
 def class_of_work(name: str) -> str:
-    """The class of an op with work."""
+    """The class of an op with work, or of one that may have some."""
+    if is_of_library(name) and not has_work(name):
+        return "other"
     return "attention" if classes.attention_backend_of_op(name) else "gemm"
+
+
+def is_op(name: str) -> bool:
+    """Whether it is the name of an op, not that of an autograd node, a mark or a range."""
+    return _OP.match(name) is not None and not name.startswith(("autograd::", "torch::"))
+
+
+def is_of_library(name: str) -> bool:
+    """Whether an op of this name is none of torch's, so that nothing is known of what it computes."""
+    return is_op(name) and not _OF_TORCH.match(name) and not is_without_flops(name)
+
+
+def is_without_flops(name: str) -> bool:
+    """Whether the name of an op or a kernel tells that it multiplies nothing: a norm, an optimizer, a collective."""
+    if _GENERATED_ELEMENTWISE.match(name) or classes.is_communication(name):
+        return True
+    return (classes.class_of_op(name) or classes.class_of_kernel(name)) in _WITHOUT_FLOPS
 
 
 def flops_of(name: str, shapes: OpShapes) -> OpFlops | None:

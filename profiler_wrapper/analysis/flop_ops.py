@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,12 +13,21 @@ from profiler_wrapper.analysis.attribution import Place
 from profiler_wrapper.analysis.charges import optimizer_work
 from profiler_wrapper.analysis.compiled_graphs import graph_key
 from profiler_wrapper.analysis.device_properties import FIRST_WITH_TF32, busiest_device_properties
-from profiler_wrapper.analysis.flop_formulas import OpFlops, class_of_work, flops_of, has_formula, has_work
-from profiler_wrapper.analysis.handed_ops import handed_ops
+from profiler_wrapper.analysis.flop_formulas import (
+    OpFlops,
+    class_of_work,
+    flops_of,
+    has_formula,
+    has_work,
+    is_of_library,
+    is_op,
+    is_without_flops,
+)
+from profiler_wrapper.analysis.handed_ops import handed_ops, holding
 from profiler_wrapper.analysis.model import UncountedRow
 from profiler_wrapper.analysis.stopped_ops import stopped_ops
 from profiler_wrapper.analysis.unknown_ops import UnknownOps
-from profiler_wrapper.recording.columns import Bool, Category, Int64, Recording
+from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.recording.nesting import nearest, nearest_above
 from profiler_wrapper.recording.shapes import Shapes
 
@@ -26,6 +35,8 @@ if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
 
 _COMPILING = "(dynamo_timed)"
+# Triton names a kernel as the function it was; C++ adds its arguments.
+_TRITON_KERNEL = re.compile(r"\w+")
 # Kernels that multiply float32 as tfloat32: by cuBLAS, cuDNN and CUTLASS.
 _TF32_KERNEL = re.compile(r"tf32|tensorop_s1688gemm|tensorop_s1688fprop|tensorop_s1688[dw]grad")
 
@@ -56,7 +67,7 @@ class FlopOps:
         self.is_counted = known.copy()
         self.is_counted[around[known & (around >= 0)]] = False
         self._as_tf32 = self._in_tf32()
-        self._is_unknown = self._unknown(working | self._opaque_calls())
+        self._is_unknown = self._unknown(working | self._opaque_calls()) | self._library_ops()
 
     def _named(self, chosen: list[bool]) -> Bool:
         """True for ops whose name is chosen."""
@@ -95,6 +106,36 @@ class FlopOps:
         calls[above[above >= 0]] = False
         return calls
 
+    def _library_ops(self) -> Bool:
+        """Ops that are none of torch's and work themselves, so that no op inside tells what they compute.
+
+        On a device they launch kernels whose names do not tell either. On a CPU most of their time is their own, and
+        they call no product: one that does is taken to leave it all to that.
+        """
+        found, names = self._found, self._found.recording.names
+        works = np.zeros(len(self._parent), dtype=np.bool_)
+        if found.charges.basis == "cpu":
+            works[found.cpu.span] = 2 * found.cpu.time_ns > found.recording.spans.duration_ns[found.cpu.span]
+            works &= ~holding(self._parent, self.is_counted)
+        else:
+            op = self._innermost_op()[found.charges.cpu_span[self._untold_kernels()]]
+            works[op[op >= 0]] = True
+        of_library = self._named([is_of_library(name) and not has_work(name) for name in names])
+        inside_counted = nearest(self._parent, self.is_counted) >= 0
+        return works & of_library & self.ran & ~inside_counted & ~self._in_optimizer()
+
+    def _innermost_op(self) -> Int32:
+        return nearest(self._parent, self._named([is_op(name) for name in self._found.recording.names]))
+
+    def _untold_kernels(self) -> Bool:
+        """Of the charges the launched kernels whose names do not tell what they do."""
+        charges, spans, names = self._found.charges, self._found.recording.spans, self._found.recording.names
+        used = np.unique(spans.name[charges.span]).tolist()
+        untold = [i for i in used if not is_without_flops(names[i]) and not _class_of_kernel(names[i])]
+        is_kernel = spans.category[charges.span] == Category.KERNEL
+        chosen: Bool = is_kernel & np.isin(spans.name[charges.span], untold) & (charges.cpu_span >= 0)
+        return chosen
+
     def _in_optimizer(self) -> Bool:
         """What an optimizer runs: it multiplies nothing but by a library."""
         places = self._found.attribution.places
@@ -119,16 +160,9 @@ class FlopOps:
 
     def _unknown(self, working: Bool) -> Bool:
         """Ops with work of which none is counted, inside them or around; of nested ones the innermost."""
-        near = nearest(self._parent, working)
-        above = nearest_above(self._parent, near)
-        holds_counted = self.is_counted.copy()
-        holders = np.unique(above[self.is_counted])
-        while len(holders := holders[holders >= 0]):
-            holds_counted[holders] = True
-            holders = np.unique(above[holders])
         inside_counted = nearest(self._parent, self.is_counted) >= 0
-        unknown: Bool = working & ~holds_counted & ~inside_counted
-        outer = above[unknown]
+        unknown: Bool = working & ~holding(self._parent, self.is_counted) & ~inside_counted
+        outer = nearest_above(self._parent, nearest(self._parent, working))[unknown]
         unknown[outer[outer >= 0]] = False
         return unknown
 
@@ -168,41 +202,46 @@ class FlopOps:
         found = self._found
         recording, places = found.recording, found.attribution.places
         unknown = UnknownOps()
-        time_ns = self._times()
+        bare = list(self._bare_kernels()) if found.charges.basis == "device" else []
+        time_ns = self._times([i for i, _, _ in bare])
         for span in np.flatnonzero(self._is_unknown).tolist():
             name, place = recording.name_of(span), places[found.attribution.place_of[span]]
             unknown.add(name, class_of_work(name), place.phase, found.layer_name(place), int(time_ns[span]))
-        if found.charges.basis == "device":
-            for i, name, kind in self._bare_kernels():
-                place = places[found.charges.place[i]]
-                unknown.add(name, kind, place.phase, found.layer_name(place), int(found.charges.time_ns[i]))
+        for i, name, kind in bare:
+            place = places[found.charges.place[i]]
+            unknown.add(name, kind, place.phase, found.layer_name(place), int(found.charges.time_ns[i]))
         return unknown.rows(steps)
 
-    def _times(self) -> Int64:
-        """Per unknown op its device time; on a CPU-only trace its own duration."""
+    def _times(self, told_apart: Sequence[int]) -> Int64:
+        """Per unknown op its device time but for the kernels told apart; on a CPU-only trace its own duration."""
         found = self._found
         spans, charges = found.recording.spans, found.charges
         if charges.basis == "cpu":
             return spans.duration_ns
         time_ns = np.zeros(len(spans), dtype=np.int64)
         launched = charges.cpu_span >= 0
+        launched[told_apart] = False
         op = nearest(self._parent, self._is_unknown)[charges.cpu_span[launched]]
         np.add.at(time_ns, op[op >= 0], charges.time_ns[launched][op >= 0])
         return time_ns
 
     def _bare_kernels(self) -> Iterable[tuple[int, str, str]]:
-        """(charge, name, class) of kernels that name such work, launched by no op that does."""
+        """(charge, name, class) of kernels that no op tells of: such as name work, and those that Triton made."""
         found = self._found
         recording, charges = found.recording, found.charges
         names = recording.spans.name[charges.span]
         told = {name: _class_of_kernel(recording.names[name]) for name in np.unique(names).tolist()}
-        candidates = np.isin(names, [name for name, kind in told.items() if kind])
-        candidates &= charges.cpu_span >= 0
+        launched = charges.cpu_span >= 0
         covered = nearest(self._parent, self._named([has_work(name) for name in recording.names]))
-        for i in np.flatnonzero(candidates).tolist():
-            launch = charges.cpu_span[i]
-            if covered[launch] < 0 and self.ran[launch]:
-                yield i, recording.names[names[i]], told[int(names[i])]
+        naming_work = np.isin(names, [name for name, kind in told.items() if kind]) & launched
+        naming_work[launched] &= covered[charges.cpu_span[launched]] < 0
+        triton = np.isin(names, [name for name in told if _TRITON_KERNEL.fullmatch(recording.names[name])])
+        triton &= self._untold_kernels()
+        triton[triton] &= (self._innermost_op() < 0)[charges.cpu_span[triton]]
+        triton[triton] &= ~self._in_optimizer()[charges.cpu_span[triton]]
+        for i in np.flatnonzero(naming_work | triton).tolist():
+            if self.ran[charges.cpu_span[i]]:
+                yield i, recording.names[names[i]], told[int(names[i])] or "other"
 
 
 def _has_tf32(recording: Recording) -> bool:

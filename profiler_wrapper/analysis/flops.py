@@ -8,8 +8,9 @@ any the whole trace is one.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, TypeVar
 
 from profiler_wrapper.analysis import classes
@@ -21,6 +22,7 @@ from profiler_wrapper.recording.shapes import Shapes
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
 
+NEVER_CALLED = "(no call in the steps with shapes)"
 LayerPhase = tuple[str, Phase]
 Key = TypeVar("Key")
 
@@ -31,6 +33,7 @@ class LayerFlops:
 
     own: int | None = 0
     inclusive: int | None = 0
+    known: int = 0  # of all inclusive ones those that are known
     causal_own: int | None = 0
     causal_inclusive: int | None = 0
 
@@ -50,17 +53,19 @@ def count_flops(found: Attributed, shapes: Shapes) -> FlopCount:
     return count_of_ops(found, FlopOps(found, shapes))
 
 
-def count_of_ops(found: Attributed, ops: FlopOps) -> FlopCount:
-    """The same of its ops that count."""
+def count_of_ops(found: Attributed, ops: FlopOps, timed: Attributed | None = None) -> FlopCount:
+    """The same of its ops that count. `timed`: the trace whose steps it is for, if another, see `calls_ratio`."""
     steps = max(1, len(found.steps))
-    sums = [Counter[FlopKey]() for _ in range(4)]
+    ratio = calls_ratio(found, timed)
+    sums: list[dict[FlopKey, int | Fraction]] = [defaultdict(int) for _ in range(4)]
     for key, flops in ops.counted():
         numbers = (flops.flops, flops.causal_flops, flops.repeated_flops, flops.causal_repeated_flops)
-        for total, number in zip(sums, numbers, strict=True):
-            total[key] += number
+        calls = ratio(key.place.layer)
+        for total, number in zip(sums, numbers, strict=True) if calls else ():
+            total[key] += number * calls
     means = [per_step(total, steps) for total in sums]
     rows = tuple(_row(found, key, *(mean[key] for mean in means)) for key in sorted(sums[0], key=_order))
-    uncounted = ops.uncounted(steps)
+    uncounted = (*ops.uncounted(steps), *_never_called(found, timed))
     return FlopCount(steps=steps, rows=rows, uncounted=uncounted, layers=_layers(found, rows, uncounted))
 
 
@@ -86,10 +91,53 @@ def _row(
     )
 
 
-def per_step(sums: Mapping[Key, int], steps: int) -> dict[Key, int]:
+# --- for the steps of another trace --------------------------------------------------------------
+
+
+def calls_ratio(found: Attributed, timed: Attributed | None) -> Callable[[int], int | Fraction]:
+    """By layer: how often its model is called in a step of the timed trace, over how often in a step of this one.
+
+    A model of several (a UNet after a text encoder) may not run in every step; the calls of one are taken to be alike.
+    """
+    if timed is None:
+        return lambda layer: 1
+    here, there = _calls_of_roots(found), _calls_of_roots(timed)
+    layers = found.tree.layers
+    roots = {i: layers[layer.ancestors[-1]].name for i, layer in enumerate(layers)}
+    ratios = {i: there[name] / here[name] if here[name] else Fraction(1) for i, name in roots.items()}
+    return lambda layer: ratios.get(layer, Fraction(1))
+
+
+def _calls_of_roots(found: Attributed) -> defaultdict[str, Fraction]:
+    """How often the outermost layers are called in a step; nothing of a trace without marks of layers."""
+    calls, layers, steps = found.calls, found.tree.layers, found.steps
+    inside = steps.place_of(found.recording.spans.start_ns[calls.span]) >= 0
+    names = [layers[i].name for i in calls.layer[inside | (not len(steps))].tolist() if layers[i].parent < 0]
+    per_step = {name: Fraction(count, max(1, len(steps))) for name, count in Counter(names).items()}
+    return defaultdict(Fraction, per_step)
+
+
+def _never_called(found: Attributed, timed: Attributed | None) -> Iterable[UncountedRow]:
+    """The layers of the timed trace whose model is not called in this one."""
+    if timed is None:
+        return
+    here, layers = _calls_of_roots(found), timed.tree.layers
+    missing = {name for name, calls in _calls_of_roots(timed).items() if calls and not here[name]}
+    unknown: dict[Phase, dict[str, None]] = defaultdict(dict)
+    for place in timed.attribution.places:
+        above = layers[place.layer].ancestors if place.layer >= 0 else ()
+        if above and layers[above[-1]].name in missing:
+            unknown[place.phase].update(dict.fromkeys(layers[i].name for i in above))
+    for phase, names in unknown.items():
+        yield UncountedRow(
+            op=NEVER_CALLED, class_name="other", phase=phase, layers=tuple(names), count=0, time_per_step_ns=0
+        )
+
+
+def per_step(sums: Mapping[Key, int | Fraction], steps: int) -> dict[Key, int]:
     """Means as whole numbers that add up to the mean of the sum, rounded down."""
-    means = {key: total // steps for key, total in sums.items()}
-    missing = sum(sums.values()) // steps - sum(means.values())
+    means = {key: int(total // steps) for key, total in sums.items()}
+    missing = int(sum(sums.values()) // steps) - sum(means.values())
     for key in sorted(sums, key=lambda key: -(sums[key] % steps))[:missing]:
         means[key] += 1
     return means
@@ -115,7 +163,9 @@ def _layers(
                 total[0] += row.flops_per_step
                 total[2] += row.causal_flops_per_step
     layers = {
-        key: LayerFlops(own=own, inclusive=inclusive, causal_own=causal_own, causal_inclusive=causal_inclusive)
+        key: LayerFlops(
+            own=own, inclusive=inclusive, known=inclusive, causal_own=causal_own, causal_inclusive=causal_inclusive
+        )
         for key, (own, inclusive, causal_own, causal_inclusive) in sums.items()
     }
     own_unknown = {(layer, row.phase) for row in uncounted for layer in row.layers}
@@ -126,6 +176,7 @@ def _layers(
             layers[name, phase] = LayerFlops(
                 own=known.own if own_is_known else None,
                 inclusive=None,
+                known=known.known,
                 causal_own=known.causal_own if own_is_known else None,
                 causal_inclusive=None,
             )

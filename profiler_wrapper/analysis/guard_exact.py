@@ -49,12 +49,21 @@ def check_flops(base: Baseline, run: Baseline) -> GuardCheck:
         )
     rows = compare_rows(base, run, "flops", lambda limits: relative(limits, FLOPS_SLACK), "FLOPs", flops_text)
     check = check_of("FLOPs", rows)
-    if rows and outside(relative(base.flops, FLOPS_SLACK), run.flops, base.flops) is None and _other_rows(base, run):
+    unknown = _unknown_flops(base, run)
+    if unknown and not check.regressions:
+        return replace(check, reason="where both sides know them: some layers have an op without a FLOP formula")
+    as_many = outside(relative(base.flops, FLOPS_SLACK), run.flops, base.flops) is None
+    if rows and not unknown and as_many and _other_rows(base, run):
         reason = "as many in all; other layers have rows than in the baseline, so that theirs cannot be compared"
         return GuardCheck(name="FLOPs", status="ok", reason=reason)
     if check.regressions and all(finding.phase == "recompute" for finding in check.regressions):
         return replace(check, reason="the model's own are no more; these are computed again by checkpointing")
     return check
+
+
+def _unknown_flops(base: Baseline, run: Baseline) -> bool:
+    """Whether FLOPs were counted, and some layer's are not known."""
+    return any(row.flops is None for side in (base, run) for row in side.rows)
 
 
 def _other_rows(base: Baseline, run: Baseline) -> bool:
@@ -211,7 +220,7 @@ def _only_autotuned(base: Baseline, run: Baseline) -> bool:
     """On a device: the same FLOPs, and other numbers of events only in classes whose kernels libraries choose."""
     if run.traits.get("time_basis") != "device" or base.flops is None or run.flops is None:
         return False
-    if outside(relative(base.flops, FLOPS_SLACK), run.flops, base.flops) is not None:
+    if _unknown_flops(base, run) or outside(relative(base.flops, FLOPS_SLACK), run.flops, base.flops) is not None:
         return False
     changed = set()
     for name in {*base.classes, *run.classes}:

@@ -68,6 +68,7 @@ class LayerRow:
     )
     flops_per_step: int | None  # of matrix products, convolutions and attention; whatever a mask hides counts too
     self_flops_per_step: int | None
+    known_flops_per_step: int | None = None  # at least so many: without ops of which nothing tells them
     causal_flops_per_step: int | None = None  # without what a causal mask hides
     self_causal_flops_per_step: int | None = None
     bytes_moved_per_step: int | None = None  # each input of an op read once, each output written once
@@ -158,7 +159,7 @@ class UncountedRow:
     """Ops (or kernels without one) that have FLOPs, or move bytes, but nothing tells how many."""
 
     op: str
-    class_name: str  # gemm, attention; of bytes any
+    class_name: str  # gemm, attention, other (ops and kernels that are none of torch's); of bytes any
     phase: Phase
     layers: tuple[str, ...]  # the innermost layers they ran in; their FLOPs, or bytes, are not known
     count: int  # in all steps that were counted

@@ -9,15 +9,24 @@ more of it, memory or compute.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis.flop_formulas import OpFlops
 from profiler_wrapper.analysis.flop_ops import FlopOps
-from profiler_wrapper.analysis.flops import FlopCount, LayerPhase, count_of_ops, names_upwards, per_step, shapes_of
+from profiler_wrapper.analysis.flops import (
+    FlopCount,
+    LayerPhase,
+    calls_ratio,
+    count_of_ops,
+    names_upwards,
+    per_step,
+    shapes_of,
+)
 from profiler_wrapper.analysis.model import UncountedRow
 from profiler_wrapper.analysis.peaks import Peaks
 from profiler_wrapper.analysis.phase import Phase
@@ -50,7 +59,7 @@ class WorkCount:
     """What the shapes of a trace tell: FLOPs, and per call of an op FLOPs and bytes."""
 
     flops: FlopCount
-    demands: Mapping[Demand, int]  # how often each, in all steps that were counted
+    demands: Mapping[Demand, int | Fraction]  # how often each, in all steps that were counted
     coverage: Mapping[LayerPlace, tuple[int, int]]  # nanoseconds of ops whose bytes are not told, and of all ops
     untold_bytes: tuple[UncountedRow, ...]
     shapes: ShapeRows = field(default_factory=ShapeRows)
@@ -75,20 +84,20 @@ def _note(what: str, rows: Iterable[UncountedRow]) -> list[str]:
     ]
 
 
-def work_of_recording(found: Attributed) -> WorkCount | str:
-    """What the shapes of an attributed recording tell, or why there are none."""
+def work_of_recording(found: Attributed, timed: Attributed | None = None) -> WorkCount | str:
+    """What the shapes of an attributed recording tell, or why there are none. `timed`: see `calls_ratio`."""
     shapes = shapes_of(found)
-    return shapes if isinstance(shapes, str) else count_work(found, shapes)
+    return shapes if isinstance(shapes, str) else count_work(found, shapes, timed)
 
 
-def count_work(found: Attributed, shapes: Shapes) -> WorkCount:
+def count_work(found: Attributed, shapes: Shapes, timed: Attributed | None = None) -> WorkCount:
     """FLOPs and bytes of the ops of an attributed recording."""
     ops = FlopOps(found, shapes)
-    flops = count_of_ops(found, ops)
+    flops = count_of_ops(found, ops, timed)
     traffic = Traffic(found, shapes, ops)
     return WorkCount(
         flops=flops,
-        demands=_demands(found, ops, traffic),
+        demands=_demands(found, ops, traffic, calls_ratio(found, timed)),
         coverage=_coverage(found, traffic),
         untold_bytes=traffic.untold(flops.steps),
         shapes=_shape_rows(found, shapes, ops),
@@ -101,7 +110,9 @@ def _shape_rows(found: Attributed, shapes: Shapes, ops: FlopOps) -> ShapeRows:
     return replace(rows, notes=tuple(notes))
 
 
-def _demands(found: Attributed, ops: FlopOps, traffic: Traffic) -> Counter[Demand]:
+def _demands(
+    found: Attributed, ops: FlopOps, traffic: Traffic, ratio: Callable[[int], int | Fraction]
+) -> dict[Demand, int | Fraction]:
     """Every unit of work: its bytes, with the FLOPs of all ops in it that count."""
     units, moved = traffic.units, traffic.bytes_moved
     place_of = found.attribution.place_of
@@ -118,10 +129,11 @@ def _demands(found: Attributed, ops: FlopOps, traffic: Traffic) -> Counter[Deman
         calls[int(place_of[unit]), tuple(flops_of[unit]), size] += 1
     for (at, size), number in _pairs(place_of[units[~with_flops]], moved[~with_flops]):
         calls[at, (), size] += number
-    demands: Counter[Demand] = Counter()
+    demands: dict[Demand, int | Fraction] = defaultdict(int)
     for (at, of_unit, told), number in calls.items():
         where = found.attribution.places[at]
-        demands[Demand(found.layer_name(where), where.phase, where.reason, of_unit, told)] += number
+        demand = Demand(found.layer_name(where), where.phase, where.reason, of_unit, told)
+        demands[demand] += number * ratio(where.layer)
     return demands
 
 
@@ -272,11 +284,11 @@ class _Sums:
     """What is gathered of one layer in one phase, over all steps that were counted."""
 
     def __init__(self) -> None:
-        self.bytes_moved = 0
+        self.bytes_moved: int | Fraction = 0
         self.peak_is_known = True
         self.time_ns = self.memory_ns = self.peak_ns = 0.0
 
-    def add(self, demand: Demand, number: int, peaks: Peaks | None) -> None:
+    def add(self, demand: Demand, number: int | Fraction, peaks: Peaks | None) -> None:
         """So many calls that ask for the same."""
         self.bytes_moved += number * demand.bytes_moved
         if peaks is None:

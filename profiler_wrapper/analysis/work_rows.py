@@ -95,6 +95,7 @@ def with_layer_work(rows: Sequence[LayerRow], count: FlopCount, at_roof: Roofs) 
             replace(
                 row,
                 flops_per_step=flops.inclusive,
+                known_flops_per_step=flops.known,
                 self_flops_per_step=flops.own,
                 causal_flops_per_step=flops.causal_inclusive,
                 self_causal_flops_per_step=flops.causal_own,

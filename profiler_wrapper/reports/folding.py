@@ -37,6 +37,7 @@ class LayerTotal:
     communication_ns: int
     fused_ns: int
     flops: int | None  # per step
+    known_flops: int | None  # per step: at least so many
     roof_ns: int | None  # per step: time at the roof
     memory_roof_ns: int | None  # per step: of it, in ops that bytes bound
     calls: int | None
@@ -103,6 +104,10 @@ class Fold:
         return sum_if_all_known(member.flops for member in self.members)
 
     @property
+    def known_flops(self) -> int | None:
+        return sum_if_all_known(member.known_flops for member in self.members)
+
+    @property
     def roof_ns(self) -> int | None:
         return sum_if_all_known(member.roof_ns for member in self.members)
 
@@ -153,6 +158,7 @@ def _layer_total(layer: str, rows: Sequence[LayerRow], parent: str | None) -> La
         communication_ns=sum(row.communication_ns for row in rows),
         fused_ns=sum(row.fused_ns for row in rows),
         flops=sum_if_all_known(row.flops_per_step for row in rows),
+        known_flops=sum_if_all_known(row.known_flops_per_step for row in rows),
         roof_ns=sum_if_all_known(row.roof_time_per_step_ns for row in rows),
         memory_roof_ns=sum_if_all_known(row.memory_roof_time_per_step_ns for row in rows),
         calls=sum_of_known(row.calls for row in forward),

@@ -12,7 +12,7 @@ from profiler_wrapper.reports.followed import followed
 from profiler_wrapper.reports.memory_table import memory_use_sections
 from profiler_wrapper.reports.memory_tree import why_no_memory_use
 from profiler_wrapper.reports.table_rows import outside_label
-from profiler_wrapper.reports.text import clean, grid, shorten
+from profiler_wrapper.reports.text import AT_LEAST, clean, grid, shorten
 from profiler_wrapper.units import mebibytes, milliseconds, percent
 
 Cell = Callable[[LayerRow], str]
@@ -108,7 +108,7 @@ def _layer_columns(analysis: Analysis) -> list[tuple[str, Cell]]:
         (communication, lambda row: _per_step_ms(row.communication_ns or None, steps)),
         ("exposed", lambda row: _per_step_ms(row.exposed_communication_ns or None, steps)),
         ("idle", lambda row: _per_step_ms(row.idle_ns or None, steps)),
-        ("GFLOP", lambda row: _known(row.flops_per_step, _giga)),
+        ("GFLOP", _gigas),
         ("self GFLOP", lambda row: _known(row.self_flops_per_step, _giga)),
         ("causal GFLOP", lambda row: _known(_causal(row), _giga)),
         ("GFLOP/s", lambda row: _known(rate(row, row.flops_per_step), lambda value: f"{value:.1f}")),
@@ -135,6 +135,13 @@ def _known(value: Any, text: Callable[[Any], str]) -> str:
 
 def _per_step_ms(time_ns: int | None, steps: int) -> str:
     return "" if time_ns is None else f"{time_ns / steps / 1e6:.3f}"
+
+
+def _gigas(row: LayerRow) -> str:
+    """FLOPs; at least so many where an op inside tells none."""
+    if row.flops_per_step is None and row.known_flops_per_step is not None:
+        return clean(AT_LEAST) + _giga(row.known_flops_per_step)
+    return _known(row.flops_per_step, _giga)
 
 
 def _causal(row: LayerRow) -> int | None:

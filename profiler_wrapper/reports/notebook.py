@@ -14,7 +14,7 @@ from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.reports.describe import per_step, title_parts, use_line
 from profiler_wrapper.reports.memory_table import peak_line
 from profiler_wrapper.reports.table_rows import TableRow, phase_columns, table_rows
-from profiler_wrapper.reports.text import clean, shorten
+from profiler_wrapper.reports.text import AT_LEAST, clean, shorten
 from profiler_wrapper.units import MIB
 
 _ROWS = 20
@@ -122,10 +122,16 @@ def _columns(rows: Sequence[TableRow]) -> list[tuple[str, Callable[[TableRow], s
         ("total, ms", lambda row: f"{row.total_ns / 1e6:.3f}"),
         ("share, %", lambda row: f"{100 * row.total_ns / total_ns:.1f}" if total_ns else ""),
         ("attention, ms", lambda row: f"{row.attention_ns / 1e6:.3f}" if row.attention_ns else ""),
-        ("GFLOP", lambda row: f"{row.flops / 1e9:.3f}" if row.flops else ""),
+        ("GFLOP", _work),
         ("retained, MiB", lambda row: "" if row.retained_bytes is None else f"{row.retained_bytes / MIB:.1f}"),
         ("peak, MiB", lambda row: "" if row.peak_bytes is None else f"{row.peak_bytes / MIB:.1f}"),
     ]
+
+
+def _work(row: TableRow) -> str:
+    if row.flops is None and row.known_flops is not None:
+        return f"{AT_LEAST}{row.known_flops / 1e9:.3f}"
+    return f"{row.flops / 1e9:.3f}" if row.flops else ""
 
 
 def _phase(phase: Phase) -> Callable[[TableRow], str]:

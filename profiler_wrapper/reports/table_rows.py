@@ -36,6 +36,7 @@ class TableRow:
     attention_ns: float = 0
     communication_ns: float = 0
     flops: float | None = None  # as many steps as the times; None also where steps are not alike
+    known_flops: float | None = None  # so too: at least so many, where an op inside tells none
     roof_ns: float | None = None  # so too: time at the roof
     memory_roof_ns: float | None = None  # of it, in ops that bytes bound
     calls: float | None = None  # per step
@@ -79,6 +80,7 @@ class _Steps:
             "attention_ns": self.of(source.attention_ns),
             "communication_ns": self.of(source.communication_ns),
             "flops": self.work(source.flops),
+            "known_flops": self.work(source.known_flops),
             "roof_ns": self.work(source.roof_ns),
             "memory_roof_ns": self.work(source.memory_roof_ns),
             "calls": None if calls is None else self.of(calls),
@@ -143,6 +145,7 @@ def _median_row(one: Shown[TableRow], steps: _Steps) -> TableRow:
         attention_ns=median(row.attention_ns for row in rows),
         communication_ns=median(row.communication_ns for row in rows),
         flops=_median(row.flops for row in rows),
+        known_flops=_median(row.known_flops for row in rows),
         roof_ns=_median(row.roof_ns for row in rows),
         memory_roof_ns=_median(row.memory_roof_ns for row in rows),
         calls=_median(row.calls for row in rows),
@@ -206,6 +209,7 @@ def _outside_rows(analysis: Analysis, steps: _Steps) -> list[TableRow]:
             attention_ns=steps.of(row.attention_ns),
             communication_ns=steps.of(row.communication_ns),
             flops=steps.work(row.flops_per_step),
+            known_flops=steps.work(row.known_flops_per_step),
             roof_ns=steps.work(row.roof_time_per_step_ns),
             memory_roof_ns=steps.work(row.memory_roof_time_per_step_ns),
         )
@@ -282,6 +286,7 @@ def _total_row(analysis: Analysis, steps: _Steps, totals: Sequence[LayerTotal]) 
         attention_ns=steps.of(sum(row.time_ns for row in analysis.attention)),
         communication_ns=steps.of(sum(r.time_ns for r in analysis.classes if r.class_name == "communication")),
         flops=steps.work(_all_flops(analysis)),
+        known_flops=steps.work(sum(row.flops_per_step for row in analysis.flops)) if analysis.uncounted else None,
         roof_ns=steps.work(_whole_roof(analysis, roots)),
         retained_bytes=sum_of_known(root.retained_bytes for root in roots),
         peak_bytes=_overall_peak(analysis, roots),
@@ -291,7 +296,7 @@ def _total_row(analysis: Analysis, steps: _Steps, totals: Sequence[LayerTotal]) 
 def _all_flops(analysis: Analysis) -> int | None:
     """Of all that ran; None where over 1 % of the time is of kernels launched before the trace, which tell none."""
     before_ns = sum(row.time_ns for row in analysis.unattributed if row.reason == LAUNCHED_BEFORE)
-    if before_ns > _TRIFLE * analysis.time.total_ns:
+    if before_ns > _TRIFLE * analysis.time.total_ns or any(not row.layers for row in analysis.uncounted):
         return None
     own = [row.self_flops_per_step for row in analysis.layers]
     rest = [row.flops_per_step for row in analysis.unattributed if row.reason != LAUNCHED_BEFORE]

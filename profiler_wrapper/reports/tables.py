@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.analysis.phase import Phase
@@ -14,7 +15,7 @@ from profiler_wrapper.reports.followed import followed_lines
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.memory_table import leak_line, peak_line
 from profiler_wrapper.reports.table_rows import ACCUMULATION, TableRow, TableRows, phase_columns, table_rows
-from profiler_wrapper.reports.text import aligned_lines, cells, clean, shorten, wrap
+from profiler_wrapper.reports.text import AT_LEAST, aligned_lines, cells, clean, shorten, wrap
 from profiler_wrapper.units import MIB
 
 __all__ = ["FEWEST_ROWS", "NARROWEST", "console_table", "full_table"]
@@ -35,8 +36,8 @@ _LARGEST_PLAIN = 1e11  # beyond, a number is written with an exponent
 class _Column:
     title: str
     unit: str
-    value: Callable[[TableRow], float | None]
-    text: Callable[[float], str]
+    value: Callable[[TableRow], Any]
+    text: Callable[[Any], str]
     goes: int  # the highest goes first where there is no room
 
 
@@ -133,7 +134,7 @@ def _warning_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> 
 
 def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: bool) -> list[str]:
     """The heading, its units and one line per row."""
-    columns = _columns(rows)
+    columns = _columns(rows, unicode)
     milliseconds = _time_text(rows)
     needed = max([_NAME_WIDTH, *(_least_name_width(row, milliseconds) for row in rows)])
     columns = _fitting(columns, rows, width - needed)
@@ -210,7 +211,7 @@ def _time_text(rows: Sequence[TableRow]) -> Callable[[float], str]:
     return _number(max((row.total_ns for row in rows), default=0), 1e6)
 
 
-def _columns(rows: Sequence[TableRow]) -> list[_Column]:
+def _columns(rows: Sequence[TableRow], unicode: bool) -> list[_Column]:
     """The columns that hold anything, those of time first."""
     time = _time_text(rows)
     memory = _number(max((max(row.retained_bytes or 0, row.peak_bytes or 0) for row in rows), default=0), MIB, 2)
@@ -223,7 +224,7 @@ def _columns(rows: Sequence[TableRow]) -> list[_Column]:
     optional = [
         _Column("share", "%", lambda row: _share(row.total_ns, total_ns), lambda share: f"{share:.1f}", 7),
         _Column("attention", "ms", lambda row: row.attention_ns or None, time, 11),
-        *_work_columns(rows),
+        *_work_columns(rows, unicode),
         _Column("calls", "", lambda row: row.calls, _calls, 15),
         _Column("retained", "MiB", lambda row: row.retained_bytes, memory, 12),
         _Column("peak", "MiB", lambda row: row.peak_bytes, memory, 13),
@@ -231,23 +232,36 @@ def _columns(rows: Sequence[TableRow]) -> list[_Column]:
     return [*phases, total, *(column for column in optional if any(column.value(row) for row in rows))]
 
 
-def _work_columns(rows: Sequence[TableRow]) -> list[_Column]:
+def _work_columns(rows: Sequence[TableRow], unicode: bool) -> list[_Column]:
     """FLOPs per step, and per second of the time they took, in the units that fit the largest; how near the roof.
+
+    Of a row in which an op tells no FLOPs, those that are known, as a lower bound.
 
     Of the roof: the time that the work needs at least, as a share of the time it took. Bound: by what.
     """
-    most = max((row.flops or 0 for row in rows), default=0)
+    most = max((row.flops or row.known_flops or 0 for row in rows), default=0)
     fastest = max((_flop_per_ns(row) or 0 for row in rows), default=0)
     unit, size = ("TFLOP", 1e12) if most >= 1e13 else ("GFLOP", 1e9) if most >= 1e7 else ("MFLOP", 1e6)
     rate_unit, rate_size = (
         ("TFLOP/s", 1e3) if fastest >= 1e3 else ("GFLOP/s", 1.0) if fastest >= 0.01 else ("MFLOP/s", 1e-3)
     )
     return [
-        _Column("work", unit, lambda row: row.flops or None, _number(most, size), 14),
+        _Column("work", unit, _work, _work_text(_number(most, size), unicode), 14),
         _Column("speed", rate_unit, _flop_per_ns, _number(fastest, rate_size), 9),
         _Column("of roof", "%", _roof_share, lambda part: f"{part:.1f}", 8),
         _Column("bound", "by", _memory_share, lambda part: "memory" if part > 0.5 else "compute", 10),
     ]
+
+
+def _work(row: TableRow) -> tuple[float, bool] | None:
+    """FLOPs, and whether they are a lower bound."""
+    if row.flops is None and row.known_flops is not None:
+        return row.known_flops, True
+    return (row.flops, False) if row.flops else None
+
+
+def _work_text(number: Callable[[float], str], unicode: bool) -> Callable[[tuple[float, bool]], str]:
+    return lambda work: clean(AT_LEAST * work[1], unicode=unicode) + number(work[0])
 
 
 def _roof_share(row: TableRow) -> float | None:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate
 from wcwidth import wcwidth
 
-_SPELLED = str.maketrans({"µ": "u", "±": "+-"})  # without Unicode
+AT_LEAST = "≥"
+_SPELLED = str.maketrans({"µ": "u", "±": "+-", AT_LEAST: ">="})  # without Unicode
 _LONGEST_NAME = 4000  # what is longer is cut before it is cleaned, so a name of a megabyte costs nothing
 
 

@@ -164,6 +164,24 @@ def test_recompute_of_a_layer_without_layers(last: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("first_step", [1, 2])
+def test_a_model_that_is_not_called_in_every_step_with_shapes(first_step: int, tmp_path: Path) -> None:
+    """As a UNet after a text encoder: FLOPs are those of the timed steps; without a call with shapes not known."""
+    models = nn.ModuleDict({"text": nn.Linear(4, 4), "net": nn.Linear(16, 16)})
+    with torch.no_grad(), pw.ProfilerWrapper(dict(models), output_dir=tmp_path, files=("result",)) as prof:
+        for step in range(5):
+            models["text"](torch.ones(2, 4))
+            if step >= first_step:
+                models["net"](torch.ones(8, 16))
+            prof.step()
+    result = prof.result
+    assert (result.run["full_steps"], result.run["timed_steps"]) == ([0, 1], [2, 3, 4])
+    (text,), (net,) = result.rows("text"), result.rows("net")
+    assert (text.flops_per_step, text.known_flops_per_step) == (2 * 2 * 4 * 4, 2 * 2 * 4 * 4)
+    by_hand = 2 * 8 * 16 * 16 if first_step == 1 else None
+    assert (net.flops_per_step, net.known_flops_per_step) == (by_hand, by_hand or 0)
+
+
 def test_compiling_adds_nothing(tmp_path: Path) -> None:
     case = build("llama")
     expected = by_torch(case) + MODELS["llama"]

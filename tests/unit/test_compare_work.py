@@ -11,7 +11,7 @@ from noisy_recordings import Factor, Noise, noisy_run
 from profiler_wrapper.analysis import compare_times
 from profiler_wrapper.analysis.advice.comparable import input_shapes
 from profiler_wrapper.analysis.compare import compare
-from profiler_wrapper.analysis.model import Analysis, FlopRow
+from profiler_wrapper.analysis.model import Analysis, FlopRow, UncountedRow
 from profiler_wrapper.analysis.view_model import ProductRow
 from profiler_wrapper.reports.compare_rows import folded_rows
 from profiler_wrapper.reports.compare_text import _told_apart, compare_text
@@ -81,6 +81,21 @@ def test_more_work_of_a_layer_is_named_where_time_says_nothing() -> None:
     assert "less work: layers.2.mlp -5.9 % FLOPs, -12 ops" in compare(other, one).verdict
     told = found.to_dict()["work"][0]
     assert (told["layer"], told["events_b"] - told["events_a"]) == ("layers.2.mlp", 12.0)
+
+
+def test_flops_that_one_side_does_not_know_are_no_fewer() -> None:
+    one = more_work(noisy_run(1), (), 0, 0)
+    other = more_work(noisy_run(2), ("layers.2.mlp",), 0, 12)
+    rows = tuple(replace(r, self_flops_per_step=None) if r.layer == "layers.2.mlp" else r for r in other.layers)
+    op = UncountedRow(
+        op="lib::mix", class_name="other", phase="forward", layers=("layers.2.mlp",), count=1, time_per_step_ns=1
+    )
+    found = compare(one, replace(other, layers=rows, uncounted=(op,)))
+    assert "more work: layers.2.mlp FLOPs not known in b, +12 ops" in found.verdict.replace("device events", "ops")
+    assert "% FLOPs" not in compare_text(found)
+    assert (found.total("FLOPs").b, found.total("FLOPs").change) == (None, None)
+    both = found.total("FLOPs known on both sides")
+    assert both.a == both.b == 800 * sum(row.layer != "layers.2.mlp" for row in one.layers)
 
 
 def test_like_layers_with_the_same_other_work_are_one() -> None:

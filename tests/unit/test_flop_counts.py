@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.recording.shapes import OpShapes, Shapes
+from profiler_wrapper.reports.tables import console_table
 from recordings import Trace
 
 
@@ -85,6 +88,64 @@ def test_a_kernel_of_a_product_that_no_op_launched_is_unknown() -> None:
         ("my_gemm_kernel", "gemm", 30)
     ]
     assert sum(row.flops_per_step for row in found.flops) == 16
+
+
+def known(found: Analysis) -> dict[tuple[str, str], tuple[int | None, int | None]]:
+    return {(row.layer, row.phase): (row.flops_per_step, row.known_flops_per_step) for row in found.layers}
+
+
+def test_an_op_of_a_library_that_works_itself_is_unknown_on_a_cpu() -> None:
+    trace = Trace().mark(".", 0, 200).mark("a", 10, 90).op("lib::product", 20, 80).op("aten::detach", 30, 40)
+    trace.mark("b", 100, 190).op("aten::mm", 110, 180)
+    found = result(trace, mm=square(2))
+    assert [(row.op, row.class_name, row.layers) for row in found.uncounted] == [("lib::product", "other", ("a",))]
+    assert known(found) == {
+        ("Net", "forward"): (None, 16), ("a", "forward"): (None, 0), ("b", "forward"): (16, 16)
+    }  # fmt: skip
+    assert found.utilization is not None
+    assert found.utilization.hardware_flops_per_step is None
+    table = console_table(found, width=120)
+    assert ">=" in next(line for line in table.split("\n") if line.startswith("Net ") and " on " not in line)
+    assert "≥" in console_table(found, width=120, unicode=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [
+        ("lib::attend", "aten::mm"),  # leaves its product to torch
+        ("lib::glue", "aten::mul"),  # and all that is not one
+        ("lib::rms_norm", "aten::detach"),
+        ("c10d::allreduce_", "aten::detach"),
+        ("aten::gelu", "aten::detach"),
+        ("mkldnn::_reorder", "aten::detach"),
+        ("MyFunction", "aten::detach"),
+    ],
+)
+def test_an_op_that_multiplies_nothing_itself_is_known(name: str, inside: str) -> None:
+    end = 70 if inside == "aten::mul" else 30
+    found = result(Trace().mark(".", 0, 100).op(name, 10, 80).op(inside, 20, end), mm=square(2))
+    assert found.uncounted == ()
+    assert own(found)["Net", "forward"] == (16 if inside == "aten::mm" else 0)
+
+
+@pytest.mark.parametrize(
+    ("op", "kernel", "unknown"),
+    [
+        ("lib::scan", "lib_mixing", ("lib::scan", "other")),
+        ("lib::norm", "void rms_norm_kernel<float>()", None),
+        ("MyFunction", "_selective_scan_fwd", ("_selective_scan_fwd", "other")),  # Triton, by no op
+        ("MyFunction", "void mine::kernel<float>(float*)", None),  # of C++: who knows, but no Triton kernel
+        ("MyFunction", "triton_poi_fused_add_0", None),
+        ("MyFunction", "triton_red_fused_mean_1", None),
+        ("aten::add", "_whatever", None),
+        ("Optimizer.step#Adam.step", "_fused_step", None),
+    ],
+)
+def test_kernels_of_libraries_and_of_triton(op: str, kernel: str, unknown: tuple[str, str] | None) -> None:
+    trace = Trace().mark(".", 0, 100).mark("a", 10, 90).op(op, 20, 80)
+    trace.launch(30, 31, correlation=1).kernel(kernel, 40, 60, correlation=1)
+    found = result(trace)
+    assert [(row.op, row.class_name) for row in found.uncounted] == ([unknown] if unknown else [])
 
 
 def test_compiled_code_of_which_no_kernel_is_known_is_unknown_on_a_cpu() -> None:

@@ -84,6 +84,16 @@ def test_more_flops_in_one_layer() -> None:
     assert not judged(worse, exact()).regressed
 
 
+@pytest.mark.parametrize("other", [None, 1100])
+def test_flops_that_a_side_does_not_know_are_not_judged(other: int | None) -> None:
+    unknown = with_row(exact(), "model.layers.2.mlp", "forward", self_flops_per_step=None)
+    run = unknown if other is None else with_row(unknown, "model.layers.1.mlp", "forward", self_flops_per_step=other)
+    found = check(judged(exact(), run), "FLOPs")
+    assert [row.layer for row in found.regressions] == ([] if other is None else ["model.layers.1.mlp"])
+    assert check(judged(unknown, exact()), "FLOPs").status == "ok"
+    assert ("where both sides know them" in found.reason) == (other is None)
+
+
 def flops_of(layer: str, phase: Phase, flops: int, repeated: int = 0) -> FlopRow:
     return FlopRow(
         layer=layer,

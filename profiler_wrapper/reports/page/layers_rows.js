@@ -46,6 +46,7 @@
       cpu: own ? undefined : perStep("cpu_time_us"),
       calls: sumOf(forward.map(row => isKnown(row.calls) ? row.calls / steps : undefined)),
       flops: work("flops_per_step"),
+      known_flops: own ? undefined : work("known_flops_per_step"),
       bytes_moved: work("bytes_moved_per_step"),
       roof: work("roof_time_per_step_us"),
       memory_roof: work("memory_roof_time_per_step_us"),
@@ -74,6 +75,7 @@
       communication: total("communication") || 0,
       exposed: total("exposed"), idle: total("idle"), cpu: total("cpu"), calls: total("calls"),
       flops: knownTotal(members.map(member => member.flops)),
+      known_flops: knownTotal(members.map(member => member.known_flops)),
       bytes_moved: knownTotal(members.map(member => member.bytes_moved)),
       roof: knownTotal(members.map(member => member.roof)),
       memory_roof: knownTotal(members.map(member => member.memory_roof)),
@@ -214,6 +216,7 @@
       attention: data.attention.length ? data.attention.reduce((sum, row) => sum + row.time_us, 0) / data.page.steps : undefined,
       exposed: isKnown(exposed) ? exposed / data.page.steps : undefined,
       flops: allFlops(data),
+      known_flops: (data.uncounted || []).length ? sumOf(outermost.map(row => row.known_flops)) : undefined,
       retained: sumOf(outermost.filter(row => row.layer).map(row => row.retained)),
       peak: peakOf(data, outermost),
     };

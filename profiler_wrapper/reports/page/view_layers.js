@@ -105,6 +105,14 @@
     return row.group ? "group" : row.outside ? "outside" : row.unattributed ? "unattributed" : row.isTotal ? "total" : "";
   }
 
+  /** At least so many FLOPs, where an op inside tells none. */
+  const drawWork = why => (row, cell) => {
+    if (row.flops !== null || !isKnown(row.known_flops)) return false;
+    cell.append(`≥ ${page.format.flops(row.known_flops)}`);
+    cell.title = page.full(`at least: ${why(row)}`);
+    return true;
+  };
+
   function columns(data) {
     const total = data.time.total_us / data.page.steps;
     const before = "kernels launched before the trace tell none";
@@ -121,7 +129,7 @@
       { key: "attention", like: "time", title: backends.length === 1 ? `Attention (${page.cut(backends[0], 14)})` : "Attention", kind: "us", help: `Of it in attention kernels: ${backends.join(", ")}` },
       { key: "backend", title: "Backend", kind: "text", value: row => row.backends.length ? row.backends.join(" + ") : undefined, help: "Of attention: flash, cudnn, mem_efficient, flex, math, external" },
       { key: "calls", title: "Calls", kind: "count", help: "Entries of the layer" },
-      { key: "flops", title: "Work", kind: "flops", missing: whyNoWork, help: "FLOPs of matrix products, convolutions and attention; 2 per multiply-add" },
+      { key: "flops", title: "Work", kind: "flops", missing: whyNoWork, cell: drawWork(whyNoWork), help: "FLOPs of matrix products, convolutions and attention; 2 per multiply-add" },
       { key: "rate", title: "Speed", kind: "flop_rate", missing: whyNoWork, help: "FLOPs over the time of the row" },
       { key: "of_roof", title: "Of roof", kind: "share", missing: noRoof, help: "The time that its FLOPs and bytes need at least, over the time that it took without communication" },
       { key: "bound", title: "Bound", kind: "text", missing: noRoof, help: "What holds it at the roof: bytes (memory) or FLOPs (compute)" },
