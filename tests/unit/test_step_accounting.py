@@ -31,7 +31,7 @@ def test_two_ranks_by_hand() -> None:
     found = account(times(np.array([[[1, 5, 10], [3, 2, 6]]]), waiting=np.array([[0, 5]])))
     assert found.kinds == ("data", "forward", "backward", WAITING)
     assert found.held_ns.tolist() == [[[3, 3, 10, 0]]]
-    assert found.holder.tolist() == [[[10, 0, 0, 0]]]
+    assert found.holder.tolist() == [[[10, 0, 0, -1]]], "in the end both are equally long"
 
 
 def test_waiting_is_the_last_part_and_held_by_nobody_else() -> None:
@@ -74,7 +74,12 @@ def test_parts_add_up_to_the_longest_rank(data: st.DataObject) -> None:
             for kind in range(kinds):
                 up_to = {rank * 10: sum(own[step, rank, : kind + 1].tolist()) for rank in of_stage}
                 assert sum(parts[: kind + 1]) == max(up_to.values())
-                assert up_to[int(found.holder[step, place, kind])] == max(up_to.values())
+                holder = int(found.holder[step, place, kind])
+                if holder == -1:
+                    assert len(of_stage) > 1
+                    assert len({*up_to.values()}) == 1
+                else:
+                    assert up_to[holder] == max(up_to.values())
 
 
 @settings(max_examples=40, deadline=None)

@@ -115,20 +115,18 @@ def _steps(facts: Facts) -> Iterator[_Steps]:
 def _own_wall_ns(spans: Spans, call: int, is_op: Bool, foreign: Bool) -> int:
     """What a call of an optimizer takes on the clock, without each run of work that is not its own.
 
-    A run lasts from its first event to the end of its last, be it on the engine's thread: the caller waits for it.
+    A run lasts from its first event (of the first run: from the call) to the end of its last, be it on the engine's
+    thread: the caller waits for it.
     """
     start, end = int(spans.start_ns[call]), int(spans.end_ns[call])
     inside = (spans.start_ns >= start) & (spans.end_ns <= end)
     others = np.flatnonzero(inside & foreign)
     between = np.sort(spans.start_ns[inside & is_op])
     run = np.searchsorted(between, spans.start_ns[others])
-    return (
-        end
-        - start
-        - sum(
-            int(spans.end_ns[others[run == i]].max() - spans.start_ns[others[run == i]].min()) for i in np.unique(run)
-        )
-    )
+    runs = [others[run == i] for i in np.unique(run)]
+    begins = [int(spans.start_ns[one].min()) if i else start for i, one in zip(np.unique(run), runs, strict=True)]
+    ends = [int(spans.end_ns[one].max()) for one in runs]
+    return end - start - (sum(ends) - sum(begins))
 
 
 def _saved_ns(facts: Facts, steps: _Steps) -> float:
