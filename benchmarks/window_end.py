@@ -18,6 +18,7 @@ import statistics
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,68 @@ def train(options: argparse.Namespace, output_dir: str, mode: str) -> dict[str, 
     return {"steps": steps, "export": exports[-1] if exports else 0.0, "waited": waited}
 
 
+class OwnOfTorch:
+    """Seconds in what torch's profiler does at the end of a recording, since `restart()`."""
+
+    def __init__(self) -> None:
+        from profiler_wrapper.capture import session
+
+        self.wall_s = self.cpu_s = 0.0
+        for owner, name in (
+            (session._KinetoProfile, "stop_trace"),
+            (session._KinetoProfile, "export_chrome_trace"),
+            (session.Session, "close"),  # torch releases its events
+        ):
+            setattr(owner, name, self._timed(getattr(owner, name)))
+
+    def restart(self) -> None:
+        self.wall_s = self.cpu_s = 0.0
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            wall_s, cpu_s = time.perf_counter(), time.thread_time()
+            try:
+                return function(*arguments, **named)
+            finally:
+                self.wall_s += time.perf_counter() - wall_s
+                self.cpu_s += time.thread_time() - cpu_s
+
+        return timed
+
+
+def pauses() -> None:
+    """One process: the call of `step()` that ends a window, for traces of about 1, 10 and 100 MB."""
+    import models
+    import profiler_wrapper as pw
+
+    warnings.simplefilter("ignore")
+    own = OwnOfTorch()
+    for layers, steps in ((2, 1), (8, 3), (8, 27)):
+        case = models.build("llama", layers=layers, hidden=64, tokens=16)
+        optimizer = models.optimizer_of(case.model)
+        with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
+            with (
+                contextlib.redirect_stdout(nowhere),
+                pw.ProfilerWrapper(case.model, output_dir=folder, steps=f"2-{1 + steps}") as profiler,
+            ):
+                for step in range(2 + steps):
+                    models.train_step(case, case.model, optimizer, seed=step)
+                    own.restart()
+                    wall_s, cpu_s = time.perf_counter(), time.thread_time()
+                    profiler.step()
+                    wall_s, cpu_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
+                size = max(path.stat().st_size for path in Path(folder).rglob("*_trace.json*"))
+                begin = time.perf_counter()
+            left_s = time.perf_counter() - begin
+        print(
+            f"trace of {size / 1e6:.0f} MB: stands still {wall_s:.2f} s, of it ours {wall_s - own.wall_s:.3f} s "
+            f"({cpu_s - own.cpu_s:.3f} s of CPU time); leaving at once then takes {left_s:.1f} s"
+        )
+
+
 def main(options: argparse.Namespace) -> None:
     print(measuring.machine())
+    pauses()
     print(
         f"{options.ranks} gloo ranks, DDP around a Llama of {options.layers} layers, hidden {options.hidden}, "
         f"2 x {options.tokens} tokens; steps {FIRST}-{LAST} are recorded, {options.after} follow"

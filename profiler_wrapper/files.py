@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,8 @@ from profiler_wrapper.capture.rank import FULL_SET_WORLD_SIZE, RunInfo
 from profiler_wrapper.notices import tell
 from profiler_wrapper.options import FILES, Options
 from profiler_wrapper.recording.atomic import replacing
-from profiler_wrapper.recording.carry import carry, remove_empty
-from profiler_wrapper.recording.lanes import splice_lanes
+from profiler_wrapper.recording.carry import carry
+from profiler_wrapper.recording.lanes import LaneSpan, splice_lanes
 from profiler_wrapper.recording.store import RunDirectory
 from profiler_wrapper.reports.page import write_page
 from profiler_wrapper.reports.write import REPORTS, ReportFile
@@ -27,6 +27,7 @@ from profiler_wrapper.run_files import href
 from profiler_wrapper.units import file_size
 
 SMALL_SET = frozenset({"result"})
+TRACES = frozenset({"trace", "full_trace"})
 _MOST_NAMES = 8  # of files that stay where they are
 _TOLD_AS = {"report": "the page"}
 
@@ -53,6 +54,7 @@ class WindowFiles:
         self._target = target
         self._written: list[Path] = []
         self._whole = True
+        self._only_traces = False
         self._zipped = options.trace == "json.gz" or (options.trace is None and info.world_size > FULL_SET_WORLD_SIZE)
 
     def write(self, result: ProfileResult, found: Attributed, *, main: Path, full: Path | None) -> None:
@@ -60,14 +62,12 @@ class WindowFiles:
 
         Args:
             result, found: of the main trace.
-            main, full: traces, which are moved into place.
+            main, full: traces, which stay where they are: who is interrupted here can begin again.
         """
         if self._directory is None:
             return
         wanted = self.wanted()
-        if "trace" in wanted:
-            self._attempt("the layer lanes", lambda: splice_lanes(main, layer_lanes(found, result.calls)))
-        self._move_traces(main, full)
+        self._write_traces(main, full, lanes=lambda: layer_lanes(found, result.calls))
         for name, report in REPORTS.items():
             if name in wanted and report.applies(result):
                 for file in report.files:
@@ -77,12 +77,12 @@ class WindowFiles:
     def write_traces(self, *, main: Path, full: Path | None) -> None:
         """The traces alone: nothing could be made of them."""
         if self._directory is not None:
-            self._move_traces(main, full)
+            self._write_traces(main, full)
             self._finish(complete=False)
 
-    def keep_plain(self) -> None:
-        """Compress nothing: this is no process that has time for it."""
-        self._zipped = False
+    def only_traces(self) -> None:
+        """They are all there is, so they are written whatever was asked for; plainly, which takes no time."""
+        self._zipped, self._only_traces = False, True
 
     def _finish(self, *, complete: bool) -> None:
         """What `run.json` calls complete is where it has to be, so it comes last."""
@@ -97,7 +97,6 @@ class WindowFiles:
         self._written += carried.there
         self._directory = target
         if not carried.left:
-            remove_empty(source.root)
             return
         self._whole = False
         self._attempt("run.json beside them", lambda: source.write_run(self._run, complete=False))
@@ -107,12 +106,22 @@ class WindowFiles:
             f"{self._info.host}: {', '.join(path.name for path in carried.left[:_MOST_NAMES])}"
         )
 
-    def _move_traces(self, main: Path, full: Path | None) -> None:
-        wanted = self.wanted()
-        if "trace" in wanted:
-            self._attempt("the trace", lambda: self._move(main, FILES["trace"]))
-        if full is not None and "full_trace" in wanted:
-            self._attempt("the trace with shapes", lambda: self._move(full, FILES["full_trace"]))
+    def _write_traces(
+        self, main: Path, full: Path | None, *, lanes: Callable[[], Sequence[LaneSpan]] | None = None
+    ) -> None:
+        if "trace" in self.wanted():
+            self._write_trace(main, self._trace_file("trace"), "the trace", lanes)
+        if full is not None and "full_trace" in self.wanted():
+            self._write_trace(full, self._trace_file("full_trace"), "the trace with shapes", None)
+
+    def _write_trace(self, source: Path, path: Path, what: str, lanes: Callable[[], Sequence[LaneSpan]] | None) -> None:
+        written = lanes is not None and self._attempt("the layer lanes", partial(_splice, source, lanes, path))
+        if written or self._attempt(what, partial(_put, source, path)):
+            self._keep(path)
+
+    def _trace_file(self, name: str) -> Path:
+        path = self._directory_path().path(FILES[name])
+        return path.with_name(f"{path.name}.gz") if self._zipped else path
 
     def _write_run(self, *, complete: bool) -> None:
         self._attempt("run.json", lambda: self._keep(self._directory_path().write_run(self._run, complete=complete)))
@@ -123,6 +132,8 @@ class WindowFiles:
 
     def _asked_for(self) -> frozenset[str]:
         options = self._options
+        if self._only_traces:
+            return TRACES
         if options.files == "all":
             return frozenset(FILES)
         if options.files != "auto":
@@ -137,7 +148,7 @@ class WindowFiles:
         if not options.enable_print_summary:
             left_out.add("log")
         if options.trace is False:
-            left_out |= {"trace", "full_trace"}
+            left_out |= TRACES
         return frozenset(FILES) - left_out
 
     @property
@@ -150,13 +161,13 @@ class WindowFiles:
         """The file that the timed trace goes to; None if it is not kept."""
         if self._directory is None or "trace" not in self.wanted():
             return None
-        return self._directory.path(FILES["trace"]).name + (".gz" if self._zipped else "")
+        return self._trace_file("trace").name
 
     def trace_names(self, *, full: bool) -> dict[str, str | None]:
         """The file names that run.json tells: of the timed trace and, if there is one, of that with shapes."""
         names = {"trace": self.trace_name}
         if full and self._directory is not None and "full_trace" in self.wanted():
-            names["full_trace"] = self._directory.path(FILES["full_trace"]).name + (".gz" if self._zipped else "")
+            names["full_trace"] = self._trace_file("full_trace").name
         return names
 
     @property
@@ -203,14 +214,6 @@ class WindowFiles:
             write_page(result, beside, trace_href=None if trace is None else href(trace, page=path))
         self._keep(path)
 
-    def _move(self, part: Path, name: str) -> None:
-        directory = self._directory_path()
-        if not self._zipped:
-            self._keep(directory.write_with(name, lambda path: os.replace(part, path)))
-            return
-        self._keep(directory.write_with(f"{name}.gz", lambda path: _zip(part, path)))
-        part.unlink()
-
     def _directory_path(self) -> RunDirectory:
         assert self._directory is not None
         return self._directory
@@ -218,12 +221,30 @@ class WindowFiles:
     def _keep(self, path: Path) -> None:
         self._written.append(path)
 
-    def _attempt(self, what: str, write: Callable[[], object]) -> None:
+    def _attempt(self, what: str, write: Callable[[], object]) -> bool:
         try:
             write()
         except Exception as error:
             self._whole = False
             tell(f"{what} could not be written: {type(error).__name__}: {error}")
+            return False
+        return True
+
+
+def _splice(source: Path, lanes: Callable[[], Sequence[LaneSpan]], target: Path) -> None:
+    splice_lanes(source, lanes(), target)
+
+
+def _put(source: Path, target: Path) -> None:
+    """The same file under another name, or where its name says so zipped."""
+    with replacing(target) as beside:
+        if target.suffix == ".gz":
+            _zip(source, beside)
+            return
+        try:
+            os.link(source, beside)
+        except OSError:  # a file system without links: then it is moved
+            os.replace(source, beside)
 
 
 def _zip(source: Path, target: Path) -> None:

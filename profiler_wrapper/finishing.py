@@ -1,13 +1,22 @@
-"""From what was recorded to what is on disk: analyse a window, write its files, print its table."""
+"""From what was recorded to what is on disk: analyse a window, write its files, print its table.
+
+While the loop goes on a child process does it, and whoever leaves the block, asks for the result or ends the process
+waits for that. Who waits also applies the functions in `track`, which no other process can have, prints the tables, and
+finishes what a child did not begin, or gets no time for.
+"""
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
+import multiprocessing.util
+import os
+import threading
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from profiler_wrapper.background import Background
 from profiler_wrapper.capture.out_of_memory import OutOfMemory
 from profiler_wrapper.capture.rank import RunInfo
 from profiler_wrapper.capture.session import safe_name
@@ -20,17 +29,16 @@ from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.run_place import RunPlace
 from profiler_wrapper.run_record import Describe, RunRecord, choose, notes_of
 from profiler_wrapper.terminal import unicode_terminal
-from profiler_wrapper.window_child import Child, finish_window_in_child
+from profiler_wrapper.window_child import Child, finish_window_in_child, lack_of_memory
 from profiler_wrapper.window_report import FinishedWindow, WindowTask, finish_window, has_little_memory, keep_traces
 
 _COMMAND = "python -m profiler_wrapper snapshot"
-_PATIENCE_S = 300.0  # with windows that are still being finished, when somebody asks for results
 _NO_OP = "no op of torch ran in the block, on the thread that entered it"
-_NO_FUNCTIONS = "with several ranks another process finishes a window. Give background=False for them"
+_unfinished: list[Finisher] = []  # with windows that the end of the process waits for
 
 
 class Finisher:
-    """Writes one process's part of a run, window by window: at once, or where nobody may wait, beside the training."""
+    """Writes one process's part of a run, window by window: at once, or while the loop goes on, beside it."""
 
     def __init__(
         self,
@@ -49,8 +57,9 @@ class Finisher:
         self._history: AllocatorHistory | None = None
         self._notes: list[str] = list(info.warnings)  # said once, in the first result
         self._results: list[ProfileResult] = []
-        self._background = Background(self._child_has_ended)
-        self._children: list[Child] = []  # whose results nobody has asked for
+        self._later: list[tuple[WindowTask, Child | None]] = []  # windows that are to be waited for
+        self._waiting = threading.RLock()
+        self._home = os.getpid()
 
     @property
     def rank(self) -> int:
@@ -70,16 +79,28 @@ class Finisher:
     @property
     def results(self) -> tuple[ProfileResult, ...]:
         """Of the windows that are finished by now."""
-        while self._children and self._children[0].ended:
-            child = self._children.pop(0)
-            self._keep(child.finished())
         return tuple(self._results)
 
     def wait(self) -> None:
-        """For windows that are still being finished, but not for ever."""
-        if not self._background.wait(_PATIENCE_S):
-            numbers = ", ".join(str(child.process) for child in self._background.busy)
-            tell(f"a result is not there yet: process {numbers} still works on it. Ask again later, or load the run")
+        """Until all windows are finished. A process that the user forked waits for none of its parent's."""
+        if self._home != os.getpid():
+            return
+        with self._waiting:
+            while self._later:
+                task, child = self._later[0]
+                finished = child.finished(child.patience_s()) if child is not None else None
+                self._later.pop(0)  # only now: after Ctrl-C somebody else may wait for it
+                try:
+                    if finished is not None:
+                        self._take(task, finished)
+                    elif child is not None and child.was_killed:
+                        keep_traces(task, f"what was recorded could not be analysed ({child.problem})")
+                    else:
+                        self._finish(task)
+                finally:
+                    self._place.drop_parts(task.parts)
+            if self in _unfinished:
+                _unfinished.remove(self)
 
     def follow(self, name: str) -> None:
         """A named block was run: its time becomes a series."""
@@ -127,12 +148,12 @@ class Finisher:
 
     # -- a window ---------------------------------------------------------------------------------
 
-    def write(self, window: Window, *, failure: OutOfMemory | None = None) -> None:
+    def write(self, window: Window, *, failure: OutOfMemory | None = None, loop_goes_on: bool = False) -> None:
         """Analyse a window, write its files, print its table; nothing of it, if nothing was recorded.
 
-        With several ranks a child process does all that, and this returns at once.
-
-        `failure`: an out-of-memory that ended the window, which is answered.
+        Args:
+            failure: an out-of-memory that ended the window, which is answered.
+            loop_goes_on: nobody should wait, so it is left to a child process; see `wait`.
         """
         main, full = choose(window)
         parts = {trace.path for trace in (window.full, window.timed) if trace is not None}
@@ -141,11 +162,13 @@ class Finisher:
                 self._tell_nothing("; ".join(window.warnings) or "the block ended before its first step")
                 return
             task = self._task(window, main, full, failure)
-            if self._options.in_background(self._info):
-                self._finish_in_background(task)
-                parts -= set(task.parts)
+            if loop_goes_on and self._options.background:
+                if self._finish_later(task):
+                    parts -= set(task.parts)
+                self.windows += 1
             else:
-                self._finish(task)
+                self.wait()
+                self.windows += self._finish(task)
         finally:
             self._place.drop_parts(parts)
 
@@ -170,50 +193,44 @@ class Finisher:
             unicode=unicode_terminal(),
         )
 
-    def _finish(self, task: WindowTask) -> None:
+    def _finish_later(self, task: WindowTask) -> bool:
+        """Whether it is left to a child, or to who waits: the traces are still needed."""
+        child = None
+        if not any(callable(item) for item in task.options.track):
+            lack = lack_of_memory(task)
+            if lack:
+                keep_traces(task, lack)
+                return False
+            try:
+                child = Child(task, beside_training=True)
+            except Exception as error:
+                task.run["warnings"].append(
+                    f"no process could be started to make the reports ({type(error).__name__}: {error}), so they were "
+                    "made when the block was left"
+                )
+        self._place.hand_over(task.parts)
+        if self._home != os.getpid():
+            self._home, self._later = os.getpid(), []
+        self._later.append((task, child))
+        if self not in _unfinished:
+            _unfinished.append(self)
+        _wait_at_exit(os.getpid())
+        return True
+
+    def _finish(self, task: WindowTask) -> bool:
+        """Whether there is a result."""
         finished = finish_window_in_child(task) if has_little_memory() else finish_window(task)
+        self._take(task, finished)
+        return finished.result is not None
+
+    def _take(self, task: WindowTask, finished: FinishedWindow) -> None:
         if finished.nothing_recorded:
             self._tell_nothing(task.why_nothing)
         if finished.answered:
             self._answered = task.failure
-        self.windows += finished.result is not None
-        self._keep(finished)
-        say(finished.text)
-
-    def _finish_in_background(self, task: WindowTask) -> None:
-        try:
-            child = Child(task, without_functions=_NO_FUNCTIONS, background=True)
-        except Exception as error:
-            keep_traces(task, f"what was recorded could not be handed over ({type(error).__name__}: {error})")
-            return
-        self._place.hand_over(task.parts)
-        if task.failure is not None:
-            self._answered = task.failure  # by the child
-        self.windows += 1
-        self._children.append(child)
-        self._background.run(child)
-
-    def _child_has_ended(self, child: Child) -> None:
-        """On a thread of its own: say what it said, and clean up after it."""
-        try:
-            child.tell()
-            if child.said is None:
-                keep_traces(child.task, f"what was recorded could not be analysed ({child.problem})")
-            elif child.said.nothing_recorded:
-                self._tell_nothing(child.task.why_nothing)
-            else:
-                say(child.said.text)
-            failure = child.task.failure
-            if failure is not None and (child.said is None or not child.said.answered):
-                self._answered = None
-                self.answer(failure)
-        finally:
-            self._place.drop_parts(child.task.parts)
-            child.ended = True
-
-    def _keep(self, finished: FinishedWindow | None) -> None:
-        if finished is not None and finished.result is not None:
+        if finished.result is not None:
             self._results.append(finished.result)
+        say(finished.text)
 
     def answer(self, failure: OutOfMemory) -> None:
         """Answer an out-of-memory that ended no recording, or one that could not be analysed; once."""
@@ -233,3 +250,32 @@ class Finisher:
         self._place.drop_parts()
         if not self.windows:
             self._place.mark_incomplete()
+
+    def tell_what_goes_on(self) -> None:
+        """Somebody waits no longer."""
+        for task, child in self._later:
+            where = task.target or task.directory
+            if child is not None and where is not None:
+                tell(
+                    f"process {child.process} still finishes a window; when it has ended, run.json in "
+                    f"{where.directory} says complete"
+                )
+
+
+@cache
+def _wait_at_exit(process: int) -> None:
+    """Once in each process. Those that multiprocessing starts end without what `atexit` knows."""
+    if multiprocessing.parent_process() is None:
+        atexit.register(_finish_all)
+    else:
+        multiprocessing.util.Finalize(None, _finish_all, exitpriority=0)
+
+
+def _finish_all() -> None:
+    for finisher in list(_unfinished):
+        try:
+            finisher.wait()
+        except KeyboardInterrupt:
+            finisher.tell_what_goes_on()
+        except Exception as error:
+            tell(f"a recorded window could not be finished: {type(error).__name__}: {error}")

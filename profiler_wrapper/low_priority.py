@@ -1,4 +1,4 @@
-"""A process beside a training: what it may import, and how it steps back.
+"""A process beside a training: what it may import, how it steps back and waits for its turn.
 
 Imports next to nothing, so that what such a process imports after stepping back is in nobody's way.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,11 @@ def import_places() -> list[str]:
     """Where another interpreter finds what this one imports, this package also if the working directory has changed."""
     ours = str(Path(__file__).resolve().parent.parent)
     return [*(place for place in sys.path if isinstance(place, str)), ours]  # Python imports from texts alone
+
+
+def is_python(executable: str | None) -> bool:
+    """An interpreter, and not a program that holds one: starting that once more could do anything."""
+    return bool(executable) and Path(str(executable)).name.lower().startswith(("python", "pypy"))
 
 
 def step_back() -> None:
@@ -50,3 +56,13 @@ def _lower_session() -> None:
             return
         else:
             return
+
+
+def take_turn() -> None:
+    """Wait until no other process of this user has its turn on this machine; it ends with the process."""
+    with suppress(ImportError, AttributeError, OSError):  # no such locks here, or no place for one: nobody waits
+        import fcntl
+
+        path = Path(tempfile.gettempdir(), f"profiler_wrapper-{os.getuid()}.lock")
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)

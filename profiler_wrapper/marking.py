@@ -190,7 +190,7 @@ def _handle(profiler: Any, finisher: Finisher, steps: _RecordedSteps) -> None:
         held=held,
         cpu_frees_unsure=finisher.windows > 0,
     )
-    finisher.write(Window(timed=trace))
+    finisher.write(Window(timed=trace), loop_goes_on=finisher.world_size > 1)  # no rank waits for another's reports
 
 
 class _RecordedSteps:

@@ -33,7 +33,7 @@ Trace = Literal["json", "json.gz", False]
 LOCAL_DIR_VARIABLE = "PROFILER_WRAPPER_LOCAL_DIR"
 _FLAGS = (
     "profile_memory", "with_stack", "enabled_record_memory_pickle", "enabled_record_cuda_average_time",
-    "enable_record_cuda_mm", "enable_print_summary",
+    "enable_record_cuda_mm", "enable_print_summary", "background",
 )  # fmt: skip
 Value = TypeVar("Value")
 FEW_RANKS = 8  # that are asked for by number: each of them writes the full set of files
@@ -69,7 +69,7 @@ class Options:
     coordinates: Mapping[str, int] | None = None  # in the device mesh, as the user says
     ranks: frozenset[int] | None = None  # which ranks record at all; None: all
     local_dir: Path | None = None  # where files are written first; None: where they go
-    background: bool | None = None  # windows are finished by a child process; None: where there are several ranks
+    background: bool = True  # while the loop goes on, windows are finished by a child process
     off: bool = False
 
     def with_absolute_paths(self) -> Options:
@@ -94,10 +94,6 @@ class Options:
         """Whether this rank writes the full set of files, where none are named."""
         chosen = self.ranks is not None and (len(self.ranks) <= FEW_RANKS or self.is_first(info))
         return chosen or info.writes_everything
-
-    def in_background(self, info: RunInfo) -> bool:
-        """Whether windows are finished by a child process, so that nobody waits for it."""
-        return info.world_size > 1 if self.background is None else self.background
 
     def of_several(self, info: RunInfo) -> bool:
         """Whether other ranks of the job record too."""
@@ -178,8 +174,6 @@ def _check(options: Options) -> None:
         raise WrongUse(f"run_name={options.run_name!r} names no directory. Give a text, the same on all ranks.")
     if options.rank is not None and not (isinstance(options.rank, int) and options.rank >= 0):
         raise WrongUse(f"rank={options.rank!r} is no rank. Give a number from 0.")
-    if options.background is not None and not _is_flag(options.background):
-        raise WrongUse(f"background={options.background!r} means nothing here. Give True, False or None.")
     mesh = options.device_mesh
     if mesh is not None and not hasattr(mesh, "mesh_dim_names") and not hasattr(mesh, "get_rank"):
         raise WrongUse(f"device_mesh={mesh!r} is none. Give a torch.distributed.device_mesh.DeviceMesh.")

@@ -142,6 +142,7 @@ class Profiling:
             self._scopes.detach()
         recorder = self._recorder
         if recorder is None:
+            self._report()
             return
         recorder.end_entry()
         if in_backward():
@@ -212,7 +213,7 @@ class Profiling:
             held=self._held_memory,
             on_failure=self._failure,
             on_over=self.finisher.end_history,
-            on_window=lambda: self._safely("writing the reports of", self._report),
+            on_window=lambda: self._safely("writing the reports of", lambda: self._report(loop_goes_on=True)),
             first_step=self._recorder.counter.ended if self._recorder is not None else 0,
             optimizer_may_come=self._optimizer_may_come,
         )
@@ -300,17 +301,20 @@ class Profiling:
         self._model, self._stages = None, ()
         self._scopes.let_models_go()
 
-    def _report(self) -> None:
-        if self._recorder is None or self.finisher is None:
+    def _report(self, *, loop_goes_on: bool = False) -> None:
+        if self.finisher is None:
             return
-        while self._recorder.windows:
+        while self._recorder is not None and self._recorder.windows:
             window = self._recorder.windows.pop(0)
             self._reported = True
             for warning in self._scopes.warnings:
                 window.warn(warning)
             if not (window.empty and self._failed):
                 ended_by_it = self._while_recording and not self._recorder.windows
-                self.finisher.write(window, failure=self._out_of_memory if ended_by_it else None)
+                failure = self._out_of_memory if ended_by_it else None
+                self.finisher.write(window, failure=failure, loop_goes_on=loop_goes_on)
+        if not loop_goes_on:
+            self.finisher.wait()
 
     def _at_exit(self) -> None:
         if self._recorder is not None and self._recorder.at_home:

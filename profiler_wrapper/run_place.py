@@ -16,6 +16,7 @@ from profiler_wrapper.capture.snapshot import snapshot_name
 from profiler_wrapper.capture.window import RecordedTrace
 from profiler_wrapper.notices import tell
 from profiler_wrapper.options import Options
+from profiler_wrapper.recording.carry import remove_empty
 from profiler_wrapper.recording.store import RunDirectory, open_run
 from profiler_wrapper.run_record import RunRecord
 
@@ -105,6 +106,8 @@ class RunPlace:
         for part in dropped:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
+        if self._local is not None:
+            remove_empty(self._local.root)
 
     # -- windows ----------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from profiler_wrapper.files import WindowFiles
 from profiler_wrapper.notices import tell
 from profiler_wrapper.options import Options
 from profiler_wrapper.out_of_memory import answer
+from profiler_wrapper.recording.carry import remove_empty
 from profiler_wrapper.recording.store import RunDirectory
 from profiler_wrapper.reports.tables import console_table
 from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, work_of_trace
@@ -120,10 +122,21 @@ def _answered(
 
 
 def keep_traces(task: WindowTask, problem: str) -> FinishedWindow:
-    """Nothing came of a window: move its traces into place as they are, and say so."""
+    """Nothing came of a window: put its traces in place as they are, and say so."""
     files = task.files()
-    files.keep_plain()
+    files.only_traces()
     task.run.update(files.trace_names(full=task.full is not None))
     files.write_traces(main=task.main.path, full=task.full if task.full is not None and task.full.exists() else None)
-    tell(f"{problem}; {files.summary()}")
+    trace = files.trace_path
+    hint = "" if trace is None else f". To make the reports from the trace: python -m profiler_wrapper analyze {trace}"
+    tell(f"{problem}; {files.summary()}{hint}")
     return FinishedWindow(result=None, files=files.summary())
+
+
+def drop_parts(task: WindowTask) -> None:
+    """Remove the traces where they were exported to, once nobody can want to begin again."""
+    for part in task.parts:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+    if task.target is not None and task.directory is not None:
+        remove_empty(task.directory.root)

@@ -47,8 +47,9 @@ class ProfilerWrapper:
         print(prof.result)
 
     Under defaults two steps are recorded in full as warm-up (more while `torch.compile` compiles), then
-    three without shapes, whose times are reported; then nothing of ours is left in the loop, the files are written, the
-    table is printed and the loop runs on. A block that ends earlier reports what it has.
+    three without shapes, whose times are reported; then nothing of ours is left in the loop. A child process writes the
+    files while the loop runs on, and the table is printed when the block ends. A block that ends
+    earlier reports what it has.
 
     The block may be entered again and again, as around each layer of a loop over layers. From the second
     entry on one session stays open until `leave()`, the growth bound or the exit; each entry is one more
@@ -90,9 +91,10 @@ class ProfilerWrapper:
             waits for another.
         local_dir: a directory on the node's own disk to write to first; a copy goes to `output_dir` afterwards.
             PROFILER_WRAPPER_LOCAL_DIR in the environment does the same.
-        background: finish windows in a child process of low priority, so that the next step does not wait for
-            tables and plots; None: where there are several ranks. Asking for `result` waits for it, and so does
-            the end of the program, up to two minutes.
+        background: while the loop goes on, a child process of lowest priority makes the reports. Leaving the block,
+            `leave()`, asking for `result` and the end of the process wait for it; one that is not through after
+            10 s (and a second for every 2 MB of trace) is ended, and the reports are made at once. Functions in `track`
+            are applied then, too. False: the loop waits while the reports are made.
         peaks: what the device can do, where no table knows it or another roof is wanted: dense TFLOP/s, by type
             (`{"bfloat16": 989, "bandwidth": 3350}` with GB/s, or the same as text), or the file that
             `python -m profiler_wrapper peaks --measure -o FILE` wrote. PROFILER_WRAPPER_PEAK_TFLOPS does the same.
@@ -135,7 +137,7 @@ class ProfilerWrapper:
         coordinates: Mapping[str, int] | None = None,
         ranks: str | int | Iterable[int] | None = None,
         local_dir: str | os.PathLike[str] | None = None,
-        background: bool | None = None,
+        background: bool = True,
         optimizer: object | None = None,
         peaks: Given | None = None,
         **of_torch: Any,
@@ -226,16 +228,10 @@ class ProfilerWrapper:
 
     @property
     def results(self) -> tuple[ProfileResult, ...]:
-        """A result for each window recorded so far. Ends a recording that goes on outside of its block.
-
-        With several ranks other processes finish them: this waits for those, at most five minutes.
-        """
+        """A result for each window recorded so far, once it is finished. Ends a recording that goes on outside."""
         self._profiling.report()
         finisher = self._profiling.finisher
-        if finisher is None:
-            return ()
-        finisher.wait()
-        return finisher.results
+        return () if finisher is None else finisher.results
 
     @property
     def result(self) -> ProfileResult | None:

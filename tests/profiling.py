@@ -13,8 +13,9 @@ QUICK = ("trace", "full_trace", "result")  # no plots: they take most of the tim
 
 
 def profiler(case: Case | None, output_dir: Path, **options: Any) -> pw.ProfilerWrapper:
-    """A wrapper around the case's model, or around none, that prints nothing and draws nothing."""
-    options = {"output_dir": output_dir, "files": QUICK, "enable_print_summary": False, **options}
+    """A wrapper around the case's model, or around none, that prints and draws nothing and starts no process."""
+    quiet = {"files": QUICK, "enable_print_summary": False, "background": False}
+    options = {"output_dir": output_dir, **quiet, **options}
     return pw.ProfilerWrapper(case.model if case is not None else None, **options)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from profiler_wrapper.units import file_size
@@ -12,6 +12,12 @@ from profiler_wrapper.units import file_size
 MOST_GROWTH_BYTES = 4 << 30
 SHARE_OF_FREE_MEMORY = 0.25
 LOOK_EVERY_S = 0.2
+_OWN_GROUPS, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_GROUP_FILES = {  # by version: the limit, what is used, and what the names in memory.stat begin with
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    2: ("memory.max", "memory.current", ""),
+}
+_NO_LIMIT_BYTES = 1 << 60  # version 1 says "none" by a number near 2^63
 
 
 def resident_bytes() -> int | None:
@@ -36,7 +42,7 @@ def _peak_resident_bytes() -> int | None:
 
 def free_bytes() -> int | None:
     """Memory that can still be had: of the machine, the container, or below the process's own limit."""
-    sizes = (_machine_free_bytes(), _container_free_bytes(), free_bytes_below_own_limit())
+    sizes = (_machine_free_bytes(), control_group_free_bytes(), free_bytes_below_own_limit())
     known = [size for size in sizes if size is not None]
     return min(known) if known else None
 
@@ -65,15 +71,47 @@ def _machine_free_bytes() -> int | None:
     return None
 
 
-def _container_free_bytes() -> int | None:
-    """Of a control group with a limit (version 2)."""
-    group = Path("/sys/fs/cgroup")
+def control_group_free_bytes() -> int | None:
+    """What the limits on this process's control group and those around it leave; None without one.
+
+    Of version 1 or 2. Cached file pages count as free: the system gives them up before it ends a process.
+    """
+    sizes = (_free_bytes_of_group(group, version) for group, version in _control_groups())
+    return min((size for size in sizes if size is not None), default=None)
+
+
+def _control_groups() -> Iterator[tuple[Path, int]]:
+    """The directories of this process's groups for memory, innermost first, and which version they are of."""
     try:
-        limit = int((group / "memory.max").read_text(encoding="ascii"))
-        used = int((group / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no limit reads "max"
+        lines = _OWN_GROUPS.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):  # not on this system
+        return
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        version = 1 if controllers else 2
+        root = _GROUPS / "memory" if controllers else _GROUPS
+        place = root / group.lstrip("/")
+        while place != root:
+            yield place, version
+            place = place.parent
+        yield root, version  # in a container this is its own group, whatever name it has outside
+
+
+def _free_bytes_of_group(group: Path, version: int) -> int | None:
+    limit_file, used_file, prefix = _GROUP_FILES[version]
+    try:
+        limit = int((group / limit_file).read_text(encoding="ascii"))
+        used = int((group / used_file).read_text(encoding="ascii"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+    except (OSError, ValueError):  # no limit reads "max", and a group that is not there has none
         return None
-    return max(0, limit - used)
+    if limit >= _NO_LIMIT_BYTES:
+        return None
+    cached = sum(int(stat.get(f"{prefix}{name}", 0)) for name in ("inactive_file", "active_file"))
+    return max(0, limit - max(0, used - cached))
 
 
 class GrowthBound:

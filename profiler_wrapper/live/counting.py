@@ -14,6 +14,7 @@ from typing import Any
 
 from profiler_wrapper.analysis.utilization import StepWork
 from profiler_wrapper.live.count_step import arguments, count_step, read_answer
+from profiler_wrapper.low_priority import is_python
 
 _LOOK_EVERY_S = 0.005
 
@@ -32,7 +33,7 @@ class Counting:
         self._files = trace, trace.with_suffix(".run.json")
         self._work: StepWork | None = None
         self._process: subprocess.Popen[str] | None = None
-        if not (in_process if in_process is not None else not _is_python(sys.executable)):
+        if not (in_process if in_process is not None else not is_python(sys.executable)):
             with contextlib.suppress(OSError):  # no process may be started: then it is counted here
                 self._files[1].write_text(json.dumps(run), encoding="utf-8")
                 self._process = _start(*self._files)
@@ -72,11 +73,6 @@ class Counting:
         for path in self._files:
             with contextlib.suppress(OSError):
                 path.unlink()
-
-
-def _is_python(executable: str | None) -> bool:
-    """An interpreter, and not a program that holds one: starting that once more could do anything."""
-    return bool(executable) and Path(str(executable)).name.lower().startswith(("python", "pypy"))
 
 
 def _start(trace: Path, run: Path) -> subprocess.Popen[str]:

@@ -43,28 +43,26 @@ class LaneSpan:
     args: Mapping[str, int | str] = field(default_factory=dict)
 
 
-def splice_lanes(path: str | os.PathLike[str], spans: Sequence[LaneSpan]) -> None:
-    """Adds `spans` to the trace at `path`, plain or gzipped, as complete events that viewers show on top.
+def splice_lanes(path: str | os.PathLike[str], spans: Sequence[LaneSpan], target: str | os.PathLike[str]) -> None:
+    """Writes the trace at `path` to `target` with `spans` as complete events that viewers show on top.
 
     A bar that reaches beyond the end of one it began in is cut there, and its args say by how much:
-    viewers cannot draw bars that cross. Each is drawn a few nanoseconds short, for they round. The
-    file is replaced in one step; if anything fails it stays as it was.
+    viewers cannot draw bars that cross. Each is drawn a few nanoseconds short, for they round. Either may be gzipped;
+    `target`, by its name. It is written whole or not at all, and may be `path`.
 
     Raises:
         WrongUse: a span has a negative duration.
         BrokenTrace: the file is not a whole trace.
         OSError: it could not be read or written.
     """
-    if not spans:
-        return
-    path = Path(path)
+    path, target = Path(path), Path(target)
     place = _find_place(path)
-    lines = ",\n".join(_events(spans, place.ids))
-    text = f"{',' if place.has_events else ''}\n{lines}\n"
-    with replacing(path) as beside, _opened(path) as source, _written(beside, path) as target:
-        _copy(source, target, place.offset)
-        target.write(text.encode())
-        shutil.copyfileobj(source, target, _PIECE_BYTES)
+    lines = ",\n".join(_events(spans, place.ids)) if spans else ""
+    text = f"{',' if place.has_events else ''}\n{lines}\n" if lines else ""
+    with replacing(target) as beside, _opened(path) as source, _written(beside) as written:
+        _copy(source, written, place.offset)
+        written.write(text.encode())
+        shutil.copyfileobj(source, written, _PIECE_BYTES)
 
 
 # --- the file ---
@@ -116,12 +114,10 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _written(beside: Path, original: Path) -> Iterator[IO[bytes]]:
-    """A file to write to, gzipped (fast: level 1) if the original is."""
-    with original.open("rb") as file:
-        is_gzip = file.read(2) == b"\x1f\x8b"
-    with beside.open("wb") as file:
-        if not is_gzip:
+def _written(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write to, gzipped (fast: level 1) if its name says so."""
+    with path.open("wb") as file:
+        if path.suffix != ".gz":
             yield file
             return
         with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=1) as compressed:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import subprocess
+import sys
+import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +18,23 @@ import pytest
 import models
 import profiler_wrapper as pw
 from models import Case
-from profiler_wrapper import background, finishing, window_child
+from profiler_wrapper import finishing, window_child
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.recording.store import read_run
 from profiling import directory_of, profiler, result_of
+from programs import TESTS
+
+ALL = ["profile_full_trace.json", "profile_trace.json", "result.json", "run.json"]
+BEGINS = "import sys, time; sys.stdout.buffer.write(b'begun '); sys.stdout.flush(); "
+
+
+POLITELY = window_child._POLITELY
+
+
+@pytest.fixture(autouse=True)
+def _impolite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside other tests a process of the lowest priority would take minutes."""
+    monkeypatch.setattr(window_child, "_POLITELY", "")
 
 
 @pytest.fixture
@@ -24,74 +42,206 @@ def case() -> Case:
     return models.build("llama", layers=1, hidden=16)
 
 
-def sleeps(seconds: float) -> str:
-    return f"import time; time.sleep({seconds}); {window_child._CHILD}"
-
-
-def answers_of(case: Case, folder: Path, **options: Any) -> pw.ProfilerWrapper:
+def answers_of(case: Case, folder: Path, *, steps: int = 6, **options: Any) -> pw.ProfilerWrapper:
     with profiler(case, folder, run_name="job", background=True, **options) as prof:
-        models.train(case, steps=5)
+        models.train(case, steps=steps)
     return prof
 
 
-def test_a_later_result_is_the_one_that_comes_at_once(case: Case, tmp_path: Path) -> None:
-    prof = answers_of(case, tmp_path)
-    result, directory = result_of(prof), directory_of(prof)
-    assert pw.load(directory).layers == result.layers
+def wait_for_children(prof: pw.ProfilerWrapper) -> None:
+    """Until they have ended, as beside a loop that runs on."""
+    assert prof._profiling.finisher is not None
+    for _, child in prof._profiling.finisher._later:
+        assert child is not None
+        child._process.wait(60)
+
+
+def names(directory: Path) -> list[str]:
+    """Of all files, the hidden ones too."""
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+def test_a_window_that_a_child_finishes_is_as_one_finished_at_once(
+    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with profiler(case, tmp_path, run_name="job", background=True, enable_print_summary=True, track="mm") as prof:
+        models.train(case, steps=6)
+        wait_for_children(prof)
+        directory = directory_of(prof)
+        assert names(directory) == ALL and read_run(directory)["complete"], "before anybody waits for it"
+        assert capsys.readouterr().out == "", "the table comes with the end of the block"
+    assert "self_attn" in capsys.readouterr().out
+    result = result_of(prof)
+    assert pw.load(directory).layers == result.layers and "mm" in result.series
     assert result.run["timed_steps"] == [2, 3, 4] and result.complete
     assert pw.load(directory / "profile_trace.json").time == result.time
-    assert not list(directory.glob(".*"))
     assert not [thread for thread in threading.enumerate() if thread.name == "profiler_wrapper"]
 
 
 def test_windows_are_finished_in_order_and_the_loop_runs_on(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window_child, "_CHILD", sleeps(1.0))
+    monkeypatch.setattr(window_child, "_CHILD", f"import time; time.sleep(60); {window_child._CHILD}")
+    begin = time.monotonic()
     with profiler(case, tmp_path, run_name="job", background=True, steps="1,3", files=("result",)) as prof:
         models.train(case, steps=6)
         assert prof._profiling.finisher is not None and prof._profiling.finisher.results == ()
-    results = prof.results
-    assert [result.run["timed_steps"] for result in results] == [[1], [3]]
+    assert time.monotonic() - begin < 50, "what had not begun is done by who waits"
+    assert [result.run["timed_steps"] for result in prof.results] == [[1], [3]]
     directory = directory_of(prof)
     assert read_run(directory)["complete"] and read_run(directory / "steps_3-3")["complete"]
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"), [("raise SystemExit(3)", "ended with 3"), ("import os; os.kill(os.getpid(), 9)", "with -9")]
+    ("program", "reason"),
+    [
+        (f"{BEGINS}time.sleep(600)", ""),  # gets nowhere
+        ("raise SystemExit(3)", ""),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGALRM)", ""),  # was given no time for an hour
+        ("import os; os.kill(os.getpid(), 9)", "ended with -9"),
+        (f"{BEGINS}import os; os.kill(os.getpid(), 9)", "ended with -9"),
+        (  # all is written but what says so
+            f"from profiler_wrapper import files, window_child; import time; "
+            f"files.WindowFiles._write_run = lambda *_, **__: time.sleep(600); {window_child._CHILD}",
+            "",
+        ),
+    ],
 )
-def test_a_child_that_fails_is_one_warning_and_costs_no_trace(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
+def test_what_a_child_does_not_finish_is_finished_by_who_waits(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, reason: str
 ) -> None:
-    monkeypatch.setattr(window_child, "_CHILD", code)
-    with pytest.warns(ProfilerWrapperWarning, match=reason) as told:
-        prof = answers_of(case, tmp_path)
-        assert prof.result is None
-    assert len([one for one in told if issubclass(one.category, ProfilerWrapperWarning)]) == 1
-    directory = directory_of(prof)
-    assert read_run(directory)["complete"] is False
-    assert sorted(path.name for path in directory.iterdir()) == [
-        "profile_full_trace.json",
-        "profile_trace.json",
-        "run.json",
-    ]
-    assert pw.load(directory).layers
+    monkeypatch.setattr(window_child, "_CHILD", program)
+    monkeypatch.setattr(window_child, "_LEAST_PATIENCE_S", 0.5)
+    told: list[str] = []
+    monkeypatch.setattr("profiler_wrapper.window_report.tell", told.append)
+    with profiler(case, tmp_path, run_name="job", background=True) as prof:
+        models.train(case, steps=6)
+        assert prof._profiling.finisher is not None
+        ((_, child),) = prof._profiling.finisher._later
+        directory = directory_of(prof)
+        for _ in range(600):
+            is_written = (directory / "result.json").exists() or "_write_run" not in program
+            if child._process.poll() is not None or (child.patience_s() and is_written):
+                break
+            time.sleep(0.05)
+    assert child._process.poll() is not None
+    if not reason:
+        assert result_of(prof).run["timed_steps"] == [2, 3, 4]
+        assert names(directory) == ALL and read_run(directory)["complete"] is True and told == []
+        assert (directory / "profile_trace.json").read_text().count("layers on the CPU") == 1
+        return
+    (message,) = told  # most likely for want of memory: the training is not to share that
+    trace = directory / "profile_trace.json"
+    assert reason in message and f"python -m profiler_wrapper analyze {trace}" in message
+    assert names(directory) == ["profile_full_trace.json", "profile_trace.json", "run.json"]
+    assert prof.result is None and read_run(directory)["complete"] is False and pw.load(trace).layers
 
 
-def test_a_child_that_takes_too_long_is_waited_for_no_longer(
+def test_without_memory_for_a_child_the_trace_alone_is_kept(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window_child, "_CHILD", sleeps(2.0))
-    monkeypatch.setattr(finishing, "_PATIENCE_S", 0.1)
-    monkeypatch.setattr(background, "_EXIT_PATIENCE_S", 0.1)
-    prof = answers_of(case, tmp_path, files=("result",))
-    with pytest.warns(ProfilerWrapperWarning, match="not there yet: process [0-9]+"):
-        assert prof.result is None
-    assert prof._profiling.finisher is not None
-    with pytest.warns(ProfilerWrapperWarning, match=r"still finishes a window.*job/rank0"):
-        prof._profiling.finisher._background._end()
-    monkeypatch.setattr(finishing, "_PATIENCE_S", 60.0)
-    assert result_of(prof).run["timed_steps"] == [2, 3, 4]
+    monkeypatch.setattr(window_child, "control_group_free_bytes", lambda: 500_000_001)
+    with pytest.warns(ProfilerWrapperWarning, match="control group .*analyze /.*profile_trace.json") as told:
+        prof = answers_of(case, tmp_path, files=("result",), trace=False)
+    assert len(told) == 1 and prof.result is None
+    assert names(directory_of(prof)) == ["profile_full_trace.json", "profile_trace.json", "run.json"]
+    assert read_run(directory_of(prof))["complete"] is False
+    monkeypatch.setattr(window_child, "control_group_free_bytes", lambda: 1 << 30)
+    assert answers_of(case, tmp_path, files=("result",)).result is not None
+
+
+@pytest.mark.parametrize("what", ["subprocess.Popen", "tempfile.TemporaryFile"])
+def test_where_no_process_can_be_started_who_waits_does_it(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def refused(*_: object, **__: object) -> Any:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(f"profiler_wrapper.window_child.{what}", refused)
+    prof = answers_of(case, tmp_path)
+    assert any("no process could be started" in note for note in result_of(prof).warnings)
+    assert names(directory_of(prof)) == ALL and read_run(directory_of(prof))["complete"] is True
+
+
+def test_functions_are_applied_by_who_waits(case: Case, tmp_path: Path) -> None:
+    kept: list[object] = []
+
+    def calls(events: Any) -> float:
+        kept.append(events)  # what no other process could do
+        return 1.0
+
+    prof = answers_of(case, tmp_path, track=(calls, "mm"), files=("result",))
+    series = result_of(prof).series
+    assert kept and any(name.startswith("calls[") for name in series) and "mm" in series
+    assert pw.load(directory_of(prof)).series.keys() == series.keys()
+    assert names(directory_of(prof)) == ["result.json", "run.json"]
+
+
+def test_children_take_turns(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has no turn has not begun, and nobody waits for it."""
+    monkeypatch.setattr(window_child, "_POLITELY", POLITELY)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with (tmp_path / f"profiler_wrapper-{os.getuid()}.lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        with profiler(case, tmp_path, run_name="job", background=True, files=("result",)) as prof:
+            models.train(case, steps=6)
+            time.sleep(2)
+            assert prof._profiling.finisher is not None
+            ((_, child),) = prof._profiling.finisher._later
+            assert child is not None and child.patience_s() == 0 and child._process.poll() is None
+    assert result_of(prof).complete and child._process.poll() is not None
+
+
+def test_ctrl_c_ends_one_wait_and_a_forked_process_waits_for_nothing(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window_child, "_CHILD", f"{window_child._CHILD}; import time; time.sleep(1)")
+    finished = window_child.Child.finished
+
+    def interrupted(child: window_child.Child, patience_s: float) -> Any:
+        monkeypatch.setattr(window_child.Child, "finished", finished)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(window_child.Child, "finished", interrupted)
+    prof = profiler(case, tmp_path, run_name="job", background=True, files=("result",))
+    with pytest.raises(KeyboardInterrupt), prof:
+        models.train(case, steps=6)
+    forked = os.fork()
+    if not forked:
+        os._exit(0 if prof.results == () else 1)
+    assert os.waitpid(forked, 0)[1] == 0
+    assert result_of(prof).run["timed_steps"] == [2, 3, 4] and finishing._unfinished == []
+
+
+ENDS = """
+import os, sys, torch, profiler_wrapper as pw
+from profiler_wrapper import window_child
+window_child._POLITELY = ""
+model = torch.nn.Linear(4, 4)
+prof = pw.ProfilerWrapper(model, output_dir=sys.argv[1], run_name="job", files=("result",))
+prof.__enter__()
+for _ in range(7):
+    model(torch.ones(2, 4)).sum().backward()
+    prof.step()
+if sys.argv[2] == "at once":
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("how", ["at once", "as usual"])
+def test_the_end_of_the_process_waits_and_without_one_the_child_goes_on(tmp_path: Path, how: str) -> None:
+    program = [sys.executable, "-W", "error::ResourceWarning", "-c", ENDS, str(tmp_path), how]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    directory = tmp_path / "job" / "rank0"
+    for _ in range(600 if how == "at once" else 1):
+        if names(directory) == ["result.json", "run.json"] and read_run(directory)["complete"]:
+            break
+        time.sleep(0.1)
+    assert names(directory) == ["result.json", "run.json"] and read_run(directory)["complete"]
+    assert ("TOTAL" in done.stdout) is (how == "as usual")
 
 
 def test_a_child_inherits_nothing_and_steps_back(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,31 +255,16 @@ def test_a_child_inherits_nothing_and_steps_back(case: Case, tmp_path: Path, mon
         "and os.path.exists('/proc/self/fd/' + name)]}; "
         f"open({str(seen)!r}, 'w').write(json.dumps(told))"
     )
-    monkeypatch.setattr(window_child, "_CHILD", f"{window_child._CHILD}; {look}")
-    monkeypatch.setattr(window_child.Child, "hurry", lambda child: None)
+    monkeypatch.setattr(window_child, "_CHILD", f"{window_child._CHILD}; {POLITELY}{look}")
     with open(tmp_path / "of_the_training", "w") as file:
         os.set_inheritable(file.fileno(), True)
-        result_of(answers_of(case, tmp_path, files=("result",)))
+        with profiler(case, tmp_path, background=True, files=("result",)) as prof:
+            models.train(case, steps=6)
+            wait_for_children(prof)
     told = json.loads(seen.read_text())
     assert (told["nice"], told["session"], told["torch"], told["device"], told["threads"]) == (19, True, False, "", "1")
     assert told["group"].split()[-2:] == ["nice", "19"]
     assert not [name for name in told["files"] if "of_the_training" in name]
-
-
-def test_functions_cannot_be_handed_over_and_that_is_told(case: Case, tmp_path: Path) -> None:
-    result = result_of(answers_of(case, tmp_path, files=("result",), track=lambda events: 1.0))
-    assert any("background=False" in warning for warning in result.run["warnings"])
-
-
-def test_what_cannot_be_handed_over_costs_no_trace(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(window_child.tempfile, "TemporaryFile", full)
-    with pytest.warns(ProfilerWrapperWarning, match="handed over .*No space left"):
-        prof = answers_of(case, tmp_path)
-    assert (directory_of(prof) / "profile_trace.json").is_file()
-    assert read_run(directory_of(prof))["complete"] is False
 
 
 # --- the node's own disk --------------------------------------------------------------------------
@@ -229,8 +364,10 @@ def test_ranks_that_are_not_there(case: Case, tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_window_with_nothing_in_it_is_told(tmp_path: Path) -> None:
-    with pytest.warns(ProfilerWrapperWarning, match="nothing was recorded: no op of torch ran"):
-        with profiler(None, tmp_path, background=True) as prof:
-            for _ in range(4):
-                prof.step()
-        assert prof.result is None
+    with (
+        pytest.warns(ProfilerWrapperWarning, match="nothing was recorded: no op of torch ran"),
+        profiler(None, tmp_path, background=True) as prof,
+    ):
+        for _ in range(6):
+            prof.step()
+    assert prof.result is None

@@ -47,7 +47,7 @@ def ours(content: Any) -> list[dict[str, Any]]:
 def test_everything_else_stays_byte_for_byte(tmp_path: Path, name: str, events: list[Any], indent: int | None) -> None:
     path = write_trace(tmp_path / name, {"a": [{}, {}], "traceEvents": events, "b": [{"c": 1}, {"d": 2}]}, indent)
     before, recording = load(path), read(path)
-    splice_lanes(path, SPANS)
+    splice_lanes(path, SPANS, path)
     after = load(path)
     assert after["traceEvents"][: len(events)] == before["traceEvents"]
     assert {key: value for key, value in after.items() if key != "traceEvents"} == {"a": before["a"], "b": before["b"]}
@@ -59,7 +59,7 @@ def test_everything_else_stays_byte_for_byte(tmp_path: Path, name: str, events: 
 def test_bars_labels_and_numbers(tmp_path: Path) -> None:
     taken = KERNEL | {"pid": 1_000_000_000, "tid": "1000000001"}
     path = write_trace(tmp_path / "trace.json", [taken])
-    splice_lanes(path, SPANS)
+    splice_lanes(path, SPANS, path)
     content = load(path)
     labels = {
         (event["pid"], event["tid"], event["name"]): next(iter(event["args"].values()))
@@ -96,7 +96,7 @@ def test_bars_labels_and_numbers(tmp_path: Path) -> None:
 def test_times_are_written_exactly(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.json", [KERNEL])
     times = [-1_500, -1, 0, 1, 999, 1_712_195_495_519_695_812]
-    splice_lanes(path, [LaneSpan("forward", str(time), time, 0) for time in times])
+    splice_lanes(path, [LaneSpan("forward", str(time), time, 0) for time in times], path)
     assert [bar["ts"] * 1000 for bar in ours(load(path))] == times
     assert '"ts": -0.001,' in path.read_text()
 
@@ -104,7 +104,9 @@ def test_times_are_written_exactly(tmp_path: Path) -> None:
 def test_crossing_bars_are_cut_and_say_so(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.json", [KERNEL])
     bars = [(0, 10), (5, 10), (6, 8), (10, 5), (10, 5), (12, 1), (20, 0)]
-    splice_lanes(path, [LaneSpan("l", f"{start}+{length}", start * 1000, length * 1000, 1) for start, length in bars])
+    splice_lanes(
+        path, [LaneSpan("l", f"{start}+{length}", start * 1000, length * 1000, 1) for start, length in bars], path
+    )
     written = {
         bar["name"]: (int(bar["ts"]), int(bar["dur"] + Decimal("0.006")), bar["args"]) for bar in ours(load(path))
     }
@@ -124,7 +126,7 @@ def test_bars_that_touch_stay_apart_where_viewers_round(tmp_path: Path) -> None:
     start, length = 4_402_204_334_582_283, 333
     bars = [LaneSpan("l", "outer", start, 100 * length), LaneSpan("l", "inner", start, 100 * length)]
     bars += [LaneSpan("l", str(i), start + i * length, length) for i in range(100)]
-    splice_lanes(path, bars)
+    splice_lanes(path, bars, path)
     ends: list[int] = []
     for bar in ours(load(path)):
         begin = round(float(bar["ts"]) * 1000)
@@ -135,10 +137,10 @@ def test_bars_that_touch_stay_apart_where_viewers_round(tmp_path: Path) -> None:
         ends.append(end)
 
 
-def test_no_spans_leave_the_file_alone(tmp_path: Path) -> None:
-    path = tmp_path / "none.json"
-    splice_lanes(path, [])
-    assert not path.exists()
+def test_without_spans_it_is_the_same_trace(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "trace.json", [KERNEL])
+    splice_lanes(path, [], tmp_path / "other.json.gz")
+    assert gzip.decompress((tmp_path / "other.json.gz").read_bytes()) == path.read_bytes()
 
 
 @pytest.mark.parametrize("data", [b"", b"no", b'{"traceEvents": [{"ph": "X"}', b'{"traceEvents": []'])
@@ -146,7 +148,7 @@ def test_a_file_that_is_not_whole_stays_as_it_was(tmp_path: Path, data: bytes) -
     path = tmp_path / "trace.json"
     path.write_bytes(data)
     with pytest.raises(BrokenTrace):
-        splice_lanes(path, SPANS)
+        splice_lanes(path, SPANS, path)
     assert path.read_bytes() == data
     assert os.listdir(tmp_path) == ["trace.json"]
 
@@ -155,14 +157,14 @@ def test_a_failure_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest
     path = write_trace(tmp_path / "trace.json", [KERNEL])
     before = path.read_bytes()
     with pytest.raises(WrongUse, match="negative duration"):
-        splice_lanes(path, [LaneSpan("forward", "m", 0, -1)])
+        splice_lanes(path, [LaneSpan("forward", "m", 0, -1)], path)
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("shutil.copyfileobj", full)
     with pytest.raises(OSError, match="No space left on device") as caught:
-        splice_lanes(path, SPANS)
+        splice_lanes(path, SPANS, path)
     assert caught.value.filename == str(path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["trace.json"]
@@ -178,7 +180,9 @@ def test_a_trace_of_this_torch_gets_no_new_violation(tmp_path: Path, name: str) 
     profile.export_chrome_trace(str(path))
     before, recording = validator.validate_trace(str(path)), read(path)
     start, end = int(recording.spans.start_ns.min()), int(recording.spans.end_ns.max())
-    splice_lanes(path, [LaneSpan("forward", "model", start, end - start), LaneSpan("forward", "0", start + 5, 100)])
+    splice_lanes(
+        path, [LaneSpan("forward", "model", start, end - start), LaneSpan("forward", "0", start + 5, 100)], path
+    )
     assert list(map(str, validator.validate_trace(str(path))[1])) == list(map(str, before[1]))
     after = read(path)
     assert after.spans.start_ns.tolist() == recording.spans.start_ns.tolist()

@@ -72,14 +72,6 @@ def test_what_are_no_coordinates_is_said(coordinates: Any) -> None:
         options(coordinates=coordinates)
 
 
-def test_windows_are_finished_beside_the_training_where_there_are_several_ranks() -> None:
-    alone, several = RunInfo(), RunInfo(world_size=2)
-    assert [options(background=given).in_background(alone) for given in (None, True, False)] == [False, True, False]
-    assert [options(background=given).in_background(several) for given in (None, True, False)] == [True, True, False]
-    with pytest.raises(WrongUse, match="background="):
-        options(background="yes")
-
-
 def test_few_ranks_that_were_asked_for_write_everything() -> None:
     info = RunInfo(rank=5, world_size=64)
     assert not options().writes_everything(info)

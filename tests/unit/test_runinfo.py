@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from profiler_wrapper.capture import growth
 from profiler_wrapper.capture.growth import MOST_GROWTH_BYTES, GrowthBound, free_bytes, resident_bytes
 from profiler_wrapper.capture.runinfo import RunInfo, mesh_coordinates, run_info
 
@@ -148,3 +150,37 @@ def test_where_the_system_does_not_tell_nothing_is_ended() -> None:
 def test_this_machine_tells() -> None:
     assert (resident_bytes() or 1) > 0
     assert (free_bytes() or 1) > 0
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "free"),
+    [
+        ("0::/job/step\n", {"job/step": (2, "1000", 900, 300)}, 400),
+        ("0::/job/step\n", {"job/step": (2, "max", 900, 0), "job": (2, "1000", 950, 0)}, 50),
+        ("0::/job/step\n", {"job/step": (2, "max", 900, 0)}, None),
+        ("0::/docker/abc\n", {"": (2, "1000", 1200, 0)}, 0),  # a container knows its own group as the root
+        ("4:cpu,memory:/a\n1:name=systemd:/a\n0::/a\n", {"memory/a": (1, "1000", 600, 100)}, 500),
+        ("4:memory:/a\n", {"memory/a": (1, str((1 << 63) - 4096), 600, 100)}, None),
+        ("1:cpu:/a\n", {"memory/a": (1, "1000", 600, 100)}, None),
+        (None, {}, None),
+    ],
+)
+def test_what_a_control_group_leaves(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own: str | None,
+    files: dict[str, tuple[int, str, int, int]],
+    free: int | None,
+) -> None:
+    if own is not None:
+        (tmp_path / "own").write_text(own)
+    for group, (version, limit, used, cached) in files.items():
+        limit_file, used_file, prefix = growth._GROUP_FILES[version]
+        place = tmp_path / "groups" / group
+        place.mkdir(parents=True, exist_ok=True)
+        (place / limit_file).write_text(f"{limit}\n")
+        (place / used_file).write_text(f"{used}\n")
+        (place / "memory.stat").write_text(f"anon 5\n{prefix}inactive_file {cached}\n{prefix}active_file 0\n")
+    monkeypatch.setattr(growth, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(growth, "_GROUPS", tmp_path / "groups")
+    assert growth.control_group_free_bytes() == free
