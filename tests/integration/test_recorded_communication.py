@@ -80,6 +80,8 @@ WAITS = {
     "h100_qwen1.5_0.5b_inference.json.gz": {("item", "aten::is_nonzero"): 1, ("device", "cudaDeviceSynchronize"): 1},
     "h100_timesformer_inference.json.gz": {("blocking copy", "aten::to"): 2, ("device", "cudaDeviceSynchronize"): 1},
     "h100_vit_inference.json.gz": {("device", "cudaDeviceSynchronize"): 1},
+    "mi300_sglang_qwen3_8b_decode_graph_replay.json.gz": {("blocking copy", "aten::copy_"): 1},
+    "mi300_sglang_qwen3_8b_graph_capture.json.gz": {("device", "hipDeviceSynchronize"): 1},
 }
 
 
