@@ -12,7 +12,6 @@ import models
 from models import Case
 from page_files import page_data, trace_href
 from profiler_wrapper import ProfilerWrapper, ProfilerWrapperWarning, files
-from profiler_wrapper.recording.launch import LAUNCH_FILE
 from profiling import directory_of
 
 
