@@ -18,7 +18,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 
 from profiler_wrapper.analysis.utilization import StepWork
-from profiler_wrapper.capture.others import profiler_is_on, profiler_is_waiting
+from profiler_wrapper.capture.others import recorder_is_taken
 from profiler_wrapper.capture.phases import in_backward
 from profiler_wrapper.capture.scopes import LayerScopes
 from profiler_wrapper.capture.session import Session
@@ -68,7 +68,7 @@ def work_of_dummy_step(model: nn.Module, batch_size: int, seq_length: int) -> St
 def _check(model: nn.Module, plain: nn.Module) -> None:
     if in_backward():
         raise NotMeasurable("it was called inside backward")
-    if profiler_is_on() or profiler_is_waiting():
+    if recorder_is_taken():
         raise NotMeasurable("another torch profiler is on, and torch runs one at a time")
     for module in (*holders(model), *plain.modules()):
         found = {base.__name__ for base in type(module).__mro__}.intersection(_SHARDING_CLASSES)

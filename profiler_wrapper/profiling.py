@@ -9,7 +9,7 @@ from typing import Any
 from profiler_wrapper import __version__
 from profiler_wrapper.capture.holdings import HeldMemory
 from profiler_wrapper.capture.optimizers import find_optimizers, may_come
-from profiler_wrapper.capture.others import profiler_is_on, profiler_is_waiting
+from profiler_wrapper.capture.others import profiler_is_on, recorder_is_taken, records_elsewhere
 from profiler_wrapper.capture.out_of_memory import OutOfMemory, out_of_memory
 from profiler_wrapper.capture.parts import FirstCall, is_part
 from profiler_wrapper.capture.phases import in_backward
@@ -56,6 +56,7 @@ class Profiling:
         self._updates = Updates()
         self._only_marks = False
         self._told_of_another = False
+        self._told_of_thread = False
         self._depth = 0
         self._entries = 0
         self._root_calls = 0
@@ -127,7 +128,7 @@ class Profiling:
             return
         if self._held and self._recorder is not None and not self._recorder.over:
             self._recorder.begin_entry(entry)
-        elif profiler_is_on() or profiler_is_waiting():
+        elif recorder_is_taken():
             self._mark_only()
         elif entry == 0:
             self._begin(self._options.plan())
@@ -218,6 +219,7 @@ class Profiling:
             optimizer_may_come=self._optimizer_may_come,
         )
         self._recorder = recorder
+        atexit.register(self._at_exit)
         self.finisher.begin_history()
         if self._entries == 1:
             self._first_call.listen()
@@ -251,6 +253,12 @@ class Profiling:
         if self._told_of_another:
             return
         self._told_of_another = True
+        if records_elsewhere():
+            tell(
+                "another thread is being profiled, and torch has one profiler a process: this ProfilerWrapper "
+                "records nothing and has no result"
+            )
+            return
         tell(
             "another torch profiler is on, and torch runs one at a time: this ProfilerWrapper records nothing "
             "of its own and has no result. The layers are marked in the other one's trace."
@@ -270,7 +278,6 @@ class Profiling:
 
     def _hold(self) -> None:
         self._held = True
-        atexit.register(self._at_exit)
 
     def _root_enters(self, call: RootCall) -> None:
         self._root_calls += 1
@@ -280,8 +287,18 @@ class Profiling:
 
     # -- afterwards -------------------------------------------------------------------------------
 
-    def _finish(self) -> None:
-        recorder, self._held = self._recorder, False
+    def _finish(self, *, at_exit: bool = False) -> None:
+        recorder = self._recorder
+        if recorder is not None and not at_exit and recorder.leave_to_its_thread():
+            self._hold()
+            if not self._told_of_thread:
+                self._told_of_thread = True
+                tell(
+                    "the block was left on another thread than it was entered on, and torch stops a profiler on its "
+                    "own thread only: recording ends with that thread's next call of the model or step"
+                )
+            return
+        self._held = False
         atexit.unregister(self._at_exit)
         self._first_call.stop()
         if recorder is not None:
@@ -317,8 +334,11 @@ class Profiling:
             self.finisher.wait()
 
     def _at_exit(self) -> None:
-        if self._recorder is not None and self._recorder.at_home:
-            self.finish()
+        """The process ends, and would crash with torch's profiler on; a fork has nothing to end."""
+        if self._recorder is not None and self._recorder.is_same_process:
+            self._safely("finishing", lambda: self._finish(at_exit=True))
+            if self.finisher is not None:
+                self.finisher.wait()
 
     def _safely(self, what: str, action: Callable[[], None], *, in_the_way_of: BaseException | None = None) -> None:
         """Run something of ours: what it raises becomes a warning, but for Ctrl-C and the like."""

@@ -21,7 +21,7 @@ import torch.autograd.profiler as autograd_profiler
 from torch import nn
 from torch._C import _profiler
 
-from profiler_wrapper.capture.others import profiler_is_on, profiler_is_waiting
+from profiler_wrapper.capture.others import recorder_is_taken
 
 
 class Listener(Protocol):
@@ -153,7 +153,7 @@ def _let_stack_tracer_see_the_original() -> None:
     and never again: had that been ours, later profiles would have no `nn.Module:` events. About 1 ms.
     """
     global _seen_by_tracer
-    if _seen_by_tracer or sys.getprofile() is not None or profiler_is_on() or profiler_is_waiting():
+    if _seen_by_tracer or sys.getprofile() is not None or recorder_is_taken():
         return
     _seen_by_tracer = True
     activities = {_profiler.ProfilerActivity.CPU}

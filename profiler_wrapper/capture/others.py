@@ -1,13 +1,16 @@
 """Other profilers in this process: torch has one recorder, and whoever prepares it takes it.
 
 Measured on torch 2.13: a profiler that starts inside another one ends it without a word, and the
-export of the one that lost crashes the process. So ours never starts on top of another, and ends
-properly just before another one starts.
+export of the one that lost crashes the process; of two on two threads the one that stops last crashes it.
+So ours never starts on top of another, and ends properly just before another one starts.
 """
 
 from __future__ import annotations
 
 import gc
+import os
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +40,45 @@ def profiler_is_waiting() -> bool:
     if known is not None and name not in known:
         return False  # nobody has a torch.profiler.profile; saves the search below, some 50 ms
     return any(_is_prepared(thing) for thing in gc.get_objects() if type(thing) is autograd_profiler.profile)
+
+
+def recorder_is_taken() -> bool:
+    """By a profiler that records this thread, by one in its warm-up, or by a session of ours on another thread."""
+    return profiler_is_on() or profiler_is_waiting() or records_elsewhere()
+
+
+def records_elsewhere() -> bool:
+    """A session of ours records another thread of this process."""
+    process, thread = _recorded
+    return process == os.getpid() and thread != threading.get_ident() and is_alive(thread)
+
+
+def is_alive(thread: int) -> bool:
+    """The thread of that `get_ident()` has not ended."""
+    return thread in sys._current_frames()
+
+
+def claim_recorder() -> None:
+    """A session of ours is about to record this thread.
+
+    Raises:
+        RuntimeError: one records another thread.
+    """
+    global _recorded
+    with _claim:
+        if records_elsewhere():
+            raise RuntimeError("another thread is being profiled, and torch has one profiler a process")
+        _recorded = os.getpid(), threading.get_ident()
+
+
+def release_recorder() -> None:
+    """It has ended."""
+    global _recorded
+    _recorded = 0, 0
+
+
+_recorded = (0, 0)  # process and thread
+_claim = threading.Lock()
 
 
 def _is_prepared(profiler: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 from profiler_wrapper.capture.counting import Ended, StepCounter
 from profiler_wrapper.capture.growth import GrowthBound
 from profiler_wrapper.capture.holdings import HeldMemory
-from profiler_wrapper.capture.others import profiler_is_on, profiler_is_waiting
+from profiler_wrapper.capture.others import is_alive, recorder_is_taken
 from profiler_wrapper.capture.phases import in_backward, in_op
 from profiler_wrapper.capture.session import Session
 from profiler_wrapper.capture.signals import OptimizerSteps, compilations
@@ -19,6 +20,8 @@ from profiler_wrapper.capture.steps import AutoPlan, Decision, Mode, OpenPlan, P
 from profiler_wrapper.capture.tape import NamedBlock, Tape
 from profiler_wrapper.capture.window import Window
 
+_MOST_WAIT_S = 1.0  # of another thread's profiler for a call or a step on ours
+_LOOK_EVERY_S = 0.01
 _SETTLING_STEPS = 2  # gradients and the optimizer's state come in these, and stay
 
 
@@ -88,6 +91,7 @@ class Recorder:
         self._phases: set[str] = set()
         self._owes_step = False  # prof.step() was called inside of backward
         self._calls_elsewhere = False
+        self._next: Callable[[], None] | None = None  # what the next call or step on its own thread has to do instead
         self._compilations = 0
         self._over = False
         self._home = (os.getpid(), threading.get_ident())
@@ -103,7 +107,8 @@ class Recorder:
         return self._home == (os.getpid(), threading.get_ident())
 
     @property
-    def _is_same_process(self) -> bool:
+    def is_same_process(self) -> bool:
+        """Not in a fork of the process that started it."""
         return self._home[0] == os.getpid()
 
     @property
@@ -124,17 +129,36 @@ class Recorder:
             self._take_down()
             raise
 
+    def leave_to_its_thread(self) -> bool:
+        """The block has ended on another thread: the one recorded ends the session at its next call or step.
+
+        torch stops a profiler on its own thread only. False: where `stop()` can do it, or that thread has ended.
+        """
+        return self._ask_its_thread(self._end_left)
+
+    def _ask_its_thread(self, action: Callable[[], None]) -> bool:
+        if not (self._is_another_thread and self._tape.running and is_alive(self._home[1])):
+            return False
+        self._next = action
+        return True
+
     def stop(self) -> None:
         """The block has ended: end the session, close the window, take everything away."""
         try:
-            if not self.at_home:
-                self.note("it was ended on another thread or process than it began on", incomplete=True)
+            if not self.is_same_process:
+                self.note("it was ended in another process than it began in", incomplete=True)
             else:
                 self._settle_step()
                 if not self._over:
                     self._end_loop()
         finally:
             self._take_down()
+
+    def _end_left(self) -> None:
+        self.note("the block was left on another thread; recording ended with the next call or step on its own")
+        self._end_loop()
+        self._take_down()
+        self._on_window()
 
     def _end_loop(self) -> None:
         if self.counter.last_step_counts():
@@ -185,7 +209,7 @@ class Recorder:
 
     def optimizer_steps(self, optimizer: Callable[[], Any]) -> None:
         """Some optimizer is about to make a step; on a thread of the engine, if it is in a hook of backward."""
-        if self._tape.running and self._is_same_process:
+        if self._tape.running and self.is_same_process:
             self._held.before_step(optimizer)
 
     def optimizer_stepped(self, optimizer: Callable[[], Any]) -> None:
@@ -193,7 +217,7 @@ class Recorder:
 
         Where nothing ends, what changed the parameters is seen later.
         """
-        if self._tape.running and self._is_same_process:
+        if self._tape.running and self.is_same_process:
             self._held.after_step(optimizer)
         if not self._nothing_ends_here():
             self._safely("the optimizer's step", lambda: self._count(self.counter.optimizer_step(optimizer)))
@@ -276,7 +300,7 @@ class Recorder:
             self._take_down()
             return
         recording = mode is not Mode.IDLE
-        if recording and (profiler_is_on() or profiler_is_waiting()):
+        if recording and recorder_is_taken():
             self._make_room()
             return
         # Calls of the model are what counts steps until something better does.
@@ -308,6 +332,10 @@ class Recorder:
 
     def _before_another(self) -> None:
         """Somebody else's profiler is about to start: torch has room for one, so ours ends first."""
+        if self._ask_its_thread(self._make_room):
+            end_s = time.monotonic() + _MOST_WAIT_S
+            while self._tape.running and time.monotonic() < end_s:
+                time.sleep(_LOOK_EVERY_S)
         self._safely("making room for another profiler", self._make_room)
 
     def _make_room(self) -> None:
@@ -341,13 +369,21 @@ class Recorder:
     def _take_down(self) -> None:
         """Everything of ours goes, whatever state it is in."""
         # The session before the marks: it ends those that are open.
-        for action in (self._remove_hook, self._tape.discard if self.at_home else None, lambda: self._mark(False)):
+        for action in (
+            self._remove_hook,
+            self._tape.discard if self.is_same_process else None,
+            lambda: self._mark(False),
+        ):
             try:
                 if action is not None:
                     action()
             except Exception as error:
                 self._on_failure("taking the marks away", error)
         self._set_over()
+
+    def _discard(self) -> None:
+        if self.is_same_process:
+            self._tape.discard()
 
     def _set_over(self) -> None:
         if not self._over:
@@ -358,7 +394,7 @@ class Recorder:
         if self._over or not self.at_home:
             return
         try:
-            action()
+            (self._next or action)()
         except Exception as error:
             self._tape.window.warn(f"recording ended, because {what} failed: {error}", incomplete=True)
             self._close_window()

@@ -19,7 +19,7 @@ from torch.profiler import profiler as torch_profiler
 
 from profiler_wrapper.capture.calls import keep_dynamo_off
 from profiler_wrapper.capture.garbage_marks import GarbageMarks
-from profiler_wrapper.capture.others import profiler_is_on
+from profiler_wrapper.capture.others import claim_recorder, is_alive, profiler_is_on, release_recorder
 
 # Most of what is used here has no types.
 _KinetoProfile: Any = torch_profiler._KinetoProfile
@@ -118,7 +118,7 @@ class Session:
     """One recording with fixed flags.
 
     `stop()` and `export()` are apart, so that a loop can go on in between. Both have to be called on
-    the thread that called `start()`.
+    the thread that called `start()`: elsewhere torch stops nothing.
     """
 
     def __init__(
@@ -154,8 +154,15 @@ class Session:
         return self._running and self._profiler.profiler is not profiler
 
     def start(self) -> None:
-        """Begin to record. Raises whatever torch raises, with the profiler off."""
+        """Begin to record.
+
+        Raises:
+            RuntimeError: a session of ours records another thread.
+
+        Else what torch raises, with the profiler off.
+        """
         self._thread = threading.get_ident()
+        claim_recorder()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch 2.11 says that events are cleared after each cycle
@@ -163,6 +170,7 @@ class Session:
             self._profiler.start_trace()
         except BaseException:
             _switch_off()
+            release_recorder()
             raise
         self._running = True
         self._scopes.watch()
@@ -189,16 +197,23 @@ class Session:
         if not self._running:
             return
         self._running = False
+        release_recorder()
         if threading.get_ident() != self._thread:
-            raise SessionLost("it was ended on another thread than it began on")
-        if not profiler_is_on():
-            raise SessionLost("another profiler ended it")
+            if is_alive(self._thread):
+                raise SessionLost("it was ended on another thread than it began on, which made no further call or step")
+            with contextlib.suppress(Exception):  # torch has nothing left to stop; but a process that ends now crashes
+                self._profiler.stop_trace()
+            raise SessionLost("the thread that it recorded has ended")
         try:
             self.end_step()
             self._scopes.end()
+            if not profiler_is_on():
+                raise SessionLost("another profiler ended it")
             if _device_gave_up():
                 self.problem = "the device's recorder stopped early (its buffer was full, or another tool took it)"
             self._profiler.stop_trace()
+        except SessionLost:
+            raise
         except BaseException as error:  # Ctrl-C too: no profiler may stay on
             _switch_off()
             if not isinstance(error, Exception):

@@ -17,7 +17,7 @@ import torch
 
 from profiler_wrapper.analysis.utilization import StepWork
 from profiler_wrapper.capture.growth import GrowthBound
-from profiler_wrapper.capture.others import Watch, profiler_is_on, profiler_is_waiting
+from profiler_wrapper.capture.others import Watch, recorder_is_taken
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.session import Session, machine_activities
 from profiler_wrapper.capture.signals import compilations
@@ -95,7 +95,7 @@ class FlopProbe:
         self.cancel()
         if self._session is not None or self._counting is not None:
             return False  # the one before still runs on another thread, or is still counted
-        if profiler_is_on() or profiler_is_waiting():
+        if recorder_is_taken():
             self._notices.once(
                 "another profiler",
                 "the FLOPs of a step were not measured, because another torch profiler is on and torch runs one at a "

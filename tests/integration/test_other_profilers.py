@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
-import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,9 @@ from torch import nn
 import models
 import profiler_wrapper as pw
 from models import Case
+from profiler_wrapper.capture.others import profiler_is_on
 from profiling import profiler, result_of
+from programs import warned
 from unchanged import CPU, names_in, nothing_left
 
 
@@ -142,18 +147,156 @@ def test_forked_workers_disturb_nothing(case: Case, tmp_path: Path) -> None:
     assert result_of(prof).complete
 
 
-def test_left_on_another_thread(case: Case, tmp_path: Path) -> None:
-    prof = profiler(case, tmp_path)
+def on_a_thread(function: Callable[[], object]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("then", ["call", "optimizer", "step", "result"])
+def test_left_on_another_thread_its_own_thread_ends_it(case: Case, tmp_path: Path, then: str) -> None:
+    prof, optimizer = profiler(case, tmp_path), models.optimizer_of(case.model)
     prof.__enter__()
-    models.train(case, steps=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        thread = threading.Thread(target=prof.__exit__, args=(None, None, None))
+    models.train_step(case, case.model, optimizer)
+    said = warned(lambda: on_a_thread(lambda: prof.__exit__(None, None, None)))
+    assert len(said) == 1 and "on its own thread only" in said[0]
+    assert profiler_is_on()
+    if then == "call":
+        case.model(**case.batch(0))
+    elif then == "optimizer":
+        optimizer.step()
+    elif then == "step":
+        prof.step()
+    else:
+        assert prof.result is not None
+    assert not profiler_is_on()
+    result = result_of(prof)
+    assert result.run["full_steps"] == [0]
+    assert any("left on another thread" in warning for warning in result.warnings) == (then != "result")
+    with nothing_left(case):
+        models.train_step(case, case.model, optimizer)
+
+
+def test_a_generator_closed_on_another_thread(case: Case, tmp_path: Path) -> None:
+    prof, optimizer = profiler(case, tmp_path), models.optimizer_of(case.model)
+
+    def steps() -> Iterator[None]:
+        with prof:
+            while True:
+                models.train_step(case, case.model, optimizer)
+                yield
+
+    loop = steps()
+    next(loop)
+    next(loop)
+    warned(lambda: on_a_thread(loop.close))
+    models.train_step(case, case.model, optimizer)
+    assert not profiler_is_on()
+    assert result_of(prof).run["full_steps"] == [0, 1]
+
+
+def test_a_thread_that_ended_within_the_block_is_lost(case: Case, tmp_path: Path) -> None:
+    prof = profiler(case, tmp_path)
+    on_a_thread(prof.__enter__)
+    said = warned(lambda: prof.__exit__(None, None, None))
+    assert any("the thread that it recorded has ended" in message for message in said)
+    assert prof.result is None
+    with profiler(case, tmp_path) as following:
+        models.train(case, steps=3)
+    assert following.result is not None
+
+
+def test_one_thread_is_profiled_at_a_time(case: Case, tmp_path: Path) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    first = profiler(case, tmp_path / "first")
+
+    def work() -> None:
+        with first:
+            models.train(case, steps=1)
+            entered.set()
+            go_on.wait(30)
+            models.train(case, steps=6)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    entered.wait(30)
+    other = models.build("llama")
+    with profiler(other, tmp_path / "second") as second:
+        said = warned(lambda: second.__exit__(None, None, None) or second.__enter__())
+        models.train(other, steps=2)
+    go_on.set()
+    thread.join()
+    assert second.result is None
+    assert said == []  # once is enough
+    assert result_of(first).run["timed_steps"] == [2, 3, 4]
+
+
+def test_a_profiler_on_another_thread_waits_for_ours_to_end(case: Case, tmp_path: Path) -> None:
+    theirs: list[int] = []
+
+    def profile() -> None:
+        with torch.profiler.profile(activities=CPU) as other:
+            torch.ones(3) + 1
+        theirs.append(len(other.events()))
+
+    thread = threading.Thread(target=profile)
+    with profiler(case, tmp_path, steps="all") as prof:
+        models.train(case, steps=3)
         thread.start()
-        thread.join()
-    if torch._C._autograd._profiler_enabled():  # nobody else can end it there
-        torch.autograd._disable_profiler()
-    assert prof.result is None or not prof.result.complete
+        while thread.is_alive():
+            models.train(case, steps=1)
+    assert theirs[0] > 0
+    assert not result_of(prof).complete
+    assert any("another torch profiler took over" in warning for warning in result_of(prof).warnings)
+
+
+ENDS = """
+import sys, threading
+import torch
+from profiler_wrapper import ProfilerWrapper
+
+how, folder = sys.argv[1:]
+model = torch.nn.Linear(2, 2)
+prof = ProfilerWrapper(model, output_dir=folder, run_name="run", files=("result",))
+entered, never = threading.Event(), threading.Event()
+
+def enter():
+    prof.__enter__()
+    model(torch.ones(1, 2))
+    entered.set()
+    if how == "thread goes on":
+        never.wait()
+
+if "thread" in how:
+    threading.Thread(target=enter, daemon=True).start()
+    entered.wait()
+else:
+    enter()
+if how == "left elsewhere":
+    thread = threading.Thread(target=prof.__exit__, args=(None, None, None))
+    thread.start()
+    thread.join()
+"""
+
+
+def test_a_process_that_ends_within_the_block_ends_well(tmp_path: Path) -> None:
+    ends = ("never left", "left elsewhere", "thread ended", "thread goes on")
+    paths = {"PYTHONPATH": str(Path(pw.__file__).parents[1]), "KINETO_LOG_LEVEL": "99"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDS, how, tmp_path / how],
+            env={**os.environ, **paths},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for how in ends
+    ]
+    said = [process.communicate(timeout=200)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0, 0], said
+    results = [[*(tmp_path / how).glob("run/rank0/result.json")] for how in ends]
+    assert [len(found) for found in results] == [1, 1, 0, 0]
+    assert ["nothing was recorded" in text for text in said] == [False, False, True, True]
 
 
 def test_what_only_emits_ranges_starts_inside_ours(case: Case, tmp_path: Path) -> None:
