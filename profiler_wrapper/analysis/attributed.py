@@ -99,7 +99,7 @@ def attributed(
             "Was the profiler stopped before the first step, or its schedule still waiting?"
         )
     calls = find_calls(tree, nesting, spans.start_ns, attribution.node_of)
-    whole_steps = {*run.get("timed_steps", ()), *run.get("full_steps", ())}
+    whole_steps = {*(run.get("timed_steps") or ()), *(run.get("full_steps") or ())}
     steps = find_steps(recording, tree, attribution.node_of).only(whole_steps)
     notes = tuple(regions.notes())
     return Attributed(

@@ -168,6 +168,8 @@ def test_a_run_json_that_is_not_what_was_written(
     (tmp_path / "run.json").write_text(json.dumps({key: True}))
     assert main(["analyze", str(tmp_path)]) == 1
     assert f"$.{key}" in capsys.readouterr().err
+    (tmp_path / "run.json").write_text(json.dumps({key: None}))  # not known
+    assert main(["analyze", str(tmp_path)]) == 0
 
 
 def test_nothing_is_written_when_one_file_of_a_directory_is_in_the_way(trace: Path, tmp_path: Path) -> None:
