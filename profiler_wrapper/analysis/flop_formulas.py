@@ -46,7 +46,7 @@ _FUSED_ELEMENTWISE = re.compile(r"(triton|cpp)_(poi|red|per)_")
 _GENERATED_ELEMENTWISE = re.compile(r"triton_(poi|red|per|for|split_scan)_")  # Inductor's, torch 2.13
 _OP = re.compile(r"\w+(\.\w+)*::\w+")
 # What ops of these do is known: products have a formula or a rule, all others none to count.
-_OF_TORCH = re.compile(r"(aten|prims?|rngprims|_?c10d(_functional)?|fsdp|inductor|profiler|mkldnn)(\.\w+)*::")
+_OF_TORCH = re.compile(r"(aten|torch|prims?|rngprims|_?c10d(_functional)?|fsdp|inductor|profiler|mkldnn)(\.\w+)*::")
 _WITHOUT_FLOPS = frozenset(classes.CLASSES) - {"gemm", "attention", "other"}
 # What they call does the work, or, for elementwise cases, there is none.
 _COMPOSITE = re.compile(r"aten::(einsum|conv[123]d|matmul|linear)$")

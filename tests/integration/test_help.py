@@ -11,7 +11,7 @@ import pytest
 from profiler_wrapper.__main__ import _parser
 from profiler_wrapper.commands import COMMANDS
 
-SLOW = {"torch", "numpy", "matplotlib", "plotly", "pandas", "jinja2", "tqdm", "msgspec"}
+SLOW = {"torch", "numpy", "matplotlib", "plotly", "pandas", "jinja2", "tqdm"}
 NAMES = [command.__name__.rpartition(".")[2] for command in COMMANDS]
 
 

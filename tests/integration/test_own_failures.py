@@ -169,6 +169,7 @@ def test_an_export_that_the_disk_cut_leaves_nothing_behind(
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["run.json"]
 
 
+@since_torch(2, 11, "there is no exporter in Python")
 def test_a_quote_in_an_annotation_costs_the_allocations_and_that_is_said(case: Case, tmp_path: Path) -> None:
     with profiler(case, tmp_path) as prof, torch.profiler.record_function('a "quoted" name'):
         models.train(case, steps=1)

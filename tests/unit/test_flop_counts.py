@@ -116,6 +116,7 @@ def test_an_op_of_a_library_that_works_itself_is_unknown_on_a_cpu() -> None:
         ("lib::glue", "aten::mul"),  # and all that is not one
         ("lib::rms_norm", "aten::detach"),
         ("c10d::allreduce_", "aten::detach"),
+        ("torch.distributed.ddp.reducer::copy_bucket_to_grad", "aten::detach"),
         ("aten::gelu", "aten::detach"),
         ("mkldnn::_reorder", "aten::detach"),
         ("MyFunction", "aten::detach"),
