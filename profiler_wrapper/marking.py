@@ -13,7 +13,7 @@ from profiler_wrapper import __version__
 from profiler_wrapper.analysis.series import Track
 from profiler_wrapper.capture.holdings import HeldMemory
 from profiler_wrapper.capture.layers import Root
-from profiler_wrapper.capture.others import profiler_is_on
+from profiler_wrapper.capture.others import profiler_is_on, records_here
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.signals import OptimizerSteps
@@ -97,7 +97,7 @@ class _Held:
         """A marked model is about to be called."""
         if not self.wanted or self._thread not in (None, threading.get_ident()):
             return
-        records = profiler_is_on()
+        records = profiler_is_on() and not records_here()
         if records and self._thread is None:
             self._thread = threading.get_ident()
             self._memory.begin()
@@ -113,10 +113,10 @@ class _Held:
 
     def forget(self) -> None:
         """Nobody asks what was held."""
-        steps, self._steps, self._thread = self._steps, None, None
+        self._thread = None
         self._memory.forget()
-        if steps is not None:
-            steps.remove()
+        if self._steps is not None:
+            self._steps.remove()
 
 
 _held = _Held()

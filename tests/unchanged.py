@@ -36,8 +36,12 @@ def ours_in_the_way() -> dict[str, Any]:
             for name, value in vars(nn.modules.module).items()
             if name.startswith("_global_")
         },
-        "optimizer hooks": list(optimizer_module._global_optimizer_post_hooks),
-        "profiler": (autograd_profile._prepare_trace, autograd_profile._start_trace),
+        "optimizer hooks": [
+            list(optimizer_module._global_optimizer_pre_hooks),
+            list(optimizer_module._global_optimizer_post_hooks),
+        ],
+        "named blocks": (torch.profiler.record_function.__enter__, torch.profiler.record_function.__exit__),
+        "profiler": (autograd_profile._prepare_trace, autograd_profile._start_trace, autograd_profile.__exit__),
         "collections of garbage": list(gc.callbacks),
         "profiling": torch._C._autograd._profiler_enabled(),
         "peak": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -162,7 +163,8 @@ def _let_stack_tracer_see_the_original() -> None:
     )
     torch._C._autograd._prepare_profiler(config, activities)
     torch._C._autograd._enable_profiler(config, activities)
-    torch._C._autograd._disable_profiler()
+    with suppress(RuntimeError):  # a name in sys.path that is no UTF-8; nobody has use for what was recorded here
+        torch._C._autograd._disable_profiler()
 
 
 def _set_listeners(listeners: tuple[Listener, ...]) -> None:

@@ -53,6 +53,11 @@ def records_elsewhere() -> bool:
     return process == os.getpid() and thread != threading.get_ident() and is_alive(thread)
 
 
+def records_here() -> bool:
+    """A session of ours records this thread."""
+    return _recorded == (os.getpid(), threading.get_ident())
+
+
 def is_alive(thread: int) -> bool:
     """The thread of that `get_ident()` has not ended."""
     return thread in sys._current_frames()

@@ -362,9 +362,8 @@ class Recorder:
                 self._marks.detach()
 
     def _remove_hook(self) -> None:
-        hook, self._steps_hook = self._steps_hook, None
-        if hook is not None:
-            hook.remove()
+        if self._steps_hook is not None:
+            self._steps_hook.remove()
 
     def _take_down(self) -> None:
         """Everything of ours goes, whatever state it is in."""

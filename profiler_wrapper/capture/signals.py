@@ -5,17 +5,23 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from profiler_wrapper.capture import calls
 from profiler_wrapper.capture.wrappers import all_parameters
 
 is_compiling = torch.compiler.is_compiling
+_STEP: Any = Optimizer.profile_hook_step(lambda: None).__code__  # around each step, where the hooks are called
 
 
 Told = Callable[[Callable[[], Any]], None]  # with a weak reference to an optimizer, which is hashable
@@ -29,22 +35,49 @@ class OptimizerSteps:
     """
 
     def __init__(self, *, before: Told, after: Told) -> None:
+        self._active = True
+        self._telling = False
+
         def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             if not is_compiling():
-                before(weakref.ref(optimizer))
+                self._tell(before, optimizer)
 
         def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             if not is_compiling():
-                after(weakref.ref(optimizer))
+                self._tell(after, optimizer)
 
         calls.keep_dynamo_off(before_step, and_below=True)
         calls.keep_dynamo_off(after_step, and_below=True)
         self._handles = (register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step))
 
+    def _tell(self, told: Told, optimizer: Any) -> None:
+        if self._active:
+            self._telling = True
+            try:
+                told(weakref.ref(optimizer))
+            finally:
+                self._telling = False
+
     def remove(self) -> None:
-        """Tell nothing more; a second call does nothing."""
+        """Tell nothing more. What cannot be removed within a step stays, silent, until the next call of this."""
+        self._active = False
+        in_step = _in_step()
         for handle in self._handles:
-            handle.remove()
+            hooks = handle.hooks_dict_ref() or {}
+            # torch goes through these: a removal raises in the user's step, but that of the last one, by itself.
+            if not in_step or (self._telling and next(reversed(hooks), None) == handle.id):
+                handle.remove()
+
+
+def _in_step() -> bool:
+    """Whether an optimizer's step is running, on any thread."""
+    for frame in sys._current_frames().values():
+        within: FrameType | None = frame
+        while within is not None:
+            if within.f_code is _STEP:
+                return True
+            within = within.f_back
+    return False
 
 
 class Updates:

@@ -13,7 +13,7 @@ import models
 import profiler_wrapper as pw
 from models import Case
 from profiler_wrapper.marking import _held, _RecordedSteps
-from profiling import QUICK, rows_with_time
+from profiling import QUICK, profiler, rows_with_time
 
 
 @pytest.fixture
@@ -93,6 +93,16 @@ def test_a_profiler_that_tells_no_handler_of_ours_leaves_nothing(case: Case, tmp
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
             case.loss(case.model, case.batch(0))
     assert len(_global_optimizer_post_hooks) == hooks
+
+
+def test_a_session_of_ours_is_nobody_elses_profiler(case: Case, tmp_path: Path) -> None:
+    pw.trace_handler(tmp_path)
+    hooks = len(_global_optimizer_post_hooks)
+    with pw.mark(case.model):
+        with profiler(case, tmp_path, steps="0"):
+            case.loss(case.model, case.batch(0))
+            assert len(_global_optimizer_post_hooks) == hooks + 1
+        assert len(_global_optimizer_post_hooks) == hooks
 
 
 def test_marks_in_a_with(case: Case) -> None:

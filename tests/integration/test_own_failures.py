@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import sys
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import models
 import profiler_wrapper as pw
 from models import Case
-from profiler_wrapper.capture import session
+from profiler_wrapper.capture import calls, session
 from profiling import directory_of, profiler, result_of
 from torch_versions import since_torch
 from unchanged import fails, nothing_left
@@ -59,6 +62,33 @@ def test_what_of_ours_fails_is_one_warning(
     assert len(ours) == 1
     assert "ours" in str(ours[0].message)
     assert prof.result is None or not prof.result.complete
+
+
+@pytest.mark.parametrize("ends", [lambda prof: None, pw.ProfilerWrapper.step, pw.ProfilerWrapper.leave])
+def test_our_hooks_go_without_a_trace_though_the_user_has_some_of_the_same_kind(
+    case: Case, tmp_path: Path, ends: Callable[[pw.ProfilerWrapper], None]
+) -> None:
+    """torch raises in the user's step where a hook is removed while it goes through them."""
+    with nothing_left(case):
+        with profiler(case, tmp_path, steps="0-1") as prof:
+            theirs = [
+                register(lambda *_, act=act: act(prof))
+                for register in (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
+                for act in (ends, lambda prof: None)
+            ]
+            assert len(models.train(case, steps=4)) == 4
+        for hook in theirs:
+            hook.remove()
+    assert result_of(prof).complete
+
+
+def test_a_name_in_sys_path_that_is_no_utf8(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's tracer of stacks, which starts once in a process, cannot read such a one."""
+    monkeypatch.setattr(calls, "_seen_by_tracer", False)
+    monkeypatch.setattr(sys, "path", [*sys.path, "/caf\udce9"])
+    with nothing_left(case), profiler(case, tmp_path, steps="0") as prof:
+        models.train(case, steps=2)
+    assert result_of(prof).complete
 
 
 def test_a_report_that_fails_takes_no_other_with_it(
