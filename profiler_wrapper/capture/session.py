@@ -88,12 +88,16 @@ class OpenScopes:
 
     def end(self) -> None:
         """End those that are open, the innermost first, and watch no longer."""
-        for name, original, ours in zip(("__enter__", "__exit__"), self._originals, self._methods, strict=True):
-            if vars(_record_function)[name] is ours:  # else somebody has put theirs over it, which calls ours
-                setattr(_record_function, name, original)
+        self.forget()
         while self._open:
             _, scope = self._open.popitem()
             torch.ops.profiler._record_function_exit._RecordFunction(scope.record)
+
+    def forget(self) -> None:
+        """Watch no longer."""
+        for name, original, ours in zip(("__enter__", "__exit__"), self._originals, self._methods, strict=True):
+            if vars(_record_function)[name] is ours:  # else somebody has put theirs over it, which calls ours
+                setattr(_record_function, name, original)
 
     def _watched(self, enter: Any, leave: Any) -> tuple[Any, Any]:
         @functools.wraps(enter)  # TorchScript compiles what is wrapped
@@ -199,14 +203,17 @@ class Session:
         self._running = False
         release_recorder()
         if threading.get_ident() != self._thread:
+            self._scopes.forget()
             if is_alive(self._thread):
                 raise SessionLost("it was ended on another thread than it began on, which made no further call or step")
             with contextlib.suppress(Exception):  # torch has nothing left to stop; but a process that ends now crashes
                 self._profiler.stop_trace()
             raise SessionLost("the thread that it recorded has ended")
         try:
-            self.end_step()
-            self._scopes.end()
+            try:
+                self.end_step()
+            finally:
+                self._scopes.end()
             if not profiler_is_on():
                 raise SessionLost("another profiler ended it")
             if _device_gave_up():

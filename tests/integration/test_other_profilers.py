@@ -197,8 +197,9 @@ def test_a_generator_closed_on_another_thread(case: Case, tmp_path: Path) -> Non
 
 def test_a_thread_that_ended_within_the_block_is_lost(case: Case, tmp_path: Path) -> None:
     prof = profiler(case, tmp_path)
-    on_a_thread(prof.__enter__)
-    said = warned(lambda: prof.__exit__(None, None, None))
+    with nothing_left(case):
+        on_a_thread(prof.__enter__)
+        said = warned(lambda: prof.__exit__(None, None, None))
     assert any("the thread that it recorded has ended" in message for message in said)
     assert prof.result is None
     with profiler(case, tmp_path) as following:
