@@ -12,6 +12,7 @@ moment before the end and the end itself are always told in full.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 from profiler_wrapper.capture.layers import Root
 from profiler_wrapper.capture.optimizers import OptimizerHolds
 from profiler_wrapper.capture.parameters import ParameterNames, gradients_of
+from profiler_wrapper.capture.phases import in_backward
 from profiler_wrapper.capture.storages import Listing
 from profiler_wrapper.recording.holdings import Holding
 
@@ -72,12 +74,12 @@ class HeldMemory:
         self._session = None
 
     def before_step(self, optimizer: Reference) -> None:
-        """An optimizer is about to make a step."""
-        self._safely(lambda session: self._before_step(session, optimizer))
+        """An optimizer is about to make a step; one of another training, on its own thread, is not ours to read."""
+        self._safely(lambda session: None if session.is_elsewhere() else self._before_step(session, optimizer))
 
     def after_step(self, optimizer: Reference) -> None:
         """It has made it."""
-        self._safely(lambda session: self._after_step(session, optimizer()))
+        self._safely(lambda session: None if session.is_elsewhere() else self._after_step(session, optimizer()))
 
     def step_ended(self) -> None:
         """A step of the loop is about to end: tell of the optimizers whose steps torch does not tell of."""
@@ -161,6 +163,14 @@ class _Session:
         self._placed = 0
         self._count = 0
         self._waiting: Listing | None = None
+        self._thread = threading.get_ident()
+
+    def is_elsewhere(self) -> bool:
+        """On a thread that is neither the session's nor one of autograd's engine.
+
+        torch writes a gradient without Python's lock: whoever reads it meanwhile crashes.
+        """
+        return threading.get_ident() != self._thread and not in_backward()
 
     def tell(self, listing: Listing, *, in_full: bool) -> None:
         """Keep a moment, or what is new in it."""

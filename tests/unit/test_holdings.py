@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
@@ -125,6 +126,22 @@ def test_gradients_are_what_grad_holds() -> None:
     assert len(tensors) == 4
     model.zero_grad(set_to_none=True)
     assert named(everything(held), "grads") == {}
+
+
+def test_a_training_on_another_thread_is_not_looked_at(watched: Any) -> None:
+    """torch writes its gradients without Python's lock."""
+    model, theirs = Net(), Net()
+    optimizer = torch.optim.Adam(theirs.parameters())
+    held = held_memory(model)
+    watched(held)
+    held.begin()
+    backward(theirs)
+    another = threading.Thread(target=optimizer.step)
+    another.start()
+    another.join()
+    assert held.optimizers() == []
+    optimizer.step()
+    assert held.optimizers() == [optimizer]
 
 
 @pytest.mark.filterwarnings("error")
