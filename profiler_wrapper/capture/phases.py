@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -21,20 +21,32 @@ def in_backward() -> bool:
 
 
 # Through these Python enters an op; the frame stays while the op runs, and calls Python back.
-_ENTER_AN_OP = {one.__code__ for one in (Function.apply, OpOverload.__call__, OpOverloadPacket.__call__)}
+_ENTER_AN_OP = {OpOverload.__call__.__code__, OpOverloadPacket.__call__.__code__}
+_APPLY = getattr(Function.apply, "__code__", None)  # from torch 2.15 on it is C++, and leaves no frame
 
 
 def in_op() -> bool:
     """Whether an op that is written in Python is running on this thread: a custom one, an autograd function.
 
-    Reentrant checkpointing is one. Some 2 us.
+    Reentrant checkpointing is one. Walks the stack: some 20 us where it is 50 frames deep.
     """
+    ops = _ENTER_AN_OP | (_forwards() if _APPLY is None else {_APPLY})
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code in _ENTER_AN_OP:
+        if frame.f_code in ops:
             return True
         frame = frame.f_back
     return False
+
+
+def _forwards() -> set[CodeType]:
+    """The code of the forward of each autograd function that there is."""
+    found, waiting = set(), [Function]
+    while waiting:
+        function = waiting.pop()
+        waiting += function.__subclasses__()
+        found.add(getattr(function.forward, "__code__", None))
+    return {code for code in found if code is not None}
 
 
 def generation_phase(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
