@@ -21,6 +21,7 @@ from profiler_wrapper.analysis.series import Track
 from profiler_wrapper.errors import UnknownLayer, WrongUse
 from profiler_wrapper.recording.atomic import check_path, replacing
 from profiler_wrapper.recording.bytesource import Progress
+from profiler_wrapper.recording.garbage import no_garbage_collection
 from profiler_wrapper.recording.reader import read, read_with_shapes
 from profiler_wrapper.recording.store import RESULT_FILE
 from profiler_wrapper.reports.csv_export import write_csv, write_csv_files
@@ -165,6 +166,7 @@ def work_of_trace(
         return f"the trace with shapes could not be analysed ({type(error).__name__}: {error})"
 
 
+@no_garbage_collection()
 def analyse_trace(
     path: str | os.PathLike[str],
     *,

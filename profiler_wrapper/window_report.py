@@ -20,6 +20,7 @@ from profiler_wrapper.notices import tell
 from profiler_wrapper.options import Options
 from profiler_wrapper.out_of_memory import answer
 from profiler_wrapper.recording.carry import remove_empty
+from profiler_wrapper.recording.garbage import no_garbage_collection
 from profiler_wrapper.recording.store import RunDirectory
 from profiler_wrapper.reports.tables import console_table
 from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, work_of_trace
@@ -75,6 +76,7 @@ def has_little_memory() -> bool:
     return free_bytes is not None and free_bytes < _ENOUGH_BYTES
 
 
+@no_garbage_collection()
 def finish_window(task: WindowTask) -> FinishedWindow:
     """Analyse the trace, write the files, answer the failure. What fails is told; the traces are kept."""
     files, run = task.files(), task.run

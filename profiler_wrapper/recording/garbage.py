@@ -1,4 +1,4 @@
-"""Decoding without the garbage collector."""
+"""Decoding and analysing without the garbage collector."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Half of the time of decoding would go into looking for cycles among values that all stay."""
+    """Much of the time of decoding and analysing would go into looking for cycles among values that all stay."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

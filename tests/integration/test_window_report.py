@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 import profiler_wrapper as pw
-from profiler_wrapper import finishing, load, window_child, window_report
+from profiler_wrapper import finishing, load, result, window_child, window_report
+from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from tests import models
 
@@ -50,6 +52,20 @@ def test_a_child_writes_and_gives_back_the_same(tmp_path: Path, monkeypatch: pyt
     assert names(tmp_path / "there") == names(tmp_path / "here")
     assert rows(load(tmp_path / "there")) == rows(there)
     assert json.loads((tmp_path / "there" / "rank0" / "run.json").read_text())["complete"] is True
+
+
+def test_analysing_does_not_look_for_garbage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    enabled = []
+
+    def looks(*given: Any, **options: Any) -> Any:
+        enabled.append(gc.isenabled())
+        return tables(*given, **options)
+
+    for module in (window_report, result):
+        monkeypatch.setattr(module, "tables", looks)
+    train(tmp_path, "run", background=False)
+    load(tmp_path / "run" / "rank0" / "profile_trace.json")
+    assert enabled == [False, False] and gc.isenabled()
 
 
 def test_a_child_that_fails_costs_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
