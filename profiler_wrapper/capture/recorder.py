@@ -380,10 +380,6 @@ class Recorder:
                 self._on_failure("taking the marks away", error)
         self._set_over()
 
-    def _discard(self) -> None:
-        if self.is_same_process:
-            self._tape.discard()
-
     def _set_over(self) -> None:
         if not self._over:
             self._over = True
