@@ -90,6 +90,7 @@ class Child:
             raise OSError(f"{sys.executable!r} is no Python interpreter")
         self.problem = ""  # why nothing came of it
         self.was_killed = False  # by somebody else: by the system for want of memory, most likely
+        self._ended_by_us = False  # for want of time; asked again where Ctrl-C came before it was gone
         self._task = task
         self._answer: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
@@ -123,11 +124,10 @@ class Child:
         To be asked until it has been answered, which Ctrl-C may prevent.
         """
         self._hurry()
-        in_time = True
         try:
             code = self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
-            in_time = False
+            self._ended_by_us = True
             self._process.kill()
             code = self._process.wait()
         with self._errors, self._answer:
@@ -138,7 +138,7 @@ class Child:
                 messages, finished = pickle.load(self._answer)
             except Exception:  # it was not written to its end
                 self.problem = f"the process that was to analyse it ended with {code}"
-                self.was_killed = in_time and code < 0 and code != _TOO_OLD
+                self.was_killed = not self._ended_by_us and code < 0 and code != _TOO_OLD
                 _drop_half_written(self._task, self.process)
                 return None
         for message in messages:

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -371,3 +372,31 @@ def test_a_window_with_nothing_in_it_is_told(tmp_path: Path) -> None:
         for _ in range(6):
             prof.step()
     assert prof.result is None
+
+
+class KilledSlowly:
+    """A process that was killed for want of time, and Ctrl-C came before it was gone."""
+
+    pid = 2**22 + 1  # nobody's
+
+    def __init__(self) -> None:
+        self.answers: list[int | BaseException] = [subprocess.TimeoutExpired("", 0), KeyboardInterrupt(), -9]
+
+    def wait(self, patience_s: float | None = None) -> int:
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def kill(self) -> None:
+        pass
+
+
+def test_a_child_that_we_killed_was_not_killed_by_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_child, "_portable", lambda task: task)
+    monkeypatch.setattr(window_child.subprocess, "Popen", lambda *_, **__: KilledSlowly())
+    child = window_child.Child(SimpleNamespace(directory=None, target=None))  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        child.finished(0.0)
+    assert child.finished(0.0) is None
+    assert not child.was_killed
