@@ -20,7 +20,7 @@ import profiler_wrapper as pw
 from models import Case
 from profiler_wrapper.capture import calls, session
 from profiling import directory_of, profiler, result_of
-from torch_versions import since_torch
+from torch_versions import TORCH, since_torch
 from unchanged import fails, nothing_left
 
 
@@ -201,6 +201,8 @@ def test_an_export_that_the_disk_cut_leaves_nothing_behind(
 
 @since_torch(2, 11, "there is no exporter in Python")
 def test_a_quote_in_an_annotation_costs_the_allocations_and_that_is_said(case: Case, tmp_path: Path) -> None:
+    if TORCH >= (2, 15):
+        pytest.skip(f"torch {torch.__version__} writes another quote, and all is there")
     with profiler(case, tmp_path) as prof, torch.profiler.record_function('a "quoted" name'):
         models.train(case, steps=1)
     assert any("has a quote in its name" in warning for warning in result_of(prof).warnings)

@@ -29,6 +29,7 @@ from profiling import profiler, result_of
 from recordings import Trace
 from shaped_trace import analysed
 from shared_traces import TRACES
+from torch_versions import TORCH
 
 STEPS = 5  # two with shapes, three timed
 WITH_SHAPES = (
@@ -144,6 +145,8 @@ def attending() -> nn.ModuleDict:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_attention_by_another_name_is_told_by_its_backend(tmp_path: Path) -> None:
     models, x = attending(), torch.randn(1, 128, 64)
+    if TORCH >= (2, 15):
+        del models["library"]  # without gradients it writes no event for a custom op that is called directly
     with torch.no_grad(), pw.ProfilerWrapper(models, output_dir=tmp_path, files=("result",), steps="3-4") as prof:
         for _ in range(5):
             for name, model in models.items():
@@ -151,14 +154,14 @@ def test_attention_by_another_name_is_told_by_its_backend(tmp_path: Path) -> Non
             prof.step()
     result = result_of(prof)
     backends = {(row.layer, row.backend) for row in result.attention}
-    assert backends == {
-        ("library", "external"), ("flex", "flex"), ("compiled", "flex"), ("heads", "math"), ("encoder", "math")
-    }  # fmt: skip
+    expected = {"library": "external", "flex": "flex", "compiled": "flex", "heads": "math", "encoder": "math"}
+    assert backends == {(name, backend) for name, backend in expected.items() if name in models}
     # Two products of 128 x 128 and 16, in four heads; beside them the projections.
     attention = {row.layer: row.flops_per_step for row in result.flops if row.class_name == "attention"}
-    assert attention == dict.fromkeys(("library", "flex", "heads", "encoder"), 2 * 2 * 4 * 128 * 128 * 16)
-    assert {row.layer: row.flops_per_step for row in result.flops if row.class_name == "gemm"} == {
-        "library.qkv": 2 * 128 * 64 * 192,
+    assert attention == dict.fromkeys(models.keys() - {"compiled"}, 2 * 2 * 4 * 128 * 128 * 16)
+    products = {row.layer: row.flops_per_step for row in result.flops if row.class_name == "gemm"}
+    assert products.pop("library.qkv", None) == (2 * 128 * 64 * 192 if "library" in models else None)
+    assert products == {
         "flex.qkv": 2 * 128 * 64 * 192,
         "compiled.qkv": 2 * 128 * 64 * 192,
         "heads": 2 * 128 * 64 * (192 + 64),
