@@ -30,8 +30,9 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the file could not be written whole; always with the path.
     """
-    # Nobody can have put a link there before. It keeps the ending, which writers go by.
-    beside = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
+    # The process first: what one that was killed leaves is known by it. Nobody can have put a link at such a name. The
+    # ending stays, which writers go by.
+    beside = path.with_name(f".{os.getpid()}-{secrets.token_hex(8)}-{path.name}")
     try:
         check_replaceable(path)
         path.parent.mkdir(parents=True, exist_ok=True)

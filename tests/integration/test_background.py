@@ -21,6 +21,7 @@ import profiler_wrapper as pw
 from models import Case
 from profiler_wrapper import finishing, window_child
 from profiler_wrapper.errors import ProfilerWrapperWarning
+from profiler_wrapper.recording.atomic import replacing
 from profiler_wrapper.recording.store import read_run
 from profiling import directory_of, profiler, result_of
 from programs import TESTS
@@ -400,3 +401,13 @@ def test_a_child_that_we_killed_was_not_killed_by_the_system(monkeypatch: pytest
         child.finished(0.0)
     assert child.finished(0.0) is None
     assert not child.was_killed
+
+
+def test_what_a_killed_process_left_half_written_is_known_by_its_number(tmp_path: Path) -> None:
+    place = SimpleNamespace(directory=tmp_path, page=tmp_path / "report.html")
+    task = SimpleNamespace(directory=place, target=None, options=SimpleNamespace(log_dir=None))
+    writing = replacing(tmp_path / "result.json")
+    beside = writing.__enter__()
+    beside.write_text("{")
+    window_child._drop_half_written(task, os.getpid())  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
