@@ -178,10 +178,11 @@ def _plain_matmuls(device: torch.device) -> Iterator[None]:
     """No autograd, no autocast, float32 as it is, on this device; afterwards all is as it was."""
     matmul: Any = torch.backends.cuda.matmul
     mkldnn: Any = torch.backends.mkldnn
-    settings: list[tuple[Any, str, Any]] = [(matmul, "allow_fp16_accumulation", False)]
-    if _has_fp32_precision():
-        settings += [(mkldnn.matmul, "fp32_precision", "ieee"), (matmul, "fp32_precision", "ieee")]
-    precision = torch.get_float32_matmul_precision()
+    settings: list[tuple[Any, str, Any]] = [
+        (mkldnn.matmul, "fp32_precision", "ieee"),
+        (matmul, "fp32_precision", "ieee"),
+        (matmul, "allow_fp16_accumulation", False),
+    ]
     before = [(holder, name, getattr(holder, name)) for holder, name, _ in settings]
     there = contextlib.nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index)
     try:
@@ -190,15 +191,8 @@ def _plain_matmuls(device: torch.device) -> Iterator[None]:
                 setattr(holder, name, value)
             yield
     finally:
-        if not _has_fp32_precision():
-            torch.set_float32_matmul_precision(precision)
         for holder, name, value in before:
             setattr(holder, name, value)
-
-
-def _has_fp32_precision() -> bool:
-    """torch 2.9 has a setting a library; before it there is one for all."""
-    return hasattr(torch.backends.cuda.matmul, "fp32_precision")
 
 
 # --- work ------------------------------------------------------------------------------------------
@@ -212,10 +206,7 @@ def _best_matmul(kind: str, device: torch.device, sizes: tuple[int, ...], second
     """The size with the highest rate, of those that there is time and memory for."""
     end = time.perf_counter() + seconds
     matmul: Any = torch.backends.cuda.matmul
-    if _has_fp32_precision():
-        matmul.fp32_precision = "tf32" if kind == "tfloat32" else "ieee"
-    else:
-        torch.set_float32_matmul_precision("high" if kind == "tfloat32" else "highest")
+    matmul.fp32_precision = "tf32" if kind == "tfloat32" else "ieee"
     found: list[Ceiling] = []
     call_s, before = 0.0, sizes[0]
     for i, size in enumerate(sizes):

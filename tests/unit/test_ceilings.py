@@ -57,10 +57,10 @@ def settings() -> list[Any]:
     matmul: Any = torch.backends.cuda.matmul
     mkldnn: Any = torch.backends.mkldnn
     return [
-        getattr(matmul, "fp32_precision", None),  # torch 2.9
+        matmul.fp32_precision,
         matmul.allow_tf32,
         matmul.allow_fp16_accumulation,
-        getattr(getattr(mkldnn, "matmul", None), "fp32_precision", None),
+        mkldnn.matmul.fp32_precision,
         torch.get_float32_matmul_precision(),
         torch.get_num_threads(),
         torch.is_grad_enabled(),

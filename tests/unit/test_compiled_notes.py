@@ -19,7 +19,6 @@ from profiler_wrapper.capture.compiled import Kernel
 from profiler_wrapper.capture.compiled_layers import MarkedModule, describe_compiled
 from profiler_wrapper.capture.compiled_nodes import OWN, ForeignModule, Module, is_recomputed, owners, split_source
 from profiler_wrapper.capture.layers import Root, find_roots, name_layers
-from torch_versions import since_torch
 
 SELF = "L['self']"
 
@@ -254,7 +253,6 @@ def test_function_is_called_once_the_module_is_imported(module_file: str) -> Non
     assert seen == [1, 2]
 
 
-@since_torch(2, 9, "Inductor says nothing of the kernels it writes")
 def test_importing_us_imports_neither_torch_nor_its_compiler() -> None:
     script = """
         import sys

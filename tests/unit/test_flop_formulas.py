@@ -122,13 +122,7 @@ BY_HAND: dict[str, tuple[Callable[[], Any], int]] = {
 }
 
 
-OF_NEWER_TORCH = {
-    "grouped mm": since_torch(2, 9, "a CPU has no _grouped_mm"),
-    "attention, fewer heads of keys": since_torch(2, 9, "a CPU has no fused attention with fewer heads of keys"),
-}
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=OF_NEWER_TORCH.get(name, ())) for name in BY_HAND])
+@pytest.mark.parametrize("name", BY_HAND)
 def test_counts_what_is_worked_out_by_hand(name: str, tmp_path: Path) -> None:
     run, expected = BY_HAND[name]
     assert profiled(run, tmp_path / "trace.json") == expected
@@ -185,7 +179,7 @@ def test_every_attention_of_torch_is_read_by_its_schema(op: str) -> None:
     assert (causal.repeated_flops, causal.causal_repeated_flops) == (again, round(again * seen))
 
 
-@since_torch(2, 9, "the formulas know no fewer heads of keys")
+@since_torch(2, 11, "the formulas know no fewer heads of keys")
 @pytest.mark.parametrize("op", [op for op in ATEN_ATTENTIONS if hasattr(torch.ops.aten, op)])
 def test_attention_agrees_with_the_formula_of_torch(op: str) -> None:
     formula = flop_registry.get(getattr(torch.ops.aten, op))

@@ -38,7 +38,6 @@ from snapshots import (
     training,
     write,
 )
-from torch_versions import torch_has
 
 
 def report_of(value: object, tmp_path: Path) -> AllocatorReport:
@@ -250,7 +249,6 @@ def test_blocks_by_stack_are_those_of_torchs_flamegraph(tmp_path: Path) -> None:
     assert sum(torchs.values()) == one.allocated_bytes - one.rounding_bytes
 
 
-@torch_has(hasattr(_memory_viz, "filter_alloc_free_pairs"), "there is no filter_alloc_free_pairs")
 def test_what_was_never_freed_is_what_torchs_filter_leaves(tmp_path: Path) -> None:
     value = snapshot(training(steps=4), max_entries=200)
     left = _memory_viz.filter_alloc_free_pairs(copy.deepcopy(value))["device_traces"][0]
