@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -98,7 +99,7 @@ class FlopOps:
         found = self._found
         spans, names = found.recording.spans, found.recording.names
         calls = np.array([graph_key(name) is not None for name in names], dtype=np.bool_)[spans.name] & self.ran
-        calls &= (spans.category < Category.MODULE) & ~self._in_optimizer()
+        calls &= (spans.category < Category.MODULE) & ~self._in_optimizer
         if found.charges.basis != "cpu" or not calls.any():
             return np.zeros_like(calls)
         generated = np.array([name.startswith("cpp_") for name in names], dtype=np.bool_)[spans.name]
@@ -116,17 +117,27 @@ class FlopOps:
         works = np.zeros(len(self._parent), dtype=np.bool_)
         if found.charges.basis == "cpu":
             works[found.cpu.span] = 2 * found.cpu.time_ns > found.recording.spans.duration_ns[found.cpu.span]
-            works &= ~holding(self._parent, self.is_counted)
+            works &= ~self._holds_counted
         else:
-            op = self._innermost_op()[found.charges.cpu_span[self._untold_kernels()]]
+            op = self._innermost_op[found.charges.cpu_span[self._untold_kernels]]
             works[op[op >= 0]] = True
         of_library = self._named([is_of_library(name) and not has_work(name) for name in names])
-        inside_counted = nearest(self._parent, self.is_counted) >= 0
-        return works & of_library & self.ran & ~inside_counted & ~self._in_optimizer()
+        return works & of_library & self.ran & ~self._inside_counted & ~self._in_optimizer
 
+    @cached_property
+    def _holds_counted(self) -> Bool:
+        return holding(self._parent, self.is_counted)
+
+    @cached_property
+    def _inside_counted(self) -> Bool:
+        """Ops that count are inside themselves."""
+        return nearest(self._parent, self.is_counted) >= 0
+
+    @cached_property
     def _innermost_op(self) -> Int32:
         return nearest(self._parent, self._named([is_op(name) for name in self._found.recording.names]))
 
+    @cached_property
     def _untold_kernels(self) -> Bool:
         """Of the charges the launched kernels whose names do not tell what they do."""
         charges, spans, names = self._found.charges, self._found.recording.spans, self._found.recording.names
@@ -136,6 +147,7 @@ class FlopOps:
         chosen: Bool = is_kernel & np.isin(spans.name[charges.span], untold) & (charges.cpu_span >= 0)
         return chosen
 
+    @cached_property
     def _in_optimizer(self) -> Bool:
         """What an optimizer runs: it multiplies nothing but by a library."""
         places = self._found.attribution.places
@@ -160,8 +172,7 @@ class FlopOps:
 
     def _unknown(self, working: Bool) -> Bool:
         """Ops with work of which none is counted, inside them or around; of nested ones the innermost."""
-        inside_counted = nearest(self._parent, self.is_counted) >= 0
-        unknown: Bool = working & ~holding(self._parent, self.is_counted) & ~inside_counted
+        unknown: Bool = working & ~self._holds_counted & ~self._inside_counted
         outer = nearest_above(self._parent, nearest(self._parent, working))[unknown]
         unknown[outer[outer >= 0]] = False
         return unknown
@@ -236,9 +247,9 @@ class FlopOps:
         naming_work = np.isin(names, [name for name, kind in told.items() if kind]) & launched
         naming_work[launched] &= covered[charges.cpu_span[launched]] < 0
         triton = np.isin(names, [name for name in told if _TRITON_KERNEL.fullmatch(recording.names[name])])
-        triton &= self._untold_kernels()
-        triton[triton] &= (self._innermost_op() < 0)[charges.cpu_span[triton]]
-        triton[triton] &= ~self._in_optimizer()[charges.cpu_span[triton]]
+        triton &= self._untold_kernels
+        triton[triton] &= self._innermost_op[charges.cpu_span[triton]] < 0
+        triton[triton] &= ~self._in_optimizer[charges.cpu_span[triton]]
         for i in np.flatnonzero(naming_work | triton).tolist():
             if self.ran[charges.cpu_span[i]]:
                 yield i, recording.names[names[i]], told[int(names[i])] or "other"

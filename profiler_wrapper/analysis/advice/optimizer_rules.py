@@ -108,33 +108,40 @@ def _steps(facts: Facts) -> Iterator[_Steps]:
         singles = Counter({name: n for name, n in ops[class_name].items() if not name.startswith(_OF_LISTS)})
         whole = itself & of_class[np.maximum(step_of, 0)]
         calls = np.flatnonzero(of_class)
-        wall_ns = np.array([_own_wall_ns(spans, call, is_op, foreign) for call in calls.tolist()], dtype=np.int64)
+        wall_ns = _own_wall_ns(spans, calls, is_op, foreign)
         yield _Steps(class_name, whole, calls, wall_ns, singles, lists, max(1, len(calls)))
 
 
-def _own_wall_ns(spans: Spans, call: int, is_op: Bool, foreign: Bool) -> int:
-    """What a call of an optimizer takes on the clock, without each run of work that is not its own.
+def _own_wall_ns(spans: Spans, calls: Int64, is_op: Bool, foreign: Bool) -> Int64:
+    """What each call of an optimizer takes on the clock, without each run of work that is not its own.
 
     A run lasts from its first event (of the first run: from the call) to the end of its last, be it on the engine's
     thread: the caller waits for it.
     """
-    start, end = int(spans.start_ns[call]), int(spans.end_ns[call])
-    inside = (spans.start_ns >= start) & (spans.end_ns <= end)
-    others = np.flatnonzero(inside & foreign)
-    between = np.sort(spans.start_ns[inside & is_op])
-    run = np.searchsorted(between, spans.start_ns[others])
-    runs = [others[run == i] for i in np.unique(run)]
-    begins = [int(spans.start_ns[one].min()) if i else start for i, one in zip(np.unique(run), runs, strict=True)]
-    ends = [int(spans.end_ns[one].max()) for one in runs]
-    return end - start - (sum(ends) - sum(begins))
+    told = np.flatnonzero(is_op | foreign)
+    told = told[np.argsort(spans.start_ns[told], kind="stable")]
+    starts = spans.start_ns[told]
+    wall_ns = spans.end_ns[calls] - spans.start_ns[calls]
+    for i, (start, end) in enumerate(zip(spans.start_ns[calls].tolist(), spans.end_ns[calls].tolist(), strict=True)):
+        inside = told[np.searchsorted(starts, start) : np.searchsorted(starts, end, side="right")]
+        inside = inside[spans.end_ns[inside] <= end]
+        others = inside[foreign[inside]]
+        run = np.searchsorted(spans.start_ns[inside[is_op[inside]]], spans.start_ns[others])
+        for number in np.unique(run).tolist():
+            one = others[run == number]
+            begin = int(spans.start_ns[one[0]]) if number else start
+            wall_ns[i] -= int(spans.end_ns[one].max()) - begin
+    return wall_ns
 
 
 def _saved_ns(facts: Facts, steps: _Steps) -> float:
     """As if the optimizer's step took no time at all; what is between its ops is time of the step itself."""
     in_ops = np.where(facts.found.recording.spans.category == Category.ANNOTATION, 0, own_cpu_ns(facts))
     step_of = nearest(facts.found.nesting.parent, np.isin(np.arange(len(in_ops)), steps.spans))
-    for step, wall_ns in zip(steps.spans.tolist(), steps.wall_ns.tolist(), strict=True):
-        in_ops[step] = max(0, wall_ns - int(in_ops[(step_of == step) & steps.whole].sum()))
+    own = steps.whole & (step_of >= 0)
+    of_step = np.zeros_like(in_ops)
+    np.add.at(of_step, step_of[own], in_ops[own])
+    in_ops[steps.spans] = np.maximum(0, steps.wall_ns - of_step[steps.spans])
     return saved_at_most_ns(facts, steps.whole, own_ns=in_ops)
 
 
