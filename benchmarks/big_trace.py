@@ -60,14 +60,24 @@ def write(source: Path, out: Path, size: float) -> int:
     }
     with out.open("w") as file:
         file.write(json.dumps(trace)[:-1] + ', "traceEvents": [\n')
-        file.write(",\n".join(json.dumps(event) for event in events if event.get("ph") == "M"))
-        copies = 0
-        while file.tell() < size:
-            for event in timed:
-                file.write(",\n" + json.dumps(_moved(event, copies, span, counted)))
-            copies += 1
+        file.write(",\n".join(_text(event) for event in events if event.get("ph") == "M"))
+        copies, written = 0, file.tell()
+        before = ",\n" if len(timed) < len(events) else ""
+        while written < size:
+            file.write(before + ",\n".join(_text(_moved(event, copies, span, counted)) for event in timed))
+            copies, written, before = copies + 1, file.tell(), ",\n"
         file.write("\n]}\n")
     return copies
+
+
+def _text(event: Mapping[str, Any]) -> str:
+    """An event on lines of its own, broken and indented as Kineto does, so that a file has its size."""
+    head = {key: value for key, value in event.items() if key not in ("ts", "dur", "args")}
+    times = {key: event[key] for key in ("ts", "dur") if key in event}
+    parts = [json.dumps(part)[1:-1] for part in (head, times) if part]
+    if "args" in event:
+        parts.append(f'"args": {{\n      {json.dumps(event["args"])[1:-1]}\n    }}')
+    return "  {\n    " + ",\n    ".join(parts) + "\n  }"
 
 
 def _args(events: list[dict[str, Any]]) -> Iterator[Mapping[str, Any]]:

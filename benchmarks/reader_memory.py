@@ -1,9 +1,9 @@
-"""Reads a synthetic trace of 1 GB, plain and gzipped: seconds and peak memory, each in a process of its own.
+"""Loads large traces: seconds and peak memory, each in a process of its own.
 
-    python benchmarks/reader_memory.py [--megabytes 1000]
+    python benchmarks/reader_memory.py [TRACE ...] [--megabytes 1000]
 
-The trace repeats what one layer of a training step leaves behind: ops with sequence numbers, launches,
-kernels, flows, allocations and annotations, written as Kineto writes them.
+Each TRACE is repeated until it has that size (see big_trace.py). Without one, a synthetic trace is loaded, plain and
+gzipped: it repeats what one layer of a training step leaves behind, written as Kineto writes it.
 """
 
 # ruff: noqa: E501
@@ -14,7 +14,6 @@ import argparse
 import gzip
 import json
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,8 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+
+from big_trace import write as repeat
 
 HEAD = '{\n  "schemaVersion": 1,\n  "deviceProperties": [\n    {\n      "id": 0, "name": "NVIDIA H100 80GB HBM3"\n    }\n  ],\n  "traceEvents": [\n'
 TAIL = '\n  ],\n  "traceName": "synthetic.json",\n  "displayTimeUnit": "ms",\n  "baseTimeNanoseconds": 1751410836000000000\n}\n'
@@ -90,22 +91,41 @@ def pieces(size: int) -> Iterator[bytes]:
 
 
 def measure(path: str) -> None:
-    """Reads `path` and prints what it took, as JSON."""
-    from profiler_wrapper.recording.reader import read
+    """Loads `path` and prints what it took, as JSON."""
+    import profiler_wrapper as pw
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _peak_kib()
     start, cpu_start = time.perf_counter(), time.process_time()
-    recording = read(path)
+    result = pw.load(path)
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    counts = {"spans": len(recording.spans), "memory": len(recording.memory), "complete": recording.complete}
+    peak = _peak_kib()
+    counts = {"steps": len(result.steps), "complete": result.complete}
     print(
         json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_kib": peak, "before_kib": before, **counts})
     )
 
 
+def _peak_kib() -> int:
+    """The largest size of this process so far; `ru_maxrss` would begin with that of the process that started it."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+
+
+def measured(path: Path, megabytes: float, source: str) -> str:
+    """A line about loading `path`, which holds `megabytes` of JSON."""
+    run = subprocess.run([sys.executable, __file__, "--measure", str(path)], check=True, capture_output=True, text=True)
+    result = json.loads(run.stdout)
+    return (
+        f"{source}: {megabytes:.0f} MB of JSON in {result['seconds']:.1f} s ({result['cpu_seconds']:.1f} s of CPU "
+        f"time), peak {result['peak_kib'] / 2**10:.0f} MiB (of it {result['before_kib'] / 2**10:.0f} before reading): "
+        f"{result['peak_kib'] * 1024 / 1e6 / megabytes:.2f} MB a MB; {result['steps']} steps, "
+        f"complete: {result['complete']}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("traces", metavar="TRACE", type=Path, nargs="*")
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -115,21 +135,16 @@ def main() -> None:
     print(f"Python {platform.python_version()}, msgspec {version('msgspec')}, {platform.machine()} {platform.system()}")
     with tempfile.TemporaryDirectory() as folder:
         plain, packed = Path(folder, "trace.json"), Path(folder, "trace.json.gz")
-        with plain.open("wb") as file, gzip.open(packed, "wb", compresslevel=1) as compressed:
-            for piece in pieces(arguments.megabytes * 10**6):
-                file.write(piece)
-                compressed.write(piece)
-        for path in (plain, packed):
-            run = subprocess.run(
-                [sys.executable, __file__, "--measure", str(path)], check=True, capture_output=True, text=True
-            )
-            result = json.loads(run.stdout)
-            print(
-                f"{path.name:14} {path.stat().st_size / 1e6:7.0f} MB on disk: {result['seconds']:5.1f} s "
-                f"({result['cpu_seconds']:.1f} s of CPU time), "
-                f"peak {result['peak_kib'] / 2**10:.0f} MiB (of it {result['before_kib'] / 2**10:.0f} before reading), "
-                f"{result['spans']} spans, {result['memory']} memory events, complete: {result['complete']}"
-            )
+        for trace in arguments.traces:
+            repeat(trace, plain, arguments.megabytes * 1e6)
+            print(measured(plain, plain.stat().st_size / 1e6, trace.name), flush=True)
+        if not arguments.traces:
+            with plain.open("wb") as file, gzip.open(packed, "wb", compresslevel=1) as compressed:
+                for piece in pieces(arguments.megabytes * 10**6):
+                    file.write(piece)
+                    compressed.write(piece)
+            for path in (plain, packed):
+                print(measured(path, plain.stat().st_size / 1e6, path.name), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ from profiler_wrapper.analysis.op_bytes import has_rule
 from profiler_wrapper.analysis.peaks import VARIABLE, Given
 from profiler_wrapper.analysis.roofline import WorkCount, work_of_recording
 from profiler_wrapper.analysis.series import Track
+from profiler_wrapper.capture.growth import free_bytes
 from profiler_wrapper.errors import UnknownLayer, WrongUse
+from profiler_wrapper.notices import tell
 from profiler_wrapper.recording.atomic import check_path, replacing
 from profiler_wrapper.recording.bytesource import Progress
 from profiler_wrapper.recording.garbage import no_garbage_collection
@@ -32,6 +34,7 @@ from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.reports.tables import console_table
 from profiler_wrapper.run_files import find_result, read_json, run_beside, trace_with_shapes
 from profiler_wrapper.terminal import unicode_terminal
+from profiler_wrapper.units import file_size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,6 +124,11 @@ class ProfileResult(Analysis):
     def _repr_html_(self) -> str:
         """What a notebook shows: the verdict, the first findings, the layer table."""
         return result_html(self)
+
+
+# Memory that reading takes at most a byte of JSON (a trace of a CPU; of a GPU half of it: benchmarks/reader_memory.py),
+# and the size of a gzipped trace unpacked: of the tested ones 14 to 20 times.
+_MOST_MEMORY, _MOST_UNPACKED = 1, 20
 
 
 def _unknown(name: str, layers: Sequence[str]) -> str:
@@ -225,4 +233,16 @@ def load(
         if peaks is not None:
             raise WrongUse(f"{path}: peaks= needs the trace, from which the result was made. Give the trace.")
         return replace(as_result(from_dict(read_json(path))), source=given)
+    _warn_if_large(path)
     return replace(analyse_trace(path, run=run_beside(path), peaks=peaks, progress=progress), source=given)
+
+
+def _warn_if_large(path: Path) -> None:
+    """Say that the memory may not do, while the user can still choose a larger machine or a shorter recording."""
+    free = free_bytes()
+    unpacked = path.stat().st_size * (_MOST_UNPACKED if path.suffix == ".gz" else 1)
+    if free is not None and unpacked * _MOST_MEMORY > free:
+        tell(
+            f"{path}: reading it may take up to {file_size(unpacked * _MOST_MEMORY)} of memory, "
+            f"and {file_size(free)} are free"
+        )

@@ -36,21 +36,21 @@ def find_ops(recording: Recording, parent: Int32, tree: LayerTree) -> OpSpans:
 
 
 def with_called(ops: OpSpans, own: Int64) -> Int64:
-    """Per op the sum of `own` over it and all that it calls."""
-    depth, above = (ops.around >= 0).astype(np.int64), ops.around.copy()
+    """Per op the sum of `own` over it and all that it calls; `own` becomes that."""
+    depth, above = (ops.around >= 0).astype(np.int32), ops.around.copy()
     while (further := above >= 0).any():  # each round looks twice as far
         depth[further] += depth[above[further]]
         above[further] = above[above[further]]
-    total = own.astype(np.int64)
-    by_depth = np.argsort(depth, kind="stable")
+    del above, further
+    by_depth = np.argsort(depth, kind="stable").astype(np.int32)
     bounds = np.searchsorted(depth[by_depth], np.arange(1, int(depth.max(initial=0)) + 2))
     for level in range(len(bounds) - 2, -1, -1):
         members = by_depth[bounds[level] : bounds[level + 1]]
-        np.add.at(total, ops.around[members], total[members])
-    return total
+        np.add.at(own, ops.around[members], own[members])
+    return own
 
 
-def called_by_alike(ops: OpSpans, key: Int64) -> Bool:
+def called_by_alike(ops: OpSpans, key: Int32) -> Bool:
     """Per op: whether one with the same key calls it, directly or not."""
     found = np.zeros(len(ops), dtype=np.bool_)
     doubtful, above = np.arange(len(ops)), ops.around

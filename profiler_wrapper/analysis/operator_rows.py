@@ -43,12 +43,11 @@ class _Table:
     def __init__(self, found: Attributed) -> None:
         self.found = found
         recording, attribution = found.recording, found.attribution
+        # A large trace has millions of ops: numbers of 32 bits, and no column longer than it is needed.
         self.ops = find_ops(recording, found.nesting.parent, found.tree)
-        phase_of_place = np.array([PHASES.index(place.phase) for place in attribution.places], dtype=np.int64)
-        place = attribution.place_of[self.ops.span]
-        keys = recording.spans.name[self.ops.span] * np.int64(len(PHASES)) + phase_of_place[place]
-        self.keys = np.flatnonzero(np.bincount(keys))
-        self.key_of_op = np.searchsorted(self.keys, keys)
+        phase_of_place = np.array([PHASES.index(place.phase) for place in attribution.places], dtype=np.int32)
+        phase = phase_of_place[attribution.place_of[self.ops.span]]
+        self.keys, self.key_of_op = _numbered(recording.spans.name[self.ops.span] * np.int64(len(PHASES)) + phase)
         self.count = len(self.keys) + len(PHASES)
         self.outermost = ~called_by_alike(self.ops, self.key_of_op)
         charges, cpu = found.charges, found.cpu
@@ -57,8 +56,8 @@ class _Table:
         op_of_time = self.ops.op_of[cpu.span]
         key_of_time = self._keys(op_of_time, phase_of_place[attribution.place_of[cpu.span]])
         self.self_cpu_ns = self._sums(key_of_time, cpu.time_ns)
-        own_cpu = _own(self.ops, op_of_time, cpu.time_ns)
-        self.op_cpu_ns = with_called(self.ops, own_cpu)
+        self.op_cpu_ns = with_called(self.ops, _own(self.ops, op_of_time, cpu.time_ns))
+        del op_of_time, key_of_time
         self.cpu_ns = self._inclusive(self.op_cpu_ns, self.self_cpu_ns)
         self.on_device = charges.basis == "device"
         if self.on_device:
@@ -99,13 +98,12 @@ class _Table:
         rows.sort(key=lambda row: (-row.self_time_ns, -row.self_cpu_time_ns, -row.time_ns, row.op, row.phase))
         return tuple(rows)
 
-    def _keys(self, op: Int32, phase: Int64) -> Int64:
+    def _keys(self, op: Int32, phase: Int32) -> Int32:
         """Per entry the key of its op; of what has none, that of `NO_OP` in its phase."""
-        if not len(self.ops):
-            return len(self.keys) + phase
-        return np.where(op >= 0, self.key_of_op[op], len(self.keys) + phase)
+        no_op: Int32 = phase + np.int32(len(self.keys))
+        return np.where(op >= 0, self.key_of_op[op], no_op) if len(self.ops) else no_op
 
-    def _sums(self, key: Int64, values: Int64) -> Int64:
+    def _sums(self, key: Int32, values: Int64) -> Int64:
         sums = np.zeros(self.count, dtype=np.int64)
         np.add.at(sums, key, values)
         return sums
@@ -165,7 +163,9 @@ class _Table:
         weight = np.where(has_time, self.op_ns, self.op_cpu_ns)
         chosen = np.flatnonzero((value >= 0) & self.outermost)
         width = int(value.max(initial=0)) + 1
-        pairs, inverse = np.unique(self.key_of_op[chosen] * width + value[chosen].astype(np.int64), return_inverse=True)
+        pairs, inverse = np.unique(
+            self.key_of_op[chosen] * np.int64(width) + value[chosen].astype(np.int64), return_inverse=True
+        )
         spent = np.zeros(len(pairs), dtype=np.int64)
         np.add.at(spent, inverse, weight[chosen])
         dearest: dict[int, list[int]] = defaultdict(list)
@@ -174,6 +174,12 @@ class _Table:
             if len(dearest[key]) < _MOST:
                 dearest[key].append(number)
         return dearest
+
+
+def _numbered(keys: Int64) -> tuple[Int64, Int32]:
+    """The distinct keys, and per entry which of them it has."""
+    distinct = np.flatnonzero(np.bincount(keys))
+    return distinct, np.searchsorted(distinct, keys).astype(np.int32)
 
 
 def _op_of(ops: OpSpans, cpu_span: Int64) -> Int32:

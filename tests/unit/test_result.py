@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import warnings
 from pathlib import Path
 
 import pytest
 
 from profiler_wrapper.analysis.analyse import analyse
-from profiler_wrapper.errors import BrokenTrace, EmptyRecording, UnknownLayer, WrongUse
+from profiler_wrapper.errors import BrokenTrace, EmptyRecording, ProfilerWrapperWarning, UnknownLayer, WrongUse
 from profiler_wrapper.result import ProfileResult, analyse_trace, as_result, load
 from recordings import Trace
 
@@ -34,6 +35,23 @@ def test_a_gzipped_trace(tmp_path: Path) -> None:
     packed = tmp_path / "packed.json.gz"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     assert load(packed).layers == load(plain).layers
+
+
+def test_what_may_not_fit_into_memory_is_said_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = trace().write(tmp_path / "any.json")
+    monkeypatch.setattr("profiler_wrapper.result.free_bytes", lambda: path.stat().st_size)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(path)
+    monkeypatch.setattr("profiler_wrapper.result.free_bytes", lambda: path.stat().st_size - 1)
+    with pytest.warns(ProfilerWrapperWarning, match=r"any.json: reading it may take up to .* are free"):
+        load(path)
+    packed = tmp_path / "packed.json.gz"
+    packed.write_bytes(gzip.compress(b"x" * 1000))
+    with pytest.warns(ProfilerWrapperWarning, match="may take up to"), pytest.raises(BrokenTrace):
+        load(packed)  # said before anything is read
 
 
 def test_the_description_beside_a_trace_is_used(tmp_path: Path) -> None:
