@@ -20,6 +20,14 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def capturing() -> bool:
+    """Whether what runs on this thread is captured into a CUDA graph.
+
+    A profiler that starts or stops waits for the device, and that breaks the capture.
+    """
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 # Through these Python enters an op; the frame stays while the op runs, and calls Python back.
 _ENTER_AN_OP = {OpOverload.__call__.__code__, OpOverloadPacket.__call__.__code__}
 _APPLY = getattr(Function.apply, "__code__", None)  # from torch 2.15 on it is C++, and leaves no frame

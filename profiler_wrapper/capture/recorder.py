@@ -13,7 +13,7 @@ from profiler_wrapper.capture.counting import Ended, StepCounter
 from profiler_wrapper.capture.growth import GrowthBound
 from profiler_wrapper.capture.holdings import HeldMemory
 from profiler_wrapper.capture.others import is_alive, recorder_is_taken
-from profiler_wrapper.capture.phases import in_backward, in_op
+from profiler_wrapper.capture.phases import capturing, in_backward, in_op
 from profiler_wrapper.capture.session import Session
 from profiler_wrapper.capture.signals import OptimizerSteps, compilations
 from profiler_wrapper.capture.steps import AutoPlan, Decision, Mode, OpenPlan, Plan, StepFacts, WindowPlan
@@ -238,7 +238,7 @@ class Recorder:
 
         Inside of an op, torch would write the op's end into a trace that it has freed.
         """
-        return in_backward() or (self._tape.running and in_op())
+        return in_backward() or capturing() or (self._tape.running and in_op())
 
     def _root_enters(self, call: RootCall, updated: bool) -> None:
         reason = self._growth.exceeded() if self._tape.running else None

@@ -20,7 +20,9 @@ import models
 import profiler_wrapper as pw
 from models import Case
 from profiler_wrapper import window_report
+from profiler_wrapper.capture import recorder
 from profiler_wrapper.capture.optimizers import may_come
+from profiler_wrapper.capture.session import Session
 from profiling import directory_of, profiler, result_of
 from unchanged import nothing_left
 
@@ -61,6 +63,34 @@ def test_an_optimizer_that_steps_inside_of_backward(tmp_path: Path) -> None:
         assert train_with_an_optimizer_in_backward(case, 8) == plain
     assert result_of(prof).run["timed_steps"] == [2, 3, 4]
     assert forward_calls(prof, "model.layers.0") == 3
+
+
+def test_nothing_begins_or_ends_while_a_cuda_graph_is_captured(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture, seen = False, []
+
+    def noting(name: str) -> None:
+        method = getattr(Session, name)
+
+        def noted(self: Session, *args: Any) -> Any:
+            seen.append((name, capture))
+            return method(self, *args)
+
+        monkeypatch.setattr(Session, name, noted)
+
+    noting("start")
+    noting("stop")
+    monkeypatch.setattr(recorder, "capturing", lambda: capture)
+    optimizer = models.optimizer_of(case.model)
+    with profiler(case, tmp_path) as prof:
+        for step in range(12):
+            capture = step in (1, 4)  # at whose end sessions would be switched
+            models.train_step(case, case.model, optimizer, seed=step)
+            capture = False
+    assert len(seen) >= 2
+    assert not [name for name, captured in seen if captured]
+    assert result_of(prof).steps
 
 
 def test_without_an_optimizer_a_step_is_a_call_and_its_backward(case: Case, tmp_path: Path) -> None:
