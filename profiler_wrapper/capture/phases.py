@@ -25,7 +25,7 @@ def capturing() -> bool:
 
     A profiler that starts or stops waits for the device, and that breaks the capture.
     """
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 # Through these Python enters an op; the frame stays while the op runs, and calls Python back.
