@@ -26,9 +26,9 @@ from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.layer_memory import device_memory
 from profiler_wrapper.analysis.memory_model import MemoryUse
 from profiler_wrapper.analysis.memory_use import memory_use
-from profiler_wrapper.recording.columns import MemoryEvents, Recording, Spans
-from profiler_wrapper.recording.holdings import HeldTensor, Holding
+from profiler_wrapper.recording.owned import HeldTensor, Holding
 from profiler_wrapper.recording.reader import read
+from profiler_wrapper.recording.recording import MemoryEvents, Recording, Spans
 
 DEFAULT = shared_traces.TRACES / "ddp_training_with_memory.pt.trace.json.gz"
 OPTIMIZER_STEP = "Optimizer.step#"

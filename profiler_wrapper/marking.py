@@ -21,7 +21,7 @@ from profiler_wrapper.capture.window import RecordedTrace, Window
 from profiler_wrapper.finishing import Finisher
 from profiler_wrapper.notices import tell
 from profiler_wrapper.options import make_options
-from profiler_wrapper.recording.holdings import Holding
+from profiler_wrapper.recording.owned import Holding
 
 _marking: list[LayerMarking] = []  # attached, oldest first
 

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
-from profiler_wrapper.recording.holdings import read_holdings
+from profiler_wrapper.recording.owned import read_holdings
 from profiler_wrapper.recording.store import RESULT_FILE, RUN_FILE, check_run
 
 

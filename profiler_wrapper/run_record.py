@@ -9,7 +9,7 @@ from profiler_wrapper.capture.graph_breaks import graph_breaks
 from profiler_wrapper.capture.rank import RunInfo
 from profiler_wrapper.capture.window import RecordedTrace, Window
 from profiler_wrapper.options import Options
-from profiler_wrapper.recording.holdings import holdings_to_list
+from profiler_wrapper.recording.owned import holdings_to_list
 
 Describe = Callable[[], Sequence[dict[str, Any]]]
 

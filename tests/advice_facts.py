@@ -18,7 +18,7 @@ from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.peaks import Given
 from profiler_wrapper.analysis.view_model import Finding
-from profiler_wrapper.recording.columns import Recording
+from profiler_wrapper.recording.recording import Recording
 from profiler_wrapper.recording.shapes import Shapes
 from profiler_wrapper.result import attribute_trace, trace_with_shapes, work_of_trace
 from profiling import result_of

@@ -6,7 +6,7 @@ from typing import Any
 
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryUse
-from profiler_wrapper.recording.columns import Recording
+from profiler_wrapper.recording.recording import Recording
 from recordings import Trace
 
 BASE_NS = 1_700_000_000_000_000_000  # the recording's clock begins here

@@ -17,16 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.recording.columns import (
+from profiler_wrapper.recording.marks import Mark, format_mark
+from profiler_wrapper.recording.recording import (
     Category,
+    Configurations,
+    DeviceDetails,
     ForwardBackwardFlows,
     Lane,
     MemoryEvents,
+    PythonCalls,
     Recording,
     Spans,
 )
-from profiler_wrapper.recording.device_details import Configurations, DeviceDetails, PythonCalls
-from profiler_wrapper.recording.marks import Mark, format_mark
 
 MAIN = 1  # the thread that runs forward
 AUTOGRAD = 2  # the thread that runs backward

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler_wrapper.recording.columns import Int64
+from profiler_wrapper.recording.recording import Int64
 from profiler_wrapper.recording.snapshot_records import ACTIONS, NO_TEXT, UNKNOWN, AllocatorEvents, Segment
 
 BEFORE = -1  # the number of the stack of what was allocated before the history and freed within it

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from profiler_wrapper.analysis.stack_places import Place
-from profiler_wrapper.recording.columns import Int64
+from profiler_wrapper.recording.recording import Int64
 from profiler_wrapper.recording.snapshot_records import Frame
 
 

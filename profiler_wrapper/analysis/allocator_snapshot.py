@@ -27,7 +27,7 @@ from profiler_wrapper.analysis.allocator_model import (
     PoolMemory,
 )
 from profiler_wrapper.analysis.stack_places import LONG_AGO, Place, place
-from profiler_wrapper.recording.columns import Int64
+from profiler_wrapper.recording.recording import Int64
 from profiler_wrapper.recording.snapshot_records import (
     ACTIONS,
     NO_TEXT,

@@ -19,8 +19,8 @@ from profiler_wrapper.analysis.flop_formulas import dtype_of
 from profiler_wrapper.analysis.flop_ops import FlopOps
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.analysis.view_model import AttentionCallRow
-from profiler_wrapper.recording.columns import Bool, Category, Int32
 from profiler_wrapper.recording.nesting import nearest, nearest_above
+from profiler_wrapper.recording.recording import Bool, Category, Int32
 from profiler_wrapper.recording.shapes import OpShapes, Shapes
 
 if TYPE_CHECKING:

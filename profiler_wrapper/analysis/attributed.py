@@ -27,9 +27,9 @@ from profiler_wrapper.analysis.layer_calls import CallTree, find_calls
 from profiler_wrapper.analysis.layer_tree import LayerTree, find_layers
 from profiler_wrapper.analysis.steps import Steps, find_steps
 from profiler_wrapper.errors import EmptyRecording
-from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.recording.marks import parse_mark
 from profiler_wrapper.recording.nesting import Nesting, crossed, nest
+from profiler_wrapper.recording.recording import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.recording.shapes import Shapes
 
 

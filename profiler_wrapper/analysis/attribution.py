@@ -28,8 +28,8 @@ from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import NO_FORWARD_LINK, NO_LAYERS
 from profiler_wrapper.analysis.optimizer_calls import closure_ops
 from profiler_wrapper.analysis.phase import Phase, is_server_step, phase_of_server_step
-from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.recording.nesting import Nesting, nearest, nearest_above
+from profiler_wrapper.recording.recording import Bool, Category, Int32, Int64, Recording
 
 NO_LAYER = -1  # by nature: the optimizer, data loading, collectives of several layers, code between calls
 UNKNOWN = -2  # should have a layer; `Place.reason` says why it has none

@@ -13,8 +13,8 @@ from profiler_wrapper.analysis.attention_ops import FAST_PATH, FAST_PATH_PARTS
 from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN, Attribution, Place, Role, role_of
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import GRAPH_REPLAY, LAUNCHED_BEFORE, NO_LAUNCH, NO_LAYERS
-from profiler_wrapper.recording.columns import Bool, Category, Int8, Int32, Int64, Recording
 from profiler_wrapper.recording.nesting import Nesting, nearest, nearest_above, self_time
+from profiler_wrapper.recording.recording import Bool, Category, Int8, Int32, Int64, Recording
 
 TimeBasis = Literal["device", "cpu"]
 _LAUNCH = re.compile(r"(cuda|cu|hip)([A-Z]\w*)?Launch")

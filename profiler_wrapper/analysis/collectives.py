@@ -28,9 +28,8 @@ from profiler_wrapper.analysis.collective_names import (
 from profiler_wrapper.analysis.phase import PHASES, Phase
 from profiler_wrapper.analysis.time_rows import exposed_communication
 from profiler_wrapper.analysis.view_model import CollectiveRow
-from profiler_wrapper.recording.columns import Bool, Category, Int32
-from profiler_wrapper.recording.device_details import CollectiveDetails
 from profiler_wrapper.recording.nesting import nearest, nearest_above
+from profiler_wrapper.recording.recording import Bool, Category, CollectiveDetails, Int32
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed

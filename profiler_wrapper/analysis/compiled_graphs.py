@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from profiler_wrapper.recording.columns import Recording
-from profiler_wrapper.recording.compiled_graphs import ALL_GRAPHS
+from profiler_wrapper.recording.owned import ALL_GRAPHS
+from profiler_wrapper.recording.recording import Recording
 
 _CALL = re.compile(r"## Call CompiledFxGraph (\S+) ##")
 _LIBRARY = re.compile(r"(?:torch\.ops\.)?(?P<space>\w+)\.(?P<op>\w+)(\.\w+)?")

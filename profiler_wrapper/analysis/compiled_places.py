@@ -19,9 +19,9 @@ from profiler_wrapper.analysis.compiled_graphs import Graph, Kernel, graph_keys
 from profiler_wrapper.analysis.compiled_regions import Regions
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.phase import Phase
-from profiler_wrapper.recording.columns import Int32, Recording
 from profiler_wrapper.recording.marks import ROOT_PATH, Mark, parse_mark
 from profiler_wrapper.recording.nesting import nearest
+from profiler_wrapper.recording.recording import Int32, Recording
 
 NO_LAYER_AROUND = "the layer they ran in is not the one they were compiled for"
 

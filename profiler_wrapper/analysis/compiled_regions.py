@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis.compiled_graphs import Graph, Kernel, graph_key
-from profiler_wrapper.recording.columns import Category, Int32, Recording, Spans
-from profiler_wrapper.recording.compiled_graphs import ALL_GRAPHS
+from profiler_wrapper.recording.owned import ALL_GRAPHS
+from profiler_wrapper.recording.recording import Category, Int32, Recording, Spans
 
 # These look at memory or allocate it: what Inductor calls may do so first, in an event of its own.
 _NO_WORK = frozenset(

@@ -28,8 +28,8 @@ from profiler_wrapper.analysis.handed_ops import handed_ops, holding
 from profiler_wrapper.analysis.model import UncountedRow
 from profiler_wrapper.analysis.stopped_ops import stopped_ops
 from profiler_wrapper.analysis.unknown_ops import UnknownOps
-from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.recording.nesting import nearest, nearest_above
+from profiler_wrapper.recording.recording import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.recording.shapes import Shapes
 
 if TYPE_CHECKING:

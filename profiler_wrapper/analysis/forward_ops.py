@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.recording.columns import Category, ForwardBackwardFlows, Int32, Int64, Recording
+from profiler_wrapper.recording.recording import Category, ForwardBackwardFlows, Int32, Int64, Recording
 
 
 class _Ops(NamedTuple):

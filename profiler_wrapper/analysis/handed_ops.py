@@ -16,8 +16,8 @@ import numpy as np
 
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.op_bytes import moves_nothing
-from profiler_wrapper.recording.columns import Bool, Category, Int32, Recording
 from profiler_wrapper.recording.nesting import nearest, nearest_above
+from profiler_wrapper.recording.recording import Bool, Category, Int32, Recording
 
 _SUBCLASS, _MODE = "PythonSubclass", "PythonDispatchMode"  # as torch names the events
 # An answer that was kept elsewhere is copied back.

@@ -8,8 +8,8 @@ import numpy as np
 
 from profiler_wrapper.analysis.attribution import Attribution
 from profiler_wrapper.analysis.intervals import union
-from profiler_wrapper.recording.columns import Int64, Recording
 from profiler_wrapper.recording.nesting import Nesting
+from profiler_wrapper.recording.recording import Int64, Recording
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.recording.columns import Int64
+from profiler_wrapper.recording.recording import Int64
 
 
 class Union(NamedTuple):

@@ -13,8 +13,7 @@ from profiler_wrapper.analysis.launch_configurations import launches_alike, occu
 from profiler_wrapper.analysis.op_spans import find_ops
 from profiler_wrapper.analysis.tensor_cores import tensor_core_kernels
 from profiler_wrapper.analysis.view_model import KernelRow
-from profiler_wrapper.recording.columns import Bool, Category, Int64
-from profiler_wrapper.recording.device_details import Configurations, Float64
+from profiler_wrapper.recording.recording import Bool, Category, Configurations, Float64, Int64
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed

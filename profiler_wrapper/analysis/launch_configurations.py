@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler_wrapper.recording.columns import Int64
-from profiler_wrapper.recording.device_details import Configurations, Float64
+from profiler_wrapper.recording.recording import Configurations, Float64, Int64
 
 _THREADS_OF_A_WARP = 32
 

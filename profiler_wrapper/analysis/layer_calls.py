@@ -13,8 +13,8 @@ from profiler_wrapper.analysis.layer_memory import CallMemory
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import LayerCall
 from profiler_wrapper.analysis.steps import Steps
-from profiler_wrapper.recording.columns import Int16, Int32, Int64, Recording
 from profiler_wrapper.recording.nesting import Nesting, nearest, nearest_above
+from profiler_wrapper.recording.recording import Int16, Int32, Int64, Recording
 
 _NEVER = np.iinfo(np.int64).max
 

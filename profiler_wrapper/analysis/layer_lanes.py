@@ -8,9 +8,9 @@ import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.model import LayerCall
-from profiler_wrapper.recording.columns import Int64
 from profiler_wrapper.recording.lanes import LaneSpan
 from profiler_wrapper.recording.nesting import nearest_above
+from profiler_wrapper.recording.recording import Int64
 
 _BACKWARD = ("backward", "accumulate_grad")
 

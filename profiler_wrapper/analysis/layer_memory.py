@@ -11,8 +11,8 @@ import numpy as np
 from profiler_wrapper.analysis.memory_before import Before, MissingFrees, blocks_before, missing_frees, sizes_of_frees
 from profiler_wrapper.analysis.memory_told import Told, told_of
 from profiler_wrapper.analysis.optimizer_calls import optimizer_calls
-from profiler_wrapper.recording.columns import Int32, Int64, Recording
-from profiler_wrapper.recording.holdings import Holding
+from profiler_wrapper.recording.owned import Holding
+from profiler_wrapper.recording.recording import Int32, Int64, Recording
 from profiler_wrapper.units import file_size
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.analysis.steps import Steps
-from profiler_wrapper.recording.columns import Int64
+from profiler_wrapper.recording.recording import Int64
 
 
 def step_of_charges(charges: Charges, steps: Steps) -> Int64:

@@ -18,7 +18,7 @@ from profiler_wrapper.analysis.layer_tree import Layer, LayerTree
 from profiler_wrapper.analysis.model import LayerRow
 from profiler_wrapper.analysis.phase import PHASES, Phase
 from profiler_wrapper.analysis.steps import Steps
-from profiler_wrapper.recording.columns import Int32, Int64
+from profiler_wrapper.recording.recording import Int32, Int64
 
 _COMMUNICATION = classes.CLASSES.index("communication")
 _NO_MODULE = Layer("", "", "", "other", -1, -1)

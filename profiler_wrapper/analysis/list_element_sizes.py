@@ -12,8 +12,8 @@ import numpy as np
 
 from profiler_wrapper.analysis.bytes_operands import size_of_type
 from profiler_wrapper.analysis.charges import Charges
-from profiler_wrapper.recording.columns import Int32, Int64, Recording
 from profiler_wrapper.recording.nesting import nearest
+from profiler_wrapper.recording.recording import Int32, Int64, Recording
 from profiler_wrapper.recording.shapes import OpShapes
 
 _TAKES_LISTS = re.compile(r"aten::(cat$|_foreach_|_fused_|_amp_foreach_)")

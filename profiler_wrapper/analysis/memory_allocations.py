@@ -12,8 +12,8 @@ from profiler_wrapper.analysis.layer_memory import DeviceMemory, freed_at
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.memory_before import frees_of_unknown
 from profiler_wrapper.analysis.memory_model import BEFORE_PROFILING
-from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.recording.nesting import Nesting, nearest
+from profiler_wrapper.recording.recording import Bool, Category, Int32, Int64, Recording
 
 _NODE_PREFIX = "autograd::engine::evaluate_function: "
 # Ops that allocate for another: `aten::zeros` says more than the `aten::empty` inside it.

@@ -12,7 +12,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.memory_model import CATEGORIES
 from profiler_wrapper.analysis.memory_told import EventsByAddress, Told
-from profiler_wrapper.recording.columns import Bool, Int8, Int32, Int64
+from profiler_wrapper.recording.recording import Bool, Int8, Int32, Int64
 
 _NEVER = np.iinfo(np.int64).max
 _GRADS = CATEGORIES.index("grads")

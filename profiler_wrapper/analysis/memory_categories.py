@@ -30,8 +30,8 @@ from profiler_wrapper.analysis.memory_allocations import Blocks, OpTree, held_at
 from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryCategory
 from profiler_wrapper.analysis.memory_told import EventsByAddress
 from profiler_wrapper.analysis.optimizer_calls import optimizer_calls
-from profiler_wrapper.recording.columns import Bool, Int8, Int32, Int64, Recording
 from profiler_wrapper.recording.nesting import nearest
+from profiler_wrapper.recording.recording import Bool, Int8, Int32, Int64, Recording
 
 _CODE: dict[MemoryCategory, int] = {category: i for i, category in enumerate(CATEGORIES)}
 _PASSES = ("forward", "prefill", "decode", "recompute", "backward", "accumulate_grad")

@@ -14,7 +14,7 @@ from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.memory_model import CATEGORIES, Change, Leak
 from profiler_wrapper.analysis.memory_owned import OwnedMemory
 from profiler_wrapper.analysis.phase import FORWARD_PHASES
-from profiler_wrapper.recording.columns import Bool, Int64
+from profiler_wrapper.recording.recording import Bool, Int64
 
 _MOST = 5
 _WORTH_IT = 0.01  # of the peak

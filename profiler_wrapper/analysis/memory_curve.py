@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryTimeline, MemoryUse
-from profiler_wrapper.recording.columns import Int64
+from profiler_wrapper.recording.recording import Int64
 
 _MOST_POINTS = 1500
 _STRETCHES = 500  # of as many events each; the highest and the lowest of each are shown

@@ -9,7 +9,7 @@ import numpy as np
 from profiler_wrapper.analysis.memory_model import CATEGORIES, Leak, Slope
 from profiler_wrapper.analysis.memory_owned import OwnedMemory
 from profiler_wrapper.analysis.steps import Steps
-from profiler_wrapper.recording.columns import Int64
+from profiler_wrapper.recording.recording import Int64
 
 _FEWEST_STEPS = 3  # without the first
 _FEW_STEPS = 5  # with fewer, the first step counts too, and a leak has to be in every one

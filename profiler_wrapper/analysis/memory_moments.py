@@ -11,8 +11,8 @@ from profiler_wrapper.analysis.memory_owned import OwnedMemory
 from profiler_wrapper.analysis.optimizer_calls import optimizer_calls
 from profiler_wrapper.analysis.phase import PHASES, Phase
 from profiler_wrapper.analysis.steps import Steps
-from profiler_wrapper.recording.columns import Category, Int64, Recording
 from profiler_wrapper.recording.marks import MEMORY_POINT
+from profiler_wrapper.recording.recording import Category, Int64, Recording
 
 
 def phase_starts(recording: Recording, attribution: Attribution, calls: CallTree) -> tuple[tuple[int, Phase], ...]:

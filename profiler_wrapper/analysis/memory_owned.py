@@ -21,7 +21,7 @@ from profiler_wrapper.analysis.memory_model import (
     Owner,
 )
 from profiler_wrapper.analysis.phase import Phase
-from profiler_wrapper.recording.columns import Bool, Int32, Int64
+from profiler_wrapper.recording.recording import Bool, Int32, Int64
 
 _OTHER = CATEGORIES.index("other")
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiler_wrapper.analysis.memory_model import CATEGORIES
-from profiler_wrapper.recording.columns import Int8, Int32, Int64, Recording
-from profiler_wrapper.recording.holdings import Holding
+from profiler_wrapper.recording.owned import Holding
+from profiler_wrapper.recording.recording import Int8, Int32, Int64, Recording
 
 _OTHER = CATEGORIES.index("other")
 _NUMBER = re.compile(r"[0-9]{1,19}")  # as many digits as 64 bits hold

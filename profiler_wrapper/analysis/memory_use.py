@@ -14,7 +14,7 @@ from profiler_wrapper.analysis.memory_model import BEFORE_PROFILING, MemoryMomen
 from profiler_wrapper.analysis.memory_moments import find_moments, phase_starts
 from profiler_wrapper.analysis.memory_owned import OwnedMemory, own
 from profiler_wrapper.analysis.steps import Steps
-from profiler_wrapper.recording.columns import Recording
+from profiler_wrapper.recording.recording import Recording
 from profiler_wrapper.units import file_size
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiler_wrapper.analysis.layer_tree import LayerTree
-from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.recording.nesting import nearest, nearest_above
+from profiler_wrapper.recording.recording import Bool, Category, Int32, Int64, Recording
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,7 +23,7 @@ from profiler_wrapper.analysis.phase import PHASES
 from profiler_wrapper.analysis.python_sources import PythonSources
 from profiler_wrapper.analysis.tensor_cores import tensor_core_eligible, tensor_core_kernels
 from profiler_wrapper.analysis.view_model import OperatorRow
-from profiler_wrapper.recording.columns import Int32, Int64
+from profiler_wrapper.recording.recording import Int32, Int64
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed

@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.recording.nesting import nearest
+from profiler_wrapper.recording.recording import Bool, Category, Int32, Int64, Recording
 
 
 def optimizer_calls(recording: Recording, method: Literal["step", "zero_grad"]) -> Int64:

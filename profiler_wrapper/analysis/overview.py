@@ -20,9 +20,8 @@ from profiler_wrapper.analysis.launch_configurations import occupancy_of
 from profiler_wrapper.analysis.step_windows import StepWindows, step_windows
 from profiler_wrapper.analysis.tensor_cores import tensor_core_kernels
 from profiler_wrapper.analysis.view_model import Overview, StepSplit
-from profiler_wrapper.recording.columns import Bool, Category, Int64, Recording
-from profiler_wrapper.recording.device_details import Float64
 from profiler_wrapper.recording.marks import parse_mark
+from profiler_wrapper.recording.recording import Bool, Category, Float64, Int64, Recording
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis.attribution import Attribution
-from profiler_wrapper.recording.columns import Bool, Int32, Int64, Recording
-from profiler_wrapper.recording.device_details import PythonCalls
 from profiler_wrapper.recording.nesting import nearest, nest
+from profiler_wrapper.recording.recording import Bool, Int32, Int64, PythonCalls, Recording
 
 _FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): ")
 _INSTALLED = re.compile(r"(?:.*/)?(?:site|dist)-packages/")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.recording.columns import Bool, Category, Int64
+from profiler_wrapper.recording.recording import Bool, Category, Int64
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed

@@ -11,7 +11,7 @@ import numpy as np
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.optimizer_calls import optimizer_calls
 from profiler_wrapper.analysis.phase import is_server_step
-from profiler_wrapper.recording.columns import Category, Int32, Int64, Recording
+from profiler_wrapper.recording.recording import Category, Int32, Int64, Recording
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)")
 _ITERATION = re.compile(r"iteration#(\d+)")

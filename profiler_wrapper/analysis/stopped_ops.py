@@ -12,8 +12,8 @@ import numpy as np
 from profiler_wrapper.analysis.attribution import OPS_OF_SAVING, Attribution, Role, role_of
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.op_bytes import moves_nothing
-from profiler_wrapper.recording.columns import Bool, Category, Int32, Recording
 from profiler_wrapper.recording.nesting import nearest
+from profiler_wrapper.recording.recording import Bool, Category, Int32, Recording
 
 
 def stopped_ops(recording: Recording, parent: Int32, attribution: Attribution, charges: Charges) -> Bool:

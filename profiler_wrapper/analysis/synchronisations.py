@@ -21,7 +21,7 @@ from profiler_wrapper.analysis.op_spans import find_ops
 from profiler_wrapper.analysis.phase import PHASES, Phase
 from profiler_wrapper.analysis.python_sources import PythonSources, frame_around
 from profiler_wrapper.analysis.view_model import SynchronisationRow
-from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64, Recording
+from profiler_wrapper.recording.recording import Bool, Category, Int32, Int64, Recording
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed

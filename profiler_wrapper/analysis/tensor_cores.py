@@ -9,7 +9,7 @@ import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.device_properties import DeviceProperties, device_properties
-from profiler_wrapper.recording.columns import Category, Int8, Int64, Recording
+from profiler_wrapper.recording.recording import Category, Int8, Int64, Recording
 
 # Products, convolutions, fused attention, linear and recurrent cells: what autocast lists as made of products
 # (aten/src/ATen/autocast_mode.h of PyTorch, AT_FORALL_LOWER_PRECISION_FP), the names that these call inside, their

@@ -18,7 +18,7 @@ from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import AttentionRow, ClassRow, StepRow, TimeTotals, UnattributedRow
 from profiler_wrapper.analysis.phase import PHASES, Phase
 from profiler_wrapper.analysis.steps import Steps
-from profiler_wrapper.recording.columns import Bool, Category, Int64, Recording
+from profiler_wrapper.recording.recording import Bool, Category, Int64, Recording
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler_wrapper.analysis.device_properties import busiest_device_properties
-from profiler_wrapper.recording.columns import Recording
+from profiler_wrapper.recording.recording import Recording
 
 _VERSIONS = {
     "cuda_runtime_version": "cuda",

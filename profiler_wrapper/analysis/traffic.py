@@ -28,8 +28,8 @@ from profiler_wrapper.analysis.list_element_sizes import ElementSizes, takes_lis
 from profiler_wrapper.analysis.model import UncountedRow
 from profiler_wrapper.analysis.op_bytes import calls_known_ops, has_rule, moved_by, moves_nothing, only_calls
 from profiler_wrapper.analysis.unknown_ops import UnknownOps
-from profiler_wrapper.recording.columns import Bool, Category, Int32, Int64
 from profiler_wrapper.recording.nesting import nearest, nearest_above
+from profiler_wrapper.recording.recording import Bool, Category, Int32, Int64
 from profiler_wrapper.recording.shapes import OpShapes, Shapes
 
 if TYPE_CHECKING:

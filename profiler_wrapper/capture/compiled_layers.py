@@ -10,8 +10,8 @@ from torch import nn
 from profiler_wrapper.capture.compiled import Kernel, known_graphs, traced_modules, why_unavailable
 from profiler_wrapper.capture.compiled_nodes import OWN, Module
 from profiler_wrapper.capture.layers import Root, module_paths
-from profiler_wrapper.recording.compiled_graphs import ALL_GRAPHS
 from profiler_wrapper.recording.marks import ROOT_PATH
+from profiler_wrapper.recording.owned import ALL_GRAPHS
 
 NO_SUCH_MODULES = "they were compiled for modules that are not in this model"
 
@@ -27,7 +27,7 @@ class MarkedModule(NamedTuple):
 
 
 def describe_compiled(modules: Iterable[MarkedModule]) -> dict[str, Any]:
-    """The compiled graphs that were made for `modules`, as `recording.compiled_graphs` has them.
+    """The compiled graphs that were made for `modules`, as `recording.owned` has them.
 
     A graph may run in a layer if all its modules are there, with their classes: caches know nothing of names.
     """

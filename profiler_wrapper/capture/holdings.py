@@ -24,7 +24,7 @@ from profiler_wrapper.capture.optimizers import OptimizerHolds
 from profiler_wrapper.capture.parameters import ParameterNames, gradients_of
 from profiler_wrapper.capture.phases import in_backward
 from profiler_wrapper.capture.storages import Listing
-from profiler_wrapper.recording.holdings import Holding
+from profiler_wrapper.recording.owned import Holding
 
 FULL_STEPS = 20
 MOST_TENSORS = 100_000

@@ -21,8 +21,7 @@ from torch.nn.parameter import UninitializedParameter
 from profiler_wrapper.capture.pipeline import find_stages, numbered_from
 from profiler_wrapper.capture.wrappers import added_prefix, all_parameters, children, class_name, holders, is_adapted
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.recording.kinds import kind_of, looks_like_block, looks_like_stage
-from profiler_wrapper.recording.marks import ROOT_PATH, Mark
+from profiler_wrapper.recording.marks import ROOT_PATH, Mark, kind_of, looks_like_block, looks_like_stage
 
 Pattern = Union[str, "re.Pattern[str]"]
 Selection = Union[str, int, "re.Pattern[str]", Sequence[Pattern]]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiler_wrapper.recording.holdings import HeldTensor, Holding
+from profiler_wrapper.recording.owned import HeldTensor, Holding
 
 Places = list[int]  # of storages: where the first begins, how long it is, where the second begins, ...
 

@@ -12,7 +12,7 @@ from profiler_wrapper.capture.others import Watch
 from profiler_wrapper.capture.session import Annotation, Session, SessionLost
 from profiler_wrapper.capture.steps import Mode, describe_steps
 from profiler_wrapper.capture.window import RecordedTrace, Window
-from profiler_wrapper.recording.holdings import Holding
+from profiler_wrapper.recording.owned import Holding
 
 
 class NamedBlock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from profiler_wrapper.recording.holdings import Holding
+from profiler_wrapper.recording.owned import Holding
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,23 +13,28 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.recording.attempt import attempt
-from profiler_wrapper.recording.categories import MODULE_PREFIX, OURS, UNKNOWN, category_code
-from profiler_wrapper.recording.columns import (
-    DEVICE_CATEGORIES,
-    Bool,
-    Category,
-    Int64,
-    Lane,
-    Recording,
-    Spans,
-)
 from profiler_wrapper.recording.decoding import Args, Event
 from profiler_wrapper.recording.details_collector import DetailsCollector
-from profiler_wrapper.recording.device_details import CollectiveDetails, DeviceDetails, PythonCalls
 from profiler_wrapper.recording.growing import Columns, Interned, Numbers
 from profiler_wrapper.recording.instants import FlowCollector, MemoryCollector
 from profiler_wrapper.recording.marks import GARBAGE
 from profiler_wrapper.recording.numbers import NO_TIME, column, fitting, nanoseconds
+from profiler_wrapper.recording.recording import (
+    DEVICE_CATEGORIES,
+    MODULE_PREFIX,
+    OURS,
+    UNKNOWN,
+    Bool,
+    Category,
+    CollectiveDetails,
+    DeviceDetails,
+    Int64,
+    Lane,
+    PythonCalls,
+    Recording,
+    Spans,
+    category_code,
+)
 
 _T = TypeVar("_T")
 _HOUR_NS = 3600 * 10**9

@@ -12,14 +12,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from profiler_wrapper.recording.columns import Bool, Category, Int8, Int32, Int64
 from profiler_wrapper.recording.decoding import Args, CollectiveArgs
-from profiler_wrapper.recording.device_details import (
+from profiler_wrapper.recording.growing import Numbers, PerName
+from profiler_wrapper.recording.recording import (
+    Bool,
+    Category,
     CollectiveDetails,
     Configurations,
     DeviceDetails,
+    Int8,
+    Int32,
+    Int64,
 )
-from profiler_wrapper.recording.growing import Numbers, PerName
 
 # Names of kernels, ops and annotations that may tell of a collective: of the backends, and of c10d itself.
 _COLLECTIVE = re.compile(

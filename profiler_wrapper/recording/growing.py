@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.recording.columns import Bool, Int32
 from profiler_wrapper.recording.decoding import Event
+from profiler_wrapper.recording.recording import Bool, Int32
 
 _NAME = attrgetter("name")
 _LANE = attrgetter("pid", "tid")

@@ -7,10 +7,10 @@ from operator import attrgetter
 
 import numpy as np
 
-from profiler_wrapper.recording.columns import FailedAllocation, ForwardBackwardFlows, MemoryEvents
 from profiler_wrapper.recording.decoding import Event
 from profiler_wrapper.recording.growing import Columns, Interned
 from profiler_wrapper.recording.numbers import NO_TIME, column, fitting, nanoseconds
+from profiler_wrapper.recording.recording import FailedAllocation, ForwardBackwardFlows, MemoryEvents
 
 _ARGS = attrgetter("args")
 

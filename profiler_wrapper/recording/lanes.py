@@ -16,9 +16,9 @@ import msgspec
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.recording.atomic import replacing
-from profiler_wrapper.recording.categories import OUR_CATEGORY
 from profiler_wrapper.recording.decoding import EventDecoder
 from profiler_wrapper.recording.jsonstream import TraceWalker
+from profiler_wrapper.recording.recording import OUR_CATEGORY
 
 _FIRST_ID = 1_000_000_000  # beyond the process numbers of Linux (2^22) and of Kineto's own lanes
 _FIRST_SORT_INDEX = -1000  # Kineto's start at 0: ours lie above

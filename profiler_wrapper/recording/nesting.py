@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.recording.columns import Bool, Int32, Int64
+from profiler_wrapper.recording.recording import Bool, Int32, Int64
 
 
 class Nesting(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.recording.columns import Int64
+from profiler_wrapper.recording.recording import Int64
 
 NO_TIME = int(np.iinfo(np.int64).min)
 _LIMIT_US = (1 << 62) // 1000  # 146 years

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from profiler_wrapper.errors import BrokenTrace
 from profiler_wrapper.recording.bytesource import Progress
 from profiler_wrapper.recording.collector import Collector
-from profiler_wrapper.recording.columns import Recording
 from profiler_wrapper.recording.decoding import EventDecoder
 from profiler_wrapper.recording.garbage import no_garbage_collection
 from profiler_wrapper.recording.jsonstream import TraceWalker
+from profiler_wrapper.recording.recording import Recording
 from profiler_wrapper.recording.shapes import ShapeCollector, Shapes
 
 

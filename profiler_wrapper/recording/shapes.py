@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, overload
 import msgspec
 import numpy as np
 
-from profiler_wrapper.recording.columns import Bool, Int64
 from profiler_wrapper.recording.decoding import NO_SHAPE, Event
+from profiler_wrapper.recording.recording import Bool, Int64
 
 _NAME = attrgetter("name")
 _DIMS = attrgetter("args.dims", "args.old_dims")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryCategory, MemoryUse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.analysis.phase import Phase
-from profiler_wrapper.recording.columns import Int64
+from profiler_wrapper.recording.recording import Int64
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.describe import machine, rank_in_words, root_names
 from profiler_wrapper.reports.memory_colors import CATEGORY_COLORS

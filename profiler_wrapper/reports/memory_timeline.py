@@ -9,7 +9,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.memory_model import MemoryTimeline, MemoryUse
 from profiler_wrapper.analysis.phase import Phase
-from profiler_wrapper.recording.columns import Int64
+from profiler_wrapper.recording.recording import Int64
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,7 +36,7 @@ from profiler_wrapper.analysis.allocator_model import (
     Moment,
     PoolMemory,
 )
-from profiler_wrapper.recording.columns import Int64
+from profiler_wrapper.recording.recording import Int64
 
 SCHEMA_VERSION = 1
 _CURVE_POINTS = 1000

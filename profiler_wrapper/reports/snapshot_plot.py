@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiler_wrapper.analysis.allocator_model import AllocatorReport, Band, DeviceMemory, MemoryHistory, MemoryOwner
-from profiler_wrapper.recording.columns import Int64
+from profiler_wrapper.recording.recording import Int64
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.snapshot_json import highest_states
 from profiler_wrapper.reports.snapshot_text import cure, failure_line, owner_name

@@ -20,7 +20,7 @@ import profiler_wrapper as pw
 from models import Case, build, optimizer_of, train_step
 from profiler_wrapper.capture import holdings as holdings_module
 from profiler_wrapper.errors import BrokenTrace
-from profiler_wrapper.recording.holdings import HeldTensor, Holding, read_holdings
+from profiler_wrapper.recording.owned import HeldTensor, Holding, read_holdings
 from profiler_wrapper.result import run_beside
 from profiling import QUICK, directory_of, profiler, result_of
 from unchanged import fails, nothing_left

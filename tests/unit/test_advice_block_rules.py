@@ -13,7 +13,7 @@ from profiler_wrapper.analysis.advice.compile_rules import graph_break
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.advice.recompute_rules import recompute_not_needed, recompute_would_help
 from profiler_wrapper.analysis.model import LayerRow
-from profiler_wrapper.recording.columns import FailedAllocation
+from profiler_wrapper.recording.recording import FailedAllocation
 from recordings import Trace
 
 US = 1000

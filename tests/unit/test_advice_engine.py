@@ -18,7 +18,7 @@ from profiler_wrapper.analysis.advice.advise import LONGEST, MOST_FINDINGS, RULE
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.advice.verdict import verdict
 from profiler_wrapper.analysis.view_model import Finding
-from profiler_wrapper.recording.columns import Category
+from profiler_wrapper.recording.recording import Category
 from recordings import Trace
 
 STEP_NS = 1_000_000

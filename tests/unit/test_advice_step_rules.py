@@ -10,7 +10,7 @@ from profiler_wrapper.analysis.advice.step_rules import dataloader_bound, low_ut
 from profiler_wrapper.analysis.advice.unfused_elementwise import unfused_elementwise
 from profiler_wrapper.analysis.advice.wait_rules import synchronisation, unpinned_copies
 from profiler_wrapper.analysis.view_model import KernelRow, SynchronisationRow
-from profiler_wrapper.recording.columns import Category
+from profiler_wrapper.recording.recording import Category
 from recordings import Trace
 
 US = 1000

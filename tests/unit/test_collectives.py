@@ -15,8 +15,7 @@ from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.collective_names import bus_factor, collective_of, element_bytes, type_in_kernel
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.analysis.view_model import CollectiveRow
-from profiler_wrapper.recording.columns import Category, Recording
-from profiler_wrapper.recording.device_details import CollectiveDetails
+from profiler_wrapper.recording.recording import Category, CollectiveDetails, Recording
 from recordings import AUTOGRAD, Trace
 
 

@@ -9,7 +9,7 @@ import pytest
 from profiler_wrapper.analysis import compiled_graphs, compiled_places, compiled_regions
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.recording.columns import Recording
+from profiler_wrapper.recording.recording import Recording
 from profiler_wrapper.reports.tables import console_table
 from recordings import Trace
 

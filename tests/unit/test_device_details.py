@@ -13,9 +13,8 @@ import pytest
 
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.recording import details_collector, jsonstream
-from profiler_wrapper.recording.columns import Recording
-from profiler_wrapper.recording.device_details import CollectiveDetails, DeviceDetails
 from profiler_wrapper.recording.reader import read, read_with_shapes
+from profiler_wrapper.recording.recording import CollectiveDetails, Configurations, DeviceDetails, Recording
 from shared_traces import TRACES, needs_traces
 
 REAL_TRACES = [  # one of each device and of each way to spell things
@@ -42,6 +41,13 @@ def recorded(tmp_path: Path, *events: dict[str, Any], **metadata: Any) -> Record
     return read(path)
 
 
+def launches_of(recording: Recording) -> Configurations:
+    """A row for each device event that tells something."""
+    details = recording.details
+    names = Configurations.__dataclass_fields__
+    return Configurations(**{name: getattr(details.configurations, name)[details.configuration] for name in names})
+
+
 LAUNCH = {
     "grid": [18, 32, 1], "block": [384, 1, 1], "registers per thread": 168, "shared memory": 132096,
     "blocks per SM": 4.5, "warps per SM": 54.0, "est. achieved occupancy %": 18,
@@ -57,16 +63,15 @@ def test_launches_and_copies(tmp_path: Path) -> None:
         event("gpu_memcpy", "Memcpy HtoD", 30, 1, 0, 7, bytes=4096),
         kernel(40, **LAUNCH),
     )
-    details = recording.details
+    details, told = recording.details, launches_of(recording)
     assert details.span.tolist() == [1, 3, 4]
-    assert details.grid.tolist() == [[18, 32, 1], [-1, -1, -1], [18, 32, 1]]
-    assert details.block.tolist() == [[384, 1, 1], [-1, -1, -1], [384, 1, 1]]
-    assert details.registers.tolist() == [168, -1, 168]
-    assert details.shared_memory_bytes.tolist() == [132096, -1, 132096]
-    assert details.copied_bytes.tolist() == [-1, 4096, -1]
-    np.testing.assert_equal(details.blocks_per_sm, [4.5, math.nan, 4.5])
-    np.testing.assert_equal(details.warps_per_sm, [54.0, math.nan, 54.0])
-    np.testing.assert_equal(details.occupancy, [0.18, math.nan, 0.18])
+    assert told.grid.tolist() == [[18, 32, 1], [-1, -1, -1], [18, 32, 1]]
+    assert told.block.tolist() == [[384, 1, 1], [-1, -1, -1], [384, 1, 1]]
+    assert told.registers.tolist() == [168, -1, 168]
+    assert told.shared_memory_bytes.tolist() == [132096, -1, 132096]
+    assert told.copied_bytes.tolist() == [-1, 4096, -1]
+    np.testing.assert_equal(told.blocks_per_sm, [4.5, math.nan, 4.5])
+    np.testing.assert_equal(told.occupancy, [0.18, math.nan, 0.18])
     assert details.configuration[0] == details.configuration[2]
     found = details.configuration_of(np.array([4, 2, 0, 1]))
     assert found.tolist() == [details.configuration[2], -1, -1, details.configuration[0]]
@@ -81,8 +86,8 @@ def test_launches_and_copies(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_other_spellings_are_read(tmp_path: Path, key: str, value: Any) -> None:
-    usual = recorded(tmp_path, kernel(10, **LAUNCH)).details
-    odd = recorded(tmp_path, kernel(10, **LAUNCH | {key: value})).details
+    usual = launches_of(recorded(tmp_path, kernel(10, **LAUNCH)))
+    odd = launches_of(recorded(tmp_path, kernel(10, **LAUNCH | {key: value})))
     for name in ("grid", "block", "registers", "shared_memory_bytes", "blocks_per_sm", "occupancy"):
         np.testing.assert_equal(getattr(odd, name), getattr(usual, name))
 
@@ -97,9 +102,9 @@ def test_odd_values_are_not_told_and_spoil_nothing(tmp_path: Path, key: str, val
     assert recording.spans.start_ns.tolist() == [10000, 20000]
     assert recording.spans.correlation.tolist() == [5, -1]
     assert recording.complete and not recording.warnings
-    assert recording.details.registers[-1] == 168
+    assert launches_of(recording).registers[-1] == 168
     assert recording.details.span[-1] == 1
-    told = recording.details
+    told = launches_of(recording)
     for column in (told.grid, told.block, told.registers, told.shared_memory_bytes, told.copied_bytes):
         assert column.min() >= -1
     assert not (told.blocks_per_sm < 0).any() and not np.isinf(told.occupancy).any()
@@ -109,9 +114,9 @@ def test_not_finite_numbers_are_not_told(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     text = json.dumps({"traceEvents": [kernel(10, **LAUNCH | {"blocks per SM": "@"})]})
     path.write_text(text.replace('"@"', "Infinity"))
-    details = read(path).details
-    assert np.isnan(details.blocks_per_sm).all()
-    assert details.registers.tolist() == [168]
+    told = launches_of(read(path))
+    assert np.isnan(told.blocks_per_sm).all()
+    assert told.registers.tolist() == [168]
 
 
 def test_what_a_kernel_does_not_tell_its_launch_does(tmp_path: Path) -> None:
@@ -123,12 +128,12 @@ def test_what_a_kernel_does_not_tell_its_launch_does(tmp_path: Path) -> None:
         kernel(20, correlation=3, grid=[2, 1, 1]),  # its own grid counts
         kernel(30, correlation=4),
     )
-    details = recording.details
-    assert details.span.tolist() == [1, 2]
-    assert details.grid.tolist() == [[1, 40, 1], [2, 1, 1]]
-    assert details.block.tolist() == [[256, 1, 1], [256, 1, 1]]
-    assert details.shared_memory_bytes.tolist() == [64, 64]
-    assert details.copied_bytes.tolist() == [-1, -1]
+    told = launches_of(recording)
+    assert recording.details.span.tolist() == [1, 2]
+    assert told.grid.tolist() == [[1, 40, 1], [2, 1, 1]]
+    assert told.block.tolist() == [[256, 1, 1], [256, 1, 1]]
+    assert told.shared_memory_bytes.tolist() == [64, 64]
+    assert told.copied_bytes.tolist() == [-1, -1]
 
 
 def test_events_left_out_shift_the_numbers(tmp_path: Path) -> None:
@@ -143,7 +148,7 @@ def test_many_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(jsonstream, "CHUNK_BYTES", 2000)  # many slices, and tables
     events = [kernel(10 * i, grid=[i % 50 + 1, 1, 1]) for i in range(200)]
     recording = recorded(tmp_path, *events)
-    assert recording.details.grid[:, 0].tolist() == [i % 50 + 1 for i in range(200)]
+    assert launches_of(recording).grid[:, 0].tolist() == [i % 50 + 1 for i in range(200)]
 
 
 COLLECTIVE = {
@@ -223,12 +228,13 @@ def test_real_traces_against_plain_json(name: str) -> None:
                 expected[index] = told
     details = recording.details
     assert details.span.tolist() == list(expected)
+    told = launches_of(recording)
     for place, column in enumerate(
-        (details.grid, details.block, details.registers, details.shared_memory_bytes, details.copied_bytes)
+        (told.grid, told.block, told.registers, told.shared_memory_bytes, told.copied_bytes)
     ):
-        assert column.tolist() == [told[place] for told in expected.values()]
-    for place, values in ((5, details.blocks_per_sm), (6, details.warps_per_sm), (7, details.occupancy * 100)):
-        truth = np.array([math.nan if told[place] is None else told[place] for told in expected.values()])
+        assert column.tolist() == [row[place] for row in expected.values()]
+    for place, values in ((5, told.blocks_per_sm), (7, told.occupancy * 100)):
+        truth = np.array([math.nan if row[place] is None else row[place] for row in expected.values()])
         np.testing.assert_allclose(values, truth, rtol=1e-3, atol=2e-5)
     collectives = [i for i, event in enumerate(spans) if "Collective name" in event.get("args", {})]
     assert [found.span for found in recording.collectives] == collectives
@@ -244,7 +250,7 @@ def test_real_traces_against_plain_json(name: str) -> None:
     )
     shaped, _ = read_with_shapes(TRACES / name)
     assert shaped.collectives == recording.collectives
-    assert shaped.details.grid.tolist() == details.grid.tolist()
+    assert launches_of(shaped).grid.tolist() == told.grid.tolist()
 
 
 @pytest.mark.parametrize("part", ["_three", "_table", "_collective"])

@@ -11,7 +11,7 @@ from profiler_wrapper.analysis.device_properties import (
     busiest_device,
     busiest_device_properties,
 )
-from profiler_wrapper.recording.columns import Category
+from profiler_wrapper.recording.recording import Category
 from profiler_wrapper.recording.shapes import OpShapes
 from recordings import Trace
 from shaped_trace import shapes_of

@@ -21,7 +21,7 @@ from profiler_wrapper.capture.optimizers import find_optimizers
 from profiler_wrapper.capture.signals import OptimizerSteps
 from profiler_wrapper.capture.storages import Listing, Repeated
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.recording.holdings import HeldTensor, Holding, holdings_to_list, read_holdings
+from profiler_wrapper.recording.owned import HeldTensor, Holding, holdings_to_list, read_holdings
 
 WIDTH = 4
 WEIGHT_BYTES, BIAS_BYTES = WIDTH * WIDTH * 4, WIDTH * 4

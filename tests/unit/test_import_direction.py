@@ -74,7 +74,7 @@ def test_every_package_has_a_direction() -> None:
 @pytest.mark.parametrize(
     ("file", "source", "wrong"),
     [
-        ("analysis/a.py", "from profiler_wrapper.recording.columns import Spans", []),
+        ("analysis/a.py", "from profiler_wrapper.recording.recording import Spans", []),
         ("analysis/a.py", "from profiler_wrapper.reports import tables", ["analysis/a.py: imports reports"]),
         (
             "recording/a.py",

@@ -7,7 +7,7 @@ import pytest
 from memory_recordings import use_of
 from profiler_wrapper.analysis import memory_changes
 from profiler_wrapper.analysis.memory_model import Change, Leak, MemoryUse
-from profiler_wrapper.recording.columns import Int64
+from profiler_wrapper.recording.recording import Int64
 from recordings import AUTOGRAD, Trace
 
 OPTIMIZER = "Optimizer.step#AdamW.step"

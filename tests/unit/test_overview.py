@@ -21,8 +21,8 @@ from profiler_wrapper.analysis.overview import overview
 from profiler_wrapper.analysis.step_windows import step_windows
 from profiler_wrapper.analysis.view_model import Overview, StepSplit
 from profiler_wrapper.errors import EmptyRecording
-from profiler_wrapper.recording.columns import Category
 from profiler_wrapper.recording.reader import read
+from profiler_wrapper.recording.recording import Category
 from recordings import AUTOGRAD, Trace
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 

@@ -14,8 +14,8 @@ import pytest
 
 from profiler_wrapper.errors import BrokenTrace
 from profiler_wrapper.recording import bytesource, jsonstream
-from profiler_wrapper.recording.columns import Category, FailedAllocation, Lane, Recording
 from profiler_wrapper.recording.reader import read, read_shapes
+from profiler_wrapper.recording.recording import Category, FailedAllocation, Lane, Recording
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
 KERNEL = {

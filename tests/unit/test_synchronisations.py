@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.synchronisations import synchronisation_rows
 from profiler_wrapper.analysis.view_model import SynchronisationRow
-from profiler_wrapper.recording.columns import Category, Lane
+from profiler_wrapper.recording.recording import Category, Lane
 from recordings import AUTOGRAD, MAIN, Trace
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from profiler_wrapper.analysis.advice.facts import Facts
-from profiler_wrapper.recording.columns import Bool, Category, Int64
 from profiler_wrapper.recording.nesting import self_time
+from profiler_wrapper.recording.recording import Bool, Category, Int64
 
 
 def saved_at_most_ns(facts: Facts, vanishing: Bool, *, stays_ns: float = 0.0, own_ns: Int64 | None = None) -> float:

@@ -14,8 +14,8 @@ from profiler_wrapper.analysis.advice.wording import count, duration, where
 from profiler_wrapper.analysis.attribution import UNKNOWN
 from profiler_wrapper.analysis.intervals import union
 from profiler_wrapper.analysis.view_model import Finding
-from profiler_wrapper.recording.columns import Category
 from profiler_wrapper.recording.nesting import nearest
+from profiler_wrapper.recording.recording import Category
 
 _REGION = "Torch-Compiled Region"
 _GRAPH = "## Call CompiledFxGraph"

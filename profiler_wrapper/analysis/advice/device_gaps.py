@@ -11,7 +11,7 @@ import numpy as np
 from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.device_properties import busiest_device
 from profiler_wrapper.analysis.intervals import Union, union
-from profiler_wrapper.recording.columns import Bool, Category, Int64
+from profiler_wrapper.recording.recording import Bool, Category, Int64
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.advice.facts import Facts

@@ -13,7 +13,7 @@ from profiler_wrapper.analysis.intervals import union
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, LayerRow
 from profiler_wrapper.analysis.step_windows import StepWindows, step_windows
 from profiler_wrapper.analysis.view_model import Finding
-from profiler_wrapper.recording.columns import Bool, Int64
+from profiler_wrapper.recording.recording import Bool, Int64
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed

@@ -11,7 +11,7 @@ from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.advice.facts import Facts, Rule
 from profiler_wrapper.analysis.advice.wording import count, duration, share, where
 from profiler_wrapper.analysis.view_model import Finding
-from profiler_wrapper.recording.columns import Category, Int64
+from profiler_wrapper.recording.recording import Category, Int64
 
 LAUNCH_SHARE = 0.1  # of the step, that the device waits for launches
 SMALL_NS = 10_000

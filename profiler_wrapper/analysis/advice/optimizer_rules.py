@@ -15,8 +15,8 @@ from profiler_wrapper.analysis.advice.device import device_of
 from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule
 from profiler_wrapper.analysis.advice.wording import count, duration
 from profiler_wrapper.analysis.view_model import Finding
-from profiler_wrapper.recording.columns import Bool, Category, Int64, Spans
 from profiler_wrapper.recording.nesting import nearest, nearest_above
+from profiler_wrapper.recording.recording import Bool, Category, Int64, Spans
 
 ID = "slow-optimizer"
 _STEP = re.compile(r"Optimizer\.step#(?P<class_name>.+)\.step$")

@@ -16,8 +16,8 @@ from profiler_wrapper.analysis.advice.products import at_peak_ns, reckoned, shor
 from profiler_wrapper.analysis.advice.wording import duration, share, where
 from profiler_wrapper.analysis.flop_formulas import class_of_work, has_formula
 from profiler_wrapper.analysis.view_model import Finding, KernelRow
-from profiler_wrapper.recording.columns import Bool, Category
 from profiler_wrapper.recording.nesting import nearest
+from profiler_wrapper.recording.recording import Bool, Category
 
 _WORTH_TELLING = 0.01  # of device time
 _WORTH_A_TYPE = 0.05  # a few products in float32 are what a model wants

@@ -10,7 +10,7 @@ from profiler_wrapper.analysis.advice.bounds import saved_at_most_ns
 from profiler_wrapper.analysis.advice.facts import Facts, Rule
 from profiler_wrapper.analysis.advice.wording import duration, share, size, where
 from profiler_wrapper.analysis.view_model import Finding
-from profiler_wrapper.recording.columns import Bool
+from profiler_wrapper.recording.recording import Bool
 
 RECOMPUTE_SHARE = 0.03  # of the time of a step
 MEMORY_FREE = 0.7  # of the device, at the peak: below it memory is free

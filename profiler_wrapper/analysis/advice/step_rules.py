@@ -11,7 +11,7 @@ from profiler_wrapper.analysis.advice.unfused_elementwise import unfused_element
 from profiler_wrapper.analysis.advice.wording import count, duration, share
 from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.view_model import Finding
-from profiler_wrapper.recording.columns import Category
+from profiler_wrapper.recording.recording import Category
 
 DATALOADER_SHARE = 0.05  # of the step, as the TensorBoard profiler plugin had it
 LOW_UTILIZATION = 0.5  # as the plugin had it

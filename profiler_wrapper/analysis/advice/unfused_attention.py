@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiler_wrapper.analysis.attention_calls import attention_made
-from profiler_wrapper.recording.columns import Bool, Category, Int64
 from profiler_wrapper.recording.nesting import nearest
+from profiler_wrapper.recording.recording import Bool, Category, Int64
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed

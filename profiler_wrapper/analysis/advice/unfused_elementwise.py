@@ -16,7 +16,7 @@ from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.advice.wording import duration, share, where
 from profiler_wrapper.analysis.view_model import Finding
-from profiler_wrapper.recording.columns import Bool, Category, Int64
+from profiler_wrapper.recording.recording import Bool, Category, Int64
 
 UNFUSED_SHARE = 0.3  # of the device time of a step, in such kernels
 SAVED_SHARE = 0.15  # of it, that rows of them take beyond one kernel each

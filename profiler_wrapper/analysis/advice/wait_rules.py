@@ -12,7 +12,7 @@ from profiler_wrapper.analysis.advice.wording import count, duration, share, siz
 from profiler_wrapper.analysis.intervals import union
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.analysis.view_model import Finding, SynchronisationRow
-from profiler_wrapper.recording.columns import Category
+from profiler_wrapper.recording.recording import Category
 
 _OWN = ("stream", "device", "event")  # kinds of which a few belong to the profiler itself
 _FEW = 2

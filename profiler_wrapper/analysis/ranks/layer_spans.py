@@ -14,8 +14,8 @@ from profiler_wrapper.analysis.intervals import Union
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.phase import FORWARD_PHASES
 from profiler_wrapper.analysis.ranks.span_rows import COMPUTE_THREAD, Row, Steps
-from profiler_wrapper.recording.columns import Category, Int64
 from profiler_wrapper.recording.nesting import nearest, nearest_above
+from profiler_wrapper.recording.recording import Category, Int64
 
 _COMMUNICATION = classes.CLASSES.index("communication")
 _BACKWARD = ("backward", "accumulate_grad")

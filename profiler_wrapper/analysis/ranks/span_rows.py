@@ -9,7 +9,7 @@ import numpy as np
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.ranks.trace_threads import main_thread
 from profiler_wrapper.analysis.step_windows import StepWindows, step_windows
-from profiler_wrapper.recording.columns import Int64
+from profiler_wrapper.recording.recording import Int64
 
 COMPUTE_THREAD = -1  # stands for the compute streams of a device
 

@@ -14,10 +14,9 @@ from profiler_wrapper.analysis.intervals import union
 from profiler_wrapper.analysis.ranks.span_rows import Row, Steps
 from profiler_wrapper.analysis.ranks.trace_threads import main_thread, thread_of, training_lanes
 from profiler_wrapper.analysis.time_rows import exposed_communication
-from profiler_wrapper.recording.columns import DEVICE_CATEGORIES, Bool, Category, Int64
-from profiler_wrapper.recording.device_details import CollectiveDetails
 from profiler_wrapper.recording.nesting import nearest, nearest_above
 from profiler_wrapper.recording.rank_numbers import rank_list_text
+from profiler_wrapper.recording.recording import DEVICE_CATEGORIES, Bool, Category, CollectiveDetails, Int64
 
 _MOVE_THEIR_INPUT = ("all_reduce", "broadcast", "reduce", "send", "recv")
 _COMMUNICATION = classes.CLASSES.index("communication")

@@ -14,9 +14,9 @@ from profiler_wrapper.analysis.phase import FORWARD_PHASES, is_server_step
 from profiler_wrapper.analysis.ranks.span_rows import Row, Steps
 from profiler_wrapper.analysis.ranks.trace_phases import Piece
 from profiler_wrapper.analysis.ranks.trace_threads import STEP, main_thread, training_lanes
-from profiler_wrapper.recording.columns import Bool, Category, Int64
 from profiler_wrapper.recording.marks import GARBAGE
 from profiler_wrapper.recording.nesting import nearest, nearest_above
+from profiler_wrapper.recording.recording import Bool, Category, Int64
 from profiler_wrapper.recording.span_names import kind_of_span
 
 _WHOLE = ("data", "checkpoint")  # of a block that somebody named so: all that is in it

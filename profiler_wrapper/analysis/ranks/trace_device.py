@@ -9,8 +9,8 @@ from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.ranks.span_rows import Row, Steps
 from profiler_wrapper.analysis.ranks.trace_cpu import made_nodes
 from profiler_wrapper.analysis.ranks.trace_phases import Piece, kind_of_phase
-from profiler_wrapper.recording.columns import Category, Int64
 from profiler_wrapper.recording.nesting import nearest
+from profiler_wrapper.recording.recording import Category, Int64
 
 LASTING = ("forward", "backward", "recompute", "optimizer")  # a device waits between kernels for the CPU
 _COMMUNICATION = classes.CLASSES.index("communication")

@@ -11,7 +11,7 @@ import numpy as np
 from profiler_wrapper.analysis.intervals import Union
 from profiler_wrapper.analysis.phase import FORWARD_PHASES
 from profiler_wrapper.analysis.ranks.span_rows import Row
-from profiler_wrapper.recording.columns import Int64
+from profiler_wrapper.recording.recording import Int64
 
 LONG_GAP_NS = 100_000  # less belongs to what is before and after it
 _LASTING = ("forward", "backward", "recompute")  # go on between their ops

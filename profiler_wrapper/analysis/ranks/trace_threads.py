@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.recording.columns import Category
+from profiler_wrapper.recording.recording import Category
 
 STEP = "ProfilerStep#"
 

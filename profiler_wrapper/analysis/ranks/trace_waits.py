@@ -17,7 +17,7 @@ from profiler_wrapper.analysis.ranks.span_rows import Row
 from profiler_wrapper.analysis.ranks.trace_collectives import outermost_calls
 from profiler_wrapper.analysis.ranks.trace_phases import LONG_GAP_NS
 from profiler_wrapper.analysis.ranks.trace_threads import training_lanes
-from profiler_wrapper.recording.columns import Category, Int64
+from profiler_wrapper.recording.recording import Category, Int64
 
 _ENGINE = "autograd::engine::evaluate_function: "  # hooks run in it, beside the node itself
 _WAITING = ("forward", "backward", "recompute", "optimizer", "other")

@@ -1,4 +1,6 @@
-"""Which memory the model and its optimizers hold, as run.json says it (`held`).
+"""What run.json says of the tensors that the model and its optimizers own, and of compiled graphs.
+
+`held`:
 
     [{"time_ns": unix time, "tensors": {device: [[address, bytes, category, name], ...]}}, ...]
 
@@ -8,6 +10,14 @@ or os_state. `address` is where the storage begins, `bytes` how long it is; stor
 share are listed once. What is not told at one moment may be held all the same: only the first and the last
 entry list everything, and the first knows no optimizer that has made no step yet. What the list does not
 know it leaves out; it is empty where nothing can be told.
+
+Of compiled code, per Inductor graph, by its cache key, which modules each kernel works for:
+
+    {"kernels": [[name, is_extern, phase, [number of a module, ...]], ...],     in the order of the calls
+     "inside": [[root, path, [full name of each module, by number]], ...]}      the layers that it may run in
+
+A module without a kernel ran as well, but nothing of it is left. Instead of all that, why a graph's kernels are
+not known.
 """
 
 from __future__ import annotations
@@ -15,6 +25,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+ALL_GRAPHS = "*"  # stands for the key of any graph that is not listed
 
 
 class HeldTensor(NamedTuple):

@@ -1,0 +1,264 @@
+"""Recording: a trace in memory, one numpy array per field.
+
+Times are integer nanoseconds on the trace's own clock; `-1` stands for "the event does not say".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+Int16 = npt.NDArray[np.int16]
+Int8 = npt.NDArray[np.int8]
+Float64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
+
+OUR_CATEGORY = "profiler_wrapper"  # `cat` of the lanes that we add to a trace
+MODULE_PREFIX = "nn.Module: "  # begins the name of a Python event that is a call of a module
+
+
+class Category(IntEnum):
+    """What an event is. Names follow the trace's `cat`."""
+
+    CPU_OP = 0  # ops, autograd nodes and our layer marks
+    ANNOTATION = 1  # user_annotation: record_function, ProfilerStep#, Optimizer.step#, FSDP::, nccl:
+    MODULE = 2  # python_function events named `nn.Module: ...`
+    RUNTIME = 3  # cuda_runtime, cuda_driver, hip_runtime ...: whatever runs on a CPU lane and launches
+    KERNEL = 4
+    MEMCPY = 5
+    MEMSET = 6
+    DEVICE_ANNOTATION = 7  # gpu_user_annotation
+    SYNC = 8  # cuda_sync
+
+
+DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+
+
+# What the reader does with a `cat` that is no Category.
+SKIPPED = -1
+OURS = -2
+UNKNOWN = 100  # a launch, if it has a correlation and lies on a CPU lane; else in no figure, which is said
+
+_CODES = {
+    "cpu_op": Category.CPU_OP,
+    "operator": Category.CPU_OP,
+    "user_annotation": Category.ANNOTATION,
+    "gpu_user_annotation": Category.DEVICE_ANNOTATION,
+    "python_function": Category.MODULE,
+    "runtime": Category.RUNTIME,
+    "kernel": Category.KERNEL,
+    "concurrent_kernel": Category.KERNEL,
+    "hpu_op": Category.KERNEL,
+    "mtia_ccp_events": Category.KERNEL,  # Kineto's enum has it as CONCURRENT_KERNEL
+    "memcpy": Category.MEMCPY,
+    "gpu_memcpy": Category.MEMCPY,
+    "memset": Category.MEMSET,
+    "gpu_memset": Category.MEMSET,
+    "overhead": SKIPPED,
+    "trace": SKIPPED,
+    "cuda_event": SKIPPED,
+    "cuda_profiler_range": SKIPPED,  # around kernels, for counters
+    "collective_comm": SKIPPED,
+    "": SKIPPED,
+    OUR_CATEGORY: OURS,
+}
+
+
+def category_code(cat: str) -> int:
+    """The Category that `cat` stands for in any version of Kineto, or SKIPPED, OURS, UNKNOWN."""
+    cat = cat.lower()
+    if cat in _CODES:
+        return _CODES[cat]
+    if cat.endswith("_sync"):
+        return Category.SYNC
+    if cat.endswith(("_runtime", "_driver")):
+        return Category.RUNTIME
+    return UNKNOWN
+
+
+class Lane(NamedTuple):
+    """A row of the trace viewer: a CPU thread, or a stream of a device."""
+
+    pid: int | str
+    tid: int | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Spans:
+    """Events with a duration, in file order. All arrays have one entry per event."""
+
+    category: Int8  # Category
+    name: Int32  # index into Recording.names
+    lane: Int32  # index into Recording.lanes
+    start_ns: Int64
+    duration_ns: Int64
+    correlation: Int64
+    external_id: Int64
+    sequence: Int64  # autograd's `Sequence number`
+    forward_thread: Int32  # `Fwd thread id`: the profiler's own thread number; 0 on forward ops
+    device: Int16  # device events: the device's index
+    stream: Int32  # device events: the stream
+    graph: Bool  # device events: a node of a replayed CUDA graph
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def end_ns(self) -> Int64:
+        return self.start_ns + self.duration_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryEvents:
+    """Allocations and frees (`[memory]` instants), in time order."""
+
+    time_ns: Int64
+    lane: Int32
+    address: Int64
+    size_bytes: Int64  # negative: freed
+    total_allocated_bytes: Int64
+    total_reserved_bytes: Int64
+    device_type: Int8  # c10::DeviceType: 0 CPU, 1 CUDA (and ROCm), 9 MPS, 12 XPU, 20 private use
+    device: Int16
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+
+class FailedAllocation(NamedTuple):
+    """An allocation that could not be met (`[OutOfMemory]` instant)."""
+
+    time_ns: int
+    lane: int
+    size_bytes: int
+    device_type: int  # c10::DeviceType
+    device: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ForwardBackwardFlows:
+    """`fwdbwd` arrows, both ends found: from where a forward op starts to where its backward node starts."""
+
+    forward_lane: Int32
+    forward_ns: Int64
+    backward_lane: Int32
+    backward_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.forward_ns)
+
+
+_sizes: Callable[[], Any] = partial(np.empty, (0, 3), np.int64)
+_counts: Callable[[], Any] = partial(np.empty, 0, np.int64)
+_indices: Callable[[], Any] = partial(np.empty, 0, np.int32)
+_amounts: Callable[[], Any] = partial(np.empty, 0, np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Configurations:
+    """How device events were launched, or what they copied. -1, or NaN, where the trace does not tell.
+
+    Many events are launched alike, so each has the number of a configuration, and the configurations are few.
+    """
+
+    grid: Int64 = field(default_factory=_sizes)  # blocks
+    block: Int64 = field(default_factory=_sizes)  # threads
+    registers: Int64 = field(default_factory=_counts)  # per thread
+    shared_memory_bytes: Int64 = field(default_factory=_counts)  # per block
+    copied_bytes: Int64 = field(default_factory=_counts)
+    blocks_per_sm: Float64 = field(default_factory=_amounts)
+    occupancy: Float64 = field(default_factory=_amounts)  # estimated achieved, 0 to 1
+
+    def __len__(self) -> int:
+        return len(self.registers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DeviceDetails:
+    """Kernels, copies and sets of which the trace tells more than their time."""
+
+    span: Int64 = field(default_factory=_counts)  # index into Recording.spans, ascending
+    configuration: Int32 = field(default_factory=_indices)  # index into `configurations`
+    configurations: Configurations = field(default_factory=Configurations)
+
+    def __len__(self) -> int:
+        return len(self.span)
+
+    def configuration_of(self, span: Int64) -> Int64:
+        """Per span the row of `configurations`; -1 where the trace tells none."""
+        if not len(self.span):
+            return np.full(len(span), -1, dtype=np.int64)
+        place = np.minimum(np.searchsorted(self.span, span), len(self.span) - 1)
+        return np.where(self.span[place] == span, self.configuration[place], -1).astype(np.int64)
+
+
+class CollectiveDetails(NamedTuple):
+    """What an event tells of the collective that it is, or launches; None where it does not tell."""
+
+    span: int  # index into Recording.spans: a kernel, or an op or annotation of the CPU
+    name: str  # as the trace has it: allreduce, _allgather_base ...
+    in_elements: int | None = None
+    out_elements: int | None = None
+    dtype: str | None = None  # Float, BFloat16 ...
+    group_size: int | None = None
+    group_name: str | None = None
+    ranks: tuple[int, ...] | None = None
+    sequence: int | None = None  # the same on every rank of the group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PythonCalls:
+    """Calls of Python functions that tell their file and line: `file.py(12): name`. Empty without stacks."""
+
+    name: Int32 = field(default_factory=_indices)  # index into Recording.names
+    lane: Int32 = field(default_factory=_indices)  # index into Recording.lanes
+    start_ns: Int64 = field(default_factory=_counts)
+    duration_ns: Int64 = field(default_factory=_counts)
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recording:
+    """What one trace file holds."""
+
+    path: str  # the file it was read from, "" if none
+    names: tuple[str, ...]  # interned event names
+    lanes: tuple[Lane, ...]
+    spans: Spans
+    memory: MemoryEvents
+    flows: ForwardBackwardFlows
+    metadata: Mapping[str, Any]  # the top-level keys of the file but traceEvents
+    complete: bool = True  # False: the file is torn
+    warnings: tuple[str, ...] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)  # events not kept, by category
+    failed_allocations: tuple[FailedAllocation, ...] = ()  # in order of time
+    details: DeviceDetails = field(default_factory=DeviceDetails)
+    collectives: tuple[CollectiveDetails, ...] = ()  # in file order
+    python: PythonCalls = field(default_factory=PythonCalls)
+
+    def name_of(self, span: int) -> str:
+        """The name of span number `span`."""
+        return self.names[int(self.spans.name[span])]
+
+    @property
+    def device_mask(self) -> Bool:
+        """True for kernels, copies and sets."""
+        mask: Bool = np.isin(self.spans.category, DEVICE_CATEGORIES)
+        return mask
+
+    @property
+    def rank(self) -> int | None:
+        """The rank the trace was written by, where it says."""
+        info = self.metadata.get("distributedInfo")
+        rank = info.get("rank") if isinstance(info, Mapping) else None
+        return rank if isinstance(rank, int) else None
