@@ -1,0 +1,24 @@
+"""Mutants that change nothing anybody can see, for `mutants.py`: (function, line of source, change) -> why."""
+
+from __future__ import annotations
+
+_ALWAYS_SET = "a default that every layer has replaced before anybody reads it"
+_UNREAD = "filled before it is read"
+_ONLY_SPEED = "the rest would give the same, only slower"
+
+EQUIVALENT: dict[tuple[str, str, str], str] = {
+    ("Layer", "depth: int = 0", "0 -> 1"): _ALWAYS_SET,
+    ("Layer", "depth: int = 0", "0 -> -1"): _ALWAYS_SET,
+    ("Layer", "block: int = -1", "-1 -> 0"): _ALWAYS_SET,
+    (
+        "_Walk.__init__",
+        "self.place_of = np.full(len(spans), -1, dtype=np.int32)  # of visited spans, until the walk ends",
+        "-1 -> 0",
+    ): _UNREAD,
+    ("closure_ops", "if not len(made_nodes):", "early return dropped"): _ONLY_SPEED,
+    (
+        "_find_blocks",
+        "candidates = repeated - {i for i in holds_repeated if i >= 0 and looks_like_stage(tree.layers[i].class_name)}",
+        ">= -> >",
+    ): "the first layer is a root, and no root is among the repeated",
+}
