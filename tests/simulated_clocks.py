@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from profiler_wrapper.analysis.ranks.prepared import prepare
+
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
@@ -96,7 +98,8 @@ def clock_tables(
     connection.register("arrow", arrow)
     connection.execute(
         """CREATE TABLE spans AS SELECT rank::INTEGER AS rank, step, 'all_reduce' AS name, kind, "group",
-        "start" AS start_ns, "end" - "start" AS duration_ns, 0 AS depth, 0 AS sequence FROM arrow"""
+        "start" AS start_ns, "end" - "start" AS duration_ns, 0 AS depth, 0 AS sequence,
+        NULL::BIGINT AS thread, NULL::BIGINT AS bytes FROM arrow"""
     )
     connection.unregister("arrow")
     connection.execute("CREATE TABLE ranks(rank INTEGER, stage INTEGER, host VARCHAR)")
@@ -105,4 +108,5 @@ def clock_tables(
         "INSERT INTO ranks SELECT unnest(?::INTEGER[]), 0, unnest(?::VARCHAR[])",
         [list(range(ranks)), [hosts.get(rank) for rank in range(ranks)]],
     )
+    prepare(connection)
     return connection

@@ -168,7 +168,7 @@ def clock_join(database: Database) -> str:
     """What the expression needs behind FROM spans s."""
     if not has_table(database, "clocks"):
         return ""
-    return "LEFT JOIN clocks c ON c.rank = s.rank AND s.start_ns >= c.from_ns AND s.start_ns < c.until_ns"
+    return "LEFT JOIN clocks c ON c.rank = s.rank"
 
 
 def _transfer_join(steps: Sequence[int]) -> str:

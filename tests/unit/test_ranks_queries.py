@@ -151,7 +151,7 @@ def test_clocks_set_who_came_last_right() -> None:
     with span_database(late_rank()) as database:
         prepare(database)
         database.execute(
-            f"""CREATE TABLE clocks AS SELECT 2 AS rank, 0 AS from_ns, {2**62} AS until_ns, {EPOCH_NS} AS reference_ns,
+            f"""CREATE TABLE clocks AS SELECT 2 AS rank, {EPOCH_NS} AS reference_ns,
             95.0::DOUBLE AS offset_ns, 0.0::DOUBLE AS drift"""
         )
         found = arrivals(database)

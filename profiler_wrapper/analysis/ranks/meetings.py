@@ -152,5 +152,4 @@ def _aligned_start(database: Database) -> tuple[str, str]:
     if not has_table(database, "clocks"):
         return "c.start_ns", ""
     shift = "coalesce(k.offset_ns + k.drift * (c.start_ns - k.reference_ns), 0)::BIGINT"
-    on = "k.rank = c.rank AND c.start_ns >= k.from_ns AND c.start_ns < k.until_ns"
-    return f"c.start_ns - {shift}", f"LEFT JOIN clocks k ON {on}"
+    return f"c.start_ns - {shift}", "LEFT JOIN clocks k ON k.rank = c.rank"

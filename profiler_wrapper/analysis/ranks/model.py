@@ -140,22 +140,17 @@ class Replay:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Clocks:
-    """How each rank's clock stands to the others': aligned = own - offset - drift * (own - reference), by pieces."""
+    """How each rank's clock stands to the others': aligned = own - offset - drift * (own - reference)."""
 
     ranks: Int  # (R,)
     reference_ns: float
-    offset_ns: Float  # (R,) at the reference
+    offset_ns: Float  # (R,) at the reference; nan: not known, its times are taken as they are
     drift: Float  # (R,) seconds per second
     residual_ns: Float  # (R,) of common events after the fit, the typical one; nan where there are none
     source: Literal["collectives", "steps", "none"]  # whose ends were taken as common
     events: int = 0  # common events in the fit
     notes: tuple[str, ...] = ()
     residual_p95_ns: Float = field(default_factory=lambda: np.zeros(0))  # (R,) 95 of 100 are less
-    piece_rank: Int = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # a rank's pieces by time
-    piece_from_ns: Float = field(default_factory=lambda: np.zeros(0))  # own time; the first one's is -inf
-    piece_reference_ns: Float = field(default_factory=lambda: np.zeros(0))  # own time
-    piece_offset_ns: Float = field(default_factory=lambda: np.zeros(0))  # at the piece's reference
-    piece_drift: Float = field(default_factory=lambda: np.zeros(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -189,14 +189,8 @@ def _aligned(database: Database, ranks: Int, begin: Float) -> Float:
     """Begins of steps (S, R) by aligned clocks."""
     if not has_table(database, "clocks"):
         return begin
-    pieces = to_arrays(database, "SELECT * FROM clocks ORDER BY rank, from_ns")
+    clocks = to_arrays(database, f"SELECT * FROM clocks WHERE rank IN ({', '.join(map(str, ranks.tolist()))})")
+    at = np.searchsorted(ranks, clocks["rank"])
     found: Float = begin.copy()
-    for i in range(len(pieces["rank"])):
-        column = np.flatnonzero(ranks == pieces["rank"][i])
-        if not len(column):
-            continue
-        own = begin[:, column[0]]
-        inside = (own >= pieces["from_ns"][i]) & (own < pieces["until_ns"][i])
-        shift = pieces["offset_ns"][i] + pieces["drift"][i] * (own - pieces["reference_ns"][i])
-        found[inside, column[0]] = (own - shift)[inside]
+    found[:, at] -= clocks["offset_ns"] + clocks["drift"] * (begin[:, at] - clocks["reference_ns"])
     return found
