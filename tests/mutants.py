@@ -287,9 +287,9 @@ def run_tests(copy: Path, tests: list[str], *, limit_s: float, log: Path) -> tup
 
 
 @contextlib.contextmanager
-def applied(mutant: Mutant, copy: Path) -> Iterator[None]:
-    """The mutant in the copy, with a time of its own so that no compiled file is taken for it."""
-    path = copy / mutant.path.relative_to(REPOSITORY)
+def applied(mutant: Mutant) -> Iterator[None]:
+    """The mutant in its file, with a time of its own so that no compiled file is taken for it."""
+    path = mutant.path
     before, stat = path.read_bytes(), path.stat()
     path.write_bytes(mutant.source)
     os.utime(path, (stat.st_atime + 10, stat.st_mtime + 10))
@@ -301,16 +301,15 @@ def applied(mutant: Mutant, copy: Path) -> Iterator[None]:
 
 
 def _difference(mutant: Mutant) -> str:
-    before, after = mutant.path.read_text().splitlines(), mutant.source.decode().splitlines()
-    number = mutant.lineno - 1
-    where = f"{mutant.path.relative_to(REPOSITORY)}:{mutant.lineno} {mutant.key.function}  [{mutant.key.change}]"
-    return f"  {where}\n    - {before[number].strip()}\n    + {after[number].strip()}"
+    function, line, change = mutant.key
+    after = mutant.source.decode().splitlines()[mutant.lineno - 1].strip()
+    return f"{mutant.path.name}:{mutant.lineno} {function} [{change}]\n    - {line}\n    + {after}"
 
 
 def check_room(name: str, copy: Path, *, seed: int, count: int, files: str | None) -> str:
     """Runs a room's mutants; its row of the table."""
     room = ROOMS[name]
-    package = REPOSITORY / "profiler_wrapper"
+    package = copy / "profiler_wrapper"
     paths = sorted({path for pattern in (files or room.files).split() for path in package.glob(pattern)})
     tests = [copy / "tests" / "unit" / f"test_{test}.py" for test in room.tests.split()]
     there = [str(test) for test in tests if test.exists()]
@@ -326,12 +325,12 @@ def check_room(name: str, copy: Path, *, seed: int, count: int, files: str | Non
         if mutant.key in EQUIVALENT:
             counts["equivalent"] += 1
             continue
-        with applied(mutant, copy):
+        with applied(mutant):
             outcome, _ = run_tests(copy, there, limit_s=3 * seconds + 30, log=log)
         result = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)
         counts[result] += 1
         if result != "killed":
-            print(f"  {result}:\n{_difference(mutant)}", flush=True)
+            print(f"  {result}: {_difference(mutant)}", flush=True)
     judged = sum(counts.values()) - counts["equivalent"]
     share = 100 * counts["survived"] / judged if judged else 0
     return f"{name:<12}" + "".join(f"{counts[column]:>11}" for column in counts) + f"{share:>14.0f} %"

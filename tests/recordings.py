@@ -12,6 +12,8 @@ gives the same trace as a Chrome trace file.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +196,13 @@ class Trace:
             }
         )
         return self
+
+    def rotations(self) -> Iterator[Trace]:
+        """The same events, another one first each time: a file has them in no particular order."""
+        for first in range(1, len(self._spans), 1 + len(self._spans) // 30):
+            other = copy(self)
+            other._spans = self._spans[first:] + self._spans[:first]
+            yield other
 
     def recording(self, **fields: Any) -> Recording:
         """The trace as columns; fields of `Recording` to replace."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from profiler_wrapper.analysis.attributed import Attributed, attributed
@@ -12,7 +13,21 @@ from recordings import AUTOGRAD, MAIN, NODE, Trace
 
 
 def found_in(trace: Trace) -> Attributed:
-    return attributed(trace.recording())
+    """What is found, which is the same in whatever order a file has the events."""
+    found = attributed(trace.recording())
+    for other in trace.rotations():
+        assert all_places(attributed(other.recording())) == all_places(found)
+    return found
+
+
+def all_places(found: Attributed) -> dict[tuple[str, int, int], tuple[str, str, str]]:
+    """(layer, phase, reason) per event, by its name, thread and start."""
+    spans, places = found.recording.spans, {}
+    for span in np.flatnonzero(found.attribution.place_of >= 0).tolist():
+        layer, phase, reason = found.attribution.place(span)
+        name = found.tree.layers[layer].name if layer >= 0 else ""
+        places[found.recording.name_of(span), int(spans.lane[span]), int(spans.start_ns[span])] = name, phase, reason
+    return places
 
 
 def place(found: Attributed, name: str, occurrence: int = 0) -> tuple[str, str]:
@@ -165,6 +180,22 @@ def test_gradients_are_accumulated_for_the_owner_of_the_node_that_finished_last(
     assert phases == [("b", "accumulate_grad"), ("fc", "accumulate_grad"), ("fc", "accumulate_grad")]
 
 
+def test_gradients_accumulated_inside_a_node_that_still_runs_are_not_its_own() -> None:
+    # Reentrant checkpointing: all of the block's backward runs within one node.
+    trace = Trace().mark("h.0", 0, 100).op("CheckpointFunction", 10, 90, sequence=4, forward_thread=0)
+    trace.node("CheckpointFunctionBackward", 200, 500, number=4)
+    trace.mark("h.0.mlp", 210, 250, thread=AUTOGRAD).op("aten::mul", 220, 230, thread=AUTOGRAD, sequence=30)
+    trace.node("MulBackward0", 300, 350, number=30, forward_thread=2).arrow(220, 300, forward_thread=AUTOGRAD)
+    trace.node("torch::autograd::AccumulateGrad", 360, 370)
+    assert place(found_in(trace), NODE + "torch::autograd::AccumulateGrad") == ("h.0.mlp", "accumulate_grad")
+
+
+def test_gradients_accumulated_before_any_node_have_no_known_layer() -> None:
+    trace = Trace().mark("fc", 0, 100).node("torch::autograd::AccumulateGrad", 200, 210)
+    found = found_in(trace)
+    assert place(found, NODE + "torch::autograd::AccumulateGrad") == (f"[{NO_FORWARD_LINK}]", "accumulate_grad")
+
+
 def test_a_collective_launched_where_gradients_accumulate_belongs_to_no_layer() -> None:
     trace = trained().node("torch::autograd::AccumulateGrad", 270, 400)
     trace.op("c10d::allreduce_", 300, 350, thread=AUTOGRAD).kernel("ncclDevKernel_AllReduce", 500, 600, launched=310)
@@ -213,6 +244,28 @@ def test_a_named_block_in_a_node_is_recomputed_where_it_makes_nodes_itself(recom
     assert place(found, "aten::mul") == ("experts", "backward")
 
 
+def test_a_named_block_in_a_backward_that_is_differentiated_itself_is_not_recomputed() -> None:
+    # create_graph: all ops of backward make nodes, those of a block that it names too.
+    trace = Trace().annotation("experts", 0, 50).op("aten::mm", 10, 40, sequence=5, forward_thread=0)
+    trace.node("ExpertsBackward", 200, 300, number=5).annotation("exchange", 210, 240, thread=AUTOGRAD)
+    trace.op("copy", 215, 220, thread=AUTOGRAD, sequence=30, forward_thread=0)
+    trace.op("aten::mul", 250, 290, thread=AUTOGRAD, sequence=31, forward_thread=0)
+    found = found_in(trace)
+    assert place(found, "copy") == ("exchange", "backward")
+    assert place(found, "aten::mul") == ("experts", "backward")
+
+
+@pytest.mark.parametrize(("second", "layer"), [("h.0.mlp", "h.0"), ("other", "h.0.mlp")])
+def test_what_recomputed_marks_have_in_common_counts_more_than_the_node(second: str, layer: str) -> None:
+    """The node is that of the block's last op; where the marks have no layer in common, it is all there is."""
+    trace = Trace().mark("h.0", 0, 100).mark("h.0.attn", 10, 20).mark("h.0.mlp", 30, 60)
+    trace.op("aten::add", 40, 50, sequence=9, forward_thread=0).mark("other", 110, 120)
+    trace.node("AddBackward0", 200, 400, number=9)
+    trace.mark("h.0.attn", 210, 220, thread=AUTOGRAD).mark(second, 240, 250, thread=AUTOGRAD)
+    trace.op("residual", 230, 235, thread=AUTOGRAD, sequence=20, forward_thread=0)
+    assert place(found_in(trace), "residual") == (layer, "recompute")
+
+
 def test_ops_with_gradients_in_a_node_that_runs_without_are_recomputed() -> None:
     trace = trained().op("again", 202, 206, thread=AUTOGRAD, sequence=30, forward_thread=0)
     trace.op("inside", 203, 204, thread=AUTOGRAD).op("aten::detach", 222, 223, thread=AUTOGRAD)
@@ -255,13 +308,30 @@ def test_optimizer_data_loading_and_gloo_threads() -> None:
     assert place(found, "aten::cat") == ("", "other")
 
 
+def test_the_forward_of_an_optimizers_closure_is_no_optimizer() -> None:
+    # LBFGS runs its closure in step(): that forward makes node 7. What the optimizer computes makes no node; it has
+    # no number, or that of the next node, which here the next step's closure makes.
+    trace = Trace().mark("fc", 0, 10).annotation("Optimizer.step#LBFGS.step", 400, 600)
+    trace.op("loss 1", 410, 420, sequence=7, forward_thread=0).op("part of loss 1", 412, 415)
+    trace.node("MseLossBackward0", 430, 450, number=7).op("add", 500, 510)
+    trace.op("dot", 520, 530, sequence=8, forward_thread=0)
+    trace.annotation("Optimizer.step#LBFGS.step", 700, 900).op("loss 2", 710, 720, sequence=8, forward_thread=0)
+    found = found_in(trace.node("MseLossBackward0", 730, 750, number=8).op("dot 2", 800, 810))
+    assert {name: place(found, name) for name in ("loss 1", "part of loss 1", "loss 2")} == {
+        "loss 1": ("", "other"), "part of loss 1": ("", "other"), "loss 2": ("", "other"),
+    }  # fmt: skip
+    assert [place(found, name) for name in ("add", "dot", "dot 2")] == [("", "optimizer")] * 3
+
+
 def test_a_trace_without_layers_says_so() -> None:
     trace = Trace().op("aten::mm", 0, 10, sequence=1, forward_thread=0).node("MmBackward0", 20, 30, number=1)
     trace.annotation("Optimizer.step#SGD.step", 40, 60).op("aten::add_", 45, 50)
+    trace.annotation("enumerate(DataLoader)#x.__next__", 70, 80).op("aten::stack", 71, 72).op("nccl:all_reduce", 90, 95)
     found = found_in(trace)
     assert place(found, "aten::mm") == (f"[{NO_LAYERS}]", "other")
     assert place(found, NODE + "MmBackward0") == (f"[{NO_LAYERS}]", "backward")
     assert place(found, "aten::add_") == ("", "optimizer")
+    assert place(found, "aten::stack") == place(found, "nccl:all_reduce") == ("", "other")  # not of a layer anywhere
 
 
 # --- FSDP ---
@@ -293,6 +363,26 @@ def sharded(annotation: str, *, thread: int = MAIN, root: str = "Net#0", prefix:
 )
 def test_fsdp_names_the_layer(annotation: str, layer: str) -> None:
     assert sharded(annotation) == (layer, "forward")
+
+
+@pytest.mark.parametrize("layer", ["layers.0", "layers.1"])
+def test_fsdp_names_a_layer_that_no_root_is_around(layer: str) -> None:
+    trace = Trace().mark("layers.0", 10, 20).mark("layers.1", 30, 40)
+    trace.annotation(f"FSDP::post_forward ({layer})", 100, 200).op("aten::copy_", 110, 120)
+    assert place(found_in(trace), "aten::copy_") == (layer, "forward")
+
+
+@pytest.mark.parametrize("root", ["Net", "Vae"])
+def test_nameless_fsdp_is_of_the_root_that_runs(root: str) -> None:
+    trace = Trace()
+    for start, name in ((0, "Net#0"), (1000, "Vae#0")):
+        trace.mark(".", start, start + 900, root=name).mark("a", start + 10, start + 20, root=name)
+    at = 100 if root == "Net" else 1100
+    trace.annotation("FSDP::root_pre_forward", at, at + 50).op("aten::copy_", at + 10, at + 20)
+    trace.annotation("FSDP::root_pre_forward", 2000, 2050).op("aten::cat", 2010, 2020)
+    found = found_in(trace)
+    assert place(found, "aten::copy_") == (root, "forward")
+    assert place(found, "aten::cat") == ("", "forward")  # of one of two roots: nobody knows which
 
 
 def test_fsdp_names_no_root_where_several_have_one() -> None:

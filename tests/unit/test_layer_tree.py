@@ -12,8 +12,12 @@ from recordings import Trace
 
 
 def tree_of(trace: Trace, *, described: list[dict[str, Any]] | None = None) -> LayerTree:
+    """The tree, which is the same in whatever order a file has the events."""
     trace.op("aten::mm", 1, 2)  # something that takes time
-    return attributed(trace.recording(), run={"layers": described or ()}).tree
+    tree = attributed(trace.recording(), run={"layers": described or ()}).tree
+    for other in trace.rotations():
+        assert attributed(other.recording(), run={"layers": described or ()}).tree.layers == tree.layers
+    return tree
 
 
 def layers(trace: Trace, **more: Any) -> dict[str, Layer]:
@@ -64,6 +68,11 @@ def test_a_loop_over_blocks_makes_each_of_them_a_numbered_block() -> None:
     assert [found[f"Block_{i}"].kind for i in range(42)] == ["block"] * 42
     assert found["Block_41.attn"].block == found["Block_41.attn"].parent
     assert found["Block_7"].parent == -1
+
+
+def test_a_loop_over_modules_without_layers_makes_no_blocks() -> None:
+    trace = Trace().mark(".", 0, 9, root="Linear#0", kind="linear").mark(".", 10, 19, root="Linear#1", kind="linear")
+    assert {name: layer.kind for name, layer in layers(trace).items()} == {"Linear_0": "linear", "Linear_1": "linear"}
 
 
 def test_raw_names_and_model_order_come_from_the_description() -> None:
@@ -164,8 +173,16 @@ def test_stages_hold_the_blocks() -> None:
     assert blocks == [f"Model.SwinStage_{i}.Inner_{j}" for i in range(3) for j in range(2)]
 
 
-def test_a_class_name_that_ends_in_a_number() -> None:
-    assert list(layers(Trace().module("Conv_2_0", 0, 10))) == ["Conv_2"]
+def test_a_module_that_is_alone_in_its_kind_is_no_block() -> None:
+    trace = Trace().module("Model_0", 0, 100).module("Encoder_0", 10, 90).module("Linear_0", 20, 30)
+    assert {layer.kind for layer in layers(trace).values()}.isdisjoint({"block"})
+
+
+@pytest.mark.parametrize(("instance", "name"), [("Conv_2_0", "Conv_2"), ("My_Net", "My_Net"), ("Net", "Net")])
+def test_the_number_at_the_end_of_an_instance_is_no_part_of_its_class(instance: str, name: str) -> None:
+    found = layers(Trace().module(instance, 0, 10))
+    assert list(found) == [name]
+    assert (found[name].compiled, found[name].shared) == (False, False)  # nothing in the trace says so
 
 
 # --- named blocks ---
