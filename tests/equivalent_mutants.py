@@ -5,6 +5,8 @@ from __future__ import annotations
 _ALWAYS_SET = "a default that every layer has replaced before anybody reads it"
 _UNREAD = "filled before it is read"
 _ONLY_SPEED = "the rest would give the same, only slower"
+_NO_ZERO = "no profiler gives this number: they begin at 1"
+_NEVER_ON_IT = "a threshold of time that no case sits on"
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("Layer", "depth: int = 0", "0 -> 1"): _ALWAYS_SET,
@@ -21,4 +23,15 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "candidates = repeated - {i for i in holds_repeated if i >= 0 and looks_like_stage(tree.layers[i].class_name)}",
         ">= -> >",
     ): "the first layer is a root, and no root is among the repeated",
+    ("unseen_until_ns", "if start_ns[first] - free_ns > _LONGEST_WAY_NS:", "> -> >="): _NEVER_ON_IT,
+    (
+        "launches",
+        "ops = np.flatnonzero((spans.category == Category.CPU_OP) & (spans.external_id >= 0))",
+        ">= -> >",
+    ): _NO_ZERO,
+    (
+        "launches",
+        "ops = np.flatnonzero((spans.category == Category.CPU_OP) & (spans.external_id >= 0))",
+        "0 -> 1",
+    ): _NO_ZERO,
 }

@@ -46,8 +46,8 @@ ROOMS = {
         "layer_tree attribution find_steps handed_ops",
     ),
     "charges": Room(
-        "analysis/charges.py analysis/intervals.py analysis/idle.py analysis/classes.py analysis/sums.py",
-        "charges intervals classes idle layer_time",
+        "analysis/charges.py analysis/intervals.py analysis/idle.py analysis/classes.py",
+        "charges intervals classes overview idle",
     ),
     "memory": Room(
         "analysis/memory_*.py analysis/layer_memory.py",
@@ -57,7 +57,7 @@ ROOMS = {
     "work": Room(
         "analysis/flop*.py analysis/attention_*.py analysis/op_sizes.py analysis/bytes*.py analysis/op_bytes.py"
         " analysis/list_element_sizes.py analysis/handed_ops.py analysis/stopped_ops.py analysis/unknown_ops.py"
-        " analysis/traffic.py analysis/roofline.py analysis/utilization.py",
+        " analysis/traffic.py analysis/roofline.py analysis/utilization.py analysis/sums.py",
         "flop_formulas op_bytes traffic flop_counts handed_ops roofline utilization attention_backends product_sizes",
     ),
     "capture": Room(

@@ -26,7 +26,14 @@ def charged(found: Attributed, name: str) -> tuple[str, str, str, str]:
 
 
 def found_in(trace: Trace) -> Attributed:
-    return attributed(trace.recording())
+    """What is found, which is the same in whatever order a file has the events."""
+    found = attributed(trace.recording())
+    names = [found.recording.name_of(int(span)) for span in found.charges.span]
+    for other in trace.rotations():
+        rotated = attributed(other.recording())
+        assert [charged(rotated, name) for name in names] == [charged(found, name) for name in names]
+        assert sorted(rotated.charges.time_ns) == sorted(found.charges.time_ns)
+    return found
 
 
 # --- which launch ---
@@ -58,13 +65,24 @@ def test_a_lower_correlation_than_any_launch_has_was_launched_before_on_any_stre
     assert charged(found, "other stream")[0] == LAUNCHED_BEFORE
 
 
-@pytest.mark.parametrize("ids_agree", [True, False])
-def test_external_ids_join_only_where_they_agree_with_correlations(ids_agree: bool) -> None:
+def test_a_kernel_of_no_correlation_tells_not_when_it_was_launched() -> None:
+    trace = Trace().mark("a", 0, 50).kernel("gemm", 70, 90, launched=20)
+    assert charged(found_in(trace.kernel("no number", 95, 99, correlation=-1)), "no number")[0] == NO_LAUNCH
+
+
+@pytest.mark.parametrize(
+    ("known_id", "launched", "ids_agree"),
+    [(1, 12, True), (1, 10, True), (1, 20, True), (1, 9, False), (1, 21, False), (2, 12, False)],
+)
+def test_external_ids_join_only_where_they_agree_with_correlations(
+    known_id: int, launched: int, ids_agree: bool
+) -> None:
+    """They agree where the launch lies in the op of the id; times of whole microseconds touch."""
     trace = (
         Trace()
         .mark("a", 0, 50)
         .op("aten::mm", 10, 20, external_id=1)
-        .kernel("known", 100, 110, launched=12, external_id=1 if ids_agree else 2)
+        .kernel("known", 100, 110, launched=launched, external_id=known_id)
         .mark("b", 50, 90)
         .op("aten::mul", 60, 70, external_id=2)
         .kernel("unknown", 120, 130, correlation=999, external_id=2)
