@@ -94,8 +94,8 @@ def ranks(options: argparse.Namespace) -> None:
     them, by all cores. Any other table of spans will do: its columns are rank, step, name, start and duration, by
     these or similar names. What is missing, a rank without a file or steps that not all have, is said.
     """
+    from profiler_wrapper.recording.foreign_tables import parse_mapping
     from profiler_wrapper.recording.rank_numbers import parse_ranks
-    from profiler_wrapper.recording.span_columns import parse_mapping
 
     if options.path is None and options.spans is None:
         raise WrongUse("say which run: its directory, or a table of spans by --spans FILE")

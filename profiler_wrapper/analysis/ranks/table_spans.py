@@ -7,7 +7,7 @@ from pathlib import Path
 
 from profiler_wrapper.analysis.ranks.loaded import OUR_COLUMNS, LoadedSpans, among, not_there, view_spans
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.recording.foreign_spans import TABLE_ENDINGS, read_foreign, relation_of
+from profiler_wrapper.recording.foreign_tables import TABLE_ENDINGS, read_foreign, relation_of
 from profiler_wrapper.recording.rank_numbers import absent_ranks
 from profiler_wrapper.recording.span_database import Database, columns_of, quoted
 from profiler_wrapper.recording.span_table import RANK_COLUMNS
