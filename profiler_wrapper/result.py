@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.analysis.attention_calls import describes_attention
 from profiler_wrapper.analysis.attributed import Attributed, attributed
-from profiler_wrapper.analysis.flop_formulas import has_formula
+from profiler_wrapper.analysis.formulas import has_formula
 from profiler_wrapper.analysis.model import Analysis, LayerRow
 from profiler_wrapper.analysis.op_bytes import has_rule
 from profiler_wrapper.analysis.peaks import VARIABLE, Given

@@ -14,7 +14,7 @@ from profiler_wrapper.analysis.attribution import Place
 from profiler_wrapper.analysis.charges import optimizer_work
 from profiler_wrapper.analysis.compiled_graphs import graph_key
 from profiler_wrapper.analysis.device_properties import FIRST_WITH_TF32, busiest_device_properties
-from profiler_wrapper.analysis.flop_formulas import (
+from profiler_wrapper.analysis.formulas import (
     OpFlops,
     class_of_work,
     flops_of,

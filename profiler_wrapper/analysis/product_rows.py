@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis.flop_ops import FlopOps
+from profiler_wrapper.analysis.formulas import Product, products_of
 from profiler_wrapper.analysis.phase import Phase
-from profiler_wrapper.analysis.product_sizes import Product, products_of
 from profiler_wrapper.analysis.view_model import ProductRow
 from profiler_wrapper.recording.nesting import nearest
 from profiler_wrapper.recording.recording import Int64

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.flop_formulas import OpFlops
 from profiler_wrapper.analysis.flop_ops import FlopOps
 from profiler_wrapper.analysis.flops import (
     FlopCount,
@@ -27,6 +26,7 @@ from profiler_wrapper.analysis.flops import (
     per_step,
     shapes_of,
 )
+from profiler_wrapper.analysis.formulas import OpFlops
 from profiler_wrapper.analysis.model import UncountedRow
 from profiler_wrapper.analysis.peaks import Peaks
 from profiler_wrapper.analysis.phase import Phase

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.flop_formulas import has_formula
 from profiler_wrapper.analysis.flops import flops_of_recording
+from profiler_wrapper.analysis.formulas import has_formula
 from profiler_wrapper.analysis.utilization import RECOMPUTE_IS_HIDDEN, StepWork, hides_recompute, work_of_count
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.low_priority import import_places

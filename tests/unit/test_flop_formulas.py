@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from profiler_wrapper.analysis.attention_ops import ATTENTIONS
-from profiler_wrapper.analysis.flop_formulas import flops_of, has_formula, has_work
 from profiler_wrapper.analysis.flops import count_flops
+from profiler_wrapper.analysis.formulas import flops_of, has_formula, has_work
 from profiler_wrapper.recording.shapes import OpShapes
 from profiler_wrapper.result import attribute_trace
 from torch_versions import since_torch

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from profiler_wrapper.analysis.list_element_sizes import element_size_of_kernel
 from profiler_wrapper.analysis.op_bytes import bytes_moved, has_rule, moved_by
+from profiler_wrapper.analysis.traffic import element_size_of_kernel
 from profiler_wrapper.recording.shapes import OpShapes
 
 HALF, FLOAT, LONG, BOOL = "c10::BFloat16", "float", "long int", "bool"

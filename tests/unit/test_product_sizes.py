@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from profiler_wrapper.analysis.flop_formulas import flops_of
-from profiler_wrapper.analysis.product_sizes import Product, products_of
+from profiler_wrapper.analysis.formulas import Product, flops_of, products_of
 from profiler_wrapper.recording.shapes import OpShapes
 
 NO_ARGUMENTS: dict[int, str] = {}

@@ -14,7 +14,7 @@ from profiler_wrapper.analysis.advice.device import Device, device_of
 from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule
 from profiler_wrapper.analysis.advice.products import at_peak_ns, reckoned, short_name
 from profiler_wrapper.analysis.advice.wording import duration, share, where
-from profiler_wrapper.analysis.flop_formulas import class_of_work, has_formula
+from profiler_wrapper.analysis.formulas import class_of_work, has_formula
 from profiler_wrapper.analysis.view_model import Finding, KernelRow
 from profiler_wrapper.recording.nesting import nearest
 from profiler_wrapper.recording.recording import Bool, Category
