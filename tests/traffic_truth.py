@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.flop_ops import FlopOps
+from profiler_wrapper.analysis.flops import FlopOps
 from profiler_wrapper.analysis.op_bytes import has_rule
 from profiler_wrapper.analysis.traffic import Traffic
 from profiler_wrapper.recording.nesting import nearest

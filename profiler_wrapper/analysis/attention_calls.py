@@ -15,7 +15,7 @@ import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attention_ops import ATTENTIONS
-from profiler_wrapper.analysis.flop_ops import FlopOps
+from profiler_wrapper.analysis.flops import FlopOps
 from profiler_wrapper.analysis.formulas import dtype_of
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.analysis.view_model import AttentionCallRow

@@ -1,4 +1,4 @@
-"""FLOPs of every op that ran: which ops count, where they belong, how many a step.
+"""FLOPs of every op that ran: which ops count, where they belong, how many a step, and of which nothing is known.
 
 Of ops around one another that have a formula only the innermost counts: `linear` holds `addmm`. What a
 compiler runs to find out about a model (fake tensors) is no work. Steps recorded whole count; without
@@ -7,16 +7,36 @@ any the whole trace is one.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.flop_ops import FlopKey, FlopOps
+from profiler_wrapper.analysis.attribution import Place
+from profiler_wrapper.analysis.charges import optimizer_work
+from profiler_wrapper.analysis.compiled_graphs import graph_key
+from profiler_wrapper.analysis.device_properties import FIRST_WITH_TF32, busiest_device_properties
+from profiler_wrapper.analysis.formulas import (
+    OpFlops,
+    class_of_work,
+    flops_of,
+    has_formula,
+    has_work,
+    is_of_library,
+    is_op,
+    is_without_flops,
+)
 from profiler_wrapper.analysis.model import FlopRow, UncountedRow
 from profiler_wrapper.analysis.phase import PHASES, Phase
+from profiler_wrapper.analysis.ran_ops import ancestors_of, python_dispatch, stopped_ops
+from profiler_wrapper.recording.nesting import nearest, nearest_above
+from profiler_wrapper.recording.recording import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.recording.shapes import Shapes
 
 if TYPE_CHECKING:
@@ -25,6 +45,276 @@ if TYPE_CHECKING:
 NEVER_CALLED = "(no call in the steps with shapes)"
 LayerPhase = tuple[str, Phase]
 Key = TypeVar("Key")
+_COMPILING = "(dynamo_timed)"
+# Triton names a kernel as the function it was; C++ adds its arguments.
+_TRITON_KERNEL = re.compile(r"\w+")
+# Kernels that multiply float32 as tfloat32: by cuBLAS, cuDNN and CUTLASS.
+_TF32_KERNEL = re.compile(r"tf32|tensorop_s1688gemm|tensorop_s1688fprop|tensorop_s1688[dw]grad")
+
+
+# --- which ops count ----------------------------------------------------------------------------
+
+
+class FlopKey(NamedTuple):
+    """What FLOPs are summed by."""
+
+    place: Place
+    work: int  # index into classes.CLASSES
+    dtype: str
+
+
+class FlopOps:
+    """The ops of a recording that have FLOPs."""
+
+    def __init__(self, found: Attributed, shapes: Shapes) -> None:
+        self._found, self._shapes = found, shapes
+        self._parent = found.nesting.parent
+        names = found.recording.names
+        dispatch = python_dispatch(found.recording, self._parent, found.charges)
+        self.handlers = dispatch.handlers  # events of Python that ops were handed to
+        self.ran = self._really_ran() & ~dispatch.idle
+        working = self._named([has_work(name) for name in names]) & self.ran
+        formula = np.flatnonzero(working & self._named([has_formula(name) for name in names]))
+        self._flops = self._evaluate(formula)
+        known = self._marked(list(self._flops))
+        around = nearest_above(self._parent, nearest(self._parent, known))
+        self.is_counted = known.copy()
+        self.is_counted[around[known & (around >= 0)]] = False
+        self._as_tf32 = self._in_tf32()
+        self._is_unknown = self._unknown(working | self._opaque_calls()) | self._library_ops()
+
+    def _named(self, chosen: list[bool]) -> Bool:
+        """True for ops whose name is chosen."""
+        spans = self._found.recording.spans
+        by_name = np.array(chosen, dtype=np.bool_)
+        is_op: Bool = spans.category == Category.CPU_OP
+        return is_op & by_name[spans.name] if len(by_name) else is_op
+
+    def _marked(self, spans: list[int]) -> Bool:
+        marked = np.zeros(len(self._parent), dtype=np.bool_)
+        marked[spans] = True
+        return marked
+
+    def _really_ran(self) -> Bool:
+        """Not what a compiler traces or a recompute stopped at, and only in a step that was recorded whole."""
+        found = self._found
+        spans, names = found.recording.spans, found.recording.names
+        compiling = np.array([name.endswith(_COMPILING) for name in names], dtype=np.bool_)
+        ran: Bool = ~stopped_ops(found.recording, self._parent, found.attribution, found.charges)
+        if compiling.any():
+            ran &= nearest(found.enclosing, compiling[spans.name] & (spans.category < Category.RUNTIME)) < 0
+        if len(found.steps):
+            ran &= found.steps.place_of(spans.start_ns) >= 0
+        return ran
+
+    def _opaque_calls(self) -> Bool:
+        """On a CPU, where generated kernels are no events, calls of compiled graphs of which no kernel is known."""
+        found = self._found
+        spans, names = found.recording.spans, found.recording.names
+        calls = np.array([graph_key(name) is not None for name in names], dtype=np.bool_)[spans.name] & self.ran
+        calls &= (spans.category < Category.MODULE) & ~self._in_optimizer
+        if found.charges.basis != "cpu" or not calls.any():
+            return np.zeros_like(calls)
+        generated = np.array([name.startswith("cpp_") for name in names], dtype=np.bool_)[spans.name]
+        above = self._parent[generated]
+        calls[above[above >= 0]] = False
+        return calls
+
+    def _library_ops(self) -> Bool:
+        """Ops that are none of torch's and work themselves, so that no op inside tells what they compute.
+
+        On a device they launch kernels whose names do not tell either. On a CPU most of their time is their own, and
+        they call no product: one that does is taken to leave it all to that.
+        """
+        found, names = self._found, self._found.recording.names
+        works = np.zeros(len(self._parent), dtype=np.bool_)
+        if found.charges.basis == "cpu":
+            works[found.cpu.span] = 2 * found.cpu.time_ns > found.recording.spans.duration_ns[found.cpu.span]
+            works &= ~self._holds_counted
+        else:
+            op = self._innermost_op[found.charges.cpu_span[self._untold_kernels]]
+            works[op[op >= 0]] = True
+        of_library = self._named([is_of_library(name) and not has_work(name) for name in names])
+        return works & of_library & self.ran & ~self._inside_counted & ~self._in_optimizer
+
+    @cached_property
+    def _holds_counted(self) -> Bool:
+        return ancestors_of(self._parent, self.is_counted)
+
+    @cached_property
+    def _inside_counted(self) -> Bool:
+        """Ops that count are inside themselves."""
+        return nearest(self._parent, self.is_counted) >= 0
+
+    @cached_property
+    def _innermost_op(self) -> Int32:
+        return nearest(self._parent, self._named([is_op(name) for name in self._found.recording.names]))
+
+    @cached_property
+    def _untold_kernels(self) -> Bool:
+        """Of the charges the launched kernels whose names do not tell what they do."""
+        charges, spans, names = self._found.charges, self._found.recording.spans, self._found.recording.names
+        used = np.unique(spans.name[charges.span]).tolist()
+        untold = [i for i in used if not is_without_flops(names[i]) and not _class_of_kernel(names[i])]
+        is_kernel = spans.category[charges.span] == Category.KERNEL
+        chosen: Bool = is_kernel & np.isin(spans.name[charges.span], untold) & (charges.cpu_span >= 0)
+        return chosen
+
+    @cached_property
+    def _in_optimizer(self) -> Bool:
+        """What an optimizer runs: it multiplies nothing but by a library."""
+        places = self._found.attribution.places
+        by_place = np.array([place.phase == "optimizer" for place in places], dtype=np.bool_)
+        return by_place[self._found.attribution.place_of]
+
+    def _evaluate(self, spans: Int64) -> dict[int, OpFlops]:
+        """FLOPs of the spans whose shapes tell; each different call is worked out once."""
+        recording, shapes = self._found.recording, self._shapes
+        known: dict[tuple[int, int], OpFlops | None] = {}
+        flops = {}
+        for span, name in zip(spans.tolist(), recording.spans.name[spans].tolist(), strict=True):
+            if span not in shapes:
+                continue
+            key = (name, shapes.number(span))
+            if key not in known:
+                known[key] = flops_of(recording.names[name], shapes[span])
+            counted = known[key]
+            if counted is not None:
+                flops[span] = counted
+        return flops
+
+    def _unknown(self, working: Bool) -> Bool:
+        """Ops with work of which none is counted, inside them or around; of nested ones the innermost."""
+        unknown: Bool = working & ~self._holds_counted & ~self._inside_counted
+        outer = nearest_above(self._parent, nearest(self._parent, working))[unknown]
+        unknown[outer[outer >= 0]] = False
+        return unknown
+
+    def counted(self) -> Iterable[tuple[FlopKey, OpFlops]]:
+        """The ops that count, each by what it is summed by."""
+        found = self._found
+        spans = np.flatnonzero(self.is_counted)
+        place = found.attribution.place_of[spans]
+        work = optimizer_work(found.attribution, place, found.work_of.ops(spans)[0])
+        for span, at, of in zip(spans.tolist(), place.tolist(), work.tolist(), strict=True):
+            flops = self.flops_of(span)
+            yield FlopKey(found.attribution.places[at], of, flops.dtype), flops
+
+    def flops_of(self, span: int) -> OpFlops:
+        """FLOPs of an op that counts."""
+        flops = self._flops[span]
+        is_tf32 = flops.dtype == "float32" and self._as_tf32[span]
+        return flops._replace(dtype="tfloat32") if is_tf32 else flops
+
+    def _in_tf32(self) -> Bool:
+        """Ops whose float32 the device multiplies as tfloat32: their kernels say so, or torch was told to."""
+        found = self._found
+        charges, spans, names = found.charges, found.recording.spans, found.recording.names
+        told = np.zeros(len(self._parent), dtype=np.bool_)
+        if charges.basis != "device":
+            return told
+        by_name = np.array([_TF32_KERNEL.search(name) is not None for name in names], dtype=np.bool_)
+        launched = charges.cpu_span[by_name[spans.name[charges.span]] & (charges.cpu_span >= 0)]
+        op = nearest(self._parent, self.is_counted)[launched]
+        told[op[op >= 0]] = True
+        if found.fast_float32 and _has_tf32(found.recording):
+            told |= self._named([class_of_work(name) == "gemm" and "conv" not in name for name in names])
+        return told
+
+    def uncounted(self, steps: int) -> tuple[UncountedRow, ...]:
+        """Ops with work that nothing is known of, then kernels without an op that says what they do."""
+        found = self._found
+        recording, places = found.recording, found.attribution.places
+        calls: list[UnknownCall] = []
+        bare = list(self._bare_kernels()) if found.charges.basis == "device" else []
+        time_ns = self._times([i for i, _, _ in bare])
+        for span in np.flatnonzero(self._is_unknown).tolist():
+            name, place = recording.name_of(span), places[found.attribution.place_of[span]]
+            calls.append(
+                UnknownCall(name, class_of_work(name), place.phase, found.layer_name(place), int(time_ns[span]))
+            )
+        for i, name, kind in bare:
+            place = places[found.charges.place[i]]
+            taken = int(found.charges.time_ns[i])
+            calls.append(UnknownCall(name, kind, place.phase, found.layer_name(place), taken))
+        return unknown_rows(calls, steps)
+
+    def _times(self, told_apart: Sequence[int]) -> Int64:
+        """Per unknown op its device time but for the kernels told apart; on a CPU-only trace its own duration."""
+        found = self._found
+        spans, charges = found.recording.spans, found.charges
+        if charges.basis == "cpu":
+            return spans.duration_ns
+        time_ns = np.zeros(len(spans), dtype=np.int64)
+        launched = charges.cpu_span >= 0
+        launched[told_apart] = False
+        op = nearest(self._parent, self._is_unknown)[charges.cpu_span[launched]]
+        np.add.at(time_ns, op[op >= 0], charges.time_ns[launched][op >= 0])
+        return time_ns
+
+    def _bare_kernels(self) -> Iterable[tuple[int, str, str]]:
+        """(charge, name, class) of kernels that no op tells of: such as name work, and those that Triton made."""
+        found = self._found
+        recording, charges = found.recording, found.charges
+        names = recording.spans.name[charges.span]
+        told = {name: _class_of_kernel(recording.names[name]) for name in np.unique(names).tolist()}
+        launched = charges.cpu_span >= 0
+        covered = nearest(self._parent, self._named([has_work(name) for name in recording.names]))
+        naming_work = np.isin(names, [name for name, kind in told.items() if kind]) & launched
+        naming_work[launched] &= covered[charges.cpu_span[launched]] < 0
+        triton = np.isin(names, [name for name in told if _TRITON_KERNEL.fullmatch(recording.names[name])])
+        triton &= self._untold_kernels
+        triton[triton] &= self._innermost_op[charges.cpu_span[triton]] < 0
+        triton[triton] &= ~self._in_optimizer[charges.cpu_span[triton]]
+        for i in np.flatnonzero(naming_work | triton).tolist():
+            if self.ran[charges.cpu_span[i]]:
+                yield i, recording.names[names[i]], told[int(names[i])] or "other"
+
+
+def _has_tf32(recording: Recording) -> bool:
+    """Whether the device is new enough, where the trace tells."""
+    capability = busiest_device_properties(recording).compute_capability
+    return capability is None or capability >= FIRST_WITH_TF32
+
+
+def _class_of_kernel(name: str) -> str:
+    if classes.is_communication(name):
+        return ""
+    if classes.attention_backend_of_kernel(name):
+        return "attention"
+    return "gemm" if classes.class_of_kernel(name) == "gemm" and not name.startswith("triton_poi_") else ""
+
+
+class UnknownCall(NamedTuple):
+    """A call of an op (or kernel) of which something is not known; `layer`: None where that is not known either."""
+
+    op: str
+    class_name: str
+    phase: Phase
+    layer: str | None
+    time_ns: int
+
+
+def unknown_rows(calls: Iterable[UnknownCall], steps: int) -> tuple[UncountedRow, ...]:
+    """A row for each op, class and phase; the longest first; times are per step."""
+    groups: dict[tuple[str, str, Phase], list[UnknownCall]] = defaultdict(list)
+    for call in calls:
+        groups[call[:3]].append(call)
+    rows = [
+        UncountedRow(
+            op=op,
+            class_name=class_name,
+            phase=phase,
+            layers=tuple(dict.fromkeys(call.layer for call in group if call.layer is not None)),
+            count=len(group),
+            time_per_step_ns=sum(call.time_ns for call in group) // steps,
+        )
+        for (op, class_name, phase), group in groups.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.time_per_step_ns, row.op, row.phase)))
+
+
+# --- how many -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -237,8 +237,8 @@ def _nll_loss(x: Operands) -> Moved:
 
 
 def _loss(x: Operands, inputs: tuple[int, ...], reduction: int) -> int:
-    """Elements of the loss: one for each of the inputs' without a reduction; -1: that is the last input."""
-    return max(map(x.elements, inputs)) if x.number(reduction % x.count) == 0 else 1
+    """Elements of the loss: one for each of the inputs' without a reduction."""
+    return max(map(x.elements, inputs)) if x.number(reduction) == 0 else 1
 
 
 def _pooled(x: Operands, *, indices: bool) -> int:
@@ -450,7 +450,7 @@ _READ_AND_WRITTEN: tuple[tuple[str, tuple[int, ...], _Bytes], ...] = (
     ("_softmax_backward_data _log_softmax_backward_data", (0, 1), lambda x: x.elements(0) * x.type_size(3)),
     ("nll_loss_backward nll_loss2d_backward", (0, 2, 3, 6), lambda x: x.full(1)),
     ("mse_loss smooth_l1_loss huber_loss", (0, 1), lambda x: _loss(x, (0, 1), 2) * x.promoted((0, 1))),
-    ("binary_cross_entropy binary_cross_entropy_with_logits", _ALL, lambda x: _loss(x, (0,), -1) * x.size(0)),
+    ("binary_cross_entropy binary_cross_entropy_with_logits", _ALL, lambda x: _loss(x, (0,), x.count - 1) * x.size(0)),
     ("max_pool2d_with_indices max_pool3d_with_indices", (0,), lambda x: _pooled(x, indices=True)),
     ("max_pool2d_with_indices_backward max_pool3d_with_indices_backward", (0, 7), lambda x: x.full(1)),
     ("avg_pool2d avg_pool3d", (0,), lambda x: _pooled(x, indices=False)),
@@ -530,7 +530,7 @@ def _qualified(names: str) -> list[str]:
 
 _RULES: dict[str, _Rule] = {
     **{f"aten::{op}": _elementwise(op, gives, count) for gives, count, ops in _ELEMENTWISE for op in ops.split()},
-    **{f"aten::{op}_": _in_place(count) for _, count, ops in _ELEMENTWISE for op in ops.split()},
+    **{f"aten::{op}_": _in_place(n) for _, n, ops in _ELEMENTWISE for op in ops.split() if not op.endswith("__")},
     **{name: _moves(places, written) for names, places, written in _READ_AND_WRITTEN for name in _qualified(names)},
     **{name: rule for names, rule in _OTHERS.items() for name in _qualified(names)},
 }

@@ -136,9 +136,9 @@ class Operands:
 
     def type_size(self, place: int, *, sums: bool = False) -> int:
         """Bytes of one element of the `dtype` there, else of the first input; `sums` of whole numbers are int64."""
-        text = self.text(place)
+        text, size = self.text(place), self.size(0)
         if not text:
-            return 8 if sums and self.kind(0) < FLOATING else self.size(0)
+            return 8 if sums and self.kind(0) < FLOATING else size
         if not text.isdecimal() or int(text) not in _SIZE_OF_NUMBER:
             raise BytesUnknown(f"no type is known by {text!r}")
         return _SIZE_OF_NUMBER[int(text)]

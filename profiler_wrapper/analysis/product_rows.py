@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.flop_ops import FlopOps
+from profiler_wrapper.analysis.flops import FlopOps
 from profiler_wrapper.analysis.formulas import Product, products_of
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.analysis.view_model import ProductRow

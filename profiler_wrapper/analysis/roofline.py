@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.flop_ops import FlopOps
 from profiler_wrapper.analysis.flops import (
     FlopCount,
+    FlopOps,
     LayerPhase,
     calls_ratio,
     count_of_ops,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profiler_wrapper.analysis.attention_calls import attention_call_rows
-from profiler_wrapper.analysis.flop_ops import FlopOps
+from profiler_wrapper.analysis.flops import FlopOps
 from profiler_wrapper.analysis.formulas import dtype_of
 from profiler_wrapper.analysis.product_rows import product_rows
 from profiler_wrapper.analysis.view_model import AttentionCallRow, ProductRow

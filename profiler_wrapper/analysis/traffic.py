@@ -22,8 +22,7 @@ import numpy as np
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.charges import Charges
-from profiler_wrapper.analysis.flop_ops import FlopOps
-from profiler_wrapper.analysis.handed_ops import holding
+from profiler_wrapper.analysis.flops import FlopOps, UnknownCall, unknown_rows
 from profiler_wrapper.analysis.model import UncountedRow
 from profiler_wrapper.analysis.op_bytes import (
     INDEXING,
@@ -37,7 +36,7 @@ from profiler_wrapper.analysis.op_bytes import (
     only_calls,
 )
 from profiler_wrapper.analysis.operands import size_of_type
-from profiler_wrapper.analysis.unknown_ops import UnknownOps
+from profiler_wrapper.analysis.ran_ops import ancestors_of
 from profiler_wrapper.recording.nesting import nearest, nearest_above
 from profiler_wrapper.recording.recording import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.recording.shapes import OpShapes, Shapes
@@ -137,7 +136,7 @@ class Traffic:
 
     def _handing(self, chosen: Bool) -> Bool:
         """What lies around a handler that a chosen one lies in."""
-        return holding(self._parent, self._handlers & holding(self._parent, chosen))
+        return ancestors_of(self._parent, self._handlers & ancestors_of(self._parent, chosen))
 
     def _evaluate(self, rules: list[bool]) -> Bool:
         """Works out the bytes of all ops with a rule, each different call once; True for those that are told."""
@@ -237,13 +236,13 @@ class Traffic:
         in_node &= np.array([_NODE.fullmatch(name) is not None for name in names], dtype=np.bool_)[spans.name]
         calls = np.array([calls_known_ops(name) for name in names], dtype=np.bool_)[spans.name]
         result: Bool = np.array(plain, dtype=np.bool_)[spans.name] | self._is_mark | in_node
-        result |= calls & holding(self._parent, self._is_unit)
+        result |= calls & ancestors_of(self._parent, self._is_unit)
         if self._handlers.any():
             handing = self._handing(self._is_unit)
             result |= handing & self._named([has_rule(name) for name in names])
             view = np.zeros(len(spans), dtype=np.bool_)
             view[parent >= 0] = result[parent[parent >= 0]]
-            result |= self._handlers & (view | holding(parent, self._is_unit))
+            result |= self._handlers & (view | ancestors_of(parent, self._is_unit))
         return result
 
     def untold(self, steps: int) -> tuple[UncountedRow, ...]:
@@ -252,13 +251,13 @@ class Traffic:
         missing = np.flatnonzero(self.counts & ~self.told)
         op = nearest(self._parent, self._is_op & ~self._is_mark)[charges.cpu_span[missing]]
         name = spans.name[np.where(op >= 0, op, charges.span[missing])]
-        unknown = UnknownOps()
+        calls: list[UnknownCall] = []
         for one, text in zip(missing.tolist(), name.tolist(), strict=True):
             place = found.attribution.places[charges.place[one]]
             work = classes.CLASSES[int(charges.work[one])]
-            layer = found.layer_name(place)
-            unknown.add(self._recording.names[text], work, place.phase, layer, int(charges.time_ns[one]))
-        return unknown.rows(steps)
+            taken = int(charges.time_ns[one])
+            calls.append(UnknownCall(self._recording.names[text], work, place.phase, found.layer_name(place), taken))
+        return unknown_rows(calls, steps)
 
 
 # --- tensors in lists ---------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from profiler_wrapper.analysis.attributed import Attributed, attributed
-from profiler_wrapper.analysis.flop_ops import FlopOps
+from profiler_wrapper.analysis.flops import FlopOps
 from profiler_wrapper.analysis.op_bytes import has_rule
 from profiler_wrapper.analysis.traffic import Traffic
 from profiler_wrapper.analysis.utilization import StepWork, work_of_step

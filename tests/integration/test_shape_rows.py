@@ -18,7 +18,7 @@ import profiler_wrapper as pw
 from models import build, optimizer_of, train_step
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.analysis.attention_calls import ENTRY
-from profiler_wrapper.analysis.flop_ops import FlopOps
+from profiler_wrapper.analysis.flops import FlopOps
 from profiler_wrapper.analysis.model import Analysis, AttentionRow
 from profiler_wrapper.analysis.product_rows import product_rows
 from profiler_wrapper.analysis.shape_rows import shape_rows

@@ -9,7 +9,7 @@ import torch
 
 import models
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.flop_ops import FlopOps
+from profiler_wrapper.analysis.flops import FlopOps
 from profiler_wrapper.analysis.op_bytes import has_rule
 from profiler_wrapper.analysis.traffic import Traffic
 from profiler_wrapper.recording.reader import read_with_shapes

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.flop_ops import FlopOps
-from profiler_wrapper.analysis.flops import count_of_ops
+from profiler_wrapper.analysis.flops import FlopOps, count_of_ops
 from profiler_wrapper.analysis.traffic import Traffic
 from profiler_wrapper.analysis.utilization import StepWork, work_of_count
 from recordings import Trace

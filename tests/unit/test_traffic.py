@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.flop_ops import FlopOps
+from profiler_wrapper.analysis.flops import FlopOps
 from profiler_wrapper.analysis.traffic import Traffic
 from profiler_wrapper.recording.recording import Category
 from profiler_wrapper.recording.shapes import OpShapes, Shapes
