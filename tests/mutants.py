@@ -55,9 +55,8 @@ ROOMS = {
         " memory_text",
     ),
     "work": Room(
-        "analysis/flop*.py analysis/attention_*.py analysis/op_sizes.py analysis/bytes*.py analysis/op_bytes.py"
-        " analysis/list_element_sizes.py analysis/handed_ops.py analysis/stopped_ops.py analysis/unknown_ops.py"
-        " analysis/traffic.py analysis/roofline.py analysis/utilization.py analysis/sums.py",
+        "analysis/flops.py analysis/ran_ops.py analysis/formulas.py analysis/attention_*.py analysis/operands.py"
+        " analysis/op_bytes.py analysis/traffic.py analysis/roofline.py analysis/utilization.py analysis/sums.py",
         "flop_formulas op_bytes traffic flop_counts handed_ops roofline utilization attention_backends product_sizes",
     ),
     "capture": Room(
