@@ -34,4 +34,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "ops = np.flatnonzero((spans.category == Category.CPU_OP) & (spans.external_id >= 0))",
         "0 -> 1",
     ): _NO_ZERO,
+    (
+        "_places_over_time.close_until",
+        "while stack and stack[-1][0] <= limit:",
+        "<= -> <",
+    ): "what ends where another begins is closed with that one, and the last place of an instant counts",
 }

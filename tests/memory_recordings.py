@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from profiler_wrapper.analysis.analyse import analyse
+from profiler_wrapper.analysis.attributed import attributed
+from profiler_wrapper.analysis.layer_memory import device_memory
 from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryUse
+from profiler_wrapper.analysis.memory_use import memory_use
+from profiler_wrapper.recording.owned import read_holdings
 from profiler_wrapper.recording.recording import Recording
 from recordings import Trace
 
@@ -25,6 +29,21 @@ def use_of(trace: Trace, *moments: Moment, device: str = "cpu", **run: Any) -> M
     use = analyse(recording, run={"held": held(*moments, device=device), **run}).memory_use
     assert use is not None
     assert_adds_up(use)
+    return use
+
+
+def use_in_any_order(trace: Trace, *moments: Moment) -> MemoryUse:
+    """As `use_of`; it is the same in whatever order a file has the ops."""
+    use = use_of(trace, *moments)
+    run = {"held": held(*moments)}
+    for other in trace.rotations(most=10):
+        recording = other.recording(metadata={"baseTimeNanoseconds": BASE_NS})
+        memory = device_memory(recording, read_holdings(run["held"]))
+        assert memory is not None
+        rotated = memory_use(attributed(recording, run=run), memory)
+        assert rotated.timeline.bytes_by_category.tolist() == use.timeline.bytes_by_category.tolist()
+        assert set(rotated.peak_owners) == set(use.peak_owners)
+        assert set(rotated.changes) == set(use.changes)
     return use
 
 

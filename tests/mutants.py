@@ -320,7 +320,7 @@ def check_room(name: str, copy: Path, *, seed: int, count: int, files: str | Non
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     sys.dont_write_bytecode = True
     counts = dict.fromkeys(("killed", "survived", "timed out", "equivalent"), 0)
-    for mutant in draw(paths, seed=seed, count=count):
+    for number, mutant in enumerate(draw(paths, seed=seed, count=count), start=1):
         if mutant.key in EQUIVALENT:
             counts["equivalent"] += 1
             continue
@@ -329,7 +329,7 @@ def check_room(name: str, copy: Path, *, seed: int, count: int, files: str | Non
         result = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)
         counts[result] += 1
         if result != "killed":
-            print(f"  {result}: {_difference(mutant)}", flush=True)
+            print(f"  {number}. {result}: {_difference(mutant)}", flush=True)
     judged = sum(counts.values()) - counts["equivalent"]
     share = 100 * counts["survived"] / judged if judged else 0
     return f"{name:<12}" + "".join(f"{counts[column]:>11}" for column in counts) + f"{share:>14.0f} %"

@@ -197,9 +197,9 @@ class Trace:
         )
         return self
 
-    def rotations(self) -> Iterator[Trace]:
+    def rotations(self, *, most: int = 30) -> Iterator[Trace]:
         """The same events, another one first each time: a file has them in no particular order."""
-        for first in range(1, len(self._spans), 1 + len(self._spans) // 30):
+        for first in range(1, len(self._spans), 1 + len(self._spans) // most):
             other = copy(self)
             other._spans = self._spans[first:] + self._spans[:first]
             yield other

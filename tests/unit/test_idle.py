@@ -47,6 +47,11 @@ def test_a_gap_belongs_to_the_thread_that_ended_it() -> None:
     assert idle_of(trace.kernel("y", 200, 220, launched=160, thread=AUTOGRAD)) == {("a", "backward"): 100}
 
 
+def test_a_gap_that_a_kernel_without_a_launch_ends_belongs_to_no_thread() -> None:
+    trace = Trace().mark("a", 0, 300).kernel("x", 50, 100, launched=10).kernel("lost", 150, 200)
+    assert idle_of(trace.kernel("y", 230, 240, launched=210)) == {("a", "forward"): 30}
+
+
 def test_devices_are_idle_each_for_itself() -> None:
     trace = Trace().mark("a", 0, 300)
     for device in (0, 1):

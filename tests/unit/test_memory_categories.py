@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memory_recordings import category_at, use_of
+from memory_recordings import category_at
+from memory_recordings import use_in_any_order as use_of
 from recordings import AUTOGRAD, NODE, Trace
 
 OPTIMIZER = "Optimizer.step#AdamW.step"

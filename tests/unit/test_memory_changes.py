@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memory_recordings import use_of
+import memory_recordings
+from memory_recordings import use_in_any_order as use_of
 from profiler_wrapper.analysis import memory_changes
 from profiler_wrapper.analysis.memory_model import Change, Leak, MemoryUse
 from profiler_wrapper.recording.recording import Int64
@@ -166,7 +167,7 @@ def test_only_the_largest_of_many_leaks_are_weighed(monkeypatch: pytest.MonkeyPa
             begin = t + 10 * i
             trace.op(f"aten::op{i}", begin, begin + 9)
             trace.memory(begin + 5, 2048 * (i + 1), address=(step * 20 + i + 1) << 20)
-    use = use_of(trace)
+    use = memory_recordings.use_of(trace)
     assert len(use.leaks) == 20
     assert weighed == [2048 * i for i in (20, 19, 18, 17, 16)]
 
