@@ -1,4 +1,14 @@
-"""The most a device can do: FLOP/s by type and bytes a second, and where that is known from."""
+"""The most a device can do: FLOP/s by type and bytes a second, as its maker says, as measured, or as given.
+
+The table has dense figures (no sparsity).
+
+- Names are exactly those that the driver gives, which `torch.cuda.get_device_name()` and a trace repeat. Devices that
+  differ but share a name, and parts of a device (MIG, a virtual function), are not in the table.
+- float32 is real float32, on CUDA cores at NVIDIA; on AMD's CDNA its matrix cores do it too. tfloat32 stands apart.
+- float64 is of tensor or matrix cores where the device has them for it: matmuls run there.
+- float16 and float8 accumulate in float32, as torch's matmuls do. On GeForce that is half of the figure for float16.
+- A figure that the maker does not give, or on which its present pages disagree (B300 in float4), is left out.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +17,10 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from numbers import Real
 
-from profiler_wrapper.analysis.peak_table import SHARED_NAMES, TABLE
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.recording.measured_peaks import MeasuredPeaks, read_measured_peaks
 
@@ -79,16 +88,19 @@ def type_of(dtype: str) -> str | None:
 
 @cache
 def _by_name() -> Mapping[str, Peaks]:
-    return {
-        name: Peaks(
-            device=name,
-            flops_per_s={kind: float(round(tflops * 1e12)) for kind, tflops in entry.tflops.items()},
-            bandwidth_bytes_per_s=entry.gb_per_s * 1e9,
-            source=entry.source,
+    table: dict[str, Peaks] = {}
+    for figures, source, *names in _TABLE:
+        gb_per_s, *tflops = figures.split()
+        peaks = Peaks(
+            device="",
+            flops_per_s={
+                kind: float(round(float(t) * 1e12)) for kind, t in zip(_COLUMNS, tflops, strict=True) if t != "-"
+            },
+            bandwidth_bytes_per_s=float(gb_per_s) * 1e9,
+            source=source,
         )
-        for entry in TABLE
-        for name in entry.names
-    }
+        table |= {name: replace(peaks, device=name) for name in names}
+    return table
 
 
 def known_peaks() -> tuple[Peaks, ...]:
@@ -277,3 +289,126 @@ def _of_file(path: str | os.PathLike[str]) -> Peaks:
     if unknown := sorted(set(measured.flops) - set(TYPES)):
         raise WrongUse(f"{os.fspath(path)} has the type {unknown[0]!r}, which is none of {', '.join(TYPES)}.")
     return peaks_of_measurement(measured)
+
+
+# --- what the makers say ------------------------------------------------------------------------
+
+_V100 = "NVIDIA V100 datasheet, January 2020 (nvidia.com/en-us/data-center/v100)"
+_A100 = "NVIDIA A100 datasheet (nvidia.com/en-us/data-center/a100)"
+_AMPERE_RTX = "NVIDIA Ampere GA102 GPU architecture whitepaper v2.1, with FP32 accumulate"
+_ADA_RTX = "NVIDIA Ada GPU architecture whitepaper v2.1, with FP32 accumulate"
+_BLACKWELL_RTX = "NVIDIA RTX Blackwell GPU architecture whitepaper v1.1, with FP32 accumulate"
+_BLACKWELL_PRO = "NVIDIA RTX PRO Blackwell GPU architecture whitepaper v1.0, with FP32 accumulate"
+_HOPPER = "NVIDIA H100 Tensor Core GPU architecture whitepaper v1.04, table 2"
+_GH200 = "NVIDIA GH200 Grace Hopper Superchip datasheet (resources.nvidia.com), half of the sparse figures"
+_CDNA2 = "AMD Instinct MI200 series datasheet (amd.com), one GCD: torch sees each half of the package as a device"
+_CDNA3 = "AMD CDNA 3 architecture whitepaper and data sheet (amd.com/en/products/accelerators/instinct/mi300)"
+_CDNA4 = "AMD CDNA 4 architecture whitepaper and data sheet (amd.com/en/products/accelerators/instinct/mi350)"
+
+_COLUMNS = ("float64", "float32", "tfloat32", "float16", "bfloat16", "float8", "int8", "int4", "float4")
+# fmt: off
+_TABLE: tuple[tuple[str, ...], ...] = (
+    #    GB/s  fp64  fp32   tf32   fp16     bf16    fp8   int8   int4     fp4   source, names
+    # NVIDIA, data centre
+    ("   900   7.8  15.7      -    125        -      -      -      -       -",
+     _V100, "Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"),
+    ("   900     7    14      -    112        -      -      -      -       -",
+     _V100, "Tesla V100-PCIE-16GB", "Tesla V100-PCIE-32GB"),
+    ("  1134   8.2  16.4      -    130        -      -      -      -       -", _V100, "Tesla V100S-PCIE-32GB"),
+    ("   320     -   8.1      -     65        -      -    130    260       -",
+     "NVIDIA T4 datasheet and product brief PB-09256 (nvidia.com/en-us/data-center/tesla-t4)", "Tesla T4"),
+    ("  1555  19.5  19.5    156    312      312      -    624   1248       -",
+     _A100, "NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB"),
+    ("  2039  19.5  19.5    156    312      312      -    624   1248       -",
+     _A100, "NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
+    ("  1935  19.5  19.5    156    312      312      -    624   1248       -", _A100, "NVIDIA A100 80GB PCIe"),
+    ("  2039  19.5  19.5    156    312      312      -    624   1248       -",
+     "NVIDIA A800 datasheet: the A100's, but for NVLink", "NVIDIA A800-SXM4-80GB"),
+    ("  1935  19.5  19.5    156    312      312      -    624   1248       -",
+     "NVIDIA A800 datasheet: the A100's, but for NVLink", "NVIDIA A800 80GB PCIe"),
+    ("   933  10.3  10.3     82    165      165      -    330    661       -",
+     "NVIDIA A30 datasheet (nvidia.com/en-us/data-center/products/a30-gpu)", "NVIDIA A30"),
+    ("   696     -  37.4   74.8  149.7    149.7      -  299.3  598.7       -",
+     "NVIDIA A40 datasheet (nvidia.com/en-us/data-center/a40)", "NVIDIA A40"),
+    ("   600     -  31.2   62.5    125      125      -    250    500       -",
+     "NVIDIA A10 datasheet (nvidia.com/en-us/data-center/products/a10-gpu)", "NVIDIA A10"),
+    ("   600     -    35     35     70       70      -    140    280       -",
+     "NVIDIA A10G datasheet for AWS, February 2022 (d1.awsstatic.com/product-marketing/ec2)", "NVIDIA A10G"),
+    ("   300     -  30.3     60    121      121  242.5  242.5      -       -",
+     "NVIDIA L4 datasheet (nvidia.com/en-us/data-center/l4), half of the sparse figures", "NVIDIA L4"),
+    ("   864     -  90.5   90.5 181.05   181.05    362    362    724       -",
+     "NVIDIA L40 datasheet (nvidia.com/en-us/data-center/l40)", "NVIDIA L40"),
+    ("   864     -  91.6    183 362.05   362.05    733    733    733       -",
+     "NVIDIA L40S datasheet (nvidia.com/en-us/data-center/l40s)", "NVIDIA L40S"),
+    ("  3350  66.9  66.9  494.7  989.4    989.4 1978.9 1978.9      -       -",
+     f"{_HOPPER}; bandwidth: NVIDIA H100 datasheet", "NVIDIA H100 80GB HBM3"),
+    ("  2039  51.2  51.2    378    756      756   1513   1513      -       -",
+     f"{_HOPPER}; bandwidth: NVIDIA H100 PCIe product brief PB-11133", "NVIDIA H100 PCIe"),
+    ("  3900    60    60  417.5  835.5    835.5 1670.5 1670.5      -       -",
+     "NVIDIA H100 datasheet (nvidia.com/en-us/data-center/h100), one GPU, half of the sparse figures",
+     "NVIDIA H100 NVL"),
+    ("  3350     -  66.9  494.7  989.4    989.4 1978.9 1978.9      -       -",
+     "NVIDIA H800 datasheet: the H100 SXM's, but for float64 and NVLink", "NVIDIA H800"),
+    ("  4000     -    44     74    148      148    296    296      -       -",
+     "NVIDIA publishes no document on the H20; as third parties report", "NVIDIA H20"),
+    ("  4800  66.9  66.9  494.7  989.4    989.4 1978.9 1978.9      -       -",
+     f"NVIDIA H200 datasheet (the H100 SXM's compute); {_HOPPER}", "NVIDIA H200"),
+    ("  4800    60    60  417.5  835.5    835.5 1670.5 1670.5      -       -",
+     "NVIDIA H200 datasheet (nvidia.com/en-us/data-center/h200), half of the sparse figures", "NVIDIA H200 NVL"),
+    ("  4000  66.9  66.9  494.7  989.4    989.4 1978.9 1978.9      -       -",
+     _GH200, "NVIDIA GH200 480GB", "NVIDIA GH200 120GB"),
+    ("  4900  66.9  66.9  494.7  989.4    989.4 1978.9 1978.9      -       -", _GH200, "NVIDIA GH200 144G HBM3e"),
+    ("  8000    37    75   1125   2250     2250   4500   4500      -    9000",
+     "NVIDIA HGX B200 (nvidia.com/en-us/data-center/hgx), DGX B200 datasheet: an eighth, half of the sparse",
+     "NVIDIA B200"),
+    ("  8000    40    80   1250   2500     2500   5000   5000      -   10000",
+     "NVIDIA GB200 NVL72 (nvidia.com/en-us/data-center/gb200-nvl72), one GPU, half of the sparse figures",
+     "NVIDIA GB200"),
+    ("  8000  1.25    75   1125   2250     2250   4500      -      -       -",
+     "NVIDIA HGX B300 (nvidia.com/en-us/data-center/hgx): an eighth, half of the sparse figures",
+     "NVIDIA B300 SXM6 AC"),
+    ("  8000   1.3    80   1250   2500     2500   5000      -      -   15000",
+     "NVIDIA GB300 NVL72 (nvidia.com/en-us/data-center/gb300-nvl72), one GPU, half of the sparse figures",
+     "NVIDIA GB300"),
+    # NVIDIA, workstations
+    ("   768     -  38.7   77.4  154.8    154.8      -  309.7  619.3       -",
+     _AMPERE_RTX, "NVIDIA RTX A6000", "RTX A6000"),
+    ("   960     -  91.1  182.1  364.2    364.2  728.5  728.5   1457       -",
+     _ADA_RTX, "NVIDIA RTX 6000 Ada Generation"),
+    ("  1792     -   126  251.9  503.8    503.8 1007.6 1007.6      -  2015.2",
+     _BLACKWELL_PRO, "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"),
+    ("  1792     - 109.7  219.4  438.9    438.9  877.7  877.7      -  1755.7",
+     _BLACKWELL_PRO, "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"),
+    # NVIDIA GeForce: with float32 accumulate, half of what float16 accumulate gives
+    ("   760     -  29.8   29.8   59.5     59.5      -    238    476       -",
+     _AMPERE_RTX, "NVIDIA GeForce RTX 3080", "GeForce RTX 3080"),
+    ("   936     -  35.6   35.6     71       71      -    284    568       -",
+     _AMPERE_RTX, "NVIDIA GeForce RTX 3090", "GeForce RTX 3090"),
+    ("  1008     -    40     40     80       80      -    320    640       -",
+     _AMPERE_RTX, "NVIDIA GeForce RTX 3090 Ti"),
+    (" 716.8     -  48.7   48.7   97.5     97.5  194.9  389.9  779.8       -", _ADA_RTX, "NVIDIA GeForce RTX 4080"),
+    ("  1008     -  82.6   82.6  165.2    165.2  330.3  660.6 1321.2       -", _ADA_RTX, "NVIDIA GeForce RTX 4090"),
+    ("   960     -  56.3   56.3  112.6    112.6  225.1  450.2      -   900.4",
+     _BLACKWELL_RTX, "NVIDIA GeForce RTX 5080"),
+    ("  1792     - 104.8  104.8  209.5    209.5    419    838      -    1676",
+     _BLACKWELL_RTX, "NVIDIA GeForce RTX 5090"),
+    # AMD
+    ("1228.8  11.5  46.1      -  184.6     92.3      -  184.6      -       -",
+     "AMD Instinct MI100 datasheet (amd.com/en/products/accelerators/instinct/mi100.html)", "AMD Instinct MI100"),
+    ("1638.4  45.3  45.3      -    181      181      -    181      -       -",
+     "AMD Instinct MI210 datasheet (amd.com/en/products/accelerators/instinct/mi200/mi210.html)",
+     "AMD Instinct MI210"),
+    ("1638.4 47.85 47.85      -  191.5    191.5      -  191.5      -       -", _CDNA2, "AMD Instinct MI250X"),
+    ("  5300 122.6 122.6  490.3  980.6    980.6 1961.2 1961.2      -       -", _CDNA3, "AMD Instinct MI300A"),
+    ("  5300 163.4 163.4  653.7 1307.4   1307.4 2614.9 2614.9      -       -", _CDNA3, "AMD Instinct MI300X"),
+    ("  6000 163.4 163.4  653.7 1307.4   1307.4 2614.9 2614.9      -       -", _CDNA3, "AMD Instinct MI325X"),
+    ("  8000  72.1 144.2      - 2306.9   2306.9 4613.7 4613.7      -  9227.5", _CDNA4, "AMD Instinct MI350X"),
+    ("  8000  78.6 157.3      - 2516.6   2516.6 5033.2 5033.2      - 10066.3", _CDNA4, "AMD Instinct MI355X"),
+)
+# fmt: on
+
+# Names that do not tell which device it is: what the maker says of each, so that a user can choose.
+SHARED_NAMES: Mapping[str, str] = {
+    "AMD Instinct MI250X / MI250": "an MI250X (191.5 bfloat16 TFLOP/s on one GCD) or an MI250 (181.0)",
+    "AMD Instinct MI250X/MI250": "an MI250X (191.5 bfloat16 TFLOP/s on one GCD) or an MI250 (181.0)",
+}
