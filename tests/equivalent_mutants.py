@@ -39,4 +39,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "while stack and stack[-1][0] <= limit:",
         "<= -> <",
     ): "what ends where another begins is closed with that one, and the last place of an instant counts",
+    (
+        "unseen_until_ns",
+        "found = max(found or 0, int(start_ns[first]))",
+        "0 -> -1",
+    ): "a kernel begins after its launch, which begins after 0",
 }

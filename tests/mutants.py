@@ -305,13 +305,13 @@ def _difference(mutant: Mutant) -> str:
     return f"{mutant.path.name}:{mutant.lineno} {function} [{change}]\n    - {line}\n    + {after}"
 
 
-def check_room(name: str, copy: Path, *, seed: int, count: int, files: str | None) -> str:
+def check_room(name: str, copy: Path, *, seed: int, count: int, files: str | None, tests: str | None) -> str:
     """Runs a room's mutants; its row of the table."""
     room = ROOMS[name]
     package = copy / "profiler_wrapper"
     paths = sorted({path for pattern in (files or room.files).split() for path in package.glob(pattern)})
-    tests = [copy / "tests" / "unit" / f"test_{test}.py" for test in room.tests.split()]
-    there = [str(test) for test in tests if test.exists()]
+    named = [copy / "tests" / "unit" / f"test_{test}.py" for test in (tests or room.tests).split()]
+    there = [str(test) for test in named if test.exists()]
     log = copy.parent / f"{name}.log"
     outcome, seconds = run_tests(copy, there, limit_s=600, log=log)
     if outcome != "passed":
@@ -340,7 +340,8 @@ def main() -> None:
     parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"of {', '.join(ROOMS)}; all unless given")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=40, help="mutants of each room")
-    parser.add_argument("--files", help="only of these files (a pattern below profiler_wrapper/)")
+    parser.add_argument("--files", help="in place of the room's: patterns below profiler_wrapper/")
+    parser.add_argument("--tests", help="in place of the room's: names of tests, as in the table of rooms")
     asked = parser.parse_args()
     unknown = set(asked.rooms) - set(ROOMS)
     if unknown:
@@ -353,7 +354,9 @@ def main() -> None:
         shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns("__pycache__", ".*"))
         compileall.compile_dir(copy / "profiler_wrapper", quiet=1)
         for name in asked.rooms or ROOMS:
-            rows.append(check_room(name, copy, seed=asked.seed, count=asked.count, files=asked.files))
+            rows.append(
+                check_room(name, copy, seed=asked.seed, count=asked.count, files=asked.files, tests=asked.tests)
+            )
     print(f"\n{'room':<12}{'killed':>11}{'survived':>11}{'timed out':>11}{'equivalent':>11}   survived of them")
     print("\n".join(rows))
 

@@ -298,6 +298,11 @@ def test_own_time_of_ops_on_a_cpu() -> None:
     assert all(row.idle_ns is None and row.exposed_communication_ns is None for row in result.layers)
 
 
+def test_an_op_that_only_calls_another_is_not_counted() -> None:
+    result = analyse(Trace().op("aten::linear", 0, 10).op("aten::addmm", 0, 10).recording())
+    assert [(row.reason, row.time_ns, row.count) for row in result.unattributed] == [(NO_LAYERS, 10, 1)]
+
+
 def test_a_layer_recomputed_inside_a_node_takes_the_nodes_time() -> None:
     # The node [200, 400] is an op; the mark [220, 300] inside it has an op [240, 250].
     trace = Trace().mark("fc", 0, 100).op("aten::mm", 10, 60, sequence=1, forward_thread=0)
