@@ -14,8 +14,8 @@ from torch import nn
 
 from monitoring import Device
 from profiler_wrapper.live import layer_spans, layer_timer
+from profiler_wrapper.live.device_events import StepClock
 from profiler_wrapper.live.layer_timer import LayerTimer
-from profiler_wrapper.live.step_clock import StepClock
 
 
 class Time:

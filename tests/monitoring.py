@@ -12,10 +12,10 @@ import torch
 
 from profiler_wrapper.live import monitor as monitor_module
 from profiler_wrapper.live import watch as watch_module
+from profiler_wrapper.live.device_events import StepClock
 from profiler_wrapper.live.monitor import TrainingMonitor
 from profiler_wrapper.live.records import StepRecord
 from profiler_wrapper.live.sinks import Sink
-from profiler_wrapper.live.step_clock import StepClock
 
 
 class Kept(Sink):

@@ -20,8 +20,8 @@ from profiler_wrapper.capture.phases import in_backward
 from profiler_wrapper.capture.signals import OptimizerSteps
 from profiler_wrapper.capture.wrappers import all_modules
 from profiler_wrapper.live import engine_calls
+from profiler_wrapper.live.device_events import Mark, seconds_between
 from profiler_wrapper.live.records import PARTS
-from profiler_wrapper.live.step_clock import Mark, seconds_between
 from profiler_wrapper.notices import Notices
 
 MOST_BOUNDARIES = 20_000  # of a step

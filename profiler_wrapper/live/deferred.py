@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from profiler_wrapper.live.accelerator import Accelerator
+from profiler_wrapper.live.device_events import Accelerator
 from profiler_wrapper.notices import Notices
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
+from time import perf_counter_ns
 from typing import Any
 
 import msgspec
 
-from profiler_wrapper.live.span_log import SpanLog
-from profiler_wrapper.live.span_nodes import TEXT_END, one_line
-from profiler_wrapper.live.step_rows import More, SeenStep, device_time_ns, moment_of, rows_of
-
-_MILLION = 1_000_000
+from profiler_wrapper.live.log import SpanLog, text_line, text_name
+from profiler_wrapper.live.step_rows import More, SeenStep, device_time_ns, rows_of
 
 
 class LayerRows:
@@ -27,7 +25,9 @@ class LayerRows:
             OSError: the files cannot be made.
         """
         log = self._log
-        log.era(step.found.spans[0].begin[0] if step.found.spans else moment_of(step.begin)[0])
+        now = perf_counter_ns()
+        if now >= log.look_at:
+            log.look(now)
         text_head, offset_ns = log.heads[0], log.offset_ns
         line_head = b'%b"step":%d,' % (log.heads[1], step.number)
         texts: list[bytes] = []
@@ -40,21 +40,7 @@ class LayerRows:
             start_ns, lasted = begin + offset_ns, end - begin
             label, fixed = _fixed(kind, name, layer, depth, parent)
             told = b"" if more is None else _more(more)
-            start, stop, lasted_us = start_ns // 1000, (start_ns + lasted) // 1000, lasted // 1000
-            texts += (
-                b"%b%b, start=%d.%06d, end=%d.%06d, cpu_dur=%d.%06ds, cuda_dur="
-                % (
-                    text_head,
-                    label,
-                    start // _MILLION,
-                    start % _MILLION,
-                    stop // _MILLION,
-                    stop % _MILLION,
-                    lasted_us // _MILLION,
-                    lasted_us % _MILLION,
-                ),
-                TEXT_END if device_ns is None else b"%.3fms\n" % (device_ns / 1e6),
-            )
+            texts.append(text_line(text_head, label, start_ns, start_ns + lasted, device_ns))
             lines += (
                 b'%b%b"start_ns":%d,"duration_ns":%d,"thread":%d,%b"device_ns":'
                 % (line_head, fixed, start_ns, lasted, thread, told),
@@ -70,7 +56,7 @@ def _fixed(kind: str, name: str, layer: str | None, depth: int, parent: str | No
     if layer is not None:
         fields["layer"] = layer
     fields |= {"depth": depth, "parent": parent}
-    return one_line(name), msgspec.json.encode(fields)[1:-1] + b","
+    return text_name(name), msgspec.json.encode(fields)[1:-1] + b","
 
 
 def _more(more: More) -> bytes:

@@ -31,11 +31,11 @@ from profiler_wrapper.live.backward_runs import (
     Pass,
 )
 from profiler_wrapper.live.breakdown import Breakdown
-from profiler_wrapper.live.event_pool import EventPool
+from profiler_wrapper.live.device_events import EventPool
 from profiler_wrapper.live.graph_tensors import Known, hook_first, is_among, only_accumulates, tensors_in_graph
 from profiler_wrapper.live.layer_calls import Call, Forks, Here, StepSpans
 from profiler_wrapper.live.layer_units import Units
-from profiler_wrapper.live.process_role import has_process_group
+from profiler_wrapper.live.log import has_process_group
 from profiler_wrapper.live.reducing import reduced_in
 from profiler_wrapper.live.step_waits import StepWaits
 from profiler_wrapper.notices import Notices

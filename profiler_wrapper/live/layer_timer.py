@@ -14,10 +14,9 @@ from profiler_wrapper.capture.optimizers import find_optimizers
 from profiler_wrapper.capture.pipeline import find_stages
 from profiler_wrapper.capture.switch import is_off
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.live.accelerator import find_accelerator
+from profiler_wrapper.live.device_events import Mark, StepClock, find_accelerator
 from profiler_wrapper.live.layer_watch import LayerWatch
-from profiler_wrapper.live.span_place import checked_place
-from profiler_wrapper.live.step_clock import Mark, StepClock
+from profiler_wrapper.live.log import checked_place
 from profiler_wrapper.notices import Notices
 
 

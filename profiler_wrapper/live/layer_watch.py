@@ -13,15 +13,12 @@ from torch import nn
 
 from profiler_wrapper.capture.pipeline import find_stages
 from profiler_wrapper.capture.runinfo import run_info
-from profiler_wrapper.live.accelerator import Accelerator
 from profiler_wrapper.live.breakdown import Boundaries, Breakdown
-from profiler_wrapper.live.event_pool import EventPool
+from profiler_wrapper.live.device_events import Accelerator, EventPool, Mark
 from profiler_wrapper.live.layer_calls import StepSpans
 from profiler_wrapper.live.layer_rows import LayerRows
 from profiler_wrapper.live.layer_spans import LayerSpans
-from profiler_wrapper.live.span_log import span_log
-from profiler_wrapper.live.span_place import SpanPlace
-from profiler_wrapper.live.step_clock import Mark
+from profiler_wrapper.live.log import SpanPlace, span_log
 from profiler_wrapper.live.step_rows import SeenStep
 from profiler_wrapper.notices import Notices
 
@@ -51,7 +48,7 @@ class LayerWatch:
         on_failure: Callable[[str, Exception], None],
         optimizers: Sequence[Any] = (),
     ) -> None:
-        events = None if accelerator is None else EventPool(accelerator, lambda unread, device_ns: None, notices)
+        events = None if accelerator is None else EventPool(accelerator, notices)
         self._layers = LayerSpans(model, events, on_failure, notices)
         stages = find_stages(model)
         self._stages = max(1, len(stages))
@@ -109,7 +106,7 @@ class LayerWatch:
         self._layers.stop()
         self.parts.stop()
         self.pass_on(everything=True)
-        if self._log.text is not None:
+        if self._log.owner is not None:
             self._log.flush()
         self._log.users -= 1
         if self._log.users <= 0:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 
-from profiler_wrapper.live.accelerator import Accelerator
+from profiler_wrapper.live.device_events import Accelerator
 
 ON_DEVICE = "allocated on the accelerator, as torch's allocator counts"
 IN_PROCESS = "resident memory of the process"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from profiler_wrapper.capture.switch import is_off
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.live.accelerator import find_accelerator
+from profiler_wrapper.live.device_events import find_accelerator
 from profiler_wrapper.live.harmless import harmless, weakly
 from profiler_wrapper.live.job import Told
 from profiler_wrapper.live.monitor_config import MonitorConfig

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from profiler_wrapper.live.breakdown import Boundaries, parts_of
 from profiler_wrapper.live.deferred import Number, value_of
+from profiler_wrapper.live.device_events import Mark, seconds_between
 from profiler_wrapper.live.records import Convention, StepRecord
-from profiler_wrapper.live.step_clock import Mark, seconds_between
 from profiler_wrapper.live.step_work import Work
 from profiler_wrapper.notices import Notices
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from profiler_wrapper.live.backward_runs import Moment
 from profiler_wrapper.live.breakdown import Boundaries
+from profiler_wrapper.live.device_events import Mark
 from profiler_wrapper.live.layer_calls import StepSpans
-from profiler_wrapper.live.step_clock import Mark
 from profiler_wrapper.live.step_waits import Wait
 
 _PARENTS: dict[str, str | None] = {"forward": "forward", "backward": "backward", "recompute": "backward"}

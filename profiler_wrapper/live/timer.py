@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, TypedDict
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from torch.compiler import is_dynamo_compiling
 
 from profiler_wrapper.capture.switch import is_off
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.live.open_spans import Frame
-from profiler_wrapper.live.span_place import checked_place
-from profiler_wrapper.live.span_recorder import SpanRecorder
-from profiler_wrapper.live.timed_calls import Function, TimedBlock
+from profiler_wrapper.live.log import checked_place
+from profiler_wrapper.live.spans import OpenSpan, SpanRecorder
 from profiler_wrapper.notices import Notices
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_place = checked_place  # as live/layer_timer.py calls it
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _timers: weakref.WeakSet[Timer] = weakref.WeakSet()
 
@@ -55,7 +55,7 @@ class Timer:
 
     Each span is a line of `<run>/timers/timer_rank<k>.log` and one of `timer_rank<k>.jsonl` as soon as it ends, so a
     process that is killed loses its last one at most; on an accelerator the line of text comes when the device's time
-    is known. Until `dump` or the end of the process the files may end in spaces. The rank is that which is told, else
+    is known. The rank is that which is told, else
     the device mesh's, the process group's, torchrun's, SLURM's; files that were begun before it was known are moved
     to where they belong. A process that a rank forked or spawned without giving it a rank, as to load data, writes
     `worker<pid>_of_rank<k>` beside them. Timers of one process with the same arguments share their files.
@@ -116,12 +116,11 @@ class Timer:
         self._recorder = SpanRecorder(
             checked_place(**told), self._notices, device=device, watch_garbage=gc and not self._off
         )
-        self._write = self._recorder.log.write
         self._finish = weakref.finalize(self, _finish, self._recorder, self._notices)
 
     # --- spans ---
 
-    def start(self, name: Any, closes: bool = False, /, **about: Unpack[About]) -> Frame | None:
+    def start(self, name: Any, closes: bool = False, /, **about: Unpack[About]) -> OpenSpan | None:
         """A span begins within the last one that this thread has begun and not ended.
 
         Args:
@@ -134,20 +133,8 @@ class Timer:
         if self._off or is_dynamo_compiling():
             return None
         try:
-            recorder = self._recorder
-            stack = recorder.here.stack or recorder.new_stack()
-            node = None if about else stack[-1][0].children.get(name)
-            if node is None:
-                node = recorder.node(stack, name, about)
-            events = recorder.events
-            event = None if events is None else events.record()
-            frame = (node, perf_counter_ns(), event, closes)
-            stack.append(frame)
-            return frame
+            return self._recorder.start(name if type(name) is str else str(name), closes, about)
         except Exception as error:
-            if isinstance(error, TypeError) and not isinstance(name, str):  # it cannot be looked up
-                with suppress(Exception):
-                    return self.start(str(name), closes, **about)
             self._failed("start()", error)
             return None
 
@@ -158,28 +145,13 @@ class Timer:
         """
         if self._off or is_dynamo_compiling():
             return
-        end = perf_counter_ns()
+        end_ns = perf_counter_ns()
         try:
-            recorder = self._recorder
-            stack = recorder.here.stack or recorder.new_stack()
-            frame = stack.pop()
-            node, start, event, _ = frame
-            if (frame is not span and node.name != span) or not stack:
-                stack.append(frame)
-                recorder.stop_elsewhere(stack, span, end)
-            elif event is None and start >= node.begin and end < node.end:
-                begin = node.begin
-                lasted = end - start
-                self._write(
-                    node.text % ((start - begin) // 1000, (end - begin) // 1000, lasted // 1000),
-                    node.line % (recorder.lines.step, start - begin, lasted),
-                )
-            else:
-                recorder.close(node, start, end, event)
+            self._recorder.stop(span, end_ns)
         except Exception as error:
             self._failed("stop()", error)
 
-    def stop_within(self, span: Frame) -> None:
+    def stop_within(self, span: OpenSpan) -> None:
         """End all spans that this thread began within one, as an exception that passes it does."""
         try:
             self._recorder.stop_within(span)
@@ -244,7 +216,7 @@ class Timer:
             self._use()
             return
         try:
-            self._recorder.log.tell(place)
+            self._recorder.log.set_place(place)
             if changed["gc"] and not self._off:
                 self._recorder.watch_garbage()
         except Exception as error:
@@ -269,6 +241,69 @@ class Timer:
             self._notices.once(
                 "failed", f"the timer is off, because {what} failed: {type(error).__name__}: {error}; training goes on"
             )
+
+
+class TimedBlock:
+    """A span as a block, which may be entered again, also within itself. Before a function: whenever it is called."""
+
+    __slots__ = ("_about", "_frame", "_name", "_outer", "_timer")
+
+    def __init__(self, timer: Timer, name: str, about: Mapping[str, Any]) -> None:
+        self._timer, self._name, self._about = timer, name, about
+        self._frame: OpenSpan | None = None
+        self._outer: list[OpenSpan] | None = None  # where it is entered within itself
+
+    def __enter__(self) -> TimedBlock:
+        if self._frame is not None:
+            self._outer = [*(self._outer or ()), self._frame]
+        timer, name, about = self._timer, self._name, self._about
+        self._frame = timer.start(name, True, **about) if about else timer.start(name, True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        frame = self._frame
+        self._frame = self._outer.pop() if self._outer else None
+        if frame is not None:
+            if error is not None and kind is not GeneratorExit:  # whoever closes a generator has spans of its own
+                self._timer.stop_within(frame)
+            self._timer.stop(frame)
+
+    def __call__(self, function: Function) -> Function:
+        """`function`, timed: a coroutine until it is done, a generator until it is exhausted or closed."""
+        timer, name, about = self._timer, self._name, self._about
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def call_and_wait(*args: Any, **kwargs: Any) -> Any:
+                with TimedBlock(timer, name, about):
+                    return await function(*args, **kwargs)
+
+            return cast(Function, call_and_wait)
+        if inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def exhaust(*args: Any, **kwargs: Any) -> Any:
+                with TimedBlock(timer, name, about):
+                    return (yield from function(*args, **kwargs))
+
+            return cast(Function, exhaust)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            frame = timer.start(name, True, **about)
+            try:
+                return function(*args, **kwargs)
+            except BaseException:
+                if frame is not None:
+                    timer.stop_within(frame)
+                raise
+            finally:
+                if frame is not None:
+                    timer.stop(frame)
+
+        return cast(Function, call)
 
 
 def _made_of(told: dict[str, Any]) -> Timer:

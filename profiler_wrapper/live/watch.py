@@ -10,22 +10,21 @@ from typing import Any
 
 from profiler_wrapper.capture.optimizers import find_optimizers
 from profiler_wrapper.capture.others import profiler_is_on
-from profiler_wrapper.live.accelerator import Accelerator
 from profiler_wrapper.live.batch import Batch, Batches
 from profiler_wrapper.live.batch_sizes import BatchCounter
 from profiler_wrapper.live.breakdown import Boundaries, Breakdown
 from profiler_wrapper.live.deferred import Copy, Intake
+from profiler_wrapper.live.device_events import Accelerator, Mark, StepClock
 from profiler_wrapper.live.flop_probe import FlopProbe
 from profiler_wrapper.live.gaps import Gaps
 from profiler_wrapper.live.job import Job, Told
 from profiler_wrapper.live.layer_watch import LayerWatch
+from profiler_wrapper.live.log import SpanPlace
 from profiler_wrapper.live.memory import Memory
 from profiler_wrapper.live.pending import PendingStep, PendingSteps
 from profiler_wrapper.live.records import StepRecord
 from profiler_wrapper.live.sinks import Sinks
-from profiler_wrapper.live.span_place import SpanPlace
 from profiler_wrapper.live.statistics import RunStatistics
-from profiler_wrapper.live.step_clock import Mark, StepClock
 from profiler_wrapper.live.step_work import Shapes, StepWorks, why_over_peak
 from profiler_wrapper.notices import Notices
 

@@ -16,23 +16,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from profiler_wrapper.live import kept_lines, process_role
+from profiler_wrapper.live import log as span_log
 from profiler_wrapper.live.timer import Timer
 from programs import run_script, warned
 from timed_runs import LINE, files_of, span_rows, text_rows
 
 
-@pytest.fixture(params=[True, False], ids=["mapped", "own lines"])
-def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How lines are kept: in a piece of the file that is mapped, or each written by itself."""
-    monkeypatch.setattr(kept_lines, "mapping_is_safe", lambda _: request.param)
-
-
 def whole_lines(path: Path) -> tuple[int, int]:
-    """How many spans the text and the JSON lines have; whatever else there is must be blank, and at the end."""
+    """How many spans the text and the JSON lines have; whatever else there is must be a torn line at the end."""
     *lines, last = path.read_text().split("\n")
     assert all(LINE.fullmatch(line) for line in lines)
-    assert not last.strip() or "[RANK 0]".startswith(last[:8])
+    assert not last or "[RANK 0]".startswith(last[:8])
     return len(lines), len(span_rows(path, tolerant=True))
 
 
@@ -53,7 +47,6 @@ def kill(process: int | None = None) -> None:
     os.kill(process or os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.usefixtures("kept")
 def test_a_killed_process_loses_its_last_line_at_most(tmp_path: Path) -> None:
     """It says how many spans have ended, and is killed in the middle of them."""
     reading, writing = os.pipe()
@@ -81,7 +74,6 @@ def test_a_killed_process_loses_its_last_line_at_most(tmp_path: Path) -> None:
     assert abs(text - lines) <= 1
 
 
-@pytest.mark.usefixtures("kept")
 def test_a_process_that_kills_itself_has_told_everything(tmp_path: Path) -> None:
 
     def train() -> None:
@@ -177,7 +169,7 @@ def time_something(timer: Timer, rank: str | None) -> None:
 def test_a_process_of_ours_is_a_rank_if_it_was_given_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str | None, name: str
 ) -> None:
-    monkeypatch.setattr(process_role, "_inherited", lambda: [b"RANK=1"])
+    monkeypatch.setattr(span_log, "_inherited", lambda: [b"RANK=1"])
     monkeypatch.setenv("RANK", "1")
     timer = Timer(tmp_path, run_name="job", device="cpu")
     process = multiprocessing.get_context("fork").Process(target=time_something, args=(timer, rank))
@@ -229,7 +221,6 @@ def test_processes_that_load_data_write_beside_their_rank(
     assert sum(len(text_rows(worker)) for worker in found) == 8
 
 
-@pytest.mark.usefixtures("kept")
 def test_a_full_disk_is_one_warning_and_whole_lines(tmp_path: Path) -> None:
     """The system refuses to let any file grow beyond 256 KiB."""
 

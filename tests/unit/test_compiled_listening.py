@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from profiler_wrapper.live import rank_waits
-from profiler_wrapper.live.garbage_spans import GarbageSpans
 from profiler_wrapper.live.layer_timer import LayerTimer
+from profiler_wrapper.live.spans import GarbageSpans
 from profiler_wrapper.live.step_waits import StepWaits
 
 

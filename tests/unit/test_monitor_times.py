@@ -11,7 +11,7 @@ import torch
 from monitoring import Clock, Device, Kept, monitoring, on_device
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.live import watch as watch_module
-from profiler_wrapper.live.accelerator import TorchAccelerator
+from profiler_wrapper.live.device_events import TorchAccelerator
 from profiler_wrapper.live.monitor import TrainingMonitor
 
 

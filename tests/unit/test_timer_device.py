@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from monitoring import Device
-from profiler_wrapper.live import event_pool, span_recorder
+from profiler_wrapper.live import spans as recording
+from profiler_wrapper.live.device_events import MOST_PENDING
 from profiler_wrapper.live.timer import Timer
 from programs import warned
 from timed_runs import span_rows, text_rows
@@ -18,8 +19,8 @@ from timed_runs import span_rows, text_rows
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     device = Device()
-    monkeypatch.setattr(span_recorder, "find_accelerator", lambda _: device)
-    monkeypatch.setattr(span_recorder, "_WAIT_S", 0.05)
+    monkeypatch.setattr(recording, "find_accelerator", lambda _: device)
+    monkeypatch.setattr(recording, "_WAIT_S", 0.05)
     return device
 
 
@@ -50,17 +51,18 @@ def test_the_time_between_two_events(timer: Timer, device: Device) -> None:
     )
 
 
-def test_json_lines_do_not_wait_for_the_device_and_text_does(timer: Timer, device: Device) -> None:
+def test_json_lines_do_not_wait_for_the_device_and_text_does(timer: Timer, device: Device, tmp_path: Path) -> None:
     with timer("slow"):
         device.work(5.0)
-    log = timer._recorder.log
-    assert b'"slow"' in log.lines.read() and b'"device_ns":null' in log.lines.read()
-    assert log.text.read() == b""
+    (text,) = tmp_path.rglob("*.log")
+    lines = text.with_suffix(".jsonl")
+    assert '"slow"' in lines.read_text() and '"device_ns":null' in lines.read_text()
+    assert text.read_text() == ""
     device.catch_up()
     with timer("next"):
         pass
-    assert b'"device_ns":5000000 ' in log.lines.read()
-    assert b"] slow, " in log.text.read() and b"cuda_dur=5.000ms\n" in log.text.read()
+    assert '"device_ns":5000000 ' in lines.read_text()
+    assert "] slow, " in text.read_text() and "cuda_dur=5.000ms\n" in text.read_text()
 
 
 def test_spans_are_read_in_order_however_far_the_device_is_behind(timer: Timer, device: Device) -> None:
@@ -99,18 +101,18 @@ def test_a_device_that_never_comes_back_holds_a_bounded_number_of_spans(
     timer: Timer, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hang() -> None:
-        for _ in range(event_pool.MOST_UNREAD + 500):
+        for _ in range(MOST_PENDING + 500):
             with timer("x"):
                 device.work(1)
 
     (message,) = warned(hang)
     assert "behind" in message
     assert timer._recorder.events is not None
-    assert len(timer._recorder.events) == event_pool.MOST_UNREAD
-    assert device.events <= 2 * event_pool.MOST_UNREAD + 2
+    assert len(timer._recorder.events) == MOST_PENDING
+    assert device.events <= 2 * MOST_PENDING + 2
     path = timer.dump()
     assert path is not None
-    assert len(span_rows(path)) == len(text_rows(path)) == event_pool.MOST_UNREAD + 500
+    assert len(span_rows(path)) == len(text_rows(path)) == MOST_PENDING + 500
 
 
 @pytest.mark.parametrize("at", ["start", "stop"])

@@ -12,6 +12,8 @@ from profiler_wrapper.recording.span_database import USABLE, Database, file_list
 from profiler_wrapper.recording.span_files import SpanSources, TimerLog
 from profiler_wrapper.recording.span_table import SPAN_COLUMNS
 
+_LONGEST_HEADER_BYTES = 1 << 16
+
 
 def load_logs(database: Database, logs: Sequence[TimerLog], sources: SpanSources, folder: Path) -> Opened:
     """JSON lines, made into Parquet once: they are asked many times."""
@@ -61,7 +63,7 @@ def load_logs(database: Database, logs: Sequence[TimerLog], sources: SpanSources
 
 
 def _unfinished(logs: Sequence[TimerLog], errors: Mapping[int, str]) -> list[Gap]:
-    """Ranks whose program ended by an error, or did not end: a log that still has room at its end is not closed."""
+    """Ranks whose program ended by an error, or did not end: their log is not closed."""
     reasons = {rank: f"its program ended by {error}" for rank, error in errors.items()}
     for log in logs:
         if _is_open(log.path):
@@ -76,13 +78,17 @@ def _unfinished(logs: Sequence[TimerLog], errors: Mapping[int, str]) -> list[Gap
 
 
 def _is_open(path: Path) -> bool:
-    """Whether a log ends in spaces, which its timer cuts off when it closes it."""
+    """Whether a log lacks the header that its timer closes it with, or, of earlier versions, ends in spaces."""
     try:
         with path.open("rb") as lines:
-            lines.seek(-2, 2)
-            return lines.read() == b"  "
+            header = lines.readline(_LONGEST_HEADER_BYTES)
+            size = lines.seek(0, 2)
+            lines.seek(max(0, size - _LONGEST_HEADER_BYTES))
+            end = lines.read()
     except OSError:
         return False
+    last = end[:-1].rpartition(b"\n")[2]
+    return end.endswith(b"  ") or (b'"closing_line":true' in header and not last.startswith(b'{"header":'))
 
 
 def _cut(database: Database, select: str) -> tuple[str, ...]:

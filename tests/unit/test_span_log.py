@@ -1,0 +1,126 @@
+"""The files of a rank's spans: whole lines on a full disk, in files that others touch, and from several threads."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitoring import Device
+from profiler_wrapper.live import spans as recording
+from profiler_wrapper.live.log import PENDING_END, LineFile, SpanLog, SpanPlace
+from profiler_wrapper.live.timer import Timer
+from profiler_wrapper.notices import Notices
+from timed_runs import span_rows
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> SpanLog:
+    log = SpanLog(SpanPlace(output_dir=tmp_path), Notices())
+    log.look(time.perf_counter_ns())
+    return log
+
+
+def lines_of(directory: Path) -> Path:
+    (path,) = directory.rglob("*.jsonl")
+    return path
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lines"
+    path.touch()
+    lines = LineFile(path)
+    lines.append(b"first\n")
+    write = lines._write
+    left = 3
+
+    def write_what_fits(data: bytes) -> int:
+        nonlocal left
+        if not left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        data, left = data[:left], 0
+        return write(data)
+
+    monkeypatch.setattr(lines, "_write", write_what_fits)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            lines.append(b"second\n")
+    assert path.read_bytes() == b"first\n"
+    left = 100
+    lines.append(b"third\n")
+    lines.close()
+    assert path.read_bytes() == b"first\nthird\n"
+
+
+def test_device_times_are_filled_in_where_their_lines_are(log: SpanLog, tmp_path: Path) -> None:
+    lines = [b'{"name":"x","number":%d,' % number + PENDING_END for number in range(3000)]
+    ends = [log.write(b"", line, pending=True) for line in lines]
+    for number in range(0, 3000, 777):
+        log.fill_in(ends[number], lines[number], 10**9 + number)
+    rows = span_rows(lines_of(tmp_path))
+    assert {row["number"]: row["device_ns"] for row in rows if row["device_ns"] is not None} == {
+        number: 10**9 + number for number in range(0, 3000, 777)
+    }
+    assert len(rows) == 3000
+    log.close()
+
+
+def test_a_file_that_somebody_cut_goes_on_and_holds_whole_lines(log: SpanLog, tmp_path: Path) -> None:
+    line = b'{"name":"x",' + PENDING_END
+    ends = [log.write(b"", line + line, pending=True) for _ in range(3)]
+    lines_of(tmp_path).write_bytes(b"")
+    log.write(b"", b'{"name":"y"}\n')
+    log.fill_in(ends[0], line, 7)
+    log.close()
+    assert [json.loads(one)["name"] for one in lines_of(tmp_path).read_text().splitlines()[:1]] == ["y"]
+    assert "7 " not in lines_of(tmp_path).read_text()
+
+
+def test_device_times_of_the_spans_before_the_first_step_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their lines are given a step while the device is still behind."""
+    device = Device()
+    monkeypatch.setattr(recording, "find_accelerator", lambda _: device)
+    timer = Timer(tmp_path)
+    with timer("forward"):
+        device.work(5.0)
+    timer.step()
+    device.catch_up()
+    timer.close()
+    rows = [(row["name"], row["step"], row["device_ns"]) for row in span_rows(lines_of(tmp_path))]
+    assert rows == [("forward", 0, 5_000_000), ("step", 0, None)]
+
+
+def test_threads_that_do_nothing_but_time_lose_nothing(tmp_path: Path) -> None:
+    timer = Timer(tmp_path, device="cpu")
+    over = threading.Event()
+    counts = [0, 0, 0]
+
+    def work(number: int) -> None:
+        while not over.is_set():
+            with timer("outer"), timer("inner"):
+                pass
+            counts[number] += 2
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    longest_s = 0.0
+    for _ in range(5):
+        time.sleep(0.02)
+        began = time.perf_counter()
+        timer.dump()
+        longest_s = max(longest_s, time.perf_counter() - began)
+    over.set()
+    for thread in threads:
+        thread.join()
+    lost = timer._recorder.log.lost
+    timer.close()
+    rows: list[dict[str, Any]] = span_rows(lines_of(tmp_path))
+    assert (lost, len(rows)) == (0, sum(counts))
+    assert longest_s < 1.5, "a dump waits for threads that never let go"
