@@ -44,4 +44,14 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "found = max(found or 0, int(start_ns[first]))",
         "0 -> -1",
     ): "a kernel begins after its launch, which begins after 0",
+    (
+        "launches",
+        "runtime = np.flatnonzero((spans.category == Category.RUNTIME) & (spans.correlation >= 0))",
+        ">= -> >",
+    ): _NO_ZERO,
+    (
+        "launches",
+        "runtime = np.flatnonzero((spans.category == Category.RUNTIME) & (spans.correlation >= 0))",
+        "0 -> 1",
+    ): _NO_ZERO,
 }

@@ -112,8 +112,16 @@ def test_a_node_belongs_to_the_layer_of_its_forward_op_by_number() -> None:
     assert place(found_in(trained()), "aten::mm") == ("fc", "backward")
 
 
-def test_a_forward_op_after_the_node_did_not_make_it() -> None:
-    trace = trained().mark("later", 300, 400).op("aten::addmm", 310, 320, sequence=5, forward_thread=0)
+@pytest.mark.parametrize("arrow", [False, True])
+def test_the_first_node_of_a_process_has_the_number_0(arrow: bool) -> None:
+    trace = Trace().mark("fc", 10, 50).op("aten::linear", 20, 40, sequence=0, forward_thread=0)
+    trace.node("AddmmBackward0", 200, 260, number=0).op("aten::mm", 210, 220, thread=AUTOGRAD)
+    assert place(found_in(trace.arrow(20, 200) if arrow else trace), "aten::mm") == ("fc", "backward")
+
+
+@pytest.mark.parametrize("begins", [200, 310])
+def test_a_forward_op_that_begins_with_the_node_or_after_it_did_not_make_it(begins: int) -> None:
+    trace = trained().mark("later", begins, 400).op("aten::addmm", begins, 320, sequence=5, forward_thread=0)
     found = found_in(trace)
     assert place(found, "aten::mm") == ("fc", "backward")
     (link,) = found.attribution.links
@@ -178,6 +186,11 @@ def test_gradients_are_accumulated_for_the_owner_of_the_node_that_finished_last(
     found = found_in(trace.node(accumulate, 270, 280).node(accumulate, 281, 290))
     phases = [place(found, NODE + accumulate, i) for i in range(3)]
     assert phases == [("b", "accumulate_grad"), ("fc", "accumulate_grad"), ("fc", "accumulate_grad")]
+
+
+def test_gradients_are_accumulated_at_the_very_end_of_the_node() -> None:
+    accumulate = "torch::autograd::AccumulateGrad"
+    assert place(found_in(trained().node(accumulate, 260, 270)), NODE + accumulate) == ("fc", "accumulate_grad")
 
 
 def test_gradients_accumulated_inside_a_node_that_still_runs_are_not_its_own() -> None:

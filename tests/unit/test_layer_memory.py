@@ -108,6 +108,28 @@ def test_backward_frees_do_not_count_before_they_happen() -> None:
     assert call(result, "Net").retained_bytes == 50
 
 
+@pytest.mark.parametrize(("freed", "retained"), [(199, 50), (200, 50), (201, 58)])
+@pytest.mark.parametrize("follows", ["backward", "forward"])
+def test_what_is_gone_when_backward_or_the_next_forward_begins_was_not_kept(
+    freed: int, retained: int, follows: str
+) -> None:
+    trace = Trace().mark(".", 0, 100).op("aten::mul", 10, 20, sequence=1, forward_thread=0)
+    trace.memory(30, 50, address=1).memory(40, 8, address=2).memory(freed, -8, address=2)
+    if follows == "forward":
+        trace.mark(".", 200, 300).op("aten::mul", 210, 220, sequence=2, forward_thread=0)
+        trace.memory(350, -50, address=1)  # kept for the loss alone
+    result = result_of(trace.node("MulBackward0", 200 if follows == "backward" else 400, 500, number=1))
+    assert call(result, "Net").retained_bytes == retained
+
+
+def test_an_allocation_belongs_to_the_layer_that_begins_where_another_ends() -> None:
+    trace = Trace().mark(".", 0, 300).mark("a", 0, 50).mark("b", 50, 100).mark("b.x", 60, 100).mark("c", 150, 200)
+    for i, time in enumerate((50, 80, 100, 120, 200)):
+        trace.memory(time, 1 << i, address=i + 1)
+    rows = {row.layer: row.self_retained_bytes for row in result_of(trace).layers}
+    assert rows == {"a": 0, "b": 1, "b.x": 2, "c": 0, "Net": 4 + 8 + 16}
+
+
 def test_an_allocation_belongs_to_the_layer_of_its_own_thread() -> None:
     trace = Trace().mark("a", 0, 100).mark("b", 0, 100, thread=9)
     result = result_of(
