@@ -46,7 +46,7 @@ def main() -> None:
 
     from profiler_wrapper.analysis.ranks.pool import reduce_traces
     from profiler_wrapper.analysis.ranks.reduce import Task
-    from profiler_wrapper.recording.span_database import available_cores
+    from profiler_wrapper.recording.database import available_cores
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

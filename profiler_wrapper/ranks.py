@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from profiler_wrapper.analysis.ranks.loaded import LoadedSpans
-from profiler_wrapper.analysis.ranks.loading import EVERYTHING, Choice, open_spans
 from profiler_wrapper.analysis.ranks.model import RanksReport
 from profiler_wrapper.analysis.ranks.report import ranks_report
+from profiler_wrapper.analysis.ranks.sources import EVERYTHING, Choice, LoadedSpans, open_spans
 from profiler_wrapper.errors import BrokenTrace
 from profiler_wrapper.recording.span_files import Use, find_sources
 

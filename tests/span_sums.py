@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.analysis.ranks.model import OWN_KINDS, Arrivals, LayerTimes, OwnTimes
-from profiler_wrapper.recording.span_database import open_database
+from profiler_wrapper.recording.database import open_database
 from profiler_wrapper.recording.span_table import RANK_COLUMNS, SPAN_COLUMNS
 
 Row = dict[str, Any]

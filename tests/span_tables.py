@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from profiler_wrapper.recording.span_database import Database, open_database
+from profiler_wrapper.recording.database import Database, open_database
 from profiler_wrapper.recording.span_table import RANK_COLUMNS, SPAN_COLUMNS
 
 EPOCH_NS = 1_790_000_000_000_000_000

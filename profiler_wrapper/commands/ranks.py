@@ -25,8 +25,8 @@ from profiler_wrapper.recording.rank_numbers import ranges
 from profiler_wrapper.terminal import WIDTH_OF_FILES, terminal_width
 
 if TYPE_CHECKING:
-    from profiler_wrapper.analysis.ranks.loading import Progress
     from profiler_wrapper.analysis.ranks.model import RanksReport
+    from profiler_wrapper.analysis.ranks.sources import Progress
 
     Subject = tuple[Any, RanksReport]  # the database of the spans, and what is said of them
 
@@ -110,7 +110,7 @@ def ranks(options: argparse.Namespace) -> None:
         options.lanes = parse_ranks(options.lanes, option="--lanes")
     writers = {} if options.output is None else _writers(options)
     refuse_to_overwrite(writers, force=options.force)
-    from profiler_wrapper.analysis.ranks.loading import Choice
+    from profiler_wrapper.analysis.ranks.sources import Choice
     from profiler_wrapper.ranks import open_ranks
 
     path = Path(options.path if options.path is not None else options.spans)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.recording.span_database import (
+from profiler_wrapper.recording.database import (
     USABLE,
     Database,
     columns_of,

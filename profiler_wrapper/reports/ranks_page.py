@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.analysis.ranks.model import Float, RanksReport
-from profiler_wrapper.recording.span_database import Database
+from profiler_wrapper.recording.database import Database
 from profiler_wrapper.reports.page_frame import packaged_source, page_text
 from profiler_wrapper.reports.ranks_lanes import lane_bars, waiting_is_known
 from profiler_wrapper.reports.ranks_rows import (

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler_wrapper.analysis.ranks.groups import comparable
 from profiler_wrapper.analysis.ranks.model import Float, Int, LayerTimes, RanksReport
-from profiler_wrapper.analysis.ranks.outliers import over_ranks, typical
+from profiler_wrapper.analysis.ranks.times import comparable, over_ranks, typical
 
 _MS = 1e6
 _LONGER = 1.05  # times the median of a step

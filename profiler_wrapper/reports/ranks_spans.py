@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.analysis.ranks.arrays import has_table, to_arrays
+from profiler_wrapper.analysis.ranks.communication import label_key
 from profiler_wrapper.analysis.ranks.model import Float, Int, RanksReport
-from profiler_wrapper.analysis.ranks.prepared import label_key
-from profiler_wrapper.recording.span_database import Database, literal
+from profiler_wrapper.recording.database import Database, has_table, literal, to_arrays
 from profiler_wrapper.recording.span_table import KINDS
 
 STEPS = 3

@@ -7,9 +7,8 @@ from collections import Counter
 import numpy as np
 
 from profiler_wrapper.analysis.ranks.communication import is_call
-from profiler_wrapper.analysis.ranks.judged_steps import waiting_source
 from profiler_wrapper.analysis.ranks.model import RanksReport
-from profiler_wrapper.analysis.ranks.outliers import typical
+from profiler_wrapper.analysis.ranks.times import typical, waiting_source
 from profiler_wrapper.reports.ranks_text_parts import counted, ms, percent, wrapped
 from profiler_wrapper.reports.ranks_text_ranks import ranks_table
 from profiler_wrapper.reports.ranks_text_tables import (

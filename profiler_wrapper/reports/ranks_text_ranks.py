@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from profiler_wrapper.analysis.ranks.model import RanksReport
-from profiler_wrapper.analysis.ranks.scores import SLOW, WINDOWS
+from profiler_wrapper.analysis.ranks.times import SLOW, WINDOWS
 from profiler_wrapper.reports.ranks_rows import culprits
 from profiler_wrapper.reports.ranks_text_parts import ms, number, width_of, wrapped
 from profiler_wrapper.reports.text import clean, grid, shorten

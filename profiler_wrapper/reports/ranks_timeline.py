@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiler_wrapper.analysis.ranks.model import RanksReport
+from profiler_wrapper.recording.database import Database
 from profiler_wrapper.recording.rank_numbers import ranges
-from profiler_wrapper.recording.span_database import Database
 from profiler_wrapper.recording.span_table import KINDS
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.ranks_figures import WIDTH_IN, verdict_title

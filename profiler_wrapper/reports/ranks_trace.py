@@ -12,10 +12,10 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import IO, Any
 
+from profiler_wrapper.analysis.ranks.communication import label_key
 from profiler_wrapper.analysis.ranks.model import RanksReport
-from profiler_wrapper.analysis.ranks.prepared import label_key
+from profiler_wrapper.recording.database import Database
 from profiler_wrapper.recording.rank_numbers import ranges
-from profiler_wrapper.recording.span_database import Database
 from profiler_wrapper.reports.ranks_flows import Flows
 from profiler_wrapper.reports.ranks_rows import chosen_ranks, culprits
 from profiler_wrapper.reports.ranks_spans import aligned_start, clock_join, drawn_steps

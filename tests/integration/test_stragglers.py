@@ -9,13 +9,10 @@ import pytest
 
 import span_sums
 from processes import run_in_processes
-from profiler_wrapper.analysis.ranks.accounting import account
-from profiler_wrapper.analysis.ranks.communication import arrivals
-from profiler_wrapper.analysis.ranks.layer_times import layer_times
-from profiler_wrapper.analysis.ranks.loading import open_spans
-from profiler_wrapper.analysis.ranks.own_times import own_times
-from profiler_wrapper.analysis.ranks.prepared import prepare
-from profiler_wrapper.analysis.ranks.verdict import judge
+from profiler_wrapper.analysis.ranks.communication import arrivals, prepare
+from profiler_wrapper.analysis.ranks.sources import open_spans
+from profiler_wrapper.analysis.ranks.stragglers import judge
+from profiler_wrapper.analysis.ranks.times import account, layer_times, own_times
 from straggler_jobs import Plan, record_rows, record_timers, record_traces, said, verdict_of
 
 RANKS = 4

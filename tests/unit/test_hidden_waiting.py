@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiler_wrapper.analysis.ranks.levelled import without_waiting
 from profiler_wrapper.analysis.ranks.model import OWN_KINDS, Float, OwnTimes
-from profiler_wrapper.analysis.ranks.verdict import judge
+from profiler_wrapper.analysis.ranks.stragglers import judge
+from profiler_wrapper.analysis.ranks.times import subtract_estimated_waiting
 
 STEPS, RANKS = 12, 4
 MS = 1e6
@@ -60,7 +60,7 @@ def measured(own: dict[str, Float], *, meets_early: list[bool], known: bool = Fa
 def test_own_times_are_found_again(kind: str, cause: str | None, meets_early: list[bool], known: bool) -> None:
     own = truth(**{kind: (1, 120.0)})
     job = measured(own, meets_early=meets_early, known=known)
-    found = without_waiting(job)
+    found = subtract_estimated_waiting(job)
     assert np.allclose(found.own_ns.sum(axis=2) + found.waiting_ns, job.wall_ns, rtol=1e-12), "no time comes or goes"
     for phase, times in own.items():
         # What chance makes of a phase may be taken for waiting, for at most as long as it lasts.
@@ -76,5 +76,5 @@ def test_work_that_makes_up_for_less_work_before_it_is_no_waiting() -> None:
     own["forward"] += np.array([0.0, 40.0, 0.0, 0.0])
     own["backward"] += np.array([15.0, 0.0, 15.0, 15.0])
     job = measured(own, meets_early=[False] * 4, known=True)
-    found = without_waiting(job)
+    found = subtract_estimated_waiting(job)
     assert np.abs(found.of("backward") / MS - own["backward"]).max() < 1.0

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiler_wrapper.analysis.ranks.imbalance import Movement, movement
-from profiler_wrapper.analysis.ranks.what_if import frame
+from profiler_wrapper.analysis.ranks.lost_time import Movement, ideal_steps, movement
 from simulated_jobs import QUIET, simulated
 
 LONG_INPUT = Movement(
@@ -39,10 +38,10 @@ def test_no_long_input(other: dict[str, float]) -> None:
 
 
 def test_movement_of_a_job() -> None:
-    times = frame(simulated("one long input", seed=0, noise=QUIET))
+    times = ideal_steps(simulated("one long input", seed=0, noise=QUIET))
     found = movement(times, np.ones(20, dtype=np.bool_))
     assert found.same_rank == 20 and found.correlation > 0.98
     assert abs(found.forward_part - 1 / 3) < 0.02 and abs(found.inflation - 1.0) < 0.05
     assert found.other_inflation < 0.02
-    alone = movement(frame(simulated("anyone's forward", seed=0, noise=QUIET)), np.ones(20, dtype=np.bool_))
+    alone = movement(ideal_steps(simulated("anyone's forward", seed=0, noise=QUIET)), np.ones(20, dtype=np.bool_))
     assert alone.forward_part > 0.98 and not alone.together

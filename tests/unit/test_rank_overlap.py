@@ -8,10 +8,8 @@ import pytest
 
 pytest.importorskip("duckdb")
 
-from profiler_wrapper.analysis.ranks.communication import communication
+from profiler_wrapper.analysis.ranks.communication import communication, prepare, with_reasons
 from profiler_wrapper.analysis.ranks.model import CommunicationRow
-from profiler_wrapper.analysis.ranks.overlap import with_reasons
-from profiler_wrapper.analysis.ranks.prepared import prepare
 from span_tables import span, span_database
 
 

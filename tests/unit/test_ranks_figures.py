@@ -16,7 +16,7 @@ from matplotlib.image import imread
 
 from profiler_wrapper.analysis.ranks.model import RanksReport
 from profiler_wrapper.ranks import open_ranks
-from profiler_wrapper.recording.span_database import Database
+from profiler_wrapper.recording.database import Database
 from profiler_wrapper.reports.ranks_figures import draw_heat_map, heat_map_figure
 from profiler_wrapper.reports.ranks_lanes import merged
 from profiler_wrapper.reports.ranks_rows import holders

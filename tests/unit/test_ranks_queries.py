@@ -9,12 +9,15 @@ import pytest
 
 pytest.importorskip("duckdb")
 
-from profiler_wrapper.analysis.ranks.communication import arrivals, communication
-from profiler_wrapper.analysis.ranks.layer_times import layer_times
-from profiler_wrapper.analysis.ranks.meetings import meet
+from profiler_wrapper.analysis.ranks.communication import (
+    arrivals,
+    common_name,
+    communication,
+    match_collectives,
+    prepare,
+)
 from profiler_wrapper.analysis.ranks.model import OWN_KINDS, OwnTimes
-from profiler_wrapper.analysis.ranks.own_times import own_times
-from profiler_wrapper.analysis.ranks.prepared import common_name, prepare
+from profiler_wrapper.analysis.ranks.times import layer_times, own_times
 from span_tables import EPOCH_NS, span, span_database
 
 
@@ -176,7 +179,7 @@ def test_groups_and_numbers_keep_collectives_apart() -> None:
     ]
     with span_database(rows) as database:
         prepare(database)
-        found = meet(database)
+        found = match_collectives(database)
     assert sorted(zip(found.size.tolist(), found.shortest_ns.tolist(), found.shortest_rank.tolist(), strict=True)) == [
         (2, 2.0, 1),
         (2, 4.0, 1),

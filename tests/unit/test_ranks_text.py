@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from profiler_wrapper.analysis.ranks.model import Clocks, CommunicationRow, LayerTimes, Missing, RanksReport
-from profiler_wrapper.analysis.ranks.outliers import typical
+from profiler_wrapper.analysis.ranks.times import typical
 from profiler_wrapper.reports.ranks_rows import (
     beyond_typical,
     binned,

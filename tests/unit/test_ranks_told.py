@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("duckdb")
 
 from profiler_wrapper.__main__ import main
+from profiler_wrapper.analysis.ranks.lost_time import binomial_tail, steady
 from profiler_wrapper.analysis.ranks.model import RanksReport
-from profiler_wrapper.analysis.ranks.persistence import binomial_tail, steady
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.ranks import load_ranks
 from profiler_wrapper.recording.span_names import KNOWN_NAMES, kind_of_span

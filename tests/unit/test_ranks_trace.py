@@ -15,7 +15,7 @@ pytest.importorskip("duckdb")
 
 from profiler_wrapper.analysis.ranks.model import RanksReport
 from profiler_wrapper.ranks import open_ranks
-from profiler_wrapper.recording.span_database import Database
+from profiler_wrapper.recording.database import Database
 from profiler_wrapper.reports.ranks_spans import drawn_steps, lane_spans
 from profiler_wrapper.reports.ranks_trace import write_ranks_trace
 from small_rank_jobs import HOSTILE, MS, START_NS, STEPS, write_job

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler_wrapper.analysis.ranks.levelled import with_shared_transfers
 from profiler_wrapper.analysis.ranks.model import OWN_KINDS, OwnTimes
-from profiler_wrapper.analysis.ranks.verdict import judge
+from profiler_wrapper.analysis.ranks.stragglers import judge
+from profiler_wrapper.analysis.ranks.times import subtract_transfer_waiting
 
 MS = 1e6
 
@@ -30,14 +30,14 @@ def job(transfers: list[list[float]], *, forward: list[float], stages: list[int]
 
 
 def test_what_others_see_beyond_the_least_is_waiting() -> None:
-    found = with_shared_transfers(job([[90, 60, 95], [40, 60, 50]], forward=[3, 50, 3]))
+    found = subtract_transfer_waiting(job([[90, 60, 95], [40, 60, 50]], forward=[3, 50, 3]))
     assert (found.of("communication") / MS).tolist() == [[60, 60, 60], [40, 40, 40]]
     assert (found.waiting_ns / MS).tolist() == [[30, 0, 35], [0, 20, 10]]
     assert np.array_equal(found.own_ns.sum(axis=2) + found.waiting_ns, found.wall_ns)
 
 
 def test_stages_have_their_own_and_a_missing_step_stays_missing() -> None:
-    found = with_shared_transfers(job([[9, 5, np.nan, 20]], forward=[1, 1, 1, 1], stages=[0, 0, 1, 1]))
+    found = subtract_transfer_waiting(job([[9, 5, np.nan, 20]], forward=[1, 1, 1, 1], stages=[0, 0, 1, 1]))
     assert np.array_equal(found.of("communication") / MS, [[5, 5, np.nan, 20]], equal_nan=True)
 
 
@@ -45,5 +45,5 @@ def test_a_slow_rank_hides_transfers_behind_its_work_and_is_named_all_the_same()
     """It computes for 50 ms more; meanwhile 40 to 50 ms of transfers run, that the others see with nothing beside."""
     steps = [[112, 58, 97, 99], [97, 58, 112, 96], [99, 59, 97, 112]]
     own = job(steps, forward=[3, 53, 3, 4])
-    verdict = judge(with_shared_transfers(own))
+    verdict = judge(subtract_transfer_waiting(own))
     assert (verdict.verdict, verdict.cause, verdict.rank) == ("rank", "forward", 1)

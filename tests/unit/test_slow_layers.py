@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from profiler_wrapper.analysis.ranks.lost_time import layer_of_rank, outlier_layer
 from profiler_wrapper.analysis.ranks.model import LayerTimes
-from profiler_wrapper.analysis.ranks.slow_layers import layer_of_rank, odd_layer
 
 MS = 1e6
 
@@ -67,22 +67,22 @@ def test_a_rank_that_is_not_there() -> None:
 
 
 def test_a_layer_slow_on_all_ranks() -> None:
-    found = odd_layer(layers({**ALIKE, "h.3": [31, 29, 30, 30]}), 100 * MS, 0.05)
+    found = outlier_layer(layers({**ALIKE, "h.3": [31, 29, 30, 30]}), 100 * MS, 0.05)
     assert found is not None and (found.layer, found.typical_ns) == ("h.3", 10 * MS)
 
 
 def test_not_odd() -> None:
-    assert odd_layer(layers(ALIKE), 100 * MS, 0.05) is None
-    assert odd_layer(layers({**ALIKE, "h.3": [30, 10, 10, 10]}), 100 * MS, 0.05) is None  # of one rank
-    assert odd_layer(layers({**ALIKE, "h.3": [14, 14, 14, 14]}), 100 * MS, 0.01) is None  # not half again as long
-    assert odd_layer(layers({**ALIKE, "h.3": [30, 30, 30, 30]}), 1000 * MS, 0.05) is None  # small beside the step
-    assert odd_layer(layers({**ALIKE, "head": [90, 90, 90, 90]}), 100 * MS, 0.05) is None  # has no equals
+    assert outlier_layer(layers(ALIKE), 100 * MS, 0.05) is None
+    assert outlier_layer(layers({**ALIKE, "h.3": [30, 10, 10, 10]}), 100 * MS, 0.05) is None  # of one rank
+    assert outlier_layer(layers({**ALIKE, "h.3": [14, 14, 14, 14]}), 100 * MS, 0.01) is None  # not half again as long
+    assert outlier_layer(layers({**ALIKE, "h.3": [30, 30, 30, 30]}), 1000 * MS, 0.05) is None  # small beside the step
+    assert outlier_layer(layers({**ALIKE, "head": [90, 90, 90, 90]}), 100 * MS, 0.05) is None  # has no equals
     varied = {f"h.{at}": [10 + 8 * at] * 4 for at in range(6)}
-    assert odd_layer(layers(varied), 100 * MS, 0.05) is None
+    assert outlier_layer(layers(varied), 100 * MS, 0.05) is None
 
 
 def test_of_two_ranks_a_layer_is_slow_on_both_or_on_one() -> None:
     """What one of two has is not on all ranks, though half of it is their mean."""
     two = {f"h.{at}": [10, 10] for at in range(6)}
-    assert odd_layer(layers({**two, "h.3": [10, 60]}), 100 * MS, 0.05) is None
-    assert odd_layer(layers({**two, "h.3": [60, 60]}), 100 * MS, 0.05) is not None
+    assert outlier_layer(layers({**two, "h.3": [10, 60]}), 100 * MS, 0.05) is None
+    assert outlier_layer(layers({**two, "h.3": [60, 60]}), 100 * MS, 0.05) is not None

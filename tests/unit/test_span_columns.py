@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("duckdb")
 
 from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.recording.database import open_database
 from profiler_wrapper.recording.foreign_tables import Column, find_columns, parse_mapping, read_foreign
-from profiler_wrapper.recording.span_database import open_database
 from profiler_wrapper.recording.span_names import kind_of_span, receives, sends_forward
 from shared_traces import TRACES
 

@@ -10,8 +10,7 @@ import pytest
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.recording.rank_numbers import absent_ranks, parse_ranks, ranges
-from profiler_wrapper.recording.rank_places import rank_in_name
-from profiler_wrapper.recording.span_files import find_sources
+from profiler_wrapper.recording.span_files import find_sources, rank_in_name
 
 
 def timer(run: Path, rank: int, world_size: int = 2, **more: Any) -> Path:

@@ -1,4 +1,4 @@
-"""The frame of lost time, against the same by brute force, and what must hold of any job."""
+"""Lost time, against the same by brute force, and what must hold of any job."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from test_step_accounting import times
 
-from profiler_wrapper.analysis.ranks.medians import deviation, largest, median
-from profiler_wrapper.analysis.ranks.what_if import frame
+from profiler_wrapper.analysis.ranks.lost_time import ideal_steps
+from profiler_wrapper.analysis.ranks.times import largest
+from profiler_wrapper.analysis.statistics import mad, median
 
 LENGTHS = st.floats(0, 1e9, allow_nan=False)
 
@@ -32,7 +33,7 @@ def test_frame_is_as_by_hand(data: st.DataObject) -> None:
     ranks = data.draw(st.sampled_from([2, 3, 4, 6]))
     own = data.draw(arrays(np.float64, (3, ranks, 3), elements=LENGTHS))
     stages = [0] * ranks if ranks < 4 else data.draw(st.sampled_from([[0] * ranks, [0, 0] + [1] * (ranks - 2)]))
-    found = frame(times(own, stages=stages))
+    found = ideal_steps(times(own, stages=stages))
     gains = found.gain_of_each_rank()
     for step in range(3):
         totals = [float(own[step, rank].sum()) for rank in range(ranks)]
@@ -49,7 +50,7 @@ def test_frame_is_as_by_hand(data: st.DataObject) -> None:
 @settings(max_examples=60, deadline=None)
 @given(arrays(np.float64, (4, 5, 3), elements=LENGTHS))
 def test_nobody_gains_more_than_is_lost(own: np.ndarray) -> None:
-    found = frame(times(own))
+    found = ideal_steps(times(own))
     room = found.lost_ns + 1e-3
     assert (found.lost_ns >= 0).all()
     assert (found.gain_of_each_rank() <= room[:, None]).all()
@@ -60,14 +61,14 @@ def test_nobody_gains_more_than_is_lost(own: np.ndarray) -> None:
 
 
 def test_equal_ranks_lose_nothing() -> None:
-    found = frame(times(np.full((3, 4, 2), 7.0)))
+    found = ideal_steps(times(np.full((3, 4, 2), 7.0)))
     assert found.lost_ns.tolist() == [0, 0, 0]
 
 
 def test_one_slow_rank_is_all_of_the_loss() -> None:
     own = np.full((3, 4, 2), 10.0)
     own[:, 2, 1] = 50
-    found = frame(times(own))
+    found = ideal_steps(times(own))
     assert found.lost_ns.tolist() == [40, 40, 40]
     assert found.gain_of_each_rank()[:, 2].tolist() == [40, 40, 40]
     assert found.gain_of_kind("forward").tolist() == [40, 40, 40]
@@ -77,7 +78,7 @@ def test_one_slow_rank_is_all_of_the_loss() -> None:
 def test_two_slow_ranks_gain_only_together() -> None:
     own = np.full((3, 6, 1), 10.0)
     own[:, [1, 4], 0] = 50
-    found = frame(times(own))
+    found = ideal_steps(times(own))
     assert not found.gain_of_each_rank().any()
     assert found.gain_of_ranks(np.array([1, 4])).tolist() == [40, 40, 40]
 
@@ -85,7 +86,7 @@ def test_two_slow_ranks_gain_only_together() -> None:
 def test_a_slow_stage_is_beside_the_mean_of_all() -> None:
     own = np.full((3, 6, 1), 10.0)
     own[:, 2:4] = 40
-    found = frame(times(own, stages=[0, 0, 1, 1, 2, 2]))
+    found = ideal_steps(times(own, stages=[0, 0, 1, 1, 2, 2]))
     assert found.ideal_ns.tolist() == [20, 20, 20]
     assert found.gain_of_stage(1).tolist() == [20, 20, 20]
     assert not found.gain_of_stage(0).any()
@@ -105,4 +106,4 @@ def test_medians_leave_out_what_is_not_known(values: np.ndarray) -> None:
 
 def test_deviation_is_that_of_normal_numbers() -> None:
     numbers = np.random.default_rng(0).normal(5, 3, 20_000)
-    assert abs(deviation(numbers) - 3) < 0.1
+    assert abs(mad(numbers) - 3) < 0.1

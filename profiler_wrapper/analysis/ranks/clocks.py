@@ -15,10 +15,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.ranks.arrays import Database, to_arrays
 from profiler_wrapper.analysis.ranks.model import Clocks, Float, Int
 from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, mad, median
-from profiler_wrapper.recording.span_database import insert
+from profiler_wrapper.recording.database import Database, insert, to_arrays
 
 MOST_ROWS: Final = 400_000  # of communication that are read
 MOST_STEPS: Final = 200

@@ -10,7 +10,7 @@ from typing import Any
 from profiler_wrapper.analysis.ranks.reduce import Reduced, Task, read_summary, reduce_trace
 from profiler_wrapper.analysis.ranks.workers import DIES, Reduce, reduce_in_workers
 from profiler_wrapper.errors import MissingPackage, WrongUse
-from profiler_wrapper.recording.span_database import available_cores
+from profiler_wrapper.recording.database import available_cores
 
 Done = Callable[[int, int], None]  # how many are done, of how many
 _WORKERS = "PROFILER_WRAPPER_WORKERS"  # for tests and small machines: processes that reduce

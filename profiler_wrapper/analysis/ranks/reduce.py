@@ -13,8 +13,8 @@ from profiler_wrapper.analysis.ranks.span_rows import Row
 from profiler_wrapper.analysis.ranks.trace_spans import trace_rows
 from profiler_wrapper.errors import MissingPackage
 from profiler_wrapper.recording.atomic import replacing
+from profiler_wrapper.recording.database import INSTALL
 from profiler_wrapper.recording.reader import read, read_shapes
-from profiler_wrapper.recording.span_database import INSTALL
 from profiler_wrapper.recording.span_table import SPAN_COLUMNS
 from profiler_wrapper.recording.store import RUN_FILE
 

@@ -9,26 +9,33 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.ranks.accounting import account
 from profiler_wrapper.analysis.ranks.clocks import align, fit, write_table
-from profiler_wrapper.analysis.ranks.communication import arrivals, communication
-from profiler_wrapper.analysis.ranks.judged_steps import MANY_STEPS, judged_times, with_waiting_of_one
-from profiler_wrapper.analysis.ranks.layer_times import layer_times
-from profiler_wrapper.analysis.ranks.levelled import with_shared_transfers
-from profiler_wrapper.analysis.ranks.loaded import LoadedSpans
-from profiler_wrapper.analysis.ranks.meetings import meet
+from profiler_wrapper.analysis.ranks.communication import (
+    arrivals,
+    communication,
+    match_collectives,
+    prepare,
+    with_reasons,
+)
 from profiler_wrapper.analysis.ranks.model import Bool, Int, Missing, OwnTimes, RanksReport, Replay
-from profiler_wrapper.analysis.ranks.named_spans import named_evidence, named_spans, with_name
-from profiler_wrapper.analysis.ranks.overlap import with_reasons
-from profiler_wrapper.analysis.ranks.own_times import Basis, own_times
-from profiler_wrapper.analysis.ranks.prepared import prepare
 from profiler_wrapper.analysis.ranks.rank_results import results_of
 from profiler_wrapper.analysis.ranks.replay import what_if
-from profiler_wrapper.analysis.ranks.scores import score
-from profiler_wrapper.analysis.ranks.verdict import OUTSIDE, judge
+from profiler_wrapper.analysis.ranks.sources import LoadedSpans
+from profiler_wrapper.analysis.ranks.stragglers import OUTSIDE, judge, named_evidence, named_spans, with_name
+from profiler_wrapper.analysis.ranks.times import (
+    MANY_STEPS,
+    Basis,
+    account,
+    judged_times,
+    layer_times,
+    own_times,
+    score,
+    subtract_transfer_waiting,
+    with_waiting_of_one,
+)
 from profiler_wrapper.errors import EmptyRecording
+from profiler_wrapper.recording.database import Database
 from profiler_wrapper.recording.rank_numbers import ranges
-from profiler_wrapper.recording.span_database import Database
 from profiler_wrapper.recording.store import RUN_FILE
 
 _PLACES = ("dp", "tp", "cp", "ep", "pp")
@@ -48,12 +55,12 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     clocks = fit(database) if loaded.has_clocks else None
     if clocks is not None:
         write_table(database, clocks)
-    basis, meetings = _basis(loaded), meet(database)
-    own = with_waiting_of_one(with_shared_transfers(own_times(database, basis=basis, meetings=meetings)))
+    basis, matched = _basis(loaded), match_collectives(database)
+    own = with_waiting_of_one(subtract_transfer_waiting(own_times(database, basis=basis, matched=matched)))
     if not len(own.steps):
         raise EmptyRecording(f"{loaded.run}: no span belongs to a step. {_how_steps_are_told(loaded)}")
     judged = judged_times(own)
-    arrived = arrivals(database, meetings=meetings)
+    arrived = arrivals(database, matched=matched)
     layers = layer_times(database, basis=basis)
     replayed = what_if(database, align=None if clocks is None else partial(align, clocks))
     replay = replayed if isinstance(replayed, Replay) else None
@@ -81,7 +88,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         coordinates=_coordinates(told, len(own.ranks)),
         hosts=_hosts(told),
         world_size=loaded.world_size,
-        communication=with_reasons(communication(database, meetings=meetings)),
+        communication=with_reasons(communication(database, matched=matched)),
         clocks=clocks,
         peak_bytes=results.peak_bytes,
         mfu=results.mfu,

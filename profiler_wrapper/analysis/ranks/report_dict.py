@@ -24,7 +24,7 @@ Float = npt.NDArray[np.float64]
 
 def report_dict(report: RanksReport) -> dict[str, Any]:
     """What `RanksReport.to_dict` gives. Averages are over `judged_steps`; why a value is null stands in `unknown`."""
-    from profiler_wrapper.analysis.ranks.judged_steps import waiting_source  # needs what this module is part of
+    from profiler_wrapper.analysis.ranks.times import waiting_source  # needs what this module is part of
 
     source, why_no_waiting = waiting_source(report.told)
     verdict = _verdict_dict(report)
@@ -160,7 +160,7 @@ def _lost_dict(accounting: Accounting) -> list[dict[str, Any]]:
 
 
 def _rank_dicts(report: RanksReport) -> list[dict[str, Any]]:
-    from profiler_wrapper.analysis.ranks.judged_steps import waiting_source  # needs what this module is part of
+    from profiler_wrapper.analysis.ranks.times import waiting_source  # needs what this module is part of
 
     own, arrivals, replay = report.told, report.arrivals, report.replay
     source, _ = waiting_source(own)
@@ -223,7 +223,7 @@ def _stage_dicts(report: RanksReport) -> list[dict[str, Any]]:
 
 def _layer_dicts(layers: LayerTimes | None) -> list[dict[str, Any]]:
     """Each layer over its ranks: the typical time, the widest, whose it is, and who is far beyond the others."""
-    from profiler_wrapper.analysis.ranks.outliers import over_ranks  # needs what this module is part of
+    from profiler_wrapper.analysis.ranks.times import over_ranks  # needs what this module is part of
 
     rows = []
     for at, layer in enumerate(layers.layers if layers else ()):

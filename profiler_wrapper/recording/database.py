@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from profiler_wrapper.errors import MissingPackage
 from profiler_wrapper.recording.span_table import SPAN_COLUMNS
 
@@ -115,3 +118,45 @@ def insert(database: Database, table: str, rows: Iterable[Sequence[Any]]) -> Non
 def columns_of(database: Database, relation: str) -> dict[str, str]:
     """Name and type of each column of a relation."""
     return {row[0]: row[1] for row in database.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()}
+
+
+# --- answers as arrays ---
+
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+Float = npt.NDArray[np.float64]
+Int = npt.NDArray[np.int64]
+
+
+def to_arrays(database: Database, sql: str) -> Arrays:
+    """The columns of an answer."""
+    found: Arrays = database.execute(sql).fetchnumpy()
+    return found
+
+
+def column(database: Database, sql: str) -> Int:
+    """The first column of an answer."""
+    return np.asarray(next(iter(to_arrays(database, sql).values())), dtype=np.int64)
+
+
+def has_table(database: Database, table: str) -> bool:
+    """Whether there is such a table."""
+    found = database.execute("SELECT count(*) FROM information_schema.tables WHERE table_name = ?", [table]).fetchone()
+    return bool(found[0])
+
+
+class Grid:
+    """Places of (step, rank) pairs in arrays (S, R)."""
+
+    def __init__(self, ranks: Int, steps: Int) -> None:
+        self.ranks, self.steps = ranks, steps
+
+    def places(self, found: Arrays) -> tuple[Int, Int]:
+        """(step's place, rank's place) per row."""
+        return np.searchsorted(self.steps, found["step"]), np.searchsorted(self.ranks, found["rank"])
+
+    def filled(self, found: Arrays, name: str) -> Float:
+        """One column as (S, R); nan where there is no row."""
+        values = np.full((len(self.steps), len(self.ranks)), np.nan)
+        values[self.places(found)] = found[name]
+        return values
