@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ _SHAPE_ALONE: dict[str, Callable[[Sequence[Any]], tuple[int, ...]]] = {
     "aten::empty_like": lambda args: (0,),
     "aten::fill_": lambda args: (0,),
     "aten::index_put_": lambda args: () if len(args) > 3 and args[3] else (0,),
+    "aten::max_pool2d_with_indices_backward": lambda args: (1,),
+    "aten::native_batch_norm_backward": lambda args: (3, 4) if args[7] else (5, 6),
     "aten::native_layer_norm_backward": lambda args: (6,),
     "aten::new_zeros": lambda args: (0,),
     "aten::nll_loss_backward": lambda args: (1,),
@@ -113,9 +117,9 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         new = [tensor for tensor in results if tensor.untyped_storage()._cdata not in storages]
         is_view = bool(results) and not written and not new
         name = func.overloadpacket._qualified_op_name
-        needed = _needed(name, args, kwargs, new)
+        read = needed(name, args, kwargs, new)
         put = [] if name in _WRITES_NOTHING_YET else [*written, *new]
-        really = 0 if is_view else needed + sum(map(_held, put))
+        really = 0 if is_view else read + sum(map(held, put))
         self.calls[number] = (
             name,
             tuple(tuple(tensor.shape) for tensor in [*given, *new]),
@@ -124,24 +128,27 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def _needed(name: str, args: Sequence[Any], kwargs: Any, new: Sequence[torch.Tensor]) -> int:
+def needed(name: str, args: Sequence[Any], kwargs: Any, new: Sequence[torch.Tensor]) -> int:
     """Bytes that the op has to read."""
     if name in _ROWS:
-        return min(sum(map(_held, new)), _held(args[0])) + sum(map(_held, _tensors((args[1:], kwargs))))
+        return min(sum(map(held, new)), held(args[0])) + sum(map(held, _tensors((args[1:], kwargs))))
     if name in _ONE_OF_EACH_ROW:
-        return int(args[1].numel() * args[0].element_size()) + sum(map(_held, _tensors((args[1:], kwargs))))
+        return int(args[1].numel() * args[0].element_size()) + sum(map(held, _tensors((args[1:], kwargs))))
     unread = _SHAPE_ALONE[name](args) if name in _SHAPE_ALONE else ()
-    return sum(map(_held, _tensors(([one for i, one in enumerate(args) if i not in unread], kwargs))))
+    return sum(map(held, _tensors(([one for i, one in enumerate(args) if i not in unread], kwargs))))
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _held(tensor: torch.Tensor) -> int:
+def held(tensor: torch.Tensor) -> int:
     """Bytes of its different elements."""
     if not tensor.numel():
         return 0
+    own = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    if all(stride * size <= above for (stride, size), (above, _) in pairwise(own)):  # none overlaps another
+        return math.prod(size for _, size in own) * int(tensor.element_size())
     places = np.zeros((), dtype=np.int64)  # not by torch: that would be recorded
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         places = np.add.outer(places, np.arange(size) * stride)
