@@ -13,9 +13,8 @@ from profiler_wrapper.live.batch_sizes import BatchSize
 from profiler_wrapper.live.monitor import TrainingMonitor
 from profiler_wrapper.live.monitor_config import MonitorConfig
 from profiler_wrapper.live.rows import Row
-from profiler_wrapper.live.sink_choice import sinks_of
 from profiler_wrapper.live.sinks import Sink
-from profiler_wrapper.live.tracker_sinks import tagged
+from profiler_wrapper.live.tracker_sinks import sinks_of, tagged
 
 _LOG_FILE = "training_log.json"
 

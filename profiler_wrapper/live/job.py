@@ -20,9 +20,9 @@ from profiler_wrapper.live.monitor_config import DEFAULT_LOG_DIR, MonitorConfig
 from profiler_wrapper.live.parallelism import GivenSizes, Parallelism, parallelism
 from profiler_wrapper.live.records import Convention
 from profiler_wrapper.live.session import Session
-from profiler_wrapper.live.sink_choice import sinks_of
 from profiler_wrapper.live.sinks import Sink, Sinks
 from profiler_wrapper.live.step_work import Formula, Roof, StepWorks, formula_of
+from profiler_wrapper.live.tracker_sinks import sinks_of
 from profiler_wrapper.notices import Notices
 
 _FROZEN_SHARE = 0.5  # of the parameters, from which on FLOPs by a config are said to be too high

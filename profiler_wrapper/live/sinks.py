@@ -6,13 +6,12 @@ behind; either is said once.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 import weakref
 from collections.abc import Collection, Iterable
 from queue import SimpleQueue
-from threading import Lock, Thread, current_thread
+from threading import Event, Thread, current_thread
 from typing import TypeAlias
 
 from profiler_wrapper.live.records import StepRecord
@@ -21,8 +20,7 @@ from profiler_wrapper.live.session import Session
 from profiler_wrapper.live.statistics import RunStatistics
 from profiler_wrapper.notices import tell
 
-PATIENCE_S = 1.0  # what the training waits in all for sinks that are slow ...
-PATIENCE_SHARE = 0.01  # ... and this share of the time since
+PATIENCE_S = 1.0  # what the training waits in all for a sink that is slow
 HANGS_AFTER_S = 120.0  # a sink that is so long in one call is given up; a client may take 90 s to find no network
 CLOSING_S = 10.0  # what `close` takes at most
 LATE = 500  # jobs: more, and a sink gets a moment to catch up, in which the training waits
@@ -30,6 +28,7 @@ CATCHING_UP_S = 1.0  # that moment; who does not make use of it gets no other
 QUEUE_LENGTH = 10_000  # jobs that a sink may be late
 
 _USUAL_WAIT_S = 0.001  # a wait that takes no patience
+_LOOK_S = 0.05  # between two looks whether a sink that is waited for has failed
 
 _Job: TypeAlias = "tuple[StepRecord | None, Row | None] | RunStatistics"
 
@@ -88,10 +87,9 @@ class Sinks:
         self.session = session
         self.statistics = RunStatistics()
         self._interval = Interval(session.log_interval)
-        self._patience = _Patience(patience_s)
         self._hangs_after_s = hangs_after_s
         self._pid = os.getpid()
-        self._workers = [_Worker(sink, session) for sink in sinks]
+        self._workers = [_Worker(sink, session, patience_s) for sink in sinks]
         self._finish = weakref.finalize(
             self, _close, self._workers, self._interval, self.statistics, self._pid, hangs_after_s, closing_s
         )
@@ -113,17 +111,13 @@ class Sinks:
             return
         self.statistics.add(record)
         row = self._interval.add(record)
-        waited_for: list[Lock] = []
-        for worker in tuple(self._workers):
-            sink = worker.sink
-            if sink.name in skip or not (sink.every_step or row is not None):
-                continue
-            done = worker.hand_over((record if sink.every_step else None, row))
-            worker.catch_up(done)
-            if sink.waited_for:
-                waited_for.append(done)
-        for done in waited_for:
-            self._patience.wait(done)
+        workers = [worker for worker in self._workers if worker.sink.name not in skip]
+        for worker in workers:
+            if worker.sink.every_step or row is not None:
+                worker.hand_over((record if worker.sink.every_step else None, row))
+        for worker in workers:
+            if worker.sink.waited_for:
+                worker.wait()
         _drop(self._workers, self._hangs_after_s)
 
     def close(self) -> None:
@@ -147,8 +141,10 @@ def _close(
     if row is not None:
         for worker in workers:
             worker.hand_over((None, row))
-    for worker, closed in [(worker, worker.hand_over(statistics)) for worker in workers]:
-        if not worker.is_current() and not closed.acquire(timeout=max(0.0, until - time.monotonic())):
+    for worker in workers:
+        worker.hand_over(statistics)
+    for worker in workers:
+        if not worker.is_done(until - time.monotonic()):
             worker.trouble = worker.trouble or f"did not finish in {closing_s:g} s"
     _drop(workers, hangs_after_s)
     workers.clear()
@@ -164,37 +160,22 @@ def _drop(workers: list[_Worker], hangs_after_s: float) -> None:
             tell(f"the monitor goes on without {worker.sink.name}: it {trouble}")
 
 
-class _Patience:
-    """How long the training still waits for sinks that are slow: bounded in all, and then a share of its time."""
-
-    def __init__(self, most_s: float) -> None:
-        self._most_s = self._left_s = most_s
-        self._since = time.monotonic()
-
-    def wait(self, done: Lock) -> None:
-        if done.acquire(blocking=False):
-            return
-        before = time.monotonic()
-        left_s = min(self._most_s, self._left_s + PATIENCE_SHARE * (before - self._since))
-        if left_s > _USUAL_WAIT_S:
-            done.acquire(timeout=left_s)
-        self._since = time.monotonic()
-        self._left_s = left_s - max(0.0, self._since - before - _USUAL_WAIT_S)
-
-
 class _Worker:
-    """A sink and its thread.
+    """A sink and its thread, which is a daemon: one of an executor would hold up the end of the process.
 
     Attributes:
         trouble: why the sink is to be dropped, in words.
     """
 
-    def __init__(self, sink: Sink, session: Session) -> None:
+    def __init__(self, sink: Sink, session: Session, patience_s: float) -> None:
         self.sink = sink
         self.trouble: str | None = None
-        self._queue: SimpleQueue[tuple[_Job, Lock] | None] = SimpleQueue()
+        self._patience_s = patience_s
+        # No `Queue`: the garbage collector may close the sinks while this very thread holds that queue's lock.
+        self._jobs: SimpleQueue[tuple[_Job, Event] | None] = SimpleQueue()
+        self._last_done = Event()
+        self._last_done.set()
         self._busy_since: float | None = time.monotonic()
-        self._abandoned = False
         self._may_catch_up = True
         self._thread = Thread(target=self._run, args=(session,), name=f"profiler_wrapper {sink.name}", daemon=True)
         try:
@@ -202,31 +183,36 @@ class _Worker:
         except RuntimeError as error:  # there may be no more threads
             self._fail(error)
 
-    def hand_over(self, job: _Job) -> Lock:
-        """Gives a lock that can be had when the job is done, or will not be."""
-        done = Lock()
-        if self._queue.qsize() >= QUEUE_LENGTH:
-            self.trouble = self.trouble or f"is {QUEUE_LENGTH} steps late"
-        if self._has_failed():
-            return done
-        done.acquire()
-        self._queue.put((job, done))
-        if self._has_failed():  # meanwhile, and may not see this one
-            _free(done)
-        return done
-
-    def catch_up(self, done: Lock) -> None:
-        """Waits for a job that was handed over, if there are many before it.
+    def hand_over(self, job: _Job) -> None:
+        """Do it after the others. Waits a moment where there are too many before it.
 
         A loop that does nothing but log is quicker than any sink, and would leave all of them behind.
         """
-        if self._may_catch_up and self._queue.qsize() >= LATE:
-            self._may_catch_up = done.acquire(timeout=CATCHING_UP_S)
-            if self._may_catch_up:
-                done.release()
+        if self._jobs.qsize() >= QUEUE_LENGTH:
+            self.trouble = self.trouble or f"is {QUEUE_LENGTH} steps late"
+        if self.trouble is None:
+            self._last_done = Event()
+            self._jobs.put((job, self._last_done))
+            if self._may_catch_up and self._jobs.qsize() >= LATE:
+                self._may_catch_up = self.is_done(CATCHING_UP_S)
 
-    def _has_failed(self) -> bool:
-        return self.trouble is not None
+    def wait(self) -> None:
+        """Until all is done that was handed over, as long as there is patience left."""
+        if self._patience_s > 0:
+            before = time.monotonic()
+            self.is_done(self._patience_s)
+            self._patience_s -= max(0.0, time.monotonic() - before - _USUAL_WAIT_S)
+
+    def is_done(self, wait_s: float) -> bool:
+        """Whether all is done that was handed over, within so long; its own thread does not wait for itself."""
+        until = time.monotonic() + wait_s
+        while self.trouble is None and self._thread is not current_thread():
+            left_s = until - time.monotonic()
+            if self._last_done.wait(min(_LOOK_S, max(0.0, left_s))):
+                break
+            if left_s <= 0:
+                return False
+        return True
 
     def hanging(self, after_s: float) -> str | None:
         """In words, if one call takes that long."""
@@ -237,42 +223,24 @@ class _Worker:
 
     def abandon(self) -> None:
         """Ends the thread as soon as its sink returns."""
-        self._abandoned = True
-        self._queue.put(None)
-
-    def is_current(self) -> bool:
-        """Whether this is called in the sink's own thread, where waiting for it would be in vain."""
-        return self._thread is current_thread()
+        self.trouble = self.trouble or "was left out"
+        self._jobs.put(None)
 
     def _run(self, session: Session) -> None:
         try:
             self.sink.open(session)
-            while self._next():
-                pass
+            self._busy_since = None
+            while (taken := self._jobs.get()) is not None and self.trouble is None:
+                job, done = taken
+                self._busy_since = time.monotonic()
+                self._do(job)
+                self._busy_since = None
+                done.set()
+                if isinstance(job, RunStatistics):
+                    return
         except BaseException as error:
             self._fail(error)
-        self._busy_since = None
-        while not self._queue.empty():  # nobody waits for what will not be done
-            taken = self._queue.get()
-            if taken is not None:
-                _free(taken[1])
-
-    def _next(self) -> bool:
-        """One job; whether more may follow."""
-        self._busy_since = None
-        taken = self._queue.get()
-        if taken is None or self._abandoned:
-            return False
-        self._busy_since = time.monotonic()
-        job, done = taken
-        try:
-            self._do(job)
-        except BaseException as error:  # known before anybody who waits goes on
-            self._fail(error)
-            return False
-        finally:
-            _free(done)
-        return not isinstance(job, RunStatistics)
+            self._last_done.set()
 
     def _do(self, job: _Job) -> None:
         if isinstance(job, RunStatistics):
@@ -288,8 +256,3 @@ class _Worker:
 
     def _fail(self, error: BaseException) -> None:
         self.trouble = f"raised {type(error).__name__}: {error}"
-
-
-def _free(lock: Lock) -> None:
-    with contextlib.suppress(RuntimeError):  # it is free
-        lock.release()
