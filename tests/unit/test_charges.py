@@ -33,6 +33,7 @@ def found_in(trace: Trace) -> Attributed:
         rotated = attributed(other.recording())
         assert [charged(rotated, name) for name in names] == [charged(found, name) for name in names]
         assert sorted(rotated.charges.time_ns) == sorted(found.charges.time_ns)
+        assert rotated.captured_kernels == found.captured_kernels
     return found
 
 
@@ -172,6 +173,17 @@ def test_kernels_that_are_captured_do_not_run(begin: str, end: str) -> None:
     assert any("40 kernels were captured" in warning for warning in result.warnings)
     assert "capture of a graph" in result.summary["verdict"]
     assert result.summary["findings"] == []
+
+
+def test_only_what_is_launched_between_begin_and_end_of_a_capture_is_captured() -> None:
+    trace = Trace().kernel("eager", 20, 30, launched=10).launch(50, 51, correlation=900)  # its kernel was lost
+    for begin in (100, 300):  # two captures of two kernels each
+        trace.launch(begin, begin + 5, name="cudaStreamBeginCapture")
+        trace.launch(begin + 5, begin + 9, correlation=1000 + begin)
+        trace.launch(begin + 50, begin + 52, correlation=1001 + begin, thread=2)
+        trace.launch(begin + 90, begin + 95, name="cudaStreamEndCapture")
+    trace.kernel("between", 500, 510, launched=250).launch(490, 491, correlation=3000)
+    assert found_in(trace).captured_kernels == 4
 
 
 def test_an_empty_recording() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from memory_recordings import category_at
 from memory_recordings import use_in_any_order as use_of
+from profiler_wrapper.analysis.memory_told import EventsByAddress
 from recordings import AUTOGRAD, NODE, Trace
 
 OPTIMIZER = "Optimizer.step#AdamW.step"
@@ -31,6 +33,28 @@ def test_what_is_told_holds_for_the_allocation_that_was_alive_then() -> None:
         {"os_state": 64},
         {"activation": 64},
     ]
+
+
+@pytest.mark.parametrize(
+    ("address", "event", "last_before", "first_from"),
+    [
+        (7, 0, -1, 0), (7, 1, 0, 2), (7, 3, 2, 3), (7, 4, 3, -1), (7, 5, 3, -1),
+        (9, 0, -1, 1), (9, 1, -1, 1), (9, 2, 1, 4), (9, 5, 4, -1),
+        (6, 5, -1, -1), (8, 0, -1, -1), (10, 5, -1, -1),
+    ],
+)  # fmt: skip
+def test_who_lay_at_an_address_before_and_after_an_event(
+    address: int, event: int, last_before: int, first_from: int
+) -> None:
+    index = EventsByAddress(np.array([7, 9, 7, 7, 9]))
+    query = (np.array([address]), np.array([event]))
+    assert (index.last_before(*query).tolist(), index.first_from(*query).tolist()) == ([last_before], [first_from])
+
+
+def test_what_is_told_where_everything_has_been_freed_is_of_another_allocator() -> None:
+    trace = Trace().mark("a", 0, 400).op("aten::mm", 10, 20).memory(15, 64, address=7)
+    trace.op("aten::mm", 30, 40).memory(35, 64, address=9).memory(90, -64, address=9)
+    assert category_at(use_of(trace, (130, [(9, 64, "grads", "w")])), 35) == {"activation": 128}
 
 
 def test_a_block_smaller_than_what_is_told_is_another() -> None:
@@ -116,6 +140,25 @@ def test_where_nothing_is_told_what_outlives_its_run_of_backward_is_a_gradient()
     assert category_at(use, 230) == {"grads": 64, "activation": 8}
     assert not use.known_owners
     assert any("not known" in note for note in use.notes)
+
+
+@pytest.mark.parametrize(
+    ("freed", "held"),
+    [(299, {"activation": 72}), (300, {"activation": 72}), (301, {"grads": 64, "activation": 8})],
+)
+def test_a_gradient_is_there_when_its_run_of_backward_has_ended(freed: int, held: dict[str, int]) -> None:
+    trace = backward().memory(freed, -64, address=1, thread=AUTOGRAD)
+    assert category_at(use_of(trace), 230) == held
+
+
+@pytest.mark.parametrize(
+    ("freed", "category"),
+    [(399, "activation"), (400, "grads"), (450, "grads"), (500, "grads"), (501, "activation"), (900, "activation")],
+)
+def test_only_what_zero_grad_itself_frees_was_a_gradient(freed: int, category: str) -> None:
+    trace = backward().annotation(ZERO_GRAD, 10, 15).annotation(ZERO_GRAD, 400, 500).memory(freed, -64, address=1)
+    use = use_of(trace.memory(950, 1, address=3), (0, [(99, 16, "params", "w")]))
+    assert category_at(use, 220) == {category: 64, "params": 16}
 
 
 def test_a_run_of_backward_ends_where_a_layer_begins() -> None:

@@ -9,7 +9,10 @@ from profiler_wrapper.analysis.memory_growth import student_quantile
 from recordings import AUTOGRAD, Trace
 
 # Two-sided 95 % quantiles of Student's t, from a printed table.
-TABLE = {1: 12.706, 2: 4.303, 5: 2.571, 10: 2.228, 11: 2.201, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 120: 1.980}
+TABLE = {
+    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228,
+    11: 2.201, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 120: 1.980,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("degrees_of_freedom", "quantile"), TABLE.items())
@@ -99,6 +102,8 @@ def test_what_an_optimizer_is_told_to_hold_is_no_leak() -> None:
 
 def test_a_list_of_losses_is_no_leak() -> None:
     assert use_of(leaking(20, size=4)).leaks == ()
+    assert use_of(leaking(20, size=1020)).leaks == ()
+    assert len(use_of(leaking(20, size=1024)).leaks) == 1
 
 
 def test_leaks_of_two_layers_are_two_the_larger_first() -> None:
