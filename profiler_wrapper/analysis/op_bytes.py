@@ -588,8 +588,9 @@ def only_calls(name: str) -> bool:
 
 def has_rule(name: str) -> bool:
     """Whether shapes of ops of this name give bytes: their own, or those of an op that calls them."""
-    known = _RULES.keys() | ATTENTIONS.keys()
-    return name in known or name in INDEXING or name in SHOWS_INDICES or _rule_by_pattern(name) is not None
+    if name in _RULES or name in ATTENTIONS or name in INDEXING or name in SHOWS_INDICES:
+        return True
+    return _rule_by_pattern(name) is not None
 
 
 def _rule_by_pattern(name: str) -> _Rule | None:

@@ -276,7 +276,7 @@ def takes_lists(name: str) -> bool:
 
 
 def element_size_of_kernel(name: str) -> int | None:
-    """What the name of a kernel over lists tells; None where it tells nothing."""
+    """Bytes of one element by the name of a kernel over lists; None where the name has no type."""
     opaque = _OPAQUE.search(name)
     if opaque is not None:
         return int(opaque[1])
@@ -285,7 +285,10 @@ def element_size_of_kernel(name: str) -> int | None:
 
 
 class ElementSizes:
-    """Sizes of the elements in the lists that the ops `spans` were given."""
+    """Bytes of one element in the lists of tensors that the ops `spans` were given, whose types are not recorded.
+
+    The kernel that an op launched names the type that it works on; an op that gives one new tensor allocates it.
+    """
 
     def __init__(self, recording: Recording, parent: Int32, charges: Charges, spans: Int64) -> None:
         self._recording = recording
@@ -307,7 +310,7 @@ class ElementSizes:
                 self._by_kernel.setdefault(span, set()).add(size)
 
     def of(self, span: int, shapes: OpShapes) -> int:
-        """Bytes of one element; 0 where nothing tells, or not all agree."""
+        """Bytes of one element of the lists of an op; 0 where it is not known, or not all kernels agree."""
         sizes = self._by_kernel.get(span, set())
         if sizes:
             return next(iter(sizes)) if len(sizes) == 1 else 0
