@@ -54,4 +54,14 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "runtime = np.flatnonzero((spans.category == Category.RUNTIME) & (spans.correlation >= 0))",
         "0 -> 1",
     ): _NO_ZERO,
+    (
+        "_highest",
+        "padded = np.append(values, values[-1])",
+        "-1 -> 0",
+    ): "what stands behind the last value belongs to no interval",
+    (
+        "EventsByAddress._at",
+        "event_found = self._order[np.where(inside, place, 0)]",
+        "0 -> -1",
+    ): "any place does: what is not inside is left out below",
 }

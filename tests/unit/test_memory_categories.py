@@ -193,9 +193,10 @@ def test_generation_makes_activation(flag: str) -> None:
     assert use.peak_owners[0].phase == flag
 
 
-def test_a_loss_outside_of_all_layers_is_activation_and_other_code_is_other() -> None:
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_loss_outside_of_all_layers_is_activation_and_other_code_is_other(number: int) -> None:
     trace = Trace().mark("a", 0, 50).op("aten::cross_entropy_loss", 60, 90)
-    trace.op("aten::_log_softmax", 65, 75, sequence=3, forward_thread=0).memory(70, 64, address=1)
+    trace.op("aten::_log_softmax", 65, 75, sequence=number, forward_thread=0).memory(70, 64, address=1)
     trace.op("aten::randint", 100, 110).memory(105, 8, address=2)
     assert category_at(use_of(trace), 105) == {"activation": 64, "other": 8}
 
@@ -216,6 +217,18 @@ def test_the_op_is_the_innermost_that_does_not_merely_allocate() -> None:
         8: "",
         16: "MulBackward0",
     }
+
+
+def test_a_recording_that_only_frees_ends_with_its_last_free() -> None:
+    use = use_of(Trace().mark("a", 0, 100).memory(30, -64, address=1).memory(40, -8, address=2))
+    assert (use.peak.total_bytes, use.peak.time_ns) == (8, 30)
+    assert (use.last.total_bytes, use.last.time_ns) == (0, 40)
+
+
+def test_an_allocation_of_no_bytes_is_none() -> None:
+    trace = Trace().mark("a", 0, 100).op("aten::mm", 10, 20).memory(15, 64, address=1).memory(16, 0, address=2)
+    (owner,) = use_of(trace).peak_owners
+    assert (owner.size_bytes, owner.count) == (64, 1)
 
 
 def test_memory_that_no_thread_of_the_trace_made_is_other() -> None:

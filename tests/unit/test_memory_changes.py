@@ -137,6 +137,16 @@ def test_what_an_optimizer_makes_for_itself_and_a_large_state() -> None:
     assert [size for text, size in found.items() if "8 bits" in text] == [600]
 
 
+@pytest.mark.parametrize(("state_bytes", "told"), [(999, False), (1000, True)])
+def test_a_state_counts_from_a_tenth_of_the_peak_on(state_bytes: int, told: bool) -> None:
+    trace = Trace().mark("a", 0, 50).memory(20, 1, address=9).memory(30, -1, address=9)
+    held = [
+        (50_000, state_bytes, "os_state", "exp_avg of a.weight"),
+        (90_000, 9999 - state_bytes, "params", "a.weight"),
+    ]
+    assert any("8 bits" in change.text for change in use_of(trace, (5, held)).changes) == told
+
+
 def test_a_leak_is_a_change() -> None:
     trace = Trace()
     for step in range(10):
