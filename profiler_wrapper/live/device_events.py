@@ -203,6 +203,8 @@ class EventPool:
 
 # --- moments of a training loop ---
 
+Moment = tuple[int, Any]  # nanoseconds of the monotonic clock, and the event on the device if there is one
+
 
 class Mark:
     """A point in time: on the host, and in the work of the device if it is in use."""

@@ -1,23 +1,183 @@
-"""`LayerTimer`: how long forward and backward of each block take, for loops that have no `TrainingMonitor`."""
+"""`LayerTimer`: how long forward and backward of each block take, in a training loop or in a `TrainingMonitor`."""
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
 import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
 
+import msgspec
 from torch import nn
 
 from profiler_wrapper.capture.optimizers import find_optimizers
 from profiler_wrapper.capture.pipeline import find_stages
+from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.capture.switch import is_off
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.live.device_events import Mark, StepClock, find_accelerator
-from profiler_wrapper.live.layer_watch import LayerWatch
-from profiler_wrapper.live.log import checked_place
+from profiler_wrapper.live.breakdown import Boundaries, Breakdown
+from profiler_wrapper.live.device_events import Accelerator, EventPool, Mark, StepClock, find_accelerator
+from profiler_wrapper.live.layer_spans import LayerSpans, StepSpans
+from profiler_wrapper.live.log import SpanLog, SpanPlace, checked_place, span_log, text_line, text_name
+from profiler_wrapper.live.step_rows import More, SeenStep, device_time_ns, rows_of
 from profiler_wrapper.notices import Notices
+
+
+def _write_step(log: SpanLog, step: SeenStep) -> None:
+    """Lines of a step that the device has come to the end of; what it has not come to has no time there.
+
+    Raises:
+        OSError: the files cannot be made.
+    """
+    now = perf_counter_ns()
+    if now >= log.look_at:
+        log.look(now)
+    text_head, offset_ns = log.heads[0], log.offset_ns
+    line_head = b'%b"step":%d,' % (log.heads[1], step.number)
+    texts: list[bytes] = []
+    lines: list[bytes] = []
+    for kind, name, layer, (begin, first), (end, last), thread, depth, parent, more in rows_of(step):
+        end = max(begin, end)
+        device_ns = None if first is None else device_time_ns(first, last)
+        if device_ns is not None and more is not None:
+            device_ns = max(0, device_ns - more.device_waiting_ns)
+        start_ns, lasted = begin + offset_ns, end - begin
+        label, fixed = _fixed(kind, name, layer, depth, parent)
+        told = b"" if more is None else _more(more)
+        texts.append(text_line(text_head, label, start_ns, start_ns + lasted, device_ns))
+        lines += (
+            b'%b%b"start_ns":%d,"duration_ns":%d,"thread":%d,%b"device_ns":'
+            % (line_head, fixed, start_ns, lasted, thread, told),
+            b"null}\n" if device_ns is None else b"%d}\n" % device_ns,
+        )
+    log.write(b"".join(texts), b"".join(lines))
+
+
+@functools.lru_cache(maxsize=4096)
+def _fixed(kind: str, name: str, layer: str | None, depth: int, parent: str | None) -> tuple[bytes, bytes]:
+    """What of its line of text, and of its JSON line, is the same in each step."""
+    fields: dict[str, Any] = {"name": name, "kind": kind}
+    if layer is not None:
+        fields["layer"] = layer
+    fields |= {"depth": depth, "parent": parent}
+    return text_name(name), msgspec.json.encode(fields)[1:-1] + b","
+
+
+def _more(more: More) -> bytes:
+    fields = {name: value for name, value in zip(more._fields[:-1], more[:-1], strict=True) if value is not None}
+    return msgspec.json.encode(fields)[1:-1] + b"," if fields else b""
+
+
+MOST_STEPS = 1024  # that the device may be behind
+
+
+class LayerWatch:
+    """Layers, parts and steps of a loop, as spans of the rank's timer files. Its methods may raise.
+
+    Args:
+        model: as it is called in the loop, wrappers included, or a pipeline's schedule or stage.
+        mark: makes the marks of the parts.
+        on_failure: told of what fails where nobody could catch it.
+
+    Attributes:
+        parts: what listens; to be started, and told of each step's begin and end.
+    """
+
+    def __init__(
+        self,
+        model: object,
+        place: SpanPlace,
+        accelerator: Accelerator | None,
+        notices: Notices,
+        *,
+        mark: Callable[[], Mark],
+        on_failure: Callable[[str, Exception], None],
+        optimizers: Sequence[Any] = (),
+    ) -> None:
+        events = None if accelerator is None else EventPool(accelerator, notices)
+        self._layers = LayerSpans(model, events, on_failure, notices)
+        stages = find_stages(model)
+        self._stages = max(1, len(stages))
+        # What a schedule calls are its stages' modules; nobody else holds this list. A model is not held.
+        self._called = None if isinstance(model, nn.Module) else nn.ModuleList(stage.module for stage in stages)
+        self.parts = self._layers.parts = Breakdown(
+            mark,
+            on_failure,
+            model=model if isinstance(model, nn.Module) else self._called,
+            optimizers=optimizers,
+            notices=notices,
+            listener=self._layers,
+        )
+        self._waiting: deque[SeenStep] = deque()
+        self._log = span_log(_with_coordinates(place, model), notices)
+        self._log.users += 1
+        self._closed = False
+
+    def begin_step(self) -> None:
+        """A step begins; the parts have been told."""
+        self._layers.begin_step()
+
+    def forget_step(self) -> None:
+        """The step that was begun is none."""
+        self._layers.forget_step()
+
+    def end_step(self) -> StepSpans:
+        """The step has ended; the parts have been told."""
+        return self._layers.end_step()
+
+    def add(self, number: int, begin: Mark, end: Mark, boundaries: Boundaries, found: StepSpans) -> None:
+        """Write a step as soon as the device has come to its end."""
+        self._waiting.append(SeenStep(number, begin, end, boundaries, found, threading.get_native_id(), self._stages))
+        self.pass_on()
+
+    def leave_out(self, found: StepSpans) -> None:
+        """A step that is not to be written."""
+        self._layers.give_back(found.events)
+
+    def pass_on(self, *, everything: bool = False) -> None:
+        """Write the steps that the device has come to the end of, and those there are too many of."""
+        waiting = self._waiting
+        while waiting and (everything or len(waiting) > MOST_STEPS or waiting[0].end.reached):
+            step = waiting.popleft()
+            _write_step(self._log, step)
+            if step.end.reached:
+                self._layers.give_back(step.found.events)
+
+    def close(self) -> None:
+        """Write all there is, without waiting for the device, and let go of the files."""
+        if self._closed:
+            return
+        self._closed = True
+        self._layers.stop()
+        self.parts.stop()
+        self.pass_on(everything=True)
+        if self._log.owner is not None:
+            self._log.flush()
+        self._log.users -= 1
+        if self._log.users <= 0:
+            self._log.close()
+
+    def flush(self) -> Path | None:
+        """Write what the device has come to; the path of the text."""
+        self.pass_on()
+        return self._log.flush()
+
+
+def _with_coordinates(place: SpanPlace, model: object) -> SpanPlace:
+    """As the model's own mesh or stages tell, where the user does not."""
+    if place.device_mesh is not None or place.coordinates is not None:
+        return place
+    stages = find_stages(model)
+    modules = [model] if isinstance(model, nn.Module) else [stage.module for stage in stages]
+    info = run_info(modules=modules, stages=stages, environment=place.environment)
+    return replace(place, coordinates=dict(info.coordinates) or None)
 
 
 class LayerTimer:

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from profiler_wrapper.live.backward_runs import Moment
 from profiler_wrapper.live.breakdown import Boundaries
-from profiler_wrapper.live.device_events import Mark
-from profiler_wrapper.live.layer_calls import StepSpans
+from profiler_wrapper.live.device_events import Mark, Moment
+from profiler_wrapper.live.layer_spans import StepSpans
 from profiler_wrapper.live.step_waits import Wait
 
 _PARENTS: dict[str, str | None] = {"forward": "forward", "backward": "backward", "recompute": "backward"}

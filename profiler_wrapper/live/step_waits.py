@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from profiler_wrapper.capture.phases import in_backward
-from profiler_wrapper.live.backward_runs import Moment
+from profiler_wrapper.live.device_events import Moment
 from profiler_wrapper.live.rank_waits import Told
 
 MOST_WAITS = 20_000  # of a step

@@ -18,7 +18,7 @@ from profiler_wrapper.live.device_events import Accelerator, Mark, StepClock
 from profiler_wrapper.live.flop_probe import FlopProbe
 from profiler_wrapper.live.gaps import Gaps
 from profiler_wrapper.live.job import Job, Told
-from profiler_wrapper.live.layer_watch import LayerWatch
+from profiler_wrapper.live.layer_timer import LayerWatch
 from profiler_wrapper.live.log import SpanPlace
 from profiler_wrapper.live.memory import Memory
 from profiler_wrapper.live.pending import PendingStep, PendingSteps

@@ -20,8 +20,8 @@ from layer_runs import EXPECTED, Block, Spend, Stack, Time, milliseconds, rows_o
 from monitoring import Device
 from profiler_wrapper import ProfilerWrapperWarning, Timer, TrainingMonitor, WrongUse
 from profiler_wrapper.live import layer_spans
+from profiler_wrapper.live.layer_spans import Units
 from profiler_wrapper.live.layer_timer import LayerTimer
-from profiler_wrapper.live.layer_units import Units
 from unchanged import Boom, hooks_of, ours_in_the_way
 
 X = torch.ones(2, 4)

@@ -10,7 +10,7 @@ from torch import nn
 
 from layer_runs import Block, Stack, Time, rows_of, timing
 from profiler_wrapper import TrainingMonitor
-from profiler_wrapper.live import backward_runs, breakdown
+from profiler_wrapper.live import breakdown, layer_spans
 from profiler_wrapper.live.layer_timer import LayerTimer
 from programs import warned
 
@@ -118,7 +118,7 @@ def test_a_view_that_autograd_has_given_up(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_is_run_any_number_of_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backward_runs, "MOST_RECORDS", 30)
+    monkeypatch.setattr(layer_spans, "MOST_RECORDS", 30)
     time = Time()
     model = Stack(time, blocks=1)
     with timing(model, tmp_path, time) as layers:

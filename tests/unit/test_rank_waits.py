@@ -12,10 +12,8 @@ import torch
 
 from monitoring import Device
 from profiler_wrapper.live import rank_waits
-from profiler_wrapper.live.backward_runs import LayerSpan
 from profiler_wrapper.live.device_events import Mark
-from profiler_wrapper.live.layer_calls import StepSpans
-from profiler_wrapper.live.layer_units import Unit
+from profiler_wrapper.live.layer_spans import LayerSpan, StepSpans, Unit
 from profiler_wrapper.live.rank_waits import Told
 from profiler_wrapper.live.step_rows import Row, SeenStep, rows_of
 from profiler_wrapper.live.step_waits import StepWaits, Wait
