@@ -1,4 +1,4 @@
-"""Median and its deviation over numbers of which some are not known."""
+"""Median, its deviation and outliers, over numbers of which some are not known."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ import numpy.typing as npt
 Float = npt.NDArray[np.float64]
 
 MAD_TO_SIGMA: Final = 1.4826  # median deviation of normal numbers to their standard deviation
+# An outlier is farther from the median than both of these.
+OUTLIER_SHARE: Final = 0.2  # of the median
+OUTLIER_DEVIATIONS: Final = 5.0  # robust standard deviations
+FEWEST_VALUES: Final = 3  # among which one can be an outlier
 
 
 def median(values: npt.NDArray[Any] | Sequence[float], axis: int = 0) -> Float:
@@ -31,3 +35,14 @@ def mad(values: npt.NDArray[Any] | Sequence[float], axis: int = 0) -> Float:
     """Median absolute deviation from the median, scaled to the standard deviation of normal numbers."""
     center = np.expand_dims(median(values, axis), axis)
     return MAD_TO_SIGMA * median(np.abs(np.asarray(values, dtype=np.float64) - center), axis)
+
+
+def outliers(values: Sequence[float]) -> dict[int, float]:
+    """Index and relative excess of each value far from the median of all; none among fewer than three."""
+    if len(values) < FEWEST_VALUES:
+        return {}
+    center = float(median(values))
+    if center <= 0:
+        return {}
+    far = max(OUTLIER_SHARE * center, OUTLIER_DEVIATIONS * float(mad(values)))
+    return {i: value / center - 1 for i, value in enumerate(values) if abs(value - center) > far}

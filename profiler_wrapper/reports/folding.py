@@ -15,11 +15,11 @@ from itertools import takewhile
 
 from profiler_wrapper.analysis.model import Analysis, LayerRow
 from profiler_wrapper.analysis.numbered_names import fill_numbers, split_number
-from profiler_wrapper.analysis.outliers import FEWEST_ALIKE, outliers
 from profiler_wrapper.analysis.phase import FORWARD_PHASES, Phase
+from profiler_wrapper.analysis.statistics import FEWEST_VALUES, outliers
 from profiler_wrapper.analysis.sums import sum_if_all_known, sum_of_known
 
-FEWEST_FOLDED = FEWEST_ALIKE
+FEWEST_FOLDED = FEWEST_VALUES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from profiler_wrapper.analysis.model import Analysis, StepRow, UncountedRow
 from profiler_wrapper.analysis.numbered_names import number_ranges
-from profiler_wrapper.analysis.outliers import outliers
 from profiler_wrapper.analysis.peaks import find_peaks
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.analysis.roofline import _note
+from profiler_wrapper.analysis.statistics import outliers
 from profiler_wrapper.analysis.view_model import Overview, StepSplit
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.describe import coverage_percent, step_time_in_words, use_line, use_lines

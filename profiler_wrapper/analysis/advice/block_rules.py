@@ -11,8 +11,8 @@ from profiler_wrapper.analysis.advice.facts import Facts, Rule
 from profiler_wrapper.analysis.advice.wording import duration, size
 from profiler_wrapper.analysis.model import LayerRow
 from profiler_wrapper.analysis.numbered_names import split_number
-from profiler_wrapper.analysis.outliers import ODD_DEVIATIONS, ODD_SHARE, robust_deviation
 from profiler_wrapper.analysis.phase import FORWARD_PHASES, Phase
+from profiler_wrapper.analysis.statistics import OUTLIER_DEVIATIONS, OUTLIER_SHARE, mad
 from profiler_wrapper.analysis.view_model import Finding
 
 _FEWEST = 4  # among fewer it is hard to say who is odd
@@ -78,7 +78,7 @@ def _block(facts: Facts, name: str, rows: Sequence[LayerRow]) -> _Block:
 def _odd(blocks: Sequence[_Block], values: Sequence[float]) -> list[_Block]:
     """Those whose value is far above the median of all."""
     middle = median(values)
-    far = max(ODD_SHARE * middle, ODD_DEVIATIONS * robust_deviation(values))
+    far = max(OUTLIER_SHARE * middle, OUTLIER_DEVIATIONS * float(mad(values)))
     return [block for block, value in zip(blocks, values, strict=True) if middle > 0 and value - middle > far]
 
 
@@ -88,8 +88,8 @@ def _in_every_step(block: _Block, blocks: Sequence[_Block]) -> bool:
         return True
     likes = [median(times) for times in zip(*(other.by_step_ns for other in blocks), strict=True)]
     above = [own - like for own, like in zip(block.by_step_ns, likes, strict=True)]
-    noise = max(robust_deviation(other.by_step_ns) for other in blocks if other is not block)
-    return bool(min(above) > ODD_SHARE / 2 * median(likes) and median(above) > _STEP_DEVIATIONS * noise)
+    noise = max(float(mad(other.by_step_ns)) for other in blocks if other is not block)
+    return bool(min(above) > OUTLIER_SHARE / 2 * median(likes) and median(above) > _STEP_DEVIATIONS * noise)
 
 
 def _slow(facts: Facts, block: _Block, blocks: Sequence[_Block]) -> Finding:

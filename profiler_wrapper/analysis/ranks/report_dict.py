@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from profiler_wrapper.analysis.statistics import median
+
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.ranks.model import (
         Accounting,
@@ -184,8 +186,8 @@ def _rank_dicts(report: RanksReport) -> list[dict[str, Any]]:
                 },
                 "waiting_ms_per_step": None if source == "unknown" else _number(waiting[at] / 1e6),
                 "wall_ms_per_step": _number(wall[at] / 1e6),
-                "relative_score": _number(_median(report.scores.relative[:, at])),
-                "individual_score": _number(_median(report.scores.individual[:, at])),
+                "relative_score": _number(float(median(report.scores.relative[:, at]))),
+                "individual_score": _number(float(median(report.scores.individual[:, at]))),
                 "flagged": bool(report.scores.flagged_relative[at] or report.scores.flagged_individual[at]),
                 "flagged_relative": bool(report.scores.flagged_relative[at]),
                 "flagged_individual": bool(report.scores.flagged_individual[at]),
@@ -214,7 +216,7 @@ def _stage_dicts(report: RanksReport) -> list[dict[str, Any]]:
             {
                 "stage": stage,
                 "ranks": int(members.shape[1]),
-                "own_ms_per_step": _number(_median(members) / 1e6),
+                "own_ms_per_step": _number(float(median(members.ravel())) / 1e6),
                 "share": None if at is None or replay is None else _number(replay.share_of_stage[at]),
             }
         )
@@ -261,7 +263,7 @@ def _clock_dict(clocks: Clocks | None) -> dict[str, Any] | None:
         "events": clocks.events,
         "largest_offset_ms": _number(_largest(np.abs(clocks.offset_ns)) / 1e6),
         "largest_drift_ppm": _number(_largest(np.abs(clocks.drift)) * 1e6),
-        "residual_us": _number(_median(clocks.residual_ns) / 1e3),
+        "residual_us": _number(float(median(clocks.residual_ns)) / 1e3),
         "largest_residual_us": _number(_largest(clocks.residual_ns) / 1e3),
         "notes": list(clocks.notes),
     }
@@ -283,11 +285,6 @@ def _means(values: Float) -> Float:
     counts = known.sum(axis=0)
     sums = np.where(known, values, 0.0).sum(axis=0)
     return np.asarray(np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0))
-
-
-def _median(values: Float) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if known.size else math.nan
 
 
 def _largest(values: Float) -> float:
