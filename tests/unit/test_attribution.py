@@ -128,6 +128,12 @@ def test_a_forward_op_that_begins_with_the_node_or_after_it_did_not_make_it(begi
     assert found.recording.spans.start_ns[link.forward_op] == 25
 
 
+def test_a_node_that_only_a_later_op_has_the_number_of_is_of_no_known_layer() -> None:
+    trace = Trace().mark("fc", 10, 50).node("AddmmBackward0", 200, 260, number=5).op("x", 210, 220, thread=AUTOGRAD)
+    trace.mark("later", 300, 400).op("aten::addmm", 310, 320, sequence=5, forward_thread=0)
+    assert place(found_in(trace), "x") == (f"[{NO_FORWARD_LINK}]", "backward")
+
+
 def test_numbers_count_per_thread_and_the_arrow_tells_which() -> None:
     trace = (
         trained().mark("elsewhere", 0, 100, thread=9).op("aten::mul", 30, 40, thread=9, sequence=5, forward_thread=0)
