@@ -15,6 +15,7 @@ import argparse
 import csv
 import gzip
 import hashlib
+import importlib
 import inspect
 import io
 import json
@@ -59,6 +60,7 @@ Tree = Any  # of JSON types
 Row = dict[str, Any]
 Group = Callable[["Outputs"], None]
 GROUPS: dict[str, Group] = {}
+LONG = {"adapters", "compare traces", "guard traces"}  # groups that the suite leaves out
 
 
 class Missing(Exception):
@@ -81,7 +83,7 @@ class Outputs:
     def csv(self, name: str, text: str) -> None:
         """By column, so that a difference names it."""
         head, *rows = csv.reader(io.StringIO(text))
-        self.numbers(name, {column: [row[at] for row in rows] for at, column in enumerate(head)})
+        self.numbers(name, {"columns": head, **{column: [row[at] for row in rows] for at, column in enumerate(head)}})
 
     def file(self, path: str | Path) -> None:
         """A file that the package wrote: a page's data, JSON and CSV are numbers, text is text, pictures are there."""
@@ -247,12 +249,24 @@ def _short(value: Tree) -> str:
     return text if len(text) <= 300 else f"{text[:300]}..."
 
 
+def versions() -> dict[str, str]:
+    """What the outputs also depend on, in their last digits and in argparse's words."""
+    import numpy as np
+
+    return {"python": f"{sys.version_info[0]}.{sys.version_info[1]}", "numpy": np.__version__}
+
+
+def kept_versions() -> dict[str, str]:
+    found: dict[str, str] = json.loads(_text(KEPT / "versions.json"))
+    return found
+
+
 def kept_file(kind: str, name: str) -> Path:
     return KEPT / kind / f"{name.replace(' ', '_')}.json"
 
 
 def check(name: str) -> list[str]:
-    """What is otherwise in a group than what is kept; texts depend on the version of Python (argparse's help).
+    """What is otherwise in a group than what is kept.
 
     Raises:
         Missing: an input is not there.
@@ -269,6 +283,7 @@ def check(name: str) -> list[str]:
 
 def update(name: str) -> None:
     """Keep what a group makes from now on."""
+    (KEPT / "versions.json").write_text(json.dumps(versions()) + "\n", encoding="utf-8")
     for kind, outputs in make(name).items():
         path = kept_file(kind, name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -459,7 +474,7 @@ def _signature(value: Any) -> str:
     kept = []
     for one in found.parameters.values():
         if not one.name.startswith("_"):
-            name = {one.VAR_POSITIONAL: "args", one.VAR_KEYWORD: "kwargs"}.get(one.kind, one.name)
+            name = {one.VAR_POSITIONAL: "_args", one.VAR_KEYWORD: "_kwargs"}.get(one.kind, one.name)
             kept.append(one.replace(name=name, annotation=inspect.Parameter.empty))
     return str(found.replace(parameters=kept, return_annotation=inspect.Signature.empty))
 
@@ -469,7 +484,8 @@ def _surface(value: Any) -> Tree:
     if not inspect.isclass(value):
         return _signature(value) if callable(value) else "value"
     members = {}
-    for name in dir(value):
+    ours = [base for base in value.__mro__ if base.__module__.startswith("profiler_wrapper")]
+    for name in sorted({name for base in ours for name in vars(base)}):
         if not name.startswith("_"):
             member = inspect.getattr_static(value, name)
             plain = getattr(member, "__func__", member)
@@ -485,6 +501,24 @@ def names(out: Outputs) -> None:
         out.numbers(name, _surface(getattr(pw, name)))
 
 
+@group
+def adapters(out: Outputs) -> None:
+    """Names under which others' programs find us; importing transformers and Lightning takes seconds."""
+    for module, known in ADAPTERS.items():
+        for name in known:
+            found = getattr(importlib.import_module(f"profiler_wrapper.{module}"), name)
+            out.numbers(f"{module}.{name}", _surface(found))
+
+
+ADAPTERS = {
+    "compat": (
+        "SimpleMemoryProfiler", "calculate_mfu_with_profiler", "FLOPSMeasurementCallback", "initialize_perf_monitor",
+        "get_perf_monitor", "perf_monitor_start_iteration", "perf_monitor_end_iteration", "perf_monitor_end_training",
+        "add_perf_monitor_to_model_provider", "wrap_forward_step_with_perf_monitor",
+    ),
+    "integrations.transformers": ("ProfilerCallback", "MonitorCallback"),
+    "integrations.lightning": ("ProfilerCallback", "MonitorCallback", "LayerProfiler"),
+}  # fmt: skip
 COMMANDS = ("demo", "analyze", "report", "compare", "guard", "ranks", "snapshot", "monitor", "peaks")
 WRONG_USES = (
     "", "nothing", "analyze", "analyze no_such.json", "analyze x.json --top 0", "analyze x.json --select time",
@@ -625,9 +659,17 @@ def recorded_run(out: Outputs) -> None:
             out.text(f"layer({layer})", str(error))
 
 
+def _read_once() -> None:
+    """The results of the runs beside their traces, so that a trace is read once."""
+    for run in ("before", "after"):
+        Path(run, "result.json").write_text(json.dumps(pw.load(run).to_dict()), encoding="utf-8")
+
+
 @group
 def compare(out: Outputs) -> None:
     unpack_runs()
+    out.command("compare", "before", "after", "--format", "json", name="compare traces")
+    _read_once()
     for line in ("before after", "after before", "before before", "before after --top 3", "before after --format json"):
         out.command("compare", *line.split())
     out.command("compare", "before", "after", "-o", "both/")
@@ -657,6 +699,8 @@ def compare_traces(out: Outputs) -> None:
 @group
 def guard(out: Outputs) -> None:
     unpack_runs()
+    out.command("guard", "before", "after", "--format", "json", name="guard traces")
+    _read_once()
     out.command("guard", "before", "before")
     out.command("guard", "before", "after")
     out.command("guard", "after", "before")
@@ -688,10 +732,11 @@ def guard_traces(out: Outputs) -> None:
         out.command("guard", *line.split(), "--format", "json")
 
 
-def _of_job(out: Outputs, *arguments: str, name: str) -> None:
-    """A job's report as text and as JSON."""
-    out.command("ranks", *arguments, name=f"{name} text")
+def _of_job(out: Outputs, *arguments: str, name: str, text: bool = True) -> None:
+    """A job's report as JSON, and as text."""
     out.command("ranks", *arguments, "--format", "json", name=f"{name} json")
+    if text:
+        out.command("ranks", *arguments, name=f"{name} text")
 
 
 @group
@@ -728,7 +773,7 @@ def ranks_simulated(out: Outputs) -> None:
     for at, cause in enumerate(CAUSES):
         stages = 2 if cause in ("stage", "none") else 1
         table = write_table(f"{cause.replace(' ', '_')}.csv", simulated_rows(cause, seed=at, stages=stages))
-        _of_job(out, "--spans", table, name=cause)
+        _of_job(out, "--spans", table, name=cause, text=cause in ("none", "stage", "imbalance", "gc"))
 
 
 @group
@@ -741,7 +786,8 @@ def ranks_pipelines(out: Outputs) -> None:
         "idle transfers": (Job(stages=3, microbatches=6, idle_transfers=True), (1, 1.3)),
     }
     for name, (job, slow) in jobs.items():
-        _of_job(out, "--spans", write_table(f"{name.replace(' ', '_')}.csv", pipeline_rows(job, 6, slow)), name=name)
+        table = write_table(f"{name.replace(' ', '_')}.csv", pipeline_rows(job, 6, slow))
+        _of_job(out, "--spans", table, name=name, text=bool(slow))
 
 
 @group
@@ -749,7 +795,7 @@ def ranks_published(out: Outputs) -> None:
     """The published straggler job."""
     shutil.copy(shared(STRAGGLERS), "job.parquet")
     _of_job(out, "--spans", "job.parquet", name="job")
-    _of_job(out, "--spans", "job.parquet", "--ranks", "0,2,4", name="three ranks")
+    _of_job(out, "--spans", "job.parquet", "--ranks", "0,2,4", name="three ranks", text=False)
     out.command("ranks", "--spans", "job.parquet", "-o", "page.html")
     out.file("page.html")
 
@@ -829,6 +875,93 @@ def peaks(out: Outputs) -> None:
     out.command("peaks", "--device", "cpu", "--format", "json")
 
 
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"num_key_value_heads": 8, "vocab_size": 128256},
+    "mixtral": {"num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "gpt2": {"vocab_size": 50257, "n_embd": 1600, "n_layer": 48, "n_head": 25},
+    "mistral": {"num_key_value_heads": 8, "vocab_size": 32000, "sliding_window": 1024},
+}
+USUAL = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
+
+
+@group
+def model_flops(out: Outputs) -> None:
+    for family, own in CONFIGS.items():
+        config = {"model_type": family, **({} if "n_embd" in own else USUAL), **own}
+        for convention in ("full", "causal"):
+            for about in ({"batch_size": 2, "seq_length": 4096}, {"sequence_lengths": [100, 2000, 4096]}):
+                found = pw.model_flops(config, convention=convention, **about)  # type: ignore[arg-type]
+                numbers = {"parts": dict(found.parts), "backward_parts": dict(found.backward_parts)}
+                numbers |= {"forward": found.forward, "backward": found.backward, "total": found.total}
+                out.numbers(f"{family} {convention} {about}", {**numbers, "sequences": found.sequences})
+    for line, config in {"no family": {"model_type": "nothing"}, "no field": {"model_type": "llama"}}.items():
+        try:
+            pw.model_flops(config, batch_size=1, seq_length=8)
+        except pw.WrongUse as error:
+            out.text(line, str(error))
+
+
+def _types(value: Tree) -> Tree:
+    """The keys of JSON whose numbers vary from run to run."""
+    if isinstance(value, dict):
+        return {key: "dict" if key == "versions" else _types(one) for key, one in value.items()}  # of what is imported
+    if isinstance(value, list):
+        rows = {json.dumps(_types(one), sort_keys=True) for one in value}
+        return [json.loads(row) for row in sorted(rows)]
+    return "number" if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value).__name__
+
+
+@group
+def live(out: Outputs) -> None:
+    """A training recorded now: what does not vary from run to run."""
+    import torch
+
+    from profiler_wrapper.demo import DemoConfig, DemoLlama, sequences
+
+    config = DemoConfig(layers=2, hidden=32, heads=4, key_value_heads=2, intermediate=64, vocabulary=64, tokens=16)
+    model = DemoLlama(config)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    quiet = {"files": ("trace", "full_trace", "result"), "enable_print_summary": False, "background": False}
+    timer = pw.Timer("timed", run_name="run", device="cpu")
+    options: dict[str, Any] = {"perf_log_interval": 2, "flops_profile_freq": 0, "peaks": 1.0, "log_rank": 0}
+    with (
+        pw.ProfilerWrapper(model, output_dir="profiled", run_name="run", steps="2-4", **quiet) as prof,
+        pw.TrainingMonitor("monitored", model=model, optimizer=optimizer, **options) as monitor,
+    ):
+        for number in range(6):
+            with monitor.step(samples=config.batch, tokens=config.batch * config.tokens) as step:
+                timer.step(number)
+                with timer("forward"):
+                    loss = model(sequences(config, number, torch.device("cpu")))
+                timer.start("bwd", kind="backward")
+                loss.backward()
+                timer.stop()
+                optimizer.step()
+                optimizer.zero_grad()
+                step.log(loss=1.0)
+            prof.step()
+    timer.close()
+    data = prof.result.to_dict()
+    layers = ("layer", "raw_name", "class_name", "kind", "block", "phase", "calls", "flops_per_step", "parent")
+    out.numbers("layers", [{key: row.get(key) for key in layers} for row in data["layers"]])
+    out.numbers("keys of result.json", sorted(data))
+    out.numbers("keys of its run", sorted(data["run"]))
+    for key in ("timed_steps", "full_steps", "parameters", "optimizers"):
+        out.numbers(f"run {key}", data["run"].get(key))
+    files = [path.relative_to(Path.cwd()).as_posix() for path in Path.cwd().rglob("*") if path.is_file()]
+    out.numbers("files", sorted(re.sub(r"\d{8}_\d{6}", "TIME", path) for path in files))
+    spans = [json.loads(line) for path in sorted(Path("timed").rglob("*.jsonl")) for line in _text(path).splitlines()]
+    out.numbers("spans", [{key: row.get(key) for key in ("name", "kind", "step", "depth", "parent")} for row in spans])
+    out.numbers("keys of spans", _types(spans))
+    for path in sorted(Path("monitored").rglob("perf_s*.json*")):
+        rows = (
+            [json.loads(line) for line in _text(path).splitlines()]
+            if path.suffix == ".jsonl"
+            else json.loads(_text(path))
+        )
+        out.numbers(f"keys of {path.name[:10]}", _types(rows))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("make", "check", "update", "list"))
@@ -842,6 +975,8 @@ def main() -> int:
         print("\n".join(GROUPS))
         return 0
     failed = 0
+    if given.what == "check" and versions() != kept_versions():
+        print(f"kept with {kept_versions()}, here are {versions()}: last digits and help may differ")
     for name in chosen:
         begin, told = time.perf_counter(), []
         try:

@@ -9,7 +9,10 @@ import pytest
 import golden_outputs
 
 
-@pytest.mark.parametrize("name", golden_outputs.GROUPS)
+@pytest.mark.skipif(
+    golden_outputs.versions() != golden_outputs.kept_versions(), reason="kept with other versions of Python and numpy"
+)
+@pytest.mark.parametrize("name", [name for name in golden_outputs.GROUPS if name not in golden_outputs.LONG])
 def test_outputs_are_as_they_were(name: str) -> None:
     """Numbers stay for ever; where texts are meant to change: `python tests/golden_outputs.py update`."""
     try:
