@@ -27,10 +27,9 @@ def add(commands: Commands) -> None:
 
 def snapshot(options: argparse.Namespace) -> None:
     """Say where the memory is: what a torch memory snapshot holds, who holds it, and how it came to that."""
-    from profiler_wrapper.analysis.allocator_snapshot import allocator_report
-    from profiler_wrapper.recording.snapshot_file import read_snapshot
-    from profiler_wrapper.reports.snapshot_text import console_text
-    from profiler_wrapper.reports.write_snapshot import SNAPSHOT_REPORTS, snapshot_json
+    from profiler_wrapper.analysis.snapshot_analyse import allocator_report
+    from profiler_wrapper.recording.snapshot_read import read_snapshot
+    from profiler_wrapper.reports.snapshot_reports import SNAPSHOT_REPORTS, console_text, snapshot_json
 
     settle_format(options, others=[".png"])
     output = options.output

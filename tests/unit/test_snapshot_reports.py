@@ -13,17 +13,13 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.analysis.allocator_model import AllocatorReport
-from profiler_wrapper.analysis.allocator_snapshot import allocator_report
-from profiler_wrapper.recording.snapshot_file import read_snapshot
-from profiler_wrapper.reports.snapshot_json import highest_states, to_dict
-from profiler_wrapper.reports.snapshot_plot import draw_snapshot
-from profiler_wrapper.reports.snapshot_text import console_text, full_text
-from snapshots import MAIN, MIB, MLP_STACK, FakeAllocator, frame, snapshot, training, write
+from profiler_wrapper.analysis.snapshot_analyse import AllocatorReport, allocator_report
+from profiler_wrapper.reports.snapshot_reports import console_text, draw_snapshot, full_text, highest_states, to_dict
+from snapshots import MAIN, MIB, MLP_STACK, FakeAllocator, frame, read, snapshot, training, write
 
 
-def report_of(value: object, tmp_path: Path) -> AllocatorReport:
-    return allocator_report(read_snapshot(write(value, tmp_path / "run_mem.pickle")))
+def report_of(value: object) -> AllocatorReport:
+    return allocator_report(read(value))
 
 
 def crowded() -> list[FakeAllocator]:
@@ -40,28 +36,28 @@ def crowded() -> list[FakeAllocator]:
     return gpus
 
 
-def test_the_terminal_gets_a_screen_of_plain_text(tmp_path: Path) -> None:
+def test_the_terminal_gets_a_screen_of_plain_text() -> None:
     for value in (snapshot(*crowded()), snapshot(training(total_mib=48)), {"segments": []}):
-        lines = console_text(report_of(value, tmp_path)).split("\n")
+        lines = console_text(report_of(value)).split("\n")
         assert len(lines) <= 40
         assert max(map(len, lines)) <= 100
         assert all(line.isascii() and (line.isprintable() or not line) for line in lines)
 
 
-def test_notes_are_never_what_is_cut(tmp_path: Path) -> None:
-    text = console_text(report_of(snapshot(*crowded(), max_entries=20), tmp_path))
+def test_notes_are_never_what_is_cut() -> None:
+    text = console_text(report_of(snapshot(*crowded(), max_entries=20)))
     assert text.split("\n")[-1].startswith(("note:", "  "))
 
 
-def test_the_device_that_ran_out_comes_before_fuller_ones(tmp_path: Path) -> None:
-    lines = console_text(report_of(snapshot(*crowded()), tmp_path)).split("\n")
+def test_the_device_that_ran_out_comes_before_fuller_ones() -> None:
+    lines = console_text(report_of(snapshot(*crowded()))).split("\n")
     assert lines[1].startswith("cuda:0 ran out of memory: 500.0 MiB asked for")
     assert sum(line.startswith("also cuda:") for line in lines) == 4
     assert lines[-1] == "(2 more devices; -o FILE has them all)"
 
 
-def test_an_out_of_memory_comes_first_with_its_owners_and_a_cure(tmp_path: Path) -> None:
-    lines = console_text(report_of(snapshot(training(total_mib=48)), tmp_path)).split("\n")
+def test_an_out_of_memory_comes_first_with_its_owners_and_a_cure() -> None:
+    lines = console_text(report_of(snapshot(training(total_mib=48)))).split("\n")
     assert lines[1].startswith(
         "cuda:0 ran out of memory: 4.0 MiB asked for, 31.1 MiB allocated, 46.0 MiB reserved, 2.0 MiB"
     )
@@ -75,26 +71,26 @@ def test_an_out_of_memory_comes_first_with_its_owners_and_a_cure(tmp_path: Path)
     )
 
 
-def test_full_memory_is_not_called_fragmentation(tmp_path: Path) -> None:
+def test_full_memory_is_not_called_fragmentation() -> None:
     gpu = FakeAllocator(total_bytes=20 * MIB)
     gpu.malloc(18 * MIB, MLP_STACK)
     gpu.malloc(4 * MIB, MLP_STACK)
-    text = console_text(report_of(snapshot(gpu), tmp_path))
+    text = console_text(report_of(snapshot(gpu)))
     assert "Memory was full" in text
     assert "Fragmentation" not in text
 
 
-def test_expandable_segments_are_not_advised_where_they_are_on(tmp_path: Path) -> None:
+def test_expandable_segments_are_not_advised_where_they_are_on() -> None:
     gpu = training(total_mib=48)
     value = snapshot(gpu)
     value["allocator_settings"]["expandable_segments"] = True
-    text = " ".join(console_text(report_of(value, tmp_path)).split())
+    text = " ".join(console_text(report_of(value)).split())
     assert "though expandable_segments is on" in text
     assert "Try" not in text
 
 
-def test_the_file_has_every_row_and_the_whole_stacks(tmp_path: Path) -> None:
-    text = full_text(report_of(snapshot(*crowded()), tmp_path))
+def test_the_file_has_every_row_and_the_whole_stacks() -> None:
+    text = full_text(report_of(snapshot(*crowded())))
     for i in range(40):
         assert f"/m{i}.py:{i} forward" in text
     assert "/home/me/run/train.py:40 main" in text
@@ -102,8 +98,8 @@ def test_the_file_has_every_row_and_the_whole_stacks(tmp_path: Path) -> None:
     assert "\x1b" not in text
 
 
-def test_json_has_the_documented_keys_and_the_same_numbers(tmp_path: Path) -> None:
-    report = report_of(snapshot(training(total_mib=48), max_entries=90), tmp_path)
+def test_json_has_the_documented_keys_and_the_same_numbers() -> None:
+    report = report_of(snapshot(training(total_mib=48), max_entries=90))
     value = json.loads(json.dumps(to_dict(report)))
     assert set(value) == {"schema_version", "name", "file_bytes", "settings", "notes", "devices"}
     (one,) = value["devices"]
@@ -138,7 +134,7 @@ def test_a_picture_is_drawn_of_anything(which: str, tmp_path: Path) -> None:
     if which == "no times":
         for entry in value["device_traces"][0]:
             del entry["time_us"]
-    draw_snapshot(report_of(value, tmp_path), tmp_path / "a.png")
+    draw_snapshot(report_of(value), tmp_path / "a.png")
     height, width = imread(tmp_path / "a.png").shape[:2]
     assert width > 900
     assert 100 < height < 4500

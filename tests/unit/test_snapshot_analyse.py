@@ -15,12 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.cuda import _memory_viz
 
-from profiler_wrapper.analysis.allocator_history import lifetimes
-from profiler_wrapper.analysis.allocator_model import AllocatorReport, DeviceMemory, MemoryHistory
-from profiler_wrapper.analysis.allocator_snapshot import allocator_report
-from profiler_wrapper.analysis.stack_places import BEFORE_HISTORY, NO_LINE, Place, place, short_file
-from profiler_wrapper.recording.snapshot_file import read_snapshot
-from profiler_wrapper.recording.snapshot_records import Frame
+from profiler_wrapper.analysis.snapshot_analyse import (
+    BEFORE_HISTORY,
+    NO_LINE,
+    AllocatorReport,
+    DeviceMemory,
+    MemoryHistory,
+    Place,
+    allocator_report,
+    lifetimes,
+    place,
+    short_file,
+)
+from profiler_wrapper.recording.snapshot_read import Frame
 from snapshots import (
     ADAM_STACK,
     ATTENTION_STACK,
@@ -34,14 +41,14 @@ from snapshots import (
     TORCH,
     FakeAllocator,
     frame,
+    read,
     snapshot,
     training,
-    write,
 )
 
 
-def report_of(value: object, tmp_path: Path) -> AllocatorReport:
-    return allocator_report(read_snapshot(write(value, tmp_path / "snapshot.pickle")))
+def report_of(value: object) -> AllocatorReport:
+    return allocator_report(read(value))
 
 
 def history_of(one: DeviceMemory) -> MemoryHistory:
@@ -89,8 +96,8 @@ def by_hand() -> dict[str, Any]:
     }
 
 
-def test_the_state_at_the_end(by_hand: dict[str, Any], tmp_path: Path) -> None:
-    (one,) = report_of(by_hand, tmp_path).devices
+def test_the_state_at_the_end(by_hand: dict[str, Any]) -> None:
+    (one,) = report_of(by_hand).devices
     assert one.reserved_bytes == 6144
     assert one.allocated_bytes == 1536
     assert one.awaiting_free_bytes == 512
@@ -108,8 +115,8 @@ def test_the_state_at_the_end(by_hand: dict[str, Any], tmp_path: Path) -> None:
     ]
 
 
-def test_the_course_and_its_peak(by_hand: dict[str, Any], tmp_path: Path) -> None:
-    (one,) = report_of(by_hand, tmp_path).devices
+def test_the_course_and_its_peak(by_hand: dict[str, Any]) -> None:
+    (one,) = report_of(by_hand).devices
     history = history_of(one)
     assert history.allocated_bytes.tolist() == [1700, 2000, 2000, 1300, 1300, 1700, 1700, 1800, 1800, 1800, 1500, 1500]
     assert history.reserved_bytes is not None
@@ -124,8 +131,8 @@ def test_the_course_and_its_peak(by_hand: dict[str, Any], tmp_path: Path) -> Non
     assert history.inconsistent == 0
 
 
-def test_what_could_not_be_had(by_hand: dict[str, Any], tmp_path: Path) -> None:
-    (one,) = report_of(by_hand, tmp_path).devices
+def test_what_could_not_be_had(by_hand: dict[str, Any]) -> None:
+    (one,) = report_of(by_hand).devices
     failure = one.failure
     assert failure is not None
     assert (failure.requested_bytes, failure.device_free_bytes) == (9000, 50)
@@ -142,8 +149,8 @@ def test_what_could_not_be_had(by_hand: dict[str, Any], tmp_path: Path) -> None:
     assert not failure.fragmented
 
 
-def test_free_memory_in_pieces_is_called_fragmentation(tmp_path: Path) -> None:
-    (one,) = report_of(snapshot(training(total_mib=48)), tmp_path).devices
+def test_free_memory_in_pieces_is_called_fragmentation() -> None:
+    (one,) = report_of(snapshot(training(total_mib=48))).devices
     assert one.failure is not None
     assert one.failure.requested_bytes == 4 * MIB
     assert one.largest_free_bytes < 4 * MIB < one.free_bytes
@@ -154,18 +161,18 @@ def test_free_memory_in_pieces_is_called_fragmentation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"total_mib": 48}, {"leak": False}, {"layers": 1, "steps": 1}])
-def test_courses_are_what_the_allocator_noted_after_each_entry(options: dict[str, Any], tmp_path: Path) -> None:
+def test_courses_are_what_the_allocator_noted_after_each_entry(options: dict[str, Any]) -> None:
     gpu = training(**options)
-    (one,) = report_of(snapshot(gpu), tmp_path).devices
+    (one,) = report_of(snapshot(gpu)).devices
     history = history_of(one)
     assert list(zip(history.allocated_bytes[1:], history.reserved_bytes[1:], strict=True)) == gpu.books  # type: ignore[index]
     assert (history.before_bytes, history.before_unknown_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("kept", [1, 7, 60, 150])
-def test_a_bounded_history_ends_and_goes_as_the_whole_one_does(kept: int, tmp_path: Path) -> None:
+def test_a_bounded_history_ends_and_goes_as_the_whole_one_does(kept: int) -> None:
     gpu = training(steps=4)
-    report = report_of(snapshot(gpu, max_entries=kept), tmp_path)
+    report = report_of(snapshot(gpu, max_entries=kept))
     history = history_of(report.devices[0])
     assert history.entries == kept
     assert list(zip(history.allocated_bytes, history.reserved_bytes, strict=True)) == gpu.books[-kept - 1 :]  # type: ignore[arg-type]
@@ -177,9 +184,7 @@ ACTS = st.lists(st.tuples(st.sampled_from(["malloc", "free", "free later", "empt
 
 
 @given(ACTS, st.booleans(), st.integers(1, 50))
-def test_any_course_of_events_is_reckoned_exactly(
-    tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, int]], expandable: bool, kept: int
-) -> None:
+def test_any_course_of_events_is_followed_exactly(acts: list[tuple[str, int]], expandable: bool, kept: int) -> None:
     gpu = FakeAllocator(expandable=expandable, total_bytes=40 * MIB)
     pending: set[int] = set()
     gpu.malloc(1, INIT_STACK)
@@ -194,7 +199,7 @@ def test_any_course_of_events_is_reckoned_exactly(
             gpu.free(address, complete=act == "free")
             pending |= {address} if act == "free later" else set()
     value = snapshot(gpu, max_entries=kept)
-    (one,) = report_of(value, tmp_path_factory.getbasetemp()).devices
+    (one,) = report_of(value).devices
     history = history_of(one)
     books = gpu.books[-kept:]
     assert history.reserved_bytes is not None
@@ -216,9 +221,9 @@ def test_any_course_of_events_is_reckoned_exactly(
 
 
 @pytest.mark.parametrize("options", [{}, {"total_mib": 48}, {"layers": 7}])
-def test_sums_are_those_of_torchs_segsum(options: dict[str, Any], tmp_path: Path) -> None:
+def test_sums_are_those_of_torchs_segsum(options: dict[str, Any]) -> None:
     value = snapshot(training(**options))
-    (one,) = report_of(value, tmp_path).devices
+    (one,) = report_of(value).devices
     said = dict(re.findall(r"^(segments|total_\w+): (.*)$", _memory_viz.segsum(value), re.MULTILINE))
     lost = one.free_bytes + one.awaiting_free_bytes
     assert said == {
@@ -229,9 +234,9 @@ def test_sums_are_those_of_torchs_segsum(options: dict[str, Any], tmp_path: Path
     }
 
 
-def test_blocks_by_stack_are_those_of_torchs_flamegraph(tmp_path: Path) -> None:
+def test_blocks_by_stack_are_those_of_torchs_flamegraph() -> None:
     value = snapshot(training())
-    (one,) = report_of(value, tmp_path).devices
+    (one,) = report_of(value).devices
     torchs: Counter[str] = Counter()
     for line in _memory_viz.memory(value, format_flamegraph=lambda lines: lines).splitlines():
         stack, _, size = line.rpartition(" ")
@@ -239,22 +244,22 @@ def test_blocks_by_stack_are_those_of_torchs_flamegraph(tmp_path: Path) -> None:
         if state == "active_allocated" and frames != "<gaps>":
             torchs[frames] += int(size)
     ours: Counter[str] = Counter()
-    for segment in read_snapshot(tmp_path / "snapshot.pickle").segments:
+    for segment in read(value).segments:
         for block in segment.blocks:
             if block.state == "allocated":
-                frames = read_snapshot(tmp_path / "snapshot.pickle").stacks[block.stack]
+                frames = read(value).stack(block.stack)
                 names = [f"{Path(one.file).name}:{one.line}:{one.name}" for one in reversed(frames)]
                 ours[";".join(names) or "<non-python>"] += block.requested_bytes
     assert ours == torchs
     assert sum(torchs.values()) == one.allocated_bytes - one.rounding_bytes
 
 
-def test_what_was_never_freed_is_what_torchs_filter_leaves(tmp_path: Path) -> None:
+def test_what_was_never_freed_is_what_torchs_filter_leaves() -> None:
     value = snapshot(training(steps=4), max_entries=200)
     left = _memory_viz.filter_alloc_free_pairs(copy.deepcopy(value))["device_traces"][0]
-    read = read_snapshot(write(value, tmp_path / "a.pickle"))
-    lives = lifetimes(read.events[0], read.segments)
-    alive = (lives.died == len(read.events[0]) + 1) & (lives.born > 0)
+    found = read(value)
+    lives = lifetimes(found.events[0], found.segments)
+    alive = (lives.died == len(found.events[0]) + 1) & (lives.born > 0)
     assert sorted(lives.size_bytes[alive].tolist()) == sorted(e["size"] for e in left if e["action"] == "alloc")
 
 
@@ -266,13 +271,13 @@ def test_torchs_trace_reads_our_stand_in_as_its_own() -> None:
     assert "raise OutOfMemoryError # 4.0MiB requested, 2.0MiB free in CUDA" in said
 
 
-def test_what_torch_makes_of_a_profile_is_read_like_any_snapshot(tmp_path: Path) -> None:
+def test_what_torch_makes_of_a_profile_is_read_like_any_snapshot() -> None:
     """torch writes snapshots without a GPU in one way: from a profile."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
     with torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True) as profile:
         model(torch.ones(32, 64)).sum().backward()
     value = _memory_viz._profile_to_snapshot(profile)
-    (one,) = report_of(value, tmp_path).devices
+    (one,) = report_of(value).devices
     said = _memory_viz.segsum(value)
     assert f"total_reserved: {_memory_viz.Bytes(one.reserved_bytes)!r}\n" in said
     assert f"total_allocated: {_memory_viz.Bytes(one.allocated_bytes)!r}\n" in said
@@ -284,8 +289,8 @@ def test_what_torch_makes_of_a_profile_is_read_like_any_snapshot(tmp_path: Path)
 # -- devices, versions, odd histories -------------------------------------------------------------
 
 
-def test_devices_are_kept_apart_and_the_fullest_comes_first(tmp_path: Path) -> None:
-    report = report_of(snapshot(training(layers=1, steps=1), second := training_on(2)), tmp_path)
+def test_devices_are_kept_apart_and_the_fullest_comes_first() -> None:
+    report = report_of(snapshot(training(layers=1, steps=1), second := training_on(2)))
     assert [one.device for one in report.devices] == [2, 0]
     assert report.devices[0].reserved_bytes == second.reserved
     assert history_of(report.devices[0]).allocated_bytes[-1] == second.books[-1][0]
@@ -299,75 +304,75 @@ def training_on(device: int) -> FakeAllocator:
     return gpu
 
 
-def test_without_a_history_there_is_no_peak_and_that_is_said(tmp_path: Path) -> None:
+def test_without_a_history_there_is_no_peak_and_that_is_said() -> None:
     value = snapshot(training())
-    report = report_of({"segments": value["segments"]}, tmp_path)
+    report = report_of({"segments": value["segments"]})
     assert report.devices[0].history is None
     assert report.devices[0].failure is None
     assert "no history" in report.notes[0]
 
 
-def test_a_history_without_times_has_no_times(tmp_path: Path) -> None:
+def test_a_history_without_times_has_no_times() -> None:
     value = snapshot(training())
     for entry in value["device_traces"][0]:
         del entry["time_us"]
-    history = history_of(report_of(value, tmp_path).devices[0])
+    history = history_of(report_of(value).devices[0])
     assert history.time_us is None
     assert history.peak.time_us is None
 
 
-def test_a_history_without_completed_frees_counts_requested_ones(tmp_path: Path) -> None:
+def test_a_history_without_completed_frees_counts_requested_ones() -> None:
     """`skip_actions=["free_completed"]`."""
     gpu = training()
     value = snapshot(gpu)
     kept = [(e, b) for e, b in zip(gpu.trace, gpu.books, strict=True) if e["action"] != "free_completed"]
     value["device_traces"][0] = [entry for entry, _ in kept]
-    history = history_of(report_of(value, tmp_path).devices[0])
+    history = history_of(report_of(value).devices[0])
     assert history.allocated_bytes[-1] == gpu.books[-1][0]
     assert history.inconsistent == 0
 
 
-def test_a_history_that_ended_long_before_the_snapshot_is_said_to(tmp_path: Path) -> None:
+def test_a_history_that_ended_long_before_the_snapshot_is_said_to() -> None:
     gpu = training(steps=1, layers=2)
     stale = copy.deepcopy(gpu.trace[:20])
     value = snapshot(gpu)
     value["device_traces"][0] = stale
-    report = report_of(value, tmp_path)
+    report = report_of(value)
     assert history_of(report.devices[0]).inconsistent > 0
     assert any("do not fit" in note for note in report.notes)
 
 
-def test_a_history_of_other_segments_has_no_course_of_reserved(tmp_path: Path) -> None:
+def test_a_history_of_other_segments_has_no_course_of_reserved() -> None:
     value = snapshot(training())
     value["segments"] = value["segments"][:1]
-    report = report_of(value, tmp_path)
+    report = report_of(value)
     assert history_of(report.devices[0]).reserved_bytes is None
     assert any("reserved memory over time is not available" in note for note in report.notes)
 
 
-def test_many_failures_are_counted_and_the_last_are_kept(tmp_path: Path) -> None:
+def test_many_failures_are_counted_and_the_last_are_kept() -> None:
     gpu = FakeAllocator(total_bytes=4 * MIB)
     for i in range(30):
         gpu.malloc((10 + i) * MIB, MLP_STACK)
-    history = history_of(report_of(snapshot(gpu), tmp_path).devices[0])
+    history = history_of(report_of(snapshot(gpu)).devices[0])
     assert history.failed == 30
     assert [one.requested_bytes // MIB for one in history.failures] == list(range(32, 40))
 
 
-def test_metadata_of_the_history_is_known_of_blocks_alive(tmp_path: Path) -> None:
-    (one,) = report_of(snapshot(training()), tmp_path).devices
+def test_metadata_of_the_history_is_known_of_blocks_alive() -> None:
+    (one,) = report_of(snapshot(training())).devices
     assert {owner.metadata: owner.blocks for owner in one.owners if owner.metadata} == {"params": 4}
 
 
-def test_an_empty_snapshot_has_no_devices(tmp_path: Path) -> None:
-    assert report_of({"segments": [], "device_traces": [[]]}, tmp_path).devices == ()
+def test_an_empty_snapshot_has_no_devices() -> None:
+    assert report_of({"segments": [], "device_traces": [[]]}).devices == ()
 
 
-def test_a_long_history_of_one_place(tmp_path: Path) -> None:
+def test_a_long_history_of_one_place() -> None:
     gpu = FakeAllocator()
     for _ in range(3000):
         gpu.free(gpu.malloc(1000, MLP_STACK))
-    history = history_of(report_of(snapshot(gpu), tmp_path).devices[0])
+    history = history_of(report_of(snapshot(gpu)).devices[0])
     assert history.entries == 9001
     assert history.allocated_bytes.max() == 1000
     assert np.count_nonzero(history.allocated_bytes == 1000) == 6000
