@@ -233,7 +233,7 @@ def _answer(file: BinaryIO, file_bytes: int, *, name: str) -> Any:
         return {"error": f"is no readable memory snapshot: {text}"}
     try:
         read = snapshot_of(root, file_bytes=file_bytes, name=name)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter: a key that is no text
         return {"error": f"is a pickle, but no memory snapshot: {_plain_text(str(error))}; {_MAKE_ONE}"}
     return msgspec.to_builtins(read, str_keys=True, enc_hook=np.ndarray.tolist)
 

@@ -228,6 +228,7 @@ def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
         ({}, "missing required field `segments`"),
         ({"model": {}, "optimizer": {}}, "missing required field `segments`"),
         ({"segments": 3}, "got `int` - at `$.segments`"),
+        ({"segments": [], "\ud800": 3}, "surrogates not allowed"),
         ({"segments": ["x"]}, "got `str` - at `$.segments[0]`"),
         ({"segments": [{**SEGMENT, "blocks": {}}]}, "got `object` - at `$.segments[0].blocks`"),
         ({"segments": [{**SEGMENT, "total_size": "512"}]}, "got `str` - at `$.segments[0].total_size`"),
