@@ -22,8 +22,7 @@ from profiler_wrapper.capture.growth import free_bytes
 from profiler_wrapper.errors import UnknownLayer, WrongUse
 from profiler_wrapper.notices import tell
 from profiler_wrapper.recording.atomic import check_path, replacing
-from profiler_wrapper.recording.bytesource import Progress
-from profiler_wrapper.recording.garbage import no_garbage_collection
+from profiler_wrapper.recording.json_stream import Progress, no_garbage_collection
 from profiler_wrapper.recording.reader import read, read_with_shapes
 from profiler_wrapper.recording.store import RESULT_FILE
 from profiler_wrapper.reports.csv_export import write_csv, write_csv_files

@@ -20,7 +20,7 @@ from profiler_wrapper.notices import tell
 from profiler_wrapper.options import Options
 from profiler_wrapper.out_of_memory import answer
 from profiler_wrapper.recording.carry import remove_empty
-from profiler_wrapper.recording.garbage import no_garbage_collection
+from profiler_wrapper.recording.json_stream import no_garbage_collection
 from profiler_wrapper.recording.store import RunDirectory
 from profiler_wrapper.reports.tables import console_table
 from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, work_of_trace

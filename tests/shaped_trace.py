@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.analysis.peaks import Peaks
@@ -40,12 +42,8 @@ def shapes_of(trace: Trace, by_name: Mapping[str, OpShapes]) -> Shapes:
     """Shapes by the name of an op; an op with none of them here was recorded without."""
     recording = trace.recording()
     distinct = list(by_name)
-    numbers = {
-        span: distinct.index(recording.names[name])
-        for span, name in enumerate(recording.spans.name.tolist())
-        if recording.names[name] in distinct
-    }
-    return Shapes(numbers, tuple(by_name.values()))
+    numbers = [distinct.index(name) if name in distinct else -1 for name in recording.names]
+    return Shapes(np.array(numbers, np.int32)[recording.spans.name], tuple(by_name.values()))
 
 
 def analysed(

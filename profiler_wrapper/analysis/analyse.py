@@ -40,8 +40,8 @@ from profiler_wrapper.analysis.time_rows import (
 )
 from profiler_wrapper.analysis.trace_run import run_of_trace
 from profiler_wrapper.analysis.work_rows import keys_of_work, with_work
-from profiler_wrapper.recording.attempt import attempt
 from profiler_wrapper.recording.owned import Holding, read_holdings
+from profiler_wrapper.recording.reader import attempt
 from profiler_wrapper.recording.recording import Recording
 from profiler_wrapper.recording.shapes import Shapes
 

@@ -32,7 +32,7 @@ from profiler_wrapper.analysis.peaks import Peaks
 from profiler_wrapper.analysis.phase import Phase
 from profiler_wrapper.analysis.shape_rows import ShapeRows, shape_rows
 from profiler_wrapper.analysis.traffic import Traffic
-from profiler_wrapper.recording.attempt import attempt
+from profiler_wrapper.recording.reader import attempt
 from profiler_wrapper.recording.recording import Int32, Int64
 from profiler_wrapper.recording.shapes import Shapes
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from profiler_wrapper.recording.bytesource import Progress
+    from profiler_wrapper.recording.json_stream import Progress
     from profiler_wrapper.result import ProfileResult
 
 DELAY_S = 1.0  # what takes no longer needs no bar

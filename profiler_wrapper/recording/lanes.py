@@ -16,8 +16,8 @@ import msgspec
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.recording.atomic import replacing
-from profiler_wrapper.recording.decoding import EventDecoder
-from profiler_wrapper.recording.jsonstream import TraceWalker
+from profiler_wrapper.recording.events import EventDecoder
+from profiler_wrapper.recording.json_stream import TraceWalker
 from profiler_wrapper.recording.recording import OUR_CATEGORY
 
 _FIRST_ID = 1_000_000_000  # beyond the process numbers of Linux (2^22) and of Kineto's own lanes

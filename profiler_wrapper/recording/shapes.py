@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
-from typing import Any, NamedTuple, overload
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from profiler_wrapper.recording.decoding import NO_SHAPE, Event
-from profiler_wrapper.recording.recording import Bool, Int64
+from profiler_wrapper.recording.events import ABSENT, Event
+from profiler_wrapper.recording.recording import Bool, Int32, Int64
 
 _NAME = attrgetter("name")
 _DIMS = attrgetter("args.dims", "args.old_dims")
+_NO_DIMS = (ABSENT, ABSENT)
+_Undecoded = tuple[bytes, bytes, bytes, bytes]  # dims, types, concrete, strides as a trace has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,124 +37,82 @@ class OpShapes:
 
 
 class Shapes(Mapping[int, OpShapes]):
-    """Index of a span -> its shapes, in file order.
+    """Index of a span -> its shapes, in file order; different shapes are decoded once, when they are asked for.
 
+    `number_of`: per span the number of its shapes in `distinct`, -1 for none.
     `recorded`: whether the trace has shapes at all; those of some ops only may have been asked for.
     """
 
-    def __init__(self, number_of: Mapping[int, int], distinct: Sequence[OpShapes], *, recorded: bool = True) -> None:
+    def __init__(self, number_of: Int32, distinct: Sequence[OpShapes | _Undecoded], *, recorded: bool = True) -> None:
         self.recorded = recorded
         self._number_of = number_of
-        self._distinct = distinct
+        self._distinct = list(distinct)
 
     def number(self, span: int) -> int:
         """Equal for spans with equal shapes."""
-        return self._number_of[span]
+        number = int(self._number_of[span]) if 0 <= span < len(self._number_of) else -1
+        if number < 0:
+            raise KeyError(span)
+        return number
 
     def arrays(self) -> tuple[Int64, Int64]:
         """The spans, and the number of each."""
-        count = len(self._number_of)
-        return np.fromiter(self._number_of, np.int64, count), np.fromiter(self._number_of.values(), np.int64, count)
+        spans = np.flatnonzero(self._number_of >= 0)
+        return spans, self._number_of[spans].astype(np.int64)
 
     def numbered(self, number: int) -> OpShapes:
         """The shapes of that number."""
-        return self._distinct[number]
+        found = self._distinct[number]
+        if isinstance(found, tuple):
+            dims, types, concrete, strides = map(_list, found)
+            found = self._distinct[number] = OpShapes(dims, tuple(map(str, types)), tuple(map(str, concrete)), strides)
+        return found
 
     def __getitem__(self, span: int) -> OpShapes:
-        return self._distinct[self._number_of[span]]
+        return self.numbered(self.number(span))
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._number_of)
+        return iter(self.arrays()[0].tolist())
 
     def __len__(self) -> int:
-        return len(self._number_of)
-
-
-class _Raw(NamedTuple):
-    """Shapes as a trace has them, undecoded."""
-
-    dims: bytes
-    types: bytes
-    concrete: bytes
-    strides: bytes
-
-
-class _Decoded(Sequence[OpShapes]):
-    """Shapes that are decoded when they are asked for."""
-
-    def __init__(self, raw: Sequence[_Raw]) -> None:
-        self._raw = raw
-        self._known: dict[int, OpShapes] = {}
-
-    @overload
-    def __getitem__(self, index: int) -> OpShapes: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[OpShapes]: ...
-    def __getitem__(self, index: int | slice) -> OpShapes | Sequence[OpShapes]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if index not in self._known:
-            self._known[index] = _decoded(self._raw[index])
-        return self._known[index]
-
-    def __len__(self) -> int:
-        return len(self._raw)
-
-
-class _Wanted(dict[str, bool]):
-    """Whether shapes of ops of a name are wanted, asked once for each name."""
-
-    def __init__(self, wanted: Callable[[str], bool] | None) -> None:
-        super().__init__()
-        self._wanted = wanted
-
-    def __missing__(self, name: str) -> bool:
-        self[name] = answer = self._wanted is None or self._wanted(name)
-        return answer
-
-
-class ShapeCollector:
-    """Gathers shapes from spans as they come, decoding each different one once; of `wanted` names only."""
-
-    def __init__(self, wanted: Callable[[str], bool] | None = None) -> None:
-        self._wanted = _Wanted(wanted)
-        self._recorded = False
-        self._numbers: dict[tuple[bytes, bytes, bytes, bytes], int] = {}
-        self._found: list[tuple[int, int]] = []
-        self._seen = 0
-
-    def add(self, spans: list[Event]) -> None:
-        """The next spans, in the order in which they will be numbered."""
-        numbers, found, seen = self._numbers, self._found, self._seen
-        if not self._recorded:
-            self._recorded = any(dims is not NO_SHAPE or old is not NO_SHAPE for dims, old in map(_DIMS, spans))
-        wanted = map(self._wanted.__getitem__, map(_NAME, spans))
-        for index in compress(range(len(spans)), wanted):
-            given: Any = spans[index].args
-            dims = given.dims if given.dims is not NO_SHAPE else given.old_dims
-            if dims is not NO_SHAPE:
-                key = (bytes(dims), bytes(given.types), bytes(given.concrete), bytes(given.strides))
-                found.append((seen + index, numbers.setdefault(key, len(numbers))))
-        self._seen += len(spans)
-
-    def shapes(self, kept: Bool) -> Shapes:
-        """The mapping, for spans numbered as they are once those that are not `kept` are gone."""
-        found = np.array(self._found, dtype=np.int64).reshape(-1, 2)
-        span, number = found[kept[found[:, 0]]].T
-        final = np.cumsum(kept) - 1
-        number_of = dict(zip(final[span].tolist(), number.tolist(), strict=True))
-        return Shapes(number_of, _Decoded(tuple(_Raw(*key) for key in self._numbers)), recorded=self._recorded)
-
-
-def _decoded(raw: _Raw) -> OpShapes:
-    return OpShapes(
-        dims=_list(raw.dims),
-        types=tuple(map(str, _list(raw.types))),
-        concrete=tuple(map(str, _list(raw.concrete))),
-        strides=_list(raw.strides),
-    )
+        return int(np.count_nonzero(self._number_of >= 0))
 
 
 def _list(raw: bytes) -> tuple[Any, ...]:
     value = msgspec.json.decode(raw) if raw else []
     return tuple(value) if isinstance(value, list) else ()
+
+
+class ShapeCollector:
+    """Gathers shapes from spans as they come, each different one once; of `wanted` names only."""
+
+    def __init__(self, wanted: Callable[[str], bool] | None = None) -> None:
+        self._wanted = wanted
+        self._is_wanted: dict[str, bool] = {}
+        self._recorded = False
+        self._numbers: dict[_Undecoded, int] = {}
+        self._slices: list[Int32] = [np.empty(0, np.int32)]
+
+    def add(self, spans: list[Event]) -> None:
+        """The next spans, in the order in which they will be numbered."""
+        given = list(map(_DIMS, spans))
+        number_of = [-1] * len(spans)
+        if given.count(_NO_DIMS) < len(given):
+            self._recorded = True
+            self._number(spans, number_of)
+        self._slices.append(np.array(number_of, np.int32))
+
+    def _number(self, spans: list[Event], number_of: list[int]) -> None:
+        names, numbers = list(map(_NAME, spans)), self._numbers
+        for name in set(names) - self._is_wanted.keys():
+            self._is_wanted[name] = self._wanted is None or self._wanted(name)
+        for index in compress(range(len(spans)), map(self._is_wanted.__getitem__, names)):
+            args: Any = spans[index].args
+            dims = args.dims if args.dims is not ABSENT else args.old_dims
+            if dims is not ABSENT:
+                key = (bytes(dims), bytes(args.types), bytes(args.concrete), bytes(args.strides))
+                number_of[index] = numbers.setdefault(key, len(numbers))
+
+    def shapes(self, kept: Bool) -> Shapes:
+        """Those of the spans that are `kept`, numbered as they are once the others are gone."""
+        return Shapes(np.concatenate(self._slices)[kept], list(self._numbers), recorded=self._recorded)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from profiler_wrapper.analysis.analyse import analyse
-from profiler_wrapper.recording import details_collector, jsonstream
+from profiler_wrapper.recording import json_stream, reader
 from profiler_wrapper.recording.reader import read, read_with_shapes
 from profiler_wrapper.recording.recording import CollectiveDetails, Configurations, DeviceDetails, Recording
 from shared_traces import TRACES, needs_traces
@@ -144,8 +144,7 @@ def test_events_left_out_shift_the_numbers(tmp_path: Path) -> None:
 
 
 def test_many_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(details_collector, "_KEPT_AT_ONCE", 4)
-    monkeypatch.setattr(jsonstream, "CHUNK_BYTES", 2000)  # many slices, and tables
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", 2000)  # many slices
     events = [kernel(10 * i, grid=[i % 50 + 1, 1, 1]) for i in range(200)]
     recording = recorded(tmp_path, *events)
     assert launches_of(recording).grid[:, 0].tolist() == [i % 50 + 1 for i in range(200)]
@@ -271,7 +270,7 @@ def test_details_that_cannot_be_read_cost_nothing_else(
     def fails(*_: object) -> None:
         raise TypeError("a grid of nothing")
 
-    monkeypatch.setattr(details_collector, part, fails)
+    monkeypatch.setattr(reader, part, fails)
     found = recorded(tmp_path, *events)
     assert found.warnings == (
         "how kernels were launched, what copies moved and what collectives tell are not available, because that "

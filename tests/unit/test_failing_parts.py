@@ -8,8 +8,9 @@ import pytest
 
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.recording.shapes import OpShapes, Shapes
+from profiler_wrapper.recording.shapes import OpShapes
 from recordings import Trace
+from shaped_trace import shapes_of
 from unchanged import fails
 
 ANALYSE = sys.modules["profiler_wrapper.analysis.analyse"]  # the package has a function of that name
@@ -19,11 +20,7 @@ PRODUCT = OpShapes(([2, 3], [3, 4]), ("float", "float"), ("", ""))
 def result() -> Analysis:
     """Of one product in one layer, with its shapes."""
     trace = Trace().mark(".", 0, 100, class_name="Net").op("aten::mm", 10, 20).memory(15, 32, address=1)
-    recording = trace.recording()
-    (span,) = (
-        number for number, name in enumerate(recording.spans.name.tolist()) if recording.names[name] == "aten::mm"
-    )
-    return analyse(recording, shapes=Shapes({span: 0}, (PRODUCT,)))
+    return analyse(trace.recording(), shapes=shapes_of(trace, {"aten::mm": PRODUCT}))
 
 
 @pytest.mark.parametrize(

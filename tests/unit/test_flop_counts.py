@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+import shaped_trace
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.recording.shapes import OpShapes, Shapes
+from profiler_wrapper.recording.shapes import OpShapes
 from profiler_wrapper.reports.tables import console_table
 from recordings import Trace
 
@@ -18,15 +19,8 @@ def square(size: int) -> OpShapes:
 
 def result(trace: Trace, **shapes_of: OpShapes) -> Analysis:
     """The analysis; `shapes_of` by the name of an op without `aten::`."""
-    recording = trace.recording()
-    names = [name.removeprefix("aten::") for name in recording.names]
-    distinct = list(shapes_of)
-    numbers = {
-        span: distinct.index(names[name])
-        for span, name in enumerate(recording.spans.name.tolist())
-        if names[name] in distinct
-    }
-    return analyse(recording, shapes=Shapes(numbers, tuple(shapes_of.values())))
+    shapes = shaped_trace.shapes_of(trace, {f"aten::{name}": inputs for name, inputs in shapes_of.items()})
+    return analyse(trace.recording(), shapes=shapes)
 
 
 def own(found: Analysis) -> dict[tuple[str, str], int | None]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from profiler_wrapper.errors import BrokenTrace
-from profiler_wrapper.recording import bytesource, jsonstream
+from profiler_wrapper.recording import json_stream
 from profiler_wrapper.recording.reader import read, read_shapes
 from profiler_wrapper.recording.recording import Category, FailedAllocation, Lane, Recording
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
@@ -273,8 +273,8 @@ def test_slices_cut_at_event_boundaries_only(
         json.dumps(trace(*events, after=[{"ph": 1}, {"ph": 2}]), indent=indent, ensure_ascii=False), "utf-8"
     )
     whole = read(path)
-    monkeypatch.setattr(jsonstream, "CHUNK_BYTES", chunk)
-    monkeypatch.setattr(jsonstream, "TOP_LEVEL_BYTES", chunk)
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(json_stream, "TOP_LEVEL_BYTES", chunk)
     sliced = read(path)
     assert sliced.names == whole.names == tuple(event["name"] for event in NASTY)
     assert sliced.spans.start_ns.tolist() == whole.spans.start_ns.tolist() == [i * 1000 for i in range(36)]
@@ -435,7 +435,7 @@ def test_a_file_filled_up_with_nul_bytes_is_torn(tmp_path: Path) -> None:
 
 
 def test_a_gzip_bomb_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bytesource, "_LONGEST_VALUE_BYTES", 1 << 20)
+    monkeypatch.setattr(json_stream, "_LONGEST_VALUE_BYTES", 1 << 20)
     path = tmp_path / "bomb.gz"
     for start in (b'[{"name": "', b'{"a": "', b'[{"args": [', b'{"a": ['):
         path.write_bytes(gzip.compress(start + b"1," * (3 << 20)))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shaped_trace
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.flops import FlopOps
 from profiler_wrapper.analysis.traffic import Traffic
 from profiler_wrapper.recording.recording import Category
-from profiler_wrapper.recording.shapes import OpShapes, Shapes
+from profiler_wrapper.recording.shapes import OpShapes
 from recordings import Trace
 
 
@@ -16,16 +17,8 @@ def floats(*dims: list[int]) -> OpShapes:
 
 def traffic(trace: Trace, **shapes_of: OpShapes) -> Traffic:
     """`shapes_of` by the name of an op without `aten::`."""
-    recording = trace.recording()
-    names = [name.removeprefix("aten::") for name in recording.names]
-    distinct = list(shapes_of)
-    numbers = {
-        span: distinct.index(names[name])
-        for span, name in enumerate(recording.spans.name.tolist())
-        if names[name] in distinct
-    }
-    shapes = Shapes(numbers, tuple(shapes_of.values()))
-    found = attributed(recording, shapes=shapes)
+    shapes = shaped_trace.shapes_of(trace, {f"aten::{name}": inputs for name, inputs in shapes_of.items()})
+    found = attributed(trace.recording(), shapes=shapes)
     return Traffic(found, shapes, FlopOps(found, shapes))
 
 

@@ -31,7 +31,7 @@ from profiler_wrapper.analysis.advice.wording import duration, where
 from profiler_wrapper.analysis.numbered_names import split_number
 from profiler_wrapper.analysis.sums import sum_if_all_known
 from profiler_wrapper.analysis.view_model import Finding
-from profiler_wrapper.recording.attempt import attempt
+from profiler_wrapper.recording.reader import attempt
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
