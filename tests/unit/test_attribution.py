@@ -202,11 +202,15 @@ def test_gradients_are_accumulated_at_the_very_end_of_the_node() -> None:
 def test_gradients_accumulated_inside_a_node_that_still_runs_are_not_its_own() -> None:
     # Reentrant checkpointing: all of the block's backward runs within one node.
     trace = Trace().mark("h.0", 0, 100).op("CheckpointFunction", 10, 90, sequence=4, forward_thread=0)
-    trace.node("CheckpointFunctionBackward", 200, 500, number=4)
+    trace.mark("head", 110, 120).op("aten::mm", 112, 118, sequence=8, forward_thread=0)
+    trace.node("MmBackward0", 150, 190, number=8).node("CheckpointFunctionBackward", 200, 500, number=4)
+    trace.node("torch::autograd::AccumulateGrad", 202, 204)  # of the node before, late
     trace.mark("h.0.mlp", 210, 250, thread=AUTOGRAD).op("aten::mul", 220, 230, thread=AUTOGRAD, sequence=30)
     trace.node("MulBackward0", 300, 350, number=30, forward_thread=2).arrow(220, 300, forward_thread=AUTOGRAD)
     trace.node("torch::autograd::AccumulateGrad", 360, 370)
-    assert place(found_in(trace), NODE + "torch::autograd::AccumulateGrad") == ("h.0.mlp", "accumulate_grad")
+    found = found_in(trace)
+    owners = [place(found, NODE + "torch::autograd::AccumulateGrad", i) for i in range(2)]
+    assert owners == [("head", "accumulate_grad"), ("h.0.mlp", "accumulate_grad")]
 
 
 def test_gradients_accumulated_before_any_node_have_no_known_layer() -> None:
