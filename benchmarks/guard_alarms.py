@@ -21,7 +21,7 @@ from pathlib import Path
 import measuring
 from guarded_runs import OTHER_PLANTS, PLANTS
 from noisy_recordings import Noise, noisy_run
-from profiler_wrapper.analysis.guard_model import Baseline
+from profiler_wrapper.analysis.guard_baseline import Baseline
 from profiler_wrapper.comparing import guard, make_baseline
 
 SCRIPT = measuring.ROOT / "tests" / "guarded_runs.py"

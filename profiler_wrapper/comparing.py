@@ -4,28 +4,57 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.analysis.compare import compare as compare_analyses
+from profiler_wrapper.analysis.compare import peak_bytes
+from profiler_wrapper.analysis.compare_differences import traits
 from profiler_wrapper.analysis.compare_model import Comparison
+from profiler_wrapper.analysis.guard import GuardReport
 from profiler_wrapper.analysis.guard import guard as guard_baselines
-from profiler_wrapper.analysis.guard_baseline import baseline_of
-from profiler_wrapper.analysis.guard_model import Baseline, GuardReport, baseline_from_dict
+from profiler_wrapper.analysis.guard_baseline import Baseline, baseline_from_dict, baseline_of
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.errors import BrokenTrace
+from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.recording.atomic import replacing
 from profiler_wrapper.reports.compare_page import write_compare_page
 from profiler_wrapper.reports.compare_text import compare_csv, compare_text
 from profiler_wrapper.reports.guard_text import guard_text
+from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.result import load
 from profiler_wrapper.run_files import read_json
 from profiler_wrapper.terminal import unicode_terminal
 
 Source = Analysis | str | os.PathLike[str]
-_SMALL = 4 << 20  # bytes: no baseline is larger
+BASELINE_VERSION = 3
+_LARGEST_BASELINE = 64 << 20  # bytes: a larger file is a trace, and is not read to see whether it is a baseline
+# What a guard looks at: the lists of a result, and the fields of their rows.
+_GUARDED: Mapping[str, tuple[str, ...]] = {
+    "layers": (
+        "layer",
+        "class_name",
+        "kind",
+        "block",
+        "parent",
+        "depth",
+        "order",
+        "phase",
+        "time_us",
+        "self_time_us",
+        "self_events",
+        "self_flops_per_step",
+        "self_retained_bytes",
+        "step_times_us",
+    ),
+    "attention": ("layer", "phase", "backend", "time_us"),
+    "classes": ("class", "phase", "count", "time_us"),
+    "steps": ("step", "time_us"),
+    "flops": ("layer", "phase", "class", "dtype", "flops_per_step", "repeated_flops_per_step"),
+    "operators": ("op", "class", "phase", "calls", "layers", "time_us", "self_time_us"),
+    "synchronisations": ("kind", "op", "layer", "phase", "count"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,11 +181,21 @@ def read_baseline(source: Source) -> Baseline:
         BrokenTrace, EmptyRecording, OSError: as `load`.
     """
     data = None if isinstance(source, Analysis) else _baseline_data(Path(source))
-    return make_baseline([source]) if data is None else baseline_from_dict(data)
+    if data is None:
+        return make_baseline([source])
+    version = data["guard_baseline_version"]
+    if version == 2:
+        return baseline_from_dict(data)
+    if version != BASELINE_VERSION:
+        raise WrongUse(f"guard_baseline_version is {version!r}, expected {BASELINE_VERSION}: make the baseline anew")
+    try:
+        return baseline_of([from_dict(result) for result in data["results"]], sources=data["sources"])
+    except (BrokenTrace, KeyError, TypeError, ValueError) as error:
+        raise WrongUse(f"not a baseline that guard wrote: {error}") from error
 
 
 def _baseline_data(path: Path) -> dict[str, Any] | None:
-    if not path.is_file() or path.stat().st_size > _SMALL:
+    if not path.is_file() or path.stat().st_size > _LARGEST_BASELINE:
         return None
     try:
         data = read_json(path)
@@ -166,18 +205,36 @@ def _baseline_data(path: Path) -> dict[str, Any] | None:
 
 
 def write_baseline(baseline: Baseline, path: Path) -> None:
-    """The file to commit: JSON, a row of layers on each line, so that a change shows in a diff.
+    """The file to commit: the results of the runs, with what a guard looks at; a row on each line, for diffs.
 
     Raises:
+        WrongUse: it is of a file of an earlier version, which held no results.
         OSError: it cannot be written.
     """
-    data = baseline.to_dict()
-    lines = []
-    for name, value in data.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            rows = ",\n  ".join(json.dumps(row, separators=(",", ":")) for row in value)
-            lines.append(f"{json.dumps(name)}: [\n  {rows}\n ]")
-        else:
-            lines.append(f"{json.dumps(name)}: {json.dumps(value, separators=(',', ':'))}")
+    if not baseline.results:
+        raise WrongUse("a baseline is written from runs: give those")
+    results = ",\n".join(_guarded_result(one) for one in baseline.results)
+    head = f'"guard_baseline_version": {BASELINE_VERSION},\n"sources": {json.dumps(baseline.sources)}'
     with replacing(path) as beside:
-        beside.write_text("{\n " + ",\n ".join(lines) + "\n}\n", encoding="utf-8")
+        beside.write_text(f'{{{head},\n"results": [\n{results}\n]}}\n', encoding="utf-8")
+
+
+def _guarded_result(analysis: Analysis) -> str:
+    """Of a `result.json` what a guard looks at, without what is not known."""
+    whole = to_dict(analysis)
+    short = {key: whole[key] for key in ("schema_version", "time_basis", "complete", "time")}
+    short |= {
+        "summary": {"comparable": traits(analysis)},
+        "run": {"graph_breaks": whole["run"].get("graph_breaks")},
+        "memory": {"peak": {"allocated_bytes": peak_bytes(analysis)}},
+    }
+    for name, names in _GUARDED.items():
+        short[name] = [{key: row[key] for key in names if row[key] is not None} for row in whole[name]]
+
+    def lines(value: Any) -> str:
+        if not isinstance(value, list) or not value:
+            return json.dumps(value, separators=(",", ":"))
+        rows = ",\n  ".join(json.dumps(row, separators=(",", ":")) for row in value)
+        return f"[\n  {rows}\n ]"
+
+    return "{" + ",\n ".join(f"{json.dumps(key)}: {lines(value)}" for key, value in short.items()) + "}"

@@ -58,7 +58,7 @@ def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -
     notes = tuple(_notes(side_a, side_b, changes))
     totals = tuple(_totals(side_a, side_b, paired.pairs, changes, decision))
     told_backends = tuple((folded_name(layers), one, other) for layers, one, other in backend_changes)
-    told = math.isfinite(changes.total.error) and changes.total.error <= SURE
+    told = math.isfinite(changes.total.mean_error) and changes.total.mean_error <= SURE
     sure = changes.known and (told if decision == "no difference" else explained(found, totals[0]) >= MOST_OF_IT)
     return Comparison(
         verdict=verdict_of(different, totals, changes, found, work, told_backends, (a.time_basis, b.time_basis)),
@@ -131,7 +131,7 @@ def _totals(
         a=side_a.total_ns,
         b=side_b.total_ns,
         change=side_b.total_ns / side_a.total_ns - 1 if decision != "not judged" and side_a.total_ns else None,
-        error=_finite(changes.total.error),
+        error=_finite(changes.total.mean_error),
         decision=decision if side_a.total_ns and side_b.total_ns else "not judged",
     )
     yield _on_the_clock(side_a, side_b)
@@ -177,7 +177,7 @@ def _on_the_clock(side_a: Side, side_b: Side) -> ComparedTotal:
         a=one,
         b=other,
         change=other / one - 1 if one and other is not None and same_basis else None,
-        error=_finite(change.error) if change else None,
+        error=_finite(change.mean_error) if change else None,
         decision=_decision(change.shift, change.beyond_noise) if change else "not judged",
     )
 

@@ -111,7 +111,7 @@ class _Tree:
             if len(members) > 1:
                 delta = sum(self._changes[member].delta_ns for member in members)
                 time = sum(self._changes[member].time_ns for member in members)
-                self._changes[key] = UnitChange(None, None, None, delta, True, delta, True, time)
+                self._changes[key] = UnitChange(None, None, delta, True, delta, True, time)
             yield key
 
     def culprit(self, key: UnitKey, total_delta_ns: float | None) -> Culprit:

@@ -15,18 +15,15 @@ from profiler_wrapper.analysis.compare_sides import Pair, Side
 from profiler_wrapper.analysis.model import LayerRow
 from profiler_wrapper.analysis.noise import (
     BUSY,
-    FALSE_ALARMS,
-    LEAST_CHANGE,
-    LEAST_CHANGE_UNKNOWN,
+    NO_CHANGE,
     UNSTEADY,
     Change,
     Float,
     clearly_apart,
-    own_spread,
-    ratio_change,
+    layer_shifts,
+    limit,
     series_change,
-    t_quantile,
-    unit_shifts,
+    step_spread,
     weighted_median,
 )
 from profiler_wrapper.analysis.phase import Phase
@@ -54,7 +51,6 @@ class UnitChange:
 
     change: float | None  # None: only on one side
     error: float | None
-    spread: float | None  # relative, of one step; None where not known
     delta_ns: float  # of its time, without what is common, unless that is beyond noise and not on a CPU
     beyond_noise: bool  # `delta_ns` is
     apart_ns: float  # of its time, without what is common
@@ -68,7 +64,6 @@ class TimeChanges:
 
     units: dict[UnitKey, UnitChange]
     common: float  # relative
-    common_error: float | None
     common_beyond_noise: bool
     known: bool  # noise is
     total: Change
@@ -84,9 +79,9 @@ def time_changes(pairs: Sequence[Pair], a: Side, b: Side, other_work: Collection
     CPU and of a device are not judged together.
     """
     if a.analysis.time_basis != b.analysis.time_basis:
-        return TimeChanges({}, 0.0, None, False, False, _NO_CHANGE, shared_time(pairs, a, b), on_cpu=True)
+        return TimeChanges({}, 0.0, False, False, NO_CHANGE, shared_time(pairs, a, b), on_cpu=True)
     per_step = a.marked == b.marked and a.total_ns and b.total_ns
-    total = series_change(a.step_totals(), b.step_totals()) if per_step else _NO_CHANGE
+    total = series_change(a.step_totals(), b.step_totals()) if per_step else NO_CHANGE
     keys, tables, weights = [], ([], []), []  # type: tuple[list[UnitKey], tuple[list[Float], list[Float]], list[float]]
     one_sided: dict[UnitKey, UnitChange] = {}
     owns: dict[UnitKey, float] = {}
@@ -99,9 +94,8 @@ def time_changes(pairs: Sequence[Pair], a: Side, b: Side, other_work: Collection
             continue
         if not mean_a or not mean_b:
             much = max(mean_a / max(1.0, a.total_ns), mean_b / max(1.0, b.total_ns)) >= LEAST_ONE_SIDED
-            one_sided[key] = UnitChange(
-                None, None, None, mean_b - mean_a, much, mean_b - mean_a, much, max(mean_a, mean_b)
-            )
+            delta = mean_b - mean_a
+            one_sided[key] = UnitChange(None, None, delta, much, delta, much, max(mean_a, mean_b))
         elif (series_a > 0).all() and (series_b > 0).all():
             keys.append(key)
             tables[0].append(series_a)
@@ -111,7 +105,7 @@ def time_changes(pairs: Sequence[Pair], a: Side, b: Side, other_work: Collection
     shared = shared_time(pairs, a, b)
     on_cpu = "cpu" in (a.analysis.time_basis, b.analysis.time_basis)
     if not keys:
-        return TimeChanges(one_sided, 0.0, None, False, False, total, shared, on_cpu)
+        return TimeChanges(one_sided, 0.0, False, False, total, shared, on_cpu)
     wholes = (a.step_totals(), b.step_totals())
     sure = [
         (not on_cpu or _beside_the_rest(one, other, wholes)) and _steady(one, other)
@@ -144,12 +138,12 @@ def shared_time(pairs: Sequence[Pair], a: Side, b: Side) -> float:
 
 def _plainly_apart(a: Float, b: Float, wholes: tuple[Float, Float]) -> float:
     rest_a, rest_b = wholes[0] - a, wholes[1] - b
-    return clearly_apart(a, b, rest_a, rest_b) if (rest_a > 0).all() and (rest_b > 0).all() else 0.0
+    return clearly_apart(a / rest_a, b / rest_b) if (rest_a > 0).all() and (rest_b > 0).all() else 0.0
 
 
 def _steady(a: Float, b: Float) -> bool:
     """Whether its time is much the same from step to step, on each side that tells."""
-    return not any(own_spread(side) > UNSTEADY for side in (a, b))
+    return not any(float(step_spread(np.log(side)[None, :])[0]) > UNSTEADY for side in (a, b))
 
 
 def _beside_the_rest(a: Float, b: Float, wholes: tuple[Float, Float]) -> bool:
@@ -157,15 +151,12 @@ def _beside_the_rest(a: Float, b: Float, wholes: tuple[Float, Float]) -> bool:
     rest_a, rest_b = wholes[0] - a, wholes[1] - b
     if (rest_a <= 0).any() or (rest_b <= 0).any():
         return False
-    beside = ratio_change(a, b, rest_a, rest_b)
+    beside = series_change(a / rest_a, b / rest_b)  # what holds up both cancels, step by step
     rest = float(np.median(np.log(rest_b)) - np.median(np.log(rest_a)))
     if not beside.beyond_noise or (abs(math.expm1(rest)) > BUSY and abs(beside.shift) <= abs(rest)):
         return False
     fastest = math.log(b.min() / a.min()) - math.log(rest_b.min() / rest_a.min())  # which load holds up least
     return fastest / beside.shift >= _IN_FASTEST
-
-
-_NO_CHANGE = Change(0.0, math.nan, math.nan, False)
 
 
 def _judged(
@@ -180,21 +171,20 @@ def _judged(
     on_cpu: bool,
 ) -> TimeChanges:
     weight = weight if weight.any() else np.ones(len(keys))
-    shifts = unit_shifts(a, b, weight)
+    shifts = layer_shifts(a, b, weight)
     mean_a, mean_b = a.mean(axis=1), b.mean(axis=1)
     moved = np.log(mean_b / mean_a)
     common = weighted_median(moved, weight)
-    least = math.log1p(LEAST_CHANGE if shifts.known else LEAST_CHANGE_UNKNOWN)
-    chance = t_quantile(1 - FALSE_ALARMS / 2, max(2.0, a.shape[1] + b.shape[1] - 4.0))
     common_error = shifts.common_error if math.isfinite(shifts.common_error) else 0.0
-    all_alike = total.beyond_noise and shared >= LEAST_SHARED and abs(shifts.common) > max(least, chance * common_error)
+    sure_of_common = abs(shifts.common) > limit(common_error, known=shifts.known)
+    all_alike = bool(total.beyond_noise and shared >= LEAST_SHARED and sure_of_common)
     sure, direction = certain
     plain = np.sign(direction) * shifts.excess > math.log1p(_PLAIN)  # beside the rest of its step, and all layers
     one_way = (moved - common) * shifts.excess > 0  # what is shown and what is judged
     beyond = apart = ((shifts.beyond_noise() & sure) | plain) & one_way
     if all_alike and not on_cpu:
         error = np.hypot(shifts.error, common_error)
-        far = np.abs(shifts.shift) > np.maximum(least, shifts.critical * error)
+        far = np.abs(shifts.shift) > limit(error, known=shifts.known)
         beyond = (far | plain) & (moved * shifts.shift > 0)
     base = 0.0 if all_alike and not on_cpu else common
     for i, key in enumerate(keys):
@@ -202,7 +192,6 @@ def _judged(
         units[key] = UnitChange(
             change=after / before - 1,
             error=after / before * float(shifts.error[i]) if shifts.known else None,
-            spread=float(shifts.spread[i]) if math.isfinite(shifts.spread[i]) else None,
             delta_ns=after - before * math.exp(base),
             beyond_noise=bool(beyond[i]),
             apart_ns=after - before * math.exp(common),
@@ -212,8 +201,7 @@ def _judged(
     return TimeChanges(
         units=units,
         common=math.expm1(common),
-        common_error=shifts.common_error if shifts.known else None,
-        common_beyond_noise=bool(all_alike),
+        common_beyond_noise=all_alike,
         known=shifts.known,
         total=total,
         shared=shared,

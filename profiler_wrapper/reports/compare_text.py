@@ -21,8 +21,8 @@ _LEAST_NAME_WIDTH = 12
 _LEAST_OWN_NAME_WIDTH = 22
 _MOST_WORK = 8
 _LEGEND = (
-    "times: means of the steps; ±: the standard error of the change, which is certain beyond 3 (many steps) to 7 "
-    "(3 steps) of them, for the means or for the faster half of the steps"
+    "times: means of the steps; ±: the standard error of the change, which is certain beyond 4 of them, of the median "
+    "step, where nearly all steps go that way"
 )
 _NO_COMMON = 0.0005
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from profiler_wrapper.analysis.guard_model import GuardCheck, GuardReport
+from profiler_wrapper.analysis.guard import GuardCheck, GuardReport
 from profiler_wrapper.reports.text import clean
 
 _MOST = 8  # findings of one check

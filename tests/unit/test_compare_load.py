@@ -158,10 +158,18 @@ def _coverage_in_words(data: dict[str, Any]) -> None:
 )
 def test_a_baseline_that_a_hand_broke_is_refused(edit: Callable[[dict[str, Any]], None], tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
-    write_baseline(make_baseline([noisy_run(1)]), path)
-    data = json.loads(path.read_text(encoding="utf-8"))
-    assert read_baseline(path) == make_baseline([noisy_run(1)])
+    data = json.loads((Path(__file__).parents[1] / "data" / "guard_baseline_version_2.json").read_text())
     edit(data)
     path.write_text(json.dumps(data), encoding="utf-8")
     with pytest.raises(WrongUse, match="not a baseline that guard wrote"):
         read_baseline(path)
+
+
+def test_a_baseline_of_results_that_a_hand_broke_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    write_baseline(make_baseline([noisy_run(1)]), path)
+    text = path.read_text(encoding="utf-8")
+    for broken in (text.replace('"self_events":5', '"self_events":"five"', 1), text.replace('"results"', '"runs"')):
+        path.write_text(broken, encoding="utf-8")
+        with pytest.raises(WrongUse, match="not a baseline that guard wrote"):
+            read_baseline(path)

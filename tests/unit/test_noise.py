@@ -12,31 +12,26 @@ from hypothesis import strategies as st
 from profiler_wrapper.analysis import noise
 
 
-@pytest.mark.parametrize(
-    ("probability", "freedom", "expected"),
-    [  # of printed tables of Student's t
-        (0.975, 4, 2.776),
-        (0.975, 10, 2.228),
-        (0.995, 3, 5.841),
-        (0.995, 4, 4.604),
-        (0.9995, 5, 6.869),
-        (0.975, 30, 2.042),
-        (0.9995, 120, 3.373),
-    ],
-)
-def test_quantiles_are_those_of_printed_tables(probability: float, freedom: float, expected: float) -> None:
-    assert noise.t_quantile(probability, freedom) == pytest.approx(expected, abs=1e-3)
+def test_a_level_and_its_spread_stay_where_they_were_when_one_of_five_steps_is_held_up() -> None:
+    quiet, disturbed = np.array([[100.0, 101, 102, 103, 104]]), np.array([[100.0, 101, 102, 103, 300]])
+    (level, spread), (again, wider) = (noise.levels(times, np.ones(1)) for times in (quiet, disturbed))
+    assert np.exp(level[0]) == pytest.approx(102) == np.exp(again[0])
+    assert spread[0] == pytest.approx(0.0204, abs=0.0002) and wider[0] < 1.6 * spread[0]
 
 
-def test_trigamma_at_points_with_a_closed_form() -> None:
-    assert noise.trigamma(1) == pytest.approx(math.pi**2 / 6, abs=1e-8)
-    assert noise.trigamma(0.5) == pytest.approx(math.pi**2 / 2, abs=1e-8)
+@pytest.mark.parametrize("steps", [4, 20])
+def test_the_spread_of_a_step_is_its_standard_deviation(steps: int) -> None:
+    times = np.random.default_rng(0).normal(0, 0.05, (4000, steps))
+    assert noise.step_spread(times, times + 1).mean() == pytest.approx(0.05, rel=0.2)  # of four: 15 % more
+    assert np.isnan(noise.step_spread(times[:, :1], times[:, :1])).all()
 
 
-def test_the_level_stays_where_it_was_when_two_of_five_steps_are_disturbed() -> None:
-    quiet, disturbed = np.log([[100.0, 101, 102, 103, 104]]), np.log([[100.0, 300, 101, 250, 102]])
-    assert noise.level(disturbed)[0] == pytest.approx(noise.level(quiet)[0])
-    assert noise.level(quiet)[0] == pytest.approx(np.log([100, 101, 102]).mean())
+def test_the_rank_test_asks_for_nine_of_ten_pairs_of_few_steps_and_for_less_of_many() -> None:
+    few = np.arange(5.0)
+    assert noise._ranks_agree(np.array([few, few]), np.array([few + 3.5, few + 2.5])).tolist() == [True, False]
+    many = np.arange(50.0)
+    assert noise._ranks_agree(np.array([many, many]), np.array([many + 11, many + 8])).tolist() == [True, False]
+    assert noise._ranks_agree(few[None, :1], few[None, :1]).tolist() == [True]  # one step has no ranks
 
 
 def test_a_weighted_median_by_hand() -> None:
@@ -62,8 +57,8 @@ def test_noise_alone_is_no_difference_among_hundreds_of_layers(steps: int) -> No
     for _ in range(60):
         base = np.exp(random.normal(0, 1, 300))
         one, other = _times(random, base, steps), _times(random, base, steps)
-        alarms += bool(noise.unit_shifts(one, other, np.sqrt(base)).beyond_noise().any())
-    assert alarms <= 1  # 60 times 0.2 %
+        alarms += bool(noise.layer_shifts(one, other, np.sqrt(base)).beyond_noise().any())
+    assert alarms <= 1
 
 
 def test_a_change_is_found_however_the_clock_went() -> None:
@@ -71,7 +66,7 @@ def test_a_change_is_found_however_the_clock_went() -> None:
     base = np.exp(random.normal(0, 1, 100))
     one, other = _times(random, base, 5), _times(random, base, 5) * np.array([1.0, 1.5, 1.0, 0.8, 1.0])
     other[17] *= 1.25
-    shifts = noise.unit_shifts(one, other, np.sqrt(base))
+    shifts = noise.layer_shifts(one, other, np.sqrt(base))
     assert np.flatnonzero(shifts.beyond_noise()).tolist() == [17]
     assert math.expm1(shifts.excess[17]) == pytest.approx(0.25, abs=0.08)
 
@@ -81,7 +76,7 @@ def test_runs_that_differ_by_more_than_their_steps_show_widen_every_error() -> N
     base = np.exp(random.normal(0, 1, 200))
     between = np.exp(random.normal(0, 0.2, 200))  # caches, addresses: the same in every step of a run
     one, other = _times(random, base, 5), _times(random, base * between, 5)
-    shifts = noise.unit_shifts(one, other, np.sqrt(base))
+    shifts = noise.layer_shifts(one, other, np.sqrt(base))
     assert not shifts.beyond_noise().any()
     assert np.median(shifts.error) > 3 * 0.03 * math.sqrt(2 / 5)
 
@@ -91,9 +86,9 @@ def test_one_step_a_side_takes_a_large_change() -> None:
     base = np.exp(random.normal(0, 1, 60))
     one, other = _times(random, base, 1), _times(random, base, 1)
     other[5] *= 1.2
-    assert not noise.unit_shifts(one, other, np.sqrt(base)).beyond_noise().any()
+    assert not noise.layer_shifts(one, other, np.sqrt(base)).beyond_noise().any()
     other[5] *= 2
-    shifts = noise.unit_shifts(one, other, np.sqrt(base))
+    shifts = noise.layer_shifts(one, other, np.sqrt(base))
     assert (shifts.known, np.flatnonzero(shifts.beyond_noise()).tolist()) == (False, [5])
 
 
@@ -103,7 +98,7 @@ def test_a_series_by_itself() -> None:
     unknown = noise.series_change(np.array([10.0]), np.array([12.0]))
     assert (alike.beyond_noise, slower.beyond_noise, unknown.beyond_noise) == (False, True, False)
     assert math.expm1(slower.shift) == pytest.approx(0.2, abs=0.02)
-    assert math.isnan(unknown.error)
+    assert math.isnan(unknown.mean_error)
 
 
 @settings(max_examples=60, deadline=None)
@@ -112,6 +107,6 @@ def test_the_other_way_round_is_the_opposite(units: int, a: int, b: int, seed: i
     random = np.random.default_rng(seed)
     base = np.exp(random.normal(0, 2, units))
     one, other, weight = _times(random, base, a), scale * _times(random, base, b), np.sqrt(base)
-    there, back = noise.unit_shifts(one, other, weight), noise.unit_shifts(other, one, weight)
+    there, back = noise.layer_shifts(one, other, weight), noise.layer_shifts(other, one, weight)
     assert there.shift == pytest.approx(-back.shift)
     assert np.isfinite(there.error).all() and (there.error >= 0).all()
