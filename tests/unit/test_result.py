@@ -70,6 +70,13 @@ def test_a_result_survives_its_file(tmp_path: Path) -> None:
     assert again.time.total_ns == found.time.total_ns
 
 
+def test_versions_of_drivers_are_numbers(tmp_path: Path) -> None:
+    run = {"versions": {"cuda runtime": 12040, "torch": "2.13.0"}}
+    found = analyse_trace(trace().write(tmp_path / "any.json"), run=run)
+    (tmp_path / "result.json").write_text(json.dumps(found.to_dict()))
+    assert load(tmp_path / "result.json").run["versions"] == run["versions"]
+
+
 def test_a_directory_gives_its_result_before_its_trace(tmp_path: Path) -> None:
     trace(10).write(tmp_path / "x_trace.json")
     assert time_of(tmp_path) == 10
