@@ -27,7 +27,7 @@ import measuring
 from profiler_wrapper.live import spans
 from profiler_wrapper.live.timer import Timer
 
-WANTED_US = {"start, stop": 5, "with": 5, "events": 15}
+WANTED_US = {"start, stop": 3, "with": 3, "events": 15}
 
 
 class FakeEvent:

@@ -125,9 +125,7 @@ class ProfileResult(Analysis):
         return result_html(self)
 
 
-# Memory that reading takes at most a byte of JSON (a trace of a CPU; of a GPU half of it: benchmarks/reader_memory.py),
-# and the size of a gzipped trace unpacked: of the tested ones 14 to 20 times.
-_MOST_MEMORY, _MOST_UNPACKED = 1, 20
+_MOST_UNPACKED = 20  # times the size of a gzipped trace; of tested ones 11 to 19
 
 
 def _unknown(name: str, layers: Sequence[str]) -> str:
@@ -239,9 +237,7 @@ def load(
 def _warn_if_large(path: Path) -> None:
     """Say that the memory may not do, while the user can still choose a larger machine or a shorter recording."""
     free = free_bytes()
-    unpacked = path.stat().st_size * (_MOST_UNPACKED if path.suffix == ".gz" else 1)
-    if free is not None and unpacked * _MOST_MEMORY > free:
-        tell(
-            f"{path}: reading it may take up to {file_size(unpacked * _MOST_MEMORY)} of memory, "
-            f"and {file_size(free)} are free"
-        )
+    # It takes about as much memory as a CPU's trace has JSON; a GPU's half of that (benchmarks/reader_memory.py).
+    needed = path.stat().st_size * (_MOST_UNPACKED if path.suffix == ".gz" else 1)
+    if free is not None and needed > free:
+        tell(f"{path}: reading it may take up to {file_size(needed)} of memory, and {file_size(free)} are free")

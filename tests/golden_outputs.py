@@ -838,18 +838,6 @@ def snapshot(out: Outputs) -> None:
     out.files("reports")
 
 
-FLAGSCALE_LOG = """\
-================================================================================
-Performance Monitor Session Started: 2024-01-29 10:30:00
-================================================================================
-Timestamp            Step     TFLOPS/GPU   TFLOPS     Samples/s    Tokens/s     Time(ms)   Memory(GB)
---------------------------------------------------------------------------------
-2024-01-29 10:30:15  10       125.34       1002.72    512.0        1048576      235.5      42.50
-2024-01-29 10:30:30  20       128.12       1024.96    520.0        1064960      230.2      42.75
-2024-01-29 10:30:45  30       -            -          -            -            -          -
-"""
-
-
 @group
 def monitor(out: Outputs) -> None:
     """Logs of monitored trainings: killed runs, whole ones, other people's."""
@@ -861,7 +849,9 @@ def monitor(out: Outputs) -> None:
         out.command("monitor", folder, "--format", "json")
         out.files(folder)
     Path("foreign").mkdir()
-    Path("foreign/perf_metrics_20240129_103000.log").write_text(FLAGSCALE_LOG, encoding="utf-8")
+    example = (TESTS / "data" / "flagscale_example.log").read_text(encoding="utf-8")
+    unknown = "2024-01-29 10:30:45  30       -            -          -            -            -          -\n"
+    Path("foreign/perf_metrics_20240129_103000.log").write_text(example + unknown, encoding="utf-8")
     out.command("monitor", "foreign")
     out.command("monitor", "foreign", "--format", "json")
     out.command("monitor", "long", "-o", "report/")

@@ -16,16 +16,8 @@ from profiler_wrapper.live.tracker_sinks import sinks_of
 START = datetime(2024, 1, 29, 10, 30, 0).timestamp()
 GB = 1 << 30
 
-# The example of FlagScale's documentation, as it stands there.
-EXAMPLE = """\
-================================================================================
-Performance Monitor Session Started: 2024-01-29 10:30:00
-================================================================================
-Timestamp            Step     TFLOPS/GPU   TFLOPS     Samples/s    Tokens/s     Time(ms)   Memory(GB)
---------------------------------------------------------------------------------
-2024-01-29 10:30:15  10       125.34       1002.72    512.0        1048576      235.5      42.50
-2024-01-29 10:30:30  20       128.12       1024.96    520.0        1064960      230.2      42.75
-"""
+# As it stands in FlagScale's documentation.
+EXAMPLE = (Path(__file__).parent / "data" / "flagscale_example.log").read_text(encoding="utf-8")
 
 
 @dataclass

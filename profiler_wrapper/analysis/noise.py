@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA
+
 Float = npt.NDArray[np.float64]
 
 LEAST_CHANGE = 0.02  # a smaller one is no difference
@@ -30,7 +32,6 @@ _NEIGHBOURS = 15  # layers on each side in order of their time
 _FEWEST_LAYERS = 8  # with fewer their scatter widens nothing
 _PAIR_TO_SIGMA = 1.0483  # of a normal distribution: the median distance of two values is 0.9539 standard deviations
 _MEDIAN_ERROR = 1.2533  # of a median, in standard errors of the mean (normal distribution)
-_MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +77,7 @@ def layer_shifts(a: Float, b: Float, weight: Float) -> Shifts:
     size = log_a.mean(axis=1) + log_b.mean(axis=1)
     spread = step_spread(own_a, own_b)
     if np.isnan(spread).any():
-        error = _MAD_TO_SIGMA * _of_neighbours(np.abs(shift - common), size)
+        error = MAD_TO_SIGMA * _of_neighbours(np.abs(shift - common), size)
     else:
         spread = np.maximum(spread, _of_neighbours(spread, size))
         error = spread * scale
@@ -176,7 +177,7 @@ def weighted_median(values: Float, weight: Float) -> float:
 
 def weighted_deviation(values: Float, weight: Float) -> float:
     """Standard deviation of a normal distribution with this median absolute deviation from the median."""
-    return _MAD_TO_SIGMA * weighted_median(np.abs(values - weighted_median(values, weight)), weight)
+    return MAD_TO_SIGMA * weighted_median(np.abs(values - weighted_median(values, weight)), weight)
 
 
 def _error_scale(steps_a: int, steps_b: int) -> float:

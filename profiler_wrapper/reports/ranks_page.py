@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,11 +174,6 @@ def _heat_map(
         "values_ms": [[_number(value) for value in row] for row in values.tolist()],
         "is_difference": is_difference,
     }
-
-
-def _median(values: Iterable[float]) -> float:
-    known = [value for value in values if math.isfinite(value)]
-    return float(np.median(known)) if known else math.nan
 
 
 def _numbers(values: Float) -> list[float]:

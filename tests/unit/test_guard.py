@@ -19,6 +19,7 @@ from profiler_wrapper.analysis.view_model import OperatorRow
 from profiler_wrapper.comparing import make_baseline, read_baseline, write_baseline
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.guard_text import guard_text
+from profiler_wrapper.reports.result_json import to_dict
 from sample_results import llama
 
 
@@ -364,11 +365,12 @@ def test_a_baseline_of_several_runs_has_their_spread() -> None:
 # -- the file -------------------------------------------------------------------------------------
 
 
-def test_the_file_gives_back_what_was_written(tmp_path: Path) -> None:
+def test_the_file_gives_back_what_was_written_and_is_small(tmp_path: Path) -> None:
     for number, runs in enumerate(([exact(100)], [noisy_run(1), noisy_run(2)], [llama(4)])):
         path = tmp_path / f"{number}.json"
         made = make_baseline(runs)
         write_baseline(made, path)
+        assert path.stat().st_size < sum(len(json.dumps(to_dict(run))) for run in runs) / 3
         assert read_baseline(path) == made
         assert not guard(read_baseline(path), made).regressed
 

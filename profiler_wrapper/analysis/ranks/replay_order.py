@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from profiler_wrapper.analysis.ranks.replay_cells import Cells, Float, Int
 from profiler_wrapper.analysis.ranks.replay_roles import Role
+from profiler_wrapper.analysis.statistics import median
 
 CELLS_READ: Final = 40  # of a stage: the order of a schedule is the same in all of them
 CELLS_OF_RARE: Final = 3  # more, for an operation that these do not have
@@ -37,15 +38,15 @@ class StageOrder:
 
     def begins_after(self, one: int, other: int) -> float:
         """Typical time from the start of another operation to this one's start, in ns."""
-        return _median(self.starts[:, one] - self.starts[:, other])
+        return float(median(self.starts[:, one] - self.starts[:, other]))
 
     def ends_after(self, one: int, other: int) -> float:
         """Typical time from the end of another operation to this one's end, in ns."""
-        return _median(self.ends[:, one] - self.ends[:, other])
+        return float(median(self.ends[:, one] - self.ends[:, other]))
 
     def begins_after_end(self, one: int, other: int) -> float:
         """Typical time from the end of another operation to this one's start, in ns."""
-        return _median(self.starts[:, one] - self.ends[:, other])
+        return float(median(self.starts[:, one] - self.ends[:, other]))
 
 
 def classes_of_steps(cells: Cells, roles: list[Role]) -> list[Int]:
@@ -76,7 +77,7 @@ def stage_order(cells: Cells, roles: list[Role], stage: int, steps: Int) -> Stag
     ends = starts + cells.length_ns[slots[:, None], rank, step].T
     regular = there.mean(axis=1) >= 0.5
     before = np.array([_places(row, row[regular]) for row in starts])
-    order = np.lexsort((np.arange(len(slots)), _medians(starts), _medians(before)))
+    order = np.lexsort((np.arange(len(slots)), median(starts), median(before)))
     microbatch, chunk = (each[slots[:, None], rank, step].T for each in (cells.microbatch, cells.chunk))
     operations = tuple(
         Operation(
@@ -112,12 +113,3 @@ def _places(starts: Float, regular: Float) -> Float:
 def _usual(values: npt.NDArray[np.int16]) -> int:
     found, counts = np.unique(values, return_counts=True)
     return int(found[counts.argmax()])
-
-
-def _median(values: Float) -> float:
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if len(known) else float("nan")
-
-
-def _medians(values: Float) -> Float:
-    return np.array([_median(column) for column in values.T])
