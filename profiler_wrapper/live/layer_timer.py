@@ -39,8 +39,8 @@ def _write_step(log: SpanLog, step: SeenStep) -> None:
     now = perf_counter_ns()
     if now >= log.look_at:
         log.look(now)
-    text_head, offset_ns = log.heads[0], log.offset_ns
-    line_head = b'%b"step":%d,' % (log.heads[1], step.number)
+    heads, offset_ns = log.heads, log.offset_ns
+    line_head = b'%b"step":%d,' % (heads[1], step.number)
     texts: list[bytes] = []
     lines: list[bytes] = []
     for kind, name, layer, (begin, first), (end, last), thread, depth, parent, more in rows_of(step):
@@ -51,13 +51,13 @@ def _write_step(log: SpanLog, step: SeenStep) -> None:
         start_ns, lasted = begin + offset_ns, end - begin
         label, fixed = _fixed(kind, name, layer, depth, parent)
         told = b"" if more is None else _more(more)
-        texts.append(text_line(text_head, label, start_ns, start_ns + lasted, device_ns))
+        texts.append(text_line(heads[0], label, start_ns, start_ns + lasted, device_ns))
         lines += (
             b'%b%b"start_ns":%d,"duration_ns":%d,"thread":%d,%b"device_ns":'
             % (line_head, fixed, start_ns, lasted, thread, told),
             b"null}\n" if device_ns is None else b"%d}\n" % device_ns,
         )
-    log.write(b"".join(texts), b"".join(lines))
+    log.write(b"".join(texts), b"".join(lines), heads)
 
 
 @functools.lru_cache(maxsize=4096)

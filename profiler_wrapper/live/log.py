@@ -404,10 +404,13 @@ class SpanLog:
             if file is not None:
                 file.close()
 
-    def write(self, text: bytes, line: bytes, *, pending: bool = False) -> int:
+    def write(
+        self, text: bytes, line: bytes, heads: tuple[bytes, bytes] | None = None, *, pending: bool = False
+    ) -> int:
         """Write lines of text and JSON lines.
 
         Args:
+            heads: what they begin with; another thread may have opened or moved the files since it was read.
             pending: the device's time is filled in later.
 
         Returns: where the JSON line ends in its file, if it is pending; 0: it was not written.
@@ -419,6 +422,8 @@ class SpanLog:
             if self._text is None or self._lines is None:  # a signal's handler, while this thread opens the files
                 self.lost += 1
                 return 0
+            if heads is not None and heads is not self.heads:
+                text, line = (_with_head(*one) for one in zip((text, line), heads, self.heads, strict=True))
             if text:
                 self._text.append(text)
             if line:

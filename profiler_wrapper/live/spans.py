@@ -354,9 +354,9 @@ class SpanRecorder:
             more = b'"waiting_ns":%d,' % waiting_ns
         if waiting_ns is not None and around is not None:
             around.waiting_ns = (around.waiting_ns or 0) + waiting_ns
-        text_head, json_head = log.heads
+        heads = log.heads
         begin, end = span.begin_ns + log.offset_ns, end_ns + log.offset_ns
-        json_head = b'%b"step":%b,' % (json_head, step)
+        json_head = b'%b"step":%b,' % (heads[1], step)
         line = b'%b"start_ns":%d,"duration_ns":%d,"depth":%d,"parent":%b,%b%b' % (
             label.json,
             begin,
@@ -368,17 +368,18 @@ class SpanRecorder:
         )
         last = None if span.event is None or events is None else events.record()
         if events is None or span.event is None or last is None:
-            log.write(text_line(text_head, label.text, begin, end), b'%b%b"device_ns":null}\n' % (json_head, line))
+            text = text_line(heads[0], label.text, begin, end)
+            log.write(text, b'%b%b"device_ns":null}\n' % (json_head, line), heads)
             if events is not None:
                 events.give_back(span.event)
             return
         line += PENDING_END
-        line_end = log.write(b"", json_head + line, pending=True)
+        line_end = log.write(b"", json_head + line, heads, pending=True)
 
         def write_device_time(device_ns: int | None) -> None:
             if device_ns is not None:
                 log.fill_in(line_end, line, device_ns)
-            log.write(text_line(text_head, label.text, begin, end, device_ns), b"")
+            log.write(text_line(heads[0], label.text, begin, end, device_ns), b"", heads)
 
         events.add(span.event, last, write_device_time)
 

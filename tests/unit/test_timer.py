@@ -24,6 +24,7 @@ from profiler_wrapper.live.spans import SpanRecorder, _label
 from profiler_wrapper.live.timer import Timer
 from profiler_wrapper.recording.span_names import kind_of_span
 from profiler_wrapper.recording.span_table import KINDS, RANK_COLUMNS, SPAN_COLUMNS
+from profiler_wrapper.recording.timer_files import TimerFiles
 from programs import warned
 from timed_runs import files_of, header_of, span_rows, text_rows
 
@@ -409,6 +410,34 @@ def test_every_thread_has_its_own_nesting(timer: Timer) -> None:
     for span in spans:
         if span["name"] == "inner":
             assert of_thread[span["parent"]] == span["thread"]
+
+
+def test_a_span_that_ends_while_another_thread_makes_the_files(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, go_on = threading.Event(), threading.Event()
+
+    def claim(place: span_log.SpanPlace, owner: span_log.Owner, claim: Any = span_log.SpanPlace.claim) -> TimerFiles:
+        made.set()
+        go_on.wait(10)
+        return claim(place, owner)
+
+    def ended(name: str) -> threading.Thread:
+        def work() -> None:
+            with timer(name):
+                pass
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        return thread
+
+    monkeypatch.setattr(span_log.SpanPlace, "claim", claim)
+    first = ended("first")
+    made.wait(10)
+    second = ended("second")
+    second.join(0.2)  # it waits for the files, or comes to write before they are there
+    go_on.set()
+    first.join()
+    second.join()
+    assert sorted(names(written(timer))) == ["first", "second"]
 
 
 def test_another_thread_may_stop_a_span(timer: Timer) -> None:
