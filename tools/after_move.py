@@ -31,7 +31,7 @@ s = (
     "monitor": {"analysis", "capture", "config_flops", "reports", "timer", "trace"},
     "run": {"__version__", "analysis", "capture", "reports", "result", "trace"},
 }
-SHARED = {"errors", "low_priority", "units"}  # import nothing of the package but one another
+SHARED = {"errors", "child", "units"}  # import nothing of the package but one another
 SEES_ALL = {"commands", "integrations"}
 
 

@@ -119,12 +119,18 @@ def test_ranks_that_do_not_agree_on_steps_have_their_own(job: Job) -> None:
     assert [job.run(rank)["timed_steps"] for rank in (NORMAL, SLOW)] == [[2, 3, 4], [2, 3]]
 
 
-def test_what_a_killed_rank_has_recorded_is_finished_without_it(job: Job) -> None:
+def finished_by_its_child(job: Job) -> Path:
+    """The directory of the killed rank that left a child, once that has ended."""
     end = time.monotonic() + 2 * DEADLINE_S  # at the lowest priority, with nobody who waits for it
     place = job.folder / "job" / f"rank{LEFT_A_CHILD}"
     # The traces where they were exported to go last: until then somebody else could begin again.
     while (not job.run(LEFT_A_CHILD)["complete"] or list(place.glob(".*"))) and time.monotonic() < end:
         time.sleep(0.1)
+    return place
+
+
+def test_what_a_killed_rank_has_recorded_is_finished_without_it(job: Job) -> None:
+    place = finished_by_its_child(job)
     assert pw.load(place).run["timed_steps"] == [2, 3, 4]
     assert not list(place.glob(".*"))
 
@@ -144,6 +150,7 @@ def test_everything_on_disk_is_whole(job: Job) -> None:
 
 
 def test_the_report_of_all_ranks_names_who_is_missing(job: Job) -> None:
+    finished_by_its_child(job)
     report = load_ranks(job.folder / "job")
     reasons = {gap.what: gap.reason for gap in report.missing}
     assert {gap.rank for gap in report.missing} == {KILLED, SLOW, NEVER_CAME}
