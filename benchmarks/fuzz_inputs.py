@@ -34,7 +34,7 @@ from typing import Any
 
 import measuring
 from profiler_wrapper.__main__ import main as command_line
-from profiler_wrapper.commands.output import WRONG_USE
+from profiler_wrapper.commands.common import WRONG_USE
 from rank_spans import write_logs
 from small_rank_jobs import rank_rows, write_job
 from snapshots import snapshot, training, write

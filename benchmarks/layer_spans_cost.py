@@ -24,8 +24,8 @@ import torch
 import measuring
 import models
 from profiler_wrapper.capture.growth import resident_bytes
-from profiler_wrapper.live.layer_timer import LayerTimer
-from profiler_wrapper.live.monitor import TrainingMonitor
+from profiler_wrapper.monitor.monitor import TrainingMonitor
+from profiler_wrapper.timer.layer_timer import LayerTimer
 
 
 def cost(options: argparse.Namespace, case: models.Case) -> None:

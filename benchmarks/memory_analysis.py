@@ -23,12 +23,12 @@ import numpy as np
 import measuring
 import shared_traces
 from profiler_wrapper.analysis.attributed import Attributed, attributed
-from profiler_wrapper.analysis.layer_memory import device_memory
-from profiler_wrapper.analysis.memory_model import MemoryUse
-from profiler_wrapper.analysis.memory_use import memory_use
-from profiler_wrapper.recording.owned import HeldTensor, Holding
-from profiler_wrapper.recording.reader import read
-from profiler_wrapper.recording.recording import MemoryEvents, Recording, Spans
+from profiler_wrapper.analysis.memory.per_layer import device_memory
+from profiler_wrapper.analysis.memory.use import memory_use
+from profiler_wrapper.analysis.model import MemoryUse
+from profiler_wrapper.trace.owned import HeldTensor, Holding
+from profiler_wrapper.trace.reader import read
+from profiler_wrapper.trace.recording import MemoryEvents, Recording, Spans
 
 DEFAULT = shared_traces.TRACES / "ddp_training_with_memory.pt.trace.json.gz"
 OPTIMIZER_STEP = "Optimizer.step#"

@@ -20,7 +20,7 @@ from typing import Any
 
 import measuring
 import models
-from profiler_wrapper.live.monitor import TrainingMonitor
+from profiler_wrapper.monitor.monitor import TrainingMonitor
 
 WANTED_US = {"without flushing": 50, "with flushing": 500}
 

@@ -18,9 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import profiler_wrapper as pw
 from browser import CHROMIUM, NO_CHROMIUM, Browser
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.reports.page import page_html
-from profiler_wrapper.reports.page_data import page_data
-from profiler_wrapper.reports.page_frame import script_json
+from profiler_wrapper.reports.page import page_data, page_html, script_json
 from sample_page import large_page
 
 REPEATS = 5

@@ -44,9 +44,8 @@ def main() -> None:
     import distributed
     import pyarrow.parquet
 
-    from profiler_wrapper.analysis.ranks.pool import reduce_traces
-    from profiler_wrapper.analysis.ranks.reduce import Task
-    from profiler_wrapper.recording.database import available_cores
+    from profiler_wrapper.ranks.database import available_cores
+    from profiler_wrapper.ranks.reduce import Task, reduce_traces
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -168,7 +168,7 @@ def write(folder: Path, ranks: int, spans: int, *, plain: bool) -> int:
 def measure(folder: str) -> None:
     """Makes the report and prints what it took, as JSON."""
     start, cpu_start = time.perf_counter(), time.process_time()
-    from profiler_wrapper.ranks import load_ranks
+    from profiler_wrapper.ranks.load import load_ranks
 
     loaded = time.perf_counter() - start
     report = load_ranks(folder)

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 import measuring
-from profiler_wrapper.live import spans
-from profiler_wrapper.live.timer import Timer
+from profiler_wrapper.timer import spans
+from profiler_wrapper.timer.timer import Timer
 
 WANTED_US = {"start, stop": 3, "with": 3, "events": 15}
 

@@ -23,17 +23,19 @@ from profiler_wrapper.errors import (
 )
 
 if TYPE_CHECKING:
-    from profiler_wrapper.analysis.ranks.model import RanksReport
-    from profiler_wrapper.comparing import compare, guard
-    from profiler_wrapper.live.layer_timer import LayerTimer
-    from profiler_wrapper.live.model_flops import model_flops, register_family
-    from profiler_wrapper.live.monitor import TrainingMonitor
-    from profiler_wrapper.live.monitor_config import MonitorConfig, add_perf_monitor_arguments
-    from profiler_wrapper.live.timer import Timer, global_timer
+    from profiler_wrapper.comparison.api import compare, guard
+    from profiler_wrapper.config_flops.model_flops import model_flops
+    from profiler_wrapper.config_flops.registry import register_family
     from profiler_wrapper.marking import mark, trace_handler
-    from profiler_wrapper.ranks import load_ranks
+    from profiler_wrapper.monitor.config import MonitorConfig, add_perf_monitor_arguments
+    from profiler_wrapper.monitor.monitor import TrainingMonitor
+    from profiler_wrapper.ranks.load import load_ranks
+    from profiler_wrapper.ranks.model import RanksReport
     from profiler_wrapper.result import ProfileResult, load
+    from profiler_wrapper.timer.layer_timer import LayerTimer
+    from profiler_wrapper.timer.timer import Timer, global_timer
     from profiler_wrapper.wrapper import ProfilerWrapper
+
 
 __version__ = "0.1.0"
 
@@ -68,20 +70,20 @@ _compiled.install()
 
 # Imported when first asked for: reading a trace on a laptop should not wait for what capture needs.
 _HOMES = {
-    "LayerTimer": "profiler_wrapper.live.layer_timer",
+    "LayerTimer": "profiler_wrapper.timer.layer_timer",
     "ProfilerWrapper": "profiler_wrapper.wrapper",
-    "MonitorConfig": "profiler_wrapper.live.monitor_config",
-    "RanksReport": "profiler_wrapper.analysis.ranks.model",
-    "Timer": "profiler_wrapper.live.timer",
-    "TrainingMonitor": "profiler_wrapper.live.monitor",
-    "add_perf_monitor_arguments": "profiler_wrapper.live.monitor_config",
-    "compare": "profiler_wrapper.comparing",
-    "global_timer": "profiler_wrapper.live.timer",
-    "guard": "profiler_wrapper.comparing",
-    "load_ranks": "profiler_wrapper.ranks",
+    "MonitorConfig": "profiler_wrapper.monitor.config",
+    "RanksReport": "profiler_wrapper.ranks.model",
+    "Timer": "profiler_wrapper.timer.timer",
+    "TrainingMonitor": "profiler_wrapper.monitor.monitor",
+    "add_perf_monitor_arguments": "profiler_wrapper.monitor.config",
+    "compare": "profiler_wrapper.comparison.api",
+    "global_timer": "profiler_wrapper.timer.timer",
+    "guard": "profiler_wrapper.comparison.api",
+    "load_ranks": "profiler_wrapper.ranks.load",
     "mark": "profiler_wrapper.marking",
-    "model_flops": "profiler_wrapper.live.model_flops",
-    "register_family": "profiler_wrapper.live.model_flops",
+    "model_flops": "profiler_wrapper.config_flops.model_flops",
+    "register_family": "profiler_wrapper.config_flops.model_flops",
     "trace_handler": "profiler_wrapper.marking",
     "ProfileResult": "profiler_wrapper.result",
     "load": "profiler_wrapper.result",

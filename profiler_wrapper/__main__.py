@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from profiler_wrapper import __version__
 from profiler_wrapper.commands import COMMANDS
-from profiler_wrapper.commands.output import FAILED, FINE, WRONG_USE
+from profiler_wrapper.commands.common import FAILED, FINE, WRONG_USE
 from profiler_wrapper.errors import ProfilerWrapperError, WrongUse
-from profiler_wrapper.recording.atomic import check_path
+from profiler_wrapper.trace.atomic import check_path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

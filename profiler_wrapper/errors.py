@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+from typing import Literal
+
 
 class ProfilerWrapperError(Exception):
     """Base class: `except ProfilerWrapperError` catches all of ours and nothing of yours."""
@@ -36,3 +40,50 @@ class MissingPackage(ProfilerWrapperError, ImportError):
 
 class ProfilerWrapperWarning(UserWarning):
     """A profile is incomplete, or something could not be measured; the message says which and why."""
+
+
+# --------------------------------------------------------------------------------------------------
+# How we say something in the user's process: what cannot be printed is dropped, and never becomes an exception.
+
+
+def tell(message: str) -> None:
+    """Warn; where that raises (warnings are errors, stderr is closed, a broken `showwarning`), print a plain line."""
+    try:
+        warnings.warn(message, ProfilerWrapperWarning, stacklevel=_caller())
+    except Exception:
+        say(f"profiler_wrapper: {message}\n", on="stderr")
+
+
+def say(text: str, *, on: Literal["stdout", "stderr"] = "stdout") -> None:
+    """Print `text`, where there is something to print on: nothing that we print may end the user's training."""
+    stream = getattr(sys, on)
+    try:
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except Exception:  # none, closed, its reader gone, its disk full
+        return
+
+
+def _caller() -> int:
+    """The stack level of the nearest frame that is not this package's."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("profiler_wrapper"):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+class Notices:
+    """Says each thing once. Where `quiet`, as on the ranks that write no log, nothing."""
+
+    def __init__(self) -> None:
+        self.quiet = False
+        self._told: set[str] = set()
+
+    def once(self, topic: str, message: str) -> None:
+        """Tell `message`, unless something of this topic has been told."""
+        if topic in self._told:
+            return
+        self._told.add(topic)
+        if not self.quiet:
+            tell(message)

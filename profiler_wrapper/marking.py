@@ -11,17 +11,17 @@ from typing import Any, Literal
 
 from profiler_wrapper import __version__
 from profiler_wrapper.analysis.series import Track
-from profiler_wrapper.capture.holdings import HeldMemory
 from profiler_wrapper.capture.layers import Root
-from profiler_wrapper.capture.others import profiler_is_on, records_here
+from profiler_wrapper.capture.owned_tensors import HeldMemory
+from profiler_wrapper.capture.recorder import OptimizerSteps
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
-from profiler_wrapper.capture.signals import OptimizerSteps
+from profiler_wrapper.capture.torch_state import profiler_is_on, records_here
 from profiler_wrapper.capture.window import RecordedTrace, Window
-from profiler_wrapper.finishing import Finisher
-from profiler_wrapper.notices import tell
-from profiler_wrapper.options import make_options
-from profiler_wrapper.recording.owned import Holding
+from profiler_wrapper.errors import tell
+from profiler_wrapper.run.finishing import Finisher
+from profiler_wrapper.run.options import make_options
+from profiler_wrapper.trace.owned import Holding
 
 _marking: list[LayerMarking] = []  # attached, oldest first
 

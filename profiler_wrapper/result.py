@@ -10,35 +10,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from profiler_wrapper.analysis.analyse import tables
-from profiler_wrapper.analysis.attention_calls import describes_attention
 from profiler_wrapper.analysis.attributed import Attributed, attributed
-from profiler_wrapper.analysis.formulas import has_formula
 from profiler_wrapper.analysis.model import Analysis, LayerRow
-from profiler_wrapper.analysis.op_bytes import has_rule
-from profiler_wrapper.analysis.peaks import VARIABLE, Given
-from profiler_wrapper.analysis.roofline import WorkCount, work_of_recording
 from profiler_wrapper.analysis.series import Track
+from profiler_wrapper.analysis.views.products import describes_attention
+from profiler_wrapper.analysis.work.bytes import has_rule
+from profiler_wrapper.analysis.work.formulas import has_formula
+from profiler_wrapper.analysis.work.peaks import VARIABLE, Given
+from profiler_wrapper.analysis.work.roofline import WorkCount, work_of_recording
 from profiler_wrapper.capture.growth import free_bytes
-from profiler_wrapper.errors import UnknownLayer, WrongUse
-from profiler_wrapper.notices import tell
-from profiler_wrapper.recording.atomic import check_path, replacing
-from profiler_wrapper.recording.json_stream import Progress, no_garbage_collection
-from profiler_wrapper.recording.reader import read, read_with_shapes
-from profiler_wrapper.recording.store import RESULT_FILE
-from profiler_wrapper.reports.csv_export import write_csv, write_csv_files
-from profiler_wrapper.reports.data_frame import data_frame
+from profiler_wrapper.errors import UnknownLayer, WrongUse, tell
+from profiler_wrapper.reports.export import data_frame, write_csv, write_csv_files
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.notebook import result_html
 from profiler_wrapper.reports.result_json import from_dict, to_dict
-from profiler_wrapper.reports.tables import console_table
-from profiler_wrapper.run_files import find_result, read_json, run_beside, trace_with_shapes
-from profiler_wrapper.terminal import unicode_terminal
-from profiler_wrapper.units import file_size
+from profiler_wrapper.reports.table import console_table
+from profiler_wrapper.trace.atomic import check_path, replacing
+from profiler_wrapper.trace.json_stream import Progress, no_garbage_collection
+from profiler_wrapper.trace.reader import read, read_with_shapes
+from profiler_wrapper.trace.run_directory import RESULT_FILE, find_result, read_json, run_beside, trace_with_shapes
+from profiler_wrapper.units import file_size, unicode_terminal
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from profiler_wrapper.analysis.ranks.model import RanksReport
+    from profiler_wrapper.ranks.model import RanksReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +52,7 @@ class ProfileResult(Analysis):
             As `load_ranks`.
         """
         if not self._ranks and self.source is not None:
-            from profiler_wrapper.ranks import load_ranks, run_of
+            from profiler_wrapper.ranks.load import load_ranks, run_of
 
             run = run_of(self.source)
             if run is not None:

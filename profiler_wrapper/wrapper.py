@@ -10,13 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 
-from profiler_wrapper.analysis.peaks import Given
 from profiler_wrapper.analysis.series import Track
-from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.notices import tell
-from profiler_wrapper.options import make_options
-from profiler_wrapper.profiling import Profiling
+from profiler_wrapper.analysis.work.peaks import Given
+from profiler_wrapper.errors import WrongUse, tell
 from profiler_wrapper.result import ProfileResult
+from profiler_wrapper.run.options import make_options
+from profiler_wrapper.run.profiling import Profiling
 
 T = TypeVar("T")
 

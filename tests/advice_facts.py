@@ -16,11 +16,12 @@ import profiler_wrapper as pw
 from profiler_wrapper.analysis.advice.facts import Facts, Rule
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.peaks import Given
-from profiler_wrapper.analysis.view_model import Finding
-from profiler_wrapper.recording.recording import Recording
-from profiler_wrapper.recording.shapes import Shapes
-from profiler_wrapper.result import attribute_trace, trace_with_shapes, work_of_trace
+from profiler_wrapper.analysis.model import Finding
+from profiler_wrapper.analysis.work.peaks import Given
+from profiler_wrapper.result import attribute_trace, work_of_trace
+from profiler_wrapper.trace.recording import Recording
+from profiler_wrapper.trace.run_directory import trace_with_shapes
+from profiler_wrapper.trace.shapes import Shapes
 from profiling import result_of
 from shared_traces import TRACES
 

@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from profiler_wrapper.analysis.ranks.reduce import Reduced, Task, reduce_trace
+from profiler_wrapper.ranks.reduce import Reduced, Task, reduce_trace
 
 
 def dies_of_deadly(task: Task) -> Reduced:

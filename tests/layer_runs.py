@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from monitoring import Device
-from profiler_wrapper.live import layer_spans, layer_timer
-from profiler_wrapper.live.device_events import StepClock
-from profiler_wrapper.live.layer_timer import LayerTimer
+from profiler_wrapper.timer import layer_spans, layer_timer
+from profiler_wrapper.timer.device_events import StepClock
+from profiler_wrapper.timer.layer_timer import LayerTimer
 
 
 class Time:

@@ -18,10 +18,22 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from profiler_wrapper.analysis.memory_model import CATEGORIES, Change, Leak, Slope
-from profiler_wrapper.analysis.model import SCHEMA_VERSION, Analysis, Bound, LayerRow, TimeTotals, Utilization
-from profiler_wrapper.analysis.peaks import Peaks
-from profiler_wrapper.analysis.view_model import Finding, Overview, StepSplit
+from profiler_wrapper.analysis.model import (
+    CATEGORIES,
+    SCHEMA_VERSION,
+    Analysis,
+    Bound,
+    Change,
+    Finding,
+    LayerRow,
+    Leak,
+    Overview,
+    Slope,
+    StepSplit,
+    TimeTotals,
+    Utilization,
+)
+from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.reports.result_json import LISTS, json_name
 from result_words import (
     COMPARABLE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from profiler_wrapper.recording.marks import parse_mark
+from profiler_wrapper.trace.marks import parse_mark
 
 PLAIN_CALL = nn.Module.__call__
 X = torch.ones(1, 2)

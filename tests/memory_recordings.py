@@ -6,11 +6,11 @@ from typing import Any
 
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.layer_memory import device_memory
-from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryUse
-from profiler_wrapper.analysis.memory_use import memory_use
-from profiler_wrapper.recording.owned import read_holdings
-from profiler_wrapper.recording.recording import Recording
+from profiler_wrapper.analysis.memory.per_layer import device_memory
+from profiler_wrapper.analysis.memory.use import memory_use
+from profiler_wrapper.analysis.model import CATEGORIES, MemoryUse
+from profiler_wrapper.trace.owned import read_holdings
+from profiler_wrapper.trace.recording import Recording
 from recordings import Trace
 
 BASE_NS = 1_700_000_000_000_000_000  # the recording's clock begins here

@@ -8,10 +8,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from profiler_wrapper.live.records import StepRecord
-from profiler_wrapper.live.session import Session
-from profiler_wrapper.live.sinks import PATIENCE_S, Sinks
-from profiler_wrapper.live.tracker_sinks import sinks_of
+from profiler_wrapper.monitor.records import Session, StepRecord
+from profiler_wrapper.monitor.sinks import PATIENCE_S, Sinks
+from profiler_wrapper.monitor.tracker_sinks import sinks_of
 
 START = datetime(2024, 1, 29, 10, 30, 0).timestamp()
 GB = 1 << 30

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from profiler_wrapper.live import monitor as monitor_module
-from profiler_wrapper.live import watch as watch_module
-from profiler_wrapper.live.device_events import StepClock
-from profiler_wrapper.live.monitor import TrainingMonitor
-from profiler_wrapper.live.records import StepRecord
-from profiler_wrapper.live.sinks import Sink
+from profiler_wrapper.monitor import monitor as monitor_module
+from profiler_wrapper.monitor import watch as watch_module
+from profiler_wrapper.monitor.monitor import TrainingMonitor
+from profiler_wrapper.monitor.records import StepRecord
+from profiler_wrapper.monitor.sinks import Sink
+from profiler_wrapper.timer.device_events import StepClock
 
 
 class Kept(Sink):

@@ -41,47 +41,42 @@ class Room(NamedTuple):
 
 ROOMS = {
     "attribution": Room(
-        "analysis/attribution.py analysis/forward_ops.py analysis/fsdp_names.py analysis/layer_tree.py"
-        " analysis/optimizer_calls.py analysis/phase.py",
+        "analysis/attribution.py analysis/layer_tree.py analysis/steps.py",
         "layer_tree attribution find_steps handed_ops",
     ),
     "charges": Room(
-        "analysis/charges.py analysis/intervals.py analysis/idle.py analysis/classes.py",
+        "analysis/charges.py analysis/classes.py",
         "charges intervals classes overview idle",
     ),
     "memory": Room(
-        "analysis/memory_*.py analysis/layer_memory.py",
+        "analysis/memory/*.py",
         "memory_categories memory_changes memory_growth layer_memory memory_curve memory_before memory_moments"
         " memory_text",
     ),
     "work": Room(
-        "analysis/flops.py analysis/ran_ops.py analysis/formulas.py analysis/attention_*.py analysis/operands.py"
-        " analysis/op_bytes.py analysis/traffic.py analysis/roofline.py analysis/utilization.py analysis/sums.py",
+        "analysis/work/*.py analysis/attention_ops.py",
         "flop_formulas op_bytes traffic flop_counts handed_ops roofline utilization attention_backends product_sizes",
     ),
     "capture": Room(
-        "capture/recorder.py capture/counting.py capture/signals.py capture/tape.py capture/window.py capture/steps.py"
-        " capture/scopes.py capture/calls.py capture/holdings.py capture/optimizers.py capture/parameters.py"
-        " capture/storages.py capture/layers.py capture/phases.py",
+        "capture/recorder.py capture/steps.py capture/scopes.py capture/owned_tensors.py capture/layers.py"
+        " capture/torch_state.py",
         "phases scopes scopes_roots scopes_harmless layers steps garbage_marks holdings session saved_tensors",
     ),
     "timer": Room(
-        "live/span*.py live/open_spans.py live/garbage_spans.py live/timer.py live/timed_calls.py live/line_files.py"
-        " live/layer_*.py live/backward_runs.py live/engine_calls.py live/graph_tensors.py live/event_pool.py",
+        "timer/*.py",
         "engine_calls line_files timer_device timer_files timer layer_spans layer_spans_odd_steps",
     ),
     "monitor": Room(
-        "live/monitor*.py live/breakdown.py live/step_*.py live/pending.py live/watch.py live/deferred.py live/rows.py"
-        " live/statistics.py live/batch*.py live/memory.py live/gaps.py live/parallelism.py analysis/monitor_run.py",
+        "monitor/*.py",
         "monitor_statistics monitor_gaps monitor_config monitor_parallelism monitor_times monitor_copies"
         " monitor_breakdown monitor_odd_uses monitor_rates monitor_logs",
     ),
     "compare": Room(
-        "analysis/compare*.py analysis/guard*.py analysis/noise.py",
+        "comparison/*.py",
         "compare_names noise compare_clock compare_work compare guard",
     ),
     "ranks": Room(
-        "analysis/ranks/*.py",
+        "ranks/*.py",
         "rank_scores rank_overlap step_accounting shared_transfers imbalance what_if slow_layers rank_clocks rank_waits"
         " hidden_waiting rank_results replay_roles straggler_verdicts replay trace_spans ranks_queries",
     ),

@@ -14,8 +14,8 @@ import numpy as np
 
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.recording.marks import ROOT_PATH
-from profiler_wrapper.recording.recording import Recording
+from profiler_wrapper.trace.marks import ROOT_PATH
+from profiler_wrapper.trace.recording import Recording
 from recordings import AUTOGRAD, Trace
 
 US = 1000

@@ -10,7 +10,7 @@ from browser import Page
 from page_tables import UNITS, show, table_named, table_of
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.describe import has_like_steps, step_count
-from profiler_wrapper.reports.roofline_points import roofline
+from profiler_wrapper.reports.roofline import roofline
 
 
 def assert_first_views(page: Page, analysis: Analysis) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.recording.marks import Mark, format_mark
-from profiler_wrapper.recording.recording import (
+from profiler_wrapper.trace.marks import Mark, format_mark
+from profiler_wrapper.trace.recording import (
     Category,
     Configurations,
     DeviceDetails,

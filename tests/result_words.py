@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiler_wrapper.analysis.memory_model import CATEGORIES
+from profiler_wrapper.analysis.model import CATEGORIES
 
 # What a field means where its row does not say, by its name in the row.
 WORDS = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from profiler_wrapper.analysis.memory_model import (
+from profiler_wrapper.analysis.model import (
     BEFORE_PROFILING,
     CATEGORIES,
     Change,
@@ -16,9 +16,9 @@ from profiler_wrapper.analysis.memory_model import (
     MemoryTimeline,
     MemoryUse,
     Owner,
+    Phase,
     Slope,
 )
-from profiler_wrapper.analysis.phase import Phase
 
 MIB = 1 << 20
 EVENT_NS = 100_000

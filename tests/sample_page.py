@@ -6,8 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.analysis.phase import Phase
+from profiler_wrapper.analysis.model import Analysis, Phase
 from sample_results import Layer, analysis_of
 from sample_views import full_analysis, summary
 

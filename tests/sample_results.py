@@ -16,11 +16,11 @@ from profiler_wrapper.analysis.model import (
     ClassRow,
     LayerCall,
     LayerRow,
+    Phase,
     StepRow,
     TimeTotals,
     UnattributedRow,
 )
-from profiler_wrapper.analysis.phase import Phase
 
 US = 1000
 MIB = 1 << 20

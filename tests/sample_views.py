@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from profiler_wrapper.analysis.memory_summary import memory_summary
-from profiler_wrapper.analysis.model import Analysis, FlopRow, Utilization
-from profiler_wrapper.analysis.peaks import Peaks
-from profiler_wrapper.analysis.view_model import (
+from profiler_wrapper.analysis.memory.use import memory_summary
+from profiler_wrapper.analysis.model import (
     AllocationRow,
+    Analysis,
     AttentionCallRow,
     CollectiveRow,
+    FlopRow,
     KernelRow,
     OperatorRow,
     OpMemoryRow,
@@ -19,7 +19,9 @@ from profiler_wrapper.analysis.view_model import (
     ProductRow,
     StepSplit,
     SynchronisationRow,
+    Utilization,
 )
+from profiler_wrapper.analysis.work.peaks import Peaks
 from sample_memory import MIB, leaking_memory, llama_memory
 from sample_results import llama
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from profiler_wrapper.analysis.model import Analysis, FlopRow, LayerRow, Utilization
-from profiler_wrapper.analysis.peaks import Peaks
+from profiler_wrapper.analysis.work.peaks import Peaks
 
 PEAKS = Peaks(
     device="NVIDIA H200",

@@ -9,8 +9,8 @@ import numpy as np
 
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.analysis.peaks import Peaks
-from profiler_wrapper.recording.shapes import OpShapes, Shapes
+from profiler_wrapper.analysis.work.peaks import Peaks
+from profiler_wrapper.trace.shapes import OpShapes, Shapes
 from recordings import Trace
 
 # A product of two 8 x 8 matrices is 1024 FLOPs and, of 4 bytes a number, 768 bytes: 100 ns and 50 ns here.

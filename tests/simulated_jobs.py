@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.ranks.model import OWN_KINDS, LayerTimes, OwnTimes, RanksReport
-from profiler_wrapper.analysis.ranks.stragglers import judge
-from profiler_wrapper.analysis.ranks.times import account, score
+from profiler_wrapper.ranks.model import OWN_KINDS, LayerTimes, OwnTimes, RanksReport
+from profiler_wrapper.ranks.stragglers import judge
+from profiler_wrapper.ranks.times import account, score
 
 MS = 1e6
 TYPICAL_MS = {"data": 1.0, "forward": 20.0, "backward": 40.0, "optimizer": 5.0, "communication": 3.0, "other": 1.5}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from profiler_wrapper.recording.snapshot_read import MemorySnapshot
+    from profiler_wrapper.snapshot.read import MemorySnapshot
 
 MIB = 1 << 20
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch/"
@@ -215,7 +215,7 @@ def training(*, layers: int = 4, steps: int = 3, total_mib: int = 96, leak: bool
 
 def read(value: object) -> MemorySnapshot:
     """As `read_snapshot` reads the pickle of `value`, but without the process that unpickles it."""
-    from profiler_wrapper.recording.snapshot_read import snapshot_of  # not in every tree that writes golden outputs
+    from profiler_wrapper.snapshot.read import snapshot_of
 
     return snapshot_of(value, file_bytes=len(pickle.dumps(value)), name="snapshot.pickle")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.ranks.model import OWN_KINDS, Arrivals, LayerTimes, OwnTimes
-from profiler_wrapper.recording.database import open_database
-from profiler_wrapper.recording.span_table import RANK_COLUMNS, SPAN_COLUMNS
+from profiler_wrapper.ranks.database import open_database
+from profiler_wrapper.ranks.model import OWN_KINDS, Arrivals, LayerTimes, OwnTimes
+from profiler_wrapper.trace.spans import RANK_COLUMNS, SPAN_COLUMNS
 
 Row = dict[str, Any]
 _ELSEWHERE = ("gc", "checkpoint", "recompute")  # are their own in whatever they lie

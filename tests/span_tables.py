@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from profiler_wrapper.recording.database import Database, open_database
-from profiler_wrapper.recording.span_table import RANK_COLUMNS, SPAN_COLUMNS
+from profiler_wrapper.ranks.database import Database, open_database
+from profiler_wrapper.trace.spans import RANK_COLUMNS, SPAN_COLUMNS
 
 EPOCH_NS = 1_790_000_000_000_000_000
 

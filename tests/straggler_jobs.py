@@ -21,10 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from profiler_wrapper import ProfilerWrapper
-from profiler_wrapper.analysis.ranks.model import Verdict
-from profiler_wrapper.analysis.ranks.report import ranks_report
-from profiler_wrapper.analysis.ranks.sources import open_spans
-from profiler_wrapper.live.timer import Timer
+from profiler_wrapper.ranks.model import Verdict
+from profiler_wrapper.ranks.report import ranks_report
+from profiler_wrapper.ranks.sources import open_spans
+from profiler_wrapper.timer.timer import Timer
 
 Row = dict[str, Any]
 Span = Callable[..., AbstractContextManager[Any]]  # span(name, kind=..., layer=..., group=..., step=...)

@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.flops import FlopOps
-from profiler_wrapper.analysis.op_bytes import has_rule
-from profiler_wrapper.analysis.traffic import Traffic
-from profiler_wrapper.recording.nesting import nearest
-from profiler_wrapper.recording.reader import read_with_shapes
+from profiler_wrapper.analysis.work.bytes import has_rule
+from profiler_wrapper.analysis.work.flops import FlopOps
+from profiler_wrapper.analysis.work.traffic import Traffic
+from profiler_wrapper.trace.nesting import nearest
+from profiler_wrapper.trace.reader import read_with_shapes
 
 _MARK = "truth "
 

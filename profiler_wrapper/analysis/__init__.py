@@ -1,1 +1,0 @@
-"""A recording in, a frozen result out: no files, no drawing."""

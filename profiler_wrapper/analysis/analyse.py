@@ -9,41 +9,67 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.analysis.advice.advise import Summary, summary_of
-from profiler_wrapper.analysis.allocation_rows import allocation_rows, op_memory_rows
 from profiler_wrapper.analysis.attributed import Attributed, attributed
-from profiler_wrapper.analysis.charges import launches_kernels
-from profiler_wrapper.analysis.collectives import collective_rows
-from profiler_wrapper.analysis.idle import idle_per_place
-from profiler_wrapper.analysis.kernel_rows import kernel_rows
-from profiler_wrapper.analysis.layer_calls import layer_calls
-from profiler_wrapper.analysis.layer_memory import CallMemory, DeviceMemory, call_memory, device_memory
-from profiler_wrapper.analysis.layer_time import layer_rows
-from profiler_wrapper.analysis.memory_owned import OwnedMemory
-from profiler_wrapper.analysis.memory_summary import memory_summary
-from profiler_wrapper.analysis.memory_use import memory_use, owned_memory
+from profiler_wrapper.analysis.calls import layer_calls
+from profiler_wrapper.analysis.charges import idle_per_place, launches_kernels
+from profiler_wrapper.analysis.device_properties import busiest_device_properties
+from profiler_wrapper.analysis.memory.owned import OwnedMemory
+from profiler_wrapper.analysis.memory.per_layer import CallMemory, DeviceMemory, call_memory, device_memory
+from profiler_wrapper.analysis.memory.use import memory_summary, memory_use, owned_memory
 from profiler_wrapper.analysis.model import GRAPH_REPLAY, Analysis
-from profiler_wrapper.analysis.operator_rows import operator_rows
-from profiler_wrapper.analysis.overview import overview
-from profiler_wrapper.analysis.peaks import Given
-from profiler_wrapper.analysis.roofline import WorkCount, work_of_recording
 from profiler_wrapper.analysis.series import Track, function_series, named_series
-from profiler_wrapper.analysis.shape_rows import ShapeRows
 from profiler_wrapper.analysis.steps import Steps, find_iterations
-from profiler_wrapper.analysis.synchronisations import synchronisation_rows
 from profiler_wrapper.analysis.time_rows import (
     attention_rows,
     class_rows,
     exposed_communication,
+    keys_of_work,
+    layer_rows,
     step_rows,
     totals,
     unattributed_rows,
+    with_work,
 )
-from profiler_wrapper.analysis.trace_run import run_of_trace
-from profiler_wrapper.analysis.work_rows import keys_of_work, with_work
-from profiler_wrapper.recording.owned import Holding, read_holdings
-from profiler_wrapper.recording.reader import attempt
-from profiler_wrapper.recording.recording import Recording
-from profiler_wrapper.recording.shapes import Shapes
+from profiler_wrapper.analysis.views.collectives import collective_rows
+from profiler_wrapper.analysis.views.kernels import kernel_rows
+from profiler_wrapper.analysis.views.operators import allocation_rows, op_memory_rows, operator_rows
+from profiler_wrapper.analysis.views.overview import overview
+from profiler_wrapper.analysis.views.products import ShapeRows
+from profiler_wrapper.analysis.views.waits import synchronisation_rows
+from profiler_wrapper.analysis.work.peaks import Given
+from profiler_wrapper.analysis.work.roofline import WorkCount, work_of_recording
+from profiler_wrapper.trace.owned import Holding, read_holdings
+from profiler_wrapper.trace.reader import attempt
+from profiler_wrapper.trace.recording import Recording
+from profiler_wrapper.trace.shapes import Shapes
+
+# --------------------------------------------------------------------------------------------------
+# What a trace says of the run it is from: rank, device, versions, steps.
+
+_VERSIONS = {
+    "cuda_runtime_version": "cuda",
+    "cuda_driver_version": "cuda driver",
+    "hip_runtime_version": "hip",
+    "hip_driver_version": "hip driver",
+    "cupti_version": "cupti",
+}
+
+
+def run_of_trace(recording: Recording, step_numbers: tuple[int, ...]) -> dict[str, Any]:
+    """The keys of run.json that the trace itself can fill."""
+    metadata = recording.metadata
+    info = metadata.get("distributedInfo")
+    info = info if isinstance(info, Mapping) else {}
+    return {
+        "trace": recording.path,
+        "rank": recording.rank or 0,
+        "world_size": info.get("world_size", 1),
+        "device": busiest_device_properties(recording).name,
+        "versions": {short: metadata[key] for key, short in _VERSIONS.items() if key in metadata},
+        "timed_steps": list(step_numbers),
+        "full_steps": [],
+    }
+
 
 _UNEVEN = 1.5  # times the median step
 _NO_DEVICE = "kernels were launched, and no event of the device that ran them is in the trace"

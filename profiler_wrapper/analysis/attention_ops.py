@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from profiler_wrapper.recording.shapes import OpShapes
+from profiler_wrapper.trace.shapes import OpShapes
 
 
 class Names(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.analysis.attribution import UNKNOWN, Attribution, Place, Role, attribute, role_of
+from profiler_wrapper.analysis.calls import CallTree, find_calls
 from profiler_wrapper.analysis.charges import (
     Charges,
     CpuTime,
@@ -20,17 +21,20 @@ from profiler_wrapper.analysis.charges import (
     launches,
     unseen_until_ns,
 )
-from profiler_wrapper.analysis.compiled_graphs import read_graphs
-from profiler_wrapper.analysis.compiled_places import SharedKernels, layers_without_marks, place_regions
-from profiler_wrapper.analysis.compiled_regions import join_calls
-from profiler_wrapper.analysis.layer_calls import CallTree, find_calls
+from profiler_wrapper.analysis.compiled import (
+    SharedKernels,
+    join_calls,
+    layers_without_marks,
+    place_regions,
+    read_graphs,
+)
 from profiler_wrapper.analysis.layer_tree import LayerTree, find_layers
 from profiler_wrapper.analysis.steps import Steps, find_steps
 from profiler_wrapper.errors import EmptyRecording
-from profiler_wrapper.recording.marks import parse_mark
-from profiler_wrapper.recording.nesting import Nesting, crossed, nest
-from profiler_wrapper.recording.recording import Bool, Category, Int32, Int64, Recording
-from profiler_wrapper.recording.shapes import Shapes
+from profiler_wrapper.trace.marks import parse_mark
+from profiler_wrapper.trace.nesting import Nesting, crossed, nest
+from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
+from profiler_wrapper.trace.shapes import Shapes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.recording.recording import DEVICE_CATEGORIES, Category, Recording
+from profiler_wrapper.trace.recording import DEVICE_CATEGORIES, Category, Recording
 
 FIRST_WITH_TF32 = (8, 0)  # compute capability: Ampere
 

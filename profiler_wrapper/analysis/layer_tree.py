@@ -10,18 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from profiler_wrapper.analysis.phase import is_server_step
-from profiler_wrapper.recording.marks import (
-    GARBAGE,
-    MEMORY_POINT,
-    ROOT_PATH,
-    Mark,
-    kind_of,
-    looks_like_stage,
-    parse_mark,
-)
-from profiler_wrapper.recording.nesting import nearest, nearest_above
-from profiler_wrapper.recording.recording import Bool, Category, Int32, Recording
+from profiler_wrapper.analysis.model import is_server_step
+from profiler_wrapper.trace.marks import GARBAGE, MEMORY_POINT, ROOT_PATH, Mark, kind_of, looks_like_stage, parse_mark
+from profiler_wrapper.trace.nesting import nearest, nearest_above
+from profiler_wrapper.trace.recording import Bool, Category, Int32, Recording
 
 Source = Literal["marks", "modules", "named blocks", "none"]
 

@@ -14,8 +14,8 @@ from profiler_wrapper.analysis.attribution import Attribution
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.layer_tree import LayerTree, is_named_block
 from profiler_wrapper.analysis.steps import Steps
-from profiler_wrapper.recording.nesting import nearest
-from profiler_wrapper.recording.recording import Bool, Category, Int32, Int64, Recording
+from profiler_wrapper.trace.nesting import nearest
+from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
 
 _MOST_NAMED_BLOCKS = 50
 

@@ -1,1 +1,0 @@
-"""What touches torch at run time: the profiler session, the layer marks, the machine."""

@@ -14,7 +14,7 @@ import torch
 
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.recording.measured_peaks import FILE_VERSION, Ceiling, MeasuredPeaks
+from profiler_wrapper.trace.measured_peaks import FILE_VERSION, Ceiling, MeasuredPeaks
 
 DEFAULT_SECONDS = 15.0
 _MOST_SAMPLES = 100

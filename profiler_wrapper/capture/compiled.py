@@ -12,15 +12,172 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
-from profiler_wrapper.capture import compiled_nodes as nodes
-from profiler_wrapper.capture.post_import import after_import
-from profiler_wrapper.capture.switch import is_off
+from profiler_wrapper.capture.post_import import after_import, is_off
+
+# --------------------------------------------------------------------------------------------------
+# Which modules a kernel of a compiled graph works for, from the FX nodes it was made from.
+#
+# What Dynamo and AOTAutograd leave on a node: `nn_module_stack` on one of the forward,
+# `fwd_nn_module_stack` on one of the backward; neither on what the compiled module does itself. A
+# node without `seq_nr` was made later by a pass of Inductor's.
+
+_ROOT = re.compile(r"L\['\w+'\]")
+_STEPS = re.compile(r"""\._modules\[['"](\w+)['"]\]|\[['"](\w+)['"]\]|\[(\d+)\]|\.([^.\[\]@]+)""")
+_MADE_BY_A_PASS = "made by a pass"
+
+
+class ForeignModule(ValueError):
+    """A graph runs a module that does not belong to the module that was compiled."""
+
+
+class Module(NamedTuple):
+    """A module as Dynamo knows it."""
+
+    path: str  # below the compiled module; "" for that one itself
+    class_name: str
+    root: str  # the compiled module in its own code: L['self']
+
+
+OWN = Module("", "", "")  # the compiled module
+
+
+def split_source(source: str) -> tuple[str, str]:
+    """`L['self'].layers.0._orig_mod.mlp` -> `L['self']`, `layers.0.mlp`.
+
+    Raises:
+        ForeignModule: it is no module below an argument of the compiled code.
+    """
+    plain = re.sub(r"@\d+$", "", source)  # a later call of the same module
+    root = _ROOT.match(plain)
+    if root is None:
+        raise ForeignModule(source)
+    rest = plain[root.end() :]
+    steps, end = [], 0
+    for match in _STEPS.finditer(rest):
+        if match.start() != end:
+            raise ForeignModule(source)
+        end = match.end()
+        steps.append(next(group for group in match.groups() if group is not None))
+    if end != len(rest):
+        raise ForeignModule(source)
+    return root[0], ".".join(step for step in steps if step not in ("_orig_mod", "_modules"))
+
+
+def module_of(node: Any) -> Module | None:
+    """The innermost module a node belongs to; None where it names none."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return None
+    source, cls = list(stack.values())[-1][:2]
+    name = cls.__name__ if isinstance(cls, type) else str(cls).rpartition(".")[2]
+    root, path = split_source(source)
+    return Module(path, name, root) if path else None
+
+
+def modules_of(graph_module: Any) -> set[Module]:
+    """Every module that some node belongs to, in graphs inside (checkpointed code) too; but for what is foreign."""
+    found = set()
+    graphs = [inside.graph for inside in graph_module.modules() if hasattr(inside, "graph")]
+    for node in (node for graph in graphs for node in graph.nodes):
+        try:
+            module = module_of(node)
+        except ForeignModule:
+            continue
+        if module is not None:
+            found.add(module)
+    return found
+
+
+def called_operator(nodes: Iterable[Any]) -> str | None:
+    """The operator that a higher-order one, such as `run_and_save_rng_state(op, ...)`, is there to call; None: no such.
+
+    In `torch.ops.aten.addmm.default`'s manner, as Inductor names the calls of a library.
+    """
+    for node in nodes:
+        if type(node.target).__module__.startswith("torch._prims.rng_prims"):
+            operators = [argument for argument in node.args if hasattr(argument, "_schema")]
+            return f"torch.ops.{operators[0]}" if operators else None
+    return None
+
+
+def kernel_nodes(made_from: Any) -> list[Any]:
+    """The FX nodes that tell whom a kernel works for: not those that only look at memory, if there are others."""
+    nodes = list(dict.fromkeys(_nodes_of_list(made_from) if isinstance(made_from, list) else _nodes_of_one(made_from)))
+    working = [node for node in nodes if not _is_view(node)]
+    return working or nodes
+
+
+def _nodes_of_list(schedule: list[Any]) -> Iterator[Any]:
+    """Of what the scheduler fused into one kernel; markers between the nodes have no `node`."""
+    for scheduled in schedule:
+        if getattr(scheduled, "node", None) is not None:
+            yield from scheduled.node.origins
+
+
+def _nodes_of_one(extern: Any) -> Iterable[Any]:
+    """Of a call of a library: the very node if it is known, else the one that calls this operator."""
+    if getattr(extern, "origin_node", None) is not None:
+        return [extern.origin_node]
+    nodes = list(extern.origins)
+    operator = getattr(extern, "op_overload", None)
+    return [node for node in nodes if operator is not None and node.target == operator] or nodes
+
+
+def _is_view(node: Any) -> bool:
+    target = node.target
+    return bool(getattr(target, "is_view", False)) or str(target).startswith("aten._unsafe_view")
+
+
+def owners(nodes: Iterable[Any]) -> list[Module]:
+    """The modules that a kernel works for; `OWN` stands for the compiled one itself.
+
+    The sum of two gradients of one tensor belongs to nobody. What a pass made belongs to whom its
+    nearest inputs belong.
+    """
+    found: dict[Module, None] = {}
+    for node in nodes:
+        if not node.meta.get("is_gradient_acc"):
+            found.update(dict.fromkeys(_owners_of_node(node, set())))
+    return list(found) or [OWN]
+
+
+def _owners_of_node(node: Any, seen: set[Any]) -> list[Module]:
+    module = module_of(node)
+    if module is not None:
+        return [module]
+    if "seq_nr" in node.meta:
+        return [OWN]
+    inferred: dict[Module, None] = {}
+    for above in node.all_input_nodes:
+        if above not in seen and above.op not in ("placeholder", "get_attr"):
+            seen.add(above)
+            if not above.meta.get("is_gradient_acc"):
+                inferred.update(dict.fromkeys(_owners_of_node(above, seen)))
+    return list(inferred) or [OWN]
+
+
+def is_recomputed(nodes: Iterable[Any]) -> bool:
+    """Whether all of a backward graph's kernel is forward run again."""
+    kinds = {_kind(node) for node in nodes} - {_MADE_BY_A_PASS}
+    return kinds == {"forward"}
+
+
+def _kind(node: Any) -> str:
+    meta = node.meta
+    if "seq_nr" not in meta:
+        return _MADE_BY_A_PASS
+    if meta.get("nn_module_stack") or meta.get("source_fn_stack"):
+        return "forward"
+    return "backward"
+
 
 _ATTRIBUTE = "_profiler_wrapper_kernels"
 _TRACING = "set_kernel_post_grad_provenance_tracing"
@@ -40,7 +197,7 @@ class Kernel(NamedTuple):
     name: str
     is_extern: bool  # a call of a library, not generated code
     phase: str  # forward, backward, recompute
-    modules: tuple[nodes.Module, ...]
+    modules: tuple[Module, ...]
 
 
 class _Here(threading.local):
@@ -53,7 +210,7 @@ class _Here(threading.local):
 
 _here = _Here()
 _graphs: dict[str, tuple[Kernel, ...] | str] = {}  # by cache key; or why nothing is known
-_traced: dict[str, frozenset[nodes.Module]] = {}  # by cache key: whom Dynamo saw at work in it
+_traced: dict[str, frozenset[Module]] = {}  # by cache key: whom Dynamo saw at work in it
 _unavailable: str | None = None
 
 
@@ -70,7 +227,7 @@ def known_graphs() -> dict[str, tuple[Kernel, ...] | str]:
     return dict(_graphs)
 
 
-def traced_modules(key: str) -> frozenset[nodes.Module]:
+def traced_modules(key: str) -> frozenset[Module]:
     """The modules that ran when the graph of this cache key was traced, those whose kernels are all gone included.
 
     Empty for a graph of the backward, and where it is not known.
@@ -120,20 +277,20 @@ def _note_kernel(made_from: Any = None, name: Any = None, *_: Any, **__: Any) ->
         if getattr(graph, "cpp_wrapper", False):
             raise RuntimeError("C++ calls the kernels")
         notes.append(_kernel(made_from, str(name), is_backward=bool(graph.is_backward)))
-    except nodes.ForeignModule as error:
+    except ForeignModule as error:
         _here.failure = f"they run a module that was not compiled with them ({error})"
     except Exception as error:
         _here.failure = f"their kernels could not be noted ({type(error).__name__}: {error})"
 
 
 def _kernel(made_from: Any, name: str, *, is_backward: bool) -> Kernel:
-    telling = nodes.kernel_nodes(made_from)
+    telling = kernel_nodes(made_from)
     phase = "forward"
     if is_backward:
-        phase = "recompute" if nodes.is_recomputed(telling) else "backward"
+        phase = "recompute" if is_recomputed(telling) else "backward"
     is_extern = not isinstance(made_from, list)
-    name = (nodes.called_operator(telling) if is_extern else None) or name
-    return Kernel(name, is_extern, phase, tuple(nodes.owners(telling)))
+    name = (called_operator(telling) if is_extern else None) or name
+    return Kernel(name, is_extern, phase, tuple(owners(telling)))
 
 
 # -- when a graph is compiled, or comes from a cache -------------------------------------------------
@@ -194,7 +351,7 @@ def _known(compiled: Any, is_fresh: bool, arguments: Iterable[Any]) -> tuple[Ker
     if isinstance(notes, str):
         return notes
     kernels = tuple(
-        Kernel(name, is_extern, phase, tuple(nodes.Module(*module) for module in modules))
+        Kernel(name, is_extern, phase, tuple(Module(*module) for module in modules))
         for name, is_extern, phase, modules in notes
     )
     if is_fresh:
@@ -203,17 +360,17 @@ def _known(compiled: Any, is_fresh: bool, arguments: Iterable[Any]) -> tuple[Ker
     graph = _graph_being_compiled(arguments)
     if graph is None:
         return UNCHECKED
-    here = nodes.modules_of(graph)
-    named = {module for kernel in kernels for module in kernel.modules if module != nodes.OWN}
+    here = modules_of(graph)
+    named = {module for kernel in kernels for module in kernel.modules if module != OWN}
     return kernels if named <= here else OTHER_MODULES
 
 
-def _modules_traced_for(known: tuple[Kernel, ...] | str) -> frozenset[nodes.Module]:
+def _modules_traced_for(known: tuple[Kernel, ...] | str) -> frozenset[Module]:
     """Whom Dynamo saw at work in the forward that is being compiled."""
     if isinstance(known, str) or any(kernel.phase != "forward" for kernel in known):
         return frozenset()
     graph = _graph_of_dynamo()
-    return frozenset() if graph is None else frozenset(nodes.modules_of(graph))
+    return frozenset() if graph is None else frozenset(modules_of(graph))
 
 
 def _graph_being_compiled(arguments: Iterable[Any]) -> Any | None:
@@ -232,3 +389,55 @@ def _graph_of_dynamo() -> Any | None:
             return frame.f_locals.get("model_")
         frame = frame.f_back
     return None
+
+
+# --------------------------------------------------------------------------------------------------
+# Where torch.compile could not go on: the graph breaks of this process so far, as Dynamo tells them.
+
+_MOST = 20
+_LONGEST = 200
+_PLAINLY = (  # Dynamo's own words for what has a plain name
+    ("generic_jump", "a branch on the value of a tensor"),
+    ("call_function graph_break", "torch._dynamo.graph_break() was called"),
+)
+
+
+def graph_breaks() -> list[dict[str, Any]] | None:
+    """`{reason, count, source}` per reason and place (`file:line`, None where not told), the most frequent first.
+
+    A place counts once for each time it was compiled, recompilations among them. Empty where nothing was compiled:
+    Dynamo is not imported for this. None where this torch does not tell.
+    """
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return []
+    told, counters = getattr(utils, "graph_break_reasons", None), getattr(utils, "counters", None)
+    if told is None and counters is None:
+        return None
+    found: Counter[tuple[str, str | None]] = Counter()
+    for entry in list(told or ()):
+        if getattr(entry, "graph_break", True):
+            found[_reason(getattr(entry, "reason", "")), _source(getattr(entry, "user_stack", None))] += 1
+    with_place = {reason for reason, _ in found}
+    for text, count in dict((counters or {}).get("graph_break") or {}).items():
+        if _reason(text) not in with_place:
+            found[_reason(text), None] += int(count)
+    return [
+        {"reason": reason, "count": count, "source": source} for (reason, source), count in found.most_common(_MOST)
+    ]
+
+
+def _reason(text: object) -> str:
+    """Its first line: what follows is an explanation of many."""
+    first = next((line.strip() for line in str(text).splitlines() if line.strip()), "")
+    plain = next((plain for begin, plain in _PLAINLY if first.startswith(begin)), None)
+    return (f"{plain} ({first})" if plain else first)[:_LONGEST]
+
+
+def _source(stack: Iterable[Any] | None) -> str | None:
+    """`file:line` of the innermost frame."""
+    frames = list(stack or ())
+    if not frames:
+        return None
+    name, line = getattr(frames[-1], "filename", None), getattr(frames[-1], "lineno", None)
+    return f"{name}:{line}" if name and line else None

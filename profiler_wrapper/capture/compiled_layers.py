@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from profiler_wrapper.capture.compiled import Kernel, known_graphs, traced_modules, why_unavailable
-from profiler_wrapper.capture.compiled_nodes import OWN, Module
+from profiler_wrapper.capture.compiled import OWN, Kernel, Module, known_graphs, traced_modules, why_unavailable
 from profiler_wrapper.capture.layers import Root, module_paths
-from profiler_wrapper.recording.marks import ROOT_PATH
-from profiler_wrapper.recording.owned import ALL_GRAPHS
+from profiler_wrapper.trace.marks import ROOT_PATH
+from profiler_wrapper.trace.owned import ALL_GRAPHS
 
 NO_SUCH_MODULES = "they were compiled for modules that are not in this model"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from profiler_wrapper.capture.coordinates import DIMENSIONS, WRITTEN_ALWAYS, in_order
+from profiler_wrapper.capture.rank import DIMENSIONS, WRITTEN_ALWAYS, in_order
 from profiler_wrapper.capture.wrappers import all_parameters
 
 # Megatron-LM has no mesh; its parallel state tells this process's place in each dimension.

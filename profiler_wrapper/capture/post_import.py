@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import ModuleType
@@ -66,3 +67,14 @@ def _let_tell(name: str, loader: SourceFileLoader) -> None:
             when_imported(module)
 
     vars(loader)["exec_module"] = exec_module
+
+
+# --------------------------------------------------------------------------------------------------
+# PROFILER_WRAPPER in the environment, as far as it turns everything off. Imports no torch: it is asked at import.
+
+SWITCH = "PROFILER_WRAPPER"
+
+
+def is_off(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the environment turns the package off."""
+    return environment.get(SWITCH, "").strip().lower() in ("off", "0")

@@ -3,22 +3,442 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from types import FrameType
+from typing import Any, Literal, Protocol
 
-from profiler_wrapper.capture.counting import Ended, StepCounter
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from profiler_wrapper.capture import scopes
 from profiler_wrapper.capture.growth import GrowthBound
-from profiler_wrapper.capture.holdings import HeldMemory
-from profiler_wrapper.capture.others import is_alive, recorder_is_taken
-from profiler_wrapper.capture.phases import capturing, in_backward, in_op
-from profiler_wrapper.capture.session import Session
-from profiler_wrapper.capture.signals import OptimizerSteps, compilations
-from profiler_wrapper.capture.steps import AutoPlan, Decision, Mode, OpenPlan, Plan, StepFacts, WindowPlan
-from profiler_wrapper.capture.tape import NamedBlock, Tape
-from profiler_wrapper.capture.window import Window
+from profiler_wrapper.capture.owned_tensors import HeldMemory
+from profiler_wrapper.capture.session import Annotation, Session, SessionLost
+from profiler_wrapper.capture.steps import (
+    AutoPlan,
+    Decision,
+    Mode,
+    OpenPlan,
+    Plan,
+    StepFacts,
+    WindowPlan,
+    describe_steps,
+)
+from profiler_wrapper.capture.torch_state import Watch, capturing, in_backward, in_op, is_alive, recorder_is_taken
+from profiler_wrapper.capture.window import RecordedTrace, Window
+from profiler_wrapper.capture.wrappers import all_parameters
+from profiler_wrapper.trace.owned import Holding
+
+# --------------------------------------------------------------------------------------------------
+# When a step has ended: by what the user says, what the optimizer does, what is called. Without torch.
+
+# Calls with gradients while an optimizer may come: micro-batches, until there are too many of them.
+MOST_MICRO_BATCHES = 64
+# Steps of another optimizer while the first makes none: then that one has taken over.
+MOST_OTHER_STEPS = 16
+
+
+class Ended(Enum):
+    """What an event means for the step that is running."""
+
+    NO = "it goes on"
+    YES = "it has ended"
+    RESTART = "it has ended, and what was taken for steps before it was none"
+
+
+@dataclass(slots=True)
+class StepCounter:
+    """Says when a step has ended.
+
+    A step is what `prof.step()` ends. Without it, one step of the first optimizer seen, or of the next one
+    once that is no more or has made none for `MOST_OTHER_STEPS` steps of another; of one that tells
+    nobody (compiled, not torch's, or made inside of backward), what changes the parameters between two
+    calls. Without that, one call of the root and the backward after it: when a root is called that was
+    already called in this step, a new one begins. While an optimizer that may step is alive, calls with
+    gradients are micro-batches, until there are `MOST_MICRO_BATCHES` of them. Where one steps though none
+    was alive, what was recorded so far is recorded anew.
+
+    Args:
+        optimizer_may_come: whether one is alive that holds a parameter of a root; asked once, at the first call
+            for which it matters.
+    """
+
+    source: Literal["nothing yet", "prof.step()", "optimizer", "updates", "root calls"] = "nothing yet"
+    ended: int = 0
+    count_root_calls: bool = True
+    optimizer_may_come: Callable[[], bool] = lambda: True
+    _optimizer: Hashable | None = None
+    _others: Counter[Hashable] = field(default_factory=Counter)  # their steps since the first one's last
+    _roots: set[Hashable] = field(default_factory=set)  # called in the running step
+    _trained: bool = False  # a root was called with gradients in the running step
+    _micro_batches: int = 0  # calls with gradients that may have been some
+    _waits_for_optimizer: bool | None = None  # not asked yet
+
+    def user_step(self) -> Ended:
+        """`prof.step()` was called: from now on nothing else counts."""
+        before, self.source = self.source, "prof.step()"
+        # The optimizer's step just before the first prof.step() was the same step.
+        if before == "optimizer" and not self._trained:
+            return Ended.NO
+        return self._end()
+
+    def optimizer_step(self, optimizer: Hashable) -> Ended:
+        """An optimizer, or what a weak reference to it refers to, has made a step."""
+        self._others[optimizer] += 1
+        if _is_gone(self._optimizer) or self._others[optimizer] > MOST_OTHER_STEPS:
+            self._optimizer = optimizer
+        if optimizer == self._optimizer:
+            self._others.clear()
+        if self.source == "prof.step()" or optimizer != self._optimizer:
+            return Ended.NO
+        before, self.source = self.source, "optimizer"
+        self._end()
+        return Ended.RESTART if before == "root calls" else Ended.YES
+
+    def root_enters(self, root: Hashable, *, gradients: bool, updated: bool = False) -> Ended:
+        """A root is about to be called; YES: the step before this call has ended.
+
+        `updated`: the parameters have changed since the last call.
+        """
+        again = root in self._roots
+        self._roots.add(root)
+        self._trained |= gradients
+        if self.source in ("prof.step()", "optimizer") or not again or not self.count_root_calls:
+            return Ended.NO
+        were_none = False
+        if updated:
+            were_none = self.source == "root calls" and self._micro_batches > 0
+            self.source = "updates"
+        elif self.source == "updates" or (gradients and self._is_micro_batch()):
+            return Ended.NO
+        else:
+            self.source = "root calls"
+        self._end()
+        self._roots.add(root)
+        self._trained = gradients
+        return Ended.RESTART if were_none else Ended.YES
+
+    def _is_micro_batch(self) -> bool:
+        """Whether this call with gradients, after another one, may belong to the same step of an optimizer."""
+        self._micro_batches += 1
+        if self._waits_for_optimizer is None:
+            self._waits_for_optimizer = self.optimizer_may_come()
+        return self._waits_for_optimizer and self._micro_batches < MOST_MICRO_BATCHES
+
+    def last_step_counts(self) -> bool:
+        """The recording ends now: is what runs a step of its own, not just what follows the last one?"""
+        if self.source == "nothing yet":
+            return True
+        return self.source in ("updates", "root calls") and bool(self._roots)
+
+    def _end(self) -> Ended:
+        self.ended += 1
+        self._roots.clear()
+        self._trained = False
+        return Ended.YES
+
+
+def _is_gone(optimizer: Hashable | None) -> bool:
+    return optimizer is None or (isinstance(optimizer, weakref.ref) and optimizer() is None)
+
+
+# --------------------------------------------------------------------------------------------------
+# What tells of steps in a loop that says nothing: optimizers, and the compiler.
+
+is_compiling = torch.compiler.is_compiling
+_STEP: Any = Optimizer.profile_hook_step(lambda: None).__code__  # around each step, where the hooks are called
+
+
+Told = Callable[[Callable[[], Any]], None]  # with a weak reference to an optimizer, which is hashable
+
+
+class OptimizerSteps:
+    """Tells of each step of any optimizer, just before and after, until `remove()`.
+
+    Steps that `torch.compile` has compiled are not told: Dynamo finds nothing to trace here, and
+    `Updates` sees what they did.
+    """
+
+    def __init__(self, *, before: Told, after: Told) -> None:
+        self._active = True
+        self._telling = False
+
+        def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if not is_compiling():
+                self._tell(before, optimizer)
+
+        def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if not is_compiling():
+                self._tell(after, optimizer)
+
+        scopes.keep_dynamo_off(before_step, and_below=True)
+        scopes.keep_dynamo_off(after_step, and_below=True)
+        self._handles = (register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step))
+
+    def _tell(self, told: Told, optimizer: Any) -> None:
+        if self._active:
+            self._telling = True
+            try:
+                told(weakref.ref(optimizer))
+            finally:
+                self._telling = False
+
+    def remove(self) -> None:
+        """Tell nothing more. What cannot be removed within a step stays, silent, until the next call of this."""
+        self._active = False
+        in_step = _in_step()
+        for handle in self._handles:
+            hooks = handle.hooks_dict_ref() or {}
+            # torch goes through these: a removal raises in the user's step, but that of the last one, by itself.
+            if not in_step or (self._telling and next(reversed(hooks), None) == handle.id):
+                handle.remove()
+
+
+def _in_step() -> bool:
+    """Whether an optimizer's step is running, on any thread."""
+    for frame in sys._current_frames().values():
+        within: FrameType | None = frame
+        while within is not None:
+            if within.f_code is _STEP:
+                return True
+            within = within.f_back
+    return False
+
+
+class Updates:
+    """Whether a model's parameters have changed since it was last asked: a step of an optimizer that told nobody."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[int, int] | None = None
+
+    def since_last(self, module: nn.Module | None) -> bool:
+        """By the first parameter that learns; False where another one took its place."""
+        before, self._seen = self._seen, None
+        for parameter in all_parameters(module) if module is not None else ():
+            if isinstance(parameter, UninitializedParameter):  # it can be asked nothing
+                continue
+            if parameter.requires_grad and not parameter.is_inference():
+                self._seen = (id(parameter), parameter._version)
+                break
+        if before is None or self._seen is None:
+            return False
+        return before[0] == self._seen[0] and before[1] < self._seen[1]
+
+
+def compilations() -> int:
+    """How much torch.compile has compiled so far; 0 where nobody has used it."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    if not counters:
+        return 0
+    return int(counters["stats"]["unique_graphs"]) + int(counters["frames"]["total"])
+
+
+# --------------------------------------------------------------------------------------------------
+# One session after the other, and the window that they fill.
+
+
+class NamedBlock:
+    """A block that the user named: an annotation in the trace while it runs.
+
+    Where a session ends in the midst of it, its annotation ends too, and begins again in the next session.
+
+    Args:
+        on_begin: told the name when some of the block is recorded.
+    """
+
+    def __init__(self, name: str, on_begin: Callable[[str], None]) -> None:
+        self._name, self._on_begin = name, on_begin
+        self._annotation: Annotation | None = None
+
+    def begin(self) -> None:
+        """It runs, or goes on, while something records."""
+        if self._annotation is None:
+            self._annotation = Annotation(self._name)
+            self._on_begin(self._name)
+
+    def end(self) -> None:
+        """It is left, or interrupted; a second call does nothing."""
+        annotation, self._annotation = self._annotation, None
+        if annotation is not None:
+            annotation.end()
+
+
+class Tape:
+    """Records sessions into windows.
+
+    Args:
+        new_session: makes the session for a mode.
+        part_path: where to export one for now.
+        before_another: called just before somebody else's profiler takes the recorder from a session of ours.
+        held: is told when a session begins and ends.
+    """
+
+    def __init__(
+        self,
+        *,
+        new_session: Callable[[Mode], Session],
+        part_path: Callable[[str], Path],
+        before_another: Callable[[], None],
+        held: HeldMemory,
+    ) -> None:
+        self.window = Window()
+        self.mode = Mode.IDLE  # of the running session, or of the last one
+        self._new_session, self._part_path, self._held = new_session, part_path, held
+        self._watch = Watch(is_another=self._is_another, before_another=before_another)
+        self._session: Session | None = None
+        self._steps: list[int] = []
+        self._block: Annotation | None = None
+        self._named: list[NamedBlock] = []  # those that run, outermost first
+        self._parts = 0
+        self._frees_unsure = False
+
+    @property
+    def running(self) -> bool:
+        """A session is being recorded."""
+        return self._session is not None
+
+    def start(self, mode: Mode, step: int) -> None:
+        """Begin a session with this step. Raises what torch raises."""
+        session = self._new_session(mode)
+        if self.window.full is None:  # else this session follows that one without a gap
+            self._frees_unsure = _sessions_ended > 0
+        self._held.begin()
+        if self.window.begin_ns is None:
+            self.window.begin_ns = time.time_ns()
+        session.start()
+        self.mode, self._session, self._steps = mode, session, []
+        self._watch.install()
+        session.begin_step(step)
+        for block in self._named:
+            block.begin()
+
+    def begin_step(self, step: int) -> None:
+        """The next step of the running session."""
+        if self._session is not None:
+            self._session.begin_step(step)
+
+    def end_step(self, step: int) -> None:
+        """That step was recorded from begin to end."""
+        if self._session is not None:
+            self._session.end_step()
+            self._steps.append(step)
+
+    def begin_block(self, name: str) -> None:
+        """Name what is recorded from now on, until `end_block` or the session's end."""
+        self.end_block()
+        if self._session is not None:
+            self._block = Annotation(name)
+
+    def end_block(self) -> None:
+        """End it; a second call does nothing."""
+        block, self._block = self._block, None
+        if block is not None:
+            block.end()
+
+    def enter_named(self, block: NamedBlock) -> None:
+        """It begins, recorded or not."""
+        self._named.append(block)
+        if self._session is not None:
+            block.begin()
+
+    def leave_named(self, block: NamedBlock) -> None:
+        """It has ended."""
+        block.end()
+        if block in self._named:
+            self._named.remove(block)
+
+    def stop(self) -> None:
+        """End the running session and keep its trace in the window."""
+        session = self._let_go()
+        if session is None:
+            return
+        try:
+            held = self._held.end()
+            self.window.end_ns = time.time_ns()
+            session.stop()
+            trace = self._export(session, held)
+        except SessionLost as lost:
+            what = f"steps {describe_steps(self._steps)}" if self._steps else "an unfinished step"
+            self.window.warn(f"the recording of {what} is lost: {lost}", incomplete=True)
+            return
+        finally:
+            _count_ended()
+            session.close()
+        if session.problem is not None:
+            self.window.warn(session.problem, incomplete=True)
+        if self._held.problem is not None:
+            self.window.warn(self._held.problem)
+        if self.mode is Mode.FULL:
+            self.window.full = trace
+        else:
+            self.window.timed = trace
+
+    def discard(self) -> None:
+        """End the running session and forget the window."""
+        session = self._let_go()
+        self._held.forget()
+        for trace in (self.window.full, self.window.timed):
+            if trace is not None:
+                trace.path.unlink(missing_ok=True)
+        self.window = Window()
+        if session is not None:
+            try:
+                session.stop()
+            finally:
+                _count_ended()
+                session.close()
+
+    def take_window(self) -> Window:
+        """The window so far; the next begins."""
+        window, self.window = self.window, Window()
+        return window
+
+    def _let_go(self) -> Session | None:
+        self._watch.remove()
+        session, self._session = self._session, None
+        for block in reversed(self._named):
+            block.end()
+        self.end_block()
+        return session
+
+    def _export(self, session: Session, held: tuple[Holding, ...]) -> RecordedTrace:
+        self._parts += 1
+        path = self._part_path(f"{self._parts}_{self.mode.name.lower()}")
+        try:
+            session.export(path)
+        except BaseException:
+            for torn in (path, path.with_name(f"{path.name}.tmp")):  # torch writes to the second first
+                with suppress(OSError):
+                    torn.unlink(missing_ok=True)
+            raise
+        return RecordedTrace(path, tuple(self._steps), session.record_shapes, held, self._frees_unsure)
+
+    def _is_another(self, profiler: object) -> bool:
+        return self._session is not None and self._session.is_taken_by(profiler)
+
+
+_sessions_ended = 0  # in this process
+
+
+def _count_ended() -> None:
+    global _sessions_ended
+    _sessions_ended += 1
+
 
 _MOST_WAIT_S = 1.0  # of another thread's profiler for a call or a step on ours
 _LOOK_EVERY_S = 0.01

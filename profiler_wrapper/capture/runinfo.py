@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from profiler_wrapper.capture.layers import Stage
 from profiler_wrapper.capture.mesh import (
     has_pipeline,
     megatron_coordinates,
@@ -20,9 +21,8 @@ from profiler_wrapper.capture.mesh import (
     mesh_rank,
     root_mesh,
 )
-from profiler_wrapper.capture.pipeline import Stage
 from profiler_wrapper.capture.rank import FULL_SET_WORLD_SIZE, RunInfo
-from profiler_wrapper.recording.launch import attempt_number
+from profiler_wrapper.trace.run_directory import attempt_number
 
 __all__ = ["FULL_SET_WORLD_SIZE", "RunInfo", "float32_matmul_precision", "mesh_coordinates", "mesh_of", "run_info"]
 

@@ -9,30 +9,29 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler_wrapper.commands.output import (
+from profiler_wrapper.commands.common import (
     Commands,
     add_command,
     add_output,
-    is_directory,
-    refuse_to_overwrite,
-    settle_format,
-    write,
-)
-from profiler_wrapper.commands.reading import (
     add_path,
     add_peaks,
     add_rank,
     find_source,
+    is_directory,
     read_result,
+    refuse_to_overwrite,
+    settle_format,
     trace_href,
     trace_stem,
+    write,
 )
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.terminal import WIDTH_OF_FILES, terminal_width, unicode_terminal
+from profiler_wrapper.units import WIDTH_OF_FILES, terminal_width, unicode_terminal
 
 if TYPE_CHECKING:
     from profiler_wrapper.reports.write import Report, ReportFile
     from profiler_wrapper.result import ProfileResult
+
 
 _EXAMPLES = """\
 outputs/profile-20260101-120000
@@ -62,7 +61,7 @@ class _PrintSchema(argparse.Action):
     """As --help: prints, and no trace need be given."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from profiler_wrapper.reports.result_schema import schema_text
+        from profiler_wrapper.reports.result_json import schema_text
 
         print(schema_text().rstrip())
         parser.exit()
@@ -112,7 +111,7 @@ def _text(result: ProfileResult, options: argparse.Namespace) -> str:
 
 
 def _table(result: ProfileResult, options: argparse.Namespace, width: int, *, unicode: bool = False) -> str:
-    from profiler_wrapper.reports.tables import NARROWEST, console_table
+    from profiler_wrapper.reports.table import NARROWEST, console_table
 
     rows = 25 if options.top is None else options.top + _LINES
     return console_table(result, rows=rows, width=max(NARROWEST, width), unicode=unicode, layer_rows=options.top)
@@ -120,7 +119,7 @@ def _table(result: ProfileResult, options: argparse.Namespace, width: int, *, un
 
 def _json(result: ProfileResult, options: argparse.Namespace) -> str:
     """Of parts without spaces: who asks for little wants to read little."""
-    from profiler_wrapper.reports.selecting import selected
+    from profiler_wrapper.reports.result_json import selected
 
     data = result.to_dict()
     if options.select is None and options.top is None:
@@ -130,7 +129,7 @@ def _json(result: ProfileResult, options: argparse.Namespace) -> str:
 
 
 def _csv(result: ProfileResult, options: argparse.Namespace) -> str:
-    from profiler_wrapper.reports.csv_export import csv_text
+    from profiler_wrapper.reports.export import csv_text
 
     keys = _keys(options) or ["layers"]
     if len(keys) > 1:
@@ -155,7 +154,7 @@ def _write_directory(options: argparse.Namespace) -> None:
     """Every report, or every list as CSV. What a result has nothing to say of is left out."""
     directory = Path(options.output)
     if options.format == "csv":
-        from profiler_wrapper.reports.csv_export import lists_with_rows, write_csv
+        from profiler_wrapper.reports.export import lists_with_rows, write_csv
         from profiler_wrapper.reports.result_json import LISTS
 
         refuse_to_overwrite((directory / f"{name}.csv" for name in LISTS), force=options.force)
@@ -165,8 +164,8 @@ def _write_directory(options: argparse.Namespace) -> None:
         }
         write(lists, result)
         return
-    from profiler_wrapper.recording.store import PAGE_FILE
     from profiler_wrapper.reports.page import write_page
+    from profiler_wrapper.trace.run_directory import PAGE_FILE
 
     source = find_source(Path(options.path), peaks=options.peaks, rank=options.rank)
     files = _report_files(directory, trace_stem(Path(options.path)))

@@ -7,21 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler_wrapper.commands.output import (
+from profiler_wrapper.commands.common import (
     Commands,
     add_command,
     add_output,
     is_directory,
     json_text,
+    read_result,
     refuse_to_overwrite,
     write,
 )
-from profiler_wrapper.commands.reading import read_result
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.terminal import terminal_width
+from profiler_wrapper.units import terminal_width
 
 if TYPE_CHECKING:
-    from profiler_wrapper.comparing import ProfileComparison
+    from profiler_wrapper.comparison.api import ProfileComparison
+
 
 DEFAULT_ROWS = 20
 
@@ -42,7 +43,7 @@ def compare(options: argparse.Namespace) -> None:
     Slower and faster are said of what goes beyond the noise that the steps show. Works across renamed wrappers,
     devices and foreign traces; what makes the two unlike is said first.
     """
-    from profiler_wrapper.comparing import compare as compare_results
+    from profiler_wrapper.comparison.api import compare as compare_results
 
     if options.top is not None and options.top < 1:
         raise WrongUse("--top is a number of rows, 1 or more")

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 
-from profiler_wrapper.commands.output import FORMATS, Commands, add_command, json_text
+from profiler_wrapper.commands.common import FORMATS, Commands, add_command, json_text
 
 
 def add(commands: Commands) -> None:

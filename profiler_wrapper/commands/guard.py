@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from profiler_wrapper.commands.output import (
+from profiler_wrapper.commands.common import (
     FINE,
     REGRESSION,
     Commands,
@@ -13,11 +13,11 @@ from profiler_wrapper.commands.output import (
     add_output,
     is_directory,
     json_text,
+    read_result,
     refuse_to_overwrite,
 )
-from profiler_wrapper.commands.reading import read_result
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.terminal import terminal_width
+from profiler_wrapper.units import terminal_width
 
 
 def add(commands: Commands) -> None:
@@ -52,10 +52,10 @@ def guard(options: argparse.Namespace) -> int:
     default, or time alone between runs that both did not. What cannot be judged is said, and why. Better is no reason
     to fail.
     """
-    from profiler_wrapper.comparing import guard as judge
-    from profiler_wrapper.comparing import make_baseline, read_baseline
-    from profiler_wrapper.recording.atomic import replacing
-    from profiler_wrapper.reports.guard_text import guard_text
+    from profiler_wrapper.comparison.api import guard as judge
+    from profiler_wrapper.comparison.api import make_baseline, read_baseline
+    from profiler_wrapper.comparison.guard import guard_text
+    from profiler_wrapper.trace.atomic import replacing
 
     if options.update:
         if options.output is not None:
@@ -85,7 +85,7 @@ def guard(options: argparse.Namespace) -> int:
 
 def _update(options: argparse.Namespace) -> int:
     """Write the baseline."""
-    from profiler_wrapper.comparing import make_baseline, write_baseline
+    from profiler_wrapper.comparison.api import make_baseline, write_baseline
 
     path = Path(options.baseline)
     if is_directory(options.baseline):

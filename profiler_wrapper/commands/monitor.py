@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler_wrapper.commands.output import (
+from profiler_wrapper.commands.common import (
     Commands,
     add_command,
     add_output,
@@ -19,10 +19,10 @@ from profiler_wrapper.commands.output import (
     write,
 )
 from profiler_wrapper.errors import ProfilerWrapperError
-from profiler_wrapper.terminal import WIDTH_OF_FILES, terminal_width
+from profiler_wrapper.units import WIDTH_OF_FILES, terminal_width
 
 if TYPE_CHECKING:
-    from profiler_wrapper.analysis.monitor_run import MonitorRun
+    from profiler_wrapper.monitor.read import MonitorRun
 
 
 def add(commands: Commands) -> None:
@@ -37,10 +37,8 @@ def monitor(options: argparse.Namespace) -> None:
 
     Reads perf_steps_*.jsonl, perf_summary_*.json and perf_metrics_*.log, of FlagScale's too. `-o FILE.png` draws.
     """
-    from profiler_wrapper.analysis.monitor_run import monitor_run
-    from profiler_wrapper.recording.monitor_log import find_log, read_log
-    from profiler_wrapper.reports.monitor_plots import draw_monitor
-    from profiler_wrapper.reports.monitor_text import monitor_text
+    from profiler_wrapper.monitor.read import find_log, monitor_run, read_log
+    from profiler_wrapper.monitor.reports import draw_monitor, monitor_text
 
     settle_format(options, others=[".png"])
     width = WIDTH_OF_FILES if options.output is not None else terminal_width()
@@ -69,8 +67,8 @@ def monitor(options: argparse.Namespace) -> None:
 
 def _rebuild_summaries(path: Path) -> None:
     """Of runs that were killed. What cannot be done is said, and is no reason to stop."""
-    from profiler_wrapper.live.summary import rebuild_summary, unfinished
-    from profiler_wrapper.recording.monitor_files import log_directories
+    from profiler_wrapper.monitor.logs import rebuild_summary, unfinished
+    from profiler_wrapper.monitor.read import log_directories
 
     directories = log_directories(path) if path.is_dir() else [path.parent]
     for directory in directories:

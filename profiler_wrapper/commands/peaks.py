@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from profiler_wrapper.commands.output import (
+from profiler_wrapper.commands.common import (
     Commands,
     add_command,
     add_output,
@@ -16,7 +16,7 @@ from profiler_wrapper.commands.output import (
     settle_format,
 )
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.terminal import terminal_width
+from profiler_wrapper.units import terminal_width
 
 
 def add(commands: Commands) -> None:
@@ -55,7 +55,7 @@ def peaks(options: argparse.Namespace) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    from profiler_wrapper.recording.atomic import replacing
+    from profiler_wrapper.trace.atomic import replacing
 
     with replacing(path) as beside:
         beside.write_bytes(text.encode())
@@ -66,8 +66,8 @@ def _write(path: Path, text: str) -> None:
 
 def _all_peaks() -> tuple[str, object]:
     """The whole table."""
-    from profiler_wrapper.analysis.peaks import known_peaks
-    from profiler_wrapper.reports import peaks_table
+    from profiler_wrapper.analysis.work.peaks import known_peaks
+    from profiler_wrapper.reports import peaks as peaks_table
 
     return peaks_table.all_peaks_text(known_peaks(), width=terminal_width()), [
         peaks_table.peaks_dict(entry) for entry in known_peaks()
@@ -80,9 +80,9 @@ def _device_peaks(device: str | None) -> tuple[str, object]:
     Raises:
         WrongUse: there is no such device, or the environment says what means no peak.
     """
-    from profiler_wrapper.analysis.peaks import find_peaks
+    from profiler_wrapper.analysis.work.peaks import find_peaks
     from profiler_wrapper.capture.ceilings import device_name, find_device
-    from profiler_wrapper.reports import peaks_table
+    from profiler_wrapper.reports import peaks as peaks_table
 
     found_device = find_device(device)
     name = device_name(found_device)
@@ -97,9 +97,9 @@ def _measured_peaks(device: str | None, seconds: float | None) -> tuple[str, obj
     Raises:
         WrongUse: there is no such device, or no time.
     """
-    from profiler_wrapper.analysis.peaks import peaks_of
+    from profiler_wrapper.analysis.work.peaks import peaks_of
     from profiler_wrapper.capture.ceilings import DEFAULT_SECONDS, check_seconds, find_device, measure_ceilings
-    from profiler_wrapper.reports import peaks_table
+    from profiler_wrapper.reports import peaks as peaks_table
 
     seconds = DEFAULT_SECONDS if seconds is None else seconds
     check_seconds(seconds)
@@ -113,7 +113,7 @@ def _measured_peaks(device: str | None, seconds: float | None) -> tuple[str, obj
 
 def _how_to_use(path: Path) -> str:
     """What a written measurement is good for."""
-    from profiler_wrapper.analysis.peaks import VARIABLE
+    from profiler_wrapper.analysis.work.peaks import VARIABLE
 
     ways = (f"analyze --peaks {path}", f"peaks={str(path)!r} in code", f"{VARIABLE}={path}")
     return "\n".join([f"Written to {path}. To use it:", *(f"  {way}" for way in ways)])

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profiler_wrapper.commands.output import (
+from profiler_wrapper.commands.common import (
     Commands,
     add_command,
     add_output,
@@ -21,12 +21,12 @@ from profiler_wrapper.commands.output import (
     write,
 )
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.recording.rank_numbers import ranges
-from profiler_wrapper.terminal import WIDTH_OF_FILES, terminal_width
+from profiler_wrapper.trace.spans import ranges
+from profiler_wrapper.units import WIDTH_OF_FILES, terminal_width
 
 if TYPE_CHECKING:
-    from profiler_wrapper.analysis.ranks.model import RanksReport
-    from profiler_wrapper.analysis.ranks.sources import Progress
+    from profiler_wrapper.ranks.model import RanksReport
+    from profiler_wrapper.ranks.sources import Progress
 
     Subject = tuple[Any, RanksReport]  # the database of the spans, and what is said of them
 
@@ -75,7 +75,7 @@ def add(commands: Commands) -> None:
 
 
 def _names_help() -> str:
-    from profiler_wrapper.recording.span_names import KNOWN_NAMES
+    from profiler_wrapper.trace.spans import KNOWN_NAMES
 
     lines = [f"  {kind:<14} {names}" for kind, names in KNOWN_NAMES.items()]
     return "\n".join(
@@ -94,8 +94,8 @@ def ranks(options: argparse.Namespace) -> None:
     them, by all cores. Any other table of spans will do: its columns are rank, step, name, start and duration, by
     these or similar names. What is missing, a rank without a file or steps that not all have, is said.
     """
-    from profiler_wrapper.recording.foreign_tables import parse_mapping
-    from profiler_wrapper.recording.rank_numbers import parse_ranks
+    from profiler_wrapper.ranks.foreign_tables import parse_mapping
+    from profiler_wrapper.trace.spans import parse_ranks
 
     if options.path is None and options.spans is None:
         raise WrongUse("say which run: its directory, or a table of spans by --spans FILE")
@@ -110,8 +110,8 @@ def ranks(options: argparse.Namespace) -> None:
         options.lanes = parse_ranks(options.lanes, option="--lanes")
     writers = {} if options.output is None else _writers(options)
     refuse_to_overwrite(writers, force=options.force)
-    from profiler_wrapper.analysis.ranks.sources import Choice
-    from profiler_wrapper.ranks import open_ranks
+    from profiler_wrapper.ranks.load import open_ranks
+    from profiler_wrapper.ranks.sources import Choice
 
     path = Path(options.path if options.path is not None else options.spans)
     with _bar() as progress:
@@ -132,7 +132,7 @@ def ranks(options: argparse.Namespace) -> None:
 
 
 def _text(report: RanksReport, form: str, *, width: int) -> str:
-    from profiler_wrapper.reports.ranks_text import ranks_text
+    from profiler_wrapper.ranks.text import ranks_text
 
     return json_text(report.to_dict()) if form == "json" else ranks_text(report, width=width)
 
@@ -182,27 +182,27 @@ def _chosen_lanes(report: RanksReport, lanes: Lanes) -> list[int] | None:
 
 
 def _draw_timeline(subject: Subject, path: Path, *, lanes: Lanes = None) -> None:
-    from profiler_wrapper.reports.ranks_timeline import draw_timeline
+    from profiler_wrapper.ranks.figures import draw_timeline
 
     database, report = subject
     draw_timeline(report, database, path, ranks=_chosen_lanes(report, lanes))
 
 
 def _write_page(subject: Subject, path: Path, *, lanes: Lanes = None, trace_href: str | None = None) -> None:
-    from profiler_wrapper.reports.ranks_page import write_ranks_page
+    from profiler_wrapper.ranks.page import write_ranks_page
 
     database, report = subject
     write_ranks_page(report, database, path, ranks=_chosen_lanes(report, lanes), trace_href=trace_href)
 
 
 def _draw_heat_map(subject: Subject, path: Path) -> None:
-    from profiler_wrapper.reports.ranks_figures import draw_heat_map
+    from profiler_wrapper.ranks.figures import draw_heat_map
 
     draw_heat_map(subject[1], path)
 
 
 def _write_trace(subject: Subject, path: Path, *, lanes: Lanes = None) -> None:
-    from profiler_wrapper.reports.ranks_trace import write_ranks_trace
+    from profiler_wrapper.ranks.trace_file import write_ranks_trace
 
     database, report = subject
     write_ranks_trace(report, database, path, ranks=_chosen_lanes(report, lanes))

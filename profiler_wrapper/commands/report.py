@@ -7,26 +7,24 @@ import os
 import sys
 from pathlib import Path
 
-from profiler_wrapper.commands.output import (
+from profiler_wrapper.commands.common import (
     Commands,
     add_command,
     add_output,
-    is_directory,
-    json_text,
-    refuse_ending,
-    refuse_to_overwrite,
-)
-from profiler_wrapper.commands.reading import (
     add_path,
     add_peaks,
     add_rank,
     find_source,
+    is_directory,
+    json_text,
     read_result,
+    refuse_ending,
+    refuse_to_overwrite,
     trace_href,
     trace_of,
     trace_stem,
 )
-from profiler_wrapper.recording.store import PAGE_FILE, RESULT_FILE
+from profiler_wrapper.trace.run_directory import PAGE_FILE, RESULT_FILE
 
 
 def add(commands: Commands) -> None:
@@ -45,8 +43,8 @@ def report(options: argparse.Namespace) -> None:
     The page of a run goes to report.html in its directory, of one rank with --rank into the rank's, that of a trace
     beside it. It links to the trace. Prints where it is.
     """
-    from profiler_wrapper.recording.atomic import replacing
     from profiler_wrapper.reports.page import write_page
+    from profiler_wrapper.trace.atomic import replacing
 
     refuse_ending(options.output, "the page", fine=(".html", ".htm"))
     given = Path(options.path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from profiler_wrapper.commands.output import (
+from profiler_wrapper.commands.common import (
     Commands,
     add_command,
     add_output,
@@ -15,7 +15,7 @@ from profiler_wrapper.commands.output import (
     settle_format,
     write,
 )
-from profiler_wrapper.terminal import terminal_width, unicode_output
+from profiler_wrapper.units import terminal_width, unicode_output
 
 
 def add(commands: Commands) -> None:
@@ -27,9 +27,9 @@ def add(commands: Commands) -> None:
 
 def snapshot(options: argparse.Namespace) -> None:
     """Say where the memory is: what a torch memory snapshot holds, who holds it, and how it came to that."""
-    from profiler_wrapper.analysis.snapshot_analyse import allocator_report
-    from profiler_wrapper.recording.snapshot_read import read_snapshot
-    from profiler_wrapper.reports.snapshot_reports import SNAPSHOT_REPORTS, console_text, snapshot_json
+    from profiler_wrapper.snapshot.analyse import allocator_report
+    from profiler_wrapper.snapshot.read import read_snapshot
+    from profiler_wrapper.snapshot.reports import SNAPSHOT_REPORTS, console_text, snapshot_json
 
     settle_format(options, others=[".png"])
     output = options.output

@@ -2,3 +2,5 @@
 
 Each module imports the package it is for; this one imports none.
 """
+
+from __future__ import annotations

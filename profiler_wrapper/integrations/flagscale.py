@@ -17,12 +17,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from profiler_wrapper.integrations.guarding import Guarded, Outlets, guarded
-from profiler_wrapper.live.monitor import TrainingMonitor
-from profiler_wrapper.live.monitor_config import MonitorConfig
-from profiler_wrapper.live.records import StepRecord
-from profiler_wrapper.live.rows import Interval, Row
-from profiler_wrapper.live.tracker_sinks import tagged
+from profiler_wrapper.integrations.common import Guarded, Outlets, guarded
+from profiler_wrapper.monitor.config import MonitorConfig
+from profiler_wrapper.monitor.monitor import TrainingMonitor
+from profiler_wrapper.monitor.records import StepRecord
+from profiler_wrapper.monitor.statistics import Interval, Row
+from profiler_wrapper.monitor.tracker_sinks import tagged
 
 F = TypeVar("F", bound=Callable[..., Any])
 

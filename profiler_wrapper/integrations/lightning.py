@@ -16,12 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from profiler_wrapper.integrations.guarding import Guarded, Outlets, guarded
-from profiler_wrapper.integrations.monitored import Blueprint, Collector, counts, tagged_for_trainer
-from profiler_wrapper.integrations.profiled import ProfiledTraining
-from profiler_wrapper.live.batch_sizes import BatchSize, size_of
-from profiler_wrapper.live.monitor import TrainingMonitor
-from profiler_wrapper.live.rows import Row
+from profiler_wrapper.integrations.common import (
+    Blueprint,
+    Collector,
+    Guarded,
+    Outlets,
+    ProfiledTraining,
+    counts,
+    guarded,
+    tagged_for_trainer,
+)
+from profiler_wrapper.monitor.monitor import TrainingMonitor
+from profiler_wrapper.monitor.statistics import Row
+from profiler_wrapper.monitor.steps import BatchSize, size_of
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.wrapper import ProfilerWrapper
 

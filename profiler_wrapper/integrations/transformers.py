@@ -16,13 +16,18 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from profiler_wrapper.integrations.guarding import Guarded, guarded
-from profiler_wrapper.integrations.monitored import Blueprint, counts, tagged_for_trainer
-from profiler_wrapper.integrations.profiled import ProfiledTraining
-from profiler_wrapper.live.batch_sizes import BatchCounter
-from profiler_wrapper.live.monitor import TrainingMonitor
-from profiler_wrapper.live.rows import Row
-from profiler_wrapper.live.sinks import Sink
+from profiler_wrapper.integrations.common import (
+    Blueprint,
+    Guarded,
+    ProfiledTraining,
+    counts,
+    guarded,
+    tagged_for_trainer,
+)
+from profiler_wrapper.monitor.monitor import TrainingMonitor
+from profiler_wrapper.monitor.sinks import Sink
+from profiler_wrapper.monitor.statistics import Row
+from profiler_wrapper.monitor.steps import BatchCounter
 
 if TYPE_CHECKING:
 

@@ -1,1 +1,0 @@
-"""A result in; text, picture or page out."""

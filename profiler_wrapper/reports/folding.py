@@ -6,18 +6,24 @@ differs much from its likes is named as odd.
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
+from itertools import count, takewhile
+from typing import Any, Generic, Literal, TypeVar
 
-from profiler_wrapper.analysis.model import Analysis, LayerRow
-from profiler_wrapper.analysis.numbered_names import fill_numbers, split_number
-from profiler_wrapper.analysis.phase import FORWARD_PHASES, Phase
-from profiler_wrapper.analysis.statistics import FEWEST_VALUES, outliers
-from profiler_wrapper.analysis.sums import sum_if_all_known, sum_of_known
+from profiler_wrapper.analysis.model import FORWARD_PHASES, Analysis, LayerRow, Phase
+from profiler_wrapper.analysis.statistics import (
+    FEWEST_VALUES,
+    fill_numbers,
+    outliers,
+    split_number,
+    sum_if_all_known,
+    sum_of_known,
+)
 
 FEWEST_FOLDED = FEWEST_VALUES
 
@@ -287,3 +293,107 @@ def odd_ones(fold: Fold) -> list[Odd]:
         more = outliers(known).items()
         odd += [Odd(fold.members[i], "retained", e) for i, e in more if fold.members[i].layer not in named]
     return sorted(odd, key=lambda one: -abs(one.excess))
+
+
+# --------------------------------------------------------------------------------------------------
+# Which folds of a layer tree get a row where there is only room for some: the dearest, each below its parent.
+
+Order = Literal["cost", "model"]
+Extra = TypeVar("Extra")
+
+
+@dataclass(eq=False)
+class Shown(Generic[Extra]):
+    """A fold that got a row, further rows that belong to it, and the folds below that got one."""
+
+    fold: Fold
+    depth: int
+    parent: Shown[Extra] | None = None
+    extras: list[Extra] = field(default_factory=list)
+    children: list[Shown[Extra]] = field(default_factory=list)
+
+    @property
+    def inside_fold(self) -> bool:
+        """Whether it stands for a part of many layers."""
+        return self.parent is not None and len(self.parent.fold.members) > 1
+
+    def walk(self) -> Iterator[Shown[Extra]]:
+        """Itself and all below it."""
+        stack = [self]
+        while stack:
+            this = stack.pop()
+            yield this
+            stack += this.children
+
+
+def choose(
+    tree: Tree, *, most: int, extras: Callable[[Shown[Extra]], list[Extra]]
+) -> tuple[list[Shown[Extra]], list[Fold]]:
+    """The roots with what is shown below them, in at most `most` rows; and the roots that do not fit.
+
+    Those need one row together, which is counted. `extras` gives the further rows of a numbered
+    fold; as many as fit are kept.
+    """
+    roots = sorted(tree.roots(), key=lambda fold: -fold.time_ns)
+    fitting = roots if len(roots) <= most else roots[: max(0, most - 1)]
+    rest = roots[len(fitting) :]
+    room = most - len(fitting) - bool(rest)
+    number = count()
+    shown = [Shown[Extra](root, 0) for root in fitting]
+    waiting = [(-one.fold.time_ns, next(number), one) for one in shown]
+    heapq.heapify(waiting)
+    while waiting:
+        _, _, one = heapq.heappop(waiting)
+        if one.parent is not None:
+            if room < 1:
+                break
+            room -= 1
+            one.parent.children.append(one)
+        if one.fold.numbered and not one.inside_fold:
+            one.extras = extras(one)[:room]
+            room -= len(one.extras)
+        if room > 0:
+            for fold in tree.children(one.fold):
+                below = Shown(fold, one.depth + 1, parent=one)
+                heapq.heappush(waiting, (-fold.time_ns, next(number), below))
+    return shown, rest
+
+
+def in_order(shown: Sequence[Shown[Extra]], order: Order) -> list[Shown[Extra]]:
+    """Siblings as they are drawn: the dearest first, or as in the model."""
+    if order == "model":
+        return sorted(shown, key=lambda one: one.fold.order)
+    return sorted(shown, key=lambda one: (-one.fold.time_ns, one.fold.order))
+
+
+# --------------------------------------------------------------------------------------------------
+# Which layers stand above and beside which, for the layer table of the page: parents, and like siblings as one.
+
+
+def parents_of_layers(analysis: Analysis) -> dict[str, str]:
+    """The layer with a row above each that has one."""
+    return {total.layer: total.parent for total in layer_totals(analysis) if total.parent is not None}
+
+
+def layer_groups(analysis: Analysis) -> list[dict[str, Any]]:
+    """Siblings that the text table folds into one row, such as `layers.{0..31}`, with the odd ones named."""
+    return [
+        {
+            "label": fold.label,
+            "parent": parent,
+            "layers": [member.layer for member in fold.members],
+            "odd": [{"layer": one.layer.layer, "what": one.what, "excess": one.excess} for one in odd_ones(fold)],
+        }
+        for parent, fold in _all_folds(analysis)
+        if fold.numbered
+    ]
+
+
+def _all_folds(analysis: Analysis) -> Iterator[tuple[str | None, Fold]]:
+    """Each parent with each fold of its children, folds of other parents' children apart."""
+    totals = layer_totals(analysis)
+    tree = Tree(totals)
+    yield from ((None, fold) for fold in tree.roots())
+    for total in totals:
+        alone = Fold(total.layer, (total,), (total.layer,), numbered=False)
+        yield from ((total.layer, fold) for fold in tree.children(alone))

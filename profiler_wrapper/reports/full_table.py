@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from profiler_wrapper.analysis.model import Analysis, LayerRow, UncountedRow
-from profiler_wrapper.analysis.phase import PHASES
-from profiler_wrapper.reports.describe import per_step, scaled, step_count, title_parts, use_line, work_scale
-from profiler_wrapper.reports.followed import followed
-from profiler_wrapper.reports.memory_table import memory_use_sections
-from profiler_wrapper.reports.memory_tree import why_no_memory_use
+from profiler_wrapper.analysis.model import PHASES, Analysis, LayerRow, UncountedRow
+from profiler_wrapper.reports.describe import followed, per_step, scaled, step_count, title_parts, use_line, work_scale
+from profiler_wrapper.reports.memory import memory_use_sections, why_no_memory_use
 from profiler_wrapper.reports.table_rows import outside_label
 from profiler_wrapper.reports.text import AT_LEAST, clean, grid, shorten
 from profiler_wrapper.units import mebibytes, milliseconds, percent

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.analysis.phase import Phase
+from profiler_wrapper.analysis.model import Analysis, Phase
 from profiler_wrapper.reports.describe import per_step, title_parts, use_line
-from profiler_wrapper.reports.memory_table import peak_line
+from profiler_wrapper.reports.memory import peak_line
 from profiler_wrapper.reports.table_rows import TableRow, phase_columns, table_rows
 from profiler_wrapper.reports.text import AT_LEAST, clean, shorten
 from profiler_wrapper.units import MIB

@@ -6,9 +6,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.analysis.numbered_names import split_number
-from profiler_wrapper.analysis.phase import FORWARD_PHASES, PHASES, Phase
+from profiler_wrapper.analysis.model import FORWARD_PHASES, PHASES, Analysis, Phase
+from profiler_wrapper.analysis.statistics import split_number
 from profiler_wrapper.reports.describe import attention_backends, step_count
 from profiler_wrapper.reports.folding import LayerTotal, layer_totals
 from profiler_wrapper.units import MIB

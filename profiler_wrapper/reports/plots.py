@@ -7,23 +7,337 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from profiler_wrapper.analysis.model import Analysis
+import numpy as np
+import numpy.typing as npt
+
+from profiler_wrapper.analysis.model import CATEGORIES, PHASES, Analysis, MemoryCategory, MemoryUse, Phase
 from profiler_wrapper.reports import figures
-from profiler_wrapper.reports.describe import generates, machine, per_step, rank_in_words, root_names
-from profiler_wrapper.reports.followed import followed
-from profiler_wrapper.reports.memory_rows import MemoryCourse, memory_course, why_no_memory
-from profiler_wrapper.reports.plot_rows import Averages, LayerBar, averages, layer_bars, step_lines
-from profiler_wrapper.reports.text import shorten
-from profiler_wrapper.reports.time_panels import (
-    draw_followed,
-    draw_layers,
-    draw_one_step,
-    draw_steps,
-    draw_unlike_steps,
+from profiler_wrapper.reports.describe import (
+    Followed,
+    followed,
+    generates,
+    has_like_steps,
+    machine,
+    outside_steps_ns,
+    per_step,
+    rank_in_words,
+    root_names,
+    step_numbers,
+    steps_in_words,
 )
+from profiler_wrapper.reports.figures import CATEGORY_COLORS
+from profiler_wrapper.reports.memory import (
+    Course,
+    MemoryCourse,
+    course,
+    memory_course,
+    moment_in_words,
+    owner_groups,
+    phase_spans,
+    step_peaks,
+    why_no_memory,
+    why_no_memory_use,
+)
+from profiler_wrapper.reports.plot_rows import (
+    Averages,
+    LayerBar,
+    StepLines,
+    averages,
+    layer_bars,
+    rest_bars,
+    step_lines,
+)
+from profiler_wrapper.reports.text import clean, shorten
+from profiler_wrapper.trace.recording import Int64
+from profiler_wrapper.units import MIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+# --------------------------------------------------------------------------------------------------
+# A picture of memory over time: the categories stacked, the phases below them, the peak and who holds it.
+
+_WIDTH_BARS = 75  # a figure as wide as one of so many bars
+_HEIGHT_IN = 6.6
+_MOST_POINTS = 1500  # about one for each pixel
+_NARROWEST_PHASE = 1 / 700  # of the width
+_WIDE_ENOUGH = 0.009  # of the width, for each letter of a phase's name
+_MOST_NAMED_STEPS = 12
+_OWNERS = 3
+_LONGEST_OWNER = 90
+_HEADROOM = 1.12  # for the names of the steps above their peaks
+# What stays lies below what comes and goes.
+_FROM_BELOW: tuple[MemoryCategory, ...] = (
+    "params", "os_params", "os_state", "grads", "other", "communication", "activation", "workspace",
+)  # fmt: skip
+_RESERVED = figures.INK
+_HATCH = "#b8b8b8"
+# Greys, as colours stand for categories; told apart by their names and order.
+_PHASE_GREYS: dict[Phase, str] = {
+    "forward": "#ececec",
+    "prefill": "#ececec",
+    "decode": "#d6d6d6",
+    "backward": "#b8b8b8",
+    "recompute": "#d6d6d6",
+    "accumulate_grad": "#9f9f9f",
+    "optimizer": "#848484",
+    "other": "#f8f8f8",
+}
+
+
+@figures.own_style()
+def draw_categories(analysis: Analysis, path: str | os.PathLike[str]) -> None:
+    """Writes a PNG: what each category holds over time in MiB, reserved where known, the peak of each step.
+
+    Below stand the peak and its largest owners.
+    """
+    use = analysis.memory_use
+    model = shorten(root_names(analysis) or "no layers", 48)
+    where = ", ".join(part for part in (shorten(machine(analysis), 40), rank_in_words(analysis)) if part)
+    title = f"Memory by category: {model} on {where}"
+    if use is None or not len(use.timeline.time_ns):
+        figures.say(path, title, f"Memory by category is not available, because {why_no_memory_use(analysis)}.")
+        return
+    figure = figures.new_figure(_WIDTH_BARS, height_in=_HEIGHT_IN)
+    figures.head(figure, title)
+    axes, strip = figure.subplots(2, 1, sharex=True, height_ratios=[12, 1])
+    begin_ns = int(use.timeline.time_ns[0])
+    points = course(use.timeline, most=_MOST_POINTS)
+    _draw_stack(axes, points, begin_ns)
+    _mark_steps(axes, use, begin_ns)
+    axes.plot(_ms(use.peak.time_ns, begin_ns), use.peak.total_bytes / MIB, "v", color=_RESERVED, markersize=9,
+              clip_on=False, zorder=5, label="peak")  # fmt: skip
+    for phase in _draw_phases(strip, use, begin_ns):
+        axes.fill_between([], [], color=_PHASE_GREYS[phase], label=f"phase {phase.replace('_', ' ')}")
+    figures.from_zero(axes)
+    axes.set_ylim(top=axes.get_ylim()[1] * _HEADROOM)
+    figures.legend_above(axes, f"Allocated on {use.device}, stacked by category")
+    figure.supxlabel(figures.literal(peak_text(use)), fontsize=figures.FONT_SIZE)
+    figures.save(figure, path)
+
+
+def peak_text(use: MemoryUse) -> str:
+    """The peak, and on a line each the largest that hold it."""
+    peak = use.peak
+    when = f" {moment_in_words(use)}".rstrip()
+    lines = [f"Peak{when}: {peak.total_bytes / MIB:.1f} MiB allocated{_fragmentation(use)}. Held by:"]
+    groups = owner_groups(use.peak_owners)
+    for group in groups[:_OWNERS]:
+        who = shorten(clean(group.text, unicode=True), _LONGEST_OWNER)
+        lines.append(f"{group.category}: {who}, {group.size_bytes / MIB:.1f} MiB")
+    if rest := sum(group.size_bytes for group in groups[_OWNERS:]):
+        lines.append(f"{len(groups) - _OWNERS} more: {rest / MIB:.1f} MiB")
+    return "\n".join(lines)
+
+
+def _fragmentation(use: MemoryUse) -> str:
+    reserved = use.peak.reserved_bytes
+    if reserved is None:
+        return ""
+    return f", {reserved / MIB:.1f} MiB reserved ({(reserved - use.peak.total_bytes) / MIB:.1f} MiB of it free)"
+
+
+def _ms(time_ns: int, begin_ns: int) -> float:
+    return (time_ns - begin_ns) / 1e6
+
+
+def _draw_stack(axes: Axes, points: Course, begin_ns: int) -> None:
+    """The last point is held a little longer, so that it can be seen."""
+    figures.prepare(axes, ylabel="MiB")
+    times_ms = (points.time_ns - begin_ns) / 1e6
+    end_ms = 1.01 * float(times_ms[-1]) or 1.0
+    times_ms = np.append(times_ms, end_ms)
+
+    def drawn(sizes_bytes: Int64) -> npt.NDArray[np.float64]:
+        return np.append(sizes_bytes, sizes_bytes[-1]) / MIB
+
+    below = np.zeros_like(points.time_ns)
+    held_by = dict(zip(CATEGORIES, points.bytes_by_category, strict=True))
+    for name in _FROM_BELOW:
+        held = held_by[name]
+        if held.any():
+            axes.fill_between(times_ms, drawn(below), drawn(below + held), step="post", color=CATEGORY_COLORS[name],
+                              linewidth=0, label=name.replace("_", " "))  # fmt: skip
+            below = below + held
+    if not points.is_thinned:
+        axes.step(times_ms, drawn(below), where="post", color=figures.INK, linewidth=0.6)
+    if points.reserved_bytes is not None:
+        axes.step(times_ms, drawn(points.reserved_bytes), "--", where="post", color=_RESERVED, linewidth=1.2,
+                  label="reserved")  # fmt: skip
+    axes.set_xlim(0.0, end_ms)
+
+
+def _mark_steps(axes: Axes, use: MemoryUse, begin_ns: int) -> None:
+    """A mark at the peak of each step, with its size where they are few."""
+    peaks = step_peaks(use)
+    axes.plot([_ms(peak.time_ns, begin_ns) for peak in peaks], [peak.total_bytes / MIB for peak in peaks], "o",
+              color="white", markeredgecolor=_RESERVED, markersize=figures.mark_size(len(peaks)), zorder=4,
+              label="peak of a step" if peaks else None)  # fmt: skip
+    if len(peaks) > _MOST_NAMED_STEPS:
+        return
+    for peak in peaks:
+        axes.annotate(f"step {peak.step}: {peak.total_bytes / MIB:.1f}", (_ms(peak.time_ns, begin_ns),
+                      peak.total_bytes / MIB), xytext=(0, 7), textcoords="offset points", ha="center", zorder=6,
+                      fontsize=figures.FONT_SIZE - 1, bbox={"boxstyle": "round,pad=0.15", "facecolor": "white",
+                      "edgecolor": "none", "alpha": 0.8})  # fmt: skip
+
+
+def _draw_phases(axes: Axes, use: MemoryUse, begin_ns: int) -> list[Phase]:
+    """A strip of greys; wide phases carry their names. Gives the phases that carry none anywhere."""
+    end_ns = int(use.timeline.time_ns[-1])
+    width_ns = max(1, end_ns - begin_ns)
+    spans = phase_spans(
+        use.timeline.phase_starts, begin_ns=begin_ns, end_ns=end_ns, narrowest_ns=width_ns * _NARROWEST_PHASE
+    )
+    axes.set_ylim(0, 1)
+    axes.set_yticks([])
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(labelsize=figures.FONT_SIZE - 1)
+    axes.set_xlabel("ms since the first allocation that was recorded", fontsize=figures.FONT_SIZE)
+    for phase in dict.fromkeys(span.phase for span in spans):
+        places = [(_ms(s.start_ns, begin_ns), (s.end_ns - s.start_ns) / 1e6) for s in spans if s.phase == phase]
+        grey = _PHASE_GREYS[phase] if phase else "white"
+        axes.broken_barh(places, (0, 1), facecolors=grey, edgecolor=_HATCH, linewidth=0, hatch=None if phase else "///")
+    named: set[Phase] = set()
+    for span in spans:
+        name = span.phase.replace("_", " ") if span.phase else "short phases"
+        if (span.end_ns - span.start_ns) / width_ns > _WIDE_ENOUGH * len(name):
+            axes.text(_ms((span.start_ns + span.end_ns) // 2, begin_ns), 0.47, name, ha="center", va="center",
+                      fontsize=figures.FONT_SIZE - 1, color="white" if span.phase == "optimizer" else figures.INK,
+                      bbox=None if span.phase else {"boxstyle": "square,pad=0.1", "facecolor": "white",
+                                                    "edgecolor": "none"})  # fmt: skip
+            named |= {span.phase} if span.phase else set()
+    return [phase for phase in dict.fromkeys(span.phase for span in spans) if phase and phase not in named]
+
+
+# --------------------------------------------------------------------------------------------------
+# The panels of the time plot: layers, steps, and what is followed by name.
+
+_GREY = "#999999"
+_ALL = "#666666"
+_HIGHEST_REST = 1.3  # what is not in the layers may be this much higher than the highest layer, else it is cut
+
+
+def draw_layers(axes: Axes, analysis: Analysis, bars: Sequence[LayerBar], width_in: float) -> None:
+    """Stacked bars by phase, over them a line of attention for each backend, and what no layer holds at the right."""
+    figures.prepare(axes, ylabel=f"ms {per_step(analysis)}")
+    positions = list(range(len(bars)))
+    bottom = [0.0] * len(bars)
+    for phase in PHASES:
+        heights = [bar.times_ms.get(phase, 0.0) for bar in bars]
+        if not any(heights):
+            continue
+        figures.draw_bars(axes, heights, bottom, color=figures.PHASE_COLORS[phase], label=phase.replace("_", " "))
+        bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
+    backends = list(dict.fromkeys(backend for bar in bars for backend in bar.attention_ms))
+    for color, backend in zip(figures.ATTENTION_COLORS * (len(backends) // 6 + 1), backends, strict=False):
+        heights = [bar.attention_ms.get(backend, math.nan) for bar in bars]
+        axes.plot(positions, heights, "-o", color=color, markersize=figures.mark_size(len(bars)), linewidth=1.4,
+                  label=figures.literal(f"attention: {backend}"))  # fmt: skip
+    rest = rest_bars(analysis, bars)
+    places = figures.name_layers(axes, [bar.layer for bar in bars], width_in, beside=list(rest))
+    highest = max(bottom) or max(rest.values(), default=0.0) or 1.0
+    top = 1.05 * max(highest, min(_HIGHEST_REST * highest, max(rest.values(), default=0.0)))
+    axes.set_ylim(0, top * (1.06 if rest else 1))
+    _draw_rest(axes, list(rest.values()), places, top)
+    figures.legend_above(axes, _over(analysis))
+
+
+def _draw_rest(axes: Axes, times_ms: Sequence[float], places: Sequence[float], top: float) -> None:
+    """A grey bar for each, with its number; one that is too high is cut, and an arrow says so."""
+    apart = places[1] - places[0] if len(places) > 1 else 1.0
+    for place, time_ms in zip(places, times_ms, strict=True):
+        axes.bar(place, min(time_ms, top), 0.8 * apart, color=_GREY)
+        text = f"{time_ms:.3f}" + (" \N{UPWARDS ARROW}" if time_ms > top else "")
+        axes.annotate(text, (place, min(time_ms, top)), xytext=(0, 2), textcoords="offset points", ha="center",
+                      va="bottom", fontsize=figures.FONT_SIZE - 3)  # fmt: skip
+
+
+def _over(analysis: Analysis) -> str:
+    """The title of the layers: what their times are over."""
+    steps = step_numbers(analysis)
+    if has_like_steps(analysis):
+        return f"Layers, step {steps[0]}" if len(steps) == 1 else f"Layers, mean of {steps_in_words(analysis)}"
+    outside_ns = outside_steps_ns(analysis)
+    outside = f" and {outside_ns / 1e6:.3f} ms in no step" if outside_ns else ""
+    return f"Layers, sum of {steps_in_words(analysis)}{outside}"
+
+
+def draw_one_step(axes: Axes, lines: StepLines) -> None:
+    """A bar per phase, one for attention and one for the whole step."""
+    times = {phase.replace("_", " "): times[0] for phase, times in lines.phases_ms.items()}
+    times |= {"attention": lines.attention_ms[0]} if any(lines.attention_ms) else {}
+    colors = [figures.PHASE_COLORS[phase] for phase in lines.phases_ms] + [figures.INK] * (
+        len(times) - len(lines.phases_ms)
+    )
+    figures.prepare(axes, ylabel="")
+    bars = axes.barh([*times, "all"], [*times.values(), lines.total_ms[0]], 0.7, color=[*colors, _ALL])
+    axes.bar_label(bars, fmt="%.3f ms", padding=4, fontsize=figures.FONT_SIZE - 1)
+    axes.grid(visible=False)
+    axes.margins(x=0.1)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms", fontsize=figures.FONT_SIZE)
+    figures.legend_above(axes, f"Step {lines.steps[0]}")
+
+
+def draw_steps(axes: Axes, lines: StepLines) -> None:
+    """A line per phase, one for attention and one for the whole step."""
+    figures.prepare(axes, ylabel="ms")
+    size = figures.mark_size(len(lines.steps))
+    axes.plot(lines.steps, lines.total_ms, "-s", color=_ALL, markersize=size, linewidth=1.6, label="all")
+    for phase, times in lines.phases_ms.items():
+        style = "--v" if phase == "accumulate_grad" else "-o"
+        axes.plot(lines.steps, times, style, color=figures.PHASE_COLORS[phase], markersize=size,
+                  label=phase.replace("_", " "))  # fmt: skip
+    if any(lines.attention_ms):
+        axes.plot(lines.steps, lines.attention_ms, ":D", color=figures.INK, markersize=size, label="attention")
+    _finish_steps(axes, "Steps")
+
+
+def draw_unlike_steps(axes: Axes, lines: StepLines) -> None:
+    """Marks alone, since no step is like the one before it; what a step does not have has no mark."""
+    figures.prepare(axes, ylabel="ms")
+    size = figures.mark_size(len(lines.steps)) + 1.5
+    for i, (phase, times) in enumerate(lines.phases_ms.items()):
+        axes.plot(lines.steps, _without_zeros(times), "osv^"[i % 4], color=figures.PHASE_COLORS[phase],
+                  markersize=size, label=phase.replace("_", " "))  # fmt: skip
+    if any(lines.attention_ms):
+        axes.plot(lines.steps, _without_zeros(lines.attention_ms), "D", color=figures.INK, markersize=size - 2,
+                  label="attention")  # fmt: skip
+    _finish_steps(axes, f"{len(lines.steps)} steps in all")
+
+
+def _without_zeros(times: Sequence[float]) -> list[float]:
+    return [time or math.nan for time in times]
+
+
+def _finish_steps(axes: Axes, title: str, xlabel: str = "step") -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    figures.from_zero(axes)
+    axes.set_xlabel(xlabel, fontsize=figures.FONT_SIZE)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.margins(x=0.03)
+    figures.legend_above(axes, title)
+
+
+def draw_followed(axes: Axes, series: Sequence[Followed], steps: Sequence[int]) -> None:
+    """A line for each of `series`, which are all times or all values of functions."""
+    is_time = series[0].is_time
+    figures.prepare(axes, ylabel="ms" if is_time else "own unit")
+    by_step = all(len(one.values) == len(steps) for one in series)
+    colors = [*figures.PHASE_COLORS.values(), *figures.ATTENTION_COLORS]
+    for i, one in enumerate(series):
+        heights = [math.nan if value is None else value for value in one.values]
+        places = steps if by_step else range(len(heights))
+        axes.plot(places, heights, ("-o", "--s", ":D")[i % 3], color=colors[(i * 3) % len(colors)],
+                  markersize=figures.mark_size(len(heights)),
+                  label=figures.literal(shorten(one.name, 40)))  # fmt: skip
+    title = "Followed by name" if is_time else "Followed by functions"
+    _finish_steps(axes, title, "step" if by_step else "entry")
+
 
 _MOST_FOLLOWED = 10
 _BACKWARD = ("backward", "recompute")

@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, LayerRow
-from profiler_wrapper.analysis.phase import PHASES, Phase
-from profiler_wrapper.analysis.sums import sum_if_all_known, sum_of_known
-from profiler_wrapper.reports.choosing import Order, Shown, choose, in_order
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, PHASES, Analysis, LayerRow, Phase
+from profiler_wrapper.analysis.statistics import sum_if_all_known, sum_of_known
 from profiler_wrapper.reports.describe import scaled, step_count, step_numbers, work_scale
-from profiler_wrapper.reports.folding import Fold, LayerTotal, Odd, Tree, layer_totals, odd_ones
+from profiler_wrapper.reports.folding import (
+    Fold,
+    LayerTotal,
+    Odd,
+    Order,
+    Shown,
+    Tree,
+    choose,
+    in_order,
+    layer_totals,
+    odd_ones,
+)
 
 RowKind = Literal["layer", "median", "odd", "outside", "unattributed", "total"]
 

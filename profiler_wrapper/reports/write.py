@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.recording.atomic import json_bytes
-from profiler_wrapper.recording.store import PAGE_FILE, RESULT_FILE
-from profiler_wrapper.reports import plots, roofline_plot, sunburst
+from profiler_wrapper.reports import plots, roofline, sunburst
 from profiler_wrapper.reports.full_table import full_table
-from profiler_wrapper.reports.memory_log import memory_log
-from profiler_wrapper.reports.memory_plot import draw_categories
-from profiler_wrapper.reports.memory_text import memory_usage_text
+from profiler_wrapper.reports.memory import memory_log, memory_usage_text
 from profiler_wrapper.reports.page import write_page
+from profiler_wrapper.reports.plots import draw_categories
 from profiler_wrapper.reports.result_json import to_dict
-from profiler_wrapper.reports.tables import console_table
+from profiler_wrapper.reports.table import console_table
+from profiler_wrapper.trace.atomic import json_bytes
+from profiler_wrapper.trace.run_directory import PAGE_FILE, RESULT_FILE
 
 
 class ReportFile(NamedTuple):
@@ -72,9 +71,7 @@ REPORTS: Mapping[str, Report] = {
     "log": Report((ReportFile("<prefix>_rank_<r>.log", _write_log),)),
     "memory_text": Report((ReportFile("<prefix>_memory_usage.txt", _write_memory_text),)),
     "time_plot": Report((ReportFile("<prefix>_cuda_time_plot.png", plots.draw_time),)),
-    "roofline_plot": Report(
-        (ReportFile("<prefix>_roofline_plot.png", roofline_plot.draw_roofline),), roofline_plot.applies
-    ),
+    "roofline_plot": Report((ReportFile("<prefix>_roofline_plot.png", roofline.draw_roofline),), roofline.applies),
     "memory_plot": Report((ReportFile("<prefix>_memory_usage_line_chart.png", plots.draw_memory),)),
     "categories_plot": Report((ReportFile("<prefix>_memory_categories_plot.png", draw_categories),), _knows_owners),
     "memory_log": Report((ReportFile("memory/memory.log", _write_memory_log),), _knows_owners),

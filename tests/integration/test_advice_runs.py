@@ -18,8 +18,8 @@ import profiler_wrapper as pw
 from advice_facts import facts_of_trace, findings, the_finding
 from models import Size, build, train
 from processes import run_in_processes
-from profiler_wrapper.analysis.advice.recompute_rules import recompute_not_needed
-from profiler_wrapper.capture.graph_breaks import graph_breaks
+from profiler_wrapper.analysis.advice.memory import recompute_not_needed
+from profiler_wrapper.capture.compiled import graph_breaks
 from profiling import QUICK, profiler, result_of
 
 STEPS = 8  # two in full, three timed, and some more for what compiles first

@@ -10,23 +10,16 @@ from typing import Any
 import pytest
 
 from advice_facts import facts_of_trace
-from profiler_wrapper.analysis.advice import (
-    block_rules,
-    communication_rules,
-    compile_rules,
-    launch_rules,
-    recompute_rules,
-    step_rules,
-    wait_rules,
-)
+from profiler_wrapper.analysis.advice import attention, blocks, launches, products
+from profiler_wrapper.analysis.advice.advise import RULES
 from profiler_wrapper.analysis.advice.facts import Facts
-from profiler_wrapper.analysis.advice.launch_rules import launch_bound
-from profiler_wrapper.analysis.view_model import Finding
+from profiler_wrapper.analysis.model import Finding
 from profiler_wrapper.reports.result_json import to_dict
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
 pytestmark = needs_traces
-MODULES = (step_rules, launch_rules, communication_rules, wait_rules, block_rules, recompute_rules, compile_rules)
+# Those that have traces of their own are left out.
+OTHERS = {*attention.RULES, *blocks.OPTIMIZER_RULES, *products.PRECISION_RULES, *products.ALIGNMENT_RULES}
 DDP = "ddp_training_with_memory.pt.trace.json.gz"
 VLLM = "b200_vllm_eager_inference.json.gz"
 VIT = "h100_vit_inference.json.gz"
@@ -81,7 +74,7 @@ def covered(some: list[dict[str, Any]]) -> float:
 
 def told(name: str) -> dict[str, Finding]:
     """What these rules say, if it is worth a hundredth of the step."""
-    rules = [rule for module in MODULES for rule in module.RULES]
+    rules = [rule for rule in RULES if rule not in OTHERS]
     found = [finding for rule in rules for finding in rule(facts(name))]
     return {f.id: f for f in found if (f.saves_at_most_us or 0) * 1000 >= 0.01 * facts(name).step_ns}
 
@@ -132,7 +125,10 @@ def test_waits_for_launches_are_those_of_the_file(name: str) -> None:
             waits += gap if gap <= 1000 else 0.0
         busy_till = max(busy_till or 0.0, event["ts"] + event["dur"])
     assert told(name)["launch-bound"].details["waiting_us"] == pytest.approx(waits / facts(name).steps, rel=0.05)
-    assert next(iter(launch_bound(facts(name)))).saves_at_most_us == told(name)["launch-bound"].details["waiting_us"]
+    assert (
+        next(iter(launches.launch_bound(facts(name)))).saves_at_most_us
+        == told(name)["launch-bound"].details["waiting_us"]
+    )
 
 
 def test_nothing_hides_the_communication_of_ddp() -> None:
@@ -189,7 +185,7 @@ def test_the_kernels_of_qwen_that_could_be_one_are_those_of_the_file() -> None:
 
 def test_the_copy_of_the_video_is_not_pinned() -> None:
     """One copy of 3.46 ms, in a call that stages it meanwhile."""
-    (found,) = wait_rules.unpinned_copies(facts(VIDEO))
+    (found,) = launches.unpinned_copies(facts(VIDEO))
     copy = next(event for event in events(VIDEO) if event["name"] == "Memcpy HtoD (Pageable -> Device)")
     call = next(
         event

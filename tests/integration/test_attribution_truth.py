@@ -21,8 +21,8 @@ from module_stack import OUTSIDE, layer_names, nearest, root_name
 from processes import run_in_processes
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.capture.scopes import LayerScopes
-from profiler_wrapper.recording.reader import read
 from profiler_wrapper.result import load
+from profiler_wrapper.trace.reader import read
 from recordings import NODE
 from small_models import SMALL_MODELS, Checkpointed, Plain, backward_of
 from truths import Node, NodeTruth, next_number

@@ -19,10 +19,10 @@ import pytest
 import models
 import profiler_wrapper as pw
 from models import Case
-from profiler_wrapper import finishing, window_child
 from profiler_wrapper.errors import ProfilerWrapperWarning
-from profiler_wrapper.recording.atomic import replacing
-from profiler_wrapper.recording.store import read_run
+from profiler_wrapper.run import finishing, window
+from profiler_wrapper.trace.atomic import replacing
+from profiler_wrapper.trace.run_directory import read_run
 from profiling import directory_of, profiler, result_of
 from programs import TESTS
 
@@ -30,13 +30,13 @@ ALL = ["profile_full_trace.json", "profile_trace.json", "result.json", "run.json
 BEGINS = "import sys, time; sys.stdout.buffer.write(b'begun '); sys.stdout.flush(); "
 
 
-POLITELY = window_child._POLITELY
+POLITELY = window._POLITELY
 
 
 @pytest.fixture(autouse=True)
 def _impolite(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside other tests a process of the lowest priority would take minutes."""
-    monkeypatch.setattr(window_child, "_POLITELY", "")
+    monkeypatch.setattr(window, "_POLITELY", "")
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_window_that_a_child_finishes_is_as_one_finished_at_once(
 def test_windows_are_finished_in_order_and_the_loop_runs_on(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window_child, "_CHILD", f"import time; time.sleep(60); {window_child._CHILD}")
+    monkeypatch.setattr(window, "_CHILD", f"import time; time.sleep(60); {window._CHILD}")
     begin = time.monotonic()
     with profiler(case, tmp_path, run_name="job", background=True, steps="1,3", files=("result",)) as prof:
         models.train(case, steps=6)
@@ -103,8 +103,8 @@ def test_windows_are_finished_in_order_and_the_loop_runs_on(
         ("import os; os.kill(os.getpid(), 9)", "ended with -9"),
         (f"{BEGINS}import os; os.kill(os.getpid(), 9)", "ended with -9"),
         (  # all is written but what says so
-            f"from profiler_wrapper import files, window_child; import time; "
-            f"files.WindowFiles._write_run = lambda *_, **__: time.sleep(600); {window_child._CHILD}",
+            f"from profiler_wrapper.run import files, window; import time; "
+            f"files.WindowFiles._write_run = lambda *_, **__: time.sleep(600); {window._CHILD}",
             "",
         ),
     ],
@@ -112,10 +112,10 @@ def test_windows_are_finished_in_order_and_the_loop_runs_on(
 def test_what_a_child_does_not_finish_is_finished_by_who_waits(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, reason: str
 ) -> None:
-    monkeypatch.setattr(window_child, "_CHILD", program)
-    monkeypatch.setattr(window_child, "_LEAST_PATIENCE_S", 0.5)
+    monkeypatch.setattr(window, "_CHILD", program)
+    monkeypatch.setattr(window, "_LEAST_PATIENCE_S", 0.5)
     told: list[str] = []
-    monkeypatch.setattr("profiler_wrapper.window_report.tell", told.append)
+    monkeypatch.setattr("profiler_wrapper.run.window.tell", told.append)
     with profiler(case, tmp_path, run_name="job", background=True) as prof:
         models.train(case, steps=6)
         assert prof._profiling.finisher is not None
@@ -142,13 +142,13 @@ def test_what_a_child_does_not_finish_is_finished_by_who_waits(
 def test_without_memory_for_a_child_the_trace_alone_is_kept(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window_child, "control_group_free_bytes", lambda: 500_000_001)
+    monkeypatch.setattr(window, "control_group_free_bytes", lambda: 500_000_001)
     with pytest.warns(ProfilerWrapperWarning, match="control group .*analyze /.*profile_trace.json") as told:
         prof = answers_of(case, tmp_path, files=("result",), trace=False)
     assert len(told) == 1 and prof.result is None
     assert names(directory_of(prof)) == ["profile_full_trace.json", "profile_trace.json", "run.json"]
     assert read_run(directory_of(prof))["complete"] is False
-    monkeypatch.setattr(window_child, "control_group_free_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(window, "control_group_free_bytes", lambda: 1 << 30)
     assert answers_of(case, tmp_path, files=("result",)).result is not None
 
 
@@ -159,7 +159,7 @@ def test_where_no_process_can_be_started_who_waits_does_it(
     def refused(*_: object, **__: object) -> Any:
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(f"profiler_wrapper.window_child.{what}", refused)
+    monkeypatch.setattr(f"profiler_wrapper.run.window.{what}", refused)
     prof = answers_of(case, tmp_path)
     assert any("no process could be started" in note for note in result_of(prof).warnings)
     assert names(directory_of(prof)) == ALL and read_run(directory_of(prof))["complete"] is True
@@ -181,7 +181,7 @@ def test_functions_are_applied_by_who_waits(case: Case, tmp_path: Path) -> None:
 
 def test_children_take_turns(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has no turn has not begun, and nobody waits for it."""
-    monkeypatch.setattr(window_child, "_POLITELY", POLITELY)
+    monkeypatch.setattr(window, "_POLITELY", POLITELY)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     with (tmp_path / f"profiler_wrapper-{os.getuid()}.lock").open("w") as turn:
@@ -198,14 +198,14 @@ def test_children_take_turns(case: Case, tmp_path: Path, monkeypatch: pytest.Mon
 def test_ctrl_c_ends_one_wait_and_a_forked_process_waits_for_nothing(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window_child, "_CHILD", f"{window_child._CHILD}; import time; time.sleep(1)")
-    finished = window_child.Child.finished
+    monkeypatch.setattr(window, "_CHILD", f"{window._CHILD}; import time; time.sleep(1)")
+    finished = window.Child.finished
 
-    def interrupted(child: window_child.Child, patience_s: float) -> Any:
-        monkeypatch.setattr(window_child.Child, "finished", finished)
+    def interrupted(child: window.Child, patience_s: float) -> Any:
+        monkeypatch.setattr(window.Child, "finished", finished)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(window_child.Child, "finished", interrupted)
+    monkeypatch.setattr(window.Child, "finished", interrupted)
     prof = profiler(case, tmp_path, run_name="job", background=True, files=("result",))
     with pytest.raises(KeyboardInterrupt), prof:
         models.train(case, steps=6)
@@ -218,8 +218,8 @@ def test_ctrl_c_ends_one_wait_and_a_forked_process_waits_for_nothing(
 
 ENDS = """
 import os, sys, torch, profiler_wrapper as pw
-from profiler_wrapper import window_child
-window_child._POLITELY = ""
+from profiler_wrapper.run import window
+window._POLITELY = ""
 model = torch.nn.Linear(4, 4)
 prof = pw.ProfilerWrapper(model, output_dir=sys.argv[1], run_name="job", files=("result",))
 prof.__enter__()
@@ -257,7 +257,7 @@ def test_a_child_inherits_nothing_and_steps_back(case: Case, tmp_path: Path, mon
         "and os.path.exists('/proc/self/fd/' + name)]}; "
         f"open({str(seen)!r}, 'w').write(json.dumps(told))"
     )
-    monkeypatch.setattr(window_child, "_CHILD", f"{window_child._CHILD}; {POLITELY}{look}")
+    monkeypatch.setattr(window, "_CHILD", f"{window._CHILD}; {POLITELY}{look}")
     with open(tmp_path / "of_the_training", "w") as file:
         os.set_inheritable(file.fileno(), True)
         with profiler(case, tmp_path, background=True, files=("result",)) as prof:
@@ -394,9 +394,9 @@ class KilledSlowly:
 
 
 def test_a_child_that_we_killed_was_not_killed_by_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window_child, "_portable", lambda task: task)
-    monkeypatch.setattr(window_child.subprocess, "Popen", lambda *_, **__: KilledSlowly())
-    child = window_child.Child(SimpleNamespace(directory=None, target=None))  # type: ignore[arg-type]
+    monkeypatch.setattr(window, "_portable", lambda task: task)
+    monkeypatch.setattr(window.subprocess, "Popen", lambda *_, **__: KilledSlowly())
+    child = window.Child(SimpleNamespace(directory=None, target=None))  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
         child.finished(0.0)
     assert child.finished(0.0) is None
@@ -409,5 +409,5 @@ def test_what_a_killed_process_left_half_written_is_known_by_its_number(tmp_path
     writing = replacing(tmp_path / "result.json")
     beside = writing.__enter__()
     beside.write_text("{")
-    window_child._drop_half_written(task, os.getpid())  # type: ignore[arg-type]
+    window._drop_half_written(task, os.getpid())  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,7 @@ import profiler_wrapper as pw
 from processes import run_in_processes
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.recording.reader import read
+from profiler_wrapper.trace.reader import read
 
 _WARM_UP, _STEPS = 2, 2  # DDP settles its buckets after the first step, by broadcasts
 

@@ -13,7 +13,7 @@ import models
 import profiler_wrapper as pw
 from browser import CHROMIUM, NO_CHROMIUM, Browser
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.comparing import ProfileComparison, compare
+from profiler_wrapper.comparison.api import ProfileComparison, compare
 from profiling import profiler, result_of
 from sample_results import llama
 from shared_traces import TRACES, needs_traces

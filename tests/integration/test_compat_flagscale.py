@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from profiler_wrapper import ProfilerWrapperWarning, compat
-from profiler_wrapper.live.model_flops import model_flops
-from profiler_wrapper.live.monitor import TrainingMonitor
+from profiler_wrapper import compat
+from profiler_wrapper.config_flops.model_flops import model_flops
+from profiler_wrapper.errors import ProfilerWrapperWarning
+from profiler_wrapper.monitor.monitor import TrainingMonitor
 
 ROUNDED = 1e-3  # a step of some microseconds is logged in whole nanoseconds
 

@@ -14,11 +14,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from profiler_wrapper.analysis.attributed import Attributed, attributed
-from profiler_wrapper.analysis.flops import FlopOps
-from profiler_wrapper.analysis.op_bytes import has_rule
-from profiler_wrapper.analysis.traffic import Traffic
-from profiler_wrapper.analysis.utilization import StepWork, work_of_step
-from profiler_wrapper.recording.reader import read_with_shapes
+from profiler_wrapper.analysis.work.bytes import has_rule
+from profiler_wrapper.analysis.work.flops import FlopOps
+from profiler_wrapper.analysis.work.traffic import Traffic
+from profiler_wrapper.analysis.work.utilization import StepWork, work_of_step
+from profiler_wrapper.trace.reader import read_with_shapes
 from torch_versions import since_torch
 from variants import process_group
 

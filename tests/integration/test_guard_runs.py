@@ -11,8 +11,8 @@ from torch import nn
 import profiler_wrapper as pw
 from guarded_runs import record
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.analysis.guard import GuardCheck
-from profiler_wrapper.comparing import compare, guard, make_baseline, write_baseline
+from profiler_wrapper.comparison.api import compare, guard, make_baseline, write_baseline
+from profiler_wrapper.comparison.guard import GuardCheck
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ pytest.importorskip("duckdb")
 pytest.importorskip("pyarrow")
 
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.analysis.ranks.model import RanksReport
-from profiler_wrapper.ranks import load_ranks
-from profiler_wrapper.reports.ranks_text import ranks_text
+from profiler_wrapper.ranks.load import load_ranks
+from profiler_wrapper.ranks.model import RanksReport
+from profiler_wrapper.ranks.text import ranks_text
 from programs import run_script
 from rank_spans import job, write_logs
 from rank_traces import write_trace
@@ -239,7 +239,7 @@ def test_millions_of_ranks_may_be_asked_for(tmp_path: Path, capsys: pytest.Captu
 READS_AS_NOBODY = """
     import json, os, sys
     import pyarrow.parquet
-    from profiler_wrapper.ranks import load_ranks
+    from profiler_wrapper.ranks.load import load_ranks
     load_ranks(sys.argv[1])  # with all that it imports, which nobody else may read
     os.setuid(65534)
     print(json.dumps([sorted(gap.what for gap in load_ranks(path).missing) for path in sys.argv[2:]]))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from profiler_wrapper.integrations.monitored import counts
-from profiler_wrapper.live.batch_sizes import BatchCounter, size_of
+from profiler_wrapper.integrations.common import counts
+from profiler_wrapper.monitor.steps import BatchCounter, size_of
 from tests import models
 
 IDS = torch.zeros(3, 5, dtype=torch.long)

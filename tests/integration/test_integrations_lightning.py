@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from profiler_wrapper import ProfilerWrapper, ProfilerWrapperWarning
-from profiler_wrapper.live.monitor import TrainingMonitor
+from profiler_wrapper import ProfilerWrapper
+from profiler_wrapper.errors import ProfilerWrapperWarning
+from profiler_wrapper.monitor.monitor import TrainingMonitor
 from tests import models
 from tests.trainers import (
     FLOPS_OF_SEQUENCE,

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from processes import run_in_processes
-from profiler_wrapper import ProfilerWrapper, ProfilerWrapperWarning, WrongUse
-from profiler_wrapper.live.model_flops import model_flops
-from profiler_wrapper.live.monitor import TrainingMonitor
-from profiler_wrapper.live.records import StepRecord
+from profiler_wrapper import ProfilerWrapper
+from profiler_wrapper.config_flops.model_flops import model_flops
+from profiler_wrapper.errors import ProfilerWrapperWarning, WrongUse
+from profiler_wrapper.monitor.monitor import TrainingMonitor
+from profiler_wrapper.monitor.records import StepRecord
 from tests import models
 from tests.trainers import (
     FLOPS_OF_SEQUENCE,

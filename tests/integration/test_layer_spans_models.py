@@ -19,7 +19,7 @@ import variants
 from layer_runs import rows_of
 from processes import run_in_processes
 from profiler_wrapper import ProfilerWrapper, TrainingMonitor
-from profiler_wrapper.live.layer_timer import LayerTimer
+from profiler_wrapper.timer.layer_timer import LayerTimer
 from unchanged import hooks_of, ours_in_the_way
 
 CASES = [
@@ -107,7 +107,7 @@ def test_compiled_graphs_are_those_without_us(tmp_path: Path, how: str) -> None:
         model = getattr(variants, how)(case, backend="aot_eager")
         if watched:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("profiler_wrapper.notices.Notices.once", lambda *_: None)
+                patch.setattr("profiler_wrapper.errors.Notices.once", lambda *_: None)
                 with LayerTimer(model, tmp_path) as layers:
                     trained(case, model, 3, layers)
         trained(case, model, 3)  # and what was compiled before is used again

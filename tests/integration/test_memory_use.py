@@ -14,8 +14,8 @@ import models
 import variants
 from memory_recordings import assert_adds_up, stated_totals
 from profiler_wrapper.analysis.analyse import analyse
-from profiler_wrapper.analysis.memory_model import BEFORE_PROFILING, MemoryMoment, MemoryUse
-from profiler_wrapper.recording.reader import read
+from profiler_wrapper.analysis.model import BEFORE_PROFILING, MemoryMoment, MemoryUse
+from profiler_wrapper.trace.reader import read
 from profiling import directory_of, profiler, result_of
 from shared_traces import TRACES
 

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from models import build, optimizer_of, train_step
-from profiler_wrapper.live.model_flops import model_flops
+from profiler_wrapper.config_flops.model_flops import model_flops
 from profiling import profiler, result_of
 
 BATCH, TOKENS = 2, 24

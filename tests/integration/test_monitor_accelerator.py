@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from monitoring import Kept
-from profiler_wrapper.live.monitor import TrainingMonitor
-from profiler_wrapper.live.records import StepRecord
+from profiler_wrapper.monitor.monitor import TrainingMonitor
+from profiler_wrapper.monitor.records import StepRecord
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")
 

@@ -13,8 +13,8 @@ from models import build, optimizer_of, train_step
 from monitoring import monitoring
 from profiler_wrapper import ProfilerWrapper
 from profiler_wrapper.capture.session import Session
-from profiler_wrapper.live.monitor import TrainingMonitor
-from profiler_wrapper.live.records import StepRecord
+from profiler_wrapper.monitor.monitor import TrainingMonitor
+from profiler_wrapper.monitor.records import StepRecord
 from unchanged import CPU
 
 STEPS = 9

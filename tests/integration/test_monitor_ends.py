@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from monitoring import Kept
-from profiler_wrapper.live.monitor import TrainingMonitor
+from profiler_wrapper.monitor.monitor import TrainingMonitor
 
 # Each ending in a process of its own; they are forked from one that has imported everything and recorded nothing.
 PROGRAM = """

@@ -15,14 +15,15 @@ import torch
 
 from models import Case, build, optimizer_of, train_step
 from monitoring import Kept, monitoring
-from profiler_wrapper.analysis.flops import FlopCount
 from profiler_wrapper.analysis.model import FlopRow
-from profiler_wrapper.analysis.utilization import hides_recompute
+from profiler_wrapper.analysis.work.flops import FlopCount
+from profiler_wrapper.analysis.work.utilization import hides_recompute
 from profiler_wrapper.errors import ProfilerWrapperWarning
-from profiler_wrapper.live import counting, flop_probe
-from profiler_wrapper.live.counting import Counting
-from profiler_wrapper.live.monitor import TrainingMonitor
-from profiler_wrapper.live.records import StepRecord
+from profiler_wrapper.monitor import flop_probe
+from profiler_wrapper.monitor import flop_probe as counting
+from profiler_wrapper.monitor.flop_probe import Counting
+from profiler_wrapper.monitor.monitor import TrainingMonitor
+from profiler_wrapper.monitor.records import StepRecord
 from unchanged import CPU, fails, hooks_of, ours_in_the_way
 from variants import gradient_checkpointing
 

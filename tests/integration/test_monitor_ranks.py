@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from processes import run_in_processes
-from profiler_wrapper.live.monitor import TrainingMonitor
+from profiler_wrapper.monitor.monitor import TrainingMonitor
 
 STEPS = 4
 ROWS, WIDTH = 32, 64

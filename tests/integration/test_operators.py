@@ -15,8 +15,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from profiler_wrapper.analysis.analyse import analyse
-from profiler_wrapper.analysis.operator_rows import NO_OP
-from profiler_wrapper.recording.reader import read
+from profiler_wrapper.analysis.views.operators import NO_OP
+from profiler_wrapper.trace.reader import read
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
 

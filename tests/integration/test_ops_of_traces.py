@@ -12,10 +12,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from profiler_wrapper.analysis.formulas import flops_of, has_formula
-from profiler_wrapper.analysis.op_bytes import INDEXING, SHOWS_INDICES, has_rule, moved_by
-from profiler_wrapper.recording.reader import read_with_shapes
-from profiler_wrapper.recording.shapes import OpShapes
+from profiler_wrapper.analysis.work.bytes import INDEXING, SHOWS_INDICES, has_rule, moved_by
+from profiler_wrapper.analysis.work.formulas import flops_of, has_formula
+from profiler_wrapper.trace.reader import read_with_shapes
+from profiler_wrapper.trace.shapes import OpShapes
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 from traffic_truth import held, needed
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from advice_facts import facts_of, facts_of_gpu, findings_of_training
-from profiler_wrapper.analysis.advice.optimizer_rules import slow_optimizer
+from profiler_wrapper.analysis.advice.blocks import slow_optimizer
 from recordings import AUTOGRAD, Trace
 
 ID = "slow-optimizer"

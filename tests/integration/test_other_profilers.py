@@ -16,7 +16,7 @@ from torch import nn
 import models
 import profiler_wrapper as pw
 from models import Case
-from profiler_wrapper.capture.others import profiler_is_on
+from profiler_wrapper.capture.torch_state import profiler_is_on
 from profiling import profiler, result_of
 from programs import warned
 from unchanged import CPU, names_in, nothing_left

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 import models
 import profiler_wrapper as pw
 from models import Case
-from profiler_wrapper.capture import calls, session
+from profiler_wrapper.capture import scopes, session
 from profiling import directory_of, profiler, result_of
 from torch_versions import TORCH, since_torch
 from unchanged import fails, nothing_left
@@ -84,7 +84,7 @@ def test_our_hooks_go_without_a_trace_though_the_user_has_some_of_the_same_kind(
 
 def test_a_name_in_sys_path_that_is_no_utf8(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's tracer of stacks, which starts once in a process, cannot read such a one."""
-    monkeypatch.setattr(calls, "_seen_by_tracer", False)
+    monkeypatch.setattr(scopes, "_seen_by_tracer", False)
     monkeypatch.setattr(sys, "path", [*sys.path, "/caf\udce9"])
     with nothing_left(case), profiler(case, tmp_path, steps="0") as prof:
         models.train(case, steps=2)
@@ -94,7 +94,7 @@ def test_a_name_in_sys_path_that_is_no_utf8(case: Case, tmp_path: Path, monkeypa
 def test_a_report_that_fails_takes_no_other_with_it(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("profiler_wrapper.files.splice_lanes", fails)
+    monkeypatch.setattr("profiler_wrapper.run.files.splice_lanes", fails)
     with pytest.warns(pw.ProfilerWrapperWarning, match="lanes"), profiler(case, tmp_path) as prof:
         models.train(case, steps=1)
     assert (directory_of(prof) / "profile_trace.json").is_file()
@@ -103,7 +103,7 @@ def test_a_report_that_fails_takes_no_other_with_it(
 
 
 def test_an_analysis_that_fails_keeps_the_trace(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler_wrapper.window_report.tables", fails)
+    monkeypatch.setattr("profiler_wrapper.run.window.tables", fails)
     with pytest.warns(pw.ProfilerWrapperWarning, match="could not be analysed"), profiler(case, tmp_path) as prof:
         models.train(case, steps=6)
     assert prof.result is None

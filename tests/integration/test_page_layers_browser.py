@@ -122,7 +122,7 @@ def test_layers_whose_order_cannot_be_made(
     def fails(analysis: Analysis) -> None:
         raise KeyError("model.layers.7")
 
-    monkeypatch.setattr(f"profiler_wrapper.reports.page_data.{part}", fails)
+    monkeypatch.setattr(f"profiler_wrapper.reports.page.{part}", fails)
     page = open_page(browser, full_analysis(), tmp_path, "layers")
     assert "KeyError: 'model.layers.7'" in page.text("#view-layers .notice")
     if part == "layer_groups":

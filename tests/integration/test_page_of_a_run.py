@@ -11,7 +11,9 @@ import pytest
 import models
 from models import Case
 from page_files import page_data, trace_href
-from profiler_wrapper import ProfilerWrapper, ProfilerWrapperWarning, files
+from profiler_wrapper import ProfilerWrapper
+from profiler_wrapper.errors import ProfilerWrapperWarning
+from profiler_wrapper.run import files
 from profiling import directory_of
 
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import profiler_wrapper as pw
-from profiler_wrapper.ranks import load_ranks
-from profiler_wrapper.recording.store import rank_directories, read_run
+from profiler_wrapper.ranks.load import load_ranks
+from profiler_wrapper.trace.run_directory import rank_directories, read_run
 
 PROGRAM = Path(__file__).parents[1] / "rank_program.py"
 WORLD_SIZE = 5

@@ -23,9 +23,9 @@ pytest.importorskip("pyarrow")
 import profiler_wrapper as pw
 from processes import run_in_processes
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.analysis.ranks.model import RanksReport
-from profiler_wrapper.analysis.ranks.reduce import Reduced, Task, reduce_trace
-from profiler_wrapper.ranks import load_ranks, open_ranks
+from profiler_wrapper.ranks.load import load_ranks, open_ranks
+from profiler_wrapper.ranks.model import RanksReport
+from profiler_wrapper.ranks.reduce import Reduced, Task, reduce_trace
 from profiler_wrapper.result import load
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 

@@ -13,7 +13,7 @@ import pytest
 
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.recording.reader import read
+from profiler_wrapper.trace.reader import read
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
 pytestmark = needs_traces

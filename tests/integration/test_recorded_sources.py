@@ -16,9 +16,9 @@ import pytest
 
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.python_sources import PythonSources
-from profiler_wrapper.recording.reader import read
-from profiler_wrapper.recording.recording import Category
+from profiler_wrapper.analysis.sources import PythonSources
+from profiler_wrapper.trace.reader import read
+from profiler_wrapper.trace.recording import Category
 from shared_traces import TRACES, needs_traces
 
 pytestmark = needs_traces

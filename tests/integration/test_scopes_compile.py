@@ -19,7 +19,7 @@ import torch._dynamo
 from torch import nn
 
 from profiler_wrapper.capture.scopes import LayerScopes
-from profiler_wrapper.recording.marks import Mark, parse_mark
+from profiler_wrapper.trace.marks import Mark, parse_mark
 
 PLAIN_CALL = nn.Module.__call__
 

@@ -14,7 +14,7 @@ from torch import nn
 import models
 import variants
 from profiler_wrapper.capture.scopes import LayerScopes
-from profiler_wrapper.recording.marks import Mark, parse_mark
+from profiler_wrapper.trace.marks import Mark, parse_mark
 
 # Compiled blocks hide what is in them.
 INSIDE_COMPILED = {"compiled_blocks", "compiled_in_place"}

@@ -17,14 +17,11 @@ from torch.nn.functional import scaled_dot_product_attention
 import profiler_wrapper as pw
 from models import build, optimizer_of, train_step
 from profiler_wrapper.analysis.analyse import tables
-from profiler_wrapper.analysis.attention_calls import ENTRY
-from profiler_wrapper.analysis.flops import FlopOps
-from profiler_wrapper.analysis.model import Analysis, AttentionRow
-from profiler_wrapper.analysis.product_rows import product_rows
-from profiler_wrapper.analysis.shape_rows import shape_rows
-from profiler_wrapper.analysis.view_model import AttentionCallRow, ProductRow
-from profiler_wrapper.recording.shapes import OpShapes
+from profiler_wrapper.analysis.model import Analysis, AttentionCallRow, AttentionRow, ProductRow
+from profiler_wrapper.analysis.views.products import ENTRY, product_rows, shape_rows
+from profiler_wrapper.analysis.work.flops import FlopOps
 from profiler_wrapper.result import attribute_trace
+from profiler_wrapper.trace.shapes import OpShapes
 from profiling import profiler, result_of
 from recordings import Trace
 from shaped_trace import analysed

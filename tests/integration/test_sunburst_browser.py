@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from browser import CHROMIUM, NO_CHROMIUM, Browser
-from profiler_wrapper.analysis.memory_model import MemoryUse
+from profiler_wrapper.analysis.model import MemoryUse
 from profiler_wrapper.reports.sunburst import PAGES, write_page, write_script
 from sample_memory import MIB, llama_memory, memory_at_peak, owner
 from sample_results import llama

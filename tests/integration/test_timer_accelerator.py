@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from profiler_wrapper.live.timer import Timer
+from profiler_wrapper.timer.timer import Timer
 from timed_runs import span_rows, text_rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")

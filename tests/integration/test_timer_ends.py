@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from profiler_wrapper.live import log as span_log
-from profiler_wrapper.live.timer import Timer
+from profiler_wrapper.timer import log as span_log
+from profiler_wrapper.timer.timer import Timer
 from programs import run_script, warned
 from timed_runs import LINE, files_of, span_rows, text_rows
 
@@ -94,7 +94,7 @@ def test_a_process_that_kills_itself_has_told_everything(tmp_path: Path) -> None
 )
 def test_a_report_says_of_a_program_that_it_did_not_end_well(end: str, told: str | None, tmp_path: Path) -> None:
     pytest.importorskip("duckdb")
-    from profiler_wrapper.ranks import load_ranks
+    from profiler_wrapper.ranks.load import load_ranks
 
     program = f"""
 import os, sys
@@ -117,7 +117,7 @@ def test_importing_it_writes_nothing_and_the_end_of_the_process_ends_its_files(t
         """
         import os, sys
         os.chdir(sys.argv[1])
-        from profiler_wrapper.live.timer import global_timer
+        from profiler_wrapper.timer.timer import global_timer
         assert global_timer.dump() is None
         assert os.listdir() == []
         with global_timer("x"):

@@ -15,8 +15,8 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from profiler_wrapper.live.timer import Timer
-from profiler_wrapper.recording.span_table import SPAN_COLUMNS
+from profiler_wrapper.timer.timer import Timer
+from profiler_wrapper.trace.spans import SPAN_COLUMNS
 from timed_runs import files_of, header_of, span_rows, text_rows
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,10 @@ import torch
 
 import models
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.flops import FlopOps
-from profiler_wrapper.analysis.op_bytes import has_rule
-from profiler_wrapper.analysis.traffic import Traffic
-from profiler_wrapper.recording.reader import read_with_shapes
+from profiler_wrapper.analysis.work.bytes import has_rule
+from profiler_wrapper.analysis.work.flops import FlopOps
+from profiler_wrapper.analysis.work.traffic import Traffic
+from profiler_wrapper.trace.reader import read_with_shapes
 from shared_traces import TRACES, needs_traces
 from traffic_truth import Call, calls_of
 

@@ -19,10 +19,10 @@ from torch import nn
 import models
 import profiler_wrapper as pw
 from models import Case
-from profiler_wrapper import window_report
 from profiler_wrapper.capture import recorder
-from profiler_wrapper.capture.optimizers import may_come
+from profiler_wrapper.capture.owned_tensors import may_come
 from profiler_wrapper.capture.session import Session
+from profiler_wrapper.run import window
 from profiling import directory_of, profiler, result_of
 from unchanged import nothing_left
 
@@ -227,7 +227,7 @@ def test_ctrl_c_in_our_analysis_keeps_the_traces(case: Case, tmp_path: Path, mon
     def interrupted(*args: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(window_report, "tables", interrupted)
+    monkeypatch.setattr(window, "tables", interrupted)
     prof = profiler(case, tmp_path)
     with nothing_left(case), pytest.raises(KeyboardInterrupt), prof:
         models.train(case, steps=3)

@@ -21,15 +21,14 @@ import models
 from browser import CHROMIUM, NO_CHROMIUM, Page
 from page_tables import UNITS, Opener, show, table_named
 from profiler_wrapper import ProfilerWrapper, load
-from profiler_wrapper.analysis.compare import compare
-from profiler_wrapper.analysis.compare_verdict import CLOCK
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.reports.compare_text import compare_csv, compare_text
-from profiler_wrapper.reports.csv_export import csv_text
+from profiler_wrapper.comparison.compare import CLOCK, compare
+from profiler_wrapper.comparison.text import compare_csv, compare_text
 from profiler_wrapper.reports.describe import step_count
+from profiler_wrapper.reports.export import csv_text
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.plot_rows import layer_bars, rest_bars, step_lines
-from profiler_wrapper.reports.tables import console_table
+from profiler_wrapper.reports.table import console_table
 from profiling import result_of
 from shared_traces import TRACES
 

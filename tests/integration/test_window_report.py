@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import profiler_wrapper as pw
-from profiler_wrapper import finishing, load, result, window_child, window_report
+from profiler_wrapper import load, result
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.errors import ProfilerWrapperWarning
+from profiler_wrapper.run import finishing, window
 from tests import models
 
 OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes"
@@ -61,7 +62,7 @@ def test_analysing_does_not_look_for_garbage(tmp_path: Path, monkeypatch: pytest
         enabled.append(gc.isenabled())
         return tables(*given, **options)
 
-    for module in (window_report, result):
+    for module in (window, result):
         monkeypatch.setattr(module, "tables", looks)
     train(tmp_path, "run", background=False)
     load(tmp_path / "run" / "rank0" / "profile_trace.json")
@@ -70,7 +71,7 @@ def test_analysing_does_not_look_for_garbage(tmp_path: Path, monkeypatch: pytest
 
 def test_a_child_that_fails_costs_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finishing, "has_little_memory", lambda: True)
-    monkeypatch.setattr(window_child, "_CHILD", "raise SystemExit(3)")
+    monkeypatch.setattr(window, "_CHILD", "raise SystemExit(3)")
     with pytest.warns(ProfilerWrapperWarning, match="could not be analysed .*ended with 3"):
         prof = train(tmp_path, "run")
     assert prof.result is None
@@ -83,7 +84,7 @@ def test_an_answer_that_fails_costs_nothing_else(tmp_path: Path, monkeypatch: py
     def fails(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(window_report, "answer", fails)
+    monkeypatch.setattr(window, "answer", fails)
     monkeypatch.setattr(finishing, "answer", fails)
     with (
         pytest.raises(RuntimeError, match="4096 bytes"),

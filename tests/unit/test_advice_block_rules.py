@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from advice_facts import facts_of, findings, the_finding
-from profiler_wrapper.analysis.advice.block_rules import odd_block
-from profiler_wrapper.analysis.advice.compile_rules import graph_break
+from profiler_wrapper.analysis.advice.blocks import odd_block
 from profiler_wrapper.analysis.advice.facts import Facts
-from profiler_wrapper.analysis.advice.recompute_rules import recompute_not_needed, recompute_would_help
+from profiler_wrapper.analysis.advice.launches import graph_break
+from profiler_wrapper.analysis.advice.memory import recompute_not_needed, recompute_would_help
 from profiler_wrapper.analysis.model import LayerRow
-from profiler_wrapper.recording.recording import FailedAllocation
+from profiler_wrapper.trace.recording import FailedAllocation
 from recordings import Trace
 
 US = 1000

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from advice_facts import facts_of
-from profiler_wrapper.analysis.advice.bounds import saved_at_most_ns
-from profiler_wrapper.analysis.advice.facts import Facts
-from profiler_wrapper.recording.nesting import nearest
+from profiler_wrapper.analysis.advice.facts import Facts, saved_at_most_ns
+from profiler_wrapper.trace.nesting import nearest
 from recordings import Trace
 
 STEP_NS = 1000

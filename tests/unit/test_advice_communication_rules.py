@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 
 from advice_facts import facts_of, findings, the_finding
-from profiler_wrapper.analysis.advice.communication_rules import (
-    data_parallel,
-    exposed_communication,
-    slow_backend,
-)
-from profiler_wrapper.analysis.view_model import CollectiveRow
-from profiler_wrapper.reports.tables import console_table
+from profiler_wrapper.analysis.advice.communication import data_parallel, exposed_communication, slow_backend
+from profiler_wrapper.analysis.model import CollectiveRow
+from profiler_wrapper.reports.table import console_table
 from recordings import Trace
 
 US = 1000

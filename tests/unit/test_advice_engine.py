@@ -17,8 +17,8 @@ from profiler_wrapper.analysis import analyse
 from profiler_wrapper.analysis.advice.advise import LONGEST, MOST_FINDINGS, RULES, Summary, advise, summary_of
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.advice.verdict import verdict
-from profiler_wrapper.analysis.view_model import Finding
-from profiler_wrapper.recording.recording import Category
+from profiler_wrapper.analysis.model import Finding
+from profiler_wrapper.trace.recording import Category
 from recordings import Trace
 
 STEP_NS = 1_000_000

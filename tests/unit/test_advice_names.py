@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.advice.folded_names import fold_names
-from profiler_wrapper.analysis.advice.wording import count, duration, share, where
+from profiler_wrapper.analysis.advice.facts import count, duration, fold_names, share, where
 from profiler_wrapper.reports.text import clean
 
 

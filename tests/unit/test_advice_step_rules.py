@@ -5,12 +5,17 @@ from __future__ import annotations
 import pytest
 
 from advice_facts import facts_of, findings, the_finding
-from profiler_wrapper.analysis.advice.launch_rules import launch_bound, many_small_kernels
-from profiler_wrapper.analysis.advice.step_rules import dataloader_bound, low_utilization
-from profiler_wrapper.analysis.advice.unfused_elementwise import unfused_elementwise
-from profiler_wrapper.analysis.advice.wait_rules import synchronisation, unpinned_copies
-from profiler_wrapper.analysis.view_model import KernelRow, SynchronisationRow
-from profiler_wrapper.recording.recording import Category
+from profiler_wrapper.analysis.advice.launches import (
+    dataloader_bound,
+    launch_bound,
+    low_utilization,
+    many_small_kernels,
+    synchronisation,
+    unfused_elementwise,
+    unpinned_copies,
+)
+from profiler_wrapper.analysis.model import KernelRow, SynchronisationRow
+from profiler_wrapper.trace.recording import Category
 from recordings import Trace
 
 US = 1000

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memory_recordings import BASE_NS, held
-from profiler_wrapper.analysis.allocation_rows import allocation_rows, op_memory_rows
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.layer_memory import device_memory
-from profiler_wrapper.analysis.memory_use import owned_memory
-from profiler_wrapper.analysis.view_model import OpMemoryRow
-from profiler_wrapper.recording.reader import read
+from profiler_wrapper.analysis.memory.per_layer import device_memory
+from profiler_wrapper.analysis.memory.use import owned_memory
+from profiler_wrapper.analysis.model import OpMemoryRow
+from profiler_wrapper.analysis.views.operators import allocation_rows, op_memory_rows
+from profiler_wrapper.trace.reader import read
 from recordings import Trace
 from shared_traces import TRACES
 

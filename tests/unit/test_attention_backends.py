@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 import torch
 
-from profiler_wrapper.analysis.advice.attention_backends import Machine, why_not_efficient, why_not_flash
-from profiler_wrapper.analysis.view_model import AttentionCallRow
+from profiler_wrapper.analysis.advice.attention import Machine, why_not_efficient, why_not_flash
+from profiler_wrapper.analysis.model import AttentionCallRow
 from torch_versions import TORCH
 
 FLASH = 1  # of torch's SDPBackend

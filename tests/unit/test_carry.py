@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from profiler_wrapper.recording import carry as carrying
-from profiler_wrapper.recording.carry import carry, remove_empty
+from profiler_wrapper.trace import run_directory as carrying
+from profiler_wrapper.trace.run_directory import carry, remove_empty
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from profiler_wrapper.analysis.peaks import TYPES, find_peaks
+from profiler_wrapper.analysis.work.peaks import TYPES, find_peaks
 from profiler_wrapper.capture import ceilings
 from profiler_wrapper.capture.ceilings import find_device, measure_ceilings
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.recording.measured_peaks import MeasuredPeaks
-from profiler_wrapper.reports.peaks_table import measured_dict
+from profiler_wrapper.reports.peaks import measured_dict
+from profiler_wrapper.trace.measured_peaks import MeasuredPeaks
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 1)

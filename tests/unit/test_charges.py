@@ -9,7 +9,7 @@ from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAUNCH, NO_LAYERS
 from profiler_wrapper.errors import EmptyRecording
-from profiler_wrapper.recording.recording import Category
+from profiler_wrapper.trace.recording import Category
 from recordings import AUTOGRAD, Trace
 
 

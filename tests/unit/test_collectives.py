@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, settings
 
 from any_traces import traces, training_step, wild_traces
-from profiler_wrapper.analysis.advice.communication_rules import exposed_communication
+from profiler_wrapper.analysis.advice.communication import exposed_communication
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.collective_names import bus_factor, collective_of, element_bytes, type_in_kernel
-from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.analysis.view_model import CollectiveRow
-from profiler_wrapper.recording.recording import Category, CollectiveDetails, Recording
+from profiler_wrapper.analysis.model import Analysis, CollectiveRow
+from profiler_wrapper.analysis.views.collectives import bus_factor, collective_of, element_bytes, type_in_kernel
+from profiler_wrapper.trace.recording import Category, CollectiveDetails, Recording
 from recordings import AUTOGRAD, Trace
 
 

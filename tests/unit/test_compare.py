@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noisy_recordings import Noise, noisy_run
-from profiler_wrapper.analysis.compare import compare
-from profiler_wrapper.analysis.compare_model import Comparison
-from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.analysis.phase import Phase
-from profiler_wrapper.reports.compare_text import compare_csv
+from profiler_wrapper.analysis.model import Analysis, Phase
+from profiler_wrapper.comparison.compare import compare
+from profiler_wrapper.comparison.model import Comparison
+from profiler_wrapper.comparison.text import compare_csv
 from sample_results import Layer, analysis_of, llama
 
 

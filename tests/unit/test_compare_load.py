@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from noisy_recordings import Factor, noisy_run
-from profiler_wrapper.analysis.compare import compare
-from profiler_wrapper.analysis.compare_model import Culprit, WorkChange
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.comparing import guard, make_baseline, read_baseline, write_baseline
+from profiler_wrapper.comparison.api import guard, make_baseline, read_baseline, write_baseline
+from profiler_wrapper.comparison.compare import compare
+from profiler_wrapper.comparison.model import Culprit, WorkChange
+from profiler_wrapper.comparison.text import compare_text
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.reports.compare_text import compare_text
 
 LIKE_LOAD = "all layers alike (as under other load or clock; low confidence)"
 

@@ -8,13 +8,11 @@ from dataclasses import replace
 import pytest
 
 from noisy_recordings import Factor, Noise, noisy_run
-from profiler_wrapper.analysis import compare_times
-from profiler_wrapper.analysis.advice.comparable import input_shapes
-from profiler_wrapper.analysis.compare import compare
-from profiler_wrapper.analysis.model import Analysis, FlopRow, UncountedRow
-from profiler_wrapper.analysis.view_model import ProductRow
-from profiler_wrapper.reports.compare_rows import folded_rows
-from profiler_wrapper.reports.compare_text import _told_apart, compare_text
+from profiler_wrapper.analysis.advice.verdict import input_shapes
+from profiler_wrapper.analysis.model import Analysis, FlopRow, ProductRow, UncountedRow
+from profiler_wrapper.comparison import compare as compare_times
+from profiler_wrapper.comparison.compare import compare
+from profiler_wrapper.comparison.text import _told_apart, compare_text, folded_rows
 from sample_results import llama
 
 BUSY = Noise(common=0.3, own=0.06)

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from profiler_wrapper.live import rank_waits
-from profiler_wrapper.live.layer_timer import LayerTimer
-from profiler_wrapper.live.spans import GarbageSpans
-from profiler_wrapper.live.step_waits import StepWaits
+from profiler_wrapper.timer import rank_waits
+from profiler_wrapper.timer.layer_timer import LayerTimer
+from profiler_wrapper.timer.spans import GarbageSpans
+from profiler_wrapper.timer.steps import StepWaits
 
 
 @contextmanager

@@ -15,9 +15,8 @@ import pytest
 from torch import nn
 
 from profiler_wrapper.capture import compiled, compiled_layers, post_import
-from profiler_wrapper.capture.compiled import Kernel
+from profiler_wrapper.capture.compiled import OWN, ForeignModule, Kernel, Module, is_recomputed, owners, split_source
 from profiler_wrapper.capture.compiled_layers import MarkedModule, describe_compiled
-from profiler_wrapper.capture.compiled_nodes import OWN, ForeignModule, Module, is_recomputed, owners, split_source
 from profiler_wrapper.capture.layers import Root, find_roots, name_layers
 
 SELF = "L['self']"

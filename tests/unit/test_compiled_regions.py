@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from profiler_wrapper.analysis import compiled_graphs, compiled_places, compiled_regions
+from profiler_wrapper.analysis import compiled as compiled_graphs
+from profiler_wrapper.analysis import compiled as compiled_places
+from profiler_wrapper.analysis import compiled as compiled_regions
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.recording.recording import Recording
-from profiler_wrapper.reports.tables import console_table
+from profiler_wrapper.reports.table import console_table
+from profiler_wrapper.trace.recording import Recording
 from recordings import Trace
 
 CALL = "## Call CompiledFxGraph key ##"

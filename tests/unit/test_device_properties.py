@@ -5,14 +5,10 @@ from __future__ import annotations
 import pytest
 
 from advice_facts import facts_of
-from profiler_wrapper.analysis.advice.device import device_of
-from profiler_wrapper.analysis.device_properties import (
-    DeviceProperties,
-    busiest_device,
-    busiest_device_properties,
-)
-from profiler_wrapper.recording.recording import Category
-from profiler_wrapper.recording.shapes import OpShapes
+from profiler_wrapper.analysis.advice.facts import device_of
+from profiler_wrapper.analysis.device_properties import DeviceProperties, busiest_device, busiest_device_properties
+from profiler_wrapper.trace.recording import Category
+from profiler_wrapper.trace.shapes import OpShapes
 from recordings import Trace
 from shaped_trace import shapes_of
 

@@ -8,7 +8,7 @@ import pytest
 
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.recording.shapes import OpShapes
+from profiler_wrapper.trace.shapes import OpShapes
 from recordings import Trace
 from shaped_trace import shapes_of
 from unchanged import fails

@@ -7,8 +7,8 @@ import pytest
 import shaped_trace
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.recording.shapes import OpShapes
-from profiler_wrapper.reports.tables import console_table
+from profiler_wrapper.reports.table import console_table
+from profiler_wrapper.trace.shapes import OpShapes
 from recordings import Trace
 
 

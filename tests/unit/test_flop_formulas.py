@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from profiler_wrapper.analysis.attention_ops import ATTENTIONS
-from profiler_wrapper.analysis.flops import count_flops
-from profiler_wrapper.analysis.formulas import flops_of, has_formula, has_work
-from profiler_wrapper.recording.shapes import OpShapes
+from profiler_wrapper.analysis.work.flops import count_flops
+from profiler_wrapper.analysis.work.formulas import flops_of, has_formula, has_work
 from profiler_wrapper.result import attribute_trace
+from profiler_wrapper.trace.shapes import OpShapes
 from torch_versions import since_torch
 
 FP8 = torch.float8_e4m3fn

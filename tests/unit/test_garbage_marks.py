@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity
 
-from profiler_wrapper.capture.garbage_marks import GarbageMarks
+from profiler_wrapper.capture.root_calls import GarbageMarks
 from profiler_wrapper.capture.session import Session
-from profiler_wrapper.recording.marks import GARBAGE
-from profiler_wrapper.recording.reader import read
+from profiler_wrapper.trace.marks import GARBAGE
+from profiler_wrapper.trace.reader import read
 
 
 @pytest.fixture(autouse=True)

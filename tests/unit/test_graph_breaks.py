@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from profiler_wrapper.capture.graph_breaks import graph_breaks
+from profiler_wrapper.capture.compiled import graph_breaks
 
 
 def told(reason: str, *lines: int, graph_break: bool = True) -> SimpleNamespace:

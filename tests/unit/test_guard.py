@@ -11,14 +11,10 @@ from typing import Any
 import pytest
 
 from noisy_recordings import noisy_run
-from profiler_wrapper.analysis.guard import GuardCheck, GuardReport, guard
-from profiler_wrapper.analysis.guard_baseline import baseline_of
-from profiler_wrapper.analysis.model import Analysis, ClassRow, FlopRow
-from profiler_wrapper.analysis.phase import Phase
-from profiler_wrapper.analysis.view_model import OperatorRow
-from profiler_wrapper.comparing import make_baseline, read_baseline, write_baseline
+from profiler_wrapper.analysis.model import Analysis, ClassRow, FlopRow, OperatorRow, Phase
+from profiler_wrapper.comparison.api import make_baseline, read_baseline, write_baseline
+from profiler_wrapper.comparison.guard import GuardCheck, GuardReport, baseline_of, guard, guard_text
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.reports.guard_text import guard_text
 from profiler_wrapper.reports.result_json import to_dict
 from sample_results import llama
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.flops import FlopOps, count_of_ops
-from profiler_wrapper.analysis.traffic import Traffic
-from profiler_wrapper.analysis.utilization import StepWork, work_of_count
+from profiler_wrapper.analysis.work.flops import FlopOps, count_of_ops
+from profiler_wrapper.analysis.work.traffic import Traffic
+from profiler_wrapper.analysis.work.utilization import StepWork, work_of_count
 from recordings import Trace
 from shaped_trace import addition, product, shapes_of
 

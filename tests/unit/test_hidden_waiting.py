@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiler_wrapper.analysis.ranks.model import OWN_KINDS, Float, OwnTimes
-from profiler_wrapper.analysis.ranks.stragglers import judge
-from profiler_wrapper.analysis.ranks.times import subtract_estimated_waiting
+from profiler_wrapper.ranks.model import OWN_KINDS, Float, OwnTimes
+from profiler_wrapper.ranks.stragglers import judge
+from profiler_wrapper.ranks.times import subtract_estimated_waiting
 
 STEPS, RANKS = 12, 4
 MS = 1e6

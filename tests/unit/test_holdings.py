@@ -14,14 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from profiler_wrapper.capture import holdings as holdings_module
-from profiler_wrapper.capture.holdings import FULL_STEPS, HeldMemory
+from profiler_wrapper.capture import owned_tensors as holdings_module
 from profiler_wrapper.capture.layers import find_roots
-from profiler_wrapper.capture.optimizers import find_optimizers
-from profiler_wrapper.capture.signals import OptimizerSteps
-from profiler_wrapper.capture.storages import Listing, Repeated
+from profiler_wrapper.capture.owned_tensors import FULL_STEPS, HeldMemory, Listing, Repeated, find_optimizers
+from profiler_wrapper.capture.recorder import OptimizerSteps
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.recording.owned import HeldTensor, Holding, holdings_to_list, read_holdings
+from profiler_wrapper.trace.owned import HeldTensor, Holding, holdings_to_list, read_holdings
 
 WIDTH = 4
 WEIGHT_BYTES, BIAS_BYTES = WIDTH * WIDTH * 4, WIDTH * 4

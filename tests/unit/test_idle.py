@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import Attributed, attributed
-from profiler_wrapper.analysis.idle import idle_per_place
+from profiler_wrapper.analysis.charges import idle_per_place
 from recordings import AUTOGRAD, Trace
 
 

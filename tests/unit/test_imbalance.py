@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiler_wrapper.analysis.ranks.lost_time import Movement, ideal_steps, movement
+from profiler_wrapper.ranks.lost_time import Movement, ideal_steps, movement
 from simulated_jobs import QUIET, simulated
 
 LONG_INPUT = Movement(

@@ -1,4 +1,4 @@
-"""Imports point one way: capture → recording ← analysis ← reports, live → analysis and capture; the top sees all."""
+"""Imports point one way: a room sees the rooms that ALLOWED names, the top level, `commands` and `integrations` all."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ PACKAGE = "profiler_wrapper"
 
 # What each part may import of the package besides itself and SHARED.
 ALLOWED = {
-    "capture": {"recording"},
-    "recording": set(),
-    "analysis": {"recording"},
-    "reports": {"analysis", "recording"},
-    "live": {"analysis", "recording", "capture"},
+    "trace": set(),
+    "capture": {"trace"},
+    "analysis": {"trace"},
+    "reports": {"analysis", "trace"},
+    "comparison": {"analysis", "reports", "result", "trace"},
+    "ranks": {"analysis", "reports", "trace"},
+    "snapshot": {"reports", "trace"},
+    "timer": {"capture", "trace"},
+    "config_flops": set(),
+    "monitor": {"analysis", "capture", "config_flops", "reports", "timer", "trace"},
+    "run": {"__version__", "analysis", "capture", "reports", "result", "trace"},
 }
-SHARED = {"errors", "units", "notices", "low_priority"}  # import nothing of the package but one another
-SEES_ALL = {"commands", "integrations"}  # packages of the top level
+SHARED = {"errors", "child", "units"}  # import nothing of the package but one another
+SEES_ALL = {"commands", "integrations"}
 
 
 def imported(source: str, package: str) -> Iterator[str]:
@@ -74,20 +80,20 @@ def test_every_package_has_a_direction() -> None:
 @pytest.mark.parametrize(
     ("file", "source", "wrong"),
     [
-        ("analysis/a.py", "from profiler_wrapper.recording.recording import Spans", []),
+        ("analysis/a.py", "from profiler_wrapper.trace.recording import Spans", []),
         ("analysis/a.py", "from profiler_wrapper.reports import tables", ["analysis/a.py: imports reports"]),
         (
-            "recording/a.py",
+            "trace/a.py",
             "def f():\n    from ..capture.session import S",
-            ["recording/a.py: imports capture.session"],
+            ["trace/a.py: imports capture.session"],
         ),
-        ("recording/a.py", "from . import columns", []),
+        ("trace/a.py", "from . import columns", []),
         ("capture/a.py", "import profiler_wrapper.analysis.model as m", ["capture/a.py: imports analysis.model"]),
         ("reports/a.py", "from profiler_wrapper import wrapper", ["reports/a.py: imports wrapper"]),
         ("reports/a.py", "from profiler_wrapper import units", []),
         ("reports/a.py", "import profiler_wrapper", ["reports/a.py: imports profiler_wrapper"]),
-        ("notices.py", "from profiler_wrapper.errors import WrongUse", []),
-        ("errors.py", "from profiler_wrapper.recording import store", ["errors.py: imports recording"]),
+        ("units.py", "from profiler_wrapper.errors import WrongUse", []),
+        ("errors.py", "from profiler_wrapper.trace import run_directory", ["errors.py: imports trace"]),
         ("wrapper.py", "from profiler_wrapper.reports import tables", []),
     ],
 )

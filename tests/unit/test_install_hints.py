@@ -6,7 +6,7 @@ import configparser
 import re
 from pathlib import Path
 
-from profiler_wrapper.recording.database import INSTALL
+from profiler_wrapper.ranks.database import INSTALL
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.kernel_rows import OTHERS, kernel_rows
+from profiler_wrapper.analysis.model import KernelRow
 from profiler_wrapper.analysis.time_rows import class_rows
-from profiler_wrapper.analysis.view_model import KernelRow
-from profiler_wrapper.recording.reader import read
-from profiler_wrapper.recording.recording import Category
+from profiler_wrapper.analysis.views.kernels import OTHERS, kernel_rows
+from profiler_wrapper.trace.reader import read
+from profiler_wrapper.trace.recording import Category
 from recordings import Trace
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from profiler_wrapper.recording.marks import KINDS, kind_of, looks_like_block
+from profiler_wrapper.trace.marks import KINDS, kind_of, looks_like_block
 
 CASES = {
     "attention": [

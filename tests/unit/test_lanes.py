@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
-from profiler_wrapper.recording.lanes import LaneSpan, splice_lanes
-from profiler_wrapper.recording.reader import read
+from profiler_wrapper.trace.lanes import LaneSpan, splice_lanes
+from profiler_wrapper.trace.reader import read
 
 KERNEL = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 20.0, "dur": 5.125, "args": {}}
 SPANS = [

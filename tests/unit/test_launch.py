@@ -11,10 +11,17 @@ from typing import Any
 
 import pytest
 
-from profiler_wrapper.recording import launch as launches
-from profiler_wrapper.recording import store
-from profiler_wrapper.recording.launch import LAUNCH_FILE, Launch, attempt_number, claim, find_launch
-from profiler_wrapper.recording.store import RunDirectory, open_run
+from profiler_wrapper.trace import run_directory
+from profiler_wrapper.trace import run_directory as launches
+from profiler_wrapper.trace.run_directory import (
+    LAUNCH_FILE,
+    Launch,
+    RunDirectory,
+    attempt_number,
+    claim,
+    find_launch,
+    open_run,
+)
 
 HERE = Launch(meeting="a:1", host="h", started_s=1000.0)
 TORCHRUN = Launch(meeting="a:1", host="h", launcher="/tmp/x1", started_s=1000.0)
@@ -80,7 +87,7 @@ def opened(folder: Path, rank: int, launch: Launch, *, attempt: int = 0, name: s
     """Where a rank of this launch writes, as seen from `folder`."""
     environment = {"TORCHELASTIC_RESTART_COUNT": str(attempt)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "find_launch", lambda _: launch)
+        patch.setattr(run_directory, "find_launch", lambda _: launch)
         run = open_run(folder, prefix="p", rank=rank, world_size=ranks, run_name=name, environment=environment)
     return str(run.directory.relative_to(folder))
 
@@ -152,6 +159,6 @@ def test_the_last_attempt_is_what_a_reader_finds(tmp_path: Path) -> None:
     for attempt in (0, 2, 10):
         place = opened(tmp_path, 0, TORCHRUN, attempt=attempt)
         RunDirectory(tmp_path / place, "", "p", 0).write_run({}, complete=True)
-    assert [str(one.relative_to(tmp_path)) for one in store.rank_directories(tmp_path / "job")] == [
+    assert [str(one.relative_to(tmp_path)) for one in run_directory.rank_directories(tmp_path / "job")] == [
         "job/attempt10/rank0"
     ]

@@ -18,10 +18,11 @@ from torch.utils.checkpoint import checkpoint
 
 from layer_runs import EXPECTED, Block, Spend, Stack, Time, milliseconds, rows_of, timing
 from monitoring import Device
-from profiler_wrapper import ProfilerWrapperWarning, Timer, TrainingMonitor, WrongUse
-from profiler_wrapper.live import layer_spans
-from profiler_wrapper.live.layer_spans import Units
-from profiler_wrapper.live.layer_timer import LayerTimer
+from profiler_wrapper import Timer, TrainingMonitor
+from profiler_wrapper.errors import ProfilerWrapperWarning, WrongUse
+from profiler_wrapper.timer import layer_spans
+from profiler_wrapper.timer.layer_spans import Units
+from profiler_wrapper.timer.layer_timer import LayerTimer
 from unchanged import Boom, hooks_of, ours_in_the_way
 
 X = torch.ones(2, 4)

@@ -10,8 +10,9 @@ from torch import nn
 
 from layer_runs import Block, Stack, Time, rows_of, timing
 from profiler_wrapper import TrainingMonitor
-from profiler_wrapper.live import breakdown, layer_spans
-from profiler_wrapper.live.layer_timer import LayerTimer
+from profiler_wrapper.timer import layer_spans
+from profiler_wrapper.timer import steps as breakdown
+from profiler_wrapper.timer.layer_timer import LayerTimer
 from programs import warned
 
 X = torch.ones(2, 4)

@@ -6,7 +6,7 @@ from time import process_time
 
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.layer_steps import layer_step_times
+from profiler_wrapper.analysis.calls import layer_step_times
 from recordings import AUTOGRAD, Trace
 
 

@@ -11,7 +11,7 @@ from any_traces import traces, training_step, wild_traces
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.recording.recording import Category, Recording
+from profiler_wrapper.trace.recording import Category, Recording
 from recordings import MAIN, Trace
 
 

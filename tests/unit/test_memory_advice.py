@@ -8,7 +8,7 @@ import pytest
 
 from advice_facts import facts_of, facts_of_gpu
 from profiler_wrapper.analysis.advice.facts import Facts
-from profiler_wrapper.analysis.advice.memory_rules import fragmentation, memory_nearly_full
+from profiler_wrapper.analysis.advice.memory import fragmentation, memory_nearly_full
 from recordings import Trace
 
 GIB = 1 << 30

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memory_recordings import BASE_NS, Tensor, category_at, held, use_of
 from profiler_wrapper.analysis.analyse import analyse
-from profiler_wrapper.analysis.memory_model import BEFORE_PROFILING, MemoryUse
+from profiler_wrapper.analysis.model import BEFORE_PROFILING, MemoryUse
 from recordings import Trace
 
 ZERO_GRAD = "Optimizer.zero_grad#AdamW.zero_grad"

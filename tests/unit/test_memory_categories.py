@@ -7,7 +7,7 @@ import pytest
 
 from memory_recordings import category_at
 from memory_recordings import use_in_any_order as use_of
-from profiler_wrapper.analysis.memory_told import EventsByAddress
+from profiler_wrapper.analysis.memory.per_layer import EventsByAddress
 from recordings import AUTOGRAD, NODE, Trace
 
 OPTIMIZER = "Optimizer.step#AdamW.step"

@@ -6,9 +6,9 @@ import pytest
 
 import memory_recordings
 from memory_recordings import use_in_any_order as use_of
-from profiler_wrapper.analysis import memory_changes
-from profiler_wrapper.analysis.memory_model import Change, Leak, MemoryUse
-from profiler_wrapper.recording.recording import Int64
+from profiler_wrapper.analysis.memory import changes as memory_changes
+from profiler_wrapper.analysis.model import Change, Leak, MemoryUse
+from profiler_wrapper.trace.recording import Int64
 from recordings import AUTOGRAD, Trace
 
 OPTIMIZER = "Optimizer.step#AdamW.step"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memory_recordings import use_of
-from profiler_wrapper.analysis.memory_growth import student_quantile
+from profiler_wrapper.analysis.memory.use import student_quantile
 from recordings import AUTOGRAD, Trace
 
 # Two-sided 95 % quantiles of Student's t, from a printed table.

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.memory_model import BEFORE_PROFILING, CATEGORIES, MemoryCategory, MemoryUse, Owner
-from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.reports.memory_log import memory_log
-from profiler_wrapper.reports.memory_tree import category_tree, layer_order, owner_path, walk
+from profiler_wrapper.analysis.model import BEFORE_PROFILING, CATEGORIES, Analysis, MemoryCategory, MemoryUse, Owner
+from profiler_wrapper.reports.memory import category_tree, layer_order, memory_log, owner_path, walk
 from sample_memory import MIB, llama_memory, memory_at_peak, owner
 from sample_results import Layer, analysis_of, llama
 

@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryTimeline, MemoryUse
-from profiler_wrapper.analysis.phase import Phase
-from profiler_wrapper.reports.figures import DPI
-from profiler_wrapper.reports.memory_colors import CATEGORY_COLORS, ink_on, mixed, ring_colors
-from profiler_wrapper.reports.memory_plot import draw_categories, peak_text
-from profiler_wrapper.reports.memory_timeline import PhaseSpan, course, phase_spans, step_peaks
-from profiler_wrapper.reports.memory_tree import moment_in_words
+from profiler_wrapper.analysis.model import CATEGORIES, MemoryTimeline, MemoryUse, Phase
+from profiler_wrapper.reports.figures import CATEGORY_COLORS, DPI, ink_on, mixed, ring_colors
+from profiler_wrapper.reports.memory import PhaseSpan, course, moment_in_words, phase_spans, step_peaks
+from profiler_wrapper.reports.plots import draw_categories, peak_text
 from sample_memory import MIB, leaking_memory, llama_memory, memory_at_peak, owner
 from sample_results import llama
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from profiler_wrapper.config_flops.model_flops import families, model_flops
+from profiler_wrapper.config_flops.registry import FAMILIES, Batch, Fields, Work, register_family
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.live.model_families.registry import FAMILIES
-from profiler_wrapper.live.model_flops import Batch, Fields, Work, families, model_flops, register_family
-from profiler_wrapper.live.monitor_config import MODEL_TYPES
+from profiler_wrapper.monitor.config import MODEL_TYPES
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -557,7 +557,7 @@ def test_labels_are_counted_by_their_names_where_a_file_has_no_number() -> None:
 
 def test_neither_torch_nor_transformers_is_imported() -> None:
     code = (
-        "import sys; from profiler_wrapper.live.model_flops import model_flops; "
+        "import sys; from profiler_wrapper.config_flops.model_flops import model_flops; "
         f"model_flops({LLAMA!r}, 1, 8); "
         "sys.exit(bool({'torch', 'transformers', 'diffusers'} & sys.modules.keys()))"
     )

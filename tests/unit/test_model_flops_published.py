@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from profiler_wrapper.live.model_flops import model_flops
+from profiler_wrapper.config_flops.model_flops import model_flops
 
 # --- the table ----------------------------------------------------------------------------------
 #

@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from monitoring import Clock, Device, monitoring
-from profiler_wrapper import ProfilerWrapperWarning
-from profiler_wrapper.live import breakdown
-from profiler_wrapper.live.engine_calls import _NAMES as _ENGINE
+from profiler_wrapper.errors import ProfilerWrapperWarning
+from profiler_wrapper.timer import steps
+from profiler_wrapper.timer.steps import _NAMES as _ENGINE
 from unchanged import Boom, hooks_of, ours_in_the_way
 
 
@@ -215,7 +215,7 @@ def test_the_model_is_looked_through_once_and_not_in_each_step(tmp_path: Path, m
     clock = Clock()
     system, teacher = System(clock), nn.Sequential(Timed(clock), Timed(clock))
     looks = []
-    all_modules = breakdown.all_modules
+    all_modules = steps.all_modules
 
     def counted(module: nn.Module) -> Iterator[nn.Module]:
         looks.extend([1] if module is system else [])
@@ -224,7 +224,7 @@ def test_the_model_is_looked_through_once_and_not_in_each_step(tmp_path: Path, m
     with watched(tmp_path, clock, model=system) as (monitor, records):
         with monitor.step():
             system.loss(torch.ones(1, 2)).backward()
-        monkeypatch.setattr(breakdown, "all_modules", counted)
+        monkeypatch.setattr(steps, "all_modules", counted)
         for _ in range(5):
             with monitor.step():
                 teacher(torch.ones(1, 2))

@@ -10,15 +10,12 @@ import pytest
 import torch
 
 from monitoring import monitoring
-from profiler_wrapper.analysis.peaks import Peaks
-from profiler_wrapper.analysis.utilization import StepWork
-from profiler_wrapper.errors import ProfilerWrapperWarning
-from profiler_wrapper.live import flop_probe
-from profiler_wrapper.live.counting import Counting
-from profiler_wrapper.live.flop_probe import FlopProbe, Measurement
-from profiler_wrapper.live.parallelism import Parallelism
-from profiler_wrapper.live.step_work import Roof, Shapes, StepWorks
-from profiler_wrapper.notices import Notices
+from profiler_wrapper.analysis.work.peaks import Peaks
+from profiler_wrapper.analysis.work.utilization import StepWork
+from profiler_wrapper.errors import Notices, ProfilerWrapperWarning
+from profiler_wrapper.monitor import flop_probe
+from profiler_wrapper.monitor.flop_probe import Counting, FlopProbe, Measurement
+from profiler_wrapper.monitor.work import Parallelism, Roof, Shapes, StepWorks
 
 MEASURED = StepWork(
     model_flops_by_dtype={"bfloat16": 800},

@@ -17,14 +17,11 @@ from matplotlib.figure import Figure
 
 from monitor_runs import EXAMPLE, GB, only, open_sinks, record, write_run
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.analysis.monitor_run import MonitorRun, monitor_run
-from profiler_wrapper.live.memory import IN_PROCESS, ON_DEVICE
-from profiler_wrapper.live.records import PARTS as LIVE_PARTS
-from profiler_wrapper.recording.monitor_log import PARTS, find_log, read_log
-from profiler_wrapper.recording.monitor_steps import BrokenLog
-from profiler_wrapper.reports import monitor_plots
-from profiler_wrapper.reports.monitor_plots import course, draw_monitor
-from profiler_wrapper.reports.monitor_text import monitor_text
+from profiler_wrapper.monitor import reports as monitor_plots
+from profiler_wrapper.monitor.read import PARTS, BrokenLog, MonitorRun, find_log, monitor_run, read_log
+from profiler_wrapper.monitor.reports import course, draw_monitor, monitor_text
+from profiler_wrapper.monitor.steps import IN_PROCESS, ON_DEVICE
+from profiler_wrapper.timer.steps import PARTS as LIVE_PARTS
 
 # As FlagScale's monitor writes it; NaN is what Python's json makes of one.
 FOREIGN_SUMMARY = """{

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.live.monitor import TrainingMonitor
-from profiler_wrapper.live.monitor_config import MonitorConfig, add_perf_monitor_arguments
+from profiler_wrapper.monitor.config import MonitorConfig, add_perf_monitor_arguments
+from profiler_wrapper.monitor.monitor import TrainingMonitor
 
 # As the known page has them.
 OPTIONS = {

@@ -15,8 +15,8 @@ import torch
 
 from monitoring import Device, Kept, monitoring, on_device
 from profiler_wrapper.errors import ProfilerWrapperWarning, WrongUse
-from profiler_wrapper.live.job import Job
-from profiler_wrapper.live.monitor import TrainingMonitor
+from profiler_wrapper.monitor.job import Job
+from profiler_wrapper.monitor.monitor import TrainingMonitor
 
 
 @pytest.mark.parametrize("word", ["off", " OFF ", "0"])

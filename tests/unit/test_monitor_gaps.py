@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from profiler_wrapper.errors import ProfilerWrapperWarning
-from profiler_wrapper.live.gaps import Gaps
-from profiler_wrapper.notices import Notices
+from profiler_wrapper.errors import Notices, ProfilerWrapperWarning
+from profiler_wrapper.monitor.steps import Gaps
 
 
 def add(gaps: Gaps, *between_s: float) -> None:

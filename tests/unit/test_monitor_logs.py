@@ -205,7 +205,7 @@ def test_two_runs_in_the_same_second_have_files_of_their_own(tmp_path: Path) -> 
 
 
 def test_the_realtime_log_begins_again_before_it_gets_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler_wrapper.live.text_log.REALTIME_BYTES", 4000)
+    monkeypatch.setattr("profiler_wrapper.monitor.logs.REALTIME_BYTES", 4000)
     write_run(tmp_path, [record(step) for step in range(1, 201)], interval=1)
     text = (tmp_path / "perf_realtime.log").read_text()
     assert len(text) <= 4000

@@ -13,7 +13,7 @@ import torch
 
 from monitoring import Clock, Device, Kept, monitoring, on_device
 from profiler_wrapper.errors import ProfilerWrapperWarning, WrongUse
-from profiler_wrapper.live.monitor import TrainingMonitor
+from profiler_wrapper.monitor.monitor import TrainingMonitor
 from unchanged import Boom, fails, ours_in_the_way
 
 
@@ -82,7 +82,7 @@ def test_a_failure_of_ours_is_one_warning_and_the_end_of_the_monitor(
     with monitoring(tmp_path, breakdown=True) as (monitor, records):
         with monitor.step():
             pass
-        monkeypatch.setattr("profiler_wrapper.live.pending.PendingSteps.add", fails)
+        monkeypatch.setattr("profiler_wrapper.monitor.steps.PendingSteps.add", fails)
         with pytest.warns(ProfilerWrapperWarning, match=r"monitor is off, because end_step\(\) failed.*ours") as told:
             for _ in range(3):
                 with monitor.step():
@@ -94,7 +94,7 @@ def test_a_failure_of_ours_is_one_warning_and_the_end_of_the_monitor(
 
 
 def test_a_failure_is_no_exception_where_warnings_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler_wrapper.live.job.run_info", fails)
+    monkeypatch.setattr("profiler_wrapper.monitor.job.run_info", fails)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with monitoring(tmp_path) as (monitor, records), monitor.step():

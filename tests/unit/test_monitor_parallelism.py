@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from profiler_wrapper.live.parallelism import GivenSizes, Parallelism, parallelism
+from profiler_wrapper.monitor.work import GivenSizes, Parallelism, parallelism
 
 
 def mesh(**sizes: int) -> Any:

@@ -15,19 +15,17 @@ from torch import nn
 
 from models import build
 from monitoring import Clock, monitoring
-from profiler_wrapper.analysis.peaks import Peaks
-from profiler_wrapper.analysis.utilization import StepWork
-from profiler_wrapper.capture.runinfo import RunInfo
-from profiler_wrapper.errors import ProfilerWrapperWarning, WrongUse
-from profiler_wrapper.live import job
-from profiler_wrapper.live import model_flops as model_flops_module
-from profiler_wrapper.live.flop_probe import Measurement
-from profiler_wrapper.live.model_flops import model_flops
-from profiler_wrapper.live.monitor import TrainingMonitor
-from profiler_wrapper.live.parallelism import Parallelism
-from profiler_wrapper.live.records import StepRecord
-from profiler_wrapper.live.step_work import Roof, StepWorks, why_over_peak
-from profiler_wrapper.notices import Notices
+from profiler_wrapper.analysis.work.peaks import Peaks
+from profiler_wrapper.analysis.work.utilization import StepWork
+from profiler_wrapper.capture.rank import RunInfo
+from profiler_wrapper.config_flops import model_flops as model_flops_module
+from profiler_wrapper.config_flops.model_flops import model_flops
+from profiler_wrapper.errors import Notices, ProfilerWrapperWarning, WrongUse
+from profiler_wrapper.monitor import job
+from profiler_wrapper.monitor.flop_probe import Measurement
+from profiler_wrapper.monitor.monitor import TrainingMonitor
+from profiler_wrapper.monitor.records import StepRecord
+from profiler_wrapper.monitor.work import Parallelism, Roof, StepWorks, why_over_peak
 
 # Forward and backward of the Llama of the tests on 2 x 16 tokens: 2 layers, 64 wide, 4 heads, 2 of keys, 128 words.
 PROJECTIONS = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64)

@@ -11,8 +11,8 @@ import pytest
 
 from monitor_runs import only, open_sinks, record, strict_json, write_run
 from profiler_wrapper.errors import ProfilerWrapperWarning
-from profiler_wrapper.live.session import Session
-from profiler_wrapper.live.training_log import TrainingLog
+from profiler_wrapper.monitor.logs import TrainingLog
+from profiler_wrapper.monitor.records import Session
 
 
 class FullDisk:

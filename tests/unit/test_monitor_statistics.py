@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from monitor_runs import GB, record
-from profiler_wrapper.live.rows import Interval
-from profiler_wrapper.live.statistics import RunStatistics, TimeSketch
+from profiler_wrapper.monitor.statistics import Interval, RunStatistics, TimeSketch
 
 
 def statistics(*records: object) -> RunStatistics:

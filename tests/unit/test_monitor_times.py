@@ -10,9 +10,9 @@ import torch
 
 from monitoring import Clock, Device, Kept, monitoring, on_device
 from profiler_wrapper.errors import ProfilerWrapperWarning
-from profiler_wrapper.live import watch as watch_module
-from profiler_wrapper.live.device_events import TorchAccelerator
-from profiler_wrapper.live.monitor import TrainingMonitor
+from profiler_wrapper.monitor import watch as watch_module
+from profiler_wrapper.monitor.monitor import TrainingMonitor
+from profiler_wrapper.timer.device_events import TorchAccelerator
 
 
 @pytest.fixture

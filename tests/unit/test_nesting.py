@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler_wrapper.recording.nesting import crossed, nearest, nearest_above, nest, self_time
+from profiler_wrapper.trace.nesting import crossed, nearest, nearest_above, nest, self_time
 
 
 class Event(NamedTuple):

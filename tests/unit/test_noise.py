@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis import noise
+from profiler_wrapper.comparison import noise
 
 
 def test_a_level_and_its_spread_stay_where_they_were_when_one_of_five_steps_is_held_up() -> None:

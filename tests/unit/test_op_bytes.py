@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from profiler_wrapper.analysis.op_bytes import bytes_moved, has_rule, moved_by
-from profiler_wrapper.analysis.traffic import element_size_of_kernel
-from profiler_wrapper.recording.shapes import OpShapes
+from profiler_wrapper.analysis.work.bytes import bytes_moved, has_rule, moved_by
+from profiler_wrapper.analysis.work.traffic import element_size_of_kernel
+from profiler_wrapper.trace.shapes import OpShapes
 
 HALF, FLOAT, LONG, BOOL = "c10::BFloat16", "float", "long int", "bool"
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 
 from any_traces import training_step, wild_traces
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.operator_rows import NO_OP, operator_rows
-from profiler_wrapper.analysis.view_model import OperatorRow
-from profiler_wrapper.recording.recording import Recording
+from profiler_wrapper.analysis.model import OperatorRow
+from profiler_wrapper.analysis.views.operators import NO_OP, operator_rows
+from profiler_wrapper.trace.recording import Recording
 from recordings import AUTOGRAD, MAIN, Trace
 
 

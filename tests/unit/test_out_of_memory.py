@@ -9,16 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from profiler_wrapper.analysis.memory_model import (
-    CATEGORIES,
-    Change,
-    MemoryMoment,
-    MemoryTimeline,
-    MemoryUse,
-    Owner,
-)
-from profiler_wrapper.capture.out_of_memory import OutOfMemory, out_of_memory
-from profiler_wrapper.reports.out_of_memory import out_of_memory_text
+from profiler_wrapper.analysis.model import CATEGORIES, Change, MemoryMoment, MemoryTimeline, MemoryUse, Owner
+from profiler_wrapper.capture.window import OutOfMemory, out_of_memory
+from profiler_wrapper.run.out_of_memory import out_of_memory_text
 
 GIB = 1 << 30
 ON_CUDA = (

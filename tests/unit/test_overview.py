@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import Attributed, attributed
-from profiler_wrapper.analysis.overview import overview
-from profiler_wrapper.analysis.step_windows import step_windows
-from profiler_wrapper.analysis.view_model import Overview, StepSplit
+from profiler_wrapper.analysis.model import Overview, StepSplit
+from profiler_wrapper.analysis.steps import step_windows
+from profiler_wrapper.analysis.views.overview import overview
 from profiler_wrapper.errors import EmptyRecording
-from profiler_wrapper.recording.reader import read
-from profiler_wrapper.recording.recording import Category
+from profiler_wrapper.trace.reader import read
+from profiler_wrapper.trace.recording import Category
 from recordings import AUTOGRAD, Trace
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from profiler_wrapper.reports.page import page_html
-from profiler_wrapper.reports.page_data import Texts, columns_of, page_data
-from profiler_wrapper.reports.page_frame import script_json
+from profiler_wrapper.reports.page import Texts, columns_of, page_data, page_html, script_json
 from profiler_wrapper.reports.result_json import LISTS, from_dict, to_dict
 from sample_page import AWKWARD, awkward_page, large_page
 from sample_results import llama

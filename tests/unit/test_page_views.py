@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from profiler_wrapper.reports import page_views
-from profiler_wrapper.reports.page_views import view_data
+from profiler_wrapper.reports import page
+from profiler_wrapper.reports.page import view_data
 from sample_results import llama
 from sample_views import full_analysis
 
@@ -39,5 +39,5 @@ def test_what_cannot_be_made_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(analysis: object) -> dict[str, object]:
         raise ZeroDivisionError("no steps")
 
-    monkeypatch.setattr(page_views, "_VIEWS", {"roofline": broken})
+    monkeypatch.setattr(page, "_VIEWS", {"roofline": broken})
     assert view_data(llama(2)) == {"roofline": {"failed": "ZeroDivisionError: no steps"}}

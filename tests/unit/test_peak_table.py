@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from profiler_wrapper.analysis.peaks import _TABLE, SHARED_NAMES, TYPES, Peaks, known_peaks, peaks_of
+from profiler_wrapper.analysis.work.peaks import _TABLE, SHARED_NAMES, TYPES, Peaks, known_peaks, peaks_of
 
 
 def of(name: str) -> Peaks:

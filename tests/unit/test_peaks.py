@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiler_wrapper.analysis.peaks import TYPES, VARIABLE, Given, Peaks, find_peaks, peaks_of, type_of
+from profiler_wrapper.analysis.work.peaks import TYPES, VARIABLE, Given, Peaks, find_peaks, peaks_of, type_of
 from profiler_wrapper.errors import WrongUse
 
 H100 = "NVIDIA H100 80GB HBM3"

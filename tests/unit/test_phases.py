@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from profiler_wrapper.capture.phases import generation_phase, in_backward
+from profiler_wrapper.capture.torch_state import generation_phase, in_backward
 
 PROMPT = torch.ones(2, 5, dtype=torch.long)
 TOKEN = torch.ones(2, 1, dtype=torch.long)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from profiler_wrapper.capture.layers import find_roots, name_layers
-from profiler_wrapper.capture.pipeline import find_stages, is_in_pipeline
+from profiler_wrapper.capture.layers import find_roots, find_stages, is_in_pipeline, name_layers
 from profiler_wrapper.capture.scopes import LayerScopes
 from tests.unit.test_layers import Net, Runs
 from tests.unit.test_runinfo import mesh
@@ -119,5 +118,5 @@ def test_what_is_no_stage() -> None:
 
 def test_what_finishes_a_window_imports_no_torch() -> None:
     """A child process is there within a second, and holds no device."""
-    code = "import sys, profiler_wrapper.window_child; sys.exit('torch' in sys.modules)"
+    code = "import sys, profiler_wrapper.run.window; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.analysis.phase import Phase
+from profiler_wrapper.analysis.model import Analysis, Phase
 from profiler_wrapper.reports.figures import DPI, layer_ticks
-from profiler_wrapper.reports.memory_rows import memory_course
+from profiler_wrapper.reports.memory import memory_course
 from profiler_wrapper.reports.plot_rows import StepLines, averages, layer_bars, rest_bars, short_names, step_lines
-from profiler_wrapper.reports.plots import caption, draw_memory, draw_time, why_retained
-from profiler_wrapper.reports.time_panels import draw_unlike_steps
+from profiler_wrapper.reports.plots import caption, draw_memory, draw_time, draw_unlike_steps, why_retained
 from sample_results import Layer, analysis_of, llama
 
 

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from advice_facts import facts_of, facts_of_gpu
-from profiler_wrapper.analysis.advice.alignment_rules import unaligned_dimensions
 from profiler_wrapper.analysis.advice.facts import Facts
-from profiler_wrapper.analysis.advice.precision_rules import no_tf32, tensor_cores_unused
-from profiler_wrapper.analysis.peaks import Peaks
-from profiler_wrapper.analysis.view_model import KernelRow
-from profiler_wrapper.recording.shapes import OpShapes
+from profiler_wrapper.analysis.advice.products import no_tf32, tensor_cores_unused, unaligned_dimensions
+from profiler_wrapper.analysis.model import KernelRow
+from profiler_wrapper.analysis.work.peaks import Peaks
+from profiler_wrapper.trace.shapes import OpShapes
 from recordings import Trace
 from shaped_trace import shapes_of
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.commands.reading import DELAY_S, reading_bar
-from profiler_wrapper.recording.reader import read, read_with_shapes
+from profiler_wrapper.commands.common import DELAY_S, reading_bar
 from profiler_wrapper.result import load
+from profiler_wrapper.trace.reader import read, read_with_shapes
 from recordings import Trace
 
 

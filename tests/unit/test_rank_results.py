@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiler_wrapper.analysis.ranks.rank_results import results_of
+from profiler_wrapper.ranks.report import results_of
 
 
 def write(root: Path, rank: int, result: dict[str, Any] | str, *, suffix: str = "") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from test_step_accounting import times
 
-from profiler_wrapper.analysis.ranks.times import score
+from profiler_wrapper.ranks.times import score
 
 
 def steady(levels: list[float], steps: int = 12) -> np.ndarray:

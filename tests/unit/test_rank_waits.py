@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from monitoring import Device
-from profiler_wrapper.live import rank_waits
-from profiler_wrapper.live.device_events import Mark
-from profiler_wrapper.live.layer_spans import LayerSpan, StepSpans, Unit
-from profiler_wrapper.live.rank_waits import Told
-from profiler_wrapper.live.step_rows import Row, SeenStep, rows_of
-from profiler_wrapper.live.step_waits import StepWaits, Wait
+from profiler_wrapper.timer import rank_waits
+from profiler_wrapper.timer.device_events import Mark
+from profiler_wrapper.timer.layer_spans import LayerSpan, StepSpans, Unit
+from profiler_wrapper.timer.layer_timer import Row, SeenStep, rows_of
+from profiler_wrapper.timer.rank_waits import Told
+from profiler_wrapper.timer.steps import StepWaits, Wait
 
 MAIN, OTHER_THREAD = 7, 8
 MS = 1_000_000

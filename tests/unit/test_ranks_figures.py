@@ -14,15 +14,19 @@ pytest.importorskip("duckdb")
 from matplotlib.axes import Axes
 from matplotlib.image import imread
 
-from profiler_wrapper.analysis.ranks.model import RanksReport
-from profiler_wrapper.ranks import open_ranks
-from profiler_wrapper.recording.database import Database
-from profiler_wrapper.reports.ranks_figures import draw_heat_map, heat_map_figure
-from profiler_wrapper.reports.ranks_lanes import merged
-from profiler_wrapper.reports.ranks_rows import holders
-from profiler_wrapper.reports.ranks_spans import drawn_steps, lane_spans
-from profiler_wrapper.reports.ranks_timeline import draw_timeline, lane_in, timeline_figure
-from profiler_wrapper.reports.span_colors import CULPRIT
+from profiler_wrapper.ranks.database import Database
+from profiler_wrapper.ranks.figures import (
+    CULPRIT,
+    draw_heat_map,
+    draw_timeline,
+    heat_map_figure,
+    lane_in,
+    timeline_figure,
+)
+from profiler_wrapper.ranks.lanes import drawn_steps, lane_spans, merged
+from profiler_wrapper.ranks.load import open_ranks
+from profiler_wrapper.ranks.model import RanksReport
+from profiler_wrapper.ranks.rows import holders
 from simulated_jobs import QUIET, report_of, simulated
 from small_rank_jobs import HOSTILE, MS, STEP_MS, write_job
 

@@ -13,9 +13,8 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from dying_workers import dies_of_deadly, raises, says_who_and_sleeps
-from profiler_wrapper.analysis.ranks import workers
-from profiler_wrapper.analysis.ranks.pool import reduce_traces
-from profiler_wrapper.analysis.ranks.reduce import Reduced, Task, read_summary, reduce_trace
+from profiler_wrapper.ranks import reduce as workers
+from profiler_wrapper.ranks.reduce import Reduced, Task, read_summary, reduce_trace, reduce_traces
 from rank_traces import write_trace
 
 
@@ -130,8 +129,8 @@ def test_workers_end_when_who_started_them_is_killed(tmp_path: Path) -> None:
 import os, sys
 sys.path[:] = {sys.path!r}
 from dying_workers import says_who_and_sleeps
-from profiler_wrapper.analysis.ranks.reduce import Task
-from profiler_wrapper.analysis.ranks.workers import reduce_in_workers
+from profiler_wrapper.ranks.reduce import Task
+from profiler_wrapper.ranks.reduce import reduce_in_workers
 for done, _ in enumerate(reduce_in_workers([Task(*one) for one in {[tuple(one) for one in tasks]!r}], 2,
                                            says_who_and_sleeps)):
     if done:
@@ -189,8 +188,8 @@ def test_a_cluster_says_the_same_as_the_pool(tmp_path: Path) -> None:
 
 def test_a_scheduler_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
-    from profiler_wrapper.analysis.ranks import pool
     from profiler_wrapper.errors import WrongUse
+    from profiler_wrapper.ranks import reduce as pool
 
     monkeypatch.setattr(pool, "_PATIENCE_S", 0.2)
     with pytest.raises(WrongUse, match="no Dask scheduler answers there"):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from profiler_wrapper.analysis.ranks.model import Missing
-from profiler_wrapper.ranks import load_ranks
+from profiler_wrapper.ranks.load import load_ranks
+from profiler_wrapper.ranks.model import Missing
 from simulated_jobs import QUIET, layer_times, report_of, simulated
 from small_rank_jobs import write_job
 

@@ -9,18 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiler_wrapper.analysis.ranks.model import Clocks, CommunicationRow, LayerTimes, Missing, RanksReport
-from profiler_wrapper.analysis.ranks.times import typical
-from profiler_wrapper.reports.ranks_rows import (
-    beyond_typical,
-    binned,
-    blocks,
-    chosen_ranks,
-    culprits,
-    layers_over_ranks,
-    mesh,
-)
-from profiler_wrapper.reports.ranks_text import ranks_text
+from profiler_wrapper.ranks.model import Clocks, CommunicationRow, LayerTimes, Missing, RanksReport
+from profiler_wrapper.ranks.rows import beyond_typical, binned, blocks, chosen_ranks, culprits, layers_over_ranks, mesh
+from profiler_wrapper.ranks.text import ranks_text
+from profiler_wrapper.ranks.times import typical
 from simulated_jobs import QUIET, layer_times, report_of, simulated
 
 MS = 1e6

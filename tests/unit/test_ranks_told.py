@@ -15,12 +15,12 @@ import pytest
 pytest.importorskip("duckdb")
 
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.analysis.ranks.lost_time import binomial_tail, steady
-from profiler_wrapper.analysis.ranks.model import RanksReport
 from profiler_wrapper.errors import EmptyRecording
-from profiler_wrapper.ranks import load_ranks
-from profiler_wrapper.recording.span_names import KNOWN_NAMES, kind_of_span
-from profiler_wrapper.reports.ranks_text import ranks_text
+from profiler_wrapper.ranks.load import load_ranks
+from profiler_wrapper.ranks.lost_time import binomial_tail, steady
+from profiler_wrapper.ranks.model import RanksReport
+from profiler_wrapper.ranks.text import ranks_text
+from profiler_wrapper.trace.spans import KNOWN_NAMES, kind_of_span
 from rank_spans import job, write_logs
 from simulated_jobs import QUIET, report_of, simulated
 from span_tables import span

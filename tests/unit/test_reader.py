@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from profiler_wrapper.errors import BrokenTrace
-from profiler_wrapper.recording import json_stream
-from profiler_wrapper.recording.reader import read, read_shapes
-from profiler_wrapper.recording.recording import Category, FailedAllocation, Lane, Recording
+from profiler_wrapper.trace import json_stream
+from profiler_wrapper.trace.reader import read, read_shapes
+from profiler_wrapper.trace.recording import Category, FailedAllocation, Lane, Recording
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
 KERNEL = {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from profiler_wrapper.recording.reader import read
-from profiler_wrapper.recording.recording import Category
+from profiler_wrapper.trace.reader import read
+from profiler_wrapper.trace.recording import Category
 from recordings import Trace
 
 

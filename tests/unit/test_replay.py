@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 
 from pipeline_jobs import Job, Length, Op, connect, job_tables, makespan, span_rows
-from profiler_wrapper.analysis.ranks.model import Missing, Replay
-from profiler_wrapper.analysis.ranks.replay import replay, what_if
-from profiler_wrapper.analysis.ranks.replay_cells import read_cells
-from profiler_wrapper.analysis.ranks.replay_graph import build_graph
-from profiler_wrapper.analysis.ranks.replay_lengths import own_lengths
-from profiler_wrapper.analysis.ranks.replay_order import stage_order
-from profiler_wrapper.analysis.ranks.replay_roles import role_of
-from profiler_wrapper.analysis.ranks.replay_simulate import ends_of, launch_gaps
+from profiler_wrapper.ranks.model import Missing, Replay
+from profiler_wrapper.ranks.replay import (
+    build_graph,
+    ends_of,
+    launch_gaps,
+    own_lengths,
+    read_cells,
+    replay,
+    role_of,
+    stage_order,
+    what_if,
+)
 from shared_traces import TRACES
 from straggler_tables import SMALL_JOB, read_job
 

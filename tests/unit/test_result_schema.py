@@ -18,8 +18,7 @@ from profiler_wrapper import ProfilerWrapper, demo
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.reports.result_json import to_dict
-from profiler_wrapper.reports.result_schema import schema_text
+from profiler_wrapper.reports.result_json import schema_text, to_dict
 from profiler_wrapper.result import ProfileResult, load
 from recordings import Trace
 from sample_results import llama

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from profiler_wrapper.analysis.model import LayerRow, UncountedRow
-from profiler_wrapper.reports import figures, roofline_plot
-from profiler_wrapper.reports.roofline_plot import HOW_TO_GET_PEAKS, applies, draw_roofline, not_shown
-from profiler_wrapper.reports.roofline_points import Point, roofline
+from profiler_wrapper.reports import figures
+from profiler_wrapper.reports import roofline as roofline_plot
+from profiler_wrapper.reports.roofline import HOW_TO_GET_PEAKS, Point, applies, draw_roofline, not_shown, roofline
 from sample_results import Layer, analysis_of, llama
 from sample_work import GIGA, MEGA, worked
 

@@ -10,8 +10,7 @@ import pytest
 
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.reports.result_json import LISTS, to_dict
-from profiler_wrapper.reports.selecting import selected
+from profiler_wrapper.reports.result_json import LISTS, selected, to_dict
 from recordings import Trace
 from sample_results import llama
 from shared_traces import TRACES, needs_traces

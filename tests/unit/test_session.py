@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from profiler_wrapper.capture.others import Watch, profiler_is_on, profiler_is_waiting
 from profiler_wrapper.capture.session import Annotation, Session, SessionLost, ends_whole, machine_activities, safe_name
+from profiler_wrapper.capture.torch_state import Watch, profiler_is_on, profiler_is_waiting
 
 CPU = torch.profiler.ProfilerActivity.CPU
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler_wrapper.analysis.ranks.model import OWN_KINDS, OwnTimes
-from profiler_wrapper.analysis.ranks.stragglers import judge
-from profiler_wrapper.analysis.ranks.times import subtract_transfer_waiting
+from profiler_wrapper.ranks.model import OWN_KINDS, OwnTimes
+from profiler_wrapper.ranks.stragglers import judge
+from profiler_wrapper.ranks.times import subtract_transfer_waiting
 
 MS = 1e6
 

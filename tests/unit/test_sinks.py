@@ -18,13 +18,11 @@ from typing import Any
 import pytest
 
 from monitor_runs import json_lines, only, open_sinks, record, strict_json
-from profiler_wrapper.live import sinks as sinks_module
-from profiler_wrapper.live.log_files import LineFile
-from profiler_wrapper.live.records import StepRecord
-from profiler_wrapper.live.rows import Row
-from profiler_wrapper.live.session import Session
-from profiler_wrapper.live.sinks import Sink, Sinks
-from profiler_wrapper.live.statistics import RunStatistics
+from profiler_wrapper.monitor import sinks as sinks_module
+from profiler_wrapper.monitor.logs import LineFile
+from profiler_wrapper.monitor.records import Session, StepRecord
+from profiler_wrapper.monitor.sinks import Sink, Sinks
+from profiler_wrapper.monitor.statistics import Row, RunStatistics
 from programs import run_script, warned
 
 

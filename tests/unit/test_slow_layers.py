@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler_wrapper.analysis.ranks.lost_time import layer_of_rank, outlier_layer
-from profiler_wrapper.analysis.ranks.model import LayerTimes
+from profiler_wrapper.ranks.lost_time import layer_of_rank, outlier_layer
+from profiler_wrapper.ranks.model import LayerTimes
 
 MS = 1e6
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.cuda import _memory_viz
 
-from profiler_wrapper.analysis.snapshot_analyse import (
+from profiler_wrapper.snapshot.analyse import (
     BEFORE_HISTORY,
     NO_LINE,
     AllocatorReport,
@@ -27,7 +27,7 @@ from profiler_wrapper.analysis.snapshot_analyse import (
     place,
     short_file,
 )
-from profiler_wrapper.recording.snapshot_read import Frame
+from profiler_wrapper.snapshot.read import Frame
 from snapshots import (
     ADAM_STACK,
     ATTENTION_STACK,

@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from profiler_wrapper.capture import snapshot
-from profiler_wrapper.capture.snapshot import MOST_FAILURES, AllocatorHistory, SnapshotUnavailable, snapshot_name
+from profiler_wrapper.capture import allocator_history
+from profiler_wrapper.capture.allocator_history import (
+    MOST_FAILURES,
+    AllocatorHistory,
+    SnapshotUnavailable,
+    snapshot_name,
+)
 from snapshots import snapshot as taken
 from snapshots import training
 
@@ -52,9 +57,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTorch]:
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", fake.dump)
     monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: fake.enabled, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", fake.observers.append, raising=False)
-    monkeypatch.setattr(snapshot, "_listening", False)
+    monkeypatch.setattr(allocator_history, "_listening", False)
     yield fake
-    assert snapshot._watching == []
+    assert allocator_history._watching == []
 
 
 def test_history_is_bounded_with_python_stacks_and_ends(gpu: FakeTorch, tmp_path: Path) -> None:

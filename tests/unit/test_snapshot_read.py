@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from profiler_wrapper.errors import BrokenSnapshot
-from profiler_wrapper.recording import snapshot_read
-from profiler_wrapper.recording.snapshot_read import ACTIONS, read_snapshot
+from profiler_wrapper.snapshot import read as snapshot_read
+from profiler_wrapper.snapshot.read import ACTIONS, read_snapshot
 from snapshots import MAIN, MIB, MLP_STACK, FakeAllocator, frame, read, snapshot, training, write
 
 

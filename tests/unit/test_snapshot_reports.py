@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.analysis.snapshot_analyse import AllocatorReport, allocator_report
-from profiler_wrapper.reports.snapshot_reports import console_text, draw_snapshot, full_text, highest_states, to_dict
+from profiler_wrapper.snapshot.analyse import AllocatorReport, allocator_report
+from profiler_wrapper.snapshot.reports import console_text, draw_snapshot, full_text, highest_states, to_dict
 from snapshots import MAIN, MIB, MLP_STACK, FakeAllocator, frame, read, snapshot, training, write
 
 

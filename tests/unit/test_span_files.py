@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
-from profiler_wrapper.recording.rank_numbers import absent_ranks, parse_ranks, ranges
-from profiler_wrapper.recording.span_files import find_sources, rank_in_name
+from profiler_wrapper.ranks.sources import find_sources, rank_in_name
+from profiler_wrapper.trace.spans import absent_ranks, parse_ranks, ranges
 
 
 def timer(run: Path, rank: int, world_size: int = 2, **more: Any) -> Path:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from monitoring import Device
-from profiler_wrapper.live import spans as recording
-from profiler_wrapper.live.log import PENDING_END, LineFile, SpanLog, SpanPlace
-from profiler_wrapper.live.timer import Timer
-from profiler_wrapper.notices import Notices
+from profiler_wrapper.errors import Notices
+from profiler_wrapper.timer import spans as recording
+from profiler_wrapper.timer.log import PENDING_END, LineFile, SpanLog, SpanPlace
+from profiler_wrapper.timer.timer import Timer
 from timed_runs import span_rows
 
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from profiler_wrapper.analysis.ranks.model import OwnTimes
-from profiler_wrapper.analysis.ranks.times import WAITING, account
+from profiler_wrapper.ranks.model import OwnTimes
+from profiler_wrapper.ranks.times import WAITING, account
 
 
 def times(own: np.ndarray, *, stages: list[int] | None = None, waiting: np.ndarray | None = None) -> OwnTimes:

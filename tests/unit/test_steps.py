@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from profiler_wrapper.capture.counting import MOST_MICRO_BATCHES, MOST_OTHER_STEPS, Ended, StepCounter
+from profiler_wrapper.capture.recorder import MOST_MICRO_BATCHES, MOST_OTHER_STEPS, Ended, StepCounter
 from profiler_wrapper.capture.steps import (
     AutoPlan,
     Mode,

@@ -14,8 +14,8 @@ import pytest
 
 from processes import forked_afresh
 from profiler_wrapper.errors import ProfilerWrapperError
-from profiler_wrapper.recording import launch as launches
-from profiler_wrapper.recording.store import RunDirectory, open_run, rank_directories, read_run, safe_name
+from profiler_wrapper.trace import run_directory as launches
+from profiler_wrapper.trace.run_directory import RunDirectory, open_run, rank_directories, read_run, safe_name
 
 NOW = 1_700_000_000.0
 

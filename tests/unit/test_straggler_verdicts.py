@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiler_wrapper.analysis.ranks.model import Arrivals, OwnTimes, Verdict
-from profiler_wrapper.analysis.ranks.stragglers import judge
-from profiler_wrapper.analysis.ranks.times import account, score
+from profiler_wrapper.ranks.model import Arrivals, OwnTimes, Verdict
+from profiler_wrapper.ranks.stragglers import judge
+from profiler_wrapper.ranks.times import account, score
 from simulated_jobs import QUIET, Noise, layer_times, simulated
 
 SEEDS = range(30)

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memory_recordings import use_of
-from profiler_wrapper.analysis.memory_model import CATEGORIES, MemoryCategory, MemoryUse
-from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.reports.memory_tree import layer_order
+from profiler_wrapper.analysis.model import CATEGORIES, Analysis, MemoryCategory, MemoryUse
+from profiler_wrapper.reports.memory import layer_order
 from profiler_wrapper.reports.sunburst import PAGES, page_text, sectors, write_page, write_script
 from recordings import Trace
 from sample_memory import MIB, llama_memory, memory_at_peak, owner

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.synchronisations import synchronisation_rows
-from profiler_wrapper.analysis.view_model import SynchronisationRow
-from profiler_wrapper.recording.recording import Category, Lane
+from profiler_wrapper.analysis.model import SynchronisationRow
+from profiler_wrapper.analysis.views.waits import synchronisation_rows
+from profiler_wrapper.trace.recording import Category, Lane
 from recordings import AUTOGRAD, MAIN, Trace
 
 

@@ -9,20 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.model import Analysis, StepRow, UncountedRow
-from profiler_wrapper.analysis.numbered_names import number_ranges
-from profiler_wrapper.analysis.peaks import find_peaks
-from profiler_wrapper.analysis.phase import Phase
-from profiler_wrapper.analysis.roofline import _note
-from profiler_wrapper.analysis.statistics import outliers
-from profiler_wrapper.analysis.view_model import Overview, StepSplit
+from profiler_wrapper.analysis.model import Analysis, Overview, Phase, StepRow, StepSplit, UncountedRow
+from profiler_wrapper.analysis.statistics import number_ranges, outliers
+from profiler_wrapper.analysis.work.peaks import find_peaks
+from profiler_wrapper.analysis.work.roofline import _note
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.describe import coverage_percent, step_time_in_words, use_line, use_lines
 from profiler_wrapper.reports.folding import Tree, layer_totals, odd_ones
-from profiler_wrapper.reports.full_table import layer_section, step_section
-from profiler_wrapper.reports.memory_owners import owner_groups
+from profiler_wrapper.reports.full_table import full_table, layer_section, step_section
+from profiler_wrapper.reports.memory import owner_groups
+from profiler_wrapper.reports.table import console_table
 from profiler_wrapper.reports.table_rows import TableRow, table_rows
-from profiler_wrapper.reports.tables import console_table, full_table
 from profiler_wrapper.reports.text import cells, clean, shorten, wrap
 from sample_memory import leaking_memory, llama_memory
 from sample_results import Layer, analysis_of, llama

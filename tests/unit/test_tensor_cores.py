@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from profiler_wrapper.analysis.classes import tensor_core_eligible, tensor_core_kernels, uses_tensor_cores
 from profiler_wrapper.analysis.device_properties import DeviceProperties, device_properties
-from profiler_wrapper.analysis.tensor_cores import tensor_core_eligible, tensor_core_kernels, uses_tensor_cores
-from profiler_wrapper.recording.reader import read
-from profiler_wrapper.recording.recording import Category
+from profiler_wrapper.trace.reader import read
+from profiler_wrapper.trace.recording import Category
 from recordings import Trace
 from shared_traces import TRACES, needs_traces
 

@@ -18,13 +18,11 @@ import pytest
 import torch
 
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.live import log as span_log
-from profiler_wrapper.live.log import LineFile
-from profiler_wrapper.live.spans import SpanRecorder, _label
-from profiler_wrapper.live.timer import Timer
-from profiler_wrapper.recording.span_names import kind_of_span
-from profiler_wrapper.recording.span_table import KINDS, RANK_COLUMNS, SPAN_COLUMNS
-from profiler_wrapper.recording.timer_files import TimerFiles
+from profiler_wrapper.timer import log as span_log
+from profiler_wrapper.timer.log import LineFile
+from profiler_wrapper.timer.spans import SpanRecorder, _label
+from profiler_wrapper.timer.timer import Timer
+from profiler_wrapper.trace.spans import KINDS, RANK_COLUMNS, SPAN_COLUMNS, TimerFiles, kind_of_span
 from programs import warned
 from timed_runs import files_of, header_of, span_rows, text_rows
 

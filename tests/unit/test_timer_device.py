@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from monitoring import Device
-from profiler_wrapper.live import spans as recording
-from profiler_wrapper.live.device_events import MOST_PENDING
-from profiler_wrapper.live.timer import Timer
+from profiler_wrapper.timer import spans as recording
+from profiler_wrapper.timer.device_events import MOST_PENDING
+from profiler_wrapper.timer.timer import Timer
 from programs import warned
 from timed_runs import span_rows, text_rows
 

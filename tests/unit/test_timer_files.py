@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from profiler_wrapper.recording.store import open_run
-from profiler_wrapper.recording.timer_files import TimerFiles, claim_timer_files
+from profiler_wrapper.trace.run_directory import open_run
+from profiler_wrapper.trace.spans import TimerFiles, claim_timer_files
 
 NOW = 1_700_000_000.0
 

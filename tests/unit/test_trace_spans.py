@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.ranks.span_rows import Row
-from profiler_wrapper.analysis.ranks.trace_spans import trace_rows
-from profiler_wrapper.recording.marks import GARBAGE
-from profiler_wrapper.recording.reader import read, read_shapes
-from profiler_wrapper.recording.recording import Category
+from profiler_wrapper.ranks.from_trace import Row, trace_rows
+from profiler_wrapper.trace.marks import GARBAGE
+from profiler_wrapper.trace.reader import read, read_shapes
+from profiler_wrapper.trace.recording import Category
 from recordings import MAIN, Trace
 
 MS = 1_000_000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shaped_trace
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.flops import FlopOps
-from profiler_wrapper.analysis.traffic import Traffic
-from profiler_wrapper.recording.recording import Category
-from profiler_wrapper.recording.shapes import OpShapes
+from profiler_wrapper.analysis.work.flops import FlopOps
+from profiler_wrapper.analysis.work.traffic import Traffic
+from profiler_wrapper.trace.recording import Category
+from profiler_wrapper.trace.shapes import OpShapes
 from recordings import Trace
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.model import Analysis, Utilization
-from profiler_wrapper.analysis.peaks import VARIABLE, peaks_of
-from profiler_wrapper.analysis.step_windows import step_windows
-from profiler_wrapper.analysis.utilization import peaks_of_run, share_of_peak, work_of_step
+from profiler_wrapper.analysis.steps import step_windows
+from profiler_wrapper.analysis.work.peaks import VARIABLE, peaks_of
+from profiler_wrapper.analysis.work.utilization import peaks_of_run, share_of_peak, work_of_step
 from profiler_wrapper.errors import EmptyRecording, WrongUse
 from recordings import AUTOGRAD, Trace
 from shaped_trace import PEAKS, analysed, matrices, product, shapes_of

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from profiler_wrapper.analysis.ranks.model import Replay
-from profiler_wrapper.analysis.ranks.stragglers import judge
+from profiler_wrapper.ranks.model import Replay
+from profiler_wrapper.ranks.stragglers import judge
 from simulated_jobs import QUIET, simulated
 
 STEPS, RANKS, STAGES = 20, 4, 2

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from test_step_accounting import times
 
-from profiler_wrapper.analysis.ranks.lost_time import ideal_steps
-from profiler_wrapper.analysis.ranks.times import largest
 from profiler_wrapper.analysis.statistics import mad, median
+from profiler_wrapper.ranks.lost_time import ideal_steps
+from profiler_wrapper.ranks.times import largest
 
 LENGTHS = st.floats(0, 1e9, allow_nan=False)
 

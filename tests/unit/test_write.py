@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from profiler_wrapper.options import FILES
 from profiler_wrapper.reports.result_json import from_dict
 from profiler_wrapper.reports.write import REPORTS
+from profiler_wrapper.run.options import FILES
 from sample_memory import llama_memory
 from sample_results import llama
 from sample_work import worked

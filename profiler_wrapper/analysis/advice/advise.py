@@ -9,47 +9,31 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from profiler_wrapper.analysis.advice import (
-    alignment_rules,
-    attention_rules,
-    block_rules,
-    communication_rules,
-    compile_rules,
-    launch_rules,
-    memory_rules,
-    optimizer_rules,
-    precision_rules,
-    recompute_rules,
-    step_rules,
-    wait_rules,
-)
-from profiler_wrapper.analysis.advice.comparable import comparable
-from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule
-from profiler_wrapper.analysis.advice.folded_names import fold_names
-from profiler_wrapper.analysis.advice.verdict import verdict
-from profiler_wrapper.analysis.advice.wording import duration, where
-from profiler_wrapper.analysis.numbered_names import split_number
-from profiler_wrapper.analysis.sums import sum_if_all_known
-from profiler_wrapper.analysis.view_model import Finding
-from profiler_wrapper.recording.reader import attempt
+from profiler_wrapper.analysis.advice import attention, blocks, communication, launches, memory, products
+from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, duration, fold_names, where
+from profiler_wrapper.analysis.advice.verdict import comparable, verdict
+from profiler_wrapper.analysis.model import Finding
+from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known
+from profiler_wrapper.trace.reader import attempt
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
     from profiler_wrapper.analysis.model import Analysis
 
+
 RULES: tuple[Rule, ...] = (
-    *step_rules.RULES,
-    *launch_rules.RULES,
-    *communication_rules.RULES,
-    *wait_rules.RULES,
-    *attention_rules.RULES,
-    *precision_rules.RULES,
-    *alignment_rules.RULES,
-    *optimizer_rules.RULES,
-    *block_rules.RULES,
-    *memory_rules.RULES,
-    *recompute_rules.RULES,
-    *compile_rules.RULES,
+    *launches.STEP_RULES,
+    *launches.LAUNCH_RULES,
+    *communication.RULES,
+    *launches.WAIT_RULES,
+    *attention.RULES,
+    *products.PRECISION_RULES,
+    *products.ALIGNMENT_RULES,
+    *blocks.OPTIMIZER_RULES,
+    *blocks.BLOCK_RULES,
+    *memory.MEMORY_RULES,
+    *memory.RECOMPUTE_RULES,
+    *launches.COMPILE_RULES,
 )
 MOST_FINDINGS = 10
 WORTH_IT = 0.01  # of the step's time, or of the peak: what saves less at most is not told

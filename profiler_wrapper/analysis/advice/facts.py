@@ -2,21 +2,221 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from profiler_wrapper.analysis.advice.device_gaps import Gaps, device_gaps
-from profiler_wrapper.analysis.advice.wording import duration
-from profiler_wrapper.analysis.intervals import union
-from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, LayerRow
-from profiler_wrapper.analysis.step_windows import StepWindows, step_windows
-from profiler_wrapper.analysis.view_model import Finding
-from profiler_wrapper.recording.recording import Bool, Int64
+import numpy as np
+
+from profiler_wrapper.analysis.attribution import Role, role_of
+from profiler_wrapper.analysis.charges import Union, union
+from profiler_wrapper.analysis.device_properties import FIRST_WITH_TF32, busiest_device, busiest_device_properties
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Finding, LayerRow, ProductRow
+from profiler_wrapper.analysis.statistics import number_ranges
+from profiler_wrapper.analysis.steps import StepWindows, step_windows
+from profiler_wrapper.trace.nesting import self_time
+from profiler_wrapper.trace.recording import Bool, Category, Int64
+from profiler_wrapper.units import file_size
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
+
+
+# --------------------------------------------------------------------------------------------------
+# Within the steps, the gaps in which a device runs nothing: what the CPU was doing that it waited for.
+
+# Calls into the runtime that wait, or hand out memory: they are no launches, and launching less makes them no shorter.
+_WAITS = re.compile(
+    r"(cuda|hip|cu)\w*Synchronize|(cuda|hip|cu)(Memcpy(?!\w*Async)|Malloc|Free|HostAlloc|HostRegister|MemAlloc|"
+    r"MemCreate|MemMap|MemUnmap|MemRelease|StreamCreate|EventDestroy)\w*"
+)
+
+LONGEST_LAUNCH_NS = 1_000_000  # on the way to one launch; what is longer is work on the CPU, or a first call
+
+
+class Gaps(NamedTuple):
+    """The gaps of one device within the steps, in order of time; a gap that a step's end cuts is two."""
+
+    step: Int64  # place of the step
+    start_ns: Int64
+    end_ns: Int64
+    ender: Int64  # index into Charges of the device event that ends it; -1 for one that the step's end cuts
+    loading_ns: Int64  # of it: with that thread fetching data
+    waiting_ns: Int64  # of it: with that thread in a call that waits, or hands out memory
+    launching_ns: Int64  # of it: all else, with that thread on its way to the launch, and till the event began
+
+    @property
+    def length_ns(self) -> Int64:
+        return self.end_ns - self.start_ns
+
+
+def device_gaps(facts: Facts) -> Gaps | None:
+    """The gaps of the busiest device, within the wall time of the steps; None without device events.
+
+    A gap has a cause only where the event that ends it was launched within the gap: else the device waited for
+    something of its own. Launching is what is left of it, but for what is too long to be on the way to one launch.
+    """
+    found = facts.found
+    charges, spans = found.charges, found.recording.spans
+    if charges.basis != "device":
+        return None
+    here = _on_busiest(facts)
+    start = spans.start_ns[charges.span[here]]
+    busy = union(start, start + charges.time_ns[here])
+    pieces = list(_pieces(facts, busy))
+    if not pieces:
+        return None
+    step, left, right, by_event = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    ender = np.where(by_event, here[np.minimum(np.searchsorted(start, right), len(here) - 1)], -1)
+    return Gaps(step, left, right, ender, *_causes(facts, left, right, ender))
+
+
+def _on_busiest(facts: Facts) -> Int64:
+    """Its charges, in order of start."""
+    recording = facts.found.recording
+    return np.flatnonzero(recording.spans.device[facts.found.charges.span] == busiest_device(recording))
+
+
+def _pieces(facts: Facts, busy: Union) -> Iterator[tuple[Int64, Int64, Int64, Bool]]:
+    """Per step: (place of the step, begin, end, whether a device event ends it) of its gaps."""
+    for step, (begin, end) in enumerate(zip(facts.windows.start_ns, facts.windows.end_ns, strict=True)):
+        first = int(np.searchsorted(busy.end_ns, begin, side="right"))
+        last = int(np.searchsorted(busy.start_ns, end, side="left"))
+        starts = np.maximum(np.concatenate([[begin], busy.end_ns[first:last]]), begin)
+        ends = np.minimum(np.concatenate([busy.start_ns[first:last], [end]]), end)
+        by_event = np.arange(len(ends)) < len(ends) - 1
+        real = starts < ends
+        yield np.full(int(real.sum()), step, dtype=np.int64), starts[real], ends[real], by_event[real]
+
+
+def _causes(facts: Facts, left: Int64, right: Int64, ender: Int64) -> tuple[Int64, Int64, Int64]:
+    """(loading, waiting, launching) of each gap, by what the thread that launched its end was doing."""
+    charges, spans = facts.found.charges, facts.found.recording.spans
+    loading, waiting, launching = (np.zeros(len(left), dtype=np.int64) for _ in range(3))
+    cpu_span = np.where(ender >= 0, charges.cpu_span[ender], -1)
+    lane = np.where(cpu_span >= 0, spans.lane[cpu_span], -1)
+    launched = np.where(cpu_span >= 0, spans.start_ns[cpu_span], np.iinfo(np.int64).min)
+    for thread in np.unique(lane[lane >= 0]).tolist():
+        mine = np.flatnonzero((lane == thread) & (launched > left))
+        waits, loads = _states(facts, thread)
+        begin, end, call = left[mine], right[mine], np.minimum(launched[mine], right[mine])
+        waiting[mine] = waits.overlap(begin, call)
+        loading[mine] = np.minimum(loads.overlap(begin, call), call - begin - waiting[mine])
+        rest = end - begin - waiting[mine] - loading[mine]
+        launching[mine] = np.where(rest <= LONGEST_LAUNCH_NS, rest, 0)
+    return loading, waiting, launching
+
+
+def _states(facts: Facts, thread: int) -> tuple[Union, Union]:
+    """When a thread waits, and when it fetches data."""
+    recording = facts.found.recording
+    spans = recording.spans
+    mine = spans.lane == thread
+    waits = np.array([_WAITS.match(name) is not None for name in recording.names], dtype=np.bool_)
+    loads = np.array([role_of(name) == Role.DATA_LOADING for name in recording.names], dtype=np.bool_)
+    waiting = mine & (spans.category == Category.RUNTIME) & waits[spans.name]
+    loading = mine & (spans.category == Category.ANNOTATION) & loads[spans.name]
+    return _union(facts, waiting), _union(facts, loading)
+
+
+def _union(facts: Facts, chosen: Bool) -> Union:
+    spans = facts.found.recording.spans
+    return union(spans.start_ns[chosen], spans.end_ns[chosen])
+
+
+# --------------------------------------------------------------------------------------------------
+# Many names as few: `model.layers.{0..31}.mlp` stands for all 32 of them, and for nothing else.
+
+_NUMBER = re.compile(r"(?:(?<=[._#])|^)(?:0|[1-9][0-9]{0,8})(?=\.|$)")
+
+_Split = tuple[tuple[str, ...], tuple[frozenset[int], ...]]  # what is between the numbers, and the numbers
+
+
+def fold_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Names that differ in their numbers as one, in order of their first.
+
+    Exact: what a folded name stands for was among the names, each number with each.
+    """
+    split: list[_Split] = [_split(name) for name in dict.fromkeys(names)]
+    for place in range(max((len(numbers) for _, numbers in split), default=0) - 1, -1, -1):
+        split = _merged(split, place)
+    return tuple(_written(texts, numbers) for texts, numbers in split)
+
+
+def _split(name: str) -> _Split:
+    found = list(_NUMBER.finditer(name))
+    ends = [0, *(match.end() for match in found)]
+    starts = [*(match.start() for match in found), len(name)]
+    texts = tuple(name[end:start] for end, start in zip(ends, starts, strict=True))
+    return texts, tuple(frozenset([int(match.group())]) for match in found)
+
+
+def _merged(split: list[_Split], place: int) -> list[_Split]:
+    """Those that are equal but for the numbers at one place, as one."""
+    together: dict[object, _Split] = {}
+    for texts, numbers in split:
+        if place >= len(numbers):
+            together[texts, numbers] = (texts, numbers)
+            continue
+        key = (texts, numbers[:place], numbers[place + 1 :], place)
+        known = together.get(key)
+        here = numbers[place] | known[1][place] if known is not None else numbers[place]
+        together[key] = (texts, (*numbers[:place], here, *numbers[place + 1 :]))
+    return list(together.values())
+
+
+def _written(texts: tuple[str, ...], numbers: tuple[frozenset[int], ...]) -> str:
+    parts = [texts[0]]
+    for text, members in zip(texts[1:], numbers, strict=True):
+        ranges = number_ranges(sorted(members))
+        parts.append(ranges if len(members) == 1 else f"{{{ranges}}}")
+        parts.append(text)
+    return "".join(parts)
+
+
+# --------------------------------------------------------------------------------------------------
+# Numbers and names as advice says them.
+
+_MOST_NAMES = 2
+
+
+def duration(time_ns: float) -> str:
+    """`"1.23 s"`, `"41.3 ms"`, `"812 µs"`: three digits."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if abs(time_ns) >= size * 0.9995:
+            value = time_ns / size
+            return f"{value:.{2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0}f} {unit}"
+    return f"{time_ns:.0f} ns"
+
+
+def share(part: float) -> str:
+    """0.62 -> `"62 %"`; below one in ten with a decimal, and never 0 or 100 for what is not."""
+    if 0 < part < 0.0005:
+        return "under 0.1 %"
+    if 0.995 <= part < 1:
+        return "over 99 %"
+    return f"{100 * part:.0f} %" if part >= 0.0995 or part == 0 else f"{100 * part:.1f} %"
+
+
+def size(size_bytes: float) -> str:
+    """Bytes in binary units: `"3.4 MiB"`."""
+    return file_size(round(size_bytes))
+
+
+def count(number: float, noun: str, plural: str = "") -> str:
+    """`"1 call"`, `"32 calls"`, `"2.5 calls"`; `plural`: where it does not end in "s" alone."""
+    text = f"{number:.0f}" if number == round(number) or number >= 100 else f"{number:.1f}"
+    return f"{text} {noun}" if text == "1" else f"{text} {plural or noun + 's'}"
+
+
+def where(layers: Iterable[str]) -> str:
+    """Layers in a few words: `model.layers.{0..31}.mlp`; "code outside of all layers" for ""."""
+    folded = [name or "code outside of all layers" for name in fold_names(layers)]
+    more = len(folded) - _MOST_NAMES
+    return ", ".join(folded[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
 
 NS_PER_US = 1000
 _UNLIKE = 1.5  # times the mean step: as far as that one length speaks for all
@@ -180,3 +380,132 @@ class Facts:
 
 
 Rule = Callable[[Facts], Iterable[Finding]]
+
+
+# --------------------------------------------------------------------------------------------------
+# What a step is shorter by, at most, where some of its work vanishes.
+#
+# The CPU issues work in order, and a device does it in order. So a step takes as long as the longest path through it:
+# CPU time up to some launch, then device time from there on. Without some of the work that path is still there, and
+# shorter by what of the work lay on it: CPU time before a launch and device time after it. The largest such sum over
+# all launches is one bound. The other: a device that still has all else to do cannot save more than the device time of
+# the work, and its idle time. Profiling makes ops slower on the CPU, which makes both larger, never smaller.
+
+
+def saved_at_most_ns(facts: Facts, vanishing: Bool, *, stays_ns: float = 0.0, own_ns: Int64 | None = None) -> float:
+    """Wall time of a step, at most, that the CPU events marked as `vanishing` take, with all that they launch.
+
+    Of each the time that is its own, without what lies inside. `stays_ns`: device time a step that is left at least,
+    whatever takes their place. `own_ns`: that time of every event, where it is less than that without what lies inside.
+    """
+    spans, charges = facts.found.recording.spans, facts.found.charges
+    own_ns = own_cpu_ns(facts) if own_ns is None else own_ns
+    members = np.flatnonzero(vanishing & (own_ns > 0))
+    cpu_ns = float(own_ns[members].sum())
+    if not facts.on_device:
+        return facts.per_step_ns(int(cpu_ns))
+    launched = np.flatnonzero((charges.cpu_span >= 0) & vanishing[np.maximum(charges.cpu_span, 0)])
+    launched = launched[np.argsort(charges.launch_ns[launched], kind="stable")]
+    device_ns = float(charges.time_ns[launched].sum())
+    by_path = max(cpu_ns, device_ns)
+    if len(launched) and len(members):
+        members = members[np.argsort(spans.start_ns[members], kind="stable")]
+        until = np.concatenate(([0], np.cumsum(own_ns[members])))
+        before = until[np.searchsorted(spans.start_ns[members], charges.launch_ns[launched], side="right")]
+        after = np.cumsum(charges.time_ns[launched][::-1])[::-1]
+        by_path = max(by_path, float((before + after).max()))
+    idle_ns = max(0.0, facts.step_ns * facts.steps - (facts.analysis.time.busy_ns or 0))
+    idle_ns = max(idle_ns, (facts.idle_ns or 0.0) * facts.steps)  # the device may be busy outside of the steps too
+    by_device = max(0.0, device_ns - stays_ns * facts.steps) + idle_ns
+    return min(by_path, by_device) / facts.steps
+
+
+def time_of_ns(facts: Facts, chosen: Bool) -> float:
+    """Device time (on a CPU-only trace, CPU time) of a step that CPU events launched, or took."""
+    charges = facts.found.charges
+    counts = (charges.cpu_span >= 0) & chosen[np.maximum(charges.cpu_span, 0)]
+    return facts.per_step_ns(int(charges.time_ns[counts].sum()))
+
+
+def own_cpu_ns(facts: Facts) -> Int64:
+    """Per CPU event the wall time in which it is the innermost of its thread: marks and annotations take time here."""
+    spans = facts.found.recording.spans
+    counts = spans.category <= Category.MODULE
+    return self_time(facts.found.nesting, spans.lane, spans.start_ns, spans.end_ns, counts=counts)
+
+
+# --------------------------------------------------------------------------------------------------
+# The device that a run was on, as far as the trace and the run tell.
+
+_FIRST_WITH_TENSOR_CORES = (7, 0)  # Volta
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """An accelerator of which device events were recorded."""
+
+    name: str  # "" where nobody tells
+    is_nvidia: bool
+    capability: tuple[int, int] | None  # of NVIDIA's only
+    memory_bytes: int | None
+
+    @property
+    def has_tensor_cores(self) -> bool:
+        return self.capability is not None and self.capability >= _FIRST_WITH_TENSOR_CORES
+
+    @property
+    def has_tf32(self) -> bool:
+        return self.capability is not None and self.capability >= FIRST_WITH_TF32
+
+
+def device_of(facts: Facts) -> Device | None:
+    """None for a CPU-only trace."""
+    if not facts.on_device:
+        return None
+    run, metadata = facts.analysis.run, facts.found.recording.metadata
+    properties = busiest_device_properties(facts.found.recording)
+    name = str(run.get("device") or properties.name or "")
+    is_amd = any(key.startswith("hip_") for key in metadata) or "hip" in run.get("versions", {}) or "AMD" in name
+    told = _pair(run.get("compute_capability")) or properties.compute_capability
+    is_nvidia = not is_amd and told is not None
+    memory = run.get("device_memory_bytes") or properties.memory_bytes or facts.device_memory_bytes
+    return Device(
+        name=name,
+        is_nvidia=is_nvidia,
+        capability=told if is_nvidia else None,
+        memory_bytes=memory if isinstance(memory, int) and memory > 0 else None,
+    )
+
+
+def _pair(told: object) -> tuple[int, int] | None:
+    if not isinstance(told, (list, tuple)) or len(told) != 2 or not all(isinstance(one, int) for one in told):
+        return None
+    return (told[0], told[1])
+
+
+# --------------------------------------------------------------------------------------------------
+# What rules about matrix products have in common.
+
+_LONGEST_NAME = 80
+_CUTLASS = re.compile(r"(void )?cutlass\w*::Kernel2?<(?P<name>\w+)>")
+
+
+def at_peak_ns(facts: Facts, rows: Iterable[ProductRow], dtype: str) -> float:
+    """What these products take in a step at the peak of a type; 0 where that is not known."""
+    peaks = facts.analysis.utilization.peaks if facts.analysis.utilization is not None else None
+    peak = peaks.flops(dtype) if peaks is not None else None
+    flops = sum(2.0 * row.m * row.n * row.k * row.batch * row.calls_per_step for row in rows)
+    return flops / peak * 1e9 if peak else 0.0
+
+
+def reckoned(what: str, least_ns: float) -> str:
+    """How much was saved at most, as evidence says it."""
+    left = f"took no longer than {duration(least_ns)}, at the peak" if least_ns else "took no time at all"
+    return f"saves at most: as if {what} {left}"
+
+
+def short_name(name: str) -> str:
+    """What tells a kernel apart; a template of CUTLASS says it within its brackets."""
+    if (told := _CUTLASS.match(name)) is not None:
+        name = told["name"]
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."

@@ -1,34 +1,308 @@
-"""What rules about matrix products have in common."""
+"""Matrix products in types for which the device has faster units, or that leave these idle."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple
 
-from profiler_wrapper.analysis.advice.facts import Facts
-from profiler_wrapper.analysis.advice.wording import duration
-from profiler_wrapper.analysis.view_model import ProductRow
+import numpy as np
 
-_LONGEST_NAME = 80
-_CUTLASS = re.compile(r"(void )?cutlass\w*::Kernel2?<(?P<name>\w+)>")
+from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.advice.facts import (
+    NS_PER_US,
+    Device,
+    Facts,
+    Rule,
+    at_peak_ns,
+    count,
+    device_of,
+    duration,
+    reckoned,
+    share,
+    short_name,
+    time_of_ns,
+    where,
+)
+from profiler_wrapper.analysis.model import Finding, KernelRow, ProductRow
+from profiler_wrapper.analysis.work.formulas import class_of_work, has_formula
+from profiler_wrapper.trace.nesting import nearest
+from profiler_wrapper.trace.recording import Bool, Category
+
+# --------------------------------------------------------------------------------------------------
+# Matrix products whose sizes keep them from the fastest kernels.
+#
+# NVIDIA, "Matrix Multiplication Background User's Guide", section on tensor core requirements: fastest where the
+# dimensions are multiples of 16 bytes: of 8 numbers of 16 bits, 4 of tfloat32, 16 of 8 bits.
+
+_WORTH_TELLING = 0.01  # of device time
+_MULTIPLES = {"bfloat16": 8, "float16": 8, "tfloat32": 4, "int8": 16, "uint8": 16}
+_FLOAT8 = "float8"
+_ALIGNMENT = re.compile(r"align([124])(?![0-9])")
+_VOCABULARY = 8192  # a linear layer with more outputs, called once a step, makes scores of words
+
+Role = Literal["vocabulary", "head_dim", "tokens", "features"]
 
 
-def at_peak_ns(facts: Facts, rows: Iterable[ProductRow], dtype: str) -> float:
-    """What these products take in a step at the peak of a type; 0 where that is not known."""
-    peaks = facts.analysis.utilization.peaks if facts.analysis.utilization is not None else None
-    peak = peaks.flops(dtype) if peaks is not None else None
-    flops = sum(2.0 * row.m * row.n * row.k * row.batch * row.calls_per_step for row in rows)
-    return flops / peak * 1e9 if peak else 0.0
+class _Size(NamedTuple):
+    size: int
+    multiple: int
+    dtype: str
+    role: Role
 
 
-def reckoned(what: str, least_ns: float) -> str:
-    """How much was saved at most, as evidence says it."""
-    left = f"took no longer than {duration(least_ns)}, at the peak" if least_ns else "took no time at all"
-    return f"saves at most: as if {what} {left}"
+def unaligned_dimensions(facts: Facts) -> Iterator[Finding]:
+    """Products whose rows in memory are no multiple of 16 bytes, in a type that tensor cores multiply."""
+    device = device_of(facts)
+    if device is None or not device.has_tensor_cores:
+        return
+    found: dict[_Size, list[ProductRow]] = defaultdict(list)
+    for row in facts.analysis.products:
+        if row.phase != "backward":
+            for size in _unaligned(facts, row):
+                found[size].append(row)
+    for size, rows in found.items():
+        layers = tuple(dict.fromkeys(row.layer for row in rows))
+        with_backward = [*rows, *_backward_of(facts, size, layers)]
+        time_ns = float(sum(row.time_per_step_ns for row in with_backward))
+        if facts.share_of_work(time_ns) >= _WORTH_TELLING:
+            yield _of_size(facts, size, with_backward, layers, time_ns)
 
 
-def short_name(name: str) -> str:
-    """What tells a kernel apart; a template of CUTLASS says it within its brackets."""
-    if (told := _CUTLASS.match(name)) is not None:
-        name = told["name"]
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
+def _unaligned(facts: Facts, row: ProductRow) -> Iterator[_Size]:
+    """Of the dimensions that lie next to each other in memory: n and k, the rows of which begin at any place."""
+    multiple = 16 if row.dtype.startswith(_FLOAT8) else _MULTIPLES.get(row.dtype)
+    if multiple is None:
+        return
+    convolves = "conv" in row.op
+    for size in dict.fromkeys((row.n,) if convolves else (row.n, row.k)):
+        if size % multiple and size > multiple:
+            yield _Size(size, multiple, row.dtype, _role(facts, row, size))
+
+
+def _role(facts: Facts, row: ProductRow, size: int) -> Role:
+    if row.batch > 1:
+        return "tokens" if size == row.m or size > min(row.m, row.n, row.k) else "head_dim"
+    kinds = {layer.kind for layer in facts.rows_of.get(row.layer, ())}
+    if size == row.n and ("head" in kinds or (size > _VOCABULARY and row.calls_per_step <= 1)):
+        return "vocabulary"
+    return "features"
+
+
+def _backward_of(facts: Facts, size: _Size, layers: Iterable[str]) -> list[ProductRow]:
+    names = set(layers)
+    rows = (row for row in facts.analysis.products if row.phase == "backward" and row.layer in names)
+    return [row for row in rows if row.dtype == size.dtype and size.size in (row.m, row.n, row.k)]
+
+
+def _of_size(facts: Facts, size: _Size, rows: list[ProductRow], layers: tuple[str, ...], time_ns: float) -> Finding:
+    better = -(-size.size // size.multiple) * size.multiple
+    least_ns = at_peak_ns(facts, rows, size.dtype)
+    dearest = max(rows, key=lambda row: row.time_per_step_ns)
+    kernel = _kernel_with_small_alignment(facts, layers)
+    calls = count(sum(row.calls_per_step for row in rows), "product")
+    batch = f", {dearest.batch} of them at once" if dearest.batch > 1 else ""
+    return Finding(
+        id="unaligned-dimensions",
+        title=f"{_named(size)} of {size.size} is no multiple of {size.multiple}: {duration(time_ns)} a step",
+        layer=where(layers),
+        phase=None,
+        share=facts.share_of_work(time_ns),
+        saves_at_most_us=facts.saves_us(max(0.0, time_ns - least_ns)),
+        saves_at_most_bytes=None,
+        evidence=(
+            f"{calls} a step in {size.dtype} with a dimension of {size.size}: {duration(time_ns)} of {facts.time_name}",
+            f"the most expensive: {dearest.op} m={dearest.m} n={dearest.n} k={dearest.k}{batch}, "
+            f"{duration(dearest.time_per_step_ns)} a step",
+            *([f"a kernel for such sizes ran: {kernel}"] if kernel else []),
+            reckoned("these products", least_ns),
+        ),
+        confidence="high" if kernel else "medium",
+        fix=_fix_of_size(size, better),
+        layers=layers,
+        details={"size": size.size, "multiple": size.multiple, "better": better, "dtype": size.dtype},
+    )
+
+
+def _named(size: _Size) -> str:
+    names: dict[Role, str] = {
+        "vocabulary": "a vocabulary",
+        "head_dim": "a head_dim",
+        "tokens": "a number of tokens",
+        "features": "a layer's width",
+    }
+    return names[size.role]
+
+
+def _fix_of_size(size: _Size, better: int) -> str:
+    if size.role == "vocabulary":
+        return (
+            f"pad the vocabulary to {better}: model.resize_token_embeddings(pad_to_multiple_of=64), unused rows masked"
+        )
+    if size.role == "tokens":
+        return f"scaled_dot_product_attention, which takes any number of tokens; or pad to {better} tokens"
+    return f"{better} in the place of {size.size}: a model of that width, or zeros in its weights"
+
+
+def _kernel_with_small_alignment(facts: Facts, layers: Iterable[str]) -> str | None:
+    names = set(layers)
+    rows = (row for row in facts.analysis.kernels if _ALIGNMENT.search(row.name) and names & set(row.layers))
+    row = next(rows, None)
+    return short_name(row.name) if row is not None else None
+
+
+ALIGNMENT_RULES: tuple[Rule, ...] = (unaligned_dimensions,)
+
+
+_WORTH_A_TYPE = 0.05  # a few products in float32 are what a model wants
+
+# Kernels that multiply float32 as it is: by cuBLAS and CUTLASS.
+_PLAIN_FLOAT32 = re.compile(r"^(?!.*(tf32|tensorop|s1688|s16816)).*(sgemm|_ffma_)")
+_OF_FLOAT32 = re.compile(r"sgemm|scudnn|_ffma_|f32f32_f32f32|<float|winograd")
+# They only lead to a product or away from it, or wait for memory: no unit makes them faster.
+_NO_PRODUCT = re.compile(
+    r"(?i)gemv|dot_kernel|splitk_?reduce|reduce|tonhwc|tonchw|tensortransform|im2col|transpose|pad"
+)
+
+
+def no_tf32(facts: Facts) -> Iterator[Finding]:
+    """float32 products on a device that has tfloat32, with kernels that do not use it."""
+    device = device_of(facts)
+    precision = facts.analysis.run.get("float32_matmul_precision")
+    if device is None or not device.has_tf32 or precision not in (None, "highest"):
+        return
+    chosen = _launches_in_plain_float32(facts)
+    time_ns = time_of_ns(facts, chosen)
+    if facts.share_of_work(time_ns) < _WORTH_TELLING:
+        return
+    rows = [row for row in facts.analysis.products if row.dtype == "float32" and "conv" not in row.op]
+    least_ns = at_peak_ns(facts, rows, "tfloat32")
+    layers = _layers_of(facts, chosen)
+    yield Finding(
+        id="no-tf32",
+        title=f"float32 matrix products without TF32: {share(facts.share_of_work(time_ns))} of {facts.time_name}",
+        layer=where(layers) if layers else None,
+        phase=None,
+        share=facts.share_of_work(time_ns),
+        saves_at_most_us=facts.saves_us(max(0.0, time_ns - least_ns)),
+        saves_at_most_bytes=None,
+        evidence=(
+            f"{duration(time_ns)} a step in kernels such as {_dearest_name(facts, chosen)}",
+            f"torch.get_float32_matmul_precision() is {precision!r} in this run"
+            if precision is not None
+            else "by its kernels; the trace does not tell what torch was told",
+            f"{device.name} multiplies TF32 on its tensor cores",
+            reckoned("these kernels", least_ns),
+        ),
+        confidence="high" if precision is not None else "medium",
+        fix='torch.set_float32_matmul_precision("high"), or bfloat16: torch.autocast("cuda", dtype=torch.bfloat16)',
+        layers=layers,
+        details={"time_us": time_ns / NS_PER_US, "precision": precision},
+    )
+
+
+def _launches_in_plain_float32(facts: Facts) -> Bool:
+    """CPU events that launched such a kernel for a matrix product; convolutions have a switch of their own."""
+    recording, charges = facts.found.recording, facts.found.charges
+    names = recording.names
+    plain = np.array([_PLAIN_FLOAT32.match(name) is not None for name in names], dtype=np.bool_)
+    is_product = np.array(
+        [has_formula(name) and class_of_work(name) == "gemm" and "conv" not in name for name in names], dtype=np.bool_
+    )[recording.spans.name] & (recording.spans.category == Category.CPU_OP)
+    in_product = nearest(facts.found.nesting.parent, is_product) >= 0
+    launches = charges.cpu_span[plain[recording.spans.name[charges.span]] & (charges.cpu_span >= 0)]
+    chosen = np.zeros(len(recording.spans), dtype=np.bool_)
+    chosen[launches] = True
+    return chosen & in_product
+
+
+def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
+    """Products, convolutions and attention in kernels that do not use the tensor cores that the device has."""
+    device = device_of(facts)
+    if device is None or not device.has_tensor_cores:
+        return
+    without = [row for row in facts.analysis.kernels if _could_use_them(row)]
+    if device.has_tf32 and facts.analysis.run.get("float32_matmul_precision") in (None, "highest"):
+        without = [row for row in without if _PLAIN_FLOAT32.match(row.name) is None]  # for those see `no_tf32`
+    time_ns = _in_steps_ns(facts, without)
+    if not without or facts.share_of_work(time_ns) < _WORTH_A_TYPE:
+        return
+    with_them = _in_steps_ns(facts, [row for row in facts.analysis.kernels if row.tensor_cores])
+    dtype = _dtype_of(facts, without)
+    layers = tuple(dict.fromkeys(layer for row in without for layer in row.layers if layer))
+    yield Finding(
+        id="tensor-cores-unused",
+        title=f"{share(facts.share_of_work(time_ns))} of {facts.time_name} is products that leave the tensor cores idle"
+        + (f", in {dtype}" if dtype else ""),
+        layer=where(layers) if layers else None,
+        phase=None,
+        share=facts.share_of_work(time_ns),
+        saves_at_most_us=facts.saves_us(time_ns),
+        saves_at_most_bytes=None,
+        evidence=(
+            f"{duration(time_ns)} a step in kernels without tensor cores, {duration(with_them)} in kernels with them",
+            f"the most expensive: {short_name(without[0].name)}, "
+            f"{duration(facts.per_step_ns(without[0].time_ns))} a step",
+            f"{device.name} has tensor cores (compute capability {'.'.join(map(str, device.capability or ()))})",
+            "saves at most: as if these kernels took no time; what 16-bit numbers save elsewhere comes on top",
+        ),
+        confidence="high" if dtype == "float32" else "medium",
+        fix=_fix_of_type(device, dtype),
+        layers=layers,
+        details={"time_us": time_ns / NS_PER_US, "with_tensor_cores_us": with_them / NS_PER_US, "dtype": dtype},
+    )
+
+
+def _in_steps_ns(facts: Facts, rows: Sequence[KernelRow]) -> float:
+    """Per step, without what was launched before the trace."""
+    recording, charges = facts.found.recording, facts.found.charges
+    wanted = {row.name for row in rows}
+    named = np.array([name in wanted for name in recording.names], dtype=np.bool_)[recording.spans.name[charges.span]]
+    before = int(charges.time_ns[named & (charges.cpu_span < 0)].sum())
+    return facts.per_step_ns(sum(row.time_ns for row in rows) - before)
+
+
+def _could_use_them(row: KernelRow) -> bool:
+    if row.tensor_cores is not False or _NO_PRODUCT.search(row.name):
+        return False
+    return row.class_name in ("gemm", "attention") and classes.class_of_kernel(row.name) in ("gemm", "attention", "")
+
+
+def _dtype_of(facts: Facts, rows: Iterable[KernelRow]) -> str | None:
+    """The type that most of the time is in, as kernels name it, else as shapes do."""
+    time_ns: dict[str, int] = defaultdict(int)
+    for row in rows:
+        time_ns["float32" if _OF_FLOAT32.search(row.name) else ""] += row.time_ns
+    if time_ns["float32"] > time_ns[""]:
+        return "float32"
+    by_shapes: dict[str, int] = defaultdict(int)
+    for product in facts.analysis.products:
+        by_shapes[product.dtype] += product.time_per_step_ns
+    return max(by_shapes, key=by_shapes.__getitem__, default=None)
+
+
+def _fix_of_type(device: Device, dtype: str | None) -> str:
+    if dtype in ("bfloat16", "float16", "int8"):
+        return "sizes that are multiples of 8, and tensors that begin at multiples of 16 bytes"
+    if device.has_tf32:
+        return 'mixed precision: torch.autocast("cuda", dtype=torch.bfloat16) around forward and loss'
+    return 'mixed precision: torch.autocast("cuda", dtype=torch.float16) with torch.amp.GradScaler'
+
+
+def _dearest_name(facts: Facts, chosen: Bool) -> str:
+    charges, recording = facts.found.charges, facts.found.recording
+    time_ns: dict[int, int] = defaultdict(int)
+    members = np.flatnonzero((charges.cpu_span >= 0) & chosen[np.maximum(charges.cpu_span, 0)])
+    for span, taken in zip(charges.span[members].tolist(), charges.time_ns[members].tolist(), strict=True):
+        time_ns[int(recording.spans.name[span])] += taken
+    return short_name(recording.names[max(time_ns, key=time_ns.__getitem__)])
+
+
+def _layers_of(facts: Facts, chosen: Bool) -> tuple[str, ...]:
+    places, place_of = facts.found.attribution.places, facts.found.attribution.place_of
+    names = (facts.found.layer_name(places[at]) for at in dict.fromkeys(place_of[np.flatnonzero(chosen)].tolist()))
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+PRECISION_RULES: tuple[Rule, ...] = (no_tf32, tensor_cores_unused)

@@ -1,0 +1,545 @@
+"""Attention that a faster kernel could have done: fallen back from flash, or made of single ops."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from profiler_wrapper.analysis.advice.facts import (
+    NS_PER_US,
+    Facts,
+    Rule,
+    count,
+    device_of,
+    duration,
+    saved_at_most_ns,
+    share,
+    size,
+    time_of_ns,
+    where,
+)
+from profiler_wrapper.analysis.attention_ops import FAST_PATH_PARTS
+from profiler_wrapper.analysis.model import AttentionCallRow, Finding
+from profiler_wrapper.analysis.views.products import attention_made
+from profiler_wrapper.trace.nesting import nearest
+from profiler_wrapper.trace.recording import Bool, Category, Int64
+
+if TYPE_CHECKING:
+    from profiler_wrapper.analysis.attributed import Attributed
+
+
+# --------------------------------------------------------------------------------------------------
+# Why torch took no faster backend for a call of attention: the conditions that it asks for itself.
+#
+# Sources, both in pytorch's aten/src/ATen/native/transformers: on CUDA `can_use_flash_attention` and
+# `can_use_mem_efficient_attention` in cuda/sdp_utils.cpp, on a CPU `use_flash_attention_cpp` in sdp_utils_cpp.cpp
+# (torch 2.11 to 2.13). `torch.backends.cuda.can_use_flash_attention(params, debug=True)` says the same as warnings.
+
+_CPU_TYPES = ("float32", "float64", "bfloat16", "float16")
+_LOW_PRECISION = ("float16", "bfloat16")
+_LARGEST_HEAD = 256
+_NOT_ON_A_CPU = "which flash attention on a CPU does not take"
+_FIRST_WITH_FLASH = (8, 0)
+# Where the backward of flash attention has no kernels for large heads: compute capability, both ends included.
+_SMALL_SHARED_MEMORY = (((8, 6), (8, 9)), ((12, 0), (12, 1)))
+
+Cause = Literal[
+    "switched off", "dimensions", "mask", "mask shape", "head_dim", "device", "causal", "dtype", "dropout", "strides"
+]
+
+
+class Reason(NamedTuple):
+    """One condition that a call does not meet."""
+
+    cause: Cause
+    text: str
+
+
+class Machine(NamedTuple):
+    """Where it ran, as far as that is known."""
+
+    is_cuda: bool
+    capability: tuple[int, int] | None
+    switches: Mapping[str, bool]  # of `torch.backends.cuda`: "flash", "mem_efficient" ...
+    trains: bool  # there is a backward
+
+
+def why_not_flash(call: AttentionCallRow, machine: Machine) -> tuple[Reason, ...]:
+    """The conditions of flash attention that the call does not meet; empty where all that is known are met."""
+    reasons = [*_switched_off("flash", machine), *_of_any_fused(call)]
+    if machine.is_cuda:
+        if call.mask:
+            reasons.append(Reason("mask", "a mask was given as a tensor, which flash attention does not take"))
+        reasons += _heads_on_cuda(call, machine)
+        if machine.capability is not None and machine.capability < _FIRST_WITH_FLASH:
+            reasons.append(
+                Reason("device", f"flash attention needs compute capability 8.0, this is {_dotted(machine)}")
+            )
+        if call.causal and _tokens(call.query_shape) != _tokens(call.key_shape):
+            tokens = f"{_tokens(call.query_shape)} queries on {_tokens(call.key_shape)} keys"
+            reasons.append(Reason("causal", f"is_causal with {tokens}: flash attention wants as many of each"))
+        if call.dtype and call.dtype not in _LOW_PRECISION:
+            reasons.append(
+                Reason("dtype", f"it computes in {call.dtype}; flash attention in bfloat16 and float16 only")
+            )
+    else:
+        reasons += _mask_on_a_cpu(call)
+        if call.dropout:
+            reasons.append(Reason("dropout", f"dropout of {call.dropout:g}, {_NOT_ON_A_CPU}"))
+        if _widths(call) is not None and len(set(_widths(call) or ())) > 1:
+            reasons.append(_unlike_heads(call))
+        if call.dtype and call.dtype not in _CPU_TYPES:
+            reasons.append(Reason("dtype", f"it computes in {call.dtype}, {_NOT_ON_A_CPU}"))
+    return tuple(reasons)
+
+
+def why_not_efficient(call: AttentionCallRow, machine: Machine) -> tuple[Reason, ...]:
+    """The conditions of memory-efficient attention, of CUDA only, that the call does not meet."""
+    reasons = [*_switched_off("mem_efficient", machine), *_of_any_fused(call)]
+    before_ampere = machine.capability is not None and machine.capability < _FIRST_WITH_FLASH
+    types = ("float16", "float32") if before_ampere else ("float16", "bfloat16", "float32")
+    if call.dtype and call.dtype not in types:
+        reasons.append(Reason("dtype", f"it computes in {call.dtype}"))
+    widths = _widths(call)
+    multiple = 8 if call.dtype in _LOW_PRECISION else 4
+    if widths is not None and any(width % multiple for width in widths):
+        reasons.append(Reason("head_dim", f"a head_dim of {widths[0]} is no multiple of {multiple}"))
+    return tuple(reasons)
+
+
+def _switched_off(backend: str, machine: Machine) -> list[Reason]:
+    if machine.switches.get(backend, True):
+        return []
+    return [Reason("switched off", f"it is switched off: torch.backends.cuda.enable_{_switch(backend)}(False)")]
+
+
+def _switch(backend: str) -> str:
+    return f"{backend}_sdp"
+
+
+def _of_any_fused(call: AttentionCallRow) -> list[Reason]:
+    """What every fused backend asks for."""
+    reasons = []
+    if not len(call.query_shape) == len(call.key_shape) == 4:
+        sizes = " x ".join(map(str, call.query_shape))
+        reasons.append(Reason("dimensions", f"the query has {len(call.query_shape)} dimensions ({sizes}), not 4"))
+    elif call.query_shape[0] != call.key_shape[0]:
+        text = f"batches differ: {call.query_shape[0]} of queries, {call.key_shape[0]} of keys"
+        reasons.append(Reason("dimensions", text))
+    if call.strided:
+        reasons.append(Reason("strides", "the last dimension of an input is not dense in memory"))
+    return reasons
+
+
+def _mask_on_a_cpu(call: AttentionCallRow) -> list[Reason]:
+    """It may be a matrix, or have the four dimensions of the scores; each its size or 1."""
+    scores = (*call.query_shape[:2], _tokens(call.query_shape), _tokens(call.key_shape))
+    wanted = scores[-len(call.mask_shape) :]
+    if not call.mask_shape or len(scores) != 4:
+        return []
+    fits = len(call.mask_shape) in (2, 4) and all(
+        size in (1, wish) for size, wish in zip(call.mask_shape, wanted, strict=True)
+    )
+    given = " x ".join(map(str, call.mask_shape))
+    return [] if fits else [Reason("mask shape", f"a mask of {given}, not of two or of the scores' four dimensions")]
+
+
+def _heads_on_cuda(call: AttentionCallRow, machine: Machine) -> list[Reason]:
+    widths = _widths(call)
+    if widths is None:
+        return []
+    if len(set(widths)) > 1:
+        return [_unlike_heads(call)]
+    (width,) = set(widths)
+    if width > _LARGEST_HEAD:
+        return [Reason("head_dim", f"a head_dim of {width}; flash attention goes up to {_LARGEST_HEAD}")]
+    small = machine.capability is not None and any(
+        first <= machine.capability <= last for first, last in _SMALL_SHARED_MEMORY
+    )
+    if small and machine.trains and (192 < width <= 224 or (width > 224 and call.dropout)):
+        text = f"training with a head_dim of {width}, which flash attention does not take on compute capability"
+        return [Reason("head_dim", f"{text} {_dotted(machine)}")]
+    return []
+
+
+def _unlike_heads(call: AttentionCallRow) -> Reason:
+    query, key, value = _widths(call) or (0, 0, 0)
+    return Reason("head_dim", f"head_dims differ: {query} of queries, {key} of keys, {value} of values")
+
+
+def _widths(call: AttentionCallRow) -> tuple[int, int, int] | None:
+    shapes = (call.query_shape, call.key_shape, call.value_shape)
+    if not all(shapes):
+        return None
+    return (shapes[0][-1], shapes[1][-1], shapes[2][-1])
+
+
+def _tokens(shape: tuple[int, ...]) -> int | None:
+    return shape[-2] if len(shape) >= 2 else None
+
+
+def _dotted(machine: Machine) -> str:
+    return ".".join(map(str, machine.capability or ()))
+
+
+# --------------------------------------------------------------------------------------------------
+# Attention made of single ops: a batched product, a softmax, a batched product, in one call of one layer.
+
+_PRODUCTS = frozenset(("aten::bmm", "aten::baddbmm"))
+_PROJECTIONS = frozenset(("aten::linear", "aten::mm", "aten::addmm"))
+_SOFTMAX = frozenset(("aten::_softmax", "aten::_safe_softmax"))
+
+
+@dataclass(frozen=True, slots=True)
+class UnfusedAttention:
+    """All of it in a recording."""
+
+    layers: tuple[str, ...]  # innermost, in order of first calls
+    calls: int
+    softmax: Bool  # per span: the softmax, and what is in it; with its backward
+    products: Bool  # per span: the two products, as above
+    whole: Bool  # per span: what its layers do themselves but for projections, and all between its products; as above
+
+
+def unfused_attention(found: Attributed) -> UnfusedAttention | None:
+    """None where there is none.
+
+    A softmax counts whose neighbours, among the products and softmaxes of the same call of a layer, are both
+    products. So a router is none (its scores are no batched product), nor is the head of a classifier.
+    """
+    spans, parent = found.recording.spans, found.nesting.parent
+    is_product, is_softmax = _named(found, _PRODUCTS), _named(found, _SOFTMAX)
+    if not is_softmax.any() or not is_product.any():
+        return None
+    places = found.attribution.places
+    entered = np.array([place.phase not in ("backward", "optimizer") for place in places], dtype=np.bool_)
+    chosen = (is_product | is_softmax) & entered[found.attribution.place_of]
+    chosen &= attention_made(found).entry_of < 0  # what torch's own attention is made of is told by its name
+    call_of = _calls(found)
+    members = np.flatnonzero(chosen)
+    members = members[np.lexsort((spans.start_ns[members], call_of[members], spans.lane[members]))]
+    first, middle, last = members[:-2], members[1:-1], members[2:]
+    fits = is_product[first] & is_softmax[middle] & is_product[last]
+    for other in (first, last):
+        fits &= (call_of[other] == call_of[middle]) & (spans.lane[other] == spans.lane[middle])
+    if not fits.any():
+        return None
+    softmaxes = middle[fits]
+    inside = _between(found, first[fits], last[fits])
+    in_projection = nearest(parent, _named(found, _PROJECTIONS)) >= 0
+    whole = inside | (np.isin(call_of, call_of[softmaxes[call_of[softmaxes] >= 0]]) & ~in_projection)
+    is_softmax[:] = False
+    is_softmax[softmaxes] = True
+    in_softmax = nearest(parent, is_softmax) >= 0
+    is_product[:] = False
+    is_product[first[fits]] = is_product[last[fits]] = True
+    in_product = nearest(parent, is_product) >= 0
+    names = [found.layer_name(places[at]) for at in found.attribution.place_of[softmaxes].tolist()]
+    return UnfusedAttention(
+        layers=tuple(dict.fromkeys(name for name in names if name)),
+        calls=len(softmaxes),
+        softmax=_with_backward(found, in_softmax),
+        products=_with_backward(found, in_product),
+        whole=_with_backward(found, whole),
+    )
+
+
+def _named(found: Attributed, wanted: frozenset[str]) -> Bool:
+    spans = found.recording.spans
+    by_name = np.array([name in wanted for name in found.recording.names], dtype=np.bool_)
+    named: Bool = by_name[spans.name] & (spans.category == Category.CPU_OP)
+    return named
+
+
+def _calls(found: Attributed) -> Int64:
+    """Per span the call of a layer that it is in, as the span of it; -1 outside of all."""
+    is_call = np.zeros(len(found.nesting.parent), dtype=np.bool_)
+    is_call[list(found.tree.layer_of_span)] = True
+    return nearest(found.nesting.parent, is_call).astype(np.int64)
+
+
+def _between(found: Attributed, first: Int64, last: Int64) -> Bool:
+    """What lies between the begin of the first and the end of the last on their thread: a dropout is a layer."""
+    spans = found.recording.spans
+    inside = np.zeros(len(spans), dtype=np.bool_)
+    for lane in np.unique(spans.lane[first]).tolist():
+        here = np.flatnonzero(spans.lane[first] == lane)
+        here = here[np.argsort(spans.start_ns[first[here]], kind="stable")]
+        starts, ends = spans.start_ns[first[here]], spans.end_ns[last[here]]
+        members = np.flatnonzero((spans.lane == lane) & (spans.category <= Category.RUNTIME))
+        at = np.searchsorted(starts, spans.start_ns[members], side="right") - 1
+        inside[members] = (at >= 0) & (spans.end_ns[members] <= ends[np.maximum(at, 0)])
+    return inside
+
+
+def _with_backward(found: Attributed, forward: Bool) -> Bool:
+    """The same, and the autograd nodes that it made with all that they run."""
+    nodes = [link.node for link in found.attribution.links if link.forward_op >= 0 and forward[link.forward_op]]
+    of_node = np.zeros(len(forward) + 1, dtype=np.bool_)  # the last one is for "no node"
+    of_node[nodes] = True
+    in_backward = np.array([place.phase == "backward" for place in found.attribution.places], dtype=np.bool_)
+    return forward | (of_node[found.attribution.node_of] & in_backward[found.attribution.place_of])
+
+
+ID = "attention-fallback"
+_SLOWER = ("math", "mem_efficient")
+_ENTERED = ("forward", "recompute", "prefill", "decode", "other")
+_FIXES: dict[Cause, str] = {
+    "switched off": "switch it on: torch.backends.cuda.enable_flash_sdp(True), or leave sdpa_kernel(...) away",
+    "dimensions": "queries, keys and values of (batch, heads, tokens, head_dim): x.unsqueeze(0), or expand them",
+    "mask": "is_causal=True instead of a causal mask; for padding, packed sequences or flex_attention",
+    "mask shape": "a mask of (queries, keys) or (batch, heads, queries, keys), where 1 stands for all",
+    "head_dim": "a head_dim of at most 256, the same for queries, keys and values (pad the values)",
+    "device": "memory-efficient attention is the fastest that this device has: float16, a head_dim that 8 divides",
+    "causal": "as many keys as queries, or a causal bias: torch.nn.attention.bias.causal_lower_right",
+    "dtype": "bfloat16: with torch.autocast(device_type, dtype=torch.bfloat16)",
+    "dropout": "attention without dropout: dropout_p=0; in configs attention_dropout, attn_pdrop or "
+    "attention_probs_dropout_prob",
+    "strides": "inputs that are dense in the last dimension: x.contiguous()",
+}
+_UNKNOWN_FIX = (
+    "find out why: torch.backends.cuda.can_use_flash_attention(params, debug=True); is an sdpa_kernel(...) around it?"
+)
+
+
+@dataclass
+class _Fallen:
+    """Calls of one backend that fell back for the same reasons."""
+
+    backend: str
+    reasons: tuple[Reason, ...]
+    rows: list[AttentionCallRow] = field(default_factory=list)
+    layers: dict[str, None] = field(default_factory=dict)
+
+
+def attention_fallback(facts: Facts) -> Iterator[Finding]:
+    """Calls of scaled-dot-product attention that ran with a slower backend than the machine has."""
+    device = device_of(facts)
+    if device is not None and not device.is_nvidia:
+        return  # the conditions are those of CUDA and of CPUs
+    if not any(row.backend in _SLOWER for row in facts.analysis.attention):
+        return
+    made = attention_made(facts.found)
+    entries: dict[tuple[str, str], list[int]] = defaultdict(list)
+    places, place_of = facts.found.attribution.places, facts.found.attribution.place_of
+    recording = facts.found.recording
+    for entry, backend in made.backend_of.items():
+        if entry >= 0 and backend in _SLOWER and recording.name_of(entry) not in FAST_PATH_PARTS:
+            entries[facts.found.layer_name(places[int(place_of[entry])]) or "", backend].append(entry)
+    for fallen in _fallen(facts, entries):
+        yield from _of_backend(facts, fallen, entries, made.entry_of)
+
+
+def _fallen(facts: Facts, entries: Iterable[tuple[str, str]]) -> Iterable[_Fallen]:
+    """The layers and backends by why they are not faster; what needs no finding is left out."""
+    machine, device = _machine(facts), device_of(facts)
+    rows: dict[tuple[str, str], list[AttentionCallRow]] = defaultdict(list)
+    for row in facts.analysis.attention_calls:
+        rows[row.layer, row.backend].append(row)
+    groups: dict[tuple[object, ...], _Fallen] = {}
+    for layer, backend in entries:
+        of_layer = rows.get((layer, backend), [])
+        entered = next((row for row in of_layer if row.phase in _ENTERED), of_layer[0] if of_layer else None)
+        reasons = why_not_flash(entered, machine) if entered is not None else ()
+        if device is not None and any(reason.cause == "device" for reason in reasons):
+            if backend == "mem_efficient" or entered is None:
+                continue  # the best that there is
+            reasons = why_not_efficient(entered, machine)
+            if not reasons:
+                continue
+        fallen = groups.setdefault((backend, reasons), _Fallen(backend, reasons))
+        fallen.rows += of_layer
+        fallen.layers[layer] = None
+    return groups.values()
+
+
+def _machine(facts: Facts) -> Machine:
+    device = device_of(facts)
+    switches = facts.analysis.run.get("attention_backends")
+    return Machine(
+        is_cuda=device is not None,
+        capability=device.capability if device is not None else None,
+        switches=switches if isinstance(switches, dict) else {},
+        trains=any(row.phase == "backward" for row in facts.analysis.layers),
+    )
+
+
+def _of_backend(
+    facts: Facts, fallen: _Fallen, entries: dict[tuple[str, str], list[int]], entry_of: np.typing.NDArray[np.int32]
+) -> Iterator[Finding]:
+    members = [entry for layer in fallen.layers for entry in entries[layer, fallen.backend]]
+    chosen = np.isin(entry_of, members)
+    time_ns = time_of_ns(facts, chosen)
+    if not time_ns:
+        return
+    least_ns = _least_ns(fallen.rows, _peak_of_16_bits(facts)) if facts.on_device else 0.0
+    saved_ns = saved_at_most_ns(facts, chosen, stays_ns=least_ns)
+    cause: Cause | None = fallen.reasons[0].cause if fallen.reasons else None
+    known = bool(fallen.rows)
+    why = fallen.reasons[0].text if fallen.reasons else "its inputs meet all conditions" if known else "inputs unknown"
+    calls = count(len(members) / facts.steps, "call")
+    evidence = [
+        f"{calls} a step in {where(fallen.layers)}: {duration(time_ns)} of {facts.time_name} a step",
+        *(f"not flash, because {reason.text}" for reason in fallen.reasons[:2]),
+        *_sizes(fallen.rows),
+        _reckoned(facts, time_ns, least_ns),
+    ]
+    confidence: Literal["high", "medium"] = "high" if fallen.reasons and fallen.backend == "math" else "medium"
+    yield Finding(
+        id=ID,
+        title=f"attention ran with the {_name(fallen.backend)} backend, not flash: {why}",
+        layer=where(fallen.layers),
+        phase=None,
+        share=facts.share_of_work(time_ns),
+        saves_at_most_us=facts.saves_us(saved_ns),
+        saves_at_most_bytes=_kept_bytes(facts, fallen.layers) if fallen.backend == "math" else None,
+        evidence=tuple(evidence),
+        confidence=confidence,
+        fix=_FIXES[cause] if cause is not None else _UNKNOWN_FIX,
+        layers=tuple(fallen.layers),
+        details={
+            "backend": fallen.backend,
+            "causes": [reason.cause for reason in fallen.reasons],
+            "time_us": time_ns / NS_PER_US,
+        },
+    )
+
+
+def _name(backend: str) -> str:
+    return backend.replace("mem_efficient", "memory-efficient")
+
+
+def _sizes(rows: Iterable[AttentionCallRow]) -> list[str]:
+    row = next(iter(rows), None)
+    if row is None:
+        return []
+    query, key = (" x ".join(map(str, shape)) for shape in (row.query_shape, row.key_shape))
+    return [f"{row.dtype}, queries {query}, keys {key}, mask {_told(row.mask)}, dropout {_told(row.dropout)}"]
+
+
+def _told(value: object) -> str:
+    return {True: "given", False: "none", None: "not known"}.get(value, str(value))  # type: ignore[call-overload, no-any-return]
+
+
+def _peak_of_16_bits(facts: Facts) -> float:
+    """FLOP/s; 0 where that is not known."""
+    peaks = facts.analysis.utilization.peaks if facts.analysis.utilization is not None else None
+    return max((peaks.flops(dtype) or 0.0 for dtype in ("bfloat16", "float16")), default=0.0) if peaks else 0.0
+
+
+def _least_ns(rows: Iterable[AttentionCallRow], peak: float) -> float:
+    """What its products take in a step at the peak of 16-bit numbers: no kernel is faster. 0 where that is not known.
+
+    Forward two products; backward four, the scores again left out. With a mask nobody knows how many can be skipped.
+    """
+    if not peak:
+        return 0.0
+    flops = 0.0
+    for row in rows:
+        if row.mask is False and len(row.query_shape) == len(row.key_shape) == 4:
+            batch, heads, queries, width = row.query_shape
+            products = 4 if row.phase == "backward" else 2
+            pairs = queries * row.key_shape[2] * (0.5 if row.causal is not False else 1.0)
+            flops += row.calls_per_step * products * 2 * batch * heads * pairs * width
+    return flops / peak * 1e9
+
+
+def _reckoned(facts: Facts, time_ns: float, least_ns: float) -> str:
+    if not facts.on_device:
+        return "saves at most: as if attention cost nothing at all"
+    left = f", but for the {duration(least_ns)} that its products take at the peak" if least_ns else ""
+    return f"saves at most: as if its kernels and their launches vanished{left}"
+
+
+def _kept_bytes(facts: Facts, layers: Iterable[str]) -> int | None:
+    """What these layers keep for backward themselves, and the most that one of them needs while it runs."""
+    kept = needed = 0.0
+    known = False
+    for layer in layers:
+        for row in facts.rows_of.get(layer, ()):
+            if row.phase not in _ENTERED or row.self_retained_bytes is None:
+                continue
+            known = True
+            kept += row.self_retained_bytes if row.phase == "forward" else 0
+            if row.peak_bytes is not None and row.entry_allocated_bytes is not None:
+                needed = max(needed, row.peak_bytes - row.entry_allocated_bytes)
+    if not known:
+        return None
+    saved = round(kept + needed)
+    return min(saved, facts.peak_bytes) if facts.peak_bytes is not None else saved
+
+
+# --- made of single ops -------------------------------------------------------------------------
+
+
+def attention_unfused(facts: Facts) -> Iterator[Finding]:
+    """A softmax between two batched products."""
+    unfused = unfused_attention(facts.found)
+    if unfused is None:
+        return
+    time_ns, softmax_ns = time_of_ns(facts, unfused.whole), time_of_ns(facts, unfused.softmax)
+    products_ns = time_of_ns(facts, unfused.products)
+    least_ns = _least_of_products_ns(facts, unfused.layers)
+    saved_ns = saved_at_most_ns(facts, unfused.whole, stays_ns=least_ns)
+    kept = _kept_bytes(facts, unfused.layers)
+    device = device_of(facts)
+    eager = facts.analysis.run.get("attention_implementation") == "eager"
+    sdpa = "torch.nn.functional.scaled_dot_product_attention(q, k, v, ...)"
+    per_step = unfused.calls / facts.steps
+    yield Finding(
+        id=ID,
+        title=f"attention is made of single ops, a softmax between two products: {share(facts.share_of_work(time_ns))} "
+        f"of {facts.time_name}",
+        layer=where(unfused.layers) if unfused.layers else None,
+        phase=None,
+        share=facts.share_of_work(time_ns),
+        saves_at_most_us=facts.saves_us(saved_ns),
+        saves_at_most_bytes=kept,
+        evidence=(
+            f"{count(per_step, 'softmax op')} a step between two batched products, in "
+            f"{where(unfused.layers) if unfused.layers else 'layers that are not known'}",
+            f"all that these layers do themselves but for projections: {duration(time_ns)} of {facts.time_name} a "
+            f"step; the softmax {duration(softmax_ns)} of it, the two products {duration(products_ns)}",
+            *([f"they keep, and need while they run, {size(kept)}; the scores are a part of it"] if kept else []),
+            f"saves at most: as if all that vanished{_around(facts)}"
+            + (f", but for the {duration(least_ns)} that half of its products take at the peak" if least_ns else "")
+            + "; a fused kernel makes the products too, and never writes the scores to memory",
+        ),
+        confidence="high" if eager or device is None or device.is_nvidia else "medium",
+        fix='attn_implementation="sdpa" when the model is made' if eager else f'{sdpa}; in Transformers "sdpa"',
+        source=_source(facts),
+        layers=unfused.layers,
+        details={
+            "backend": "none",
+            "time_us": time_ns / NS_PER_US,
+            "softmax_us": softmax_ns / NS_PER_US,
+            "products_us": products_ns / NS_PER_US,
+            "calls_per_step": per_step,
+        },
+    )
+
+
+def _around(facts: Facts) -> str:
+    return "" if facts.on_device else ", with the Python around these ops (wall time)"
+
+
+def _least_of_products_ns(facts: Facts, layers: Iterable[str]) -> float:
+    """What half of the batched products of these layers take at a device's peak: a causal mask hides the other half."""
+    peak = _peak_of_16_bits(facts)
+    if not peak or not facts.on_device:
+        return 0.0
+    names = set(layers)
+    rows = (row for row in facts.analysis.products if row.batch > 1 and row.layer in names)
+    return sum(row.m * row.n * row.k * row.batch * row.calls_per_step for row in rows) / peak * 1e9
+
+
+def _source(facts: Facts) -> str | None:
+    rows = (row for row in facts.analysis.operators if row.op in ("aten::softmax", "aten::_softmax"))
+    return next((row.sources[0] for row in rows if row.sources), None)
+
+
+RULES: tuple[Rule, ...] = (attention_fallback, attention_unfused)

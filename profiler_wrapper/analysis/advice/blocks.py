@@ -1,0 +1,341 @@
+"""An optimizer that updates its parameters one by one."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from profiler_wrapper.analysis.advice.facts import (
+    NS_PER_US,
+    Facts,
+    Rule,
+    count,
+    device_of,
+    duration,
+    own_cpu_ns,
+    saved_at_most_ns,
+    size,
+    time_of_ns,
+)
+from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding, LayerRow, Phase
+from profiler_wrapper.analysis.statistics import OUTLIER_DEVIATIONS, OUTLIER_SHARE, mad, split_number
+from profiler_wrapper.trace.nesting import nearest, nearest_above
+from profiler_wrapper.trace.recording import Bool, Category, Int64, Spans
+
+# --------------------------------------------------------------------------------------------------
+# Advice on blocks that should be equal: one that takes longer, or keeps more, than its likes.
+
+_FEWEST = 4  # among fewer it is hard to say who is odd
+_MOST_ODD = 0.25  # of them; where more differ, that is how the model is made
+_STEP_DEVIATIONS = 3.0  # of the noise between steps
+_SAME_WORK = 0.02  # difference of FLOPs that is none
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One block with its phases together; times and FLOPs per step."""
+
+    name: str
+    time_ns: float
+    by_phase_ns: dict[Phase, float]
+    by_step_ns: tuple[int, ...]  # empty where not known
+    flops: int | None
+    retained_bytes: float | None
+    backends: frozenset[str]
+    compiled: bool
+
+
+def odd_block(facts: Facts) -> Iterator[Finding]:
+    """A block far from the median of its likes in time, and in every step; or in what it keeps for backward."""
+    likes: dict[tuple[str, str], list[_Block]] = defaultdict(list)
+    for name in facts.blocks:
+        rows = facts.rows_of[name]
+        likes[split_number(name)[0], rows[0].class_name].append(_block(facts, name, rows))
+    for blocks in likes.values():
+        if len(blocks) < _FEWEST:
+            continue
+        slow = _odd(blocks, [block.time_ns for block in blocks])
+        slow = [block for block in slow if _in_every_step(block, blocks)]
+        if len(slow) <= _MOST_ODD * len(blocks):
+            yield from (_slow(facts, block, blocks) for block in slow)
+        kept = [block.retained_bytes for block in blocks]
+        known = [one for one in kept if one is not None]
+        large = _odd(blocks, known) if len(known) == len(kept) else []
+        if len(large) <= _MOST_ODD * len(blocks):
+            yield from (_large(facts, block, blocks) for block in large if block not in slow)
+
+
+def _block(facts: Facts, name: str, rows: Sequence[LayerRow]) -> _Block:
+    by_phase: dict[Phase, float] = {row.phase: facts.per_step_ns(row.time_ns) for row in rows}
+    steps = [row.step_times_ns for row in rows if row.step_times_ns]
+    known = len(steps) == len(rows) and len({len(times) for times in steps}) == 1
+    flops = [row.flops_per_step for row in rows]
+    kept = [row.retained_bytes for row in rows if row.phase in FORWARD_PHASES and row.retained_bytes is not None]
+    return _Block(
+        name=name,
+        time_ns=sum(by_phase.values()),
+        by_phase_ns=by_phase,
+        by_step_ns=tuple(map(sum, zip(*steps, strict=True))) if known else (),
+        flops=None if None in flops else sum(one or 0 for one in flops),
+        retained_bytes=max(kept, default=None),
+        backends=frozenset(
+            row.backend for row in facts.analysis.attention if row.layer == name or row.layer.startswith(name + ".")
+        ),
+        compiled=any(row.compiled for row in rows),
+    )
+
+
+def _odd(blocks: Sequence[_Block], values: Sequence[float]) -> list[_Block]:
+    """Those whose value is far above the median of all."""
+    middle = median(values)
+    far = max(OUTLIER_SHARE * middle, OUTLIER_DEVIATIONS * float(mad(values)))
+    return [block for block, value in zip(blocks, values, strict=True) if middle > 0 and value - middle > far]
+
+
+def _in_every_step(block: _Block, blocks: Sequence[_Block]) -> bool:
+    """Whether it is above its likes by more than the noise between steps, and in each step; true where not known."""
+    if len(block.by_step_ns) < 2 or any(len(other.by_step_ns) != len(block.by_step_ns) for other in blocks):
+        return True
+    likes = [median(times) for times in zip(*(other.by_step_ns for other in blocks), strict=True)]
+    above = [own - like for own, like in zip(block.by_step_ns, likes, strict=True)]
+    noise = max(float(mad(other.by_step_ns)) for other in blocks if other is not block)
+    return bool(min(above) > OUTLIER_SHARE / 2 * median(likes) and median(above) > _STEP_DEVIATIONS * noise)
+
+
+def _slow(facts: Facts, block: _Block, blocks: Sequence[_Block]) -> Finding:
+    middle = median(other.time_ns for other in blocks)
+    excess = block.time_ns - middle
+    phase = max(
+        block.by_phase_ns,
+        key=lambda one: block.by_phase_ns[one] - median(other.by_phase_ns.get(one, 0.0) for other in blocks),
+    )
+    reason, fix = _difference(block, blocks)
+    steps = f", in each of {len(block.by_step_ns)} steps" if len(block.by_step_ns) > 1 else ""
+    return Finding(
+        id="odd-block",
+        title=f"{block.name} takes {block.time_ns / middle:.1f} times as long as the {len(blocks) - 1} blocks like it: "
+        f"{duration(block.time_ns)} against {duration(middle)} a step",
+        layer=block.name,
+        phase=phase,
+        share=facts.share_of_work(block.time_ns),
+        saves_at_most_us=facts.saves_us(excess),
+        saves_at_most_bytes=None,
+        evidence=(
+            f"the median of {len(blocks)} blocks is {duration(middle)} of {facts.time_name}, this one is "
+            f"{duration(excess)} above{steps}; most in {phase}",
+            reason,
+            f"at most: as fast as the median ({facts.time_name})",
+        ),
+        confidence="high" if len(block.by_step_ns) > 1 else "medium",
+        fix=fix,
+        layers=(block.name,),
+        details={"time_us": block.time_ns / 1000, "median_us": middle / 1000, "blocks": len(blocks)},
+    )
+
+
+def _difference(block: _Block, blocks: Sequence[_Block]) -> tuple[str, str]:
+    """How it differs from the others, and what to do."""
+    others = [other for other in blocks if other is not block]
+    flops = [other.flops for other in others if other.flops is not None]
+    if block.flops is not None and len(flops) == len(others) and median(flops) > 0:
+        ratio = block.flops / median(flops)
+        if abs(ratio - 1) > _SAME_WORK:
+            return f"it does {ratio:.2f} times the FLOPs of the others", "check its sizes: it is not built as its likes"
+    backends = frozenset[str]().union(*(other.backends for other in others))
+    if block.backends != backends:
+        own, usual = ", ".join(sorted(block.backends)) or "none", ", ".join(sorted(backends)) or "none"
+        return f"its attention runs by {own}, that of the others by {usual}", f"give it what the others get ({usual})"
+    if block.compiled != any(other.compiled for other in others):
+        return (
+            "it is compiled, the others are not" if block.compiled else "it is not compiled, the others are",
+            "compile all blocks, or none",
+        )
+    known = "the same FLOPs" if block.flops is not None else "FLOPs are not known"
+    return (
+        f"{known}, the same attention backend: the same work takes longer",
+        "compare its operators and kernels with those of the next block: a hook, a copy, another layout or dtype",
+    )
+
+
+def _large(facts: Facts, block: _Block, blocks: Sequence[_Block]) -> Finding:
+    kept = block.retained_bytes or 0.0
+    middle = median(other.retained_bytes or 0.0 for other in blocks)
+    peak = facts.peak_bytes
+    return Finding(
+        id="odd-block",
+        title=f"{block.name} keeps {size(kept)} for backward, the {len(blocks) - 1} blocks like it {size(middle)}",
+        layer=block.name,
+        phase="forward",
+        share=min(1.0, kept / peak) if peak else None,
+        saves_at_most_us=None,
+        saves_at_most_bytes=round(kept - middle),
+        evidence=(
+            f"{size(kept - middle)} above the median of {len(blocks)} blocks, mean over calls",
+            f"at most: as much as the median{f', of a peak of {size(peak)}' if peak else ''}",
+        ),
+        confidence="medium",
+        fix="look at what it saves that the others do not: a mask, float32 copies, dropout, attention by math",
+        layers=(block.name,),
+        details={"retained_bytes": round(kept), "median_bytes": round(middle), "blocks": len(blocks)},
+    )
+
+
+BLOCK_RULES: tuple[Rule, ...] = (odd_block,)
+
+
+ID = "slow-optimizer"
+_STEP = re.compile(r"Optimizer\.step#(?P<class_name>.+)\.step$")
+_OF_LISTS = ("aten::_foreach_", "aten::_fused_")
+_WITH_FUSED = frozenset(("Adam", "AdamW", "SGD", "Adagrad"))  # those of torch 2.11 to 2.13, on a GPU as on a CPU
+_WITH_FOREACH = _WITH_FUSED | {
+    "Adadelta", "Adafactor", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop"
+}  # fmt: skip
+_FEWEST_OPTIMIZER_KERNELS = 8  # parameters: with fewer there is little to gain
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """All steps of optimizers of one class."""
+
+    class_name: str
+    whole: Bool  # per span, of the steps and of what they do themselves: not the forward and backward of a closure
+    spans: Int64  # the steps
+    wall_ns: Int64  # what they take on the clock, without a closure
+    singles: Counter[str]  # outermost ops that take one parameter, by name
+    of_lists: int  # outermost ops that take all of them
+    calls: int
+
+
+def slow_optimizer(facts: Facts) -> Iterator[Finding]:
+    """Steps of an optimizer that is neither fused nor foreach: several small ops for each parameter."""
+    for steps in _steps(facts):
+        settings = _settings(facts, steps.class_name)
+        once = max(steps.singles.values(), default=0) / steps.calls  # an op for each parameter
+        parameters = sum(one.get("parameters", 0) for one in settings) or round(once)
+        ops = steps.singles.total()
+        if steps.of_lists or parameters < _FEWEST_OPTIMIZER_KERNELS or ops < parameters * steps.calls:
+            continue
+        if any(one.get("differentiable") for one in settings):
+            continue
+        fix = _fix(facts, steps.class_name, settings)
+        time_ns = time_of_ns(facts, steps.whole)
+        wall_ns = facts.per_step_ns(int(steps.wall_ns.sum()))
+        yield Finding(
+            id=ID,
+            title=f"{steps.class_name} updates its parameters one by one: {ops / facts.steps:,.0f} small ops a step",
+            layer=None,
+            phase="optimizer",
+            share=facts.share_of_step(wall_ns) if not facts.on_device else facts.share_of_work(time_ns),
+            saves_at_most_us=facts.saves_us(_saved_ns(facts, steps)),
+            saves_at_most_bytes=None,
+            evidence=(
+                f"{ops / facts.steps:,.0f} ops a step for {count(parameters, 'parameter')}, none of them _fused_ or "
+                f"_foreach_; {_most(steps)}",
+                f"its step takes {duration(wall_ns)} on the clock, {duration(time_ns)} of {facts.time_name} in its ops",
+                *(f"fused={one.get('fused')}, foreach={one.get('foreach')} as it was made" for one in settings[:1]),
+                "saves at most: as if the optimizer's step took no time at all",
+            ),
+            confidence="high" if settings else "medium",
+            fix=fix,
+            details={
+                "ops_per_step": ops / facts.steps,
+                "parameters": parameters,
+                "cpu_us": wall_ns / NS_PER_US,
+                "time_us": time_ns / NS_PER_US,
+            },
+        )
+
+
+def _steps(facts: Facts) -> Iterator[_Steps]:
+    recording, parent = facts.found.recording, facts.found.nesting.parent
+    spans, names = recording.spans, recording.names
+    matches = {i: match["class_name"] for i, name in enumerate(names) if (match := _STEP.match(name))}
+    if not matches:
+        return
+    is_step = np.isin(spans.name, list(matches)) & (spans.category == Category.ANNOTATION)
+    step_of = nearest(parent, is_step)
+    attribution = facts.found.attribution
+    optimizing = np.array([place.phase == "optimizer" for place in attribution.places], dtype=np.bool_)
+    itself = (step_of >= 0) & optimizing[attribution.place_of]  # not the forward of a closure
+    foreign = ((step_of >= 0) & ~itself) | attribution.is_node
+    is_op = np.array([name.startswith("aten::") for name in names], dtype=np.bool_)[spans.name]
+    is_op &= (spans.category == Category.CPU_OP) & itself
+    outermost = np.flatnonzero(is_op & (nearest_above(parent, nearest(parent, is_op)) < 0))
+    ops: dict[str, Counter[str]] = defaultdict(Counter)
+    for span, step in zip(outermost.tolist(), step_of[outermost].tolist(), strict=True):
+        ops[matches[int(spans.name[step])]][recording.name_of(span)] += 1
+    by_class: dict[str, list[int]] = defaultdict(list)
+    for name, class_name in matches.items():
+        by_class[class_name].append(name)
+    for class_name, members in by_class.items():
+        of_class = is_step & np.isin(spans.name, members)
+        lists = sum(number for name, number in ops[class_name].items() if name.startswith(_OF_LISTS))
+        singles = Counter({name: n for name, n in ops[class_name].items() if not name.startswith(_OF_LISTS)})
+        whole = itself & of_class[np.maximum(step_of, 0)]
+        calls = np.flatnonzero(of_class)
+        wall_ns = _own_wall_ns(spans, calls, is_op, foreign)
+        yield _Steps(class_name, whole, calls, wall_ns, singles, lists, max(1, len(calls)))
+
+
+def _own_wall_ns(spans: Spans, calls: Int64, is_op: Bool, foreign: Bool) -> Int64:
+    """What each call of an optimizer takes on the clock, without each run of work that is not its own.
+
+    A run lasts from its first event (of the first run: from the call) to the end of its last, be it on the engine's
+    thread: the caller waits for it.
+    """
+    told = np.flatnonzero(is_op | foreign)
+    told = told[np.argsort(spans.start_ns[told], kind="stable")]
+    starts = spans.start_ns[told]
+    wall_ns = spans.end_ns[calls] - spans.start_ns[calls]
+    for i, (start, end) in enumerate(zip(spans.start_ns[calls].tolist(), spans.end_ns[calls].tolist(), strict=True)):
+        inside = told[np.searchsorted(starts, start) : np.searchsorted(starts, end, side="right")]
+        inside = inside[spans.end_ns[inside] <= end]
+        others = inside[foreign[inside]]
+        run = np.searchsorted(spans.start_ns[inside[is_op[inside]]], spans.start_ns[others])
+        for number in np.unique(run).tolist():
+            one = others[run == number]
+            begin = int(spans.start_ns[one[0]]) if number else start
+            wall_ns[i] -= int(spans.end_ns[one].max()) - begin
+    return wall_ns
+
+
+def _saved_ns(facts: Facts, steps: _Steps) -> float:
+    """As if the optimizer's step took no time at all; what is between its ops is time of the step itself."""
+    in_ops = np.where(facts.found.recording.spans.category == Category.ANNOTATION, 0, own_cpu_ns(facts))
+    step_of = nearest(facts.found.nesting.parent, np.isin(np.arange(len(in_ops)), steps.spans))
+    own = steps.whole & (step_of >= 0)
+    of_step = np.zeros_like(in_ops)
+    np.add.at(of_step, step_of[own], in_ops[own])
+    in_ops[steps.spans] = np.maximum(0, steps.wall_ns - of_step[steps.spans])
+    return saved_at_most_ns(facts, steps.whole, own_ns=in_ops)
+
+
+def _settings(facts: Facts, class_name: str) -> list[Mapping[str, Any]]:
+    """What the run says of optimizers of this class."""
+    told = facts.analysis.run.get("optimizers")
+    every = told if isinstance(told, list) else []
+    return [one for one in every if isinstance(one, Mapping) and one.get("class_name") == class_name]
+
+
+def _fix(facts: Facts, class_name: str, settings: list[Mapping[str, Any]]) -> str:
+    can_fuse = all(one.get("can_fuse") for one in settings) if settings else class_name in _WITH_FUSED
+    if can_fuse:
+        return f"{class_name}(..., fused=True)"
+    can_foreach = all(one.get("can_foreach") for one in settings) if settings else class_name in _WITH_FOREACH
+    if can_foreach and device_of(facts) is not None:
+        return f"{class_name}(..., foreach=True)"
+    return f"torch.compile around {class_name}'s step, or an optimizer that has fused=True: AdamW, Adam, SGD, Adagrad"
+
+
+def _most(steps: _Steps) -> str:
+    """`aten::mul_ 21, aten::lerp_ 21`: the most frequent, a step of the optimizer."""
+    return ", ".join(f"{name} {number / steps.calls:.0f}" for name, number in steps.singles.most_common(3))
+
+
+OPTIMIZER_RULES: tuple[Rule, ...] = (slow_optimizer,)

@@ -1,0 +1,291 @@
+"""Advice on communication: how much of a step it takes, where nothing runs beside it, and by what it goes."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.advice.facts import Facts, Rule, count, duration, share, size, where
+from profiler_wrapper.analysis.charges import Union, union
+from profiler_wrapper.analysis.model import CollectiveRow, Finding, Phase
+from profiler_wrapper.analysis.statistics import split_number
+from profiler_wrapper.analysis.time_rows import alone_ns, communicating_threads, communication_and_compute
+
+COMMUNICATION_SHARE = 0.1  # of the step, as the TensorBoard profiler plugin had it
+EXPOSED_SHARE = 0.02  # of the step, for one kind of collective in like layers
+_SLOW_SHARE = 0.01
+_COMMUNICATION = classes.CLASSES.index("communication")
+_SLOWEST_LINK = 125e6  # bytes a second, 1 Gbit/s: what is slower is no link between ranks, but waiting
+_COMPARE = "profiler-wrapper ranks RUN_DIRECTORY"
+_DATA_PARALLEL = re.compile(r"DataParallel\.forward")
+
+
+def exposed_communication(facts: Facts) -> Iterator[Finding]:
+    """Over a tenth of the step is communication with no compute beside it: one finding, with how much of it waits.
+
+    Of less, each collective of like layers that has over a fiftieth of the step alone.
+    """
+    communicates, exposed, waits = _communication(facts)
+    if exposed > COMMUNICATION_SHARE * facts.step_ns:
+        yield _communication_bound(facts, communicates, exposed, waits)
+        return
+    for collective in _exposed_collectives(facts):
+        if collective.exposed_ns > EXPOSED_SHARE * facts.step_ns:
+            yield _of_collective(facts, collective)
+
+
+def _communication_bound(facts: Facts, communicates: float, exposed: float, waits: float) -> Finding:
+    rows = _launched_rows(facts)
+    moved = [row.payload_bytes for row in rows if row.payload_bytes is not None]
+    collectives = _exposed_collectives(facts)
+    evidence = [
+        f"communication runs for {duration(communicates)} of {facts.step_text}, and for {duration(exposed)} of it "
+        f"nothing computes (wall time)"
+    ]
+    if waits:
+        evidence.append(
+            f"at least {duration(waits)} of that is waiting for {_others(facts)}: longer than all parameters take over "
+            f"{_SLOWEST_LINK / 1.25e8:.0f} Gbit/s"
+        )
+    else:
+        evidence.append(f"one rank does not tell waiting for a slower one from transfer: {_COMPARE} does")
+    if moved:
+        evidence.append(f"{size(sum(moved) / facts.steps)} a step in {_calls(rows, facts)}")
+    if collectives:
+        told = (f"{one.words} {duration(one.exposed_ns)}{one.place}" for one in collectives[:2])
+        evidence.append(f"nothing beside {', '.join(told)}")
+    title = f"{share(facts.share_of_step(exposed))} of a step ({duration(exposed)}) is communication with nothing "
+    title += "computing beside it"
+    fix = "communicate less often (accumulate gradients under no_sync()), less (bf16 gradients), or beside compute"
+    if collectives:
+        fix = _FIXES.get(collectives[0].collective, _OTHER_FIX)[collectives[0].phase == "forward"]
+    if waits > exposed / 2:
+        title += f", mostly waiting for {_others(facts)}"
+        fix = f"find why {_others(facts)} comes later, as by its data or its machine: {_COMPARE} compares the ranks"
+    return Finding(
+        id="communication-bound",
+        title=title,
+        layer=None,
+        phase=None,
+        share=facts.share_of_step(exposed),
+        saves_at_most_us=facts.saves_us(exposed),
+        saves_at_most_bytes=None,
+        evidence=(*evidence, "at most: none of it left"),
+        confidence="high" if facts.on_device else "medium",
+        fix=fix,
+        details={
+            "communication_us": communicates / 1000,
+            "exposed_us": exposed / 1000,
+            "waiting_at_least_us": waits / 1000,
+        },
+    )
+
+
+class _Exposed(NamedTuple):
+    """One collective in like layers and one phase; times are per step."""
+
+    collective: str
+    phase: Phase
+    rows: tuple[CollectiveRow, ...]
+    exposed_ns: float
+    time_ns: float
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.layer for row in self.rows if row.layer))
+
+    @property
+    def words(self) -> str:
+        return f"{self.collective} ({self.phase})"
+
+    @property
+    def place(self) -> str:
+        """`" in layers.{0..3}"`; a layer's parameters are gathered before it."""
+        between = "before" if self.collective == "all_gather" else "in"
+        return f" {between} {where(self.layers)}" if self.layers else ""
+
+
+def _exposed_collectives(facts: Facts) -> list[_Exposed]:
+    """Those that something is known to be exposed of, the most exposed first."""
+    groups: dict[tuple[str, Phase, str], list[CollectiveRow]] = defaultdict(list)
+    for row in _launched_rows(facts):
+        if row.exposed_ns:
+            groups[row.collective, row.phase, split_number(row.layer or "")[0]].append(row)
+    found = [
+        _Exposed(
+            collective,
+            phase,
+            tuple(rows),
+            facts.per_step_ns(sum(row.exposed_ns or 0 for row in rows)),
+            facts.per_step_ns(sum(row.time_ns for row in rows)),
+        )
+        for (collective, phase, _), rows in groups.items()
+    ]
+    return sorted(found, key=lambda one: -one.exposed_ns)
+
+
+def _of_collective(facts: Facts, found: _Exposed) -> Finding:
+    exposed, whole, rows = found.exposed_ns, found.time_ns, found.rows
+    evidence = [f"{_calls(rows, facts)}, {duration(whole)} a step; compute beside it for {duration(whole - exposed)}"]
+    moved = [row.payload_bytes for row in rows]
+    if None not in moved:
+        evidence.append(f"{size(sum(one or 0 for one in moved) / facts.steps)} a step")
+    speeds = [row.bus_bandwidth_bytes_per_s for row in rows if row.bus_bandwidth_bytes_per_s]
+    if speeds:
+        slowest, fastest = f"{min(speeds) / 1e9:.1f}", f"{max(speeds) / 1e9:.1f}"
+        evidence.append(f"bus bandwidth {slowest if slowest == fastest else f'{slowest} to {fastest}'} GB/s")
+    return Finding(
+        id="exposed-communication",
+        title=f"{duration(exposed)} a step of {found.words} has no compute beside it{found.place}",
+        layer=where(found.layers) if found.layers else None,
+        phase=found.phase,
+        share=facts.share_of_step(exposed),
+        saves_at_most_us=facts.saves_us(exposed),
+        saves_at_most_bytes=None,
+        evidence=(*evidence, "at most: all of it hidden (wall time)"),
+        confidence="medium",
+        fix=_FIXES.get(found.collective, _OTHER_FIX)[found.phase == "forward"],
+        layers=found.layers,
+        details={"exposed_us": exposed / 1000, "communication_us": whole / 1000},
+    )
+
+
+_OTHER_FIX = ("start it earlier, with async_op=True, and wait for it where its result is needed",) * 2
+_FIXES = {  # (in backward, in forward)
+    "all_gather": (
+        "prefetch the next layers' parameters: module.set_modules_to_backward_prefetch([...]), or keep them after "
+        "forward (reshard_after_forward=False) where memory allows",
+        "prefetch the next layers' parameters: module.set_modules_to_forward_prefetch([...]), or shard larger units",
+    ),
+    "reduce_scatter": (
+        "shard in units of one block each, so that it runs beside the backward of the block before",
+        _OTHER_FIX[0],
+    ),
+    "all_reduce": (
+        "let buckets start earlier and be fewer: DDP(..., bucket_cap_mb=, static_graph=True); no_sync() where "
+        "gradients accumulate",
+        "split the layer's work so that one part computes while the other communicates (asynchronous tensor parallel)",
+    ),
+    "all_to_all": ("compute what needs no exchange (shared experts) while it runs",) * 2,
+    "send": ("more micro-batches, or an interleaved pipeline schedule",) * 2,
+    "recv": ("more micro-batches, or an interleaved pipeline schedule",) * 2,
+}
+
+
+def slow_backend(facts: Facts) -> Iterator[Finding]:
+    """Tensors of a device go between ranks through the CPU: gloo or MPI, where NCCL is made for it."""
+    recording = facts.found.recording
+    if not facts.on_device or (facts.found.charges.work == _COMMUNICATION).any():
+        return
+    info = recording.metadata.get("distributedInfo")
+    backend = str(facts.analysis.run.get("process_group_backend") or "")
+    backend = backend or (str(info.get("backend", "")) if isinstance(info, dict) else "")
+    spans = recording.spans
+    chosen = communicating_threads(recording)
+    if not chosen.any() or "nccl" in backend or "xccl" in backend or "hccl" in backend:
+        return
+    spent = facts.within_steps_ns(spans.start_ns[chosen], spans.end_ns[chosen])
+    if spent <= _SLOW_SHARE * facts.step_ns:
+        return
+    names = {recording.names[name].partition(":")[0] for name in np.unique(spans.name[chosen]).tolist()}
+    yield Finding(
+        id="slow-backend",
+        title=f"ranks with devices communicate by {', '.join(sorted(names))}, through the CPU: {duration(spent)} of "
+        f"{facts.step_text}",
+        layer=None,
+        phase=None,
+        share=facts.share_of_step(spent),
+        saves_at_most_us=facts.saves_us(spent),
+        saves_at_most_bytes=None,
+        evidence=(
+            f"{count(int(chosen.sum()) / facts.steps, 'collective')} a step on the CPU, none on the device",
+            f"the process group's backend: {backend}" if backend else "the trace does not tell the group's backend",
+            "at most: communication that costs nothing (wall time)",
+        ),
+        confidence="high" if backend else "medium",
+        fix="torch.distributed.init_process_group('nccl')",
+        details={"communication_us": spent / 1000},
+    )
+
+
+def data_parallel(facts: Facts) -> Iterator[Finding]:
+    """nn.DataParallel: one process copies the model to every device in every step, and launches for all of them."""
+    found = facts.found
+    if not facts.on_device:
+        return
+    charges, spans = found.charges, found.recording.spans
+    wrapped = "DataParallel" in (facts.analysis.run.get("wrappers") or ())
+    wrapped |= any(_DATA_PARALLEL.match(name) for name in found.recording.names)
+    devices = np.unique(spans.device[charges.span])
+    if not wrapped or len(devices) < 2:
+        return
+    start, end = spans.start_ns[charges.span], spans.end_ns[charges.span]
+    compute = charges.work != _COMMUNICATION
+    busy = [
+        union(start[here & compute], end[here & compute]).length_ns / facts.steps
+        for here in (spans.device[charges.span] == device for device in devices)
+    ]
+    saves = max(0.0, facts.step_ns - max(busy))
+    yield Finding(
+        id="data-parallel",
+        title=f"nn.DataParallel drives {len(devices)} devices from one process",
+        layer=None,
+        phase=None,
+        share=facts.share_of_step(saves),
+        saves_at_most_us=facts.saves_us(saves),
+        saves_at_most_bytes=None,
+        evidence=(
+            "busy per step: " + ", ".join(f"device {d} {duration(b)}" for d, b in zip(devices[:4], busy, strict=False)),
+            f"at most: {facts.step_text} down to what its busiest device computes (wall time)",
+        ),
+        confidence="high",
+        fix="DistributedDataParallel with one process per device: torchrun --nproc-per-node",
+        details={"devices": len(devices)},
+    )
+
+
+def _launched_rows(facts: Facts) -> list[CollectiveRow]:
+    """Without what was launched before the trace, which is of no step."""
+    return [row for row in facts.analysis.collectives if row.layer is not None or row.phase != "other"]
+
+
+def _communication(facts: Facts) -> tuple[float, float, float]:
+    """Of a step, wall time in which something communicates, of it with nothing computing, of that waiting at least.
+
+    Of several devices, that with most. What was launched before the trace is of no step. Waiting is what a collective
+    takes beyond the time to move all parameters, the most that data parallelism moves at once, over a slow link: the
+    ranks that came first wait at its begin.
+    """
+    found = facts.found
+    pairs = communication_and_compute(
+        found.recording, found.charges, facts.launched_in_steps if facts.on_device else None
+    )
+    told = facts.analysis.run.get("parameters")
+    sizes = told.get("bytes_by_dtype") if isinstance(told, Mapping) else None
+    transfer_ns = round(sum(sizes.values()) / _SLOWEST_LINK * 1e9) if sizes else None
+    most = (0, 0, 0)
+    for moving, compute in pairs:
+        waits = 0
+        if transfer_ns is not None:
+            ends = np.maximum(moving.start_ns, moving.end_ns - transfer_ns)
+            waits = alone_ns(Union(moving.start_ns, ends), compute)
+        most = max(most, (moving.length_ns, alone_ns(moving, compute), waits), key=lambda of: of[1])
+    return (facts.per_step_ns(most[0]), facts.per_step_ns(most[1]), facts.per_step_ns(most[2]))
+
+
+def _others(facts: Facts) -> str:
+    """Whom this rank waits for: in a world of two the other one."""
+    rank, world = facts.analysis.run.get("rank"), facts.analysis.run.get("world_size")
+    return f"rank {1 - rank}" if world == 2 and rank in (0, 1) else "another rank"
+
+
+def _calls(rows: Sequence[CollectiveRow], facts: Facts) -> str:
+    return count(sum(row.count for row in rows) / facts.steps, "collective")
+
+
+RULES: tuple[Rule, ...] = (exposed_communication, slow_backend, data_parallel)

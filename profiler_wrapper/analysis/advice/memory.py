@@ -1,0 +1,245 @@
+"""Advice on activation checkpointing: recompute where memory is free, none where memory is short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from profiler_wrapper.analysis.advice.facts import (
+    Facts,
+    Rule,
+    device_of,
+    duration,
+    saved_at_most_ns,
+    share,
+    size,
+    where,
+)
+from profiler_wrapper.analysis.model import Finding
+from profiler_wrapper.trace.recording import Bool
+
+# --------------------------------------------------------------------------------------------------
+# Device memory that is nearly full, or kept by the allocator without use.
+
+_NEARLY_FULL = 0.9  # of the device's memory
+_UNUSED = 0.2  # of what is reserved when most is
+_LEAST_UNUSED = 0.02  # of the device's memory; less is no trouble
+_NO_ACCELERATOR = "cpu"
+
+
+def memory_nearly_full(facts: Facts) -> Iterator[Finding]:
+    """The allocator holds over nine tenths of the device's memory: a longer batch fails, and it may begin to retry."""
+    peak, device = _peak(facts), device_of(facts)
+    if peak is None or device is None or device.memory_bytes is None:
+        return
+    allocated, reserved = peak.get("allocated_bytes") or 0, peak.get("reserved_bytes") or 0
+    held = max(allocated, reserved)
+    if held <= _NEARLY_FULL * device.memory_bytes:
+        return
+    if held > device.memory_bytes:  # of another device, or told wrongly
+        return
+    yield Finding(
+        id="memory-nearly-full",
+        title=f"{share(held / device.memory_bytes)} of the device's memory is taken at the peak, of "
+        f"{size(device.memory_bytes)}",
+        layer=None,
+        phase=peak.get("phase"),
+        share=min(1.0, held / device.memory_bytes),
+        saves_at_most_us=None,
+        saves_at_most_bytes=None,
+        evidence=(
+            f"allocated {size(allocated)}, reserved {size(reserved)}, of {size(device.memory_bytes)}",
+            *_largest(facts, allocated),
+        ),
+        confidence="high",
+        fix="checkpoint blocks (torch.utils.checkpoint), a smaller batch, or shard what is held (FSDP)",
+        details={"allocated_bytes": allocated, "reserved_bytes": reserved, "device_bytes": device.memory_bytes},
+    )
+
+
+def _largest(facts: Facts, allocated: int) -> list[str]:
+    """The categories that make up most of the peak."""
+    told = facts.analysis.memory.get("categories")
+    if not isinstance(told, Mapping) or not allocated:
+        return []
+    largest = sorted(((bytes_, name) for name, bytes_ in told.items() if bytes_), reverse=True)[:3]
+    names = {
+        "params": "parameters",
+        "grads": "gradients",
+        "os_params": "the optimizer's copies",
+        "os_state": "its state",
+    }
+    parts = ", ".join(
+        f"{names.get(name, name)} {size(bytes_)} ({share(bytes_ / allocated)})" for bytes_, name in largest
+    )
+    return [f"at the peak: {parts}"] if parts else []
+
+
+def fragmentation(facts: Facts) -> Iterator[Finding]:
+    """Much more reserved than allocated at the moment when most is reserved."""
+    peak, device = _peak(facts), device_of(facts)
+    if peak is None or device is None:
+        return
+    moment = peak.get("reserved")
+    moment = moment if isinstance(moment, Mapping) else peak
+    reserved, then = moment.get("reserved_bytes"), moment.get("allocated_bytes")
+    highest = peak.get("allocated_bytes")
+    if not reserved or then is None or highest is None:
+        return
+    unused = reserved - max(then, highest)  # what was needed at some time is no waste
+    if unused < _UNUSED * reserved:
+        return
+    if device.memory_bytes is not None and unused < _LEAST_UNUSED * device.memory_bytes:
+        return
+    told = facts.analysis.run.get("allocator_settings")
+    if isinstance(told, str) and "expandable_segments:true" in told.replace(" ", "").lower():
+        return
+    yield Finding(
+        id="fragmentation",
+        title=f"the allocator reserves {size(unused)} that no recorded step needs, "
+        f"{share(unused / reserved)} of all it has",
+        layer=None,
+        phase=peak.get("phase"),
+        share=min(1.0, unused / reserved),
+        saves_at_most_us=None,
+        saves_at_most_bytes=unused,
+        evidence=(
+            f"reserved {size(reserved)} at most, allocated {size(highest)} at most",
+            f"when most was reserved, {size(then)} was allocated",
+            *([f"PYTORCH_CUDA_ALLOC_CONF={told!r} in this run"] if isinstance(told, str) else []),
+            "saves at most: all that is reserved beyond the most that was allocated; steps before may have needed it",
+        ),
+        confidence="medium",
+        fix="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment",
+        details={"reserved_bytes": reserved, "allocated_bytes": highest, "unused_bytes": unused},
+    )
+
+
+def _peak(facts: Facts) -> Mapping[str, Any] | None:
+    """The `peak` of a device's memory; None on a CPU, and where memory was not recorded."""
+    peak = facts.analysis.memory.get("peak")
+    on_cpu = facts.analysis.memory.get("device") in (None, _NO_ACCELERATOR)
+    return None if on_cpu or not isinstance(peak, Mapping) else peak
+
+
+MEMORY_RULES: tuple[Rule, ...] = (memory_nearly_full, fragmentation)
+
+
+RECOMPUTE_SHARE = 0.03  # of the time of a step
+MEMORY_FREE = 0.7  # of the device, at the peak: below it memory is free
+MEMORY_SHORT = 0.9
+_FUNCTION = "CheckpointFunction"  # and its backward
+_ROOM_LEFT = 0.1  # of the device: not to be filled
+
+
+def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
+    """Forward runs again in backward, though what it would keep fits."""
+    rows = [row for row in facts.analysis.layers if row.phase == "recompute"]
+    spent = facts.per_step_ns(sum(row.self_time_ns for row in rows))
+    device, peak = facts.device_memory_bytes, facts.peak_reserved_bytes
+    if not spent or device is None or peak is None:
+        return
+    if spent < RECOMPUTE_SHARE * facts.work_ns or peak > MEMORY_FREE * device:
+        return
+    layers = tuple(dict.fromkeys(row.layer for row in rows if row.kind == "block")) or tuple(
+        dict.fromkeys(row.layer for row in rows if row.self_time_ns and row.layer)
+    )
+    room = device - peak - _ROOM_LEFT * device
+    needs = _kept_without(facts, layers)
+    evidence = [
+        f"{duration(spent)} of {facts.time_name} a step is forward run again, {share(facts.share_of_work(spent))} "
+        "of all",
+        f"at the peak {size(peak)} of {size(device)} is taken: {size(max(0.0, room))} could be used",
+    ]
+    saved = max(spent, saved_at_most_ns(facts, _recomputes(facts)))
+    fix = "turn checkpointing off (model.gradient_checkpointing_disable(), no checkpoint() around blocks)"
+    if needs is not None:
+        evidence.append(f"without it at most {size(needs)} more is kept, by what recompute itself allocates")
+        if needs > room:
+            part = max(0.0, room) / needs
+            saved *= part
+            fix = f"checkpoint fewer blocks: about {share(part)} of them fit without"
+    if saved < RECOMPUTE_SHARE / 2 * facts.work_ns:
+        return
+    yield Finding(
+        id="recompute-not-needed",
+        title=f"{duration(spent)} a step recomputes forward in {where(layers)}, though {size(device - peak)} of "
+        f"{size(device)} is free",
+        layer=where(layers),
+        phase="recompute",
+        share=facts.share_of_work(spent),
+        saves_at_most_us=facts.saves_us(saved),
+        saves_at_most_bytes=None,
+        evidence=(*evidence, "at most: no recompute where it fits, nor what the CPU does between its ops (wall time)"),
+        confidence="medium" if needs is None else "high",
+        fix=fix,
+        layers=layers,
+        details={"recompute_us": spent / 1000, "free_bytes": device - peak, "needs_bytes": needs},
+    )
+
+
+def _recomputes(facts: Facts) -> Bool:
+    """Per span whether it recomputes, or is the autograd node, or the checkpoint's own function, that begins it."""
+    found, spans = facts.found, facts.found.recording.spans
+    phases = np.array([place.phase == "recompute" for place in found.attribution.places], dtype=np.bool_)
+    chosen: Bool = phases[found.attribution.place_of]
+    parent = found.nesting.parent
+    outermost = np.flatnonzero(chosen & (parent >= 0) & ~chosen[np.maximum(parent, 0)])
+    names = found.recording.names
+    of_checkpoint = np.array([name.startswith(_FUNCTION) for name in names], dtype=np.bool_)[spans.name]
+    chosen = chosen | of_checkpoint
+    chosen[parent[outermost]] = True
+    return chosen
+
+
+def _kept_without(facts: Facts, layers: tuple[str, ...]) -> int | None:
+    """What the layers would keep, at most: what each allocates while it recomputes, but for the one that does."""
+    grows = []
+    for layer in layers:
+        row = next((row for row in facts.rows_of[layer] if row.phase == "recompute"), None)
+        if row is None or row.peak_bytes is None or row.entry_allocated_bytes is None:
+            return None
+        grows.append(max(0, round(row.peak_bytes - row.entry_allocated_bytes)))
+    return sum(grows) - max(grows) if grows else None
+
+
+def recompute_would_help(facts: Facts) -> Iterator[Finding]:
+    """Memory is short, and blocks keep what they could compute again."""
+    device, peak = facts.device_memory_bytes, facts.peak_reserved_bytes
+    failed = facts.found.recording.failed_allocations
+    short = device is not None and peak is not None and peak > MEMORY_SHORT * device
+    if not (failed or short) or any(row.phase == "recompute" and row.time_ns for row in facts.analysis.layers):
+        return
+    changes = facts.analysis.memory.get("changes") or ()
+    change = next((change for change in changes if change.get("kind") == "checkpoint"), None)
+    if change is None:
+        return
+    layers, saves = tuple(change.get("layers") or ()), int(change["saves_bytes"])
+    costs = change.get("costs_ns")
+    evidence = []
+    if failed:
+        evidence.append(f"an allocation of {size(failed[-1].size_bytes)} failed")
+    if device is not None and peak is not None:
+        evidence.append(f"at the peak {size(peak)} of {size(device)} is taken")
+    if costs is not None:
+        evidence.append(f"it costs about {duration(costs)} of {facts.time_name} a step: forward of these blocks again")
+    evidence.append("at most: of each block only its output is kept, and one is there whole; no other moment is higher")
+    yield Finding(
+        id="recompute-would-help",
+        title=f"memory is short, and checkpointing {where(layers)} would take up to {size(saves)} off the peak",
+        layer=where(layers),
+        phase="forward",
+        share=min(1.0, saves / facts.peak_bytes) if facts.peak_bytes else None,
+        saves_at_most_us=None,
+        saves_at_most_bytes=saves,
+        evidence=tuple(evidence),
+        confidence="high",
+        fix="model.gradient_checkpointing_enable(), or torch.utils.checkpoint.checkpoint(block, x)",
+        layers=layers,
+        details={"costs_us": None if costs is None else costs / 1000},
+    )
+
+
+RECOMPUTE_RULES: tuple[Rule, ...] = (recompute_not_needed, recompute_would_help)

@@ -1,0 +1,426 @@
+"""Calls of compiled graphs in pieces: which of their events, and of the gaps between, is which kernel.
+
+A call of a graph is an event, `## Call CompiledFxGraph <key> ##`; what it calls lies directly in it, in
+the order in which the code was generated. That order, with the modules of every kernel, is known from
+the run (`compiled` of run.json). A call is joined with it entirely or not at all.
+
+On a CPU generated kernels are no events: the time between two events is that of the kernels that are
+known to lie there, and becomes an event of their names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from profiler_wrapper.analysis.attribution import Attribution, Place
+from profiler_wrapper.analysis.charges import Charges
+from profiler_wrapper.analysis.layer_tree import LayerTree
+from profiler_wrapper.analysis.model import Phase
+from profiler_wrapper.trace.marks import ROOT_PATH, Mark, parse_mark
+from profiler_wrapper.trace.nesting import nearest
+from profiler_wrapper.trace.owned import ALL_GRAPHS
+from profiler_wrapper.trace.recording import Category, Int32, Recording, Spans
+
+# --------------------------------------------------------------------------------------------------
+# What a run says of its compiled graphs, read: the kernels of each in order, and where it may run.
+
+_CALL = re.compile(r"## Call CompiledFxGraph (\S+) ##")
+_LIBRARY = re.compile(r"(?:torch\.ops\.)?(?P<space>\w+)\.(?P<op>\w+)(\.\w+)?")
+_GENERATED_FOR_CPU = "cpp_"
+# Calls of a library under a name of Inductor's own.
+_CALLED_AS = {"aten::bias_addmm": "aten::addmm"}
+
+DAMAGED = "what the run says of them is damaged"
+
+
+class Kernel(NamedTuple):
+    """One call of a kernel in a graph."""
+
+    name: str
+    event: str  # what its event is called
+    silent: bool  # on a CPU it may have no event
+    phase: str
+    modules: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One compiled graph, as the run describes it."""
+
+    kernels: tuple[Kernel, ...]
+    inside: Mapping[tuple[str, str], Sequence[str]]  # (root, path) of a layer it may run in -> names of modules
+
+
+def only_called(compiled: Mapping[str, Any], recording: Recording) -> dict[str, Any]:
+    """Of what a run says of its compiled graphs, what concerns those that `recording` calls."""
+    called = graph_keys(recording.names) | {ALL_GRAPHS}
+    return {key: told for key, told in compiled.items() if key in called}
+
+
+def graph_key(name: str) -> str | None:
+    """The cache key of the graph whose call has this name; None for other events."""
+    match = _CALL.fullmatch(name)
+    return match[1] if match else None
+
+
+def graph_keys(names: Iterable[str]) -> set[str]:
+    """The cache keys of the graphs whose calls have these names."""
+    return {key for name in names if (key := graph_key(name)) is not None}
+
+
+def read_graphs(compiled: object) -> dict[str, Graph | str] | None:
+    """What a run says of its compiled graphs, by cache key; None if it says nothing of any.
+
+    A text says why nothing is known of a graph, under `ALL_GRAPHS` why of any that is not listed.
+    """
+    if not isinstance(compiled, Mapping):
+        return None
+    return {key: told if isinstance(told, str) else _read_graph(told) for key, told in compiled.items()}
+
+
+def _read_graph(told: Mapping[str, Any]) -> Graph | str:
+    try:
+        return _graph(told)
+    except (KeyError, TypeError, ValueError):
+        return DAMAGED
+
+
+def _graph(told: Mapping[str, Any]) -> Graph:
+    kernels = []
+    for name, is_extern, phase, modules in told["kernels"]:
+        event = _event_of_library(name) if is_extern else name
+        silent = not is_extern and name.startswith(_GENERATED_FOR_CPU)
+        kernels.append(Kernel(name, event, silent, phase, tuple(modules)))
+    inside = {(str(root), str(path)): [str(name) for name in names] for root, path, names in told["inside"]}
+    numbers = {number for kernel in kernels for number in kernel.modules}
+    if any(not 0 <= number < len(names) for names in inside.values() for number in numbers):
+        raise ValueError("a module without a name")
+    return Graph(tuple(kernels), inside)
+
+
+def _event_of_library(name: str) -> str:
+    """`extern_kernels.mm` -> `aten::mm`, `torch.ops.aten.cumsum.default` -> `aten::cumsum`."""
+    match = _LIBRARY.fullmatch(name)
+    if match is None:
+        return name
+    space = "aten" if match["space"] == "extern_kernels" else match["space"]
+    event = f"{space}::{match['op']}"
+    return _CALLED_AS.get(event, event)
+
+
+# These look at memory or allocate it: what Inductor calls may do so first, in an event of its own.
+_NO_WORK = frozenset(
+    f"aten::{name}"
+    for name in (
+        "empty", "empty_strided", "empty_like", "resize_", "as_strided", "view", "_unsafe_view", "select", "slice",
+        "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "alias", "detach",
+    )
+)  # fmt: skip
+
+NOT_REMEMBERED = "they were compiled before profiler_wrapper was imported"
+WITHOUT_KEY = "without Inductor's cache their graphs have no names"
+OTHER_CALLS = "the trace shows other calls than were generated"
+_SHARED_KERNELS = (
+    "in compiled code a kernel that serves several layers is charged to the layer that holds them all, "
+    "as how it divides is not known: fused_us of each of them is the time of such kernels, not in its time_us"
+)
+
+
+class Piece(NamedTuple):
+    """Some of what a call of a graph ran: one event, and the kernels that it stands for."""
+
+    span: int
+    call: int  # the span of the call
+    graph: Graph
+    kernels: tuple[Kernel, ...]
+
+
+@dataclass(slots=True)
+class Regions:
+    """The calls of compiled graphs in a recording, joined with what is known of the graphs."""
+
+    recording: Recording  # with an event more for each gap in which generated kernels ran
+    pieces: list[Piece] = field(default_factory=list)
+    missing: Counter[str] = field(default_factory=Counter)  # why a call was not joined -> calls
+
+    def notes(self) -> list[str]:
+        """What is not known, and why."""
+        notes = [
+            f"the layers inside compiled code have no rows in {count} of its calls, because {reason}"
+            for reason, count in self.missing.most_common()
+        ]
+        return [*notes, _SHARED_KERNELS] if self.pieces else notes
+
+
+# -- joining calls with what was generated -----------------------------------------------------------
+
+
+def join_calls(recording: Recording, parent: Int32, graphs: Mapping[str, Graph | str] | None) -> Regions:
+    """The calls of compiled graphs in pieces, as far as the run knows the graphs."""
+    regions = Regions(recording)
+    if graphs is None:
+        return regions
+    key_of_name = {i: key for i, name in enumerate(recording.names) if (key := graph_key(name)) is not None}
+    on_cpu = recording.spans.category < Category.MODULE
+    calls = np.flatnonzero(np.isin(recording.spans.name, list(key_of_name)) & on_cpu)
+    children = _children(recording, parent, calls.tolist())
+    gaps = _Gaps(recording)
+    only_cpu = not recording.device_mask.any()
+    for call in calls.tolist():
+        key = key_of_name[int(recording.spans.name[call])]
+        graph = graphs.get(key) or graphs.get(ALL_GRAPHS, WITHOUT_KEY if key == "None" else NOT_REMEMBERED)
+        if isinstance(graph, str):
+            regions.missing[graph] += 1
+            continue
+        members = children.get(call, [])
+        event_of = _match(graph.kernels, [recording.name_of(span) for span in members])
+        if event_of is None:
+            regions.missing[OTHER_CALLS] += 1
+            continue
+        for place, kernel in zip(event_of, graph.kernels, strict=True):
+            if place >= 0:
+                regions.pieces.append(Piece(members[place], call, graph, (kernel,)))
+        if only_cpu:
+            regions.pieces += gaps.fill(call, graph, members, event_of)
+    regions.recording = gaps.recording_with_them()
+    return regions
+
+
+def _children(recording: Recording, parent: Int32, calls: Sequence[int]) -> dict[int, list[int]]:
+    """Per call the ops directly in it, in order of time."""
+    spans = recording.spans
+    chosen = np.flatnonzero(np.isin(parent, list(calls)) & (spans.category < Category.MODULE))
+    chosen = chosen[np.argsort(spans.start_ns[chosen], kind="stable")]
+    found: dict[int, list[int]] = defaultdict(list)
+    for span, call in zip(chosen.tolist(), parent[chosen].tolist(), strict=True):
+        found[call].append(span)
+    return found
+
+
+def _match(kernels: Sequence[Kernel], events: Sequence[str]) -> list[int] | None:
+    """Per kernel which event it is, -1 for a kernel without one; None where the events are others."""
+    found = []
+    place = 0
+    for kernel in kernels:
+        while place < len(events) and events[place] in _NO_WORK and not _is_event_of(kernel, events[place]):
+            place += 1
+        if place < len(events) and _is_event_of(kernel, events[place]):
+            found.append(place)
+            place += 1
+        elif kernel.silent:
+            found.append(-1)
+        else:
+            return None
+    return found if all(event in _NO_WORK for event in events[place:]) else None
+
+
+def _is_event_of(kernel: Kernel, event: str) -> bool:
+    return event == kernel.event or (kernel.silent and re.sub(r"^graph_\d+_", "", event) == kernel.event)
+
+
+class _Gaps:
+    """Time in calls of graphs between their events, made events themselves."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._names = {name: i for i, name in enumerate(recording.names)}
+        self._new: list[tuple[int, int, int, int]] = []  # call, name, start, end
+
+    def fill(self, call: int, graph: Graph, members: Sequence[int], event_of: Sequence[int]) -> list[Piece]:
+        """The pieces of one call that generated kernels without events ran in."""
+        spans = self._recording.spans
+        pieces = []
+        first = 0
+        while first < len(event_of):
+            if event_of[first] >= 0:
+                first += 1
+                continue
+            last = first
+            while last < len(event_of) and event_of[last] < 0:
+                last += 1
+            before = event_of[first - 1] if first else -1
+            after = event_of[last] if last < len(event_of) else len(members)
+            edges = [int(spans.end_ns[members[before]]) if before >= 0 else int(spans.start_ns[call])]
+            for member in members[before + 1 : after]:  # what does no work cuts the gap
+                edges += [int(spans.start_ns[member]), int(spans.end_ns[member])]
+            edges.append(int(spans.start_ns[members[after]] if after < len(members) else spans.end_ns[call]))
+            kernels = graph.kernels[first:last]
+            name = self._name(" + ".join(kernel.name for kernel in kernels))
+            for start, end in zip(edges[::2], edges[1::2], strict=True):
+                if start < end:
+                    pieces.append(Piece(len(spans) + len(self._new), call, graph, kernels))
+                    self._new.append((call, name, start, end))
+            first = last
+        return pieces
+
+    def _name(self, name: str) -> int:
+        return self._names.setdefault(name, len(self._names))
+
+    def recording_with_them(self) -> Recording:
+        """The recording with the new events after all others."""
+        if not self._new:
+            return self._recording
+        call, name, start, end = np.array(self._new, dtype=np.int64).T
+        spans = self._recording.spans
+        unknown = np.full(len(call), -1)
+        new = {
+            "category": np.full(len(call), Category.CPU_OP),
+            "name": name,
+            "lane": spans.lane[call],
+            "start_ns": start,
+            "duration_ns": end - start,
+            "graph": np.zeros(len(call)),
+        }
+        columns = {
+            column: np.concatenate([values, new.get(column, unknown).astype(values.dtype)])
+            for column in Spans.__dataclass_fields__
+            if (values := getattr(spans, column)) is not None
+        }
+        return replace(self._recording, names=tuple(self._names), spans=Spans(**columns))
+
+
+# --------------------------------------------------------------------------------------------------
+# From the modules of compiled graphs to layers: which layers ran in compiled code, and what each took part in.
+#
+# A kernel that works for several layers is charged to the deepest layer that holds them all and is never
+# split: how the time divides is not known. Each of those layers says how much time it shares so.
+
+NO_LAYER_AROUND = "the layer they ran in is not the one they were compiled for"
+
+
+def layers_without_marks(
+    recording: Recording, graphs: Mapping[str, Graph | str] | None, described: Iterable[Mapping[str, Any]]
+) -> list[Mark]:
+    """The described layers inside compiled code that was called: they run, but never through a mark."""
+    if not graphs:
+        return []
+    marks = {(m.root, m.path): m for name in recording.names if (m := parse_mark(name)) is not None}
+    called = graph_keys(recording.names)
+    known = [graph for key, graph in graphs.items() if key in called and isinstance(graph, Graph)]
+    around = {place for graph in known for place in graph.inside} & set(marks)
+    found = []
+    for layer in described:
+        root, path = str(layer.get("root")), str(layer.get("path"))
+        if (root, path) not in marks and any((root, above) in around for above in _above(path)):
+            flags = ("compiled", "shared") if layer.get("shared") else ("compiled",)
+            found.append(Mark(path, str(layer.get("class_name", "")), str(layer.get("kind", "other")), root, flags))
+    return found
+
+
+def _above(path: str) -> list[str]:
+    """The paths of what may hold a layer, the innermost first."""
+    steps = path.split(".")
+    return [*(".".join(steps[:n]) for n in range(len(steps) - 1, 0, -1)), ROOT_PATH]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedKernels:
+    """The pieces of compiled code whose kernels several layers have in common."""
+
+    ran: frozenset[tuple[int, Phase]]  # layers inside compiled code, also those of which no kernel is left
+    piece_of: Int32  # per span: the piece that it belongs to, -1 for none
+    sharers: Mapping[int, frozenset[int]]  # by the span of a piece: the layers below the one it is charged to
+
+    def time_ns(self, charges: Charges, attribution: Attribution) -> dict[tuple[int, Phase], int]:
+        """For every layer inside compiled code, per phase: the time of kernels that it shares with others."""
+        piece = np.where(charges.cpu_span >= 0, self.piece_of[charges.cpu_span], -1)
+        of_piece: Counter[tuple[int, Phase]] = Counter()
+        chosen = np.flatnonzero(np.isin(piece, list(self.sharers)))
+        for i in chosen.tolist():
+            of_piece[int(piece[i]), attribution.places[charges.place[i]].phase] += int(charges.time_ns[i])
+        time_ns = Counter(dict.fromkeys(self.ran, 0))
+        for (span, phase), spent_ns in of_piece.items():
+            for layer in self.sharers[span]:
+                time_ns[layer, phase] += spent_ns
+        return dict(time_ns)
+
+
+def place_regions(regions: Regions, parent: Int32, tree: LayerTree, attribution: Attribution) -> SharedKernels:
+    """Put every piece, with what it calls, where the modules of its kernels are; else it stays where it is."""
+    new_place = np.full(len(parent), -1, dtype=np.int32)  # of the pieces
+    old_place = np.full(len(parent), -1, dtype=np.int32)
+    layers_of = _LayersOfModules(tree)
+    ran: set[tuple[int, Phase]] = set()
+    sharers = {}
+    placed, joined, unplaced = [], set(), set()
+    for piece in regions.pieces:
+        if not any(kernel.modules for kernel in piece.graph.kernels):
+            continue  # a compiled function
+        around = attribution.place(piece.call)
+        layers = layers_of.modules(piece.graph, around.layer)
+        if layers is None:
+            unplaced.add(piece.call)
+            continue
+        placed.append(piece)
+        if piece.call not in joined:
+            joined.add(piece.call)
+            ran |= layers_of.ran(piece.graph, around)
+        served = {layers[module] for kernel in piece.kernels for module in kernel.modules}
+        common = tree.common_ancestor(served)
+        charged = common if common >= 0 else around.layer
+        below = {layer for one in served for layer in tree.layers[one].ancestors}
+        if below := below.difference(tree.layers[charged].ancestors):
+            sharers[piece.span] = frozenset(below)
+        place = Place(charged, _phase(piece.kernels, around), around.reason)
+        new_place[piece.span] = attribution.index_of(place)
+        old_place[piece.span] = attribution.place_of[piece.call]
+    regions.pieces = placed
+    if unplaced:
+        regions.missing[NO_LAYER_AROUND] += len(unplaced)
+    near = nearest(parent, new_place >= 0)
+    moves = (near >= 0) & (attribution.place_of == old_place[near])
+    attribution.place_of[moves] = new_place[near[moves]]
+    return SharedKernels(frozenset(ran), np.where(moves, near, -1).astype(np.int32), sharers)
+
+
+def _phase(kernels: Sequence[Kernel], around: Place) -> Phase:
+    return "recompute" if all(kernel.phase == "recompute" for kernel in kernels) else around.phase
+
+
+class _LayersOfModules:
+    """Which layer each module of a graph is in, where the graph runs in a given layer."""
+
+    def __init__(self, tree: LayerTree) -> None:
+        self._tree = tree
+        self._mark_of = {layer: mark for mark, layer in tree.layer_of_mark.items()}
+        self._known: dict[tuple[int, int], list[int] | None] = {}
+
+    def modules(self, graph: Graph, layer: int) -> list[int] | None:
+        """Layer by number of module; None where the graph was not made for this layer."""
+        key = (id(graph), layer)
+        if key not in self._known:
+            self._known[key] = self._find(graph, layer)
+        return self._known[key]
+
+    def ran(self, graph: Graph, around: Place) -> set[tuple[int, Phase]]:
+        """The layers inside a call of `graph` in the place `around`, and in which phase."""
+        layers = self.modules(graph, around.layer) or []
+        at_work = {(module, _phase((kernel,), around)) for kernel in graph.kernels for module in kernel.modules}
+        idle = set(range(len(layers))).difference(module for module, _ in at_work)
+        above = self._tree.layers[around.layer].ancestors
+        return {
+            (layer, phase)
+            for module, phase in at_work.union((module, around.phase) for module in idle)
+            for layer in self._tree.layers[layers[module]].ancestors
+            if layer not in above
+        }
+
+    def _find(self, graph: Graph, layer: int) -> list[int] | None:
+        mark = self._mark_of.get(layer)
+        names = graph.inside.get(mark) if mark is not None else None
+        if mark is None or names is None:
+            return None
+        return [self._nearest(mark[0], name, layer) for name in names]
+
+    def _nearest(self, root: str, name: str, layer: int) -> int:
+        """The layer of this name, or the innermost above it."""
+        for path in (name, *_above(name)):
+            if (root, path) in self._tree.layer_of_mark:
+                return self._tree.layer_of_mark[root, path]
+        return layer

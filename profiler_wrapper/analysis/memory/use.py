@@ -1,0 +1,471 @@
+"""The moments of a step at which memory is worth a look, and when phases begin."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from profiler_wrapper.analysis.attributed import Attributed
+from profiler_wrapper.analysis.attribution import Attribution
+from profiler_wrapper.analysis.calls import CallTree
+from profiler_wrapper.analysis.memory.blocks import find_blocks, op_tree
+from profiler_wrapper.analysis.memory.categories import categorise
+from profiler_wrapper.analysis.memory.changes import find_changes
+from profiler_wrapper.analysis.memory.owned import OwnedMemory, own
+from profiler_wrapper.analysis.memory.per_layer import DeviceMemory, device_name
+from profiler_wrapper.analysis.model import (
+    BEFORE_PROFILING,
+    CATEGORIES,
+    PHASES,
+    Leak,
+    MemoryMoment,
+    MemoryTimeline,
+    MemoryUse,
+    Owner,
+    Phase,
+    Slope,
+    StepTime,
+)
+from profiler_wrapper.analysis.steps import Steps, optimizer_calls
+from profiler_wrapper.trace.marks import MEMORY_POINT
+from profiler_wrapper.trace.recording import Category, Int64, Recording
+from profiler_wrapper.units import file_size
+
+# --------------------------------------------------------------------------------------------------
+# Memory over time in as many points as a page can show, as plain numbers.
+
+_MOST_POINTS = 1500
+_STRETCHES = 500  # of as many events each; the highest and the lowest of each are shown
+_PAUSES = 400  # the longest ones: what is held in them is shown exactly
+_MOST_PHASES = 1000  # where there are more, none can be told from the next
+
+
+def memory_curve(use: MemoryUse) -> dict[str, Any]:
+    """What is held from each of some times on, until the next: by category, which add up, and in all.
+
+    Times are microseconds since `start_ns`, the begin of the recording on the trace's clock. Each point is
+    what is held after one event. The highest in all, the highest reserved, the highest of each step and
+    the highest and lowest of each stretch of events are among them. Categories that never hold anything
+    are left out.
+    """
+    timeline = use.timeline
+    begin_ns, end_ns = _bounds(use)
+    events = points_of(use, most=_MOST_POINTS)
+    reserved = timeline.reserved_bytes
+    held = dict(zip(CATEGORIES, timeline.bytes_by_category, strict=True))
+    phases = timeline.phase_starts if len(timeline.phase_starts) <= _MOST_PHASES else ()
+    return {
+        "start_ns": begin_ns,
+        "end_us": (end_ns - begin_ns) / 1000,
+        "events": len(timeline.time_ns),
+        "time_us": _since(timeline.time_ns[events], begin_ns),
+        "allocated_bytes": timeline.total_bytes[events].tolist(),
+        "reserved_bytes": None if reserved is None else reserved[events].tolist(),
+        "categories": {name: sizes[events].tolist() for name, sizes in held.items() if sizes.any()},
+        "steps": [
+            {"step": step.number, "start_us": (step.start_ns - begin_ns) / 1000, "end_us": (end - begin_ns) / 1000}
+            for step in use.steps
+            if (end := min(step.end_ns, end_ns)) > step.start_ns
+        ],
+        "phases": [{"phase": phase, "start_us": (start_ns - begin_ns) / 1000} for start_ns, phase in phases],
+    }
+
+
+def points_of(use: MemoryUse, *, most: int) -> Int64:
+    """The events to show, ascending: all of them, or where there are more than `most`, those that matter."""
+    timeline = use.timeline
+    times, total = timeline.time_ns, timeline.total_bytes
+    count = len(times)
+    if count <= most:
+        return np.arange(count)
+    pauses = np.argpartition(np.diff(times), count - 1 - _PAUSES)[-_PAUSES:]
+    room = most - _PAUSES - len(_marked(timeline))
+    stretches = min(_STRETCHES, room // 2)
+    bounds = np.linspace(0, count, stretches + 1).astype(np.int64)
+    stretch = zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    extremes = [first + int(find(total[first:end])) for first, end in stretch for find in (np.argmax, np.argmin)]
+    chosen = np.unique(np.concatenate([_marked(timeline), pauses, extremes]))
+    peaks = np.setdiff1d(_step_peaks(use), chosen)[: max(0, most - len(chosen))]
+    return np.sort(np.concatenate([chosen, peaks])).astype(np.int64)
+
+
+def _bounds(use: MemoryUse) -> tuple[int, int]:
+    """Begin and end of the recording; where they are not told, of its memory events."""
+    times = use.timeline.time_ns
+    first, last = (int(times[0]), int(times[-1])) if len(times) else (0, 0)
+    return (first if use.begin_ns is None else use.begin_ns), (last if use.end_ns is None else use.end_ns)
+
+
+def _marked(timeline: MemoryTimeline) -> Int64:
+    """The first and the last event, the highest allocated and the highest reserved."""
+    total, reserved = timeline.total_bytes, timeline.reserved_bytes
+    marked = [0, len(total) - 1, int(total.argmax())]
+    return np.array(marked if reserved is None else [*marked, int(reserved.argmax())], dtype=np.int64)
+
+
+def _step_peaks(use: MemoryUse) -> Int64:
+    """The event after which most is held, in each step."""
+    times, total = use.timeline.time_ns, use.timeline.total_bytes
+    found = []
+    for step in use.steps:
+        first, end = np.searchsorted(times, [step.start_ns, step.end_ns]).tolist()
+        if end > first:
+            found.append(first + int(total[first:end].argmax()))
+    return np.array(found, dtype=np.int64)
+
+
+def _since(times_ns: Int64, begin_ns: int) -> list[float]:
+    return [(time_ns - begin_ns) / 1000 for time_ns in times_ns.tolist()]
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether memory grows from step to step, and whose allocations stay.
+
+_FEWEST_STEPS = 3  # without the first
+_FEW_STEPS = 5  # with fewer, the first step counts too, and a leak has to be in every one
+_MOST_RARE = 0.4  # of the steps: a leak may come in every second one
+_SMALLEST_LEAK_BYTES = 1024  # a step: a list of losses is none
+
+# Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom (any table of it).
+_STUDENT = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
+_NORMAL = 1.959964
+
+
+def student_quantile(degrees_of_freedom: int) -> float:
+    """The two-sided 95 % quantile of Student's t, to 0.1 %.
+
+    Beyond ten degrees of freedom by the expansion of Cornish and Fisher (Abramowitz and Stegun 26.7.5).
+    """
+    n, z = degrees_of_freedom, _NORMAL
+    if n <= len(_STUDENT):
+        return _STUDENT[n - 1]
+    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+
+
+def slope_of(owned: OwnedMemory, steps: Steps) -> Slope | None:
+    """The least-squares line through what is allocated at the ends of the steps; None for fewer than two.
+
+    Of more than three the first is left out: it makes what is kept on purpose.
+    """
+    ends = steps.end_ns[1:] if len(steps) > _FEWEST_STEPS else steps.end_ns
+    count = len(ends)
+    if count < 2:
+        return None
+    event = np.searchsorted(owned.memory.time_ns, ends, side="right") - 1
+    start = owned.memory.allocated_at_start
+    y = np.where(event >= 0, owned.timeline.total_bytes[np.maximum(event, 0)], start).astype(np.float64)
+    x = np.arange(count) - (count - 1) / 2
+    spread = float(x @ x)
+    slope = float(x @ (y - y.mean())) / spread
+    error = None
+    if count > 2:
+        residual = y - y.mean() - slope * x
+        deviation = math.sqrt(float(residual @ residual) / (count - 2) / spread)
+        error = student_quantile(count - 2) * deviation
+    return Slope(bytes_per_step=slope, error_bytes_per_step=error, steps=count)
+
+
+def find_leaks(owned: OwnedMemory, steps: Steps) -> tuple[tuple[Leak, Int64], ...]:
+    """Allocations that stay, step after step, each with its blocks; those that take most first.
+
+    What counts is alive when the recording ends and was made in several steps before the last, whose own may
+    yet be freed. The first of five or more does not count: what is made once is kept on purpose. What the model
+    or an optimizer still holds when the recording ends is none either, though it may grow (the history of L-BFGS).
+    """
+    first = 1 if len(steps) >= _FEW_STEPS else 0
+    count = len(steps) - 1 - first
+    if count < 2:
+        return ()
+    blocks = owned.blocks
+    staying = np.flatnonzero((blocks.freed == blocks.events) & ~blocks.before & ~owned.held_at_end)
+    step = steps.place_of(owned.memory.time_ns[blocks.made[staying]]) - first
+    inside = (step >= 0) & (step < count)
+    staying, step = staying[inside], step[inside]
+    if not len(staying):
+        return ()
+    keys = np.column_stack(
+        [owned.layer[staying], blocks.op[staying], blocks.place[staying], owned.categories.category[staying]]
+    )
+    _, group, sizes = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    group = group.reshape(-1)
+    leaks: list[tuple[Leak, Int64]] = []
+    for members in np.split(np.argsort(group, kind="stable"), np.cumsum(sizes)[:-1]):
+        size = int(blocks.size_bytes[staying[members]].sum())
+        if not _goes_on(np.unique(step[members]), count) or size < _SMALLEST_LEAK_BYTES * count:
+            continue
+        one = int(staying[members[0]])
+        phase = owned.phases[int(blocks.place[one])]
+        leak = Leak(
+            layer=owned.layers[int(owned.layer[one])],
+            op=blocks.ops[int(blocks.op[one])],
+            phase=phase or "other",
+            category=CATEGORIES[int(owned.categories.category[one])],
+            bytes_per_step=size / count,
+            count_per_step=len(members) / count,
+            steps=count,
+        )
+        leaks.append((leak, staying[members]))
+    return tuple(sorted(leaks, key=lambda found: -found[0].bytes_per_step))
+
+
+def _goes_on(seen: Int64, count: int) -> bool:
+    """Whether what stays of these steps, ascending and out of `count`, is one of every step or so, to the end."""
+    if count < _FEW_STEPS - 2:
+        return len(seen) == count
+    return len(seen) >= max(2, _MOST_RARE * count) and bool(seen[-1] >= count - 2)
+
+
+def phase_starts(recording: Recording, attribution: Attribution, calls: CallTree) -> tuple[tuple[int, Phase], ...]:
+    """When phases begin, ascending in time; what lies between two belongs to the one before.
+
+    Forward begins with an outermost layer, backward with a node of autograd, the optimizer with its step or where
+    the backward of its closure ends, and `other` when the step has ended.
+    """
+    spans = recording.spans
+    entries = _outermost_calls(attribution, calls)
+    nodes = np.flatnonzero(attribution.is_node)
+    steps = optimizer_calls(recording, "step")
+    borders = np.sort(np.concatenate([spans.start_ns[entries], spans.start_ns[steps], spans.end_ns[steps]]))
+    run = np.searchsorted(borders, spans.start_ns[nodes])
+    ends = np.zeros(len(borders) + 1, dtype=np.int64)
+    np.maximum.at(ends, run, spans.end_ns[nodes])
+    ends = ends[np.unique(run)]  # of each run of backward
+    last = np.searchsorted(spans.start_ns[steps], ends, side="right") - 1
+    resumed = ends[(last >= 0) & (ends < spans.end_ns[steps[last]])] if len(steps) else ends[:0]
+    phase_of_place = np.array([PHASES.index(place.phase) for place in attribution.places], dtype=np.int64)
+    times = np.concatenate(
+        [spans.start_ns[entries], spans.start_ns[nodes], spans.start_ns[steps], resumed, spans.end_ns[steps]]
+    )
+    phases = np.concatenate(
+        [
+            phase_of_place[attribution.place_of[entries]],
+            np.full(len(nodes), PHASES.index("backward")),
+            np.full(len(steps) + len(resumed), PHASES.index("optimizer")),
+            np.full(len(steps), PHASES.index("other")),
+        ]
+    )
+    order = np.argsort(times, kind="stable")
+    times, phases = times[order], phases[order]
+    begins = np.append(True, phases[1:] != phases[:-1])[: len(phases)]
+    return tuple(zip(times[begins].tolist(), (PHASES[i] for i in phases[begins].tolist()), strict=True))
+
+
+def find_moments(
+    recording: Recording, attribution: Attribution, calls: CallTree, steps: Steps, owned: OwnedMemory
+) -> tuple[MemoryMoment, ...]:
+    """The moments of each step, as far as it has them, and those that somebody asked for, in order of time.
+
+    "after forward": where backward begins, without one where the last outermost layer ends; "after backward":
+    where the last node of autograd ends; "after optimizer": where the last step of an optimizer ends. Moments
+    that the loop asks for have the name it gives them.
+    """
+    spans = recording.spans
+    nodes = _InOrder(recording, np.flatnonzero(attribution.is_node))
+    entries = _InOrder(recording, _outermost_calls(attribution, calls))
+    optimizer = _InOrder(recording, optimizer_calls(recording, "step"))
+    found: list[MemoryMoment] = []
+
+    def add(label: str, step: int | None, time_ns: int) -> None:
+        event = int(np.searchsorted(owned.memory.time_ns, time_ns, side="right")) - 1
+        found.append(owned.moment(label, step, time_ns, event))
+
+    for number, start, end in zip(steps.number, steps.start_ns.tolist(), steps.end_ns.tolist(), strict=True):
+        backward = nodes.begun(start, end)
+        forward = entries.begun(start, end)
+        stepped = optimizer.begun(start, end)
+        if backward is not None:
+            add("after forward", number, backward[0] - 1)
+            add("after backward", number, backward[1])
+        elif forward is not None:
+            add("after forward", number, forward[1])
+        if stepped is not None:
+            add("after optimizer", number, stepped[1])
+    points = np.flatnonzero([name.startswith(MEMORY_POINT) for name in recording.names])
+    asked = np.flatnonzero(np.isin(spans.name, points) & (spans.category <= Category.ANNOTATION))
+    for point, place in zip(asked.tolist(), steps.place_of(spans.start_ns[asked]).tolist(), strict=True):
+        label = recording.name_of(point).removeprefix(MEMORY_POINT)
+        add(label, steps.number[place] if place >= 0 else None, int(spans.start_ns[point]))
+    return tuple(sorted(found, key=lambda moment: moment.time_ns))
+
+
+class _InOrder:
+    """Spans in the order in which they begin."""
+
+    def __init__(self, recording: Recording, chosen: Int64) -> None:
+        chosen = chosen[np.argsort(recording.spans.start_ns[chosen], kind="stable")]
+        self._start_ns, self._end_ns = recording.spans.start_ns[chosen], recording.spans.end_ns[chosen]
+
+    def begun(self, start_ns: int, end_ns: int) -> tuple[int, int] | None:
+        """The first start and the last end of those that begin within an interval; None where none does."""
+        first, last = np.searchsorted(self._start_ns, [start_ns, end_ns]).tolist()
+        return (int(self._start_ns[first]), int(self._end_ns[first:last].max())) if first < last else None
+
+
+def _outermost_calls(attribution: Attribution, calls: CallTree) -> Int64:
+    """Spans that enter a layer outside of all others, and outside of backward."""
+    return calls.span[(calls.parent < 0) & (attribution.node_of[calls.span] < 0)]
+
+
+# --------------------------------------------------------------------------------------------------
+# What `result.json` says of memory: numbers in bytes, times in nanoseconds on the trace's clock.
+
+_MOST_OWNERS = 50
+
+
+def memory_summary(use: MemoryUse | None) -> dict[str, Any]:
+    """The `memory` of a result; `categories` are those at the peak. All None where nothing was recorded."""
+    if use is None:
+        return {"device": None, "allocated_bytes": None, "reserved_bytes": None, "peak": None, "categories": None}
+    timeline = use.timeline
+    reserved = timeline.reserved_bytes
+    return {
+        "device": use.device,
+        "known_owners": use.known_owners,
+        "allocated_bytes": int(timeline.total_bytes[-1]),
+        "reserved_bytes": None if reserved is None else int(reserved[-1]),
+        "categories": dict(use.peak.categories),
+        "peak": {
+            "allocated_bytes": use.peak.total_bytes,
+            "reserved_bytes": None if reserved is None else int(reserved.max()),
+            "time_ns": use.peak.time_ns,
+            "step": use.peak.step,
+            "phase": timeline.phase_at(use.peak.time_ns),
+            "owners": [_owner(owner) for owner in use.peak_owners[:_MOST_OWNERS]],
+            "reserved": None if use.reserved_peak is None else _moment(use.reserved_peak),
+        },
+        "moments": [_moment(moment) for moment in use.moments],
+        "slope": None if use.slope is None else asdict(use.slope),
+        "leaks": [asdict(leak) for leak in use.leaks],
+        "changes": [asdict(change) for change in use.changes],
+        "curve": memory_curve(use),
+    }
+
+
+def _moment(moment: MemoryMoment) -> dict[str, Any]:
+    return {
+        "label": moment.label,
+        "step": moment.step,
+        "time_ns": moment.time_ns,
+        "allocated_bytes": moment.total_bytes,
+        "reserved_bytes": moment.reserved_bytes,
+        "categories": dict(moment.categories),
+    }
+
+
+def _owner(owner: Owner) -> dict[str, Any]:
+    return {
+        "category": owner.category,
+        "layer": owner.layer,
+        "name": owner.name,
+        "op": owner.op,
+        "phase": owner.phase,
+        "bytes": owner.size_bytes,
+        "count": owner.count,
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Whose bytes, why and when: the memory of one device over a recording.
+
+
+def owned_memory(found: Attributed, memory: DeviceMemory) -> OwnedMemory:
+    """Every block of the device that `memory` is about, with its category and owner."""
+    recording, attribution = found.recording, found.attribution
+    ops = op_tree(recording, found.nesting, found.tree)
+    blocks = find_blocks(recording, found.nesting, attribution, ops, memory)
+    categories = categorise(found, ops, memory, blocks)
+    phases = phase_starts(recording, attribution, found.calls)
+    return own(found.tree, attribution, memory, blocks, categories, phases)
+
+
+def begin_of(recording: Recording) -> int:
+    """When the first event of a recording begins, on the trace's clock."""
+    spans, memory = recording.spans, recording.memory
+    return min(int(times.min()) for times in (spans.start_ns, memory.time_ns) if len(times))
+
+
+def _end_of(recording: Recording) -> int:
+    spans, memory = recording.spans, recording.memory
+    return max(int(times.max()) for times in (spans.end_ns, memory.time_ns) if len(times))
+
+
+def memory_use(found: Attributed, memory: DeviceMemory, *, owned: OwnedMemory | None = None) -> MemoryUse:
+    """Everything known of the memory of the device that `memory` is about.
+
+    `owned`: its blocks, where they are at hand.
+    """
+    recording, steps = found.recording, found.steps
+    owned = owned or owned_memory(found, memory)
+    top = int(np.argmax(owned.timeline.total_bytes))
+    last = _last_moment(recording, memory)
+    peak_owners = owned.owners(top)
+    leaks = find_leaks(owned, steps)
+    return MemoryUse(
+        device=memory.device,
+        known_owners=len(memory.told) > 0,
+        timeline=owned.timeline,
+        peak=_labelled(owned, steps, "highest allocated", top),
+        peak_owners=peak_owners,
+        reserved_peak=_reserved_peak(owned, steps),
+        moments=find_moments(recording, found.attribution, found.calls, steps, owned),
+        last=_labelled(owned, steps, "last allocation", last),
+        last_owners=peak_owners if last == top else owned.owners(last),
+        slope=slope_of(owned, steps),
+        leaks=tuple(leak for leak, _ in leaks),
+        changes=find_changes(found, owned, top, leaks),
+        notes=_notes(owned),
+        begin_ns=begin_of(recording),
+        end_ns=_end_of(recording),
+        steps=tuple(
+            StepTime(*step) for step in zip(steps.number, steps.start_ns.tolist(), steps.end_ns.tolist(), strict=True)
+        ),
+    )
+
+
+def _labelled(owned: OwnedMemory, steps: Steps, label: str, event: int) -> MemoryMoment:
+    time_ns = int(owned.memory.time_ns[event])
+    (place,) = steps.place_of(np.array([time_ns], dtype=np.int64)).tolist()
+    return owned.moment(label, steps.number[place] if place >= 0 else None, time_ns, event)
+
+
+def _reserved_peak(owned: OwnedMemory, steps: Steps) -> MemoryMoment | None:
+    reserved = owned.timeline.reserved_bytes
+    return None if reserved is None else _labelled(owned, steps, "highest reserved", int(np.argmax(reserved)))
+
+
+def _last_moment(recording: Recording, memory: DeviceMemory) -> int:
+    """The event before the last allocation that failed on this device; without one, the last allocation."""
+    failed = [
+        failure.time_ns
+        for failure in recording.failed_allocations
+        if device_name(failure.device_type, failure.device) == memory.device
+    ]
+    if failed:
+        return max(0, int(np.searchsorted(memory.time_ns, failed[-1], side="right")) - 1)
+    made = np.flatnonzero(memory.size_bytes > 0)
+    return int(made[-1]) if len(made) else len(memory.size_bytes) - 1
+
+
+def _notes(owned: OwnedMemory) -> tuple[str, ...]:
+    memory = owned.memory
+    notes = list(memory.notes)
+    if not len(memory.told):
+        notes.append(
+            "what the model and its optimizers hold is not known: gradients and optimizer state are inferred from "
+            f"what stays, and what was there before the recording is '{BEFORE_PROFILING}'"
+        )
+    if memory.before.outside_bytes:
+        notes.append(
+            f"{file_size(memory.before.outside_bytes)} of what the model and its optimizers hold lie outside of what "
+            "the allocator had given out when the recording began (memory of another allocator or process): "
+            "they are not counted"
+        )
+    if owned.lost_bytes:
+        notes.append(
+            f"the trace lacks frees: at one moment {file_size(owned.lost_bytes)} more seem to be held than the "
+            "allocator has given out; the largest categories are less by as much"
+        )
+    return tuple(notes)

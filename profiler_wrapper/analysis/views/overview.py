@@ -1,0 +1,212 @@
+"""How busy the machine is within the steps, and how the wall time of a step divides.
+
+The figures are those of the TensorBoard profiler's overview, by its definitions: torch_tb_profiler 0.4.3,
+`event_parser.py` (what counts as what), `overall_parser.py` (the order), `gpu_metrics_parser.py`. Where ours differ:
+communication is known by what a kernel is and not by five names, and where there are device events it is kernels
+only: what the CPU does to launch them is the CPU's; copies beside it do not hide it; annotations are no CPU time, for
+they change with what a user names; nothing is counted between steps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.charges import Union, union
+from profiler_wrapper.analysis.classes import tensor_core_kernels
+from profiler_wrapper.analysis.device_properties import busiest_device, device_properties
+from profiler_wrapper.analysis.model import Overview, StepSplit
+from profiler_wrapper.analysis.steps import StepWindows, step_windows
+from profiler_wrapper.analysis.views.kernels import occupancy_of
+from profiler_wrapper.trace.marks import parse_mark
+from profiler_wrapper.trace.recording import Bool, Category, Float64, Int64, Recording
+
+if TYPE_CHECKING:
+    from profiler_wrapper.analysis.attributed import Attributed
+
+
+_COMMUNICATION = classes.CLASSES.index("communication")
+_DATALOADER = "enumerate(DataLoader)#", "enumerate(DataPipe)#"
+_NS_PER_S = 10**9
+_PARTS = 10**9  # a share of a multiprocessor is counted in these, so that sums of shares stay exact
+
+
+def overview(found: Attributed) -> Overview | None:
+    """The overview of an attributed recording; None where nothing takes wall time."""
+    windows = step_windows(found)
+    if not windows.number:
+        return None
+    steps = _splits(found, windows)
+    device = busiest_device(found.recording)
+    if device is None:
+        return Overview(
+            device=None,
+            device_memory_bytes=None,
+            compute_capability=None,
+            multiprocessors=None,
+            steps=steps,
+            utilization=None,
+            sm_efficiency=None,
+            occupancy=None,
+            tensor_core_share=None,
+            kernels=0,
+            launches_per_s=None,
+            gaps_ns=None,
+        )
+    properties = device_properties(found.recording, device)
+    kernels = _Kernels(found.recording, device, windows)
+    here = found.recording.spans.device[found.charges.span] == device
+    is_kernel = found.recording.spans.category[found.charges.span] == Category.KERNEL
+    launched = int((here & is_kernel & (windows.launched_in >= 0)).sum())
+    busy = _covered(_union_of(found.recording, found.charges.span[here]), windows)
+    capability = properties.compute_capability
+    cut = found.unseen_until_ns is not None and len(windows.number) == 1  # the one step is not seen whole
+    return Overview(
+        device=properties.name,
+        device_memory_bytes=properties.memory_bytes,
+        compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
+        multiprocessors=properties.multiprocessors,
+        steps=steps,
+        utilization=None if cut else kernels.utilization(),
+        sm_efficiency=None if cut else kernels.sm_efficiency(),
+        occupancy=kernels.occupancy(),
+        tensor_core_share=kernels.tensor_core_share(),
+        kernels=launched,
+        launches_per_s=None if cut else launched / (windows.length_ns / _NS_PER_S),
+        gaps_ns=None if cut else windows.length_ns - busy,
+    )
+
+
+# --- the split ----------------------------------------------------------------------------------
+
+
+def _splits(found: Attributed, windows: StepWindows) -> tuple[StepSplit, ...]:
+    """Per step what each kind adds to the time that the kinds before it cover; of all devices and threads."""
+    recording = found.recording
+    covered = np.zeros(len(windows.number), dtype=np.int64)
+    members = np.empty(0, dtype=np.int64)
+    parts: list[list[int]] = []
+    for kind in _by_priority(found):
+        members = np.concatenate([members, kind])
+        so_far = _union_of(recording, members)
+        members_cover = so_far.overlap(windows.start_ns, windows.end_ns)
+        parts.append((members_cover - covered).tolist())
+        covered = members_cover
+    spans_ns = windows.end_ns - windows.start_ns
+    parts.append((spans_ns - covered).tolist())
+    return tuple(
+        StepSplit(
+            step=number,
+            span_ns=span_ns,
+            kernel_ns=kernel,
+            communication_ns=communication,
+            memcpy_ns=memcpy,
+            memset_ns=memset,
+            runtime_ns=runtime,
+            dataloader_ns=dataloader,
+            cpu_ns=cpu,
+            other_ns=other,
+        )
+        for number, span_ns, kernel, communication, memcpy, memset, runtime, dataloader, cpu, other in zip(
+            windows.number, spans_ns.tolist(), *parts, strict=True
+        )
+    )
+
+
+def _by_priority(found: Attributed) -> list[Int64]:
+    """Spans by what their time is: kernel, communication, memcpy, memset, runtime, data loader, CPU.
+
+    Communication is kernels that move data between ranks; without device events, ops and annotations that do.
+    """
+    recording, charges = found.recording, found.charges
+    category, name = recording.spans.category, recording.spans.name
+    communicates = np.zeros(len(category), dtype=np.bool_)
+    if charges.basis == "device":
+        communicates[charges.span[charges.work == _COMMUNICATION]] = True
+    communicates &= category == Category.KERNEL
+    on_cpu: Bool = (category == Category.CPU_OP) | (category == Category.ANNOTATION)
+    is_mark = np.array([parse_mark(text) is not None for text in recording.names], dtype=np.bool_)[name]
+    loads = np.array([text.startswith(_DATALOADER) for text in recording.names], dtype=np.bool_)[name]
+    if charges.basis != "device":
+        moves = [classes.class_of_op(text) == "communication" for text in recording.names]
+        communicates |= on_cpu & np.array(moves, dtype=np.bool_)[name] & ~is_mark
+    kinds = (
+        (category == Category.KERNEL) & ~communicates,
+        communicates,
+        category == Category.MEMCPY,
+        category == Category.MEMSET,
+        category == Category.RUNTIME,
+        on_cpu & loads,
+        (category == Category.CPU_OP) & ~is_mark,
+    )
+    return [np.flatnonzero(kind) for kind in kinds]
+
+
+# --- the device ---------------------------------------------------------------------------------
+
+
+class _Kernels:
+    """The kernels of one device, communication included, as far as they lie within the steps."""
+
+    def __init__(self, recording: Recording, device: int, windows: StepWindows) -> None:
+        spans = recording.spans
+        chosen = np.flatnonzero((spans.category == Category.KERNEL) & (spans.device == device))
+        self.windows = windows
+        inside = Union(windows.start_ns, windows.end_ns)
+        self.time_ns = inside.overlap(spans.start_ns[chosen], spans.end_ns[chosen])
+        self.span = chosen[self.time_ns > 0]
+        self.time_ns = self.time_ns[self.time_ns > 0]
+        self.recording = recording
+        self.configuration = recording.details.configuration_of(self.span)
+
+    def utilization(self) -> float:
+        """The part of the wall time in which some kernel runs."""
+        return _covered(_union_of(self.recording, self.span), self.windows) / self.windows.length_ns
+
+    def sm_efficiency(self) -> float | None:
+        """The part of the multiprocessors that have a block, over the wall time.
+
+        A kernel with fewer blocks than there are multiprocessors takes that part of them; kernels beside one another
+        add up, to all of them at most. None where some kernel does not tell its blocks.
+        """
+        blocks = self._told(self.recording.details.configurations.blocks_per_sm)
+        if not len(blocks) or np.isnan(blocks).any():
+            return None
+        spans = self.recording.spans
+        share = np.rint(np.minimum(blocks, 1.0) * _PARTS).astype(np.int64)
+        times = np.concatenate([spans.start_ns[self.span], spans.end_ns[self.span]])
+        order = np.argsort(times, kind="stable")
+        taken = np.minimum(np.cumsum(np.concatenate([share, -share])[order]), _PARTS)[:-1]
+        lasts = Union(self.windows.start_ns, self.windows.end_ns).overlap(times[order][:-1], times[order][1:])
+        return float((taken / _PARTS) @ lasts) / self.windows.length_ns
+
+    def occupancy(self) -> float | None:
+        """Mean by time over the kernels that tell; None where none does."""
+        occupancy = self._told(occupancy_of(self.recording.details.configurations))
+        known = ~np.isnan(occupancy)
+        return float(np.average(occupancy[known], weights=self.time_ns[known])) if known.any() else None
+
+    def tensor_core_share(self) -> float | None:
+        """Of kernel time, in kernels that are known to use tensor cores; None where no kernel's name tells."""
+        judged = tensor_core_kernels(self.recording, self.span)
+        if not (judged >= 0).any():
+            return None
+        return int(self.time_ns[judged == 1].sum()) / int(self.time_ns.sum())
+
+    def _told(self, values: Float64) -> Float64:
+        """Per kernel what its configuration tells."""
+        if not len(values):
+            return np.full(len(self.span), np.nan)
+        told: Float64 = np.where(self.configuration >= 0, values[self.configuration], np.nan)
+        return told
+
+
+def _union_of(recording: Recording, span: Int64) -> Union:
+    return union(recording.spans.start_ns[span], recording.spans.end_ns[span])
+
+
+def _covered(busy: Union, windows: StepWindows) -> int:
+    """How much of the steps it covers."""
+    return int(busy.overlap(windows.start_ns, windows.end_ns).sum())

@@ -1,0 +1,377 @@
+"""Calls of scaled-dot-product attention: what they were given, and which backend ran.
+
+`aten::scaled_dot_product_attention` was given what the user gave; where a trace has the shapes of the backend's own
+op only, that one tells. A backward belongs to the forward call that made its autograd nodes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.attention_ops import ATTENTIONS
+from profiler_wrapper.analysis.model import AttentionCallRow, Phase, ProductRow
+from profiler_wrapper.analysis.work.flops import FlopOps
+from profiler_wrapper.analysis.work.formulas import Product, dtype_of, products_of
+from profiler_wrapper.trace.nesting import nearest, nearest_above
+from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64
+from profiler_wrapper.trace.shapes import OpShapes, Shapes
+
+if TYPE_CHECKING:
+    from profiler_wrapper.analysis.attributed import Attributed
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """Where an op has its inputs; -1: it has none of the kind, None: it does not tell."""
+
+    query: int = 0
+    mask: int | None = None
+    dropout: int | None = None
+    causal: int | None = None
+    heads_first: bool = True
+
+
+ENTRY = "aten::scaled_dot_product_attention"
+# As torch 2.13 declares them.
+_KNOWN = {
+    ENTRY: _Inputs(mask=3, dropout=4, causal=5),
+    "aten::_scaled_dot_product_attention_math": _Inputs(mask=3, dropout=4, causal=5),
+    "aten::_scaled_dot_product_attention_math_for_mps": _Inputs(mask=3, dropout=4, causal=5),
+    "aten::_scaled_dot_product_flash_attention": _Inputs(mask=-1, dropout=3, causal=4),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _Inputs(mask=5, dropout=3, causal=4),
+    "aten::_scaled_dot_product_efficient_attention": _Inputs(mask=3, dropout=5, causal=6),
+    "aten::_scaled_dot_product_cudnn_attention": _Inputs(mask=3, dropout=5, causal=6),
+    "aten::_scaled_dot_product_fused_attention_overrideable": _Inputs(mask=3, dropout=4, causal=5),
+}
+
+
+def describes_attention(op: str) -> bool:
+    """Whether the inputs of ops of this name are needed here, beside those that tell FLOPs."""
+    return op in _KNOWN
+
+
+class _Call(NamedTuple):
+    """What a call was given."""
+
+    dtype: str
+    query_shape: tuple[int, ...]
+    key_shape: tuple[int, ...]
+    value_shape: tuple[int, ...]
+    mask: bool | None
+    mask_shape: tuple[int, ...]
+    causal: bool | None
+    dropout: float | None
+    strided: bool  # the last dimension of an input is not dense
+
+
+class _Key(NamedTuple):
+    layer: str
+    phase: Phase
+    backend: str
+    call: _Call
+
+
+class AttentionMade(NamedTuple):
+    """Which events are calls of attention, and which work for one."""
+
+    entry_of: Int32  # per span the call that it works for, -1 for none
+    backend_of: dict[int, str]  # of each call that has time
+
+
+def attention_made(found: Attributed, *, ran: Bool | None = None) -> AttentionMade:
+    """The calls of an attributed recording. `ran`: those that count; all where not given."""
+    entries = _entries(found) if ran is None else _entries(found) & ran
+    entry_of = _entry_of(found, entries)
+    return AttentionMade(entry_of, _backends(found, entry_of))
+
+
+def attention_call_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most: int) -> tuple[AttentionCallRow, ...]:
+    """A row for equal calls in each layer and phase, the `most` expensive of them, dearest first.
+
+    Time is that of the events that are attention in every other table too: where all calls are described, the rows
+    of a layer, phase and backend add up to its `AttentionRow`.
+    """
+    entry_of = attention_made(found, ran=ops.ran).entry_of
+    described: dict[tuple[int, int], _Call | None] = {}
+    names, name_of = found.recording.names, found.recording.spans.name
+    charges, places = found.charges, found.attribution.places
+    calls: dict[_Key, set[int]] = defaultdict(set)
+    times: dict[_Key, int] = defaultdict(int)
+    launched = charges.cpu_span >= 0
+    owner = np.where(launched, entry_of[np.where(launched, charges.cpu_span, 0)], -1)
+    members = np.flatnonzero((owner >= 0) & (charges.backend >= 0))
+    columns = (owner, charges.place, charges.backend, charges.time_ns)
+    for entry, at, backend, time_ns in zip(*(column[members].tolist() for column in columns), strict=True):
+        if entry not in shapes:
+            continue
+        told = (int(name_of[entry]), shapes.number(entry))
+        if told not in described:
+            described[told] = _described(names[told[0]], shapes[entry])
+        call = described[told]
+        if call is not None:
+            place = places[at]
+            key = _Key(found.layer_name(place) or "", place.phase, classes.BACKENDS[backend], call)
+            calls[key].add(entry)
+            times[key] += time_ns
+    steps = max(1, len(found.steps))
+    dearest = sorted(calls, key=lambda key: -times[key])[:most]
+    return tuple(_row(key, len(calls[key]) / steps, round(times[key] / steps)) for key in dearest)
+
+
+def _row(key: _Key, calls_per_step: float, time_ns: int) -> AttentionCallRow:
+    call = key.call
+    return AttentionCallRow(
+        layer=key.layer,
+        phase=key.phase,
+        backend=key.backend,
+        dtype=call.dtype,
+        query_shape=call.query_shape,
+        key_shape=call.key_shape,
+        value_shape=call.value_shape,
+        mask=call.mask,
+        mask_shape=call.mask_shape,
+        causal=call.causal,
+        dropout=call.dropout,
+        grouped=len(call.query_shape) == len(call.key_shape) == 4 and call.key_shape[1] < call.query_shape[1],
+        strided=call.strided,
+        calls_per_step=calls_per_step,
+        time_per_step_ns=time_ns,
+    )
+
+
+# --- which ops ----------------------------------------------------------------------------------
+
+
+def _entries(found: Attributed) -> Bool:
+    """The outermost ops that are attention."""
+    spans, names = found.recording.spans, found.recording.names
+    entered = np.isin(spans.name, [i for i, name in enumerate(names) if name == ENTRY])
+    is_attention: Bool = entered | (found.work_of.backend_of >= 0)
+    is_attention &= spans.category == Category.CPU_OP
+    parent = found.nesting.parent
+    entries: Bool = is_attention & (nearest_above(parent, nearest(parent, is_attention)) < 0)
+    return entries
+
+
+def _entry_of(found: Attributed, entries: Bool) -> Int32:
+    """Per span the call it works for: the one around it; in backward that of the forward op that made its node.
+
+    A backward op with a name of its own is an entry itself only where nothing links it to a forward.
+    """
+    around = nearest(found.nesting.parent, entries)
+    links = [link for link in found.attribution.links if link.forward_op >= 0]
+    if not links:
+        return around
+    by_node = np.full(len(around) + 1, -1, dtype=np.int32)  # the last one is for "no node"
+    by_node[[link.node for link in links]] = around[[link.forward_op for link in links]]
+    in_backward = np.array([place.phase == "backward" for place in found.attribution.places], dtype=np.bool_)
+    backward = np.flatnonzero(in_backward[found.attribution.place_of] & (found.attribution.place_of >= 0))
+    forward = by_node[found.attribution.node_of[backward]]
+    around[backward] = np.where(forward >= 0, forward, around[backward])
+    return around
+
+
+def _backends(found: Attributed, entry_of: Int32) -> dict[int, str]:
+    """The backend of each call, as the ops in it name it."""
+    charges = found.charges
+    chosen = (charges.backend >= 0) & (charges.cpu_span >= 0)
+    backends: dict[int, str] = {}
+    for entry, backend in zip(
+        entry_of[charges.cpu_span[chosen]].tolist(), charges.backend[chosen].tolist(), strict=True
+    ):
+        backends.setdefault(entry, classes.BACKENDS[backend])
+    return backends
+
+
+# --- what they were given -----------------------------------------------------------------------
+
+
+def _described(name: str, shapes: OpShapes) -> _Call | None:
+    """None where the inputs are not those of attention."""
+    inputs = _KNOWN.get(name)
+    if inputs is None:
+        attention = ATTENTIONS.get(name)
+        if attention is None:
+            return None
+        inputs = _Inputs(query=attention.query, causal=attention.causal, heads_first=attention.heads_first)
+    tensors = [shapes.dims[inputs.query + i] if inputs.query + i < len(shapes.dims) else () for i in range(3)]
+    if not all(tensor and all(isinstance(size, int) for size in tensor) for tensor in tensors):
+        return None
+    given = _is_given(shapes, inputs.mask)
+    query, key, value = (_sizes(tensor, heads_first=inputs.heads_first) for tensor in tensors)
+    return _Call(
+        dtype=dtype_of(shapes, inputs.query),
+        query_shape=query,
+        key_shape=key,
+        value_shape=value,
+        mask=given,
+        mask_shape=tuple(shapes.dims[inputs.mask]) if given and inputs.mask is not None else (),
+        causal=_flag(shapes, inputs.causal),
+        dropout=_number(shapes, inputs.dropout),
+        strided=any(_is_strided(shapes, inputs.query + i) for i in range(3)),
+    )
+
+
+def _sizes(tensor: Sequence[int], *, heads_first: bool) -> tuple[int, ...]:
+    """(batch, heads, tokens, head_dim), where it has four; sequences laid end to end are a batch of one."""
+    if heads_first:
+        return tuple(tensor)
+    if len(tensor) == 3:
+        tensor = [1, *tensor]
+    return (tensor[0], tensor[2], tensor[1], *tensor[3:]) if len(tensor) == 4 else tuple(tensor)
+
+
+def _is_given(shapes: OpShapes, place: int | None) -> bool | None:
+    if place is None:
+        return None
+    return 0 <= place < len(shapes.types) and shapes.types[place] not in ("", "Scalar", "None")
+
+
+def _flag(shapes: OpShapes, place: int | None) -> bool | None:
+    told = shapes.concrete[place] if place is not None and place < len(shapes.concrete) else ""
+    return {"True": True, "1": True, "2": True, "False": False, "0": False}.get(told)
+
+
+def _number(shapes: OpShapes, place: int | None) -> float | None:
+    try:
+        return float(shapes.concrete[place]) if place is not None else None
+    except (IndexError, ValueError):
+        return None
+
+
+def _is_strided(shapes: OpShapes, place: int) -> bool:
+    strides: Sequence[int] = shapes.strides[place] if place < len(shapes.strides) else []
+    return len(strides) > 0 and strides[-1] != 1 and shapes.dims[place][-1] > 1
+
+
+# --------------------------------------------------------------------------------------------------
+# The matrix products of a recording, by their sizes.
+
+
+class _ProductKey(NamedTuple):
+    op: str
+    layer: str
+    phase: Phase
+    dtype: str
+    product: Product
+
+
+def product_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most: int) -> tuple[ProductRow, ...]:
+    """A row for each size in each layer and phase, of the ops whose FLOPs count; the `most` expensive, dearest first.
+
+    An op that makes two products (a convolution's backward) divides its time by their FLOPs.
+    """
+    names, places = found.recording.names, found.attribution.places
+    counted = np.flatnonzero(ops.is_counted)
+    time_ns = times_inside(found, ops.is_counted)
+    known: dict[tuple[int, int], tuple[Product, ...]] = {}
+    calls: dict[_ProductKey, int] = defaultdict(int)
+    times: dict[_ProductKey, float] = defaultdict(float)
+    spans = zip(
+        counted.tolist(),
+        found.recording.spans.name[counted].tolist(),
+        found.attribution.place_of[counted].tolist(),
+        time_ns[counted].tolist(),
+        strict=True,
+    )
+    for span, name, at, taken in spans:
+        call = (name, shapes.number(span))
+        if call not in known:
+            known[call] = products_of(names[name], shapes[span])
+        place, flops = places[at], sum(product.flops for product in known[call])
+        for product in known[call]:
+            key = _ProductKey(
+                names[name], found.layer_name(place) or "", place.phase, ops.flops_of(span).dtype, product
+            )
+            calls[key] += 1
+            times[key] += taken * product.flops / flops if flops else 0.0
+    steps = max(1, len(found.steps))
+    dearest = sorted(calls, key=lambda key: -times[key])[:most]
+    return tuple(_product_row(key, calls[key] / steps, round(times[key] / steps)) for key in dearest)
+
+
+def _product_row(key: _ProductKey, calls_per_step: float, time_ns: int) -> ProductRow:
+    return ProductRow(
+        op=key.op,
+        layer=key.layer,
+        phase=key.phase,
+        dtype=key.dtype,
+        **key.product._asdict(),
+        calls_per_step=calls_per_step,
+        time_per_step_ns=time_ns,
+    )
+
+
+def times_inside(found: Attributed, chosen: np.typing.NDArray[np.bool_]) -> Int64:
+    """Per span that is chosen, the time charged to it and to what it calls, up to the next chosen one."""
+    charges = found.charges
+    time_ns = np.zeros(len(chosen), dtype=np.int64)
+    launched = charges.cpu_span >= 0
+    op = nearest(found.nesting.parent, chosen)[charges.cpu_span[launched]]
+    np.add.at(time_ns, op[op >= 0], charges.time_ns[launched][op >= 0])
+    return time_ns
+
+
+# --------------------------------------------------------------------------------------------------
+# What the shapes of a trace say of its products and attention: sizes, types, backends.
+
+MOST_ROWS = 200  # of products, and of calls of attention
+_MOST_SHAPES = 5  # of one op
+_LONGEST = 200  # characters of one entry of `shapes_of_op`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeRows:
+    """Empty where no shapes were recorded."""
+
+    products: tuple[ProductRow, ...] = ()
+    attention_calls: tuple[AttentionCallRow, ...] = ()
+    notes: tuple[str, ...] = ()  # what could not be worked out
+    shapes_of_op: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of its inputs, the most frequent first
+
+
+def shape_rows(found: Attributed, shapes: Shapes, ops: FlopOps | None = None) -> ShapeRows:
+    """What the shapes of an attributed recording say. `ops`: of it, where they are known already."""
+    ops = ops or FlopOps(found, shapes)
+    return ShapeRows(
+        products=product_rows(found, shapes, ops, most=MOST_ROWS),
+        attention_calls=attention_call_rows(found, shapes, ops, most=MOST_ROWS),
+        shapes_of_op=_shapes_of_op(found, shapes, ops),
+    )
+
+
+def _shapes_of_op(found: Attributed, shapes: Shapes, ops: FlopOps) -> dict[str, tuple[str, ...]]:
+    """By the name of an op, the most frequent shapes of its inputs as text."""
+    spans, numbers = shapes.arrays()
+    ran = ops.ran[spans]
+    names = found.recording.spans.name[spans[ran]].astype(np.int64)
+    different = int(numbers.max(initial=0)) + 1
+    pairs, counts = np.unique(names * different + numbers[ran], return_counts=True)
+    of_name: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+        name, number = divmod(pair, different)
+        of_name[name].append((-count, number))
+    texts = {}
+    for name, told in of_name.items():
+        kept = [_text(shapes.numbered(number)) for _, number in sorted(told)[:_MOST_SHAPES]]
+        texts[found.recording.names[name]] = tuple(dict.fromkeys(text for text in kept if text))
+    return {name: kept for name, kept in texts.items() if kept}
+
+
+def _text(shapes: OpShapes) -> str:
+    """`float32[2, 16, 64], float32[64]`: the tensors among the inputs; `8 tensors` for a list of them."""
+    parts = (_input(shapes, place, dims) for place, dims in enumerate(shapes.dims))
+    text = ", ".join(part for part in parts if part)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _input(shapes: OpShapes, place: int, dims: Any) -> str:
+    if dims and isinstance(dims, list) and isinstance(dims[0], list):
+        return f"{len(dims)} tensors"
+    return f"{dtype_of(shapes, place)}{dims}" if dims else ""

@@ -1,0 +1,208 @@
+"""Where the CPU waits for the device, within the steps.
+
+A wait is a call into the runtime: one that synchronises a stream, an event or the device, a copy that returns when
+it is done, or a copy from or to pageable memory that was still in the call when the device began with it. Waits
+of one op count once (a blocking copy of a tensor is a copy and a synchronisation); a wait outside of all ops counts
+by itself. What the profiler itself does when it stops is left out, and so are threads that run no op: they hold up
+nothing. A trace without device events has no waits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from profiler_wrapper.analysis.calls import find_ops
+from profiler_wrapper.analysis.charges import Charges
+from profiler_wrapper.analysis.model import PHASES, Phase, SynchronisationRow
+from profiler_wrapper.analysis.sources import PythonSources, frame_around
+from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
+
+if TYPE_CHECKING:
+    from profiler_wrapper.analysis.attributed import Attributed
+    from profiler_wrapper.trace.nesting import Nesting
+
+
+Kind = Literal["item", "nonzero", "blocking copy", "stream", "device", "event", "other"]
+
+# Calls of the CUDA runtime and driver and of HIP; the first that matches counts.
+_CALLS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
+    ("stream", re.compile(r"(cuda|hip|cu)StreamSynchronize|^Stream Sync")),
+    ("device", re.compile(r"(cuda|hip)(Device|Thread)Synchronize|cuCtxSynchronize|hipCtxSynchronize|^Context Sync")),
+    ("event", re.compile(r"(cuda|hip|cu)EventSynchronize|^Event Sync")),
+    ("blocking copy", re.compile(r"(cuda|hip|cu)Memcpy(?!\w*(Async|Peer|Batch))\w*$")),
+    ("other", re.compile(r"(cuda|hip|cu|xpu|musa|acl\w*|aclrt)\w*Synchronize|urQueueFinish|zeCommandQueueSynchronize")),
+)
+_WITHIN_DEVICE = "DtoD"  # copies of this kind hold up no CPU, whichever call makes them
+_PAGEABLE = "Pageable"
+# What ops ask for; the first that has one of the ops counts.
+_OPS: tuple[tuple[Kind, frozenset[str]], ...] = (
+    ("item", frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})),
+    (
+        "nonzero",
+        frozenset(
+            {
+                "aten::nonzero", "aten::nonzero_numpy", "aten::argwhere", "aten::masked_select", "aten::unique",
+                "aten::_unique", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim",
+                "aten::repeat_interleave", "aten::bincount", "aten::histc",
+            }
+        ),
+    ),
+    (
+        "blocking copy",
+        frozenset({"aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize", "aten::_to_copy", "aten::to"}),
+    ),
+)  # fmt: skip
+_OF_THE_PROFILER = re.compile(r"(^|/)(torch/profiler/|torch/autograd/profiler\.py|profiler_wrapper/)")
+
+
+class _Key(NamedTuple):
+    kind: Kind
+    op: str
+    layer: str | None
+    phase: Phase
+
+
+@dataclass(slots=True)
+class _Sums:
+    wait_ns: int = 0
+    waits: set[int] = field(default_factory=set)  # spans: the ops, else the calls
+    user_lines: Counter[int] = field(default_factory=Counter)  # -1 for none
+    library_lines: Counter[int] = field(default_factory=Counter)
+
+
+def synchronisation_rows(found: Attributed) -> tuple[SynchronisationRow, ...]:
+    """The waits within the steps of an attributed recording, the longest first."""
+    if found.charges.basis != "device":
+        return ()
+    recording, attribution = found.recording, found.attribution
+    kinds = np.array([_kind_of_call(name) for name in recording.names])
+    calls = _waiting_calls(recording, kinds, found.charges)
+    if not len(calls):
+        return ()
+    around = innermost_around(recording, found.nesting, calls)
+    kept = _in_steps(found, calls) & ~_of_the_profiler(found, calls, around)
+    calls, around = calls[kept], around[kept]
+    if not len(calls):
+        return ()
+    ops = find_ops(recording, found.nesting.parent, found.tree)
+    sources = PythonSources(recording, attribution)
+    lines = sources.of(calls, around)
+    columns = (calls, around, recording.spans.duration_ns[calls], lines.user, lines.library)
+    sums: dict[_Key, _Sums] = defaultdict(_Sums)
+    for call, span, wait_ns, user, library in zip(*(c.tolist() for c in columns), strict=True):
+        chain = _chain(recording, ops.span, ops.around, int(ops.op_of[span]) if span >= 0 else -1)
+        names = [recording.name_of(op) for op in chain]
+        kind = _kind_of_ops(names) or _CALLS[kinds[recording.spans.name[call]]][0]
+        place = attribution.places[attribution.place_of[span] if span >= 0 else attribution.outside]
+        layer = found.layer_name(place) if recording.spans.category[call] != Category.SYNC else None
+        gathered = sums[_Key(kind, names[-1] if names else recording.name_of(call), layer, place.phase)]
+        gathered.wait_ns += wait_ns
+        gathered.waits.add(chain[-1] if chain else call)
+        gathered.user_lines[user] += wait_ns
+        gathered.library_lines[library] += wait_ns
+    rows = [_row(key, gathered, sources) for key, gathered in sums.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.wait_ns, row.op, row.layer or "", PHASES.index(row.phase))))
+
+
+def _row(key: _Key, sums: _Sums, sources: PythonSources) -> SynchronisationRow:
+    user, library = ([line for line, _ in c.most_common() if line >= 0] for c in (sums.user_lines, sums.library_lines))
+    return SynchronisationRow(
+        kind=key.kind,
+        op=key.op,
+        layer=key.layer,
+        phase=key.phase,
+        count=len(sums.waits),
+        wait_ns=sums.wait_ns,
+        sources=sources.dearest(user, library),
+    )
+
+
+def _kind_of_call(name: str) -> int:
+    """Which of `_CALLS` a name is; -1 for none."""
+    return next((i for i, (_, pattern) in enumerate(_CALLS) if pattern.match(name)), -1)
+
+
+def _kind_of_ops(names: list[str]) -> Kind | None:
+    return next((kind for kind, ops in _OPS if not ops.isdisjoint(names)), None)
+
+
+def _waiting_calls(recording: Recording, kinds: Int64, charges: Charges) -> Int64:
+    """The calls that wait, as spans. What CUPTI tells of a wait (`cuda_sync`) counts where the call itself is lost."""
+    spans = recording.spans
+    runtime = np.flatnonzero(spans.category == Category.RUNTIME)
+    waits = np.zeros(len(spans), dtype=np.bool_)
+    waits[runtime[kinds[spans.name[runtime]] >= 0]] = True
+    copies = np.flatnonzero((spans.category[charges.span] == Category.MEMCPY) & (charges.cpu_span >= 0))
+    made_by, copy = charges.cpu_span[copies], charges.span[copies]
+    within = np.array([_WITHIN_DEVICE in name for name in recording.names], dtype=np.bool_)[spans.name[copy]]
+    waits[made_by[within]] = False
+    pageable = np.array([_PAGEABLE in name for name in recording.names], dtype=np.bool_)[spans.name[copy]]
+    pageable &= (spans.category[made_by] == Category.RUNTIME) & (spans.end_ns[made_by] > spans.start_ns[copy])
+    waits[made_by[pageable]] = True
+    runs_ops = np.bincount(spans.lane[spans.category == Category.CPU_OP], minlength=len(recording.lanes)) > 0
+    waits &= runs_ops[spans.lane]
+    told = np.flatnonzero(spans.category == Category.SYNC)
+    told = told[kinds[spans.name[told]] >= 0]
+    if len(told):
+        lost = (spans.correlation[told] < 0) | ~np.isin(spans.correlation[told], spans.correlation[runtime])
+        waits[told[lost]] = True
+    return np.flatnonzero(waits)
+
+
+def innermost_around(recording: Recording, nesting: Nesting, span: Int64) -> Int64:
+    """Per span the innermost CPU event around it, or itself if it is nested; -1 for none.
+
+    Calls into the runtime that launch nothing are not nested, so they are looked up by time.
+    """
+    spans, order = recording.spans, nesting.order
+    ends = spans.end_ns
+    found = np.full(len(span), -1, dtype=np.int64)
+    for lane in np.unique(spans.lane[span]).tolist():
+        members = order[spans.lane[order] == lane]
+        here = np.flatnonzero(spans.lane[span] == lane)
+        place = np.searchsorted(spans.start_ns[members], spans.start_ns[span[here]], side="right") - 1
+        near = np.where(place >= 0, members[np.maximum(place, 0)] if len(members) else -1, -1)
+        while (short := np.flatnonzero((near >= 0) & (ends[near] < ends[span[here]]))).size:
+            near[short] = nesting.parent[near[short]]
+        found[here] = near
+    return found
+
+
+def _in_steps(found: Attributed, calls: Int64) -> Bool:
+    if not len(found.steps):
+        return np.ones(len(calls), dtype=np.bool_)
+    inside: Bool = found.steps.place_of(found.recording.spans.start_ns[calls]) >= 0
+    return inside
+
+
+def _of_the_profiler(found: Attributed, calls: Int64, around: Int64) -> Bool:
+    """Waits with the profiler's own code around them, and, with nothing around, after all ops or before any."""
+    recording, spans, python = found.recording, found.recording.spans, found.recording.python
+    ops = np.flatnonzero(spans.category == Category.CPU_OP)
+    begin, end = spans.start_ns[calls], spans.end_ns[calls]
+    own: Bool = around < 0
+    if len(ops):
+        own &= (begin >= spans.end_ns[ops].max()) | (end <= spans.start_ns[ops].min())
+    names = [i for i in np.unique(python.name).tolist() if _OF_THE_PROFILER.search(recording.names[i])]
+    frames = np.flatnonzero(np.isin(python.name, names))
+    own |= frame_around(python, frames, spans.lane[calls], begin, end) >= 0
+    return own
+
+
+def _chain(recording: Recording, span: Int64, around: Int32, op: int) -> list[int]:
+    """The op that waits and those that call it, as spans, as long as they are torch's own, the innermost first."""
+    chain: list[int] = []
+    while op >= 0:
+        name = recording.name_of(int(span[op]))
+        if chain and not name.startswith("aten::"):
+            break
+        chain.append(int(span[op]))
+        if not name.startswith("aten::"):
+            break
+        op = int(around[op])
+    return chain

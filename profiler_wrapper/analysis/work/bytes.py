@@ -1,0 +1,839 @@
+"""Bytes that one op must move between memory and chip, from the shapes and types it was called with.
+
+Compulsory traffic: every input is read once, every output written once, whatever a kernel does beyond. Caches
+are taken to be of no help between ops, and of all help within one.
+
+- Outputs are not recorded: they follow from the inputs by the rule of the op.
+- What was expanded counts once, where the trace has strides; in one without, as if it were dense.
+- Of a table (`embedding`, `index_select`, `gather`) the rows asked for count, and at most the table.
+- A Python number beside tensors is no traffic.
+- Indices (`x[indices]`) are in no trace: what the op calls inside has their shapes, see `indexed`.
+- Types of tensors in lists (`cat`, `_foreach_*`, fused optimizers) are in no trace: they are asked for.
+- Views, and what only allocates or looks at metadata, move nothing. An op that calls others for all it does
+  (`reshape`, `to`, `contiguous`, `zeros`) moves nothing itself.
+
+Where no rule fits the result is None, never an estimate. Nothing here imports torch: a trace is read without it. The
+tests compare the rules with what torch gives on its meta device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from math import ceil, prod
+from typing import Any, NamedTuple
+
+from profiler_wrapper.analysis.attention_ops import ATTENTIONS, flex_attention
+from profiler_wrapper.analysis.work.formulas import (
+    WRONG_INPUTS,
+    Product,
+    Sizes,
+    broadcast,
+    convolved,
+    flag_of,
+    flags_in,
+    numbers_in,
+    per_dimension,
+    products_of,
+)
+from profiler_wrapper.trace.shapes import OpShapes
+
+# --------------------------------------------------------------------------------------------------
+# What one op was called with: sizes in bytes of its inputs, their values, the type that they give together.
+
+# Bytes of one element by the type's name in a trace. Two numbers of four bits share one byte, and count as one element.
+_SIZE_OF_TYPE = {
+    **dict.fromkeys(("bool", "unsigned char", "signed char", "c10::qint8", "c10::quint8"), 1),
+    **dict.fromkeys(("c10::Float8_e4m3fn", "c10::Float8_e5m2", "c10::Float8_e4m3fnuz", "c10::Float8_e5m2fnuz"), 1),
+    **dict.fromkeys(("c10::Float8_e8m0fnu", "c10::Float4_e2m1fn_x2"), 1),
+    **dict.fromkeys(("short int", "short", "short unsigned int", "unsigned short", "c10::Half", "c10::BFloat16"), 2),
+    **dict.fromkeys(("int", "unsigned int", "c10::qint32", "float", "c10::complex<c10::Half>"), 4),
+    **dict.fromkeys(("long int", "long", "long long", "__int64", "unsigned long", "long unsigned int"), 8),
+    **dict.fromkeys(("double", "c10::complex<float>"), 8),
+    "c10::complex<double>": 16,
+}
+# Bytes of one element by torch's number of the type, as `dtype` arguments are recorded.
+_SIZE_OF_NUMBER = {
+    **dict.fromkeys((0, 1, 11, 12, 13, 23, 24, 25, 26, 44, 45), 1),
+    **dict.fromkeys((2, 5, 15, 27), 2),
+    **dict.fromkeys((3, 6, 8, 14, 28), 4),
+    **dict.fromkeys((4, 7, 9, 29), 8),
+    10: 16,
+}
+_WRAPPED_NUMBERS = ("double", "long int", "bool", "c10::complex<double>")
+BOOL, INTEGER, FLOATING, COMPLEX = range(4)  # kinds of types, in the order in which they promote
+_FLOATING_TYPE = re.compile(r"c10::(B?Float|Half)|float$|double$")
+
+
+class BytesUnknown(ValueError):
+    """The inputs do not give the bytes, or are not those that a rule is for."""
+
+
+class Operands:
+    """The inputs of one call by their place. What asks for a tensor raises `BytesUnknown` where there is none.
+
+    `element_size`: bytes of one element of the tensors in lists, whose types no trace has; None: not known.
+    """
+
+    def __init__(self, name: str, shapes: OpShapes, element_size: int | None = None) -> None:
+        self.name = name
+        self.count = len(shapes.types)
+        self._shapes = shapes
+        self._element_size = element_size
+
+    def is_tensor(self, place: int) -> bool:
+        return place < self.count and self._shapes.types[place] in _SIZE_OF_TYPE
+
+    def is_list(self, place: int) -> bool:
+        """Whether a list of tensors was given there."""
+        return place < self.count and self._shapes.types[place] == "TensorList"
+
+    def is_wrapped_number(self, place: int) -> bool:
+        """A Python number that was made a tensor of no dimensions: it comes with the call, not from memory."""
+        return self.is_tensor(place) and not self.dims(place) and self.type(place) in _WRAPPED_NUMBERS
+
+    def type(self, place: int) -> str:
+        return self._shapes.types[place]
+
+    def kind(self, place: int) -> int:
+        """Bool, integer, floating or complex."""
+        name = self.type(place)
+        if name == "bool":
+            return BOOL
+        return COMPLEX if "complex" in name else FLOATING if _FLOATING_TYPE.match(name) else INTEGER
+
+    def dims(self, place: int) -> list[int]:
+        if not self.is_tensor(place):
+            raise BytesUnknown(f"input {place} is no tensor")
+        return list(self._shapes.dims[place])
+
+    def size(self, place: int) -> int:
+        """Bytes of one element."""
+        self.dims(place)
+        return _SIZE_OF_TYPE[self.type(place)]
+
+    def elements(self, place: int) -> int:
+        return prod(self.dims(place))
+
+    def full(self, *places: int) -> int:
+        """Bytes of dense tensors of these shapes."""
+        return sum(self.elements(place) * self.size(place) for place in places)
+
+    def read(self, *places: int) -> int:
+        """Bytes of the different elements of the tensors there: what is expanded counts once, what is absent is 0."""
+        tensors = [place for place in places if self.is_tensor(place)]
+        return sum(_different_elements(self.dims(i), self._strides(i)) * self.size(i) for i in tensors)
+
+    def _strides(self, place: int) -> list[Any]:
+        return list(self._shapes.strides[place]) if place < len(self._shapes.strides) else []
+
+    def list_dims(self, place: int) -> list[list[int]]:
+        if not self.is_list(place):
+            raise BytesUnknown(f"input {place} is no list of tensors")
+        return list(self._shapes.dims[place])
+
+    def list_size(self) -> int:
+        """Bytes of one element of the tensors in lists."""
+        if self._element_size is None:
+            raise BytesUnknown("types of tensors in lists are not recorded")
+        return self._element_size
+
+    def list_full(self, *places: int) -> int:
+        """Bytes of dense tensors of the shapes of lists."""
+        return sum(sum(map(prod, self.list_dims(place))) * self.list_size() for place in places)
+
+    def list_read(self, place: int) -> int:
+        """Bytes of the different elements of the tensors of a list."""
+        dims, strides = self.list_dims(place), self._strides(place)
+        if len(strides) != len(dims):
+            return self.list_full(place)
+        return sum(map(_different_elements, dims, strides)) * self.list_size()
+
+    def text(self, place: int) -> str:
+        """The value of an input that is no tensor; "" for none."""
+        return self._shapes.concrete[place] if place < len(self._shapes.concrete) else ""
+
+    def number(self, place: int) -> int:
+        return int(self.text(place))
+
+    def numbers(self, place: int) -> list[int]:
+        return numbers_in(self.text(place))
+
+    def flag(self, place: int) -> bool:
+        return flag_of(self.text(place))
+
+    def flags(self, place: int) -> list[bool]:
+        return flags_in(self.text(place))
+
+    def type_size(self, place: int, *, sums: bool = False) -> int:
+        """Bytes of one element of the `dtype` there, else of the first input; `sums` of whole numbers are int64."""
+        text, size = self.text(place), self.size(0)
+        if not text:
+            return 8 if sums and self.kind(0) < FLOATING else size
+        if not text.isdecimal() or int(text) not in _SIZE_OF_NUMBER:
+            raise BytesUnknown(f"no type is known by {text!r}")
+        return _SIZE_OF_NUMBER[int(text)]
+
+    def product(self, first: int = 0) -> Product:
+        """The one product of matrices that the op makes, of the tensors at the place `first` and after it."""
+        self.dims(first), self.dims(first + 1)
+        (product,) = products_of(self.name, self._shapes)
+        return product
+
+    def left(self, place: int) -> int:
+        """Elements that are left of the first input when the dimensions named there are reduced; none named: all."""
+        dims = self.dims(0)
+        reduced = {d % max(1, len(dims)) for d in self.numbers(place)}
+        return prod(size for i, size in enumerate(dims) if i not in reduced) if reduced else 1
+
+    def promoted(self, places: Iterable[int]) -> int:
+        """Bytes of one element of what tensors there give together.
+
+        Tensors with dimensions decide before those without, unless the latter are of a higher kind; then the
+        largest of the kind.
+        """
+        given = [place for place in places if self.is_tensor(place)]
+        arrays = [place for place in given if self.dims(place)]
+        kind = max(map(self.kind, given), default=BOOL)
+        deciding = arrays if kind in map(self.kind, arrays) else [place for place in given if place not in arrays]
+        if arrays and deciding and all(map(self.is_wrapped_number, deciding)):
+            return (1, 8, 4, 8)[kind]  # a number beside tensors of a lower kind: the default type
+        if {"c10::Half", "c10::BFloat16"} <= set(map(self.type, deciding)):
+            return 4
+        return max(self.size(place) for place in deciding if self.kind(place) == kind)
+
+
+def _different_elements(dims: Sizes, strides: Sizes) -> int:
+    """How many elements a tensor has of its own: along an expanded dimension they are the same."""
+    if len(strides) != len(dims) or 0 in dims:
+        return prod(dims)
+    columns = list(zip(dims, strides, strict=True))
+    reached = 1 + sum((size - 1) * stride for size, stride in columns)
+    return min(prod(size for size, stride in columns if stride), reached)
+
+
+def size_of_type(name: str) -> int | None:
+    """Bytes of one element of the type of that name in a trace; None for one that is not known."""
+    return _SIZE_OF_TYPE.get(name)
+
+
+class Moved(NamedTuple):
+    """Bytes of one op call: each input read once, each output written once."""
+
+    read: int
+    written: int
+
+
+_Rule = Callable[[Operands], Moved]
+_Bytes = Callable[[Operands], int]
+_INDEX = 8  # bytes of one index
+_FLOAT = 4
+_WHOLE = ("long int", "long", "long long", "__int64", "int")
+_FLOATING_NUMBER = re.compile(r"-?(\d+\.\d*(e[+-]?\d+)?|\d+e[+-]?\d+|inf|nan)")
+
+
+# --- elementwise --------------------------------------------------------------------------------
+
+# What whole numbers give, how many inputs the op declares, its names. Each has a form in place (`add_`), which writes
+# its first input, and one with `out=`, an input more at the end.
+_SAME, _FLOAT32, _TRUTH = "whole numbers", "float32", "truth values"
+_ELEMENTWISE = (
+    (_SAME, 1, "abs neg square relu relu6 sign sgn floor ceil trunc frac silu mish hardsigmoid hardswish bitwise_not"),
+    (_SAME, 1, "conj_physical log_sigmoid selu erfinv"),
+    (_SAME, 2, "mul multiply maximum minimum fmax fmin remainder fmod pow bitwise_and bitwise_or bitwise_xor __and__"),
+    (_SAME, 2, "__or__ bitwise_left_shift bitwise_right_shift floor_divide gelu clamp_min clamp_max leaky_relu prelu"),
+    (_SAME, 2, "_prelu_kernel hardshrink softshrink sigmoid_backward tanh_backward silu_backward mish_backward round"),
+    (_SAME, 2, "hardswish_backward hardsigmoid_backward heaviside"),
+    (_SAME, 3, "add sub subtract rsub lerp clamp hardtanh threshold softplus masked_fill threshold_backward elu"),
+    (_SAME, 3, "gelu_backward native_dropout_backward _conj_copy logit_backward"),
+    (_SAME, 4, "addcmul addcdiv nan_to_num hardtanh_backward leaky_relu_backward softplus_backward mse_loss_backward"),
+    (_SAME, 4, "l1_loss_backward"),
+    (_SAME, 5, "huber_loss_backward smooth_l1_loss_backward"),
+    (_SAME, 6, "elu_backward"),
+    (_FLOAT32, 1, "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh"),
+    (_FLOAT32, 1, "sqrt rsqrt reciprocal sigmoid erf erfc lgamma digamma special_entr"),
+    (_FLOAT32, 2, "div true_divide atan2 xlogy logit logaddexp"),
+    (_TRUTH, 1, "isnan isinf isfinite isneginf isposinf logical_not signbit"),
+    (_TRUTH, 2, "eq ne lt le gt ge logical_and logical_or logical_xor greater less"),
+)
+
+
+def _elementwise(op: str, gives: str, declared: int) -> _Rule:
+    """All that is given is read, and what it gives together is written."""
+
+    def rule(x: Operands) -> Moved:
+        how_it_rounds = op == "div" and x.count > 2 and not x.is_tensor(2)
+        count = declared + 1 if how_it_rounds else declared
+        inputs = [place for place in range(count) if x.is_tensor(place)]
+        elements = prod(broadcast(map(x.dims, inputs)))
+        return Moved(_read(x, inputs), elements * (x.size(count) if x.is_tensor(count) else element(x, inputs, count)))
+
+    def element(x: Operands, inputs: list[int], count: int) -> int:
+        if gives == _TRUTH:
+            return 1
+        if op == "abs" and x.kind(0) == COMPLEX:
+            return x.size(0) // 2
+        if op == "masked_fill":
+            return x.size(0)
+        kind = max(map(x.kind, inputs))
+        numbers = [x.text(place) for place in range(min(count, x.count)) if place not in inputs]
+        if kind < FLOATING and (gives == _FLOAT32 or any(map(_FLOATING_NUMBER.fullmatch, numbers))):
+            if count > declared:
+                raise BytesUnknown("how it rounds is not recorded, and whether whole numbers stay whole")
+            return _FLOAT
+        if kind == BOOL and len(inputs) < min(count, 2):
+            raise BytesUnknown("a truth value and a number")
+        return x.promoted(inputs)
+
+    return rule
+
+
+def _read(x: Operands, inputs: list[int]) -> int:
+    return x.read(*(place for place in inputs if not x.is_wrapped_number(place) or len(inputs) == 1))
+
+
+def _in_place(declared: int) -> _Rule:
+    return lambda x: Moved(_read(x, list(filter(x.is_tensor, range(declared)))), x.read(0))
+
+
+def _into_first(x: Operands) -> Moved:
+    x.dims(0)
+    return Moved(x.read(*range(1, x.count)), x.read(0))
+
+
+# --- matrix products, convolutions, attention ---------------------------------------------------
+
+
+def _added(x: Operands) -> Moved:
+    """c, a, b, beta, alpha: with a beta of zero c is not read; `addbmm` adds up the products of all batches."""
+    product = x.product(1)
+    elements = product.m * product.n if "addbmm" in x.name.replace("baddbmm", "") else product.elements
+    return Moved(x.read(1, 2) + (0 if x.text(3) in ("0", "0.", "False") else x.read(0)), elements * x.size(1))
+
+
+def _grouped(x: Operands) -> Moved:
+    """a, b, offsets, bias, type of the output: rows, columns, what is summed over in groups, or a batch."""
+    left, right = x.dims(0), x.dims(1)
+    if not {len(left), len(right)} <= {2, 3}:
+        raise BytesUnknown("no grouped product")
+    groups = left[0] if len(left) == 3 else right[0] if len(right) == 3 else x.dims(2)[0]
+    batch = groups if len(left) == len(right) else 1
+    return Moved(x.read(0, 1, 2, 3), batch * left[-2] * right[-1] * x.type_size(4))
+
+
+def _convolution(x: Operands) -> Moved:
+    """Image, weight, bias, stride, padding, dilation, transposed, output padding, groups."""
+    read, image, weight = x.read(0, 1, 2), x.dims(0), x.dims(1)
+    if not x.flag(6):
+        return Moved(read, x.product().elements * x.size(0))
+    taps = weight[2:]
+    if len(image) != len(weight) or not taps:
+        raise BytesUnknown("no convolution")
+    columns = zip(image[2:], taps, *(per_dimension(x.numbers(i), len(taps)) for i in (3, 4, 5, 7)), strict=True)
+    out = [(i - 1) * stride - 2 * pad + wide * (tap - 1) + more + 1 for i, tap, stride, pad, wide, more in columns]
+    return Moved(read, image[0] * weight[1] * x.number(8) * prod(out) * x.size(0))
+
+
+def _convolution_backward(x: Operands) -> Moved:
+    """Gradient, image, weight, sizes of the bias, ..., mask: one of image and weight needs the other."""
+    of_image, of_weight, _ = x.flags(10)
+    read = x.read(0) + (x.read(2) if of_image else 0) + (x.read(1) if of_weight else 0)
+    return Moved(read, _asked(x, 10, x.full(1), x.full(2), sum(x.numbers(3)) * x.size(0)))
+
+
+def _asked(x: Operands, mask: int, *sizes: int) -> int:
+    """The sum of those of the sizes that the mask asks for."""
+    return sum(size for size, asked in zip(sizes, x.flags(mask), strict=True) if asked)
+
+
+_SDPA = "aten::_scaled_dot_product_"
+# Forward: the places of a mask or bias, and of the flag that asks for the sums of exponentials; without one they are
+# always given.
+_FORWARD: dict[str, tuple[int | None, int | None]] = {
+    f"{_SDPA}efficient_attention": (3, 4),
+    f"{_SDPA}cudnn_attention": (3, 4),
+    f"{_SDPA}flash_attention_for_cpu": (5, None),
+    f"{_SDPA}fused_attention_overrideable": (3, None),
+    "aten::_efficient_attention_forward": (3, 10),
+}
+# Backward: the places of a mask or bias, of the output, of the sums, and of the mask of gradients, if it has one.
+_BACKWARD: dict[str, tuple[int | None, int, int, int | None]] = {
+    f"{_SDPA}efficient_attention_backward": (4, 5, 6, 10),
+    f"{_SDPA}cudnn_attention_backward": (8, 4, 5, None),
+    f"{_SDPA}flash_attention_for_cpu_backward": (8, 4, 5, None),
+    f"{_SDPA}fused_attention_overrideable_backward": (4, 6, 7, 5),
+    "aten::_efficient_attention_backward": (4, 5, 10, None),
+}
+
+
+def _attention(x: Operands) -> Moved:
+    """Forward: q, k, v and a mask are read, the output and a sum of exponentials per query and head written.
+
+    Backward: these and the gradient of the output are read, the gradients of q, k and v written. Of the keys and
+    values of a cache in pages it is not recorded how much is used.
+    """
+    op = ATTENTIONS[x.name]
+    if any(x.is_tensor(place) and x.dims(place) for place in op.absent):
+        raise BytesUnknown("keys in pages, or shortened")
+    q, k, v = range(op.query, op.query + 3)
+    if op.backward:
+        bias, out, sums, mask = _BACKWARD.get(x.name, (None, v + 1, v + 2, None))
+        x.dims(out), x.dims(sums)
+        asked = [] if mask is None else x.flags(mask)
+        of_bias = x.full(bias) if bias is not None and len(asked) == 4 and asked[3] else 0
+        return Moved(x.read(q - 1, q, k, v, out, sums, *_given(bias)), x.full(q, k, v) + of_bias)
+    bias, asks_for_sums = _FORWARD.get(x.name, (None, None))
+    rows, size = prod(x.dims(q)[:-1]), x.size(q)
+    has_sums = asks_for_sums is None or x.flag(asks_for_sums)
+    written = rows * x.dims(v)[-1] * size + (rows * max(_FLOAT, size) if has_sums else 0)
+    return Moved(x.read(q, k, v, *_given(bias)), written)
+
+
+def _given(place: int | None) -> tuple[int, ...]:
+    return () if place is None else (place,)
+
+
+# --- reductions, norms, losses, pooling ---------------------------------------------------------
+
+
+def _reduced(x: Operands) -> int:
+    """Elements that are left: input, dimensions, ...; of an input without dimensions given, one."""
+    return x.left(1) if x.count > 2 else 1
+
+
+def _extreme(x: Operands) -> Moved:
+    """Input [, dimension, whether it is kept]: `max` with indices where it has a dimension; or of two inputs."""
+    if x.is_tensor(1) and x.count == 2:
+        return Moved(x.read(0, 1), max(x.elements(0), x.elements(1)) * x.promoted((0, 1)))
+    if x.count < 3:
+        return Moved(x.read(0), x.size(0))
+    x.number(1)
+    return Moved(x.read(0), x.left(1) * (x.size(0) + _INDEX))
+
+
+def _top(x: Operands) -> int:
+    """Input, how many, dimension: values and indices."""
+    dims = x.dims(0)
+    along = dims[x.number(2)] if dims else 1
+    return (x.elements(0) // along * x.number(1) if along else 0) * (x.size(0) + _INDEX)
+
+
+def _nll_loss(x: Operands) -> Moved:
+    """Log-probabilities, targets, weights, reduction: of each row one number is read; a loss and a sum are written."""
+    rows = x.elements(1)
+    return Moved(rows * x.size(0) + x.read(1, 2), ((rows if x.number(3) == 0 else 1) + 1) * x.size(0))
+
+
+def _loss(x: Operands, inputs: tuple[int, ...], reduction: int) -> int:
+    """Elements of the loss: one for each of the inputs' without a reduction."""
+    return max(map(x.elements, inputs)) if x.number(reduction) == 0 else 1
+
+
+def _pooled(x: Operands, *, indices: bool) -> int:
+    """Input, kernel, stride, padding, dilation (of maxima), rounding."""
+    dims, taps = x.dims(0), x.numbers(1)
+    dilation = x.numbers(4) if indices else [1] * len(taps)
+    if x.flag(5 if indices else 4) or not taps:
+        raise BytesUnknown("rounded up")
+    out = convolved(dims[-len(taps) :], taps, x.numbers(2) or taps, x.numbers(3), dilation)
+    return prod(dims[: -len(taps)]) * prod(out) * (x.size(0) + (_INDEX if indices else 0))
+
+
+def _statistic(x: Operands, place: int = 0) -> int:
+    """Bytes of a mean or deviation: at least float32, as on a device; on a CPU that of a half may be a half."""
+    return max(_FLOAT, x.size(place))
+
+
+def _rows(x: Operands) -> int:
+    """Of an input whose last dimensions, named second, are normalised."""
+    width = prod(x.numbers(1))
+    return x.elements(0) // width if width else 0
+
+
+def _gradients(x: Operands, places: tuple[int, ...], mask: int) -> int:
+    """Of the gradients asked for, each as large as what it is of."""
+    return sum(x.full(place) for place, asked in zip(places, x.flags(mask), strict=True) if asked)
+
+
+def _group_norm_backward(x: Operands) -> int:
+    """grad_out, input, mean, deviation, weight, batch, channels, size, groups, mask."""
+    each = x.number(6) * x.size(4 if x.is_tensor(4) else 1)
+    return _asked(x, 9, x.full(1), each, each)
+
+
+def _batch_norm(x: Operands) -> Moved:
+    """Input, weight, bias, running mean and variance, whether it trains.
+
+    In training it writes the output, a mean and a deviation for each channel, and the running ones again.
+    """
+    if not x.flag(5):
+        return Moved(x.read(0, 1, 2, 3, 4), x.full(0))
+    running = x.read(3, 4)
+    return Moved(x.read(0, 1, 2) + running, x.full(0) + 2 * x.dims(0)[1] * _statistic(x) + running)
+
+
+def _batch_norm_backward(x: Operands) -> Moved:
+    """grad_out, input, weight, running mean and variance, saved mean and deviation, whether it trains, eps, mask.
+
+    The running ones are needed where it does not train, else the saved ones.
+    """
+    each = x.full(2) if x.is_tensor(2) else x.dims(1)[1] * _statistic(x, 1)
+    return Moved(x.read(0, 1, 2, *((5, 6) if x.flag(7) else (3, 4))), _asked(x, 9, x.full(1), each, each))
+
+
+# --- copies, pieces, rows of tables -------------------------------------------------------------
+
+
+def _padded(x: Operands) -> int:
+    """Input, (before, after) for each dimension from the last on."""
+    pads = x.numbers(1)
+    return prod(size + sum(pads[2 * i : 2 * i + 2]) for i, size in enumerate(reversed(x.dims(0)))) * x.size(0)
+
+
+def _resized(x: Operands) -> int:
+    """Input (batch, channels, sizes), the new sizes."""
+    sizes = x.numbers(1)
+    if not sizes:
+        raise BytesUnknown("by factors")
+    return prod(x.dims(0)[: -len(sizes)]) * prod(sizes) * x.size(0)
+
+
+def _resized_back(x: Operands) -> int:
+    """A gradient, the sizes it has, the sizes of the whole input."""
+    sizes = x.numbers(2)
+    if len(sizes) != len(x.dims(0)):
+        raise BytesUnknown("by factors")
+    return prod(sizes) * x.size(0)
+
+
+def _counted_up(x: Operands) -> int:
+    """Start, end, step, the output, which is there already and may be too small yet: `arange`."""
+    start, end, step = (float(x.text(place)) for place in range(3))
+    return max(0, ceil((end - start) / step)) * x.size(3)
+
+
+def _from_table(x: Operands, rows: int, indices: int) -> Moved:
+    """As many bytes as the rows asked for have are read, and at most all of the table; these are written."""
+    return Moved(min(rows, x.read(0)) + x.read(indices), rows)
+
+
+def _selected(x: Operands) -> int:
+    """Table, dimension, indices: bytes of its rows that they name."""
+    dims = x.dims(0)
+    if dims:
+        dims[x.number(1)] = x.elements(2)
+    return prod(dims) * x.size(0)
+
+
+def _scattered(x: Operands) -> Moved:
+    """Self, dimension, indices, values or one: one number is written for each index."""
+    numbers = x.elements(2) * x.size(0)
+    return Moved(x.read(2) + (numbers if x.is_tensor(3) and x.dims(3) else 0), numbers)
+
+
+def _rows_copied(x: Operands) -> Moved:
+    """Self, dimension, indices, rows."""
+    return Moved(x.read(2, 3), x.full(3))
+
+
+def _reading_what_is_there(rule: _Rule) -> _Rule:
+    return lambda x: Moved(sum(rule(x)), rule(x).written)
+
+
+def _of_a_copy(rule: _Rule) -> _Rule:
+    """The op that is not in place writes all of its output, which is as large as its first input."""
+    return lambda x: Moved(x.read(0) + rule(x).read, x.full(0))
+
+
+def _where(x: Operands) -> Moved:
+    """condition, self, other; with the condition alone it gives as many indices as are true."""
+    if x.count < 3:
+        raise BytesUnknown("as many as are true")
+    inputs = [place for place in range(3) if x.is_tensor(place)]
+    element = x.size(3) if x.is_tensor(3) else x.promoted(place for place in inputs if place)
+    read = x.read(*(place for place in inputs if not x.is_wrapped_number(place)))
+    return Moved(read, prod(broadcast(x.dims(place) for place in inputs)) * element)
+
+
+def _rotated_in_place(x: Operands) -> Moved:
+    """Positions, query, key, width of a head, a table of sines and cosines, of which each token needs one row."""
+    both = x.read(1, 2)
+    return Moved(x.read(0) + both + x.elements(0) * x.dims(4)[-1] * x.size(4), both)
+
+
+_PARTS_OF_TENSORS = re.compile(r"embedding|index|gather|scatter|nll_loss|slice|select|split|cat|pad|arange|roll|unfold")
+
+
+def _fused_kernel(x: Operands) -> Moved:
+    """A kernel that a compiler wrote, which is given all that it reads and writes.
+
+    Each tensor counts once, as read; one that is both read and written (it is not recorded which are) counts
+    once too few. Of kernels that name an op on parts of tensors nothing is known.
+    """
+    tensors = [place for place in range(x.count) if x.is_tensor(place)]
+    if not tensors or _PARTS_OF_TENSORS.search(x.name):
+        raise BytesUnknown("no tensors, or parts of them")
+    return Moved(x.read(*tensors), 0)
+
+
+# --- lists of tensors ---------------------------------------------------------------------------
+
+_FOREACH = re.compile(r"aten::_foreach_(?P<op>\w+?)_?$")
+
+
+def _foreach(x: Operands) -> Moved:
+    """Lists [, lists, numbers]: all are read; the first, or one like it, is written."""
+    match = _FOREACH.match(x.name)
+    lists = [place for place in range(x.count) if x.is_list(place)]
+    tensors = [place for place in range(x.count) if x.is_tensor(place) and x.dims(place)]
+    read, first = x.list_full(*lists) + x.read(*tensors), x.list_full(0)
+    op = match["op"] if match else ""
+    if op in ("norm", "max"):
+        return Moved(read, len(x.list_dims(0)) * x.list_size())
+    return Moved({"copy": read - first, "zero": 0}.get(op, read), first)
+
+
+def _fused(*needed: int, optional: tuple[int, ...] = (), read_only: tuple[int, ...] = (1,)) -> _Rule:
+    """Lists that are read and, but for the gradients and step counts, written."""
+
+    def rule(x: Operands) -> Moved:
+        lists = [*needed, *(place for place in optional if x.is_list(place))]
+        return Moved(x.list_full(*lists), x.list_full(*(place for place in lists if place not in read_only)))
+
+    return rule
+
+
+# --- the rules ----------------------------------------------------------------------------------
+
+_ALL = tuple(range(16))
+# Names of ops (aten's without their namespace), the places of what they read, the bytes of what they write.
+_READ_AND_WRITTEN: tuple[tuple[str, tuple[int, ...], _Bytes], ...] = (
+    # products
+    ("mm bmm mv dot vdot matmul", (0, 1), lambda x: x.product().elements * x.size(0)),
+    ("linear mkldnn::_linear_pointwise", (0, 1, 2), lambda x: x.product().elements * x.size(0)),
+    ("_int_mm", (0, 1), lambda x: x.product().elements * _FLOAT),  # int32
+    ("_scaled_mm", (0, 1, 2, 3, 4, 5), lambda x: x.product().elements * x.type_size(6)),
+    ("_weight_int8pack_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu", _ALL,
+     lambda x: x.product().elements * x.size(0)),
+    # elementwise, but for what `_ELEMENTWISE` has; where dropout does not train it copies, and has nothing to mask
+    ("native_dropout", (0,), lambda x: x.full(0) + x.elements(0)),
+    ("glu", (0,), lambda x: x.full(0) // 2),
+    ("glu_backward", (0, 1), lambda x: x.full(1)),
+    ("complex polar", (0, 1), lambda x: 2 * x.size(0) * prod(broadcast((x.dims(0), x.dims(1))))),
+    # reductions and scans
+    ("sum prod", (0,), lambda x: _reduced(x) * x.type_size(3 if x.count > 2 else 1, sums=True)),
+    ("mean", (0,), lambda x: _reduced(x) * x.type_size(3 if x.count > 2 else 1)),
+    ("linalg_vector_norm", (0,), lambda x: x.left(2) * x.type_size(4)),
+    ("std var", (0,), lambda x: _reduced(x) * x.size(0)),
+    ("std_mean var_mean", (0,), lambda x: 2 * _reduced(x) * x.size(0)),
+    ("all any", (0,), _reduced),
+    ("amax amin logsumexp", (0,), lambda x: x.left(1) * x.size(0)),
+    ("argmax argmin", (0,), lambda x: x.left(1) * _INDEX),
+    ("cumsum cumprod", (0,), lambda x: x.elements(0) * x.type_size(2, sums=True)),
+    ("topk", (0,), _top),
+    ("sort", (0,), lambda x: x.elements(0) * (x.size(0) + _INDEX)),
+    # softmax, losses, pooling: of some inputs of a backward the shape alone counts
+    ("_softmax _log_softmax", (0,), lambda x: x.elements(0) * (_FLOAT if x.flag(2) else x.size(0))),
+    ("_safe_softmax", (0,), lambda x: x.elements(0) * x.type_size(2)),
+    ("_softmax_backward_data _log_softmax_backward_data", (0, 1), lambda x: x.elements(0) * x.type_size(3)),
+    ("nll_loss_backward nll_loss2d_backward", (0, 2, 3, 6), lambda x: x.full(1)),
+    ("mse_loss smooth_l1_loss huber_loss", (0, 1), lambda x: _loss(x, (0, 1), 2) * x.promoted((0, 1))),
+    ("binary_cross_entropy binary_cross_entropy_with_logits", _ALL, lambda x: _loss(x, (0,), x.count - 1) * x.size(0)),
+    ("max_pool2d_with_indices max_pool3d_with_indices", (0,), lambda x: _pooled(x, indices=True)),
+    ("max_pool2d_with_indices_backward max_pool3d_with_indices_backward", (0, 7), lambda x: x.full(1)),
+    ("avg_pool2d avg_pool3d", (0,), lambda x: _pooled(x, indices=False)),
+    ("_adaptive_avg_pool2d _adaptive_avg_pool3d", (0,), _resized),
+    ("_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward", (0,), lambda x: x.full(1)),
+    ("avg_pool2d_backward avg_pool3d_backward", (0,), lambda x: x.full(1)),
+    # norms
+    ("native_layer_norm", (0, 2, 3), lambda x: x.full(0) + 2 * _rows(x) * _statistic(x)),
+    ("native_layer_norm_backward", (0, 1, 3, 4, 5), lambda x: _gradients(x, (1, 5, 6), 7)),
+    ("_fused_rms_norm", (0, 2), lambda x: x.full(0) + _rows(x) * _statistic(x)),
+    ("_fused_rms_norm_backward", (0, 1, 3, 4), lambda x: _gradients(x, (1, 4), 5)),
+    ("native_group_norm", (0, 1, 2), lambda x: x.full(0) + 2 * x.number(3) * x.number(6) * x.size(0)),
+    ("native_group_norm_backward", (0, 1, 2, 3, 4), _group_norm_backward),
+    ("cudnn_batch_norm_backward miopen_batch_norm_backward", (0, 1, 2, 5, 6), lambda x: x.full(0, 2, 2)),
+    # copies and pieces
+    ("clone flip roll _conj_physical tril triu tril_ triu_", (0,), lambda x: x.full(0)),
+    ("_to_copy", (0,), lambda x: x.elements(0) * x.type_size(1)),
+    ("constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d", (0,), _padded),
+    ("replication_pad1d replication_pad2d replication_pad3d", (0,), _padded),
+    ("slice_backward select_backward diagonal_backward", (0,), lambda x: prod(x.numbers(1)) * x.size(0)),
+    ("repeat", (0,), lambda x: prod(x.numbers(1)) * x.full(0)),
+    ("upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact2d", (0,), _resized),
+    ("upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d", (0,), _resized),
+    ("upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward", (0,), _resized_back),
+    ("upsample_linear1d_backward upsample_bilinear2d_backward", (0,), _resized_back),
+    ("upsample_trilinear3d_backward upsample_bicubic2d_backward", (0,), _resized_back),
+    ("arange", (), _counted_up),
+    ("linspace", (), lambda x: x.number(2) * x.size(3)),
+    ("embedding_dense_backward", (0, 1), lambda x: x.number(2) * x.dims(0)[-1] * x.size(0)),
+    ("index_copy_", (2, 3), lambda x: x.full(3)),
+    ("index_fill_", (2,), _selected),
+    # kernels of vLLM: a residual and its norm in place; keys and values into the slots of a cache
+    ("_C::fused_add_rms_norm", (0, 1, 2), lambda x: x.full(0, 1)),
+    ("_C_cache_ops::reshape_and_cache_flash", (0, 1, 4),
+     lambda x: x.elements(0) * x.size(2) + x.elements(1) * x.size(3)),
+)  # fmt: skip
+_OTHERS: dict[str, _Rule] = {
+    "addmm addmm_ _addmm_activation baddbmm baddbmm_ addmv addmv_ addbmm addbmm_": _added,
+    "_grouped_mm": _grouped,
+    "convolution _convolution convolution_overrideable": _convolution,
+    "convolution_backward": _convolution_backward,
+    " ".join(op for op in ATTENTIONS if not op.endswith("_for_mps")): _attention,  # that gives its weights
+    "where where_": _where,
+    "copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_": _into_first,
+    "log_normal_ trunc_normal_ eye_ _C::rms_norm _C::static_scaled_fp8_quant": _into_first,
+    "_C::silu_and_mul _C::gelu_and_mul _C::gelu_tanh_and_mul": _into_first,
+    "_C::rotary_embedding": _rotated_in_place,
+    "max min": _extreme,
+    "nll_loss_forward nll_loss2d_forward": _nll_loss,
+    "native_batch_norm cudnn_batch_norm miopen_batch_norm": _batch_norm,
+    "native_batch_norm_backward": _batch_norm_backward,
+    "_local_scalar_dense": lambda x: Moved(x.size(0), 0),
+    "embedding": lambda x: _from_table(x, x.elements(1) * x.dims(0)[-1] * x.size(0), 1),
+    "index_select": lambda x: _from_table(x, _selected(x), 2),
+    "gather": lambda x: _from_table(x, x.elements(2) * x.size(0), 2),
+    "scatter_": _scattered,
+    "scatter_add_ scatter_reduce_": _reading_what_is_there(_scattered),
+    "scatter scatter_add scatter_reduce": _of_a_copy(_scattered),
+    "index_add_": _reading_what_is_there(_rows_copied),
+    "index_add": _of_a_copy(_rows_copied),
+    "cat": lambda x: Moved(x.list_read(0), x.list_full(0)),
+    # parameters, gradients, states; step counts are read and, a few bytes, not counted as written
+    "_fused_adamw_ _fused_adam_": _fused(0, 1, 2, 3, optional=(4, 5), read_only=(1, 5)),
+    "_fused_sgd_": _fused(0, 1, optional=(2,)),
+    "_fused_adagrad_": _fused(0, 1, 2),
+    "_amp_foreach_non_finite_check_and_unscale_": _fused(0),
+}
+
+
+def _moves(places: tuple[int, ...], written: _Bytes) -> _Rule:
+    return lambda x: Moved(x.read(*places), written(x))
+
+
+def _qualified(names: str) -> list[str]:
+    return [name if "::" in name else f"aten::{name}" for name in names.split()]
+
+
+_RULES: dict[str, _Rule] = {
+    **{f"aten::{op}": _elementwise(op, gives, count) for gives, count, ops in _ELEMENTWISE for op in ops.split()},
+    **{f"aten::{op}_": _in_place(n) for _, n, ops in _ELEMENTWISE for op in ops.split() if not op.endswith("__")},
+    **{name: _moves(places, written) for names, places, written in _READ_AND_WRITTEN for name in _qualified(names)},
+    **{name: rule for names, rule in _OTHERS.items() for name in _qualified(names)},
+}
+# They call an op with a rule wherever they can, and do the work themselves elsewhere.
+_CALLERS = ("aten::linear", "aten::matmul")
+_FUSED_KERNEL = re.compile(r"triton_(poi|red|per|tem)_")
+_VIEWS = """
+    _conj _neg_view _reshape_alias _unsafe_view alias as_strided as_strided_ broadcast_tensors broadcast_to chunk
+    conj detach detach_ diagonal expand expand_as flatten hsplit imag lift lift_fresh meshgrid movedim moveaxis
+    narrow permute positive real reshape reshape_as resolve_conj resolve_neg select set_ slice split
+    split_with_sizes squeeze squeeze_ swapaxes swapdims t t_ tensor_split transpose transpose_ unbind unflatten
+    unflatten_dense_tensors unfold unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze unsqueeze_ view
+    view_as view_as_complex view_as_real vsplit
+"""
+_ALLOCATIONS = "empty empty_like empty_strided new_empty new_empty_strided resize_ resize_as_"
+_METADATA = """
+    _assert_scalar _assert_tensor_metadata _version can_cast is_complex is_floating_point is_pinned is_same_size
+    item is_nonzero numel output_nr record_stream requires_grad_ result_type size stride
+"""
+# What they call does the work.
+_COMPOSITES = """
+    _batch_norm_impl_index _batch_norm_impl_index_backward _scaled_dot_product_attention_math adaptive_avg_pool2d
+    allclose argsort batch_norm concat concatenate contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d
+    conv_transpose3d cross_entropy_loss diff dropout einsum embedding_backward feature_dropout flatten_dense_tensors
+    frobenius_norm full full_like group_norm hstack index_put index_put_ inner instance_norm isclose layer_norm
+    linalg_norm log_softmax max_pool2d new_full new_ones new_zeros nll_loss nll_loss2d nll_loss_nd norm one_hot ones
+    ones_like outer pad rand rand_like randint randn randn_like repeat_interleave rms_norm scalar_tensor
+    scaled_dot_product_attention softmax stack sum_to_size tensordot to type_as value_selecting_reduction_backward
+    vstack zeros zeros_like
+"""
+_UNQUALIFIED_VIEWS = ("detach", "detach_", "alias")  # below autograd they are recorded under these names
+_MOVES_NOTHING = frozenset((*_qualified(_VIEWS + _ALLOCATIONS + _METADATA + _COMPOSITES), *_UNQUALIFIED_VIEWS))
+_CALLS_ITSELF = ("aten::arange", "aten::linspace")  # with a tensor to write to
+# Lookups of compiled code, what data-parallel training calls ops for, and the autograd functions of DTensor.
+_OF_THE_HOST = re.compile(
+    r"TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher |torch(::|\.)distributed"
+    r"|(_FromTorchTensor|_ToTorchTensor|(Nested)?Redistribute)(Backward)?$"
+)
+
+
+def moves_nothing(name: str) -> bool:
+    """Whether an op of this name moves nothing itself: a view, an allocation, or one that only calls others."""
+    return name in _MOVES_NOTHING or _OF_THE_HOST.match(name) is not None
+
+
+def calls_known_ops(name: str) -> bool:
+    """Whether an op of this name, where it holds one with a rule, leaves all work to it: lists, one by one."""
+    return name.startswith("aten::_foreach_") or name in _CALLS_ITSELF or only_calls(name)
+
+
+def only_calls(name: str) -> bool:
+    """Whether an op of this name leaves the work to those it calls, wherever it calls one with a rule."""
+    return name in _CALLERS
+
+
+def has_rule(name: str) -> bool:
+    """Whether shapes of ops of this name give bytes: their own, or those of an op that calls them."""
+    if name in _RULES or name in ATTENTIONS or name in INDEXING or name in SHOWS_INDICES:
+        return True
+    return _rule_by_pattern(name) is not None
+
+
+def _rule_by_pattern(name: str) -> _Rule | None:
+    if name.startswith("aten::_foreach_"):
+        return _foreach
+    return _fused_kernel if _FUSED_KERNEL.match(name) or flex_attention(name) is not None else None
+
+
+def bytes_moved(name: str, shapes: OpShapes, *, element_size: int | None = None) -> int | None:
+    """Bytes of one call of the op `name`, read and written; 0 for one that moves nothing, None where not known.
+
+    `element_size`: bytes of one element of the tensors in its lists, where it is known from elsewhere.
+    """
+    if moves_nothing(name):
+        return 0
+    moved = moved_by(name, shapes, element_size=element_size)
+    return None if moved is None else sum(moved)
+
+
+def moved_by(name: str, shapes: OpShapes, *, element_size: int | None = None) -> Moved | None:
+    """What one call of the op `name` reads and writes; None where its shapes do not tell, or it has no rule."""
+    rule = _RULES.get(name) or _rule_by_pattern(name)
+    try:
+        return rule(Operands(name, shapes, element_size)) if rule is not None else None
+    except WRONG_INPUTS:
+        return None
+
+
+# --- indexing by tensors ------------------------------------------------------------------------
+
+_GET, _PUT = INDEXING = ("aten::index", "aten::_index_put_impl_")
+_VIEWED, _PLACES, _MASK = SHOWS_INDICES = ("aten::as_strided", "aten::reshape", "aten::nonzero")
+
+
+def indexed(name: str, shapes: OpShapes, inside: Iterable[tuple[str, OpShapes]]) -> Moved | None:
+    """One call of an op of `INDEXING`, whose indices no trace has: None where what it calls does not show them.
+
+    It views its first input in the shape of the result (`as_strided`), reshapes each tensor of indices, and looks for
+    what is true in a mask (`nonzero`). `inside`: the ops of `SHOWS_INDICES` that it calls itself.
+    """
+    try:
+        return _indexed(Operands(name, shapes), [Operands(*call) for call in inside])
+    except WRONG_INPUTS:
+        return None
+
+
+def _indexed(x: Operands, inside: list[Operands]) -> Moved:
+    (view,) = (call for call in inside if call.name == _VIEWED and call.dims(0) == x.dims(0))
+    rows = prod(view.numbers(1)) * x.size(0)
+    indices = [call for call in inside if call.name == _PLACES and call.type(0) in _WHOLE]
+    masks = [call for call in inside if call.name == _MASK]
+    if masks and len(indices) != sum(len(call.dims(0)) for call in masks):
+        raise BytesUnknown("masks and indices")
+    chosen_by = sum(call.read(0) for call in masks or indices)
+    if x.name == _GET:
+        return Moved(min(rows, x.read(0)) + chosen_by, rows)
+    x.dims(2)
+    return Moved(x.read(2) + chosen_by + (rows if x.flag(3) else 0), rows)

@@ -1,0 +1,604 @@
+"""FLOPs of every op that ran: which ops count, where they belong, how many a step, and of which nothing is known.
+
+Of ops around one another that have a formula only the innermost counts: `linear` holds `addmm`. What a
+compiler runs to find out about a model (fake tensors) is no work. Steps recorded whole count; without
+any the whole trace is one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+
+from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.attribution import OPS_OF_SAVING, Attribution, Place, Role, role_of
+from profiler_wrapper.analysis.charges import Charges, optimizer_work
+from profiler_wrapper.analysis.compiled import graph_key
+from profiler_wrapper.analysis.device_properties import FIRST_WITH_TF32, busiest_device_properties
+from profiler_wrapper.analysis.model import PHASES, FlopRow, Phase, UncountedRow
+from profiler_wrapper.analysis.work.bytes import moves_nothing
+from profiler_wrapper.analysis.work.formulas import (
+    OpFlops,
+    class_of_work,
+    flops_of,
+    has_formula,
+    has_work,
+    is_of_library,
+    is_op,
+    is_without_flops,
+)
+from profiler_wrapper.trace.nesting import nearest, nearest_above
+from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
+from profiler_wrapper.trace.shapes import Shapes
+
+if TYPE_CHECKING:
+    from profiler_wrapper.analysis.attributed import Attributed
+
+
+# --------------------------------------------------------------------------------------------------
+# Ops of a trace that have an event and computed nothing, so that neither their FLOPs nor their bytes count.
+#
+# *Handed to Python.* torch hands an op to a mode or to a subclass of Tensor (`__torch_dispatch__`), which calls other
+# ops or none. The event of the op holds one of the handler, and that what the handler called. So the op computed what
+# it
+# holds, and nothing where it holds nothing: selective checkpointing answers a recomputed op with what it saved. An
+# answer that is computed without torch looks the same. A mode inside the handler of a subclass is one that the handler
+# entered. These are fake: `DTensor` runs every op on tensors without data, of the whole shape, before the local one.
+#
+# *Stopped.* Checkpointing (not the reentrant one) ends a recompute by an exception, as soon as all that backward needs
+# is there again. It is raised where the last op saves its inputs, which is before that op computes anything: the trace
+# has its event, with nothing but `detach` in it.
+
+_SUBCLASS, _MODE = "PythonSubclass", "PythonDispatchMode"  # as torch names the events
+# An answer that was kept elsewhere is copied back.
+_FETCHING = frozenset(("aten::copy_", "aten::_to_copy", "aten::clone"))
+
+
+class PythonDispatch(NamedTuple):
+    """Per span of a recording."""
+
+    handlers: Bool  # events of Python that an op was handed to, but for fake ones
+    idle: Bool  # ops that computed nothing: answered without, or on tensors without data; and their handlers
+
+
+def python_dispatch(recording: Recording, parent: Int32, charges: Charges) -> PythonDispatch:
+    """The handlers of a recording, and the ops that computed nothing because of them."""
+    spans, names = recording.spans, recording.names
+    is_op: Bool = spans.category == Category.CPU_OP
+
+    def named(chosen: list[bool]) -> Bool:
+        return is_op & np.array(chosen, dtype=np.bool_)[spans.name] if names else is_op
+
+    subclasses, modes = (named([name == handler for name in names]) for handler in (_SUBCLASS, _MODE))
+    handlers: Bool = subclasses | modes
+    if not handlers.any():
+        return PythonDispatch(handlers, np.zeros_like(handlers))
+    launching = np.zeros_like(handlers)
+    if charges.basis == "device":
+        launching[charges.cpu_span[charges.cpu_span >= 0]] = True
+    fake = modes & (nearest_above(parent, nearest(parent, subclasses)) >= 0) & ~ancestors_of(parent, launching)
+    faked: Bool = nearest(parent, fake) >= 0
+    works = is_op & ~named([moves_nothing(name) or name in _FETCHING for name in names])
+    works &= ~faked & ~handlers & ~ancestors_of(parent, handlers)
+    works |= launching
+    handlers &= ~faked
+    unused = (handlers | fake) & ~ancestors_of(parent, works)
+    idle = np.zeros_like(handlers)
+    above = parent[unused]
+    idle[above[above >= 0]] = True
+    idle &= is_op & ~named([moves_nothing(name) for name in names])
+    # Ops such as `linear` that called idle ones; what else they called is counted by itself.
+    idle |= ancestors_of(parent, idle, among=named([name.startswith("aten::") for name in names]))
+    return PythonDispatch(handlers, idle | faked | unused)
+
+
+def ancestors_of(parent: Int32, chosen: Bool, *, among: Bool | None = None) -> Bool:
+    """What lies around a chosen span; `among`: up to the first that is none of these."""
+    around = np.zeros_like(chosen)
+    above = np.unique(parent[chosen])
+    while len(above := above[above >= 0]):
+        above = above[~around[above] if among is None else among[above] & ~around[above]]
+        around[above] = True
+        above = np.unique(parent[above])
+    return around
+
+
+def stopped_ops(recording: Recording, parent: Int32, attribution: Attribution, charges: Charges) -> Bool:
+    """Per span: whether it is an op that was stopped, or was called for nothing but one.
+
+    That is the last op recomputed in an autograd node (views save nothing), if it called no op but those of saving,
+    launched nothing and allocated nothing. One that saves what it computed, as fused attention, ran.
+    """
+    spans, names = recording.spans, recording.names
+    stopped = np.zeros(len(spans), dtype=np.bool_)
+    phases = np.array([place.phase == "recompute" for place in attribution.places], dtype=np.bool_)
+    recomputed = (spans.category == Category.CPU_OP) & (attribution.place_of >= 0) & (attribution.node_of >= 0)
+    recomputed[recomputed] = phases[attribution.place_of[recomputed]]
+    if not recomputed.any():
+        return stopped
+    saving = np.array([name in OPS_OF_SAVING for name in names], dtype=np.bool_)[spans.name]
+    calling = np.zeros(len(spans), dtype=np.bool_)
+    called = parent[(spans.category == Category.CPU_OP) & ~saving]
+    calling[called[called >= 0]] = True
+    idle = np.array([moves_nothing(name) for name in names], dtype=np.bool_)[spans.name]
+    reentrant = np.array([role_of(name) == Role.CHECKPOINT_BACKWARD for name in names], dtype=np.bool_)[spans.name]
+    ops = np.flatnonzero(recomputed & ~idle & (nearest(parent, reentrant) < 0))
+    ops = ops[np.lexsort((-spans.duration_ns[ops], spans.start_ns[ops], attribution.node_of[ops]))]
+    node = attribution.node_of[ops]
+    last = ops[np.append(node[1:] != node[:-1], True)] if len(ops) else ops
+    launching = np.zeros(len(spans), dtype=np.bool_)
+    launching[last] = True
+    launchers = nearest(parent, launching)[charges.cpu_span[charges.cpu_span >= 0]] if charges.basis == "device" else ()
+    for span in last.tolist():
+        if calling[span] or span in launchers or _allocates(recording, span):
+            continue
+        node_span, above = int(attribution.node_of[span]), span
+        while above >= 0 and above != node_span:  # the composite ops around it too, such as `linear`
+            stopped[above] = True
+            above = int(parent[above])
+    return stopped
+
+
+def _allocates(recording: Recording, span: int) -> bool:
+    memory, spans = recording.memory, recording.spans
+    first, last = np.searchsorted(memory.time_ns, [spans.start_ns[span], spans.end_ns[span]])
+    here = slice(int(first), int(last))
+    return bool(((memory.lane[here] == spans.lane[span]) & (memory.size_bytes[here] > 0)).any())
+
+
+NEVER_CALLED = "(no call in the steps with shapes)"
+LayerPhase = tuple[str, Phase]
+Key = TypeVar("Key")
+_COMPILING = "(dynamo_timed)"
+# Triton names a kernel as the function it was; C++ adds its arguments.
+_TRITON_KERNEL = re.compile(r"\w+")
+# Kernels that multiply float32 as tfloat32: by cuBLAS, cuDNN and CUTLASS.
+_TF32_KERNEL = re.compile(r"tf32|tensorop_s1688gemm|tensorop_s1688fprop|tensorop_s1688[dw]grad")
+
+
+# --- which ops count ----------------------------------------------------------------------------
+
+
+class FlopKey(NamedTuple):
+    """What FLOPs are summed by."""
+
+    place: Place
+    work: int  # index into classes.CLASSES
+    dtype: str
+
+
+class FlopOps:
+    """The ops of a recording that have FLOPs."""
+
+    def __init__(self, found: Attributed, shapes: Shapes) -> None:
+        self._found, self._shapes = found, shapes
+        self._parent = found.nesting.parent
+        names = found.recording.names
+        dispatch = python_dispatch(found.recording, self._parent, found.charges)
+        self.handlers = dispatch.handlers  # events of Python that ops were handed to
+        self.ran = self._really_ran() & ~dispatch.idle
+        working = self._named([has_work(name) for name in names]) & self.ran
+        formula = np.flatnonzero(working & self._named([has_formula(name) for name in names]))
+        self._flops = self._evaluate(formula)
+        known = self._marked(list(self._flops))
+        around = nearest_above(self._parent, nearest(self._parent, known))
+        self.is_counted = known.copy()
+        self.is_counted[around[known & (around >= 0)]] = False
+        self._as_tf32 = self._in_tf32()
+        self._is_unknown = self._unknown(working | self._opaque_calls()) | self._library_ops()
+
+    def _named(self, chosen: list[bool]) -> Bool:
+        """True for ops whose name is chosen."""
+        spans = self._found.recording.spans
+        by_name = np.array(chosen, dtype=np.bool_)
+        is_op: Bool = spans.category == Category.CPU_OP
+        return is_op & by_name[spans.name] if len(by_name) else is_op
+
+    def _marked(self, spans: list[int]) -> Bool:
+        marked = np.zeros(len(self._parent), dtype=np.bool_)
+        marked[spans] = True
+        return marked
+
+    def _really_ran(self) -> Bool:
+        """Not what a compiler traces or a recompute stopped at, and only in a step that was recorded whole."""
+        found = self._found
+        spans, names = found.recording.spans, found.recording.names
+        compiling = np.array([name.endswith(_COMPILING) for name in names], dtype=np.bool_)
+        ran: Bool = ~stopped_ops(found.recording, self._parent, found.attribution, found.charges)
+        if compiling.any():
+            ran &= nearest(found.enclosing, compiling[spans.name] & (spans.category < Category.RUNTIME)) < 0
+        if len(found.steps):
+            ran &= found.steps.place_of(spans.start_ns) >= 0
+        return ran
+
+    def _opaque_calls(self) -> Bool:
+        """On a CPU, where generated kernels are no events, calls of compiled graphs of which no kernel is known."""
+        found = self._found
+        spans, names = found.recording.spans, found.recording.names
+        calls = np.array([graph_key(name) is not None for name in names], dtype=np.bool_)[spans.name] & self.ran
+        calls &= (spans.category < Category.MODULE) & ~self._in_optimizer
+        if found.charges.basis != "cpu" or not calls.any():
+            return np.zeros_like(calls)
+        generated = np.array([name.startswith("cpp_") for name in names], dtype=np.bool_)[spans.name]
+        above = self._parent[generated]
+        calls[above[above >= 0]] = False
+        return calls
+
+    def _library_ops(self) -> Bool:
+        """Ops that are none of torch's and work themselves, so that no op inside tells what they compute.
+
+        On a device they launch kernels whose names do not tell either. On a CPU most of their time is their own, and
+        they call no product: one that does is taken to leave it all to that.
+        """
+        found, names = self._found, self._found.recording.names
+        works = np.zeros(len(self._parent), dtype=np.bool_)
+        if found.charges.basis == "cpu":
+            works[found.cpu.span] = 2 * found.cpu.time_ns > found.recording.spans.duration_ns[found.cpu.span]
+            works &= ~self._holds_counted
+        else:
+            op = self._innermost_op[found.charges.cpu_span[self._untold_kernels]]
+            works[op[op >= 0]] = True
+        of_library = self._named([is_of_library(name) and not has_work(name) for name in names])
+        return works & of_library & self.ran & ~self._inside_counted & ~self._in_optimizer
+
+    @cached_property
+    def _holds_counted(self) -> Bool:
+        return ancestors_of(self._parent, self.is_counted)
+
+    @cached_property
+    def _inside_counted(self) -> Bool:
+        """Ops that count are inside themselves."""
+        return nearest(self._parent, self.is_counted) >= 0
+
+    @cached_property
+    def _innermost_op(self) -> Int32:
+        return nearest(self._parent, self._named([is_op(name) for name in self._found.recording.names]))
+
+    @cached_property
+    def _untold_kernels(self) -> Bool:
+        """Of the charges the launched kernels whose names do not tell what they do."""
+        charges, spans, names = self._found.charges, self._found.recording.spans, self._found.recording.names
+        used = np.unique(spans.name[charges.span]).tolist()
+        untold = [i for i in used if not is_without_flops(names[i]) and not _class_of_kernel(names[i])]
+        is_kernel = spans.category[charges.span] == Category.KERNEL
+        chosen: Bool = is_kernel & np.isin(spans.name[charges.span], untold) & (charges.cpu_span >= 0)
+        return chosen
+
+    @cached_property
+    def _in_optimizer(self) -> Bool:
+        """What an optimizer runs: it multiplies nothing but by a library."""
+        places = self._found.attribution.places
+        by_place = np.array([place.phase == "optimizer" for place in places], dtype=np.bool_)
+        return by_place[self._found.attribution.place_of]
+
+    def _evaluate(self, spans: Int64) -> dict[int, OpFlops]:
+        """FLOPs of the spans whose shapes tell; each different call is worked out once."""
+        recording, shapes = self._found.recording, self._shapes
+        known: dict[tuple[int, int], OpFlops | None] = {}
+        flops = {}
+        for span, name in zip(spans.tolist(), recording.spans.name[spans].tolist(), strict=True):
+            if span not in shapes:
+                continue
+            key = (name, shapes.number(span))
+            if key not in known:
+                known[key] = flops_of(recording.names[name], shapes[span])
+            counted = known[key]
+            if counted is not None:
+                flops[span] = counted
+        return flops
+
+    def _unknown(self, working: Bool) -> Bool:
+        """Ops with work of which none is counted, inside them or around; of nested ones the innermost."""
+        unknown: Bool = working & ~self._holds_counted & ~self._inside_counted
+        outer = nearest_above(self._parent, nearest(self._parent, working))[unknown]
+        unknown[outer[outer >= 0]] = False
+        return unknown
+
+    def counted(self) -> Iterable[tuple[FlopKey, OpFlops]]:
+        """The ops that count, each by what it is summed by."""
+        found = self._found
+        spans = np.flatnonzero(self.is_counted)
+        place = found.attribution.place_of[spans]
+        work = optimizer_work(found.attribution, place, found.work_of.ops(spans)[0])
+        for span, at, of in zip(spans.tolist(), place.tolist(), work.tolist(), strict=True):
+            flops = self.flops_of(span)
+            yield FlopKey(found.attribution.places[at], of, flops.dtype), flops
+
+    def flops_of(self, span: int) -> OpFlops:
+        """FLOPs of an op that counts."""
+        flops = self._flops[span]
+        is_tf32 = flops.dtype == "float32" and self._as_tf32[span]
+        return flops._replace(dtype="tfloat32") if is_tf32 else flops
+
+    def _in_tf32(self) -> Bool:
+        """Ops whose float32 the device multiplies as tfloat32: their kernels say so, or torch was told to."""
+        found = self._found
+        charges, spans, names = found.charges, found.recording.spans, found.recording.names
+        told = np.zeros(len(self._parent), dtype=np.bool_)
+        if charges.basis != "device":
+            return told
+        by_name = np.array([_TF32_KERNEL.search(name) is not None for name in names], dtype=np.bool_)
+        launched = charges.cpu_span[by_name[spans.name[charges.span]] & (charges.cpu_span >= 0)]
+        op = nearest(self._parent, self.is_counted)[launched]
+        told[op[op >= 0]] = True
+        if found.fast_float32 and _has_tf32(found.recording):
+            told |= self._named([class_of_work(name) == "gemm" and "conv" not in name for name in names])
+        return told
+
+    def uncounted(self, steps: int) -> tuple[UncountedRow, ...]:
+        """Ops with work that nothing is known of, then kernels without an op that says what they do."""
+        found = self._found
+        recording, places = found.recording, found.attribution.places
+        calls: list[UnknownCall] = []
+        bare = list(self._bare_kernels()) if found.charges.basis == "device" else []
+        time_ns = self._times([i for i, _, _ in bare])
+        for span in np.flatnonzero(self._is_unknown).tolist():
+            name, place = recording.name_of(span), places[found.attribution.place_of[span]]
+            calls.append(
+                UnknownCall(name, class_of_work(name), place.phase, found.layer_name(place), int(time_ns[span]))
+            )
+        for i, name, kind in bare:
+            place = places[found.charges.place[i]]
+            taken = int(found.charges.time_ns[i])
+            calls.append(UnknownCall(name, kind, place.phase, found.layer_name(place), taken))
+        return unknown_rows(calls, steps)
+
+    def _times(self, told_apart: Sequence[int]) -> Int64:
+        """Per unknown op its device time but for the kernels told apart; on a CPU-only trace its own duration."""
+        found = self._found
+        spans, charges = found.recording.spans, found.charges
+        if charges.basis == "cpu":
+            return spans.duration_ns
+        time_ns = np.zeros(len(spans), dtype=np.int64)
+        launched = charges.cpu_span >= 0
+        launched[told_apart] = False
+        op = nearest(self._parent, self._is_unknown)[charges.cpu_span[launched]]
+        np.add.at(time_ns, op[op >= 0], charges.time_ns[launched][op >= 0])
+        return time_ns
+
+    def _bare_kernels(self) -> Iterable[tuple[int, str, str]]:
+        """(charge, name, class) of kernels that no op tells of: such as name work, and those that Triton made."""
+        found = self._found
+        recording, charges = found.recording, found.charges
+        names = recording.spans.name[charges.span]
+        told = {name: _class_of_kernel(recording.names[name]) for name in np.unique(names).tolist()}
+        launched = charges.cpu_span >= 0
+        covered = nearest(self._parent, self._named([has_work(name) for name in recording.names]))
+        naming_work = np.isin(names, [name for name, kind in told.items() if kind]) & launched
+        naming_work[launched] &= covered[charges.cpu_span[launched]] < 0
+        triton = np.isin(names, [name for name in told if _TRITON_KERNEL.fullmatch(recording.names[name])])
+        triton &= self._untold_kernels
+        triton[triton] &= self._innermost_op[charges.cpu_span[triton]] < 0
+        triton[triton] &= ~self._in_optimizer[charges.cpu_span[triton]]
+        for i in np.flatnonzero(naming_work | triton).tolist():
+            if self.ran[charges.cpu_span[i]]:
+                yield i, recording.names[names[i]], told[int(names[i])] or "other"
+
+
+def _has_tf32(recording: Recording) -> bool:
+    """Whether the device is new enough, where the trace tells."""
+    capability = busiest_device_properties(recording).compute_capability
+    return capability is None or capability >= FIRST_WITH_TF32
+
+
+def _class_of_kernel(name: str) -> str:
+    if classes.is_communication(name):
+        return ""
+    if classes.attention_backend_of_kernel(name):
+        return "attention"
+    return "gemm" if classes.class_of_kernel(name) == "gemm" and not name.startswith("triton_poi_") else ""
+
+
+class UnknownCall(NamedTuple):
+    """A call of an op (or kernel) of which something is not known; `layer`: None where that is not known either."""
+
+    op: str
+    class_name: str
+    phase: Phase
+    layer: str | None
+    time_ns: int
+
+
+def unknown_rows(calls: Iterable[UnknownCall], steps: int) -> tuple[UncountedRow, ...]:
+    """A row for each op, class and phase; the longest first; times are per step."""
+    groups: dict[tuple[str, str, Phase], list[UnknownCall]] = defaultdict(list)
+    for call in calls:
+        groups[call[:3]].append(call)
+    rows = [
+        UncountedRow(
+            op=op,
+            class_name=class_name,
+            phase=phase,
+            layers=tuple(dict.fromkeys(call.layer for call in group if call.layer is not None)),
+            count=len(group),
+            time_per_step_ns=sum(call.time_ns for call in group) // steps,
+        )
+        for (op, class_name, phase), group in groups.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.time_per_step_ns, row.op, row.phase)))
+
+
+# --- how many -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFlops:
+    """FLOPs a step of one layer in one phase; None where some of its work tells no FLOPs."""
+
+    own: int | None = 0
+    inclusive: int | None = 0
+    known: int = 0  # of all inclusive ones those that are known
+    causal_own: int | None = 0
+    causal_inclusive: int | None = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlopCount:
+    """What the shapes of a trace tell."""
+
+    steps: int  # how many were counted
+    rows: tuple[FlopRow, ...]
+    uncounted: tuple[UncountedRow, ...]
+    layers: Mapping[LayerPhase, LayerFlops]  # layers without FLOPs are left out
+
+
+def count_flops(found: Attributed, shapes: Shapes) -> FlopCount:
+    """FLOPs of the ops of an attributed recording; `shapes`: of those that `has_formula` at least."""
+    return count_of_ops(found, FlopOps(found, shapes))
+
+
+def count_of_ops(found: Attributed, ops: FlopOps, timed: Attributed | None = None) -> FlopCount:
+    """The same of its ops that count. `timed`: the trace whose steps it is for, if another, see `calls_ratio`."""
+    steps = max(1, len(found.steps))
+    ratio = calls_ratio(found, timed)
+    sums: list[dict[FlopKey, int | Fraction]] = [defaultdict(int) for _ in range(4)]
+    for key, flops in ops.counted():
+        numbers = (flops.flops, flops.causal_flops, flops.repeated_flops, flops.causal_repeated_flops)
+        calls = ratio(key.place.layer)
+        for total, number in zip(sums, numbers, strict=True) if calls else ():
+            total[key] += number * calls
+    means = [per_step(total, steps) for total in sums]
+    rows = tuple(_row(found, key, *(mean[key] for mean in means)) for key in sorted(sums[0], key=_order))
+    uncounted = (*ops.uncounted(steps), *_never_called(found, timed))
+    return FlopCount(steps=steps, rows=rows, uncounted=uncounted, layers=_layers(found, rows, uncounted))
+
+
+def _order(key: FlopKey) -> tuple[bool, int, int, int, str, str]:
+    place = key.place
+    return place.layer < 0, place.layer, PHASES.index(place.phase), key.work, key.dtype, place.reason
+
+
+def _row(
+    found: Attributed, key: FlopKey, flops: int, causal_flops: int, repeated: int, causal_repeated: int
+) -> FlopRow:
+    again = key.place.phase == "recompute"
+    return FlopRow(
+        layer=found.layer_name(key.place),
+        phase=key.place.phase,
+        class_name=classes.CLASSES[key.work],
+        dtype=key.dtype,
+        flops_per_step=flops,
+        causal_flops_per_step=causal_flops,
+        repeated_flops_per_step=flops if again else repeated,
+        causal_repeated_flops_per_step=causal_flops if again else causal_repeated,
+        reason=key.place.reason,
+    )
+
+
+# --- for the steps of another trace --------------------------------------------------------------
+
+
+def calls_ratio(found: Attributed, timed: Attributed | None) -> Callable[[int], int | Fraction]:
+    """By layer: how often its model is called in a step of the timed trace, over how often in a step of this one.
+
+    A model of several (a UNet after a text encoder) may not run in every step; the calls of one are taken to be alike.
+    """
+    if timed is None:
+        return lambda layer: 1
+    here, there = _calls_of_roots(found), _calls_of_roots(timed)
+    layers = found.tree.layers
+    ratios = {name: there[name] / calls for name, calls in here.items() if calls}
+    whole = {name: int(ratio) if ratio.denominator == 1 else ratio for name, ratio in ratios.items()}  # far quicker
+    return lambda layer: whole.get(layers[layers[layer].ancestors[-1]].name, 1) if layer >= 0 else 1
+
+
+def _calls_of_roots(found: Attributed) -> defaultdict[str, Fraction]:
+    """How often the outermost layers are called in a step; nothing of a trace without marks of layers."""
+    calls, layers, steps = found.calls, found.tree.layers, found.steps
+    inside = steps.place_of(found.recording.spans.start_ns[calls.span]) >= 0
+    names = [layers[i].name for i in calls.layer[inside | (not len(steps))].tolist() if layers[i].parent < 0]
+    per_step = {name: Fraction(count, max(1, len(steps))) for name, count in Counter(names).items()}
+    return defaultdict(Fraction, per_step)
+
+
+def _never_called(found: Attributed, timed: Attributed | None) -> Iterable[UncountedRow]:
+    """The layers of the timed trace whose model is not called in this one."""
+    if timed is None:
+        return
+    here, layers = _calls_of_roots(found), timed.tree.layers
+    missing = {name for name, calls in _calls_of_roots(timed).items() if calls and not here[name]}
+    unknown: dict[Phase, dict[str, None]] = defaultdict(dict)
+    for place in timed.attribution.places:
+        above = layers[place.layer].ancestors if place.layer >= 0 else ()
+        if above and layers[above[-1]].name in missing:
+            unknown[place.phase].update(dict.fromkeys(layers[i].name for i in above))
+    for phase, names in unknown.items():
+        yield UncountedRow(
+            op=NEVER_CALLED, class_name="other", phase=phase, layers=tuple(names), count=0, time_per_step_ns=0
+        )
+
+
+def per_step(sums: Mapping[Key, int | Fraction], steps: int) -> dict[Key, int]:
+    """Means as whole numbers that add up to the mean of the sum, rounded down."""
+    means = {key: int(total // steps) for key, total in sums.items()}
+    missing = int(sum(sums.values()) // steps) - sum(means.values())
+    for key in sorted(sums, key=lambda key: -(sums[key] % steps))[:missing]:
+        means[key] += 1
+    return means
+
+
+# --- by layer -----------------------------------------------------------------------------------
+
+
+def _layers(
+    found: Attributed, rows: Iterable[FlopRow], uncounted: Iterable[UncountedRow]
+) -> dict[LayerPhase, LayerFlops]:
+    """Per layer and phase, its own FLOPs and those with all layers below."""
+    indices = found.tree.by_name()
+    sums: dict[LayerPhase, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for row in rows:
+        if row.layer is None:
+            continue
+        for depth, name in enumerate(names_upwards(found, indices, row.layer)):
+            total = sums[name, row.phase]
+            total[1] += row.flops_per_step
+            total[3] += row.causal_flops_per_step
+            if depth == 0:
+                total[0] += row.flops_per_step
+                total[2] += row.causal_flops_per_step
+    layers = {
+        key: LayerFlops(
+            own=own, inclusive=inclusive, known=inclusive, causal_own=causal_own, causal_inclusive=causal_inclusive
+        )
+        for key, (own, inclusive, causal_own, causal_inclusive) in sums.items()
+    }
+    own_unknown = {(layer, row.phase) for row in uncounted for layer in row.layers}
+    for layer, phase in own_unknown:
+        for name in names_upwards(found, indices, layer):
+            known = layers.get((name, phase), LayerFlops())
+            own_is_known = (name, phase) not in own_unknown
+            layers[name, phase] = LayerFlops(
+                own=known.own if own_is_known else None,
+                inclusive=None,
+                known=known.known,
+                causal_own=known.causal_own if own_is_known else None,
+                causal_inclusive=None,
+            )
+    return layers
+
+
+def names_upwards(found: Attributed, indices: Mapping[str, int], layer: str) -> list[str]:
+    """The layer, then all above it."""
+    if layer not in indices:
+        return [layer]
+    return [found.tree.layers[index].name for index in found.tree.layers[indices[layer]].ancestors]
+
+
+def shapes_of(found: Attributed) -> Shapes | str:
+    """The shapes of an attributed recording, or why there are none."""
+    if found.shapes is None or not found.shapes.recorded:
+        return "the shapes of ops were not recorded (record_shapes=True)"
+    return found.shapes
+
+
+def flops_of_recording(found: Attributed) -> FlopCount | str:
+    """What the shapes of an attributed recording tell, or why there are none."""
+    shapes = shapes_of(found)
+    return shapes if isinstance(shapes, str) else count_flops(found, shapes)

@@ -1,0 +1,309 @@
+"""What the ops of each layer ask of a machine, and the time that it needs for that at its roof.
+
+An op needs at least the longer of two times: that of its FLOPs at the peak of their type, and that of its
+bytes at the bandwidth of the memory. Here FLOPs are those of the causal convention: kernels skip what a
+causal mask hides. Their sum over the ops of a layer is its time at the roof; it is bound by what makes up
+more of it, memory or compute.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from profiler_wrapper.analysis.model import Phase, UncountedRow
+from profiler_wrapper.analysis.views.products import ShapeRows, shape_rows
+from profiler_wrapper.analysis.work.flops import (
+    FlopCount,
+    FlopOps,
+    LayerPhase,
+    calls_ratio,
+    count_of_ops,
+    names_upwards,
+    per_step,
+    shapes_of,
+)
+from profiler_wrapper.analysis.work.formulas import OpFlops
+from profiler_wrapper.analysis.work.peaks import Peaks
+from profiler_wrapper.analysis.work.traffic import Traffic
+from profiler_wrapper.trace.reader import attempt
+from profiler_wrapper.trace.recording import Int32, Int64
+from profiler_wrapper.trace.shapes import Shapes
+
+if TYPE_CHECKING:
+    from profiler_wrapper.analysis.attributed import Attributed
+
+
+NS_PER_S = 1e9
+_TRIFLE = 0.01  # of a layer's time; if less is in ops whose bytes are not told, they are left out
+LayerPlace = tuple[str | None, Phase, str]  # layer (None: not known, with the reason), phase
+
+
+class Demand(NamedTuple):
+    """What one call of an op asks of the machine, and where it belongs."""
+
+    layer: str | None  # "" for what by nature has no module; None where it should have a layer and none is known
+    phase: Phase
+    reason: str  # why there is no layer
+    flops: tuple[OpFlops, ...]  # of the op and of what it calls
+    bytes_moved: int  # 0 where not told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkCount:
+    """What the shapes of a trace tell: FLOPs, and per call of an op FLOPs and bytes."""
+
+    flops: FlopCount
+    demands: Mapping[Demand, int | Fraction]  # how often each, in all steps that were counted
+    coverage: Mapping[LayerPlace, tuple[int, int]]  # nanoseconds of ops whose bytes are not told, and of all ops
+    untold_bytes: tuple[UncountedRow, ...]
+    shapes: ShapeRows = field(default_factory=ShapeRows)
+
+    def notes(self) -> list[str]:
+        """What is not known, and why."""
+        return [*_note("FLOPs", self.flops.uncounted), *_note("bytes moved", self.untold_bytes), *self.shapes.notes]
+
+
+_LONGEST = 32  # name of an op in a warning
+
+
+def _note(what: str, rows: Iterable[UncountedRow]) -> list[str]:
+    rows = list(rows)
+    if not rows:
+        return []
+    ops = list(dict.fromkeys(row.op if len(row.op) <= _LONGEST else f"{row.op[:_LONGEST]}..." for row in rows))
+    more = f" and {len(ops) - 1} more op{'s' if len(ops) > 2 else ''}" if len(ops) > 1 else ""
+    time_ms = sum(row.time_per_step_ns for row in rows) / 1e6
+    return [
+        f"{what} of layers with {ops[0]}{more}: no rule tells them ({time_ms:.3f} ms a step; the log lists these ops)"
+    ]
+
+
+def work_of_recording(found: Attributed, timed: Attributed | None = None) -> WorkCount | str:
+    """What the shapes of an attributed recording tell, or why there are none. `timed`: see `calls_ratio`."""
+    shapes = shapes_of(found)
+    return shapes if isinstance(shapes, str) else count_work(found, shapes, timed)
+
+
+def count_work(found: Attributed, shapes: Shapes, timed: Attributed | None = None) -> WorkCount:
+    """FLOPs and bytes of the ops of an attributed recording."""
+    ops = FlopOps(found, shapes)
+    flops = count_of_ops(found, ops, timed)
+    traffic = Traffic(found, shapes, ops)
+    return WorkCount(
+        flops=flops,
+        demands=_demands(found, ops, traffic, calls_ratio(found, timed)),
+        coverage=_coverage(found, traffic),
+        untold_bytes=traffic.untold(flops.steps),
+        shapes=_shape_rows(found, shapes, ops),
+    )
+
+
+def _shape_rows(found: Attributed, shapes: Shapes, ops: FlopOps) -> ShapeRows:
+    notes: list[str] = []
+    rows = attempt("sizes of products and attention are", lambda: shape_rows(found, shapes, ops), ShapeRows(), notes)
+    return replace(rows, notes=tuple(notes))
+
+
+def _demands(
+    found: Attributed, ops: FlopOps, traffic: Traffic, ratio: Callable[[int], int | Fraction]
+) -> dict[Demand, int | Fraction]:
+    """Every unit of work: its bytes, with the FLOPs of all ops in it that count."""
+    units, moved = traffic.units, traffic.bytes_moved
+    place_of = found.attribution.place_of
+    counted = np.flatnonzero(ops.is_counted)
+    calls: Counter[tuple[int, tuple[OpFlops, ...], int]] = Counter()
+    flops_of: dict[int, list[OpFlops]] = defaultdict(list)
+    for span, unit in zip(counted.tolist(), traffic.unit_of[counted].tolist(), strict=True):
+        if unit >= 0:
+            flops_of[unit].append(ops.flops_of(span))
+        else:
+            calls[int(place_of[span]), (ops.flops_of(span),), 0] += 1
+    with_flops = np.isin(units, list(flops_of))
+    for unit, size in zip(units[with_flops].tolist(), moved[with_flops].tolist(), strict=True):
+        calls[int(place_of[unit]), tuple(flops_of[unit]), size] += 1
+    for (at, size), number in _pairs(place_of[units[~with_flops]], moved[~with_flops]):
+        calls[at, (), size] += number
+    demands: dict[Demand, int | Fraction] = defaultdict(int)
+    for (at, of_unit, told), number in calls.items():
+        where = found.attribution.places[at]
+        demand = Demand(found.layer_name(where), where.phase, where.reason, of_unit, told)
+        demands[demand] += number * ratio(where.layer)
+    return demands
+
+
+def _coverage(found: Attributed, traffic: Traffic) -> dict[LayerPlace, tuple[int, int]]:
+    """Time of ops whose bytes are not told, and of all ops, by place."""
+    charges, places = found.charges, found.attribution.places
+    sums = np.zeros((2, len(places)), dtype=np.int64)
+    untold = traffic.counts & ~traffic.told
+    np.add.at(sums[0], charges.place[untold], charges.time_ns[untold])
+    np.add.at(sums[1], charges.place[traffic.counts], charges.time_ns[traffic.counts])
+    coverage: dict[LayerPlace, tuple[int, int]] = {}
+    for place, untold_ns, all_ns in zip(places, *sums.tolist(), strict=True):
+        if all_ns:
+            key = (found.layer_name(place), place.phase, place.reason)
+            before = coverage.get(key, (0, 0))
+            coverage[key] = (before[0] + untold_ns, before[1] + all_ns)
+    return coverage
+
+
+def _pairs(place: Int32, moved: Int64) -> Iterable[tuple[tuple[int, int], int]]:
+    """Each different pair, and how often it is there."""
+    pairs, numbers = np.unique(np.stack((place.astype(np.int64), moved)), axis=1, return_counts=True)
+    return zip(zip(*pairs.tolist(), strict=True), numbers.tolist(), strict=True)
+
+
+# --- at the roof --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roof:
+    """What a layer in one phase asks a step, as far as it is told; and how much of its time that covers.
+
+    A sum holds what is told; the properties are None where that is too little to go by: where over 1 % of the
+    time (in the steps with shapes) is in ops whose bytes are not told, where FLOPs are not, or a peak.
+    """
+
+    told_bytes: int = 0
+    told_time_ns: int = 0
+    told_memory_ns: int = 0
+    told_peak_ns: int = 0
+    untold_ns: int = 0
+    all_ns: int = 0
+    peak_is_known: bool = True  # of all types that were multiplied, and all FLOPs
+    bandwidth_is_known: bool = True
+
+    def __add__(self, other: Roof) -> Roof:
+        return Roof(
+            told_bytes=self.told_bytes + other.told_bytes,
+            told_time_ns=self.told_time_ns + other.told_time_ns,
+            told_memory_ns=self.told_memory_ns + other.told_memory_ns,
+            told_peak_ns=self.told_peak_ns + other.told_peak_ns,
+            untold_ns=self.untold_ns + other.untold_ns,
+            all_ns=self.all_ns + other.all_ns,
+            peak_is_known=self.peak_is_known and other.peak_is_known,
+            bandwidth_is_known=self.bandwidth_is_known and other.bandwidth_is_known,
+        )
+
+    @property
+    def bytes_moved(self) -> int | None:
+        return self.told_bytes if self.untold_ns <= _TRIFLE * self.all_ns else None
+
+    @property
+    def time_ns(self) -> int | None:
+        """At the roof."""
+        return self.told_time_ns if self._is_known else None
+
+    @property
+    def memory_ns(self) -> int | None:
+        """Of the time at the roof, in ops whose bytes take longer than their FLOPs."""
+        return self.told_memory_ns if self._is_known else None
+
+    @property
+    def peak_ns(self) -> int | None:
+        """Of all FLOPs at the peak of their types."""
+        return self.told_peak_ns if self.peak_is_known else None
+
+    @property
+    def _is_known(self) -> bool:
+        return self.peak_is_known and self.bandwidth_is_known and self.bytes_moved is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofs:
+    """The roof of every layer and phase that has work, its own and with all layers below, and of what has no layer."""
+
+    own: Mapping[LayerPhase, Roof]
+    inclusive: Mapping[LayerPhase, Roof]
+    unattributed: Mapping[str, Roof]  # by reason
+
+
+def peak_of(peaks: Peaks, dtype: str) -> float | None:
+    """FLOP/s of a type of number; a device without tfloat32 multiplies it as float32."""
+    found = peaks.flops(dtype)
+    return peaks.flops("float32") if found is None and dtype == "tfloat32" else found
+
+
+def roofs(found: Attributed, work: WorkCount, peaks: Peaks | None) -> Roofs:
+    """Of an attributed recording, whose layers they are named after; without peaks bytes alone are known."""
+    indices = found.tree.by_name()
+    own: dict[LayerPhase, Roof] = defaultdict(Roof)
+    inclusive: dict[LayerPhase, Roof] = defaultdict(Roof)
+    unattributed: dict[str, Roof] = defaultdict(Roof)
+    for (layer, phase, reason), roof in _by_place(work, peaks).items():
+        if layer is None:
+            unattributed[reason] += roof
+            continue
+        own[layer, phase] += roof
+        for above in names_upwards(found, indices, layer):
+            inclusive[above, phase] += roof
+    return Roofs(own=dict(own), inclusive=dict(inclusive), unattributed=dict(unattributed))
+
+
+def _by_place(work: WorkCount, peaks: Peaks | None) -> dict[LayerPlace, Roof]:
+    sums: dict[LayerPlace, _Sums] = defaultdict(_Sums)
+    for demand, number in work.demands.items():
+        sums[demand.layer, demand.phase, demand.reason].add(demand, number, peaks)
+    for place in {*work.coverage} - {*sums}:
+        sums[place] = _Sums()  # it has time, if no work that is told
+    for row in work.flops.uncounted:
+        for place in _places_of(row, sums):
+            sums[place].peak_is_known = False
+    steps = work.flops.steps
+    whole = per_step({place: total.bytes_moved for place, total in sums.items()}, steps)
+    found = {}
+    for place, total in sums.items():
+        untold_ns, all_ns = work.coverage.get(place, (0, 0))
+        found[place] = Roof(
+            told_bytes=whole[place],
+            told_time_ns=round(total.time_ns / steps),
+            told_memory_ns=round(total.memory_ns / steps),
+            told_peak_ns=round(total.peak_ns / steps),
+            untold_ns=untold_ns,
+            all_ns=all_ns,
+            peak_is_known=total.peak_is_known and peaks is not None,
+            bandwidth_is_known=peaks is not None and peaks.bandwidth_bytes_per_s is not None,
+        )
+    return found
+
+
+def _places_of(row: UncountedRow, known: Iterable[LayerPlace]) -> list[LayerPlace]:
+    """Where an op ran of which nothing tells; without a layer, wherever none is known."""
+    if row.layers:
+        return [(layer, row.phase, "") for layer in row.layers]
+    return [place for place in known if place[0] is None and place[1] == row.phase]
+
+
+class _Sums:
+    """What is gathered of one layer in one phase, over all steps that were counted."""
+
+    def __init__(self) -> None:
+        self.bytes_moved: int | Fraction = 0
+        self.peak_is_known = True
+        self.time_ns = self.memory_ns = self.peak_ns = 0.0
+
+    def add(self, demand: Demand, number: int | Fraction, peaks: Peaks | None) -> None:
+        """So many calls that ask for the same."""
+        self.bytes_moved += number * demand.bytes_moved
+        if peaks is None:
+            return
+        computing_ns = causal_ns = 0.0
+        for flops in demand.flops:
+            peak = peak_of(peaks, flops.dtype)
+            if peak is None:
+                self.peak_is_known = False
+                continue
+            computing_ns += flops.flops / peak * NS_PER_S
+            causal_ns += flops.causal_flops / peak * NS_PER_S
+        bandwidth = peaks.bandwidth_bytes_per_s
+        moving_ns = demand.bytes_moved / bandwidth * NS_PER_S if bandwidth is not None else 0.0
+        self.peak_ns += number * computing_ns
+        self.time_ns += number * max(causal_ns, moving_ns)
+        if moving_ns > causal_ns:
+            self.memory_ns += number * moving_ns

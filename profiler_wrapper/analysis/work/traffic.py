@@ -1,0 +1,332 @@
+"""Bytes that the ops of a recording move: which ops count, and how much of the time is theirs.
+
+A unit of work is the outermost op with a rule of its own (`op_bytes.has_rule`): what it calls inside is part of
+it, so nothing counts twice, and a temporary that it makes is not compulsory. What only calls others (`linear`,
+`cross_entropy_loss`, `reshape`) is none; `linear` and `matmul` are where their FLOPs count. Nor is an op that
+torch handed to Python, where that called ops with a rule: a `DTensor` has the shape of the whole. On a trace of
+a device only ops that launched something count: others work on the host.
+
+An op whose FLOPs are counted lies in one unit, or is it: `unit_of[span]`. A device event belongs to
+`unit_of[charges.cpu_span]`. Communication is left out: the network limits it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.attribution import Role, role_of
+from profiler_wrapper.analysis.charges import Charges
+from profiler_wrapper.analysis.model import UncountedRow
+from profiler_wrapper.analysis.work.bytes import (
+    INDEXING,
+    SHOWS_INDICES,
+    Moved,
+    calls_known_ops,
+    has_rule,
+    indexed,
+    moved_by,
+    moves_nothing,
+    only_calls,
+    size_of_type,
+)
+from profiler_wrapper.analysis.work.flops import FlopOps, UnknownCall, ancestors_of, unknown_rows
+from profiler_wrapper.trace.nesting import nearest, nearest_above
+from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
+from profiler_wrapper.trace.shapes import OpShapes, Shapes
+
+if TYPE_CHECKING:
+    from profiler_wrapper.analysis.attributed import Attributed
+
+
+_NODE = re.compile(r"\w+|torch::autograd::\w+")
+# What `torch.vmap` calls in their place.
+_OF_A_BATCH = {"aten::mm": "aten::bmm", "aten::addmm": "aten::baddbmm", "aten::relu": "aten::clamp_min"}
+_FROM_HOST = ("HtoD", "HostToDevice")
+_SIZES = 32  # more than an element has bytes
+_TO_HOST = ("DtoH", "DeviceToHost")
+
+
+class Traffic:
+    """Bytes of every unit of work, in all steps that count.
+
+    Attributes:
+        units: their spans, in file order.
+        read_bytes, written_bytes: one entry per unit. Of a copy over the bus, the device's side alone.
+        unit_of: per span of the recording, the span of the unit that it is or lies in; -1 for none.
+        counts: per charge, whether it is that of an op that ran; events whose launch is not in the trace are nobody's.
+        told: per charge, whether it went to a unit, or to an op that moves nothing itself.
+        time_ns, told_ns: the time of charges that count, and of those of them that are told.
+    """
+
+    def __init__(self, found: Attributed, shapes: Shapes, ops: FlopOps) -> None:
+        """`shapes`: of the ops that `op_bytes.has_rule` at least; `ops` tells which really ran."""
+        self._found, self._shapes, self._ran, self._handlers = found, shapes, ops.ran, ops.handlers
+        self._recording = found.recording
+        self._parent = found.nesting.parent
+        spans = found.recording.spans
+        self._is_op: Bool = spans.category == Category.CPU_OP
+        self._is_mark = np.zeros(len(spans), dtype=np.bool_)
+        if found.tree.source == "marks":
+            self._is_mark[list(found.tree.layer_of_span)] = True
+        self._read = np.zeros(len(spans), dtype=np.int64)
+        self._written = np.zeros(len(spans), dtype=np.int64)
+        is_unit = self._find_units(ops.is_counted)
+        if found.charges.basis == "device":
+            self._leave_out_the_host(is_unit)
+        self._is_unit = is_unit
+        self.units: Int64 = np.flatnonzero(is_unit)
+        self.unit_of: Int32 = nearest(self._parent, is_unit)
+        self.read_bytes: Int64 = self._read[self.units]
+        self.written_bytes: Int64 = self._written[self.units]
+        self.counts, self.told = self._coverage()
+        self.time_ns = int(found.charges.time_ns[self.counts].sum())
+        self.told_ns = int(found.charges.time_ns[self.counts & self.told].sum())
+
+    @property
+    def bytes_moved(self) -> Int64:
+        """Per unit, read and written."""
+        return self.read_bytes + self.written_bytes
+
+    def _find_units(self, has_flops: Bool) -> Bool:
+        names = self._recording.names
+        told = self._evaluate([has_rule(name) for name in names])
+        units = told & (has_flops | ~self._named([only_calls(name) for name in names]))
+        if self._handlers.any():
+            units &= has_flops | ~self._handing(units)
+        while len(batched := self._batched(units)):
+            units[batched] = False
+        units &= ~self._inside(units)
+        charges = self._found.charges
+        if charges.basis == "device":
+            launching = np.zeros_like(units)
+            unit = nearest(self._parent, units)[charges.cpu_span[charges.cpu_span >= 0]]
+            launching[unit[unit >= 0]] = True
+            units &= launching
+        return units
+
+    def _named(self, chosen: list[bool]) -> Bool:
+        """True for ops that ran and whose name is chosen."""
+        by_name = np.array(chosen, dtype=np.bool_)
+        ops = self._is_op & self._ran
+        return ops & by_name[self._recording.spans.name] if len(by_name) else ops
+
+    def _inside(self, chosen: Bool) -> Bool:
+        """Chosen ones that lie inside another."""
+        inside: Bool = chosen & (nearest_above(self._parent, nearest(self._parent, chosen)) >= 0)
+        return inside
+
+    def _batched(self, units: Bool) -> Int64:
+        """Ops that `torch.vmap` runs for a whole batch: the same op in them has the batch, and writes more."""
+        above = nearest_above(self._parent, nearest(self._parent, units))
+        inner = np.flatnonzero(units & (above >= 0))
+        outer = above[inner]
+        names, written = self._recording.names, self._written
+        index = {name: i for i, name in enumerate(names)}
+        called = np.array([index.get(_OF_A_BATCH.get(name, ""), -1) for name in names], dtype=np.int64)
+        name = self._recording.spans.name
+        same = (name[inner] == name[outer]) | (name[inner] == called[name[outer]])
+        found: Int64 = outer[same & (written[inner] > written[outer])].astype(np.int64)
+        return found
+
+    def _handing(self, chosen: Bool) -> Bool:
+        """What lies around a handler that a chosen one lies in."""
+        return ancestors_of(self._parent, self._handlers & ancestors_of(self._parent, chosen))
+
+    def _evaluate(self, rules: list[bool]) -> Bool:
+        """Works out the bytes of all ops with a rule, each different call once; True for those that are told."""
+        names, spans = self._recording.names, self._recording.spans
+        told = np.zeros(len(spans), dtype=np.bool_)
+        span, number = self._shapes.arrays()
+        if not len(span):
+            return told
+        chosen = self._named(rules)[span]
+        span, number = span[chosen], number[chosen]
+        name = spans.name[span].astype(np.int64)
+        size = self._element_sizes(span, name)
+        # One number for each different call.
+        shapes = int(number.max(initial=0)) + 1
+        calls, which = np.unique((name * shapes + number) * _SIZES + size, return_inverse=True)
+        moved = [
+            moved_by(
+                names[call // _SIZES // shapes],
+                self._shapes.numbered(call // _SIZES % shapes),
+                element_size=call % _SIZES or None,
+            )
+            for call in calls.tolist()
+        ]
+        known = np.array([one is not None for one in moved], dtype=np.bool_)
+        values = np.array([one or Moved(0, 0) for one in moved], dtype=np.int64).reshape(-1, 2)
+        told[span] = known[which]
+        self._read[span], self._written[span] = values[which].T
+        self._evaluate_indexing(told)
+        return told
+
+    def _evaluate_indexing(self, told: Bool) -> None:
+        """Works out ops that index by tensors, from what they call."""
+        names = self._recording.names
+        indexing = self._named([name in INDEXING for name in names])
+        if not indexing.any():
+            return
+        telling = np.flatnonzero(self._named([name in SHOWS_INDICES for name in names]) & (self._parent >= 0))
+        telling = telling[indexing[self._parent[telling]]]
+        inside: dict[int, list[tuple[str, OpShapes]]] = defaultdict(list)
+        for span, caller in zip(telling.tolist(), self._parent[telling].tolist(), strict=True):
+            if span in self._shapes:
+                inside[caller].append((self._recording.name_of(span), self._shapes[span]))
+        for span, calls in inside.items():
+            if span not in self._shapes:
+                continue
+            moved = indexed(self._recording.name_of(span), self._shapes[span], calls)
+            if moved is not None:
+                told[span] = True
+                self._read[span], self._written[span] = moved
+
+    def _element_sizes(self, span: Int64, name: Int64) -> Int64:
+        """Per op, the bytes of one element of the tensors in its lists; 0 where nothing tells."""
+        size = np.zeros(len(span), dtype=np.int64)
+        lists = {i for i, text in enumerate(self._recording.names) if takes_lists(text)}
+        among = np.flatnonzero(np.isin(name, list(lists)))
+        if len(among):
+            sizes = ElementSizes(self._recording, self._parent, self._found.charges, span[among])
+            for i, one in zip(among.tolist(), span[among].tolist(), strict=True):
+                size[i] = sizes.of(one, self._shapes[one])
+        return size
+
+    def _leave_out_the_host(self, is_unit: Bool) -> None:
+        """A copy from or to the host uses the memory of the device on one side only."""
+        charges, spans, names = self._found.charges, self._recording.spans, self._recording.names
+        copies = np.flatnonzero((spans.category[charges.span] == Category.MEMCPY) & (charges.cpu_span >= 0))
+        unit = nearest(self._parent, is_unit)[charges.cpu_span[copies]]
+        for one, name in zip(unit.tolist(), spans.name[charges.span[copies]].tolist(), strict=True):
+            if one >= 0 and any(word in names[name] for word in _FROM_HOST):
+                self._read[one] = 0
+            elif one >= 0 and any(word in names[name] for word in _TO_HOST):
+                self._written[one] = 0
+
+    def _coverage(self) -> tuple[Bool, Bool]:
+        """Per charge, whether it counts, and whether its bytes are told."""
+        charges = self._found.charges
+        launched = charges.cpu_span >= 0
+        at = np.where(launched, charges.cpu_span, 0)
+        counts: Bool = launched & self._ran[at]
+        counts &= charges.work != classes.CLASSES.index("communication")
+        told: Bool = launched & (self.unit_of[at] >= 0)
+        if charges.basis == "cpu":
+            told |= self._moves_nothing()[at]
+        return counts, told
+
+    def _moves_nothing(self) -> Bool:
+        """Ops whose own time on a CPU is no work on memory: views, autograd nodes, what is known to only call others.
+
+        Not the call of a compiled graph, whose generated kernels are no events, nor an unknown op that calls known
+        ones: it may do work beside.
+        """
+        names, spans, parent = self._recording.names, self._recording.spans, self._parent
+        roles = [role_of(name) for name in names]
+        plain = [moves_nothing(name) or role != Role.PLAIN for name, role in zip(names, roles, strict=True)]
+        is_node = np.array([role in (Role.NODE, Role.ACCUMULATE) for role in roles], dtype=np.bool_)
+        in_node = np.zeros(len(spans), dtype=np.bool_)  # `MulBackward0` in its `evaluate_function`
+        in_node[parent >= 0] = is_node[spans.name[parent[parent >= 0]]]
+        in_node &= np.array([_NODE.fullmatch(name) is not None for name in names], dtype=np.bool_)[spans.name]
+        calls = np.array([calls_known_ops(name) for name in names], dtype=np.bool_)[spans.name]
+        result: Bool = np.array(plain, dtype=np.bool_)[spans.name] | self._is_mark | in_node
+        result |= calls & ancestors_of(self._parent, self._is_unit)
+        if self._handlers.any():
+            handing = self._handing(self._is_unit)
+            result |= handing & self._named([has_rule(name) for name in names])
+            view = np.zeros(len(spans), dtype=np.bool_)
+            view[parent >= 0] = result[parent[parent >= 0]]
+            result |= self._handlers & (view | ancestors_of(parent, self._is_unit))
+        return result
+
+    def untold(self, steps: int) -> tuple[UncountedRow, ...]:
+        """Ops (or kernels that no op launched) that took time and whose bytes are not told, the longest first."""
+        found, charges, spans = self._found, self._found.charges, self._recording.spans
+        missing = np.flatnonzero(self.counts & ~self.told)
+        op = nearest(self._parent, self._is_op & ~self._is_mark)[charges.cpu_span[missing]]
+        name = spans.name[np.where(op >= 0, op, charges.span[missing])]
+        calls: list[UnknownCall] = []
+        for one, text in zip(missing.tolist(), name.tolist(), strict=True):
+            place = found.attribution.places[charges.place[one]]
+            work = classes.CLASSES[int(charges.work[one])]
+            taken = int(charges.time_ns[one])
+            calls.append(UnknownCall(self._recording.names[text], work, place.phase, found.layer_name(place), taken))
+        return unknown_rows(calls, steps)
+
+
+# --- tensors in lists ---------------------------------------------------------------------------
+
+_TAKES_LISTS = re.compile(r"aten::(cat$|_foreach_|_fused_|_amp_foreach_)")
+_OPAQUE = re.compile(r"CatArrayBatchedCopy\w*<[^<]*OpaqueType<(\d+)u?>")
+_CAT = re.compile(r"CatArrayBatchedCopy\w*<(?P<type>[\w:]+(<\w+>)?),")
+_FUNCTOR = re.compile(r"multi_tensor_apply_kernel<.*?\b\w*Functor\w*<(?P<type>[\w:]+(<\w+>)?)\b")
+_ROUNDED_TO = 512  # bytes, by the allocator of a device
+_CPU = 0
+
+
+def takes_lists(name: str) -> bool:
+    """Whether an op of this name takes lists of tensors whose types are wanted."""
+    return _TAKES_LISTS.match(name) is not None
+
+
+def element_size_of_kernel(name: str) -> int | None:
+    """Bytes of one element by the name of a kernel over lists; None where the name has no type."""
+    opaque = _OPAQUE.search(name)
+    if opaque is not None:
+        return int(opaque[1])
+    told = _FUNCTOR.search(name) or _CAT.search(name)
+    return None if told is None else size_of_type(told["type"])
+
+
+class ElementSizes:
+    """Bytes of one element in the lists of tensors that the ops `spans` were given, whose types are not recorded.
+
+    The kernel that an op launched names the type that it works on; an op that gives one new tensor allocates it.
+    """
+
+    def __init__(self, recording: Recording, parent: Int32, charges: Charges, spans: Int64) -> None:
+        self._recording = recording
+        self._end_ns = recording.spans.end_ns
+        self._by_kernel: dict[int, set[int]] = {}
+        if charges.basis != "device":
+            return
+        chosen = np.zeros(len(parent), dtype=np.bool_)
+        chosen[spans] = True
+        launched = np.flatnonzero(charges.cpu_span >= 0)
+        op = nearest(parent, chosen)[charges.cpu_span[launched]]
+        kernel = recording.spans.name[charges.span[launched]]
+        told: dict[int, int | None] = {}
+        for span, name in zip(op[op >= 0].tolist(), kernel[op >= 0].tolist(), strict=True):
+            if name not in told:
+                told[name] = element_size_of_kernel(recording.names[name])
+            size = told[name]
+            if size is not None:
+                self._by_kernel.setdefault(span, set()).add(size)
+
+    def of(self, span: int, shapes: OpShapes) -> int:
+        """Bytes of one element of the lists of an op; 0 where it is not known, or not all kernels agree."""
+        sizes = self._by_kernel.get(span, set())
+        if sizes:
+            return next(iter(sizes)) if len(sizes) == 1 else 0
+        joined = self._recording.name_of(span) == "aten::cat" and shapes.types[:1] == ("TensorList",)
+        sizes_of_list = shapes.dims[0] if joined and shapes.dims else []
+        known = all(isinstance(size, list) for size in sizes_of_list)  # a trace may say anything
+        return self._by_allocation(span, sum(map(prod, sizes_of_list))) if known else 0
+
+    def _by_allocation(self, span: int, elements: int) -> int:
+        """Of an op that allocated its output, and nothing else."""
+        memory, spans = self._recording.memory, self._recording.spans
+        first, last = np.searchsorted(memory.time_ns, [spans.start_ns[span], self._end_ns[span]])
+        here = np.flatnonzero(memory.lane[first:last] == spans.lane[span]) + first
+        if len(here) != 1 or elements < 1:
+            return 0
+        given = int(memory.size_bytes[here[0]])
+        slack = 0 if memory.device_type[here[0]] == _CPU else _ROUNDED_TO - 1
+        fitting = [size for size in (1, 2, 4, 8, 16) if given - slack <= elements * size <= given]
+        return fitting[0] if len(fitting) == 1 else 0

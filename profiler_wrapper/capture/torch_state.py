@@ -1,0 +1,198 @@
+"""Other profilers in this process: torch has one recorder, and whoever prepares it takes it.
+
+Measured on torch 2.13: a profiler that starts inside another one ends it without a word, and the
+export of the one that lost crashes the process; of two on two threads the one that stops last crashes it.
+So ours never starts on top of another, and ends properly just before another one starts.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+import torch.autograd.profiler as autograd_profiler
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.autograd.function import Function
+from torch.profiler import profiler as torch_profiler
+
+# Where they take it.
+_ENTRANCES = (
+    ("profile", "_prepare_trace"),
+    ("profile", "_start_trace"),
+    ("emit_itt", "__enter__"),
+    ("emit_nvtx", "__enter__"),
+)
+
+
+def profiler_is_on() -> bool:
+    """Some torch profiler records this thread."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+def profiler_is_waiting() -> bool:
+    """Some torch profiler is in its warm-up: prepared, and about to record."""
+    tracker = getattr(autograd_profiler, "KinetoStepTracker", None)
+    known = getattr(tracker, "_step_dict", None)
+    name = getattr(torch_profiler, "PROFILER_STEP_NAME", "ProfilerStep")
+    if known is not None and name not in known:
+        return False  # nobody has a torch.profiler.profile; saves the search below, some 50 ms
+    return any(_is_prepared(thing) for thing in gc.get_objects() if type(thing) is autograd_profiler.profile)
+
+
+def recorder_is_taken() -> bool:
+    """By a profiler that records this thread, by one in its warm-up, or by a session of ours on another thread."""
+    return profiler_is_on() or profiler_is_waiting() or records_elsewhere()
+
+
+def records_elsewhere() -> bool:
+    """A session of ours records another thread of this process."""
+    process, thread = _recorded
+    return process == os.getpid() and thread != threading.get_ident() and is_alive(thread)
+
+
+def records_here() -> bool:
+    """A session of ours records this thread."""
+    return _recorded == (os.getpid(), threading.get_ident())
+
+
+def is_alive(thread: int) -> bool:
+    """The thread of that `get_ident()` has not ended."""
+    return thread in sys._current_frames()
+
+
+def claim_recorder() -> None:
+    """A session of ours is about to record this thread.
+
+    Raises:
+        RuntimeError: one records another thread.
+    """
+    global _recorded
+    with _claim:
+        if records_elsewhere():
+            raise RuntimeError("another thread is being profiled, and torch has one profiler a process")
+        _recorded = os.getpid(), threading.get_ident()
+
+
+def release_recorder() -> None:
+    """It has ended."""
+    global _recorded
+    _recorded = 0, 0
+
+
+_recorded = (0, 0)  # process and thread
+_claim = threading.Lock()
+
+
+def _is_prepared(profiler: Any) -> bool:
+    return bool(profiler.enabled and profiler.entered and profiler.kineto_results is None)
+
+
+class Watch:
+    """Calls `before_another` just before a torch profiler that is not ours takes the recorder.
+
+    Holds while `install()`ed. `is_another` is asked about each `torch.autograd.profiler.profile`.
+    """
+
+    def __init__(self, *, is_another: Callable[[object], bool], before_another: Callable[[], None]) -> None:
+        self._is_another, self._before_another = is_another, before_another
+        self._installed: list[tuple[type, str, Any, Any]] = []  # class, method, the original, ours
+        self._active = False
+
+    def install(self) -> None:
+        """Begin to watch; a torch without these methods is not watched."""
+        if self._active:
+            return
+        self._active = True
+        for class_name, name in _ENTRANCES:
+            owner: Any = getattr(autograd_profiler, class_name, None)
+            original = vars(owner).get(name) if owner is not None else None
+            if original is not None:
+                self._installed.append((owner, name, original, self._watched(original)))
+                setattr(owner, name, self._installed[-1][3])
+
+    def remove(self) -> None:
+        """End watching. Where somebody has replaced the method since, ours stays below it and does nothing."""
+        self._active = False
+        for owner, name, original, installed in self._installed:
+            if vars(owner).get(name) is installed:
+                setattr(owner, name, original)
+        self._installed.clear()
+
+    def _watched(self, original: Any) -> Any:
+        def method(profiler: Any) -> Any:
+            if self._active and self._is_another(profiler):
+                self._before_another()
+            return original(profiler)
+
+        return method
+
+
+# --------------------------------------------------------------------------------------------------
+# What a call of a model is for, told from its arguments alone; no tensor is ever read.
+
+_CACHES = ("past_key_values", "cache_params", "inference_params", "inference_context", "kv_cache", "past")
+_QUERIES = ("decoder_input_ids", "input_ids", "inputs_embeds")
+
+
+def in_backward() -> bool:
+    """Whether the autograd engine is running on this thread: a forward called now is a recomputation."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def capturing() -> bool:
+    """Whether what runs on this thread is captured into a CUDA graph.
+
+    A profiler that starts or stops waits for the device, and that breaks the capture.
+    """
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+
+
+# Through these Python enters an op; the frame stays while the op runs, and calls Python back.
+_ENTER_AN_OP = {OpOverload.__call__.__code__, OpOverloadPacket.__call__.__code__}
+_APPLY = getattr(Function.apply, "__code__", None)  # from torch 2.15 on it is C++, and leaves no frame
+
+
+def in_op() -> bool:
+    """Whether an op that is written in Python is running on this thread: a custom one, an autograd function.
+
+    Reentrant checkpointing is one. Walks the stack: some 20 us where it is 50 frames deep.
+    """
+    ops = _ENTER_AN_OP | (_forwards() if _APPLY is None else {_APPLY})
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code in ops:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _forwards() -> set[CodeType]:
+    """The code of the forward of each autograd function that there is."""
+    found, waiting = set(), [Function]
+    while waiting:
+        function = waiting.pop()
+        waiting += function.__subclasses__()
+        found.add(getattr(function.forward, "__code__", None))
+    return {code for code in found if code is not None}
+
+
+def generation_phase(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """ "prefill" or "decode" for a call with a cache and without gradients, else "forward".
+
+    One token of query is decoding, more are a prompt.
+    """
+    if torch.is_grad_enabled() or not _has_cache(kwargs):
+        return "forward"
+    query = next((kwargs[name] for name in _QUERIES if kwargs.get(name) is not None), args[0] if args else None)
+    shape: Sequence[int] = getattr(query, "shape", ())
+    return "decode" if len(shape) > 1 and shape[1] == 1 else "prefill"
+
+
+def _has_cache(kwargs: Mapping[str, Any]) -> bool:
+    return kwargs.get("use_cache") is True or any(kwargs.get(name) is not None for name in _CACHES)

@@ -1,0 +1,241 @@
+"""What commands have in common: their parser, how and where to they write, what they overwrite, exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from profiler_wrapper.errors import WrongUse
+
+if TYPE_CHECKING:
+    from profiler_wrapper.result import ProfileResult
+    from profiler_wrapper.trace.json_stream import Progress
+
+
+FINE, FAILED, WRONG_USE, REGRESSION = 0, 1, 2, 3
+FORMATS = ("text", "json")
+# What the ending of a file's name promises.
+_HOLDS = {
+    ".json": "JSON",
+    ".csv": "CSV",
+    ".html": "a page (see `report`)",
+    ".htm": "a page (see `report`)",
+    ".png": "a picture",
+    ".gz": "compressed",
+    ".pickle": "a memory snapshot",
+}
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # is no generic type at run time
+Subject = TypeVar("Subject")
+
+
+def add_command(
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], int | None], *, examples: str
+) -> argparse.ArgumentParser:
+    """The parser of a command: its help is the docstring of `run`, with `examples`, a line each, below.
+
+    `run` gives the exit code; None is fine.
+    """
+    text = run.__doc__ or ""
+    lines = "".join(f"\n  profiler-wrapper {name} {line}".rstrip() for line in examples.splitlines())
+    command = commands.add_parser(
+        name,
+        help=text.partition("\n")[0],
+        description=_unindented(text),
+        epilog=f"{'example' if examples.count(chr(10)) < 1 else 'examples'}:{lines}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(run=run)
+    return command
+
+
+def _unindented(docstring: str) -> str:
+    return "\n".join(line.strip() for line in docstring.strip().splitlines())
+
+
+def add_output(command: argparse.ArgumentParser, in_directory: str, *, formats: Iterable[str] = FORMATS) -> None:
+    """How and where to a command writes; `in_directory`: what a directory gets."""
+    command.add_argument("--format", choices=tuple(formats), default="text", help="of the output (default: text)")
+    command.add_argument("-o", "--output", metavar="FILE_OR_DIR", help=f"write there; a directory gets {in_directory}")
+    add_force(command)
+
+
+def add_force(command: argparse.ArgumentParser) -> None:
+    """That files may be overwritten."""
+    command.add_argument("--force", action="store_true", help="overwrite files")
+
+
+def is_directory(output: str) -> bool:
+    """Whether `-o` names a directory: one that is there, or a name that ends as one."""
+    return output.endswith(("/", os.sep)) or Path(output).is_dir()
+
+
+def file_ending(output: str | None) -> str:
+    """`"a/Page.HTML"` -> `".html"`; `""` of a directory, and where nothing was given."""
+    return "" if output is None or is_directory(output) else Path(output).suffix.lower()
+
+
+def refuse_ending(output: str | None, what: str, *, fine: Iterable[str]) -> None:
+    """Where the name of a file promises something else than `what`, which may have the endings `fine`.
+
+    Raises:
+        WrongUse: it does.
+    """
+    ending = file_ending(output)
+    if ending in _HOLDS and ending not in fine:
+        raise WrongUse(f"-o {output}: {what} is to go there, and {ending} is {_HOLDS[ending]}. Name another file.")
+
+
+def settle_format(options: argparse.Namespace, *, formats: Iterable[str] = FORMATS, others: Iterable[str] = ()) -> None:
+    """`options.format` as the name of the file tells it: `.json` is JSON, `.csv` is CSV where the command writes it.
+
+    `formats`: that the command writes. `others`: endings of what else it writes, which it sees to itself.
+
+    Raises:
+        WrongUse: the file would hold something else than its name promises.
+    """
+    told = file_ending(options.output).removeprefix(".")
+    if told in formats and options.format == "text":
+        options.format = told
+    refuse_ending(options.output, options.format, fine=(f".{options.format}", *others))
+
+
+def refuse_to_overwrite(paths: Iterable[Path], *, force: bool) -> None:
+    """Before the work is done.
+
+    Raises:
+        OSError: one of them is there, and not `force`; or it is no file, but a device, say.
+    """
+    from profiler_wrapper.trace.atomic import check_replaceable
+
+    for path in paths:
+        check_replaceable(path)
+        if path.exists() and not force:
+            raise FileExistsError(f"File already exists, will not overwrite without --force: {path}")
+
+
+def write(writers: Mapping[Path, Callable[[Subject, Path], object]], subject: Subject) -> None:
+    """Write each file whole, or not at all, and print where it is."""
+    from profiler_wrapper.trace.atomic import replacing
+
+    for path, write_to in writers.items():
+        with replacing(path) as beside:
+            write_to(subject, beside)
+        print(path)
+
+
+def json_text(data: object) -> str:
+    """As files have it, without the last line's end."""
+    from profiler_wrapper.trace.atomic import json_bytes
+
+    return json_bytes(data).decode().rstrip()
+
+
+# --------------------------------------------------------------------------------------------------
+# Reading what a command is about: its path and peaks among the arguments, and a bar while a large trace is read.
+
+DELAY_S = 1.0  # what takes no longer needs no bar
+_TRACE_SUFFIXES = (".gz", ".json", ".trace", ".pt")
+
+
+def add_path(command: argparse.ArgumentParser) -> None:
+    """The trace or run that the command is about."""
+    command.add_argument("path", metavar="TRACE_OR_RUNDIR", help="a trace (.json, .json.gz), or the directory of a run")
+
+
+def add_peaks(command: argparse.ArgumentParser) -> None:
+    """What the device can do."""
+    command.add_argument(
+        "--peaks",
+        metavar="VALUE",
+        help="of the device: dense TFLOP/s (989), bfloat16=989,bandwidth=3350 (GB/s), or a file of `peaks --measure`",
+    )
+
+
+def add_rank(command: argparse.ArgumentParser) -> None:
+    """Which rank of a run."""
+    command.add_argument("--rank", type=int, metavar="R", help="of a run with several ranks (default: the first)")
+
+
+def read_result(path: Path, *, peaks: str | None = None, rank: int | None = None) -> ProfileResult:
+    """As `load`, with a bar on a terminal while it takes long."""
+    from profiler_wrapper.result import load
+
+    with reading_bar(f"reading {path.name}") as progress:
+        return load(path, peaks=peaks, rank=rank, progress=progress)
+
+
+def find_source(path: Path, *, peaks: str | None = None, rank: int | None = None) -> Path:
+    """The file that `read_result` reads for `path`."""
+    from profiler_wrapper.analysis.work.peaks import VARIABLE
+    from profiler_wrapper.trace.run_directory import find_result
+
+    return find_result(path, rank=rank, with_trace=bool(peaks or os.environ.get(VARIABLE)))
+
+
+def trace_of(source: Path, result: ProfileResult) -> Path | None:
+    """The trace of a result, which was read from it or from what was written beside it; None where it is gone."""
+    from profiler_wrapper.trace.run_directory import RESULT_FILE, trace_beside
+
+    return trace_beside(source.parent, result.run) if source.name == RESULT_FILE else source
+
+
+def trace_href(source: Path, result: ProfileResult, page: Path) -> str | None:
+    """The link from a page to the trace of its result."""
+    from profiler_wrapper.trace.run_directory import href
+
+    trace = trace_of(source, result)
+    return None if trace is None else href(trace, page=page)
+
+
+def trace_stem(path: Path) -> str:
+    """`"runs/h100.pt.trace.json.gz"` -> `"h100"`."""
+    trace = path.resolve()
+    while trace.suffix in _TRACE_SUFFIXES:
+        trace = trace.with_suffix("")
+    return trace.name
+
+
+@contextmanager
+def reading_bar(what: str, *, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress | None]:
+    """A bar on stderr for `load(progress=...)`, from the second second on; None where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bar = _Bar(what, clock)
+    try:
+        yield bar
+    finally:
+        bar.close()
+
+
+class _Bar:
+    """Shows how far the reading of one file after another has come, and that the analysis goes on after it."""
+
+    def __init__(self, what: str, clock: Callable[[], float]) -> None:
+        self._what, self._clock = what, clock
+        self._shows_from_s = clock() + DELAY_S
+        self._bar: Any = None
+
+    def __call__(self, done: int, total: int) -> None:
+        """`done` of `total` bytes have been read."""
+        doing = "analysing" if done >= total else self._what
+        if self._bar is not None:
+            self._bar.total, self._bar.n = total, done
+            self._bar.set_description(doing)
+        elif self._clock() >= self._shows_from_s:
+            from tqdm import tqdm
+
+            size: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+            self._bar = tqdm(desc=doing, total=total, initial=done, leave=False, file=sys.stderr, **size)
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,312 @@
+"""Which layer of one result is which of another, whatever the wrappers, the root or the tracer made of the names."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiler_wrapper.analysis.model import PHASES, Analysis, LayerRow, Phase
+from profiler_wrapper.analysis.statistics import fill_numbers, split_number
+from profiler_wrapper.comparison.model import Amounts
+from profiler_wrapper.comparison.noise import Float
+
+WRAPPERS = frozenset(
+    {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "_fpw_module"}
+)
+_FEWEST_VOTES = 2  # a prefix that puts fewer names together is chance, unless they are all there is
+_ENOUGH = 0.5  # of the names of the smaller side: with fewer, classes are tried
+_OWN = "\0"  # begins the name of a layer whose short name is another's
+_PrefixPair = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    layer: str
+    class_name: str
+    parent: str | None
+    order: int
+
+
+def match_layers(a: Analysis, b: Analysis) -> dict[str, str]:
+    """Layers of `a` and the same ones of `b`, by full name; what has no counterpart is left out.
+
+    By name without the wrappers' parts and the root; then with a prefix exchanged for another, where most names
+    agree then; last by the classes on the way from the root and the place among siblings of one class, which is all
+    that a foreign trace tells. No layer is matched twice.
+    """
+    layers_a, layers_b = _named(a), _named(b)
+    matched = _match(_plain_names(layers_a), _plain_names(layers_b))
+    if len(matched) < _ENOUGH * min(len(layers_a), len(layers_b)):
+        by_class = _match(_class_paths(layers_a), _class_paths(layers_b))
+        if len(by_class) > len(matched):
+            matched = by_class
+    return matched
+
+
+def match_names(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
+    """As `match_layers`, where only names are known."""
+
+    def plain(name: str) -> str:
+        return ".".join(part for part in name.split(".") if part not in WRAPPERS) or name
+
+    return _match(_unique(a, plain, None), _unique(b, plain, None))
+
+
+def like_name(layer: str, block: str | None) -> tuple[str, int | None]:
+    """A name with the number of its block left open, outside of blocks with its last number, and that number."""
+    if block and (layer == block or layer.startswith(block + ".")):
+        pattern, number = split_number(block)
+        return pattern + layer[len(block) :], number
+    return split_number(layer)
+
+
+def folded_name(layers: Mapping[str, str | None]) -> str:
+    """`model.layers.{0..23}.mlp` for many like layers, the name for one; `layers`: with the block of each."""
+    split = [like_name(layer, block) for layer, block in layers.items()]
+    numbers = [number for _, number in split if number is not None]
+    return fill_numbers(split[0][0], numbers) if len(numbers) > 1 else next(iter(layers))
+
+
+def _named(analysis: Analysis) -> dict[str, _Named]:
+    named: dict[str, _Named] = {}
+    for row in analysis.layers:
+        if row.layer:
+            named.setdefault(row.layer, _Named(row.layer, row.class_name, row.parent, row.order))
+    return named
+
+
+def _plain_names(layers: Mapping[str, _Named]) -> dict[str, str]:
+    """Plain name -> layer: without wrappers and without the root, which is "" itself where there is one."""
+    roots = [layer for layer, named in layers.items() if named.parent not in layers]
+    root = roots[0] if len(roots) == 1 else None
+
+    def plain(layer: str) -> str:
+        if layer == root:
+            return ""
+        below = layer[len(root) + 1 :] if root is not None and layer.startswith(root + ".") else layer
+        return ".".join(part for part in below.split(".") if part not in WRAPPERS)
+
+    return _unique(layers, plain, root)
+
+
+def _unique(layers: Iterable[str], short: Callable[[str], str], root: str | None) -> dict[str, str]:
+    """Short name -> layer. Of layers with one short name the innermost has it (what DDP wraps); others keep theirs."""
+    named: dict[str, list[str]] = defaultdict(list)
+    for layer in layers:
+        named[short(layer)].append(layer)
+    unique: dict[str, str] = {}
+    for name, same in named.items():
+        inner = max(same, key=lambda layer: (layer != root, layer.count(".")))
+        unique |= {name if layer == inner else _OWN + layer: layer for layer in same}
+    return unique
+
+
+def _class_paths(layers: Mapping[str, _Named]) -> dict[str, str]:
+    """`Qwen2DecoderLayer#7.Qwen2RMSNorm#1` -> layer: classes, each with the place among its siblings of that class."""
+    children: dict[str | None, list[_Named]] = defaultdict(list)
+    for named in layers.values():
+        children[named.parent if named.parent in layers else None].append(named)
+    paths: dict[str, str] = {}
+    only_root = len(children[None]) == 1
+    pending: list[tuple[str | None, str]] = [(None, "")]
+    while pending:
+        above, path = pending.pop()
+        places: Counter[str] = Counter()
+        for named in sorted(children.get(above, ()), key=lambda child: child.order):
+            name = named.class_name or named.layer.rpartition(".")[2]
+            own = "" if above is None and only_root else f"{name.replace('.', '_')}#{places[name]}"
+            places[name] += 1
+            own_path = f"{path}.{own}" if path else own
+            if own_path not in paths:
+                paths[own_path] = named.layer
+                pending.append((named.layer, own_path))
+    return paths
+
+
+def _match(a: Mapping[str, str], b: Mapping[str, str]) -> dict[str, str]:
+    """Layers of equal names, and of names that are equal with one prefix in the place of another."""
+    matched: dict[str, str] = {}
+    taken: set[str] = set()
+    for (prefix_a, prefix_b), _ in _prefixes(a, b):
+        for name, layer in a.items():
+            rest = _below(name, prefix_a)
+            if rest is None or layer in matched:
+                continue
+            other = b.get(_joined(prefix_b, rest))
+            if other is not None and other not in taken:
+                matched[layer] = other
+                taken.add(other)
+    return matched
+
+
+def _prefixes(a: Mapping[str, str], b: Mapping[str, str]) -> list[tuple[_PrefixPair, int]]:
+    """Which prefix of `a` stands for which of `b`, that of most names first."""
+    votes: Counter[_PrefixPair] = Counter({("", ""): 0})
+    ends_a, ends_b = _ends(a), _ends(b)
+    for name in a:
+        if name in b:
+            votes["", ""] += 1
+            continue
+        parts = name.split(".") if name else []
+        for first in range(len(parts)):
+            rest = ".".join(parts[first:])
+            if len(ends_a[rest]) == 1 and len(ends_b.get(rest, ())) == 1:
+                votes[_without(name, rest), _without(ends_b[rest][0], rest)] += 1
+                break
+    enough = min(_FEWEST_VOTES, len(a), len(b))
+    return [(pair, count) for pair, count in votes.most_common() if count >= enough or pair == ("", "")]
+
+
+def _ends(names: Iterable[str]) -> dict[str, list[str]]:
+    """Every end of a name from a dot on, and the names with it."""
+    ends: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        parts = name.split(".") if name else []
+        for first in range(len(parts)):
+            ends[".".join(parts[first:])].append(name)
+    return ends
+
+
+def _without(name: str, end: str) -> str:
+    return name[: len(name) - len(end)].rstrip(".")
+
+
+def _below(name: str, prefix: str) -> str | None:
+    """What follows the prefix; None where the name has another."""
+    if not prefix:
+        return name
+    if name == prefix:
+        return ""
+    return name[len(prefix) + 1 :] if name.startswith(prefix + ".") else None
+
+
+def _joined(prefix: str, rest: str) -> str:
+    return f"{prefix}.{rest}" if prefix and rest else prefix or rest
+
+
+# --------------------------------------------------------------------------------------------------
+# Two results side by side: steps, series per step, and the rows of like layers together.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """One result, with what is divided by to give a step."""
+
+    analysis: Analysis
+    steps: int  # at least 1
+    known_steps: bool  # times within each step are known, and there are several
+    marked: bool  # it tells its steps; else all of it counts as one
+
+    @property
+    def total_ns(self) -> float:
+        """Of a step."""
+        return self.analysis.time.total_ns / self.steps
+
+    def series(self, rows: Sequence[LayerRow]) -> Float:
+        """Time of `rows` together in each step; of one step, where no more is known, all of it."""
+        if self.known_steps:
+            told = [row.step_times_ns for row in rows if row.step_times_ns]
+            per_row: Float = np.array(told, dtype=np.float64).reshape(-1, self.steps)
+            return np.asarray(per_row.sum(axis=0), dtype=np.float64)
+        return np.array([sum(row.time_ns for row in rows) / self.steps])
+
+    def step_totals(self) -> Float:
+        """Time of each step, or of one."""
+        times = [row.time_ns for row in self.analysis.steps if row.step is not None]
+        return np.array(times if self.known_steps else [self.total_ns], dtype=np.float64)
+
+
+def side_of(analysis: Analysis) -> Side:
+    """The side of one result. Times of its steps count as known where every row of a layer with time has them."""
+    steps = sum(row.step is not None for row in analysis.steps)
+    told = all(len(row.step_times_ns) == steps for row in analysis.layers if row.time_ns)
+    return Side(analysis, max(1, steps), steps > 1 and told and bool(analysis.layers), steps > 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """One layer in one phase, on both sides or on one."""
+
+    layer: str  # as `b` names it, else as `a` does
+    phase: Phase
+    a: LayerRow | None
+    b: LayerRow | None
+
+    @property
+    def row(self) -> LayerRow:
+        """That of `b`, else that of `a`."""
+        row = self.b if self.b is not None else self.a
+        assert row is not None
+        return row
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Paired:
+    """All pairs, in the order of `b`; what only `a` has follows what it follows there. `parents`: by shown name."""
+
+    pairs: tuple[Pair, ...]
+    parents: dict[str, str | None]
+
+
+def pair_rows(a: Analysis, b: Analysis) -> Paired:
+    """Every row of both results, once."""
+    shown_of_a = _shown_names(a, b)
+    rows_a: dict[tuple[str, Phase], LayerRow] = {}
+    for row in a.layers:
+        rows_a[shown_of_a[row.layer], row.phase] = row
+    rows_b = {(row.layer, row.phase): row for row in b.layers}
+    places = _places(b, a, shown_of_a)
+    keys = sorted({*rows_a, *rows_b}, key=lambda key: (places[key[0]], PHASES.index(key[1])))
+    pairs = tuple(Pair(layer, phase, rows_a.get((layer, phase)), rows_b.get((layer, phase))) for layer, phase in keys)
+    parents: dict[str, str | None] = {}
+    for row in a.layers:
+        parents[shown_of_a[row.layer]] = None if row.parent is None else shown_of_a.get(row.parent, row.parent)
+    parents |= {row.layer: row.parent for row in b.layers}
+    return Paired(pairs, parents)
+
+
+def _shown_names(a: Analysis, b: Analysis) -> dict[str, str]:
+    """What the layers of `a` are called here. One that `b` does not have keeps its name, marked if `b` has that too."""
+    matched = match_layers(a, b)
+    of_b = {row.layer for row in b.layers if row.layer}
+    shown = {"": ""}
+    for layer in dict.fromkeys(row.layer for row in a.layers if row.layer):
+        shown[layer] = matched.get(layer, f"{layer} (a)" if layer in of_b else layer)
+    return shown
+
+
+def _places(b: Analysis, a: Analysis, shown_of_a: dict[str, str]) -> dict[str, float]:
+    """Where each layer stands: as in `b`, and what it does not have right behind what stands before it in `a`."""
+    places: dict[str, float] = {}
+    for row in b.layers:
+        places.setdefault(row.layer, float(len(places)))
+    behind: defaultdict[float, int] = defaultdict(int)
+    here = -1.0
+    for row in a.layers:
+        name = shown_of_a[row.layer]
+        if name in places:
+            here = float(int(places[name]))
+            continue
+        behind[here] += 1
+        places[name] = here + behind[here] / (len(a.layers) + 1)
+    return places
+
+
+def amounts(row: LayerRow, backends: tuple[str, ...]) -> Amounts:
+    """What is compared of a row."""
+    return Amounts(
+        layer=row.layer,
+        time_ns=row.time_ns,
+        self_time_ns=row.self_time_ns,
+        calls=row.calls,
+        self_events=row.self_events,
+        flops_per_step=row.flops_per_step,
+        self_flops_per_step=row.self_flops_per_step,
+        retained_bytes=row.retained_bytes,
+        peak_bytes=row.peak_bytes,
+        backends=backends,
+        step_times_ns=row.step_times_ns,
+    )

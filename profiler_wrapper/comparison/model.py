@@ -1,0 +1,272 @@
+"""What a comparison says: frozen rows, in integer nanoseconds and bytes. `a` is what was before, `b` what is now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from profiler_wrapper.analysis.model import Phase
+
+COMPARISON_VERSION = 1
+NS_PER_US = 1000
+
+Decision = Literal["slower", "faster", "no difference", "not judged", "only in a", "only in b"]
+Confidence = Literal["high", "low"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amounts:
+    """One layer in one phase, on one side. Times, calls and events are sums over the timed trace."""
+
+    layer: str  # as this side names it
+    time_ns: int
+    self_time_ns: int
+    calls: int | None
+    self_events: int | None  # device events (on a CPU, ops) whose innermost layer this is
+    flops_per_step: int | None
+    self_flops_per_step: int | None
+    retained_bytes: float | None
+    peak_bytes: int | None
+    backends: tuple[str, ...] = ()  # of the attention in this very layer
+    step_times_ns: tuple[int, ...] = ()
+
+    def to_dict(self, steps: int) -> dict[str, Any]:
+        """With times and counts per step beside the sums."""
+        return {
+            "layer": self.layer,
+            "time_us": self.time_ns / NS_PER_US,
+            "self_time_us": self.self_time_ns / NS_PER_US,
+            "time_per_step_us": self.time_ns / steps / NS_PER_US,
+            "calls_per_step": None if self.calls is None else self.calls / steps,
+            "self_events_per_step": None if self.self_events is None else self.self_events / steps,
+            "flops_per_step": self.flops_per_step,
+            "self_flops_per_step": self.self_flops_per_step,
+            "retained_bytes": self.retained_bytes,
+            "peak_bytes": self.peak_bytes,
+            "backends": list(self.backends),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRow:
+    """One layer in one phase, on both sides. `change`: relative, of the time of a step: 0.1 is 10 % slower.
+
+    `decision` is about what goes beyond the change that all layers have in common. On a device, where that is beyond
+    noise itself, it is about the whole change; on a CPU that is as likely other load.
+    """
+
+    layer: str  # as `b` names it, else as `a` does
+    class_name: str
+    kind: str
+    block: str | None
+    parent: str | None
+    depth: int
+    order: int
+    phase: Phase
+    a: Amounts | None
+    b: Amounts | None
+    change: float | None
+    error: float | None  # its standard error; None where noise is not known
+    decision: Decision
+
+    def to_dict(self, steps_a: int, steps_b: int) -> dict[str, Any]:
+        """As plain data."""
+        names = ("layer", "class_name", "kind", "block", "parent", "depth", "order", "phase")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "a": None if self.a is None else self.a.to_dict(steps_a),
+            "b": None if self.b is None else self.b.to_dict(steps_b),
+            "change": self.change,
+            "error": self.error,
+            "decision": self.decision,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedTotal:
+    """Something of a whole step, on both sides; None where it is not known. Times are nanoseconds.
+
+    Times are means over the steps, and `change` is `b / a - 1`.
+    """
+
+    name: str
+    unit: Literal["ns", "bytes", "flops", "count", "share"]
+    a: float | None
+    b: float | None
+    change: float | None = None
+    error: float | None = None  # standard error of `change`
+    decision: Decision = "not judged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedClass:
+    """One class of events in one phase. Sums over the timed trace, 0 where there is none."""
+
+    class_name: str
+    phase: Phase
+    time_a_ns: int
+    time_b_ns: int
+    count_a: int
+    count_b: int
+    flops_per_step_a: int | None
+    flops_per_step_b: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedReason:
+    """Time without a layer, for one reason."""
+
+    reason: str
+    time_a_ns: int
+    time_b_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Something that makes two results hard to compare."""
+
+    what: str  # "device", "torch" ...
+    a: str
+    b: str
+    of_time_only: bool  # what does not depend on the machine can still be compared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """The deepest layer that explains a change."""
+
+    layer: str  # may stand for many alike: `model.layers.{0..23}.mlp`
+    layers: tuple[str, ...]
+    phase: Phase | None  # None: no phase alone
+    change: float | None  # relative, of its own time; None: only one side has it
+    error: float | None
+    change_ns: float  # per step, without `Comparison.common`
+    share: float | None  # of the change of the whole step; None where that is no difference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkChange:
+    """Own work of a layer, of all its phases, that both sides do otherwise: exact. Per step; None: not known."""
+
+    layer: str  # may stand for many alike; "" goes by its phase
+    layers: tuple[str, ...]
+    phase: Phase | None
+    flops_a: int | None
+    flops_b: int | None
+    events_a: float | None  # device events, on a CPU ops
+    events_b: float | None
+    calls_a: float | None
+    calls_b: float | None
+    retained_a: float | None  # bytes kept for backward: mean over calls
+    retained_b: float | None
+
+    @property
+    def flops_delta(self) -> int:
+        """0 where a side does not tell, as of the others."""
+        return 0 if self.flops_a is None or self.flops_b is None else self.flops_b - self.flops_a
+
+    @property
+    def events_delta(self) -> float:
+        return 0.0 if self.events_a is None or self.events_b is None else self.events_b - self.events_a
+
+    @property
+    def calls_delta(self) -> float:
+        return 0.0 if self.calls_a is None or self.calls_b is None else self.calls_b - self.calls_a
+
+    @property
+    def retained_delta(self) -> float:
+        return 0.0 if self.retained_a is None or self.retained_b is None else self.retained_b - self.retained_a
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two results side by side. `print(comparison)` shows the table."""
+
+    verdict: str  # one sentence
+    decision: Decision  # of the time of a step
+    confidence: Confidence  # in `decision`; low: no layer explains it, as under other load; or much noise, or not known
+    name_a: str
+    name_b: str
+    time_basis: Literal["device", "cpu"]  # of `b`
+    steps_a: int  # what sums are divided by to give a step
+    steps_b: int
+    noise_known: bool
+    differences: tuple[Difference, ...]
+    notes: tuple[str, ...]
+    totals: tuple[ComparedTotal, ...]
+    culprits: tuple[Culprit, ...]  # what changed otherwise than the rest, the largest change first
+    work: tuple[WorkChange, ...]  # what does other work, whatever its time: exact, the most first
+    rows: tuple[ComparedRow, ...]  # in the order of `b`, what only `a` has where it was
+    classes: tuple[ComparedClass, ...]
+    unattributed: tuple[ComparedReason, ...]
+    backend_changes: tuple[tuple[str, str, str], ...]  # attention's layers (folded), backends of a, of b
+    common: float = 0.0  # relative change of all layers that `change_ns` of culprits leaves out, as load does it
+
+    def total(self, name: str) -> ComparedTotal:
+        """One of `totals`.
+
+        Raises:
+            KeyError: there is none of this name.
+        """
+        for total in self.totals:
+            if total.name == name:
+                return total
+        raise KeyError(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: times in microseconds, sizes in bytes; the verdict first.
+
+        {comparison_version, verdict, decision, confidence, a, b, time_basis, steps_a, steps_b, noise_known,
+         differences[{what, a, b, of_time_only}], notes[], totals[{name, unit, a, b, change, error, decision}],
+         culprits[{layer, layers[], phase, change, error, change_us, share}],
+         work[{layer, layers[], phase, flops_a, flops_b, events_a, events_b, calls_a, calls_b, retained_a, retained_b}],
+         rows[{layer, class_name, kind, block, parent, depth, order, phase, a{...}|null, b{...}|null,
+               change, error, decision}],
+         classes[{class, phase, time_a_us, time_b_us, count_a, count_b, flops_per_step_a, flops_per_step_b}],
+         unattributed[{reason, time_a_us, time_b_us}], backend_changes[{layer, a, b}], common}
+
+        Changes are relative: 0.1 is 10 % more in b. Times of `rows` are sums over the timed trace with, beside
+        them, those per step; of `totals` per step; counts and times of `classes` are sums.
+        """
+        return {
+            "comparison_version": COMPARISON_VERSION,
+            "verdict": self.verdict,
+            "decision": self.decision,
+            "confidence": self.confidence,
+            "a": self.name_a,
+            "b": self.name_b,
+            "time_basis": self.time_basis,
+            "steps_a": self.steps_a,
+            "steps_b": self.steps_b,
+            "noise_known": self.noise_known,
+            "differences": [_fields(row) for row in self.differences],
+            "notes": list(self.notes),
+            "totals": [_total_to_dict(total) for total in self.totals],
+            "culprits": [_fields(row) for row in self.culprits],
+            "work": [_fields(row) for row in self.work],
+            "rows": [row.to_dict(self.steps_a, self.steps_b) for row in self.rows],
+            "classes": [{"class" if k == "class_name" else k: v for k, v in _fields(c).items()} for c in self.classes],
+            "unattributed": [_fields(row) for row in self.unattributed],
+            "backend_changes": [{"layer": layer, "a": a, "b": b} for layer, a, b in self.backend_changes],
+            "common": self.common,
+        }
+
+
+def _fields(row: Difference | Culprit | WorkChange | ComparedClass | ComparedReason) -> dict[str, Any]:
+    """The fields of a row, nanoseconds as microseconds."""
+    values: dict[str, Any] = {}
+    for name in row.__dataclass_fields__:
+        value = getattr(row, name)
+        if name.endswith("_ns"):
+            values[f"{name[:-3]}_us"] = value / NS_PER_US
+        else:
+            values[name] = list(value) if isinstance(value, tuple) else value
+    return values
+
+
+def _total_to_dict(total: ComparedTotal) -> Mapping[str, Any]:
+    in_us = total.unit == "ns"
+    a, b = (value / NS_PER_US if in_us and value is not None else value for value in (total.a, total.b))
+    told = {"change": total.change, "error": total.error, "decision": total.decision}
+    return {"name": total.name, "unit": "us" if in_us else total.unit, "a": a, "b": b, **told}

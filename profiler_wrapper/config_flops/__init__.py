@@ -1,0 +1,5 @@
+"""FLOPs of a model from its config: one function a family, registered under a name."""
+
+from profiler_wrapper.config_flops import families
+
+__all__ = ["families"]

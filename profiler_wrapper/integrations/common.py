@@ -1,0 +1,244 @@
+"""What the monitors of other people's loops have in common."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from profiler_wrapper.errors import tell
+from profiler_wrapper.monitor.config import MonitorConfig
+from profiler_wrapper.monitor.monitor import TrainingMonitor
+from profiler_wrapper.monitor.sinks import Sink
+from profiler_wrapper.monitor.statistics import Row
+from profiler_wrapper.monitor.steps import BatchSize
+from profiler_wrapper.monitor.tracker_sinks import sinks_of, tagged
+from profiler_wrapper.result import ProfileResult
+from profiler_wrapper.wrapper import ProfilerWrapper
+
+# --------------------------------------------------------------------------------------------------
+# Callbacks that cannot stop the training they are called from.
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+class Guarded:
+    """Base of a callback: after the first failure in a `guarded` method it does nothing any more.
+
+    A copy, also one by pickle, is a callback that has not begun.
+
+    Attributes:
+        failed: it has failed, and one `ProfilerWrapperWarning` has said so.
+    """
+
+    failed = False
+
+    def rest(self) -> None:
+        """Set what changes while it runs to what it is before. Called when it is made."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        idle: Guarded = object.__new__(type(self))
+        vars(idle).update(vars(self), failed=False)
+        idle.rest()
+        return vars(idle)
+
+    def abandon(self) -> None:
+        """Let go of everything, in whatever state it is. What this raises is dropped: the failure has been told."""
+
+
+def guarded(method: T) -> T:
+    """What the method raises becomes one warning and turns its `Guarded` object off; Ctrl-C and the like pass."""
+
+    @functools.wraps(method)
+    def body(self: Guarded, *args: Any, **kwargs: Any) -> None:
+        if self.failed:
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self.failed = True
+            tell(
+                f"{type(self).__name__} is off from now on, because {method.__name__} failed: "
+                f"{type(error).__name__}: {error}"
+            )
+            _silently(self.abandon)
+
+    return body  # type: ignore[return-value]  # the same parameters; a callback returns nothing
+
+
+class Outlets:
+    """Places of other people that numbers go to. One that raises gets no more, and one warning says so."""
+
+    def __init__(self) -> None:
+        self._dropped: set[str] = set()
+
+    def send(self, name: str, action: Callable[[], object]) -> None:
+        """Run `action`, which gives numbers to the place of that name."""
+        if name in self._dropped:
+            return
+        try:
+            action()
+        except Exception as error:
+            self._dropped.add(name)
+            tell(f"{name} gets no more of the monitor's numbers, because it failed: {type(error).__name__}: {error}")
+
+
+def _silently(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except Exception as error:
+        del error  # of no use to anybody after the first
+
+
+_LOG_FILE = "training_log.json"
+
+
+class Blueprint:
+    """What a callback was told of the monitor that it makes when a training begins.
+
+    Raises:
+        WrongUse, TypeError: `config` or an option of `TrainingMonitor` is wrong.
+    """
+
+    def __init__(self, output_dir: str | os.PathLike[str] | None, config: Any, options: Mapping[str, Any]) -> None:
+        names = {field.name for field in fields(MonitorConfig)}
+        of_config = {name: value for name, value in options.items() if name in names}
+        self.config = MonitorConfig.of(config).with_options(**of_config)
+        self._output_dir = output_dir
+        self._options = {name: value for name, value in options.items() if name not in names}
+        self._interval_given = config is not None or "perf_log_interval" in of_config
+        silent = replace(self.config, enable_perf_monitor=False, perf_memory_tracking=False)
+        TrainingMonitor(config=silent, **self._options)  # raises for what is wrong, and does nothing else
+
+    def build(
+        self,
+        default_dir: str | os.PathLike[str],
+        *,
+        interval: int,
+        tensorboard_dir: str | None = None,
+        instead_of_wandb: bool = False,
+        more_sinks: Sequence[Sink] = (),
+        **found: Any,
+    ) -> TrainingMonitor:
+        """The monitor of one training.
+
+        Args:
+            default_dir: the loop's own directory, for files where the user named none.
+            interval: of the loop's own log, in steps; taken where the user gave no config.
+            tensorboard_dir: taken where the user named none.
+            instead_of_wandb: the loop has a run of W&B that one of `more_sinks` logs to.
+            more_sinks: besides those of the config.
+            found: options of `TrainingMonitor`; what the user gave goes before.
+        """
+        output_dir = Path(self._output_dir if self._output_dir is not None else default_dir)
+        config = self.config
+        if not self._interval_given:
+            config = replace(config, perf_log_interval=max(1, interval))
+        config = replace(
+            config,
+            tensorboard_dir=config.tensorboard_dir or tensorboard_dir,
+            wandb=config.wandb and not instead_of_wandb,
+        )
+        options = {**found, **self._options}
+        if "sinks" not in options:
+            log_file = options.get("log_file", _LOG_FILE)
+            log = None if log_file is None else output_dir / log_file
+            options["sinks"] = [*sinks_of(config, training_log=log), *more_sinks]
+        return TrainingMonitor(output_dir, config, **options)
+
+
+class Collector(Sink):
+    """Keeps rows for a loop that logs them itself, in its own thread."""
+
+    name = "trainer"
+
+    def __init__(self) -> None:
+        self._rows: deque[Row] = deque(maxlen=1000)
+
+    def write_row(self, row: Row) -> None:
+        self._rows.append(row)
+
+    def take(self) -> Iterator[Row]:
+        """The rows since the last time."""
+        while self._rows:
+            yield self._rows.popleft()
+
+
+def tagged_for_trainer(row: Row) -> dict[str, float]:
+    """A row by its tags, without what a trainer logs itself: loss, learning rate, epoch."""
+    return {tag: value for tag, value in tagged(row).items() if not tag.startswith("train/")}
+
+
+def counts(sizes: Sequence[BatchSize], *, context_parallel: int = 1) -> dict[str, Any]:
+    """What `TrainingMonitor.end_step` takes of the batches of one step: samples, and masks or shapes.
+
+    `context_parallel`: ranks that have a part of each sequence.
+    """
+    samples = _sum([size.samples for size in sizes])
+    masks = [size.mask for size in sizes if size.mask is not None]
+    if masks and len(masks) == len(sizes) and context_parallel == 1:
+        return {"samples": samples, "attention_mask": masks}
+    shapes = [(size.samples, size.length * context_parallel) for size in sizes if size.length is not None]
+    if shapes and len(shapes) == len(sizes):
+        return {"samples": samples, "shapes": shapes}
+    return {"samples": samples}
+
+
+def _sum(parts: Sequence[int | None]) -> int | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if known and len(known) == len(parts) else None
+
+
+# --------------------------------------------------------------------------------------------------
+# What the profiling callbacks of other people's loops have in common.
+
+
+class ProfiledTraining(Guarded):
+    """A `ProfilerWrapper` around one training at a time.
+
+    Args:
+        options: those of `ProfilerWrapper`.
+
+    Raises:
+        WrongUse: an option means nothing.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        ProfilerWrapper(**options)  # wrong options are told here, not in the training
+        self._options = options
+        self.rest()
+
+    def rest(self) -> None:
+        self.profiler: ProfilerWrapper | None = None
+        self._inside = False
+
+    @property
+    def result(self) -> ProfileResult | None:
+        """What `ProfilerWrapper.result` is; None before anything was recorded."""
+        return None if self.profiler is None else self.profiler.result
+
+    def abandon(self) -> None:
+        self._leave()
+
+    def _enter(self, model: object) -> None:
+        """A training begins; one before it may have ended by an exception."""
+        self._leave()
+        self.profiler = ProfilerWrapper(model, **self._options)
+        self.profiler.__enter__()
+        self._inside = True
+        atexit.register(self._leave)
+
+    def _step(self) -> None:
+        if self._inside and self.profiler is not None:
+            self.profiler.step()
+
+    def _leave(self, error: BaseException | None = None) -> None:
+        if self._inside and self.profiler is not None:
+            self._inside = False
+            atexit.unregister(self._leave)
+            self.profiler.__exit__(None if error is None else type(error), error, None)

@@ -1,1 +1,0 @@
-"""Beside the training loop, for weeks; never synchronises the device."""

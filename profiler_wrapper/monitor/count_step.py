@@ -1,0 +1,94 @@
+"""Counts the FLOPs of a recorded step. Run as a process of its own, so that the training goes on meanwhile.
+
+Imports nothing of torch. The process prints one line of JSON and deletes what it has read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from profiler_wrapper.analysis.attributed import attributed
+from profiler_wrapper.analysis.work.flops import flops_of_recording
+from profiler_wrapper.analysis.work.formulas import has_formula
+from profiler_wrapper.analysis.work.utilization import RECOMPUTE_IS_HIDDEN, StepWork, hides_recompute, work_of_count
+from profiler_wrapper.child import import_places
+from profiler_wrapper.errors import EmptyRecording
+from profiler_wrapper.trace.reader import read_with_shapes
+
+PROGRAM = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from profiler_wrapper.monitor.count_step import main
+main(sys.argv[2], sys.argv[3])
+"""
+_POLITENESS = 10  # less important than the training
+_MOST_OPS, _LONGEST_NAME = 20, 200  # of what is not counted
+_BY_TYPE = (
+    "model_flops_by_dtype",
+    "hardware_flops_by_dtype",
+    "causal_model_flops_by_dtype",
+    "causal_hardware_flops_by_dtype",
+)
+
+
+def count_step(trace: str | os.PathLike[str], run: Mapping[str, Any]) -> StepWork:
+    """The work of the step that a trace with shapes holds; `run`: what is known of its layers and compiled code.
+
+    Raises:
+        ValueError: it holds none, is no trace, or does not tell what was computed again.
+    """
+    recording, shapes = read_with_shapes(trace, has_formula)
+    found = attributed(recording, run=run, shapes=shapes)
+    count = flops_of_recording(found)
+    if isinstance(count, str):
+        raise EmptyRecording(count)
+    if hides_recompute(found, count):
+        raise ValueError(RECOMPUTE_IS_HIDDEN)
+    return work_of_count(count)
+
+
+def arguments(trace: Path, run: Path) -> list[str]:
+    """Of the interpreter, for a process that counts `trace` and finds the packages that this one finds."""
+    return ["-c", PROGRAM, json.dumps(import_places()), str(trace), str(run)]
+
+
+def main(trace: str, run: str) -> None:
+    """Print the work of the step in `trace`, or the error, as JSON; `run` is a file of JSON too."""
+    with contextlib.suppress(AttributeError, OSError):  # no such thing on this system
+        os.nice(_POLITENESS)
+    answer: dict[str, Any]
+    try:
+        work = count_step(trace, json.loads(Path(run).read_text(encoding="utf-8")))
+        ops = [op[:_LONGEST_NAME] for op in work.uncounted[:_MOST_OPS]]  # nobody reads before the end: a pipe is short
+        answer = {name: dict(getattr(work, name)) for name in _BY_TYPE} | {"uncounted": ops}
+    except Exception as error:
+        answer = {"error": told(error)[:1000]}
+    for path in (trace, run):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    print(json.dumps(answer))
+
+
+def told(error: Exception) -> str:
+    """The error in words; those that say what is wrong without their type."""
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
+def read_answer(text: str) -> StepWork:
+    """What `main` printed.
+
+    Raises:
+        ValueError: it tells of an error, or is no answer.
+    """
+    try:
+        answer = json.loads(text)
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        return StepWork(**{name: answer[name] for name in _BY_TYPE}, uncounted=tuple(answer["uncounted"]))
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"the process that counts gave no answer: {text[:200]!r}") from error

@@ -1,0 +1,354 @@
+"""Measures the FLOPs of real steps with the profiler, now and then. Runs nothing of its own, and asks no other rank."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from profiler_wrapper.analysis.work.utilization import StepWork
+from profiler_wrapper.capture.growth import GrowthBound
+from profiler_wrapper.capture.recorder import compilations
+from profiler_wrapper.capture.scopes import LayerScopes, RootCall
+from profiler_wrapper.capture.session import Session, machine_activities
+from profiler_wrapper.capture.torch_state import Watch, recorder_is_taken
+from profiler_wrapper.child import is_python
+from profiler_wrapper.errors import Notices
+from profiler_wrapper.monitor.count_step import arguments, count_step, read_answer, told
+
+# --------------------------------------------------------------------------------------------------
+# Has a recorded step counted, in a process of its own where that can be.
+
+_LOOK_EVERY_S = 0.005
+
+
+class Counting:
+    """The counting of one trace, which is deleted in the end.
+
+    Args:
+        run: what is known of its layers and compiled code, as plain data.
+
+    Raises:
+        ProfilerWrapperError: no process could be started, and the trace holds no step.
+    """
+
+    def __init__(self, trace: Path, run: Mapping[str, Any], *, in_process: bool | None = None) -> None:
+        self._files = trace, trace.with_suffix(".run.json")
+        self._work: StepWork | None = None
+        self._process: subprocess.Popen[str] | None = None
+        if not (in_process if in_process is not None else not is_python(sys.executable)):
+            with contextlib.suppress(OSError):  # no process may be started: then it is counted here
+                self._files[1].write_text(json.dumps(run), encoding="utf-8")
+                self._process = _start(*self._files)
+        if self._process is None:
+            try:
+                self._work = count_step(trace, run)
+            finally:
+                self.cancel()
+
+    def result(self, *, wait_s: float = 0.0) -> StepWork | None:
+        """The work of the step; None while it is not known.
+
+        Raises:
+            ValueError: the trace could not be counted.
+        """
+        if self._process is None:
+            return self._work
+        until = time.monotonic() + wait_s
+        while self._process.poll() is None:
+            if time.monotonic() >= until:
+                return None
+            time.sleep(_LOOK_EVERY_S)
+        assert self._process.stdout is not None
+        answer = self._process.stdout.read()
+        self.cancel()
+        self._work = read_answer(answer or "{}")
+        return self._work
+
+    def cancel(self) -> None:
+        """Leave it; a second call does nothing."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        for path in self._files:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _start(trace: Path, run: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments(trace, run)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        start_new_session=True,  # Ctrl-C is for the training
+    )
+
+
+DEFAULT_FREQUENCY = 500
+FIRST_WAIT_S = 10.0  # for the first measurement, so that the FLOPs are known from the first step on
+COUNTING_MOST_S = 600.0  # for one measurement: then the process that counts it is given up
+_MOST_COMPILING_STEPS = 10
+
+
+_autograd: Any = torch.autograd
+
+
+class _Counting(Protocol):
+    def result(self, *, wait_s: float = ...) -> StepWork | None: ...
+
+    def cancel(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What a step was found to do."""
+
+    step: int
+    work: StepWork
+
+
+class FlopProbe:
+    """Records whole steps and has them counted.
+
+    A recorded step costs what torch's profiler costs, and at its end the time to write the trace. It is counted in
+    another process; only the first measurement is waited for, for a bounded time.
+
+    Args:
+        frequency: every so many steps; 0: never; `None`: every 500 where nothing else tells the FLOPs.
+    """
+
+    def __init__(
+        self,
+        frequency: int | None,
+        notices: Notices,
+        *,
+        count: Callable[[Path, Mapping[str, Any]], _Counting] = Counting,
+    ) -> None:
+        self._frequency, self._notices = frequency, notices
+        self._count = count
+        self._session: Session | None = None
+        self._step = 0
+        self._watch: Watch | None = None
+        self._scopes: LayerScopes | None = None
+        self._counting: _Counting | None = None
+        self._counting_since_s = 0.0
+        self._counted_step: int | None = None
+        self._any_begun = self._again = False
+        self._left = False  # the recording's step has ended, and the recording not
+        self._compilations = self._compiling_steps = 0
+        self._pid = os.getpid()
+        self._thread = 0
+        self._bound = GrowthBound()
+
+    def wants(self, step: int, *, otherwise_known: bool) -> bool:
+        """Whether that step is to be measured: the same on all ranks, as only its number counts and what is given.
+
+        `otherwise_known`: something else tells the FLOPs.
+        """
+        if self._frequency == 0 or (self._frequency is None and otherwise_known):
+            return False
+        return self._again or not self._any_begun or step % (self._frequency or DEFAULT_FREQUENCY) == 0
+
+    def begin(self, step: int) -> bool:
+        """Begin to record; False where that cannot be, which is said once."""
+        self.cancel()
+        if self._session is not None or self._counting is not None:
+            return False  # the one before still runs on another thread, or is still counted
+        if recorder_is_taken():
+            self._notices.once(
+                "another profiler",
+                "the FLOPs of a step were not measured, because another torch profiler is on and torch runs one at a "
+                "time; the next ones are tried again",
+            )
+            return False
+        self._any_begun, self._again, self._left, self._step = True, False, False, step
+        self._compilations, self._thread = compilations(), threading.get_ident()
+        session = Session(activities=machine_activities(), record_shapes=True, profile_memory=False)
+        try:
+            session.start()
+            self._session = session
+            atexit.register(self._at_exit)
+            session.begin_step(step)
+            self._bound.restart()
+            self._scopes = LayerScopes(None, on_root_enter=self._root_enters)  # tells a forward from a recomputed one
+            self._scopes.attach()
+            self._watch = Watch(is_another=session.is_taken_by, before_another=self._give_way)
+            self._watch.install()
+        except Exception as error:
+            self._failed(error)
+            self.cancel()
+        return self._session is not None
+
+    def end(self) -> None:
+        """The step has ended: write what was recorded, and have it counted."""
+        if self._is_on_another_thread():
+            return
+        session, self._session = self._session, None
+        scopes = self._unwatch()
+        if session is None:
+            return
+        try:
+            session.stop()
+            if self._compiled_meanwhile():
+                return
+            if session.problem is not None:
+                raise RuntimeError(session.problem)
+            trace = _temporary_file()
+            try:
+                session.export(trace)
+                first = self._counted_step is None
+                run = {} if scopes is None else _run_of(scopes)
+                self._counted_step = self._step
+                self._counting, self._counting_since_s = self._count(trace, run), time.monotonic()
+                if first and self._counting.result(wait_s=FIRST_WAIT_S) is None:
+                    self._notices.once(
+                        "counting",
+                        f"the FLOPs of step {self._step} were not counted within {FIRST_WAIT_S:g} s; steps have no "
+                        "measured FLOPs until they are",
+                    )
+            except BaseException:
+                self._counting = None
+                _remove(trace)
+                raise
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self._let_go(session)
+
+    def finished(self) -> Measurement | None:
+        """The measurement, once, as soon as it is there."""
+        if self._counting is None:
+            return None
+        try:
+            work = self._counting.result()
+        except Exception as error:
+            self._counting = None
+            self._failed(error)
+            return None
+        if work is None or self._counted_step is None:
+            if time.monotonic() - self._counting_since_s > COUNTING_MOST_S:
+                self._counting.cancel()
+                self._counting = None
+                self._failed(TimeoutError(f"counting them took more than {COUNTING_MOST_S:g} s"))
+            return None
+        self._counting = None
+        return Measurement(self._counted_step, work)
+
+    def cancel(self) -> None:
+        """End a recording without counting it."""
+        if self._is_on_another_thread():
+            return
+        session, self._session = self._session, None
+        self._unwatch()
+        if session is not None:
+            try:
+                session.stop()
+            except Exception as error:
+                self._failed(error)
+            finally:
+                self._let_go(session)
+
+    def close(self) -> None:
+        """Leave whatever is under way."""
+        if os.getpid() != self._pid:
+            return
+        self.cancel()
+        counting, self._counting = self._counting, None
+        if counting is not None:
+            counting.cancel()
+
+    def _at_exit(self) -> None:
+        """No recording may be on when the process ends: that crashes it."""
+        if self._session is None or os.getpid() != self._pid:
+            return
+        if threading.get_ident() == self._thread:
+            self.cancel()
+            return
+        with contextlib.suppress(Exception):  # nobody reads it any more
+            _autograd._disable_profiler()
+
+    def _is_on_another_thread(self) -> bool:
+        """Then torch cannot end the recording here: it is ended as soon as a module is called where it began."""
+        if self._session is None or threading.get_ident() == self._thread:
+            return False
+        self._left = True
+        self._notices.once(
+            "thread",
+            f"the FLOPs of step {self._step} were not measured, because it ended on another thread than it began on",
+        )
+        return True
+
+    def _compiled_meanwhile(self) -> bool:
+        """Then the step is no usual one: the next is measured in its place."""
+        self._again = compilations() != self._compilations and self._compiling_steps < _MOST_COMPILING_STEPS
+        self._compiling_steps += self._again
+        return self._again
+
+    def _give_way(self) -> None:
+        self.cancel()
+        self._notices.once(
+            "gave way", "the FLOPs of a step were not measured, because another torch profiler began within it"
+        )
+
+    def _root_enters(self, call: RootCall) -> None:
+        """Ends a recording that grows too large, as that of a step without end."""
+        if self._session is None or threading.get_ident() != self._thread or os.getpid() != self._pid:
+            return
+        too_much = self._bound.exceeded()
+        if self._left:
+            self.cancel()
+        elif too_much is not None:
+            self.cancel()
+            self._notices.once("growth", f"the FLOPs of step {self._step} were not measured, because {too_much}")
+
+    def _let_go(self, session: Session) -> None:
+        atexit.unregister(self._at_exit)
+        session.close()
+
+    def _unwatch(self) -> LayerScopes | None:
+        watch, self._watch = self._watch, None
+        scopes, self._scopes = self._scopes, None
+        if scopes is not None:
+            scopes.detach()
+        if watch is not None:
+            watch.remove()
+        return scopes
+
+    def _failed(self, error: Exception) -> None:
+        self._notices.once("probe", f"the FLOPs of step {self._step} could not be measured: {told(error)}")
+
+
+def _run_of(scopes: LayerScopes) -> dict[str, Any]:
+    """What the analysis is told of the layers: compiled code says by them what it computes again."""
+    return {"layers": scopes.describe(), "compiled": scopes.describe_compiled()}
+
+
+def _temporary_file() -> Path:
+    descriptor, name = tempfile.mkstemp(prefix="profiler_wrapper_step_", suffix=".json")
+    os.close(descriptor)
+    return Path(name)
+
+
+def _remove(trace: Path) -> None:
+    """With what torch writes first, which stays where the disk is full."""
+    for path in (trace, trace.with_name(f"{trace.name}.tmp")):
+        with contextlib.suppress(OSError):
+            path.unlink()

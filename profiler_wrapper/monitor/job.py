@@ -1,0 +1,220 @@
+"""What a monitor is told when it is made, and what it finds out about the job when the first step ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from torch import nn
+
+from profiler_wrapper.analysis.work.peaks import Peaks, find_peaks, type_of
+from profiler_wrapper.capture.mesh import mesh_of
+from profiler_wrapper.capture.rank import RunInfo
+from profiler_wrapper.capture.runinfo import float32_matmul_precision, run_info
+from profiler_wrapper.capture.wrappers import all_parameters
+from profiler_wrapper.errors import Notices, WrongUse
+from profiler_wrapper.monitor.config import DEFAULT_LOG_DIR, MonitorConfig
+from profiler_wrapper.monitor.records import Convention, Session
+from profiler_wrapper.monitor.sinks import Sink, Sinks
+from profiler_wrapper.monitor.tracker_sinks import sinks_of
+from profiler_wrapper.monitor.work import Formula, GivenSizes, Parallelism, Roof, StepWorks, formula_of, parallelism
+
+_FROZEN_SHARE = 0.5  # of the parameters, from which on FLOPs by a config are said to be too high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What the user says, checked.
+
+    Raises:
+        WrongUse: a value means nothing.
+    """
+
+    config: MonitorConfig
+    output_dir: Path
+    log_file: str | None
+    model: nn.Module | None = None
+    model_config: Any = None
+    batch_size: int | None = None
+    seq_length: int | None = None
+    flops_per_step: float | None = None
+    dtype: str = ""
+    counts: Literal["rank", "job"] = "rank"
+    sizes: GivenSizes = field(default_factory=GivenSizes)
+    rank: int | None = None
+    on_cpu: bool = False  # though there may be an accelerator
+    device_mesh: Any = None
+    sinks: Sequence[Sink] | None = None
+    optimizer: Any = None
+    directory: Path = field(default_factory=Path.cwd)  # that relative paths start from
+
+    def __post_init__(self) -> None:
+        if self.model is not None and not isinstance(self.model, nn.Module):
+            raise WrongUse(f"model is a {type(self.model).__name__}. Give a torch.nn.Module, or nothing.")
+        if self.log_file is not None and not isinstance(self.log_file, (str, os.PathLike)):
+            raise WrongUse(f"log_file={self.log_file!r}: give a path, or None.")
+        for name in ("batch_size", "seq_length"):
+            size = getattr(self, name)
+            if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+                raise WrongUse(f"{name}={size!r}: give a whole number above 0.")
+        if self.flops_per_step is not None and not 0 < self.flops_per_step < float("inf"):
+            raise WrongUse(f"flops_per_step={self.flops_per_step!r}: give the FLOPs of forward and backward of a step.")
+        if self.dtype and type_of(self.dtype) is None:
+            raise WrongUse(f"dtype={self.dtype!r} is no type of numbers that has a peak. Give 'bfloat16' or its like.")
+        if not isinstance(self.counts, str) or self.counts not in ("rank", "job"):
+            raise WrongUse(f"counts={self.counts!r}: give 'rank' or 'job'.")
+        if self.config.peaks is not None:
+            find_peaks(None, given=self.config.peaks)  # raises
+
+    @property
+    def convention(self) -> Convention:
+        return cast(Convention, self.config.convention)
+
+    @property
+    def log_dir(self) -> Path:
+        """Where it was said to be, seen from where the monitor was made; else below `output_dir`."""
+        given = self.config.perf_log_dir
+        return self.output_dir / DEFAULT_LOG_DIR if given is None else self.directory / given
+
+
+class Job:
+    """This process within its job: who it is, and what its steps compute. Asks no other rank."""
+
+    def __init__(self, told: Told, notices: Notices) -> None:
+        self.told, self.notices = told, notices
+        self.info = _info(told)
+        self.sizes = _sizes(told, self.info)
+        ranks = self.sizes.world_size
+        self.is_log_rank = ranks == 1 or self.info.rank == told.config.log_rank % ranks
+        notices.quiet = not self.is_log_rank
+        if self.sizes.warning is not None:
+            notices.once("sizes", self.sizes.warning)
+        self.formula = None if told.flops_per_step is not None else _formula(told, notices)
+
+    def works(self) -> StepWorks:
+        """What its steps compute, measured against the peaks of its device."""
+        told = self.told
+        if self.info.device is None and self.info.device_type != "cpu":
+            self.info = _info(told)  # the device has started since
+        peaks = self._peaks()
+        tf32 = self.info.device_type == "cuda" and float32_matmul_precision() in ("high", "medium")
+        return StepWorks(
+            roof=Roof(peaks, self.notices, tf32=tf32),
+            sizes=self.sizes,
+            convention=told.convention,
+            notices=self.notices,
+            given=told.flops_per_step,
+            given_by_job=told.counts == "job",
+            formula=self.formula,
+            dtype=told.dtype or _dtype_of(told.model),
+        )
+
+    def sinks(self, peaks: Peaks | None, start_time: float, memory_kind: str) -> Sinks:
+        """Where the log goes: nowhere but on the rank that writes it."""
+        told, config = self.told, self.told.config
+        session = Session(
+            start_time=start_time,
+            log_dir=told.log_dir,
+            log_interval=config.perf_log_interval,
+            rank=self.info.rank,
+            world_size=self.sizes.world_size,
+            device_name=self.info.device or self.info.cpu_name,
+            peak_flops_per_s=None if peaks is None else peaks.flops_per_s,
+            peak_source=None if peaks is None else self._source(peaks),
+            convention=told.convention,
+            memory_kind=memory_kind,
+            versions=self.info.versions,
+        )
+        if not self.is_log_rank:
+            return Sinks((), session)
+        log = None if told.log_file is None else told.output_dir / told.log_file
+        return Sinks(sinks_of(config, training_log=log) if told.sinks is None else told.sinks, session)
+
+    def _source(self, peaks: Peaks) -> str:
+        """Where the peaks are from, and which of them counts where nothing tells the type of the numbers."""
+        dtype = self.told.dtype or _dtype_of(self.told.model)
+        from_where = "as given" if self.told.dtype else "that of the model's parameters"
+        return (
+            f"{peaks.source}; FLOPs that are not measured are taken for {dtype}, {from_where}"
+            if dtype
+            else peaks.source
+        )
+
+    def _peaks(self) -> Peaks | None:
+        try:
+            peaks, warning = find_peaks(self.info.device, given=self.told.config.peaks)
+        except WrongUse as error:  # of the environment: what the user gave was checked
+            peaks, warning = None, f"no share of the peak: {error}"
+        if warning is not None:
+            self.notices.once("peaks", warning)
+        return peaks
+
+
+def _info(told: Told) -> RunInfo:
+    modules = () if told.model is None else (told.model,)
+    version = str(getattr(sys.modules.get("profiler_wrapper"), "__version__", ""))
+    info = run_info(modules=modules, rank=told.rank, device_mesh=told.device_mesh, version=version)
+    return replace(info, device=None, device_type="cpu") if told.on_cpu else info
+
+
+def _sizes(told: Told, info: RunInfo) -> Parallelism:
+    mesh = told.device_mesh
+    if mesh is None and told.model is not None:
+        mesh = mesh_of((told.model,))
+    return parallelism(told.sizes, world_size=info.world_size, device_mesh=mesh)
+
+
+def _formula(told: Told, notices: Notices) -> Formula | None:
+    config = told.model_config
+    asked_for = config is not None
+    if config is None:
+        config = told.model if _has_config(told.model) else None
+    if config is None:
+        return None
+    formula = formula_of(
+        config,
+        family=told.config.perf_model_type,
+        convention=told.convention,
+        notices=notices,
+        asked_for=asked_for or told.config.perf_model_type != "auto",
+    )
+    frozen = 0.0 if formula is None else _frozen_share(told.model)
+    if frozen >= _FROZEN_SHARE:
+        notices.once(
+            "frozen",
+            f"{frozen:.0%} of the parameters are not trained, and FLOPs by the model's config count the backward of "
+            "all: flops_profile_freq=500 measures them",
+        )
+    return formula
+
+
+def _has_config(model: nn.Module | None) -> bool:
+    found: Any = model
+    while found is not None:
+        if getattr(found, "config", None) is not None:
+            return True
+        found = next(
+            (held for name in ("module", "_orig_mod") if (held := getattr(found, name, None)) is not None), None
+        )
+    return False
+
+
+def _frozen_share(model: nn.Module | None) -> float:
+    parameters = [] if model is None else list(all_parameters(model))
+    total = sum(parameter.numel() for parameter in parameters)
+    frozen = sum(parameter.numel() for parameter in parameters if not parameter.requires_grad)
+    return frozen / total if total else 0.0
+
+
+def _dtype_of(model: nn.Module | None) -> str:
+    """The floating type that most of the model's parameters have; "" without any."""
+    sizes = Counter[str]()
+    for parameter in all_parameters(model) if model is not None else ():
+        if parameter.is_floating_point():
+            sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    return sizes.most_common(1)[0][0] if sizes else ""

@@ -1,0 +1,419 @@
+"""`TrainingMonitor`: stands beside a training loop for weeks, and says of every step what it made of the machine."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+
+from profiler_wrapper.capture.post_import import is_off
+from profiler_wrapper.errors import Notices, WrongUse
+from profiler_wrapper.monitor.config import MonitorConfig
+from profiler_wrapper.monitor.job import Told
+from profiler_wrapper.monitor.records import StepRecord
+from profiler_wrapper.monitor.sinks import Sink
+from profiler_wrapper.monitor.statistics import RunStatistics
+from profiler_wrapper.monitor.watch import StepWatch
+from profiler_wrapper.monitor.work import GivenSizes
+from profiler_wrapper.timer.device_events import find_accelerator
+from profiler_wrapper.trace.run_directory import given_directory
+
+# --------------------------------------------------------------------------------------------------
+# What keeps a failure of ours, and the life of our objects, away from the training.
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class Active(Protocol):
+    """Something that can be off, and turns itself off where it fails."""
+
+    @property
+    def active(self) -> bool:
+        """It is on, and in the process that it was made in."""
+
+    def failed(self, what: str, error: Exception) -> None:
+        """It has failed: one warning, and it is off."""
+
+
+Owner = TypeVar("Owner", bound=Active)
+
+
+def harmless(
+    method: Callable[Concatenate[Owner, Arguments], Result],
+) -> Callable[Concatenate[Owner, Arguments], Result | None]:
+    """What fails inside becomes one warning, and its object does nothing more. In a forked child it does nothing."""
+
+    @functools.wraps(method)
+    def guarded(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result | None:
+        if not self.active:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self.failed(f"{method.__name__}()", error)
+            return None
+
+    return guarded
+
+
+def weakly(method: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """Calls a method of an object that may be gone, and does not hold it."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        there = reference()
+        if there is not None:
+            there(*args, **kwargs)
+
+    return call
+
+
+# --------------------------------------------------------------------------------------------------
+# A step of a loop as a block.
+
+
+class MonitoredStep:
+    """One step of a loop as a block::
+
+    with monitor.step(tokens=batch.numel()) as step:
+        ...
+        step.log(loss=loss)
+
+    An exception passes through, and the step is none.
+    """
+
+    def __init__(self, monitor: TrainingMonitor, numbers: dict[str, Any]) -> None:
+        self._monitor, self._numbers = monitor, numbers
+
+    def log(self, **numbers: Any) -> None:
+        """More of what `end_step` takes."""
+        self._numbers.update(numbers)
+
+    def __enter__(self) -> MonitoredStep:
+        self._monitor.start_step(self._numbers.get("step"))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._monitor.end_step(**self._numbers)
+        else:
+            self._monitor.forget_step()
+
+
+class TrainingMonitor:
+    """Step time, FLOP/s, throughput, MFU, memory and, if asked for, the parts of every step of a training loop.
+
+    Tell it of steps in one of three ways::
+
+        monitor.start_step(); ...; monitor.end_step(tokens=n, loss=loss)
+        with monitor.step(tokens=n): ...
+        monitor.log_step(step, epoch, loss, grad_norm, learning_rate, attention_mask)     # at the end of each
+
+    With the last, a step lasts from the end of the one before. Nothing here waits for the device, but for torch's
+    profiler at the end of a step whose FLOPs it measures: times are those of events that are read later, and so are
+    numbers that are given as tensors on it. Steps under a torch profiler, this package's or another, are marked and
+    left out of means. A failure of the monitor is one warning, after which it does nothing; errors of its arguments
+    are raised when it is made.
+
+    FLOPs are those measured, else those given, else those by the model's config. A measurement holds for the steps
+    after it whose batch is alike or not known; in one with more or fewer sequences of the same length FLOPs are in
+    proportion to their number; for other lengths it does not hold. Where a number is not known it is `None`, and a
+    warning says why once.
+
+    `PROFILER_WRAPPER=off` in the environment turns it off. A copy of a monitor is one that is off.
+
+    Args:
+        output_dir: where files go.
+        config: a `MonitorConfig`, a mapping with its options (also below `system:` or `monitoring:`), the path of a
+            YAML file, or parsed arguments.
+        log_file: the JSON log of all steps and epochs, in `output_dir`; `None`: none.
+        flops_profile_freq: every so many steps, and in the first, the FLOPs of the real step are measured with the
+            profiler, which slows that step; it is marked and left out of means (so of 1 no means are left). 0: never.
+            `None`: as in `config`; by default every 500 steps where nothing else tells the FLOPs.
+        model: tells its config, the type of its numbers, and what forward is.
+        model_config: for FLOPs by formula; by default `model`'s.
+        batch_size, seq_length: of this rank's batch of one step, all micro-batches together. They are believed; one
+            warning says where the first step's calls of `model` contradict them.
+        flops_per_step: of forward and backward on this rank's batch.
+        convention: of attention: "full", or "causal", which leaves out what a causal mask hides.
+        peaks: as `find_peaks` takes them: 989, "bfloat16=989,float8=1979", a file of `peaks --measure`.
+        dtype: of the model's matrix products, where it is not that of its parameters (autocast).
+        counts: "rank": samples, tokens and FLOPs given are this rank's. "job": those of all ranks.
+        world_size, data_parallel, tensor_parallel, pipeline_parallel, context_parallel, device_mesh, rank: of the
+            job, where the process group and the environment don't tell.
+        log_rank: the one that writes; negative: counted from the last. The others only keep the numbers.
+        sinks: in the place of those that `config` asks for.
+        optimizer: its step is the optimizer's part of a step, and its learning rate the one that is logged.
+        breakdown: measure data, forward, backward, optimizer and other.
+        layers: write how long forward, backward and recompute of each block of `model`, and of what lies beside the
+            blocks, take in each step, with the step's parts, as spans of every rank: see `LayerTimer`. Steps under a
+            profiler are left out.
+        device: "cpu", for a training on the CPU beside an accelerator.
+        options: others of `MonitorConfig`, by name: `tensorboard_dir=`, `wandb=`, `perf_log_interval=` ...
+
+    Raises:
+        WrongUse: an argument has a value that means nothing.
+        OSError: `config` names a file that cannot be read.
+    """
+
+    def __init__(
+        self,
+        output_dir: str | os.PathLike[str] = "outputs",
+        config: Any = None,
+        log_file: str | None = "training_log.json",
+        flops_profile_freq: int | None = None,
+        *,
+        model: Any = None,
+        model_config: Any = None,
+        batch_size: int | None = None,
+        seq_length: int | None = None,
+        flops_per_step: float | None = None,
+        convention: str | None = None,
+        peaks: Any = None,
+        dtype: Any = None,
+        counts: Literal["rank", "job"] = "rank",
+        world_size: int | None = None,
+        data_parallel: int | None = None,
+        tensor_parallel: int | None = None,
+        pipeline_parallel: int | None = None,
+        context_parallel: int | None = None,
+        device_mesh: Any = None,
+        rank: int | None = None,
+        log_rank: int | None = None,
+        sinks: Sequence[Sink] | None = None,
+        optimizer: Any = None,
+        breakdown: bool | None = None,
+        layers: bool = False,
+        device: Any = None,
+        **options: Any,
+    ) -> None:
+        self.config = MonitorConfig.of(config).with_options(
+            flops_profile_freq=flops_profile_freq,
+            convention=convention,
+            peaks=peaks,
+            log_rank=log_rank,
+            perf_breakdown=breakdown,
+            **options,
+        )
+        told = Told(
+            config=self.config,
+            output_dir=given_directory(output_dir, "output_dir").absolute(),  # the loop may go to another directory
+            log_file=log_file,
+            model=model,
+            model_config=model_config,
+            batch_size=batch_size,
+            seq_length=seq_length,
+            flops_per_step=None if flops_per_step is None else _number(flops_per_step),
+            dtype="" if dtype is None else str(dtype).removeprefix("torch."),
+            counts=counts,
+            sizes=GivenSizes(
+                world_size=world_size,
+                data_parallel=data_parallel,
+                tensor_parallel=tensor_parallel,
+                pipeline_parallel=pipeline_parallel,
+                context_parallel=context_parallel,
+            ),
+            rank=rank,
+            device_mesh=device_mesh,
+            sinks=sinks,
+            optimizer=optimizer,
+            on_cpu=device is not None and str(device).startswith("cpu"),
+        )
+        if not isinstance(layers, bool):
+            raise WrongUse(f"layers={layers!r}: give True or False.")
+        if layers and model is None:
+            raise WrongUse("layers=True times the layers of a model: give model=, as the loop calls it.")
+        self._pid = os.getpid()
+        self._over = not self.config.enable_perf_monitor or is_off()
+        self._notices = Notices()
+        accelerator = None if self._over else find_accelerator(device)
+        # Nothing of this holds the monitor, so that it is closed where its last user lets go of it.
+        on_failure, on_open = weakly(self.failed), weakly(self._close_at_exit)
+        self._watch = StepWatch(
+            told,
+            self._notices,
+            accelerator,
+            on_failure=on_failure,
+            on_open=on_open,
+            layers=layers and not self._over,
+        )
+        self._finish = weakref.finalize(self, _finish, self._watch, self._pid)
+
+    @property
+    def active(self) -> bool:
+        """It is on: enabled, not closed, not failed, and in the process that it was made in."""
+        return not self._over and os.getpid() == self._pid
+
+    @property
+    def last(self) -> StepRecord | None:
+        """The last step that the device came to the end of, on this rank."""
+        return self._watch.last
+
+    @property
+    def statistics(self) -> RunStatistics | None:
+        """Of all steps so far, on this rank; None before the first."""
+        return self._watch.statistics
+
+    @harmless
+    def start_step(self, step: int | None = None) -> None:
+        """A step begins. Where one was begun and not ended, that one is forgotten.
+
+        Args:
+            step: its number; by default one more than the last, from 0.
+        """
+        self._watch.explicit_starts = True
+        self._watch.begin(step)
+
+    @harmless
+    def end_step(
+        self,
+        /,
+        *,
+        tokens: Any = None,
+        samples: Any = None,
+        loss: Any = None,
+        grad_norm: Any = None,
+        learning_rate: Any = None,
+        epoch: int | None = None,
+        attention_mask: Any = None,
+        shapes: Any = None,
+        step: int | None = None,
+        skip: Sequence[str] = (),
+        **others: Any,
+    ) -> None:
+        """The step ends. Without a begin, it began where the one before ended.
+
+        Args:
+            tokens, samples: of this rank's batch, all micro-batches together; numbers or tensors of one.
+            loss, grad_norm, learning_rate: as they are logged; numbers or tensors of one, also on the device.
+            epoch: its number.
+            attention_mask: of this rank's batch, (sequences, places), or a list with those of the micro-batches;
+                where it is not 0 there are real tokens, which are counted where `tokens` is not given.
+            shapes: (sequences, places) of each of this rank's micro-batches, padding included, which is what FLOPs by
+                the model's config go by; where there is an attention mask, its shapes are taken without this.
+            step: its number.
+            skip: names of sinks that do not get it.
+            others: what the monitor has no place for; left out, with one warning.
+        """
+        self._leave_out(others)
+        self._watch.end(
+            step=step,
+            epoch=epoch,
+            samples=samples,
+            tokens=tokens,
+            attention_mask=attention_mask,
+            shapes=shapes,
+            numbers={"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate},
+            skip=frozenset(skip),
+        )
+
+    @harmless
+    def log_step(
+        self,
+        /,
+        step: int,
+        epoch: int | None = None,
+        loss: Any = None,
+        grad_norm: Any = None,
+        learning_rate: Any = None,
+        attention_mask: Any = None,
+        skip_wandb: bool = False,
+        *,
+        tokens: Any = None,
+        samples: Any = None,
+        shapes: Any = None,
+        **others: Any,
+    ) -> None:
+        """The step ends, and the next one begins unless `start_step()` says when. See `end_step`."""
+        self._leave_out(others)
+        watch = self._watch
+        watch.end(
+            step=step,
+            epoch=epoch,
+            samples=samples,
+            tokens=tokens,
+            attention_mask=attention_mask,
+            shapes=shapes,
+            numbers={"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate},
+            skip=frozenset(("wandb",)) if skip_wandb else frozenset(),
+        )
+        if not watch.explicit_starts:
+            watch.begin(None, at_last_end=True)
+
+    def step(self, **numbers: Any) -> MonitoredStep:
+        """A block that is one step; `numbers` as `end_step` takes them. See `MonitoredStep`."""
+        return MonitoredStep(self, numbers)
+
+    @harmless
+    def forget_step(self) -> None:
+        """The step that was begun is none: an exception ended it, or there was no batch."""
+        self._watch.forget()
+
+    @harmless
+    def forget_time(self) -> None:
+        """The step that was begun will end with its counts and no time: the loop did something else in its midst."""
+        self._watch.forget_time()
+
+    def close(self) -> None:
+        """Write what is left, and take everything away. Waits for the device, some seconds at most."""
+        if self.active:
+            self._over = True
+            atexit.unregister(self._finish)
+            self._finish()
+
+    def __reduce__(self) -> tuple[Callable[[], TrainingMonitor], tuple[()]]:
+        """A copy, as that of a model that holds its monitor, is a monitor that is off."""
+        return _off, ()
+
+    def __enter__(self) -> TrainingMonitor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _leave_out(self, others: Mapping[str, Any]) -> None:
+        for name in others:
+            self._notices.once(
+                f"number {name}", f"the monitor leaves out {name}: it logs loss, grad_norm, learning_rate"
+            )
+
+    def _close_at_exit(self) -> None:
+        atexit.register(self._finish)  # now, so that it comes before the logs close themselves
+
+    def failed(self, what: str, error: Exception) -> None:
+        """See `harmless.Active`."""
+        if self._over:
+            return
+        self._over = True
+        atexit.unregister(self._finish)
+        self._finish.detach()
+        self._notices.quiet = False
+        self._notices.once(
+            "failed", f"the monitor is off, because {what} failed: {type(error).__name__}: {error}; training goes on"
+        )
+        self._watch.close(wait=False)
+
+
+def _number(flops: Any) -> float:
+    try:
+        return float(flops)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WrongUse(f"flops_per_step={flops!r}: give a number.") from error
+
+
+def _off() -> TrainingMonitor:
+    return TrainingMonitor(config=MonitorConfig(enable_perf_monitor=False))
+
+
+def _finish(watch: StepWatch, pid: int) -> None:
+    if os.getpid() == pid:
+        watch.close(wait=True)

@@ -1,0 +1,716 @@
+"""What the log of a training monitor says of a run: means, percentiles, and where it was slow or grew."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from profiler_wrapper.errors import ProfilerWrapperError
+
+# --------------------------------------------------------------------------------------------------
+# The files of a monitor's log directory: their names, which are whose, and which are still written.
+
+if sys.platform != "win32":  # there nothing is known to be written
+    import fcntl
+
+LogKind = Literal["steps", "summary", "text"]
+
+# The best source first: every step, the rows of a log interval with statistics, the rows alone.
+LOG_KINDS: tuple[LogKind, ...] = ("steps", "summary", "text")
+REALTIME_FILE = "perf_realtime.log"
+
+_NAMES: Mapping[LogKind, tuple[str, str]] = {
+    "steps": ("perf_steps_", ".jsonl"),
+    "summary": ("perf_summary_", ".json"),
+    "text": ("perf_metrics_", ".log"),
+}
+_NAME = re.compile(
+    "|".join(f"{re.escape(begin)}(?P<{kind}>.+){re.escape(end)}" for kind, (begin, end) in _NAMES.items())
+)
+_STAMP = re.compile(r"(\d{8}_\d{6})(?:_(\d+))?")
+
+
+def log_file(directory: Path, kind: LogKind, stamp: str) -> Path:
+    """`perf_steps_20240129_103000.jsonl` in `directory`."""
+    begin, end = _NAMES[kind]
+    return directory / f"{begin}{stamp}{end}"
+
+
+@dataclass(frozen=True, slots=True)
+class LogSession:
+    """The files of one run of a monitor.
+
+    Attributes:
+        stamp: its start, as in the names of its files: `20240129_103000`, or `20240129_103000_2` of a second.
+    """
+
+    directory: Path
+    stamp: str
+    files: Mapping[LogKind, Path]
+
+    @property
+    def best(self) -> Path:
+        """The file that tells most."""
+        return next(self.files[kind] for kind in LOG_KINDS if kind in self.files)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process still writes it, as far as the file system tells."""
+        return any(is_locked(path) for kind, path in self.files.items() if kind != "summary")
+
+
+def log_sessions(directory: Path) -> list[LogSession]:
+    """The sessions in a directory, the oldest first. Raises OSError if it cannot be listed."""
+    found: dict[str, dict[LogKind, Path]] = {}
+    for path in directory.iterdir():
+        kind, stamp = kind_and_stamp(path)
+        if kind is not None:
+            found.setdefault(stamp, {})[kind] = path
+    return [LogSession(directory, stamp, found[stamp]) for stamp in sorted(found, key=_order)]
+
+
+def log_directories(root: Path) -> Iterator[Path]:
+    """`root` and all directories in it that hold log files."""
+    for directory, _, names in os.walk(root):
+        if any(kind_and_stamp(Path(name))[0] is not None for name in names):
+            yield Path(directory)
+
+
+def kind_and_stamp(path: Path) -> tuple[LogKind | None, str]:
+    """By its name; None: it is no log file."""
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        return None, ""
+    kind = next(kind for kind in LOG_KINDS if match[kind] is not None)
+    return kind, match[kind]
+
+
+def _order(stamp: str) -> tuple[str, int, str]:
+    match = _STAMP.fullmatch(stamp)
+    return (match[1], int(match[2] or 1), "") if match else ("", 0, stamp)
+
+
+def lock(descriptor: int) -> None:
+    """Marks an open file as being written, until it is closed or the process dies. It hinders nobody."""
+    if sys.platform == "win32":
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # some file systems have no locks
+        return
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody has marked it by `lock`."""
+    if sys.platform == "win32":
+        return False
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+# --------------------------------------------------------------------------------------------------
+# Reads `perf_steps_<time>.jsonl`, which may be torn, a few thousand steps at a time.
+
+LINES_AT_ONCE = 4 << 20  # bytes
+
+
+class BrokenLog(ProfilerWrapperError, ValueError):
+    """A file is no log of a training monitor, or holds no step. The message names the file and the cause."""
+
+
+class StepLine(msgspec.Struct, gc=False):
+    """One step, or one row, by the names in the files. What is not known is None."""
+
+    iteration: float
+    timestamp: str | float | None = None
+    TFLOPS_per_GPU: float | None = None
+    TFLOPS_total: float | None = None
+    samples_per_sec: float | None = None
+    tokens_per_sec: float | None = None
+    step_time_ms: float | None = None
+    memory_GB: float | None = None
+    peak_memory_GB: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    tokens: float | None = None
+    samples: float | None = None
+    model_flops: float | None = None
+    hardware_flops: float | None = None
+    flops_source: str | None = None
+    flops_step: int | None = None
+    convention: str | None = None
+    breakdown_ms: dict[str, float] | None = None
+    profiled: bool = False
+    epoch: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    steps: float | None = None
+    not_finite: dict[str, str] | None = None
+
+    @property
+    def odd_loss(self) -> bool:
+        """It was NaN or infinite, which JSON cannot say."""
+        return self.not_finite is not None and "loss" in self.not_finite
+
+
+class _Head(msgspec.Struct):
+    session: dict[str, Any]
+
+
+class StepReader:
+    """The lines of `perf_steps_<time>.jsonl`, one after another; those that cannot be read are counted.
+
+    Attributes:
+        session: what the first line tells.
+        skipped: lines that are no step: torn by a kill or a full disk.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self.path = path
+        self.session: Mapping[str, Any] = {}
+        self.skipped = 0
+        with path.open("rb") as file:
+            head = file.readline(1 << 20)
+        try:
+            self.session = msgspec.json.decode(head, type=_Head).session
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return
+
+    @property
+    def log_interval(self) -> int:
+        return _whole(self.session.get("log_interval"), 10)
+
+    @property
+    def world_size(self) -> int:
+        return _whole(self.session.get("world_size"), 1)
+
+    @property
+    def start_time(self) -> str | None:
+        started = self.session.get("start_time")
+        return started if isinstance(started, str) else None
+
+    def __iter__(self) -> Iterator[StepLine]:
+        for lines in self.batches():
+            yield from lines
+
+    def batches(self) -> Iterator[list[StepLine]]:
+        """Many at a time. Raises OSError, and at the end BrokenLog if there was none."""
+        decoder = msgspec.json.Decoder(StepLine)
+        found = False
+        with self.path.open("rb") as file:
+            if self.session:
+                file.readline()
+            while lines := file.readlines(LINES_AT_ONCE):
+                batch = _decoded(lines, decoder)
+                self.skipped += len(lines) - len(batch)
+                found = found or bool(batch)
+                yield batch
+        if not found:
+            raise BrokenLog(f"{self.path}: not a single step in it.")
+
+
+def _decoded(lines: list[bytes], decoder: msgspec.json.Decoder[StepLine]) -> list[StepLine]:
+    try:
+        return decoder.decode_lines(b"".join(lines))
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return [line for text in lines if (line := _one(text, decoder)) is not None]
+
+
+def _one(text: bytes, decoder: msgspec.json.Decoder[StepLine]) -> StepLine | None:
+    try:
+        return decoder.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _whole(value: object, otherwise: int) -> int:
+    return value if isinstance(value, int) and value > 0 else otherwise
+
+
+# --------------------------------------------------------------------------------------------------
+# Reads the logs of a training monitor, ours and those of FlagScale's layout, as columns.
+
+Column = npt.NDArray[np.float64]
+
+_TEXT_COLUMNS = (
+    "iteration", "TFLOPS_per_GPU", "TFLOPS_total", "samples_per_sec", "tokens_per_sec", "step_time_ms", "memory_GB",
+)  # fmt: skip
+_TEXT_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\s+(\d+)((?:\s+\S+){6})")
+_STARTED = "Performance Monitor Session Started: "
+_TRAINING_LOG = "training_log.json"
+_WHAT_IS_READ = "perf_steps_*.jsonl, perf_summary_*.json, perf_metrics_*.log or training_log.json"
+PARTS = ("data", "forward", "backward", "optimizer", "other")  # of a step's time
+
+# What is drawn or counted. `steps`: how many a row is the mean of. Beside these the PARTS, in ms.
+COLUMNS = (
+    "iteration", "TFLOPS_per_GPU", "TFLOPS_total", "samples_per_sec", "tokens_per_sec", "step_time_ms", "memory_GB",
+    "peak_memory_GB", "mfu", "hfu", "profiled", "loss", "grad_norm", "learning_rate", "steps", "odd_loss",
+)  # fmt: skip
+
+
+class _TrainingStep(msgspec.Struct):
+    """A step of `training_log.json`; its time is in seconds."""
+
+    step: float
+    timestamp: str | None = None
+    step_time: float | None = None
+    tokens_per_second: float | None = None
+    samples_per_second: float | None = None
+    mfu: float | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    profiled: bool | None = None  # others do not tell
+
+    def line(self) -> StepLine:
+        return StepLine(
+            iteration=self.step,
+            timestamp=self.timestamp,
+            step_time_ms=None if self.step_time is None else 1e3 * self.step_time,
+            tokens_per_sec=self.tokens_per_second,
+            samples_per_sec=self.samples_per_second,
+            mfu=self.mfu,
+            epoch=self.epoch,
+            loss=self.loss,
+            grad_norm=self.grad_norm,
+            learning_rate=self.learning_rate,
+            profiled=bool(self.profiled),
+        )
+
+
+class _Summary(msgspec.Struct):
+    iteration_logs: list[StepLine] = []
+    step_logs: list[_TrainingStep] | None = None
+    session_info: dict[str, Any] = {}
+    final_statistics: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorLog:
+    """What one file tells of a run.
+
+    Attributes:
+        kind: what was read: "steps" has every step, "summary" and "text" the rows of the log interval.
+        session: of the run: `start_time`, and in our own logs device, peak, versions ...
+        columns: by the names of COLUMNS and PARTS, one value for each step or row; NaN: not known.
+        first_time, last_time: of the first and the last, as they stand in the file.
+        warnings: what was odd, in words.
+        decimals: of columns that the file has rounded.
+    """
+
+    path: Path
+    kind: LogKind
+    session: Mapping[str, Any]
+    columns: Mapping[str, Column]
+    first_time: str = ""
+    last_time: str = ""
+    warnings: tuple[str, ...] = ()
+    decimals: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.columns["iteration"])
+
+
+def find_log(path: str | os.PathLike[str]) -> Path:
+    """The file that tells most of the newest run in a directory, or in one below it; of a file: itself.
+
+    Raises:
+        OSError: it is not there or cannot be read.
+        BrokenLog: there is no log in it.
+    """
+    given = Path(path)
+    if not given.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(given))
+    if not given.is_dir():
+        return given
+    sessions = [session for directory in log_directories(given) for session in log_sessions(directory)]
+    sessions = [session for session in sessions if _has_begun(session.best)] or sessions
+    if not sessions and (given / _TRAINING_LOG).is_file():
+        return given / _TRAINING_LOG
+    if not sessions:
+        raise BrokenLog(f"no log of a monitor in {given}: no {_WHAT_IS_READ}.")
+    return max(sessions, key=lambda session: session.best.stat().st_mtime).best
+
+
+def _has_begun(path: Path) -> bool:
+    """Of a file of steps, whether there is one."""
+    if path.suffix != ".jsonl":
+        return True
+    with path.open("rb") as file:
+        file.readline(LINES_AT_ONCE)
+        return bool(file.readline(LINES_AT_ONCE))
+
+
+def read_log(path: Path) -> MonitorLog:
+    """The steps or rows in a file, by its ending: `.jsonl`, `.json`, `.log`.
+
+    Raises:
+        OSError: it cannot be read.
+        BrokenLog: it is something else, or holds no step.
+    """
+    readers = {".jsonl": _read_steps, ".json": _read_summary, ".log": _read_text}
+    reader = readers.get(path.suffix)
+    if reader is None:
+        raise BrokenLog(f"{path}: no log of a monitor. Give {_WHAT_IS_READ}, or their directory.")
+    return reader(path)
+
+
+def _read_steps(path: Path) -> MonitorLog:
+    reader = StepReader(path)
+    columns = _Columns()
+    for batch in reader.batches():
+        columns.add(batch)
+    warnings = []
+    if reader.skipped:
+        warnings.append(
+            f"{reader.skipped} of {reader.skipped + columns.count} lines could not be read; they are left out"
+        )
+    if not reader.session:
+        warnings.append("the first line, which tells of the session, could not be read")
+    return columns.log(path, "steps", reader.session, warnings)
+
+
+def _read_summary(path: Path) -> MonitorLog:
+    content = path.read_bytes()
+    try:
+        try:
+            summary = msgspec.json.decode(content, type=_Summary, strict=False)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            summary = msgspec.convert(json.loads(content), type=_Summary, strict=False)  # it may hold a bare NaN
+    except (ValueError, RecursionError) as error:
+        raise BrokenLog(f"{path}: no log of a monitor: {error}. Give {_WHAT_IS_READ}.") from error
+    columns = _Columns()
+    if summary.step_logs is not None:
+        columns.add([step.line() for step in summary.step_logs])
+        if not columns.count:
+            raise BrokenLog(f"{path}: its step_logs are empty.")
+        told = "this file does not tell which steps were profiled: their times count too (perf_steps_*.jsonl tells)"
+        untold = any(step.profiled is None for step in summary.step_logs)
+        return columns.log(path, "steps", {}, [told] if untold else [])
+    columns.add(summary.iteration_logs)
+    if not columns.count:
+        raise BrokenLog(f"{path}: it has no step_logs, and no iteration_logs. Give {_WHAT_IS_READ}.")
+    return columns.log(path, "summary", summary.session_info, [])
+
+
+def _read_text(path: Path) -> MonitorLog:
+    columns = _Columns()
+    session: dict[str, Any] = {}
+    decimals: dict[str, int] = {}
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for text in file:
+            match = _TEXT_LINE.match(text)
+            if match is not None:
+                values = [match[2], *match[3].split()]
+                named = zip(_TEXT_COLUMNS, map(_float, values), strict=True)
+                for name, value in zip(_TEXT_COLUMNS, values, strict=True):
+                    decimals[name] = max(decimals.get(name, 0), len(value.partition(".")[2]))
+                columns.add([StepLine(timestamp=match[1], **dict(named))])  # type: ignore[arg-type]
+            elif text.startswith(_STARTED):
+                session["start_time"] = text.removeprefix(_STARTED).strip()
+    if not columns.count:
+        raise BrokenLog(f"{path}: not a single row of a monitor's text log in it.")
+    return replace(columns.log(path, "text", session, []), decimals=decimals)
+
+
+def _float(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+class _Columns:
+    """Collects lines as arrays."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._parts: dict[str, list[Column]] = {name: [] for name in (*COLUMNS, *PARTS)}
+        self._first: StepLine | None = None
+        self._last: StepLine | None = None
+
+    def add(self, lines: Sequence[StepLine]) -> None:
+        if not lines:
+            return
+        self.count += len(lines)
+        self._first = self._first or lines[0]
+        self._last = lines[-1]
+        for name in COLUMNS:
+            values = [getattr(line, name) for line in lines]
+            self._parts[name].append(np.array(values, np.float64))  # None becomes NaN
+        broken_down = [line.breakdown_ms or {} for line in lines]
+        known = any(broken_down)
+        for name in PARTS:
+            times = [one.get(name) for one in broken_down] if known else np.full(len(lines), np.nan)
+            self._parts[name].append(np.array(times, np.float64))
+
+    def log(self, path: Path, kind: LogKind, session: Mapping[str, Any], warnings: Iterable[str]) -> MonitorLog:
+        return MonitorLog(
+            path=path,
+            kind=kind,
+            session=session,
+            columns={name: np.concatenate(parts) for name, parts in self._parts.items()},
+            first_time=_time(self._first),
+            last_time=_time(self._last),
+            warnings=tuple(warnings),
+        )
+
+
+def _time(line: StepLine | None) -> str:
+    return "" if line is None or line.timestamp is None else str(line.timestamp)[:19].replace("T", " ")
+
+
+PERCENTILES = (5, 50, 95, 99)
+
+_RATES = ("TFLOPS_per_GPU", "TFLOPS_total", "tokens_per_sec", "samples_per_sec", "mfu", "hfu")
+_WINDOWS = 50  # that a run is cut into at least, to look for change
+_LEAST_WINDOW, _LONGEST_WINDOW = 3, 200  # steps, of those that are slow together
+_SLOW = 1.2  # of the median: a stretch that takes so much longer is worth a word
+_GROWTH = 0.02  # of the memory at the begin: less is not worth a word
+_NET = 0.5  # of all its ups and downs, that the growth must be
+_IN_EACH_HALF = 0.25  # of the growth: what is allocated once at the begin is no growth
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One number over the steps or rows of a run.
+
+    Attributes:
+        mean: of a rate the sum of work over the sum of time; else that of the values.
+        percentiles: by PERCENTILES.
+        count: of how many steps or rows.
+    """
+
+    count: int
+    mean: float
+    least: float
+    most: float
+    percentiles: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """`slow` of the `timed` steps or rows from `first` to `last`, both among them, took `factor` times the median.
+
+    Attributes:
+        first_row, last_row: their places in the log.
+    """
+
+    first: int
+    last: int
+    factor: float
+    slow: int
+    timed: int
+    first_row: int
+    last_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartTime:
+    """Of one part of a step: its mean, and its share of the time of the steps whose parts are known."""
+
+    mean_ms: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorRun:
+    """The numbers of a run.
+
+    Attributes:
+        spreads: by the names of columns; those of which nothing is known are left out.
+        breakdown: by PARTS, of steps that were not profiled; empty where it was not measured.
+        slow: stretches of slow steps, the longest first.
+        memory_growth_gb: from begin to end, where it grew throughout; else None.
+        profiled: steps under the profiler, which are in no number of time.
+        odd_losses: numbers of the steps whose loss was NaN or infinite.
+        slowest_step: its number; None: no time is known.
+    """
+
+    log: MonitorLog
+    first_step: int
+    last_step: int
+    spreads: Mapping[str, Spread]
+    breakdown: Mapping[str, PartTime]
+    slow: tuple[Stretch, ...]
+    memory_growth_gb: float | None
+    profiled: int
+    odd_losses: tuple[int, ...]
+    slowest_step: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON. Times are in ms, memory in GB of 2^30 bytes."""
+        return {
+            "path": str(self.log.path),
+            "kind": self.log.kind,
+            "session": dict(self.log.session),
+            "first_iteration": self.first_step,
+            "last_iteration": self.last_step,
+            "entries": len(self.log),
+            "profiled_iterations": self.profiled,
+            "statistics": {
+                name: {
+                    "count": spread.count,
+                    "mean": spread.mean,
+                    "min": spread.least,
+                    "max": spread.most,
+                    **{f"p{percent}": value for percent, value in spread.percentiles.items()},
+                }
+                for name, spread in self.spreads.items()
+            },
+            "breakdown": {
+                name: {"mean_ms": part.mean_ms, "share": part.share} for name, part in self.breakdown.items()
+            },
+            "slow": [
+                {"first": one.first, "last": one.last, "factor": one.factor, "slow": one.slow, "timed": one.timed}
+                for one in self.slow
+            ],
+            "memory_growth_gb": self.memory_growth_gb,
+            "steps_with_odd_loss": list(self.odd_losses),
+            "warnings": list(self.log.warnings),
+        }
+
+
+def monitor_run(log: MonitorLog) -> MonitorRun:
+    """The numbers of a log."""
+    columns = log.columns
+    undisturbed = columns["profiled"] == 0
+    times = np.where(undisturbed & (columns["step_time_ms"] > 0), columns["step_time_ms"], np.nan)
+    counts = np.nan_to_num(columns["steps"], nan=1.0)
+    weights = times * counts
+    spreads: dict[str, Spread | None] = {"step_time_ms": _spread(times, counts)}
+    for name in _RATES:
+        spreads[name] = _spread(np.where(undisturbed, columns[name], np.nan), weights)
+    for name in ("memory_GB", "peak_memory_GB", "loss", "grad_norm"):
+        spreads[name] = _spread(columns[name], None)
+    steps = columns["iteration"]
+    return MonitorRun(
+        log=log,
+        first_step=int(steps[0]),
+        last_step=int(steps[-1]),
+        spreads={name: spread for name, spread in spreads.items() if spread is not None},
+        breakdown=_breakdown(columns, undisturbed, counts),
+        slow=_slow_stretches(steps, times),
+        memory_growth_gb=_growth(columns["memory_GB"]),
+        profiled=int((~undisturbed).sum()),
+        odd_losses=tuple(int(step) for step in steps[columns["odd_loss"] == 1]),
+        slowest_step=int(steps[np.nanargmax(times)]) if np.isfinite(times).any() else None,
+    )
+
+
+def _spread(values: Column, weights: Column | None) -> Spread | None:
+    """Of what is known; None: nothing is."""
+    known = np.isfinite(values)
+    if not known.any():
+        return None
+    finite = values[known]
+    shares = np.ones_like(finite) if weights is None else np.nan_to_num(weights[known], nan=0.0)
+    if not shares.sum():
+        shares = np.ones_like(finite)
+    return Spread(
+        count=len(finite),
+        mean=float((finite * shares).sum() / shares.sum()),
+        least=float(finite.min()),
+        most=float(finite.max()),
+        percentiles={percent: float(np.percentile(finite, percent, method="inverted_cdf")) for percent in PERCENTILES},
+    )
+
+
+def _breakdown(
+    columns: Mapping[str, Column], undisturbed: npt.NDArray[np.bool_], counts: Column
+) -> dict[str, PartTime]:
+    """Rows weigh as many steps as they have."""
+    parts = {name: columns[name] for name in PARTS}
+    known = undisturbed & np.logical_or.reduce([np.isfinite(values) for values in parts.values()])
+    sums = {name: float((np.nan_to_num(values) * counts)[known].sum()) for name, values in parts.items()}
+    whole = sum(sums.values())
+    if not whole:
+        return {}
+    return {name: PartTime(total / float(counts[known].sum()), total / whole) for name, total in sums.items()}
+
+
+def _slow_stretches(steps: Column, times: Column) -> tuple[Stretch, ...]:
+    """Where one window after another is slow: from the first slow step to the last, cut where times are not known."""
+    windows = _windows(len(times), number=max(_WINDOWS, len(times) // _LONGEST_WINDOW))
+    medians = _medians(times, windows)
+    usual = float(np.nanmedian(times)) if np.isfinite(times).any() else np.nan
+    slow = medians > _SLOW * usual
+    found: list[Stretch] = []
+    for first, end in _runs(slow):
+        found += _stretches(steps, times, usual, windows[first], windows[end])
+    return tuple(sorted(found, key=lambda stretch: stretch.first - stretch.last))
+
+
+def _stretches(steps: Column, times: Column, usual: float, first: int, end: int) -> list[Stretch]:
+    """In rows `first` to `end`, and in what is slow on both sides of them."""
+    slow = times > _SLOW * usual
+    while first > 0 and slow[first - 1]:
+        first -= 1
+    while end < len(slow) and slow[end]:
+        end += 1
+    found = []
+    for begin, stop in _runs(np.isfinite(times[first:end])):
+        places = first + begin + np.flatnonzero(slow[first + begin : first + stop])
+        if len(places) < _LEAST_WINDOW or 2 * len(places) <= places[-1] - places[0]:
+            continue
+        found.append(
+            Stretch(
+                first=int(steps[places[0]]),
+                last=int(steps[places[-1]]),
+                factor=float(np.median(times[places])) / usual,
+                slow=len(places),
+                timed=int(places[-1] - places[0]) + 1,
+                first_row=int(places[0]),
+                last_row=int(places[-1]),
+            )
+        )
+    return found
+
+
+def _growth(memory: Column) -> float | None:
+    medians = _medians(memory, _windows(len(memory), number=_WINDOWS))
+    medians = medians[np.isfinite(medians)]
+    if len(medians) < _LEAST_WINDOW + 2:
+        return None
+    growth, middle = float(medians[-1] - medians[0]), medians[len(medians) // 2]
+    in_halves = min(middle - medians[0], medians[-1] - middle)
+    throughout = growth > _NET * np.abs(np.diff(medians)).sum() and in_halves >= _IN_EACH_HALF * growth
+    return growth if throughout and growth > _GROWTH * medians[0] else None
+
+
+def _windows(length: int, *, number: int) -> list[int]:
+    """The bounds of windows of like size."""
+    number = max(1, min(number, length // _LEAST_WINDOW))
+    return [length * i // number for i in range(number + 1)]
+
+
+def _medians(values: Column, windows: list[int]) -> Column:
+    parts = (values[first:end] for first, end in pairwise(windows))
+    return np.array([np.nanmedian(part) if np.isfinite(part).any() else np.nan for part in parts])
+
+
+def _runs(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """`[F, T, T, F]` -> `[(1, 3)]`."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
+    return [(int(first), int(end)) for first, end in zip(edges[::2], edges[1::2], strict=True)]

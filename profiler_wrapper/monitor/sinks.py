@@ -1,0 +1,256 @@
+"""Hands steps to where they are written, and lets nothing of that reach the training.
+
+Each sink works in a thread of its own behind a bounded queue. A sink that raises is dropped; one that hangs is left
+behind; either is said once.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Collection, Iterable
+from queue import SimpleQueue
+from threading import Event, Thread, current_thread
+from typing import TypeAlias
+
+from profiler_wrapper.errors import tell
+from profiler_wrapper.monitor.records import Session, StepRecord
+from profiler_wrapper.monitor.statistics import Interval, Row, RunStatistics
+
+PATIENCE_S = 1.0  # what the training waits in all for a sink that is slow
+HANGS_AFTER_S = 120.0  # a sink that is so long in one call is given up; a client may take 90 s to find no network
+CLOSING_S = 10.0  # what `close` takes at most
+LATE = 500  # jobs: more, and a sink gets a moment to catch up, in which the training waits
+CATCHING_UP_S = 1.0  # that moment; who does not make use of it gets no other
+QUEUE_LENGTH = 10_000  # jobs that a sink may be late
+
+_USUAL_WAIT_S = 0.001  # a wait that takes no patience
+_LOOK_S = 0.05  # between two looks whether a sink that is waited for has failed
+
+_Job: TypeAlias = "tuple[StepRecord | None, Row | None] | RunStatistics"
+
+
+class Sink:
+    """Where steps go. All methods are called in one thread, which is not the training's, `open` first.
+
+    They may raise: then the sink is dropped with a warning, and nothing more is called.
+
+    Attributes:
+        name: for warnings, and for `skip`.
+        every_step: `write` is called, with every step; else there are only rows.
+        waited_for: `Sinks.write` returns when this sink has written, so that a process killed later loses nothing.
+    """
+
+    name: str = "sink"
+    every_step: bool = False
+    waited_for: bool = False
+
+    def open(self, session: Session) -> None:
+        """Called once, before the first step."""
+
+    def write(self, record: StepRecord) -> None:
+        """One step."""
+
+    def write_row(self, row: Row) -> None:
+        """What is to be shown of the steps since the last row; after `write` of the step that ends it."""
+
+    def flush(self) -> None:
+        """Called after each row, and before `close`."""
+
+    def close(self, statistics: RunStatistics) -> None:
+        """Called once, after the last step."""
+
+
+class Sinks:
+    """All sinks of one run. Nothing here raises into the training.
+
+    In a forked child (a worker of a data loader) all methods do nothing. What is still open when the process ends, or
+    the object goes, is closed then.
+
+    Attributes:
+        session: what the sinks were opened with.
+        statistics: of all steps so far.
+    """
+
+    def __init__(
+        self,
+        sinks: Iterable[Sink],
+        session: Session,
+        *,
+        patience_s: float = PATIENCE_S,
+        hangs_after_s: float = HANGS_AFTER_S,
+        closing_s: float = CLOSING_S,
+    ) -> None:
+        self.session = session
+        self.statistics = RunStatistics()
+        self._interval = Interval(session.log_interval)
+        self._hangs_after_s = hangs_after_s
+        self._pid = os.getpid()
+        self._workers = [_Worker(sink, session, patience_s) for sink in sinks]
+        self._finish = weakref.finalize(
+            self, _close, self._workers, self._interval, self.statistics, self._pid, hangs_after_s, closing_s
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the sinks that have not been dropped."""
+        return tuple(worker.sink.name for worker in self._workers)
+
+    def write(self, record: StepRecord, *, skip: Collection[str] = frozenset()) -> None:
+        """One step, in the order of the loop.
+
+        When this returns, what sinks with `waited_for` write is with the operating system, unless they were slow.
+
+        Args:
+            skip: names of sinks that do not get it.
+        """
+        if not self._finish.alive or os.getpid() != self._pid:
+            return
+        self.statistics.add(record)
+        row = self._interval.add(record)
+        workers = [worker for worker in self._workers if worker.sink.name not in skip]
+        for worker in workers:
+            if worker.sink.every_step or row is not None:
+                worker.hand_over((record if worker.sink.every_step else None, row))
+        for worker in workers:
+            if worker.sink.waited_for:
+                worker.wait()
+        _drop(self._workers, self._hangs_after_s)
+
+    def close(self) -> None:
+        """Lets all sinks finish, for a few seconds at most; a second call does nothing."""
+        self._finish()
+
+
+def _close(
+    workers: list[_Worker],
+    interval: Interval,
+    statistics: RunStatistics,
+    pid: int,
+    hangs_after_s: float,
+    closing_s: float,
+) -> None:
+    if os.getpid() != pid:
+        return
+    until = time.monotonic() + closing_s
+    _drop(workers, hangs_after_s)
+    row = interval.rest()
+    if row is not None:
+        for worker in workers:
+            worker.hand_over((None, row))
+    for worker in workers:
+        worker.hand_over(statistics)
+    for worker in workers:
+        if not worker.is_done(until - time.monotonic()):
+            worker.trouble = worker.trouble or f"did not finish in {closing_s:g} s"
+    _drop(workers, hangs_after_s)
+    workers.clear()
+
+
+def _drop(workers: list[_Worker], hangs_after_s: float) -> None:
+    """Takes out those that failed, and says so."""
+    for worker in tuple(workers):
+        trouble = worker.trouble or worker.hanging(hangs_after_s)
+        if trouble is not None:
+            workers.remove(worker)
+            worker.abandon()
+            tell(f"the monitor goes on without {worker.sink.name}: it {trouble}")
+
+
+class _Worker:
+    """A sink and its thread, which is a daemon: one of an executor would hold up the end of the process.
+
+    Attributes:
+        trouble: why the sink is to be dropped, in words.
+    """
+
+    def __init__(self, sink: Sink, session: Session, patience_s: float) -> None:
+        self.sink = sink
+        self.trouble: str | None = None
+        self._patience_s = patience_s
+        # No `Queue`: the garbage collector may close the sinks while this very thread holds that queue's lock.
+        self._jobs: SimpleQueue[tuple[_Job, Event] | None] = SimpleQueue()
+        self._last_done = Event()
+        self._last_done.set()
+        self._busy_since: float | None = time.monotonic()
+        self._may_catch_up = True
+        self._thread = Thread(target=self._run, args=(session,), name=f"profiler_wrapper {sink.name}", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # there may be no more threads
+            self._fail(error)
+
+    def hand_over(self, job: _Job) -> None:
+        """Do it after the others. Waits a moment where there are too many before it.
+
+        A loop that does nothing but log is quicker than any sink, and would leave all of them behind.
+        """
+        if self._jobs.qsize() >= QUEUE_LENGTH:
+            self.trouble = self.trouble or f"is {QUEUE_LENGTH} steps late"
+        if self.trouble is None:
+            self._last_done = Event()
+            self._jobs.put((job, self._last_done))
+            if self._may_catch_up and self._jobs.qsize() >= LATE:
+                self._may_catch_up = self.is_done(CATCHING_UP_S)
+
+    def wait(self) -> None:
+        """Until all is done that was handed over, as long as there is patience left."""
+        if self._patience_s > 0:
+            before = time.monotonic()
+            self.is_done(self._patience_s)
+            self._patience_s -= max(0.0, time.monotonic() - before - _USUAL_WAIT_S)
+
+    def is_done(self, wait_s: float) -> bool:
+        """Whether all is done that was handed over, within so long; its own thread does not wait for itself."""
+        until = time.monotonic() + wait_s
+        while self.trouble is None and self._thread is not current_thread():
+            left_s = until - time.monotonic()
+            if self._last_done.wait(min(_LOOK_S, max(0.0, left_s))):
+                break
+            if left_s <= 0:
+                return False
+        return True
+
+    def hanging(self, after_s: float) -> str | None:
+        """In words, if one call takes that long."""
+        since = self._busy_since
+        if since is None or time.monotonic() - since < after_s:
+            return None
+        return f"did not answer for {after_s:g} s"
+
+    def abandon(self) -> None:
+        """Ends the thread as soon as its sink returns."""
+        self.trouble = self.trouble or "was left out"
+        self._jobs.put(None)
+
+    def _run(self, session: Session) -> None:
+        try:
+            self.sink.open(session)
+            self._busy_since = None
+            while (taken := self._jobs.get()) is not None and self.trouble is None:
+                job, done = taken
+                self._busy_since = time.monotonic()
+                self._do(job)
+                self._busy_since = None
+                done.set()
+                if isinstance(job, RunStatistics):
+                    return
+        except BaseException as error:
+            self._fail(error)
+            self._last_done.set()
+
+    def _do(self, job: _Job) -> None:
+        if isinstance(job, RunStatistics):
+            self.sink.flush()
+            self.sink.close(job)
+            return
+        record, row = job
+        if record is not None:
+            self.sink.write(record)
+        if row is not None:
+            self.sink.write_row(row)
+            self.sink.flush()
+
+    def _fail(self, error: BaseException) -> None:
+        self.trouble = f"raised {type(error).__name__}: {error}"

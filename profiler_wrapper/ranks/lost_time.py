@@ -1,0 +1,520 @@
+"""What a job loses, and what it would gain without one suspect's slowness.
+
+T, the time of a step where ranks meet once in it, is that of the rank that took longest for its own work: the others
+wait for it. A rank's work is ideal when each kind of it takes as long as it typically does on the ranks of its stage in
+that step (the median; of two ranks the quicker), garbage collection nothing, and stages all alike (the mean of them).
+Then a suspect's share of the lost time is (T - T without it) / (T - T ideal), as in "Understanding Stragglers in Large
+Model Training Using What-if Analysis" (OSDI 2025), with the meeting in the place of a replay.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from profiler_wrapper.analysis.statistics import OPEN, mad, median, split_number
+from profiler_wrapper.ranks.model import COMPUTE, Bool, Float, Int, LayerTimes, OwnTimes
+from profiler_wrapper.ranks.times import comparable, largest
+
+_AVOIDABLE = ("gc",)  # ideal: none of it
+_OF_ITS_STAGE = (*COMPUTE, "optimizer", "communication")  # what differs from stage to stage by nature
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdealSteps:
+    """Own times of the judged steps beside ideal ones. Times of a step: (S,); of ranks: (S, R)."""
+
+    own: OwnTimes
+    groups: list[Int]
+    base: Float  # (S, R, K) what each kind would ideally take; nan as in own
+    times: Float  # (S, R) own time, all kinds; -inf where not known
+    ideals: Float  # (S, R) base, all kinds; -inf where not known
+    step_ns: Float  # (S,) T
+    ideal_ns: Float  # (S,) T ideal
+    stage_ns: Float  # (S, G) ideal time of each group
+
+    @property
+    def lost_ns(self) -> Float:
+        """T - T ideal of each step."""
+        return np.asarray(np.maximum(self.step_ns - self.ideal_ns, 0.0))
+
+    def excess(self, *kinds: str) -> Float:
+        """What kinds took beyond their ideal, or less than it, (S, R); 0 where not known."""
+        chosen = [self.own.kinds.index(kind) for kind in kinds if kind in self.own.kinds]
+        beyond = (self.own.own_ns[:, :, chosen] - self.base[:, :, chosen]).sum(axis=2)
+        return np.asarray(np.nan_to_num(beyond), dtype=np.float64)
+
+    def gain(self, saved: Float) -> Float:
+        """T - T without `saved`, which is (S, R) nanoseconds of the ranks' own time."""
+        return np.asarray(np.maximum(self.step_ns - (self.times - saved).max(axis=1), 0.0))
+
+    def gain_of_kind(self, *kinds: str) -> Float:
+        """With these kinds ideal on all ranks, (S,)."""
+        return self.gain(np.maximum(self.excess(*kinds), 0.0))
+
+    def gain_of_ranks(self, places: Int, *kinds: str) -> Float:
+        """With these ranks ideal, or these kinds on them, (S,)."""
+        saved = np.zeros_like(self.times)
+        saved[:, places] = np.maximum(self.excess(*(kinds or self.own.kinds))[:, places], 0.0)
+        return self.gain(saved)
+
+    def gain_of_each_rank(self) -> Float:
+        """With one rank ideal, for each, (S, R): only the longest of a step can gain anything."""
+        gains = np.zeros_like(self.times)
+        if self.times.shape[1] == 1:
+            return gains
+        steps = np.arange(len(self.times))
+        longest = self.times.argmax(axis=1)
+        others = np.partition(self.times, -2, axis=1)[:, -2]
+        without = np.maximum(others, np.minimum(self.ideals[steps, longest], self.step_ns))
+        gains[steps, longest] = np.maximum(self.step_ns - without, 0.0)
+        return gains
+
+    def stage_times(self) -> Float:
+        """What the typical rank of each group worked in each step, (S, G)."""
+        times = np.where(np.isfinite(self.times), self.times, np.nan)
+        return np.stack([median(times[:, members], axis=1) for members in self.groups], axis=1)
+
+    def gain_of_stage(self, group: int) -> Float:
+        """With one stage as long as the mean of all, (S,)."""
+        beyond = np.maximum(self.stage_ns[:, group] - self.stage_ns.mean(axis=1), 0.0)
+        saved = np.zeros_like(self.times)
+        saved[:, self.groups[group]] = beyond[:, None]
+        return self.gain(saved)
+
+
+def ideal_steps(own: OwnTimes) -> IdealSteps:
+    """The frame of steps that all have at least one rank."""
+    groups = comparable(own)
+    base = np.full_like(own.own_ns, np.nan)
+    alone = np.concatenate([members for members in groups if len(members) == 1] or [np.empty(0, dtype=np.int64)])
+    for members in groups:
+        base[:, members] = _typical(own, members, alone)
+    base[:, :, [own.kinds.index(kind) for kind in _AVOIDABLE if kind in own.kinds]] = 0.0
+    base[~np.isfinite(own.own_ns)] = np.nan
+    sums, ideals = own.own_ns.sum(axis=2), base.sum(axis=2)
+    stage_ns = np.stack([largest(ideals[:, members], axis=1) for members in groups], axis=1)
+    stage_ns = np.where(np.isfinite(stage_ns), stage_ns, np.nanmean(stage_ns, axis=1, keepdims=True))
+    times = np.where(np.isfinite(sums), sums, -np.inf)
+    step_ns = times.max(axis=1)
+    return IdealSteps(
+        own=own,
+        groups=groups,
+        base=base,
+        times=times,
+        ideals=np.where(np.isfinite(ideals), ideals, -np.inf),
+        step_ns=step_ns,
+        ideal_ns=np.minimum(stage_ns.mean(axis=1), step_ns),
+        stage_ns=stage_ns,
+    )
+
+
+def _typical(own: OwnTimes, members: Int, alone: Int) -> Float:
+    """(S, members, K): what each kind typically takes on ranks that do the same."""
+    times = own.own_ns[:, members]
+    if len(members) > 2:
+        typical = median(times, axis=1)[:, None]
+    elif len(members) == 2:
+        typical = -largest(-times, axis=1)[:, None]
+    else:  # with nobody beside it: work is compared with its own of other steps, the rest with others' that are alone
+        typical = np.broadcast_to(median(times, axis=0), times.shape).copy()
+        apart = [place for place, kind in enumerate(own.kinds) if kind not in _OF_ITS_STAGE]
+        if len(alone) > 1:
+            typical[:, :, apart] = median(own.own_ns[:, alone][:, :, apart], axis=1)[:, None]
+    return np.broadcast_to(typical, times.shape)
+
+
+# --- whether a loss comes back step after step, or is chance ---
+
+
+LEAST_LOSS = 0.05  # of a step's time: less is no loss
+_LEAST_OF_A_KIND = 0.1  # of it, of one kind by itself
+_VIEWS = (("forward",), ("recompute", "backward"), ("data",), ("optimizer",), ("gc",), ("checkpoint",), ("other",))
+FEW_STEPS = 5  # fewer tell little: what is said then must hold in each of them
+_LEAST_LOSS_FEW = 0.2  # of a step's time, with so few
+_CHANCE = 0.01  # of naming a rank, or uneven load, where all are alike
+_UNEVEN = 1.5  # ranks that are as good as alike may be hit so many times as often as others
+_CAPPED_AT = 2.0  # a step counts with no more than so many times the loss that a quarter of the steps exceed
+_LEAST_PRESENT = 0.25  # of the steps
+_FEWEST_STRETCHES = 3  # of steps one after the other
+_NEARLY_ALL = 0.85  # of the steps
+_ERRORS = 4.0  # standard errors that are more than chance
+_APART = 4.0  # times the typical difference of ranks
+_BY_COIN = 0.04  # chance
+_MOST_STEPS = 0.7
+_MEDIAN_ERROR = 1.2533  # of a median, in standard errors of a mean
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cost:
+    """What one suspect cost, step by step."""
+
+    gain_ns: Float  # (S,) T - T without it
+    share: float  # of all lost time
+    typical_share: float  # the same, with no step counting for many
+    typical_gain: float  # of the step's time
+    hit: Bool  # (S,) steps in which it cost something worth naming
+
+    @property
+    def steps(self) -> int:
+        return int(self.hit.sum())
+
+
+def cost_of(ideal: IdealSteps, gain_ns: Float) -> Cost:
+    """A suspect's part in the lost time. A step that is far out counts no more than others."""
+    lost = ideal.lost_ns
+    cap = _CAPPED_AT * float(np.quantile(lost, 0.75))
+    weight = np.divide(cap, lost, out=np.ones_like(lost), where=lost > cap) if cap > 0 else np.ones_like(lost)
+    step = ideal.step_ns
+    return Cost(
+        gain_ns=gain_ns,
+        share=_share(gain_ns.sum(), lost.sum()),
+        typical_share=_share((weight * gain_ns).sum(), (weight * lost).sum()),
+        typical_gain=_share((weight * gain_ns).mean(), float(np.median(step))),
+        hit=gain_ns >= LEAST_LOSS * np.maximum(step, float(np.median(step)) / 2),
+    )
+
+
+def recurs(cost: Cost) -> bool:
+    """In a quarter of the steps, in each third of them, and again and again; of few steps, in all, and for much.
+
+    One long stretch is not: that is chance as soon as what disturbs a step disturbs the next as well.
+    """
+    hit = cost.hit
+    if len(hit) < FEW_STEPS:
+        return bool(hit.all()) and cost.typical_gain >= _LEAST_LOSS_FEW
+    thirds = np.array_split(hit, 3)
+    stretches = int(hit[0]) + int((hit[1:] & ~hit[:-1]).sum())
+    again = stretches >= _FEWEST_STRETCHES or bool(hit.mean() >= _NEARLY_ALL)
+    return bool(hit.mean() >= _LEAST_PRESENT and again and all(third.any() for third in thirds))
+
+
+def worth_naming(cost: Cost) -> bool:
+    return cost.typical_gain >= LEAST_LOSS
+
+
+def singled_out(cost: Cost, lossy: int, ranks: int, suspects: int = 1) -> bool:
+    """Whether `suspects` of `ranks` are hit too often among `lossy` steps for chance, which hits all alike."""
+    if lossy < 1 or ranks <= suspects:
+        return False
+    if lossy < FEW_STEPS:
+        return cost.steps == lossy
+    chance = min(0.75, _UNEVEN * suspects / ranks)
+    return ranks * binomial_tail(cost.steps, lossy, chance) <= _CHANCE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Levels:
+    """How far each rank's typical step is from the typical rank of its stage, (R,)."""
+
+    beyond_ns: Float  # median over steps
+    error_ns: Float  # standard error of that
+    apart_ns: Float  # how far ranks of its stage typically are from one another
+    steady: Bool  # far in nearly all steps: of two ranks that are slow by turns, one has a median as well
+
+
+def levels(ideal: IdealSteps, *kinds: str) -> Levels:
+    """Of some kinds together. By medians over steps: what some steps have, or some ranks in turn, is not in them."""
+    times = ideal.own.of(*kinds)
+    beyond, error, apart = (np.full(times.shape[1], np.nan) for _ in range(3))
+    far_enough = np.zeros(times.shape[1], dtype=np.bool_)
+    fewest = {steps: _fewest_steady(steps) for steps in np.unique(np.isfinite(times).sum(axis=0)).tolist()}
+    for members in ideal.groups:
+        if len(members) < 2:
+            continue
+        own = times[:, members]
+        middle = median(own, axis=1)[:, None]
+        signed = own - middle if len(members) > 2 else 2 * (own - middle)  # of two: from the other one
+        beyond[members] = median(signed, axis=0)
+        noise = mad(signed, axis=0)
+        count = np.maximum(np.isfinite(signed).sum(axis=0), 1)
+        error[members] = _MEDIAN_ERROR * np.maximum(noise, median(noise)) / np.sqrt(count)
+        needed = np.array([fewest[steps] for steps in np.isfinite(signed).sum(axis=0).tolist()])
+        far_enough[members] = (signed >= beyond[members] / 2).sum(axis=0) >= needed
+        apart[members] = mad(beyond[members]) if len(members) > 2 else 0.0
+    return Levels(beyond_ns=beyond, error_ns=error, apart_ns=apart, steady=far_enough)
+
+
+def steady(far: int, steps: int) -> bool:
+    """Whether that is in more of the steps than a coin would have it, and in most."""
+    return far >= _fewest_steady(steps)
+
+
+@lru_cache(maxsize=256)
+def _fewest_steady(steps: int) -> int:
+    by_coin = bisect_left(range(steps), True, key=lambda far: binomial_tail(far, steps, 0.5) <= _BY_COIN)
+    return max(by_coin, math.ceil(_MOST_STEPS * steps))
+
+
+def slow_ranks(ideal: IdealSteps) -> tuple[Int, Float]:
+    """Places of the ranks whose typical step is too long for chance, the slowest first, and by how much each is, (R,).
+
+    Under half of a stage. All that a rank does is looked at, and each kind of it: that has less noise, but counts only
+    where it is longer for much, and the whole is as well.
+    """
+    step = float(np.median(ideal.step_ns))
+    whole = levels(ideal, *ideal.own.kinds)
+    beyond = np.where(_stands_apart(whole, LEAST_LOSS * step), np.nan_to_num(whole.beyond_ns), 0.0)
+    for kinds in _VIEWS:
+        part = levels(ideal, *kinds)
+        also = _stands_apart(part, _LEAST_OF_A_KIND * step) & (whole.beyond_ns >= part.beyond_ns / 2)
+        beyond = np.maximum(beyond, np.where(also, np.nan_to_num(part.beyond_ns), 0.0))
+    chosen: list[int] = []
+    for members in ideal.groups:
+        these = members[beyond[members] > 0]
+        if len(members) > 1 and len(these) <= max(1, (len(members) - 1) // 2):
+            chosen.extend(these.tolist())
+    chosen.sort(key=lambda place: -beyond[place])
+    return np.array([place for place in chosen if beyond[place] >= beyond[chosen[0]] / 2], dtype=np.int64), beyond
+
+
+def _stands_apart(found: Levels, least_ns: float) -> Bool:
+    least = np.fmax(least_ns, np.fmax(_ERRORS * found.error_ns, _APART * found.apart_ns))
+    return np.asarray(found.steady & (np.nan_to_num(found.beyond_ns) >= least))
+
+
+def binomial_tail(successes: int, trials: int, chance: float) -> float:
+    """Chance of at least so many successes."""
+    if successes <= 0:
+        return 1.0
+    log, log_not = math.log(chance), math.log1p(-chance)
+    whole = math.lgamma(trials + 1)
+    logs = [
+        whole - math.lgamma(count + 1) - math.lgamma(trials - count + 1) + count * log + (trials - count) * log_not
+        for count in range(successes, trials + 1)
+    ]
+    return min(1.0, sum(math.exp(value) for value in logs))
+
+
+def _share(part: float, whole: float) -> float:
+    return float(min(1.0, part / whole)) if whole > 0 else 0.0
+
+
+# --- another rank slow in each step: by its data, by one kind of work, or by chance ---
+
+
+_TOGETHER = 0.5  # correlation of forward and backward
+_TOGETHER_FAR = 0.35  # where the slowest rank is far from the others
+_LEAST, _FAR = 0.15, 0.5  # of its ideal compute
+_LITTLE, _NEARLY_NONE = 0.5, 0.2  # of that by which compute is slower
+_PART_OF_EACH = 0.15  # of the excess, at least, in each of the two
+_REST = ("data", "optimizer", "other")  # what long input leaves as it is
+_SAME = 0.4  # of the steps have one rank longest in both
+_FEWEST = 5  # steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movement:
+    """How forward and backward of a rank go together within a step, over the steps with a loss."""
+
+    steps: int
+    correlation: float  # of what ranks take beyond the typical, each rank's own level left out; nan: too little
+    same_rank: int  # steps whose longest forward and longest backward are of one rank
+    forward_part: float  # of the excess of the slowest rank, in these steps
+    inflation: float  # by how much the slowest rank's compute is beyond its ideal, relative to that
+    other_inflation: float  # the same of the rest of its work, relative to that of compute
+    ranks: int
+
+    @property
+    def together(self) -> bool:
+        """Long input: forward and backward move together, the rest of the step does not."""
+        return (
+            self.steps >= _FEWEST
+            and self.inflation >= _LEAST
+            and (
+                (self.correlation >= _TOGETHER and self.other_inflation < _LITTLE)
+                or (
+                    self.correlation >= _TOGETHER_FAR and self.inflation >= _FAR and self.other_inflation < _NEARLY_NONE
+                )
+            )
+            and _PART_OF_EACH <= self.forward_part <= 1 - _PART_OF_EACH
+            and self.same_rank >= _SAME * self.steps
+            and binomial_tail(self.same_rank, self.steps, 1 / max(2, self.ranks)) <= _CHANCE
+        )
+
+    @property
+    def whole_rank(self) -> bool:
+        """Everything of the slowest rank is slower: its machine is, for a while."""
+        return self.other_inflation >= _LITTLE
+
+
+def movement(ideal: IdealSteps, lossy: Bool) -> Movement:
+    """Of the steps marked in `lossy`, (S,)."""
+    forward = ideal.excess("forward")[lossy]
+    backward = ideal.excess("recompute", "backward")[lossy]
+    ranks = forward.shape[1]
+    if not len(forward) or ranks < 2:
+        return Movement(
+            steps=0,
+            correlation=np.nan,
+            same_rank=0,
+            forward_part=np.nan,
+            inflation=0.0,
+            other_inflation=0.0,
+            ranks=ranks,
+        )
+    steps = np.arange(len(forward))
+    slowest = (forward + backward).argmax(axis=1)
+    ahead, behind = np.maximum(forward, 0)[steps, slowest], np.maximum(backward, 0)[steps, slowest]
+    total = ahead + behind
+    inflation = _inflation(ideal, lossy, slowest, *COMPUTE)
+    rest = _inflation(ideal, lossy, slowest, *_REST)
+    return Movement(
+        steps=len(forward),
+        correlation=_correlation(forward - median(forward, axis=0), backward - median(backward, axis=0)),
+        same_rank=int((forward.argmax(axis=1) == backward.argmax(axis=1)).sum()),
+        forward_part=float(np.median(np.divide(ahead, total, out=np.full_like(total, 0.5), where=total > 0))),
+        inflation=inflation,
+        other_inflation=max(0.0, rest) / inflation if inflation > 0 else 0.0,
+        ranks=ranks,
+    )
+
+
+def stands_out(ideal: IdealSteps, lossy: Bool, kind: tuple[str, ...]) -> float:
+    """How many times as far from the typical rank as the next the slowest is, in two thirds of the steps or more.
+
+    nan under four ranks.
+    """
+    excess = np.maximum(ideal.excess(*kind)[lossy], 0.0)
+    if excess.shape[1] < 4 or not len(excess):
+        return float("nan")
+    highest = np.partition(excess, -2, axis=1)[:, -2:]
+    floor = np.maximum(0.002 * ideal.step_ns[lossy], 1.0)
+    return float(np.quantile(highest[:, 1] / np.maximum(highest[:, 0], floor), 0.35))
+
+
+def _inflation(ideal: IdealSteps, lossy: Bool, slowest: Int, *kinds: str) -> float:
+    """own / ideal - 1 of the slowest rank, the median over steps; 0 where it has none of these kinds."""
+    steps = np.arange(int(lossy.sum()))
+    chosen = [ideal.own.kinds.index(kind) for kind in kinds if kind in ideal.own.kinds]
+    base = np.nan_to_num(ideal.base[lossy][:, :, chosen].sum(axis=2))[steps, slowest]
+    excess = ideal.excess(*kinds)[lossy][steps, slowest]
+    return float(np.median(np.divide(excess, base, out=np.zeros_like(base), where=base > 0)))
+
+
+def _correlation(a: Float, b: Float) -> float:
+    """Pearson's over the ranks of a step, the mean over steps: one odd step counts no more than another."""
+    a, b = a - a.mean(axis=1, keepdims=True), b - b.mean(axis=1, keepdims=True)
+    size = np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
+    products = (a * b).sum(axis=1)
+    return float(np.divide(products, size, out=np.zeros_like(size), where=size > 0).mean())
+
+
+# --- one layer ---
+
+
+_EXPLAINS = 0.5  # of what is to be explained
+_NEXT = 0.5  # of it, by another layer, is no longer one layer's
+_MOST_LAYERS = 0.5  # of the others within it
+_FEWEST_EQUALS = 3  # beside it
+_OUTLIER_RATIO = 1.5  # times its equals
+_BEYOND_NOISE = 4.0  # deviations of its equals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowLayer:
+    layer: str
+    excess_ns: float  # in a step
+    own_ns: float
+    typical_ns: float
+    beside: str  # whom it was compared with
+
+
+def layer_of_rank(layers: LayerTimes, rank: int, excess_ns: float) -> SlowLayer | None:
+    """The layer that makes a rank take `excess_ns` longer than others in a step, if it is one layer."""
+    at = np.flatnonzero(layers.ranks == rank)
+    if not len(at):
+        return None
+    times = layers.own_ns.sum(axis=2, where=np.isfinite(layers.own_ns))  # (R, L)
+    times[~np.isfinite(layers.own_ns).any(axis=2)] = np.nan
+    own = times[at[0]]
+    others = np.flatnonzero((layers.stages == layers.stages[at[0]]) & (layers.ranks != rank))
+    if len(others):
+        of_stage = " of its stage" if len(np.unique(layers.stages)) > 1 else ""
+        typical, beside = median(times[others], axis=0), f"on the other ranks{of_stage}"
+    else:
+        typical, beside = _of_equals(layers.layers, median(times, axis=0)), "in the layers like it"
+    return _one(layers.layers, own, typical, beside, excess_ns)
+
+
+def outlier_layer(layers: LayerTimes, step_ns: float, least: float) -> SlowLayer | None:
+    """The layer that takes longer than its equals on all ranks, by `least` of a step's time or more."""
+    times = layers.own_ns.sum(axis=2, where=np.isfinite(layers.own_ns))
+    times[~np.isfinite(layers.own_ns).any(axis=2)] = np.nan
+    if not times.size:
+        return None
+    own = median(times, axis=0)
+    typical = _of_equals(layers.layers, own)
+    spread = _spread_of_equals(layers.layers, own)
+    excess = np.nan_to_num(own - typical, nan=-1.0)
+    outlier = (excess >= least * step_ns) & (own >= _OUTLIER_RATIO * typical) & (excess >= _BEYOND_NOISE * spread)
+    beyond = np.sort(times - typical, axis=0)[len(times) // 4]  # on all ranks, or nearly; of few on all
+    outlier &= np.nan_to_num(beyond, nan=-1.0) >= 0.5 * excess
+    if not outlier.any():
+        return None
+    return _one(
+        layers.layers, np.where(outlier, own, typical), typical, "in the layers like it", float(excess[outlier].max())
+    )
+
+
+def _one(names: tuple[str, ...], own: Float, typical: Float, beside: str, excess_ns: float) -> SlowLayer | None:
+    excess = np.nan_to_num(own - typical, nan=0.0)
+    parts = [at for at in range(len(names)) if not _holds_the_model(names, at)]
+    explains = [at for at in parts if excess[at] >= _EXPLAINS * excess_ns]
+    if not explains or excess_ns <= 0:
+        return None
+    deepest = max(explains, key=lambda at: (names[at].count("."), excess[at]))
+    apart = [at for at in parts if not _related(names[at], names[deepest])]
+    if apart and excess[apart].max() > _NEXT * excess[deepest]:
+        return None
+    return SlowLayer(
+        layer=names[deepest],
+        excess_ns=float(excess[deepest]),
+        own_ns=float(own[deepest]),
+        typical_ns=float(typical[deepest]),
+        beside=beside,
+    )
+
+
+def _holds_the_model(names: tuple[str, ...], at: int) -> bool:
+    """The root, which goes by its class, or what holds most of the layers: no one layer."""
+    name = names[at]
+    if len(names) < 2:
+        return False
+    within = sum(other.startswith(f"{name}.") for other in names)
+    return within > _MOST_LAYERS * (len(names) - 1) or ("." not in name and name[:1].isupper())
+
+
+def _related(name: str, other: str) -> bool:
+    """One is the other, or within it."""
+    return name == other or name.startswith(f"{other}.") or other.startswith(f"{name}.")
+
+
+def _equals(names: tuple[str, ...]) -> list[list[int]]:
+    """Places of the names that differ in their last number only, where there are enough of them."""
+    like: dict[str, list[int]] = defaultdict(list)
+    for place, name in enumerate(names):
+        pattern, number = split_number(name)
+        if number is not None and OPEN in pattern:
+            like[pattern].append(place)
+    return [places for places in like.values() if len(places) > _FEWEST_EQUALS]
+
+
+def _of_equals(names: tuple[str, ...], times: Float) -> Float:
+    """The median of each name's equals; nan where it has too few."""
+    typical = np.full(len(names), np.nan)
+    for places in _equals(names):
+        typical[places] = median(times[places])
+    return typical
+
+
+def _spread_of_equals(names: tuple[str, ...], times: Float) -> Float:
+    spread = np.full(len(names), np.nan)
+    for places in _equals(names):
+        spread[places] = mad(times[places])
+    return spread

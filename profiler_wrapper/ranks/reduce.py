@@ -1,0 +1,482 @@
+"""A trace, reduced where it lies to a small table of spans."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from profiler_wrapper.analysis.attributed import attributed
+from profiler_wrapper.child import import_places
+from profiler_wrapper.errors import MissingPackage, WrongUse
+from profiler_wrapper.ranks.database import INSTALL, available_cores
+from profiler_wrapper.ranks.from_trace import Row, trace_rows
+from profiler_wrapper.trace.atomic import replacing
+from profiler_wrapper.trace.reader import read, read_shapes
+from profiler_wrapper.trace.run_directory import RUN_FILE
+from profiler_wrapper.trace.spans import SPAN_COLUMNS
+
+SCHEMA_VERSION = 2  # of what is made of a trace: a table of another one is made again
+_LATEST_NS = 2**62  # since 1970; what is beyond is no clock
+_GREATEST_RANK = 2**31 - 1
+_KEY = b"profiler_wrapper"
+_ARROW = {"INTEGER": "int32", "BIGINT": "int64", "SMALLINT": "int16", "VARCHAR": "string"}
+
+
+class Task(NamedTuple):
+    """A trace to reduce. Goes to another process, or another machine that sees the same files."""
+
+    trace: str
+    target: str  # where the table goes
+    otherwise: str  # where it goes if nothing can be written there
+    rank: int | None = None  # where the trace does not tell
+
+
+class Reduced(NamedTuple):
+    """What became of a trace."""
+
+    trace: str
+    spans: str  # the table; "" if there is none
+    rank: int | None = None
+    stored_rank: int | None = None  # as the table has it
+    rows: int = 0
+    world_size: int | None = None
+    host: str | None = None
+    steps: tuple[int, ...] = ()
+    on_device: bool = False
+    notes: tuple[str, ...] = ()
+    failure: str = ""  # why there is no table
+    reused: bool = False
+
+
+def reduce_trace(task: Task) -> Reduced:
+    """Makes the table of a trace, or takes the one that is there if it was made from this trace by this version.
+
+    Raises nothing but MemoryError: what is wrong with a trace is its failure, and the others go on.
+    """
+    trace, target = Path(task.trace), Path(task.target)
+    try:
+        for place in (target, Path(task.otherwise)):
+            if (there := read_summary(place, trace=trace)) is not None:
+                return there._replace(reused=True)
+        summary, rows = _reduce(trace, task.rank)
+        try:
+            return write_spans(target, rows, summary)
+        except OSError:
+            return write_spans(Path(task.otherwise), rows, summary)
+    except MemoryError:
+        raise
+    except Exception as error:
+        return Reduced(task.trace, "", task.rank, failure=f"{type(error).__name__}: {error}")
+
+
+def _reduce(trace: Path, rank: int | None) -> tuple[Reduced, list[Row]]:
+    recording = read(trace)
+    run = _run_beside(trace)
+    tells_sizes = recording.metadata.get("record_shapes") and not recording.device_mask.any()
+    found = attributed(recording, run=run, shapes=read_shapes(trace) if tells_sizes else None)
+    base = recording.metadata.get("baseTimeNanoseconds")
+    shift = base if isinstance(base, int) and 0 <= base <= _LATEST_NS else 0
+    rows = [row._replace(start_ns=row.start_ns + shift) for row in trace_rows(found)]
+    info = recording.metadata.get("distributedInfo")
+    info = info if isinstance(info, Mapping) else {}
+    world_size, host = info.get("world_size") or run.get("world_size"), recording.metadata.get("host_name")
+    told = [one for one in (recording.rank, rank) if one is not None and 0 <= one <= _GREATEST_RANK]
+    notes = list(recording.warnings)
+    if not found.tree.layers:
+        notes.append("no layers: the trace has no layer marks, no nn.Module events and no named blocks")
+    summary = Reduced(
+        str(trace),
+        "",
+        told[0] if told else None,
+        rows=len(rows),
+        world_size=world_size if isinstance(world_size, int) and 0 < world_size <= _GREATEST_RANK else None,
+        host=host if isinstance(host, str) else None,
+        steps=tuple(sorted({row.step for row in rows if row.kind == "step" and row.step is not None})),
+        on_device=found.charges.basis == "device",
+        notes=tuple(notes),
+    )
+    return summary, rows
+
+
+def _run_beside(trace: Path) -> dict[str, Any]:
+    """What run.json tells of the layers and steps; empty where there is none, or it cannot be read."""
+    try:
+        run = json.loads((trace.parent / RUN_FILE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    known = run if isinstance(run, dict) else {}
+    layers = known.get("layers")
+    if not (isinstance(layers, list) and all(isinstance(layer, dict) for layer in layers)):
+        known.pop("layers", None)
+    return known
+
+
+# --- files ---
+
+
+def write_spans(path: Path, rows: Iterable[Row], summary: Reduced) -> Reduced:
+    """Write a table whole or not at all.
+
+    Raises:
+        MissingPackage: pyarrow is not installed.
+        OSError: it cannot be written.
+    """
+    arrow, parquet = _arrow()
+    rows = list(rows)
+    columns = list(zip(*rows, strict=True)) or [()] * len(Row._fields)
+    values: dict[str, Sequence[Any]] = dict(zip(Row._fields, columns, strict=True))
+    stored = summary.rank if summary.rank is not None else 0
+    values["rank"] = [stored] * len(rows)
+    schema = arrow.schema([(name, getattr(arrow, _ARROW[kind])()) for name, (kind, _) in SPAN_COLUMNS.items()])
+    arrays = [arrow.array(list(values[name]), type=schema.field(name).type) for name in SPAN_COLUMNS]
+    trace = Path(summary.trace)
+    state = trace.stat()
+    done = summary._replace(spans=str(path), rows=len(rows), stored_rank=stored)
+    told = {
+        **done._asdict(),
+        "schema_version": SCHEMA_VERSION,
+        "columns": list(SPAN_COLUMNS),
+        "trace": trace.name,
+        "trace_bytes": state.st_size,
+        "trace_mtime_ns": state.st_mtime_ns,
+        "run_mtime_ns": _run_time(trace),
+    }
+    table = arrow.Table.from_arrays(arrays, schema=schema.with_metadata({_KEY: json.dumps(told).encode()}))
+    with replacing(path) as beside:
+        parquet.write_table(table, beside, compression="zstd")
+    return done
+
+
+def read_summary(path: Path, *, trace: Path | None = None) -> Reduced | None:
+    """What a table of ours says of itself; None where it is none, or was not made from `trace` as it is now."""
+    if not path.is_file():
+        return None
+    arrow, parquet = _arrow()
+    try:
+        metadata = parquet.read_metadata(path)
+        told = json.loads((metadata.metadata or {}).get(_KEY) or b"{}")
+    except (OSError, ValueError, arrow.ArrowException):
+        return None
+    if told.get("schema_version") != SCHEMA_VERSION or told.get("columns") != list(SPAN_COLUMNS):
+        return None
+    if trace is not None:
+        state = trace.stat()
+        now = (trace.name, state.st_size, state.st_mtime_ns, _run_time(trace))
+        if (told.get("trace"), told.get("trace_bytes"), told.get("trace_mtime_ns"), told.get("run_mtime_ns")) != now:
+            return None
+    fields = {name: told[name] for name in Reduced._fields if name in told}
+    fields["trace"] = str(trace) if trace is not None else str(path.parent / str(told.get("trace")))
+    return Reduced(**{**fields, "spans": str(path), "steps": tuple(told["steps"]), "notes": tuple(told["notes"])})
+
+
+def table_rows(path: Path, columns: Iterable[str]) -> int | None:
+    """Rows of a Parquet table that has these columns; None of what is none."""
+    arrow, parquet = _arrow()
+    try:
+        metadata = parquet.read_metadata(path)
+    except (OSError, arrow.ArrowException):
+        return None
+    return int(metadata.num_rows) if set(columns) <= set(metadata.schema.names) else None
+
+
+def problem_of_table(path: Path) -> str:
+    """Why a Parquet table cannot be read to its end; empty if it can."""
+    arrow, parquet = _arrow()
+    try:
+        for _ in parquet.ParquetFile(path).iter_batches():
+            pass
+    except (OSError, arrow.ArrowException) as error:
+        return str(error).strip().split("\n")[0] or type(error).__name__
+    return ""
+
+
+def _run_time(trace: Path) -> int | None:
+    try:
+        return os.stat(trace.parent / RUN_FILE).st_mtime_ns
+    except OSError:
+        return None
+
+
+def _arrow() -> tuple[Any, Any]:
+    """pyarrow and its Parquet.
+
+    Raises:
+        MissingPackage: it is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingPackage(f"tables of spans need pyarrow: {INSTALL}") from error
+    return pyarrow, pyarrow.parquet
+
+
+# --------------------------------------------------------------------------------------------------
+# Processes that reduce traces, each a new program: nothing of the script that wants them runs a second time.
+#
+# A process of `multiprocessing` that is spawned imports the script it was started from, and a training without
+# `if __name__ == "__main__":` around it would train again. What is started here knows nothing of that script: a
+# function
+# comes in by its name, a task as plain data, and what came of it goes back.
+
+Reduce = Callable[[Task], Reduced]
+DIES = "the process that reduced it was killed, twice: is there enough memory for it?"
+_NO_MEMORY = "there is not enough memory for it"
+_SERVE = f"from {__name__} import serve; serve()"
+# A worker computes on one core: there is one for each.
+_ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_alone = threading.Lock()  # where this process has to do it, a trace at a time
+_GONE = (EOFError, OSError, ValueError, pickle.UnpicklingError)  # what talking to a process that has ended raises
+
+
+def reduce_in_workers(tasks: Sequence[Task], count: int, reduce: Reduce) -> Iterator[tuple[int, Reduced]]:
+    """Each task's place and what became of it, as they end, by `count` processes.
+
+    A process that dies is replaced, and its task done again: only a task that kills two has a failure.
+    """
+    idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+    workers = [_Worker() for _ in range(count)]
+    for worker in workers:
+        idle.put(worker)
+
+    def run(task: Task) -> Reduced:
+        worker = idle.get()
+        try:
+            return worker.run(reduce, task)
+        finally:
+            idle.put(worker)
+
+    threads = ThreadPoolExecutor(count, thread_name_prefix="profiler_wrapper")
+    try:
+        futures = {threads.submit(run, task): i for i, task in enumerate(tasks)}
+        for future in as_completed(futures):
+            yield futures.pop(future), future.result()
+    finally:  # also where somebody pressed Ctrl-C
+        for worker in workers:
+            worker.close()
+        threads.shutdown(wait=True, cancel_futures=True)
+        for worker in workers:
+            worker.let_go()
+
+
+class _Worker:
+    """One process at a time, from the first task on."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = False  # it has said that it is there
+        self._closed = False
+        self._lock = threading.Lock()  # so that none is started once all are to end
+
+    def run(self, reduce: Reduce, task: Task) -> Reduced:
+        """What a process says of a task, or why none does; where none can be started, what this one says."""
+        why = ""
+        for _ in range(2):
+            try:
+                process = self._started()
+            except OSError:
+                with _alone:
+                    return _reduced(reduce, task)
+            if process is None:
+                break
+            try:
+                return self._ask(process, reduce, task)
+            except _GONE:
+                code = self._end()
+                why = DIES if self._began else f"the process that should reduce it ended with {code} before it began"
+        return Reduced(task.trace, "", task.rank, failure=why or "nobody waits for it any more")
+
+    def _started(self) -> subprocess.Popen[bytes] | None:
+        """The process; None once all are to end. Raises OSError: the system gives none."""
+        with self._lock:
+            if self._closed:
+                return None
+            if self._process is None:
+                self._began = False
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", f"import sys; sys.path[:] = {import_places()!a}; {_SERVE}"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env={**os.environ, **_ENVIRONMENT},
+                )
+            return self._process
+
+    def _ask(self, process: subprocess.Popen[bytes], reduce: Reduce, task: Task) -> Reduced:
+        assert process.stdin is not None and process.stdout is not None
+        if not self._began:
+            self._began = pickle.load(process.stdout) is True
+        process.stdin.write(pickle.dumps((reduce, task)))
+        process.stdin.flush()
+        reduced: Reduced = pickle.load(process.stdout)
+        return reduced
+
+    def _end(self) -> int | None:
+        with self._lock:
+            process, self._process = self._process, None
+        if process is None:  # `close` was quicker
+            return None
+        process.kill()
+        with suppress(OSError):  # what it did not read cannot be written any more
+            process.communicate()
+        return process.wait()
+
+    def close(self) -> None:
+        """Ends the process, whatever it does."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()
+
+    def let_go(self) -> None:
+        """After `close`, once nobody talks to the process."""
+        self._end()
+
+
+def serve() -> None:
+    """What a worker does: reduces the traces it is told of, until nobody tells of another one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it, which ends this one
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what anything prints is no answer
+    sys.stdout = sys.stderr
+    _answer(out, True)
+    while True:
+        try:
+            reduce, task = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        _answer(out, _reduced(reduce, task))
+
+
+def _reduced(reduce: Reduce, task: Task) -> Reduced:
+    try:
+        return reduce(task)
+    except MemoryError:
+        return Reduced(task.trace, "", task.rank, failure=_NO_MEMORY)
+    except Exception as error:
+        return Reduced(task.trace, "", task.rank, failure=f"{type(error).__name__}: {error}")
+
+
+def _answer(out: IO[bytes], value: Any) -> None:
+    try:
+        pickle.dump(value, out)
+        out.flush()
+    except BrokenPipeError:  # whoever asked has gone
+        os._exit(0)
+
+
+# --------------------------------------------------------------------------------------------------
+# Traces reduced side by side: by processes here, or by the workers of a Dask cluster.
+
+Done = Callable[[int, int], None]  # how many are done, of how many
+_WORKERS = "PROFILER_WRAPPER_WORKERS"  # for tests and small machines: processes that reduce
+_PATIENCE_S = 30.0  # to reach a scheduler
+
+
+def reduce_traces(
+    tasks: Sequence[Task],
+    *,
+    scheduler: str | None = None,
+    workers: int | None = None,
+    done: Done | None = None,
+    reduce: Reduce = reduce_trace,
+) -> tuple[Reduced, ...]:
+    """Each trace's summary, in the order of `tasks`. A trace that cannot be reduced has a failure; none is lost.
+
+    Args:
+        scheduler: of a Dask cluster whose workers see the same files; without one, processes here.
+        workers: processes; None: as many as cores.
+        done: is told how many are done.
+        reduce: what a worker does with a task; can be imported by its name.
+
+    Raises:
+        MissingPackage: Dask is asked for and not installed.
+        WrongUse: the scheduler cannot be reached.
+    """
+    found: dict[int, Reduced] = {}
+    for i, task in enumerate(tasks):  # what is there already needs no process
+        there = _there(task)
+        if there is not None:
+            found[i] = there
+            _tell(done, found, tasks)
+    left = [i for i in range(len(tasks)) if i not in found]
+    if len(left) == 1 and not scheduler and reduce is reduce_trace:
+        found[left[0]] = reduce_trace(tasks[left[0]])
+        _tell(done, found, tasks)
+    elif left:
+        run = _on_dask(tasks, left, scheduler, reduce) if scheduler else _here(tasks, left, workers, reduce)
+        for i, reduced in run:
+            found[i] = reduced
+            _tell(done, found, tasks)
+    return tuple(found[i] for i in range(len(tasks)))
+
+
+def _there(task: Task) -> Reduced | None:
+    try:
+        for place in (task.target, task.otherwise):
+            there = read_summary(Path(place), trace=Path(task.trace))
+            if there is not None:
+                return there._replace(reused=True)
+    except OSError:  # the trace is gone: reducing it says so
+        return None
+    return None
+
+
+def _here(tasks: Sequence[Task], left: list[int], workers: int | None, reduce: Reduce) -> Iterator[tuple[int, Reduced]]:
+    count = min(workers or _told_workers() or available_cores(), len(left))
+    for i, reduced in reduce_in_workers([tasks[i] for i in left], count, reduce):
+        yield left[i], reduced
+
+
+def _told_workers() -> int | None:
+    told = os.environ.get(_WORKERS, "")
+    return int(told) if told.isdecimal() and int(told) > 0 else None
+
+
+def _tell(done: Done | None, found: dict[int, Reduced], tasks: Sequence[Task]) -> None:
+    if done is not None:
+        done(len(found), len(tasks))
+
+
+# --- a cluster ---
+
+
+def _on_dask(
+    tasks: Sequence[Task], left: list[int], scheduler: str | None, reduce: Reduce
+) -> Iterator[tuple[int, Reduced]]:
+    distributed = _distributed()
+    try:
+        distributed.comm.get_address_host_port(scheduler, strict=True)
+        client = distributed.Client(scheduler, timeout=_PATIENCE_S, set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise WrongUse(f"--scheduler {scheduler}: no Dask scheduler answers there: {error}") from error
+    with client:
+        futures = client.map(reduce, [tasks[i] for i in left], pure=False, retries=1)
+        place = {future.key: i for future, i in zip(futures, left, strict=True)}
+        for future in distributed.as_completed(futures, loop=client.loop):
+            i = place[future.key]
+            if future.status == "finished":
+                yield i, Reduced(*future.result())
+            else:
+                raised = future.exception()
+                killed = type(raised).__name__ == "KilledWorker"
+                why = DIES if killed else f"{type(raised).__name__}: {raised}"
+                yield i, Reduced(tasks[i].trace, "", tasks[i].rank, failure=why)
+
+
+def _distributed() -> Any:
+    try:
+        import distributed
+    except ImportError as error:
+        raise MissingPackage("--scheduler needs Dask: pip install dask distributed") from error
+    return distributed

@@ -1,0 +1,754 @@
+"""Who slows the job, in one sentence: a rank, a stage, its data, garbage collection, or nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from profiler_wrapper.analysis.statistics import median
+from profiler_wrapper.ranks.database import Database, insert
+from profiler_wrapper.ranks.lost_time import (
+    LEAST_LOSS,
+    Cost,
+    IdealSteps,
+    Movement,
+    binomial_tail,
+    cost_of,
+    ideal_steps,
+    layer_of_rank,
+    movement,
+    outlier_layer,
+    recurs,
+    singled_out,
+    slow_ranks,
+    stands_out,
+    steady,
+    worth_naming,
+)
+from profiler_wrapper.ranks.model import (
+    COMPUTE,
+    Arrivals,
+    Bool,
+    Cause,
+    Confidence,
+    Float,
+    Int,
+    LayerTimes,
+    NamedSpan,
+    OwnTimes,
+    Replay,
+    Suspect,
+    Verdict,
+    VerdictName,
+)
+from profiler_wrapper.ranks.times import (
+    MANY_STEPS,
+    SOME_STEPS,
+    judged_steps,
+    subtract_estimated_waiting,
+    waiting_source,
+)
+
+_FEWEST_STEPS = 3  # fewer: nothing is said
+LATE = "it comes late to the collectives though its phases are no longer"
+OUTSIDE = "it spends longer outside its phases"
+_CLEAR = 0.7  # of the lost time
+_NEAR = 0.7  # of the greatest loss: told apart by what says more
+_SLOWDOWN = 1.05  # by replay: less is no loss
+
+
+def judge(
+    own: OwnTimes, arrivals: Arrivals | None = None, layers: LayerTimes | None = None, replay: Replay | None = None
+) -> Verdict:
+    """The verdict over all steps, with its evidence and everything that was weighed."""
+    own, left_out = judged_steps(own)
+    if len(own.steps) < _FEWEST_STEPS or not len(own.ranks):
+        return _too_little(own)
+    own = subtract_estimated_waiting(own)
+    times = ideal_steps(own)
+    scored = suspects(times, arrivals, layers)
+    step_ns, ideal_ns = float(times.step_ns.mean()), float(times.ideal_ns.mean())
+    if len(times.groups) > 1 and replay is not None:  # without stages all ranks meet: a replay knows nothing more
+        scored = [_by_replay(one, times, replay) for one in scored]
+        step_ns, ideal_ns = replay.total_ns / max(1, replay.steps), replay.ideal_ns / max(1, replay.steps)
+        left_out.append(_replayed(own, step_ns))
+    found = _chosen(scored)
+    common = {
+        "step_ns": step_ns,
+        "ideal_ns": ideal_ns,
+        "steps": len(own.steps),
+        "ms": replay.ms if replay else None,
+        "mw": replay.mw if replay else None,
+        "suspects": _each_once(scored),
+    }
+    notes = [*left_out, *_notes(own)]
+    if found is None:
+        return Verdict(
+            verdict="none",
+            sentence=_no_straggler(len(own.ranks), step_ns, ideal_ns),
+            confidence=_confidence(own, _unexplained(times, scored)),
+            evidence=(*_why_none(times, scored), *notes),
+            **common,  # type: ignore[arg-type]
+        )
+    suspect = found.suspect
+    return Verdict(
+        verdict=suspect.verdict,
+        cause=suspect.cause,
+        sentence=_sentence(suspect, step_ns),
+        rank=suspect.rank,
+        stage=suspect.stage,
+        layer=suspect.layer,
+        share=suspect.share,
+        lost_ns=suspect.lost_ns,
+        confidence=_confidence(own, found.cost.typical_share),
+        evidence=(*suspect.evidence, *notes),
+        **common,  # type: ignore[arg-type]
+    )
+
+
+def _each_once(scored: list[ScoredSuspect]) -> tuple[Suspect, ...]:
+    """The greatest share first. What was found in two ways, as data loading of a slow rank, counts as the greater."""
+    found: dict[tuple[object, ...], Suspect] = {}
+    for one in sorted(scored, key=lambda one: -one.suspect.share):
+        suspect = one.suspect
+        found.setdefault((suspect.verdict, suspect.cause, suspect.rank, suspect.stage, suspect.layer), suspect)
+    return tuple(found.values())
+
+
+def _chosen(scored: list[ScoredSuspect]) -> ScoredSuspect | None:
+    """The one with most of the loss; of those with about as much, the one that says most."""
+    certain = [one for one in scored if one.certain]
+    if not certain:
+        return None
+    most = max(one.cost.typical_gain for one in certain)
+    near = [one for one in certain if one.cost.typical_gain >= _NEAR * most]
+    return min(near, key=lambda one: (one.suspect.rank is None, one.suspect.layer is None, -one.cost.typical_gain))
+
+
+def _by_replay(one: ScoredSuspect, times: IdealSteps, replay: Replay) -> ScoredSuspect:
+    """Shares of ranks and stages as the replay of dependencies has them: it knows who waits for whom."""
+    suspect = one.suspect
+    if suspect.layer is not None or suspect.verdict not in ("rank", "stage"):
+        return one
+    if suspect.verdict == "stage":
+        at = np.flatnonzero(replay.stages == suspect.stage)
+        shares = replay.share_of_stage
+    else:
+        at = np.flatnonzero(replay.ranks == suspect.rank)
+        shares = replay.share_of_rank
+    if not len(at) or not np.isfinite(shares[at[0]]):
+        return one
+    share = float(shares[at[0]])
+    per_step = (replay.total_ns - replay.ideal_ns) / max(1, replay.steps or len(times.step_ns))
+    gain = share * (replay.slowdown - 1)
+    return ScoredSuspect(
+        replace(suspect, share=share, lost_ns=share * per_step),
+        replace(one.cost, share=share, typical_share=min(1.0, share), typical_gain=gain),
+        one.certain and replay.slowdown >= _SLOWDOWN and gain >= LEAST_LOSS,
+    )
+
+
+def _replayed(own: OwnTimes, step_ns: float) -> str:
+    recorded = float(np.nanmean(own.wall_ns))
+    return (
+        f"{step_ns / 1e6:,.1f} ms is the step replayed: each operation begins as soon as what it needs is there; "
+        f"recorded, with what lies between them, it takes {recorded / 1e6:,.1f} ms"
+    )
+
+
+def _too_little(own: OwnTimes) -> Verdict:
+    steps, ranks = len(own.steps), len(own.ranks)
+    what = f"{steps} step{'s' if steps != 1 else ''} of {ranks} rank{'s' if ranks != 1 else ''}"
+    return Verdict(
+        verdict="none",
+        sentence=f"No verdict: {what} are too few to tell a straggler from chance; record {MANY_STEPS} steps or more.",
+        steps=steps,
+    )
+
+
+def _notes(own: OwnTimes) -> list[str]:
+    notes = []
+    if len(own.steps) < MANY_STEPS:
+        notes.append(f"only {len(own.steps)} steps were judged")
+    if not own.waiting_known:
+        how = "estimated" if waiting_source(own)[0] == "estimated" else "not told apart"
+        notes.append(
+            f"no communication was recorded: waiting was {how}, and a slow backward of one rank may look like "
+            "that of all"
+        )
+    return notes
+
+
+def _confidence(own: OwnTimes, share: float) -> Confidence:
+    steps = len(own.steps)
+    if steps >= MANY_STEPS and share >= _CLEAR and own.waiting_known:
+        return "high"
+    return "medium" if steps >= SOME_STEPS else "low"
+
+
+def _no_straggler(ranks: int, step_ns: float, ideal_ns: float) -> str:
+    if ranks == 1:
+        return f"No straggler: there is one rank, of {step_ns / 1e6:,.1f} ms a step."
+    lost = max(0.0, step_ns - ideal_ns)
+    unsure = "and no rank, stage or cause surely has most of that."
+    return (
+        f"No straggler: ranks differ by {lost / 1e6:,.1f} ms of a step's {step_ns / 1e6:,.1f} ms "
+        f"({lost / step_ns if step_ns > 0 else 0.0:.0%}), "
+        + (unsure if lost >= LEAST_LOSS * step_ns else "which is little.")
+    )
+
+
+def _unexplained(times: IdealSteps, scored: list[ScoredSuspect]) -> float:
+    """How much of what is lost has no likely cause; all of it where little is lost."""
+    if not scored or times.lost_ns.mean() < LEAST_LOSS * times.step_ns.mean():
+        return 1.0
+    return 1.0 - scored[0].cost.share
+
+
+def _why_none(times: IdealSteps, scored: list[ScoredSuspect]) -> list[str]:
+    if not scored:
+        return []
+    most = scored[0]
+    return [
+        f"the likeliest, {_likely(most.suspect)}, would be {most.suspect.share:.0%} of the lost time, "
+        f"in {most.cost.steps} of {len(times.step_ns)} steps: not sure enough"
+    ]
+
+
+def _sentence(suspect: Suspect, step_ns: float) -> str:
+    return (
+        f"{_what(suspect)}; without it a step of {step_ns / 1e6:,.1f} ms would be "
+        f"{suspect.lost_ns / 1e6:,.1f} ms shorter, {_share_text(suspect.share)}."
+    )
+
+
+def _share_text(share: float) -> str:
+    """What is lost is lost against all being typical. Where the others are quicker than that, more can be gained."""
+    if share <= 1.0:
+        return f"{share:.0%} of the lost time"
+    return (
+        f"which is all of the lost time and more ({share:.0%}): that is counted against a job in which all are as "
+        "quick as the typical one, and the others are quicker"
+    )
+
+
+def _what(suspect: Suspect) -> str:
+    if suspect.verdict == "imbalance" and suspect.cause == "data imbalance":
+        return "The load is uneven: another rank gets the long input in each step"
+    if suspect.verdict == "imbalance":
+        return f"The load is uneven: another rank is slow in each step, in its {suspect.cause}"
+    if suspect.verdict in ("data", "gc"):
+        of = "" if suspect.rank is None else f" of rank {suspect.rank}"
+        return f"{suspect.cause.capitalize()}{of} holds the others up"
+    if suspect.verdict == "stage":
+        what = f"{suspect.layer} is slower than the layers like it" if suspect.layer else None
+        return what or f"Stage {suspect.stage} is slower than the others"
+    how = {
+        "late collective": LATE,
+        "slow layer": f"its {suspect.layer} takes longer",
+        "compute": "its forward and backward take longer",
+        "other": OUTSIDE,
+    }.get(suspect.cause, f"its {suspect.cause} takes longer")
+    return f"Rank {suspect.rank} is the straggler: {how}"
+
+
+def _likely(suspect: Suspect) -> str:
+    if suspect.verdict == "imbalance":
+        return f"{suspect.cause} on another rank in each step"
+    if suspect.rank is not None:
+        return f"{suspect.cause} of rank {suspect.rank}"
+    return f"stage {suspect.stage}" if suspect.verdict == "stage" else suspect.cause
+
+
+# --- suspects ---
+
+
+MOST = 0.5  # of the lost time: what is more is the cause, also where it comes and goes
+_SLOWER_STAGE = 1.33  # times the typical stage
+_STANDS_OUT = 4.0
+_FEWEST_TURNS = 8  # steps
+_BY_TURNS = 0.001  # chance that one is slowest so often where all take turns
+_HEAVY = 0.15  # of the step's time
+
+
+def suspects(ideal: IdealSteps, arrivals: Arrivals | None, layers: LayerTimes | None) -> list[ScoredSuspect]:
+    """All of them, the one that costs the typical step most first.
+
+    What moves from rank to rank is looked for in what remains without the ranks that are always slow.
+    """
+    slow, beyond = slow_ranks(ideal)
+    rest = ideal_steps(_without(ideal, slow)) if len(slow) else ideal
+    scored = [
+        *rank_suspects(ideal, slow, beyond, arrivals, layers),
+        *_kinds(ideal),
+        *_stages(ideal, layers),
+        *(_of_all_lost(one, ideal) for one in _moving(rest)),
+        *_outlier_layers(ideal, layers),
+    ]
+    return sorted(scored, key=lambda one: -one.cost.typical_gain)
+
+
+def _of_all_lost(one: ScoredSuspect, ideal: IdealSteps) -> ScoredSuspect:
+    """Its share of the time lost in all, though it was looked for in what remains without the slow ranks."""
+    lost = float(ideal.lost_ns.mean())
+    share = min(1.0, one.suspect.lost_ns / lost) if lost > 0 else 0.0
+    return replace(one, suspect=replace(one.suspect, share=share))
+
+
+def _without(ideal: IdealSteps, slow: Int) -> OwnTimes:
+    """Own times without what some ranks typically take too long."""
+    own = ideal.own.own_ns.copy()
+    beyond = median(own[:, slow] - ideal.base[:, slow], axis=0)
+    own[:, slow] -= np.minimum(np.maximum(np.nan_to_num(beyond), 0.0)[None], np.nan_to_num(own[:, slow]))
+    return replace(ideal.own, own_ns=own)
+
+
+def _kinds(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
+    """Data loading and garbage collection, on whatever ranks."""
+    for kind in ("data", "gc"):
+        if kind not in ideal.own.kinds:
+            continue
+        cost = cost_of(ideal, ideal.gain_of_kind(kind))
+        if not cost.gain_ns.any():
+            continue
+        verdict, cause = CAUSES[kind]
+        if kind == "gc":  # rare and dear: its time is measured, so no step needs to be like another
+            share = _share_without_worst(ideal, cost)
+            cost = replace(cost, typical_share=max(share, cost.typical_share), typical_gain=_mean_gain(ideal, cost))
+            certain = cost.steps >= 2 and worth_naming(cost) and cost.typical_share >= MEASURED
+        else:
+            certain = worth_naming(cost) and recurs(cost) and cost.typical_share >= MEASURED
+        excess = np.maximum(ideal.excess(kind), 0.0)
+        by_rank = excess.sum(axis=0)
+        most = int(by_rank.argmax())
+        alone = len(by_rank) > 1 and by_rank[most] >= 0.8 * by_rank.sum()
+        yield ScoredSuspect(
+            Suspect(
+                verdict=verdict,
+                cause=cause,
+                rank=int(ideal.own.ranks[most]) if alone else None,
+                stage=int(ideal.own.stages[most]) if alone else None,
+                share=cost.share,
+                lost_ns=float(cost.gain_ns.mean()),
+                steps=cost.steps,
+                evidence=(
+                    f"{cause}: up to {ms(float(excess.max()))} in a step beyond "
+                    + ("none" if kind == "gc" else "the typical rank"),
+                    f"it held {cost.steps} of {len(cost.hit)} steps, "
+                    + ("all on one rank" if alone else f"on {int((by_rank > 0.2 * by_rank.max()).sum())} ranks"),
+                ),
+            ),
+            cost,
+            certain,
+        )
+
+
+def _stages(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[ScoredSuspect]:
+    """The stage that is longest, where there are several."""
+    groups = ideal.groups
+    if len(groups) < 2:
+        return
+    typical = median(ideal.stage_ns, axis=0)
+    place = int(typical.argmax())
+    others = float(np.median(np.delete(typical, place)))
+    cost = cost_of(ideal, ideal.gain_of_stage(place))
+    beyond = float(typical[place] - others)
+    in_step = ideal.stage_times()
+    longest = int((in_step[:, place] >= (in_step.max(axis=1) + median(in_step, axis=1)) / 2).sum())
+    certain = (
+        cost.typical_share >= PERSISTENT
+        and typical[place] >= _SLOWER_STAGE * others
+        and beyond >= LEAST_LOSS * float(np.median(ideal.step_ns))
+        and steady(longest, len(cost.hit))
+        and len(cost.hit) >= FEWEST_STEPS
+    )
+    cost = replace(cost, typical_gain=max(cost.typical_gain, beyond / float(np.median(ideal.step_ns))))
+    members = groups[place]
+    stage = int(ideal.own.stages[members[0]])
+    evidence = [
+        f"ranks of stage {stage} work {ms(typical[place])} a step, those of the typical other stage {ms(others)}",
+        f"it is the longest stage in {int((in_step.argmax(axis=1) == place).sum())} of {len(cost.hit)} steps",
+    ]
+    cause: Cause = "slow stage"
+    layer = None
+    outlier = outlier_layer(layers, float(np.median(ideal.step_ns)), LEAST_LOSS) if layers is not None else None
+    if outlier and layers is not None and _is_of_stage(layers, outlier.layer, stage):
+        if outlier.excess_ns >= MOST * beyond:
+            cause, layer = "slow layer", outlier.layer
+        evidence.append(f"{outlier.layer}: {ms(outlier.own_ns)} a step, {ms(outlier.typical_ns)} {outlier.beside}")
+    if len(members) == 1:
+        evidence.append(f"rank {int(ideal.own.ranks[members[0]])} is alone in it: its machine may be the cause as well")
+    yield ScoredSuspect(
+        Suspect(
+            verdict="stage",
+            cause=cause,
+            rank=int(ideal.own.ranks[members[0]]) if len(members) == 1 else None,
+            stage=stage,
+            layer=layer,
+            share=cost.share,
+            lost_ns=float(cost.gain_ns.mean()),
+            steps=cost.steps,
+            evidence=tuple(evidence),
+        ),
+        cost,
+        certain,
+    )
+
+
+def _moving(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
+    """Work that is long on another rank in each step."""
+    lossy = ideal.lost_ns >= LEAST_LOSS * ideal.step_ns
+    if not any(len(members) > 1 for members in ideal.groups) or not lossy.any():
+        return
+    cost = cost_of(ideal, ideal.gain_of_kind(*COMPUTE))
+    moved = movement(ideal, lossy)
+    often = bool(lossy.mean() >= 0.5) and worth_naming(cost) and cost.typical_share >= MOST
+    if moved.together and _takes_turns(ideal, lossy, COMPUTE):
+        yield ScoredSuspect(_moving_suspect("data imbalance", cost, _together(moved)), cost, often)
+        return
+    for kinds, cause in ((("forward",), "forward"), (("recompute", "backward"), "backward"), (("other",), "other")):
+        cost = cost_of(ideal, ideal.gain_of_kind(*kinds))
+        times = stands_out(ideal, lossy, kinds)
+        certain = (
+            bool(lossy.mean() >= 0.5)
+            and lossy.sum() >= _FEWEST_TURNS
+            and cost.typical_share >= MOST
+            and times >= _STANDS_OUT
+            and cost.typical_gain >= _HEAVY
+            and not moved.whole_rank
+            and _takes_turns(ideal, lossy, kinds)
+            and cost.steps >= 0.5 * len(cost.hit)
+        )
+        words = (
+            f"in the typical step the slowest rank's {cause} is {times:.0f} times as far from the others' as the next",
+            "another rank in each step, and no other part of the step moves with it",
+        )
+        yield ScoredSuspect(_moving_suspect(cause, cost, words), cost, certain)  # type: ignore[arg-type]
+
+
+def _takes_turns(ideal: IdealSteps, lossy: Bool, kinds: tuple[str, ...]) -> bool:
+    """No rank is the slowest so often that it is one rank's matter."""
+    slowest = ideal.excess(*kinds)[lossy].argmax(axis=1)
+    most, steps, ranks = int(np.bincount(slowest).max()), len(slowest), len(ideal.own.ranks)
+    return most < steps and ranks * binomial_tail(most, steps, 1 / ranks) > _BY_TURNS
+
+
+def _moving_suspect(cause: Cause, cost: Cost, evidence: tuple[str, ...]) -> Suspect:
+    return Suspect(
+        verdict="imbalance",
+        cause=cause,
+        share=cost.share,
+        lost_ns=float(cost.gain_ns.mean()),
+        steps=cost.steps,
+        evidence=evidence,
+    )
+
+
+def _together(moved: Movement) -> tuple[str, ...]:
+    return (
+        f"forward and backward of a rank move together within a step: correlation {moved.correlation:.2f}",
+        f"the same rank has the longest forward and the longest backward in {moved.same_rank} of {moved.steps} steps, "
+        "and it is another one from step to step",
+    )
+
+
+def _outlier_layers(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[ScoredSuspect]:
+    """A layer that is slow on all ranks of a job without stages: ranks wait for none, but the job does."""
+    if layers is None or len(ideal.groups) > 1:
+        return
+    outlier = outlier_layer(layers, float(np.median(ideal.step_ns)), LEAST_LOSS)
+    if outlier is None:
+        return
+    lost = float(ideal.lost_ns.mean())
+    gain = np.full_like(ideal.step_ns, outlier.excess_ns)
+    share = outlier.excess_ns / (outlier.excess_ns + lost)
+    step = float(np.median(ideal.step_ns))
+    cost = Cost(
+        gain_ns=gain,
+        share=share,
+        typical_share=outlier.excess_ns / (outlier.excess_ns + float(np.median(ideal.lost_ns))),
+        typical_gain=outlier.excess_ns / step,
+        hit=np.ones(len(gain), dtype=np.bool_),
+    )
+    yield ScoredSuspect(
+        Suspect(
+            verdict="stage",
+            cause="slow layer",
+            stage=int(ideal.own.stages[0]),
+            layer=outlier.layer,
+            share=share,
+            lost_ns=outlier.excess_ns,
+            steps=len(gain),
+            evidence=(
+                f"{outlier.layer}: {ms(outlier.own_ns)} a step on the typical rank, "
+                f"{ms(outlier.typical_ns)} {outlier.beside}",
+                "it is as slow on all ranks",
+            ),
+        ),
+        cost,
+        worth_naming(cost) and len(gain) >= 3,
+    )
+
+
+def _is_of_stage(layers: LayerTimes, layer: str, stage: int) -> bool:
+    column = layers.own_ns[:, layers.layers.index(layer)]
+    return bool(np.isfinite(column[layers.stages == stage]).any())
+
+
+def _share_without_worst(ideal: IdealSteps, cost: Cost) -> float:
+    """The share, with the few steps left out that were longest for other reasons."""
+    rest = ideal.lost_ns - cost.gain_ns
+    kept = np.argsort(rest)[: len(rest) - (-(-len(rest) // 20) if len(rest) >= 10 else 0)]
+    lost = float(ideal.lost_ns[kept].sum())
+    return float(cost.gain_ns[kept].sum()) / lost if lost > 0 else 0.0
+
+
+def _mean_gain(ideal: IdealSteps, cost: Cost) -> float:
+    return float(cost.gain_ns.mean() / np.median(ideal.step_ns))
+
+
+# --- ranks ---
+
+
+FEWEST_STEPS = 3
+PERSISTENT = 0.05  # of the lost time, where the typical step has it
+MEASURED = 0.3  # of it, where it comes and goes
+OF_A_KIND = 0.6  # of a rank's excess: more is that kind's
+_BOTH = 0.2  # of it in forward and backward each: compute
+_LESS_THAN_HALF = 0.5
+_PAIRS = ("send", "recv", "receive", "p2p")  # between stages: who is short there need not be late
+
+CAUSES: dict[str, tuple[VerdictName, Cause]] = {
+    "data": ("data", "data loading"),
+    "gc": ("gc", "garbage collection"),
+    "forward": ("rank", "forward"),
+    "recompute": ("rank", "backward"),
+    "backward": ("rank", "backward"),
+    "optimizer": ("rank", "optimizer"),
+    "checkpoint": ("rank", "checkpoint"),
+    "communication": ("rank", "other"),
+    "other": ("rank", "other"),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredSuspect:
+    """A suspect, what it cost step by step, and whether that is more than chance."""
+
+    suspect: Suspect
+    cost: Cost
+    certain: bool
+
+
+def rank_suspects(
+    ideal: IdealSteps, slow: Int, beyond: Float, arrivals: Arrivals | None, layers: LayerTimes | None
+) -> Iterator[ScoredSuspect]:
+    """The ranks that are slow in the typical step; else the one that cost most, in many steps or by chance."""
+    step = float(np.median(ideal.step_ns))
+    if len(slow):
+        cost = cost_of(ideal, ideal.gain_of_ranks(slow))
+        certain = cost.typical_share >= PERSISTENT and len(cost.hit) >= FEWEST_STEPS
+        cost = replace(cost, typical_gain=max(cost.typical_gain, float(beyond[slow[0]]) / step))
+        yield ScoredSuspect(_rank_suspect(ideal, slow, cost, arrivals, layers), cost, certain)
+        return
+    gains = ideal.gain_of_each_rank()
+    capped = np.minimum(gains, np.quantile(ideal.lost_ns, 0.75) * 2)
+    places = np.array([capped.sum(axis=0).argmax()], dtype=np.int64)
+    cost = cost_of(ideal, gains[:, places[0]])
+    if not cost.gain_ns.any():
+        return
+    lossy = int((ideal.lost_ns >= LEAST_LOSS * ideal.step_ns).sum())
+    certain = (
+        worth_naming(cost)
+        and recurs(cost)
+        and cost.typical_share >= MEASURED
+        and singled_out(cost, lossy, len(ideal.own.ranks))
+    )
+    yield ScoredSuspect(_rank_suspect(ideal, places, cost, arrivals, layers), cost, certain)
+
+
+def _rank_suspect(
+    ideal: IdealSteps, places: Int, cost: Cost, arrivals: Arrivals | None, layers: LayerTimes | None
+) -> Suspect:
+    own, place = ideal.own, int(places[0])
+    rank = int(own.ranks[place])
+    hit = cost.hit if cost.hit.any() else np.ones_like(cost.hit)
+    parts = {
+        kind: max(0.0, float(np.median(ideal.excess(kind)[hit, place])))
+        for kind in own.kinds
+        if kind != "communication"
+    }
+    verdict, cause = _of_parts(parts)
+    whole = sum(parts.values())
+    evidence = [
+        *_longer(ideal, place, parts),
+        f"it held the step in {cost.steps} of {len(cost.hit)} steps",
+    ]
+    if len(places) > 1:
+        evidence.append("as slow: rank" + _names(own.ranks[places[1:]].tolist()))
+    last = _lateness(arrivals, rank, own.steps)
+    if last and (last[0] or cause == "other"):
+        evidence.append(last[1])
+    if cause == "other" and last and last[0]:
+        cause = "late collective"
+    layer = None
+    if cause in ("forward", "backward", "compute") and layers is not None:
+        slow = layer_of_rank(layers, rank, sum(parts.get(kind, 0.0) for kind in COMPUTE))
+        if slow:
+            layer, cause = slow.layer, "slow layer"
+            evidence.append(
+                f"{slow.layer}: {ms(slow.own_ns)} a step, {ms(slow.typical_ns)} {slow.beside}, "
+                f"{min(1.0, slow.excess_ns / whole):.0%} of what this rank takes longer"
+            )
+    return Suspect(
+        verdict=verdict,
+        cause=cause,
+        rank=rank,
+        stage=int(own.stages[place]),
+        layer=layer,
+        share=cost.share,
+        lost_ns=float(cost.gain_ns.mean()),
+        steps=cost.steps,
+        evidence=tuple(evidence),
+    )
+
+
+def _of_parts(parts: dict[str, float]) -> tuple[VerdictName, Cause]:
+    """What a rank's excess is made of, in a word."""
+    whole = sum(parts.values())
+    if whole <= 0:
+        return "rank", "compute"
+    ahead = parts.get("forward", 0.0) / whole
+    behind = (parts.get("backward", 0.0) + parts.get("recompute", 0.0)) / whole
+    if min(ahead, behind) >= _BOTH and ahead + behind >= OF_A_KIND:
+        return "rank", "compute"
+    if behind >= OF_A_KIND:
+        return "rank", "backward"
+    kind = max(parts, key=lambda name: parts[name])
+    if parts[kind] < OF_A_KIND * whole:
+        return "rank", "compute" if ahead + behind >= _LESS_THAN_HALF else "other"
+    return CAUSES[kind]
+
+
+def _lateness(arrivals: Arrivals | None, rank: int, steps_judged: Int) -> tuple[bool, str] | None:
+    """Whether a rank came last to most of the collectives it matters for, and how it is said."""
+    if arrivals is None or not len(arrivals.step):
+        return None
+    met = np.array([not any(part in name.lower() for part in _PAIRS) for name in arrivals.name])
+    met &= np.isin(arrivals.step, steps_judged)
+    if not met.any():
+        return None
+    late = (arrivals.shortest_rank == rank)[met]
+    # A rank that came late to one collective of a step meets the next with all others: the greatest counts.
+    steps, at = np.unique(arrivals.step[met], return_inverse=True)
+    weight = np.nan_to_num(arrivals.shorter_by_ns[met])
+    by_step, of_rank = np.bincount(at, weights=weight), np.bincount(at, weights=weight * late)
+    most = int((of_rank > 0.5 * by_step).sum())
+    typical = float(np.median(weight[late])) if late.any() else 0.0
+    return (
+        most >= 0.5 * len(steps),
+        f"rank {rank} came last in {most} of {len(steps)} steps, to {int(late.sum())} of {len(late)} collectives, "
+        f"typically by {ms(typical)}",
+    )
+
+
+def _longer(ideal: IdealSteps, place: int, parts: dict[str, float]) -> Iterator[str]:
+    """The kinds that make a rank longer, those with a tenth of it or more: means over the steps, as in tables."""
+    whole = sum(parts.values())
+    for kind in sorted(parts, key=lambda name: -parts[name]):
+        if whole <= 0 or parts[kind] < 0.1 * whole:
+            return
+        own, more = float(np.nanmean(ideal.own.of(kind)[:, place])), float(ideal.excess(kind)[:, place].mean())
+        yield f"{kind} of rank {int(ideal.own.ranks[place])}: {ms(own)} a step, {ms(more)} more than typical"
+
+
+def _names(ranks: list[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
+def ms(ns: float) -> str:
+    """`12.3 ms`."""
+    return f"{ns / 1e6:,.1f} ms"
+
+
+# --- spans whose names tell no kind ---
+
+
+_MOST_NAMES = 64  # those with the most time
+_LEAST = 0.05  # of a step's time beyond the others: less is no evidence
+_MOST_LINES = 3
+_MOST_OF_IT = 0.6  # of what the job loses by a rank
+_LONGEST = 80  # of a name, in a sentence
+
+
+def named_spans(database: Database, own: OwnTimes) -> tuple[NamedSpan, ...]:
+    """Names of kind "other" in the steps of `own`, that which differs most between ranks first.
+
+    A rank without such a span took nothing for it. What lies within another of its name is in that one's time.
+    """
+    if not len(own.steps) or not len(own.ranks):
+        return ()
+    database.execute("CREATE OR REPLACE TABLE judged_steps (step BIGINT)")
+    insert(database, "judged_steps", [(step,) for step in own.steps.tolist()])
+    rows = database.execute(
+        """WITH named AS (
+            SELECT name, rank, duration_ns, depth FROM spans SEMI JOIN judged_steps USING (step)
+            WHERE kind = 'other' AND name <> 'other' AND (parent IS NULL OR parent <> name)),
+        most AS (SELECT name FROM named GROUP BY name ORDER BY sum(duration_ns) DESC, name LIMIT ?)
+        SELECT name, rank, sum(duration_ns)::DOUBLE, count(*), min(depth) FROM named SEMI JOIN most USING (name)
+        GROUP BY name, rank""",
+        [_MOST_NAMES],
+    ).fetchall()
+    place = {rank: at for at, rank in enumerate(own.ranks.tolist())}
+    steps = np.isfinite(own.wall_ns).sum(axis=0)  # (R,)
+    sums: dict[str, tuple[Float, int, int]] = {}
+    for name, rank, duration_ns, count, depth in rows:
+        if rank in place:
+            times, counted, least = sums.get(name, (np.zeros(len(own.ranks)), 0, depth))
+            times[place[rank]] += duration_ns
+            sums[name] = (times, counted + count, min(least, depth))
+    there = np.flatnonzero(steps > 0)
+    found = []
+    for name, (times, counted, depth) in sums.items():
+        each = times[there] / steps[there]
+        slowest = int(each.argmax())
+        others = np.delete(each, slowest)
+        found.append(
+            NamedSpan(
+                name=name,
+                slowest_rank=int(own.ranks[there[slowest]]),
+                slowest_ns=float(each[slowest]),
+                others_ns=float(np.median(others)) if len(others) else None,
+                per_step=counted / int(steps.sum()),
+                nested=depth > 0,
+            )
+        )
+    return tuple(sorted(found, key=lambda one: (-one.beyond_ns, one.name)))
+
+
+def with_name(verdict: Verdict, spans: Sequence[NamedSpan]) -> Verdict:
+    """The verdict on a rank that is late for no known reason, with the name of the span that takes it most of that."""
+    if verdict.cause not in ("other", "late collective") or verdict.lost_ns is None:
+        return verdict
+    mine = [one for one in spans if one.slowest_rank == verdict.rank and not one.nested and one.others_ns is not None]
+    most = max(mine, key=lambda one: one.beyond_ns, default=None)
+    if most is None or most.beyond_ns < _MOST_OF_IT * verdict.lost_ns:
+        return verdict
+    why = f"its {most.name[:_LONGEST]} takes longer"
+    sentence = verdict.sentence.replace(LATE, f"{why}, and it comes late to the collectives").replace(OUTSIDE, why)
+    return replace(verdict, sentence=sentence)
+
+
+def named_evidence(spans: Sequence[NamedSpan], step_ns: float) -> Iterator[str]:
+    """Of names that take one rank longer for much: `load: 32.1 ms a step on rank 1, 0.1 ms on the others`."""
+    far = [one for one in spans if one.others_ns is not None and one.beyond_ns >= _LEAST * step_ns]
+    for one in far[:_MOST_LINES]:
+        assert one.others_ns is not None
+        yield (
+            f"{one.name[:_LONGEST]}: {one.slowest_ns / 1e6:,.1f} ms a step on rank {one.slowest_rank}, "
+            f"{one.others_ns / 1e6:,.1f} ms on the typical other rank; its name tells no kind, so it counts as other"
+        )

@@ -1,0 +1,500 @@
+"""Tables of the text on many ranks: suspects, who held a step, layers over ranks, communication."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from profiler_wrapper.ranks.model import CommunicationRow, RanksReport, Suspect
+from profiler_wrapper.ranks.rows import culprits, layers_over_ranks
+from profiler_wrapper.ranks.times import SLOW, WINDOWS, is_call, typical, waiting_source
+from profiler_wrapper.reports.text import cells, clean, grid, shorten
+
+# --------------------------------------------------------------------------------------------------
+# What texts on many ranks are made of: tables that fit, wrapped lines, numbers with few digits.
+
+
+def table(
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    *,
+    left_columns: int = 2,
+    notes: Sequence[str] = (),
+) -> str:
+    """A table below its title, with notes below it; its last columns are left out until it fits."""
+    if not rows:
+        return ""
+    used = [at for at in range(len(header)) if any(row[at] for row in rows)]
+    while True:
+        text = grid([header[at] for at in used], [[row[at] for at in used] for row in rows], left_columns=left_columns)
+        if width_of(text) <= width or len(used) <= 2:
+            break
+        used.pop()
+    lines = [shorten(line, width) for line in text.split("\n")]
+    return "\n".join([*wrapped(title, width), *lines, *wrapped("; ".join(notes), width, first="  ")])
+
+
+def width_of(text: str) -> int:
+    """Columns of its longest line."""
+    return max(cells(line) for line in text.split("\n"))
+
+
+def wrapped(text: str, width: int, *, first: str = "") -> list[str]:
+    """`text` in lines that fit, all but the first as far in as `first` takes it."""
+    if not text:
+        return []
+    return textwrap.wrap(
+        clean(text), width, initial_indent=first, subsequent_indent=" " * len(first), break_on_hyphens=False
+    )
+
+
+def ms(value: float | None) -> str:
+    """Milliseconds, with three digits or so."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 rank`, `4 ranks`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def number(value: float | None, decimals: int) -> str:
+    """Empty where it is not known."""
+    return "" if value is None or not math.isfinite(value) else f"{value:.{decimals}f}"
+
+
+def percent(share: float) -> str:
+    """`0.5` -> `50 %`."""
+    return f"{100 * share:.0f} %" if math.isfinite(share) else "-"
+
+
+def byte_count(value: int) -> str:
+    """Bytes in the unit that fits them."""
+    for size, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if value >= size:
+            return f"{value / size:.1f} {unit}"
+    return f"{value} B"
+
+
+def few(ranks: Sequence[int]) -> str:
+    """The first three, and how many more there are."""
+    return ", ".join(map(str, ranks[:3])) + (f" +{len(ranks) - 3}" if len(ranks) > 3 else "")
+
+
+# --------------------------------------------------------------------------------------------------
+# The table of ranks as text: what each did itself in a step, what it waited, its scores, memory and MFU.
+
+_MOST_RANKS = 16
+_SCORES = ("relative", "individual")
+
+Columns = dict[str, tuple[int, list[str]]]  # name: (how soon it is left out, texts)
+
+
+def ranks_table(report: RanksReport, width: int) -> str:
+    """Those that are named, marked, and those with the most time of their own; what each column says is below."""
+    data = report.to_dict()
+    rows = data["ranks"]
+    if not rows:
+        return ""
+    named = culprits(report)
+    shown = _shown(rows, named)
+    columns = _columns(report, data, shown, named)
+    names = [name for name, (_, texts) in columns.items() if any(texts)]
+    text, left_out = _fitting(columns, names, width)
+    count = len(report.told.steps)
+    then = "" if data["waiting"] == "unknown" else ", then what it waited for others"
+    title = (
+        f"Ranks: what each did itself{then}, in ms per step "
+        f"(mean of the {count} step{'' if count == 1 else 's'} that {'was' if count == 1 else 'were'} judged)"
+    )
+    notes = _notes(report, data, [name for name in names if name not in left_out], left_out, len(shown))
+    return "\n".join([*wrapped(title, width), text, *wrapped("; ".join(notes), width, first="  ")])
+
+
+def _columns(
+    report: RanksReport, data: dict[str, Any], shown: Sequence[dict[str, Any]], named: Iterable[int]
+) -> Columns:
+    rows, chosen = data["ranks"], set(named)
+    largest = max((row["peak_bytes"] or 0 for row in rows), default=0)
+    size, unit = (2**30, "GiB") if largest >= 2**29 else (2**20, "MiB")
+    kinds = [kind for kind in report.own.kinds if any(row["own_ms_per_step"].get(kind) for row in rows)]
+    columns: Columns = {
+        "rank": (0, [f"{'> ' if row['rank'] in chosen else '  '}{row['rank']}" for row in shown]),
+        "stage": (2, [str(row["stage"]) for row in shown] if len({row["stage"] for row in rows}) > 1 else []),
+        "host": (9, [shorten(clean(row["host"] or ""), 16) for row in shown]),
+    }
+    for kind in kinds:
+        important = kind in ("data", "forward", "backward")
+        texts = [ms(row["own_ms_per_step"].get(kind, 0.0)) for row in shown]
+        columns["transfer" if kind == "communication" and data["waiting"] != "unknown" else kind] = (
+            1 if important else 6 if kind == "other" else 4,
+            texts,
+        )
+    return columns | {
+        "waiting": (1, [ms(row["waiting_ms_per_step"]) for row in shown]),
+        "step": (3, [ms(row["wall_ms_per_step"]) for row in shown]),
+        "score": (2, [_scored(row["relative_score"], row["flagged_relative"]) for row in shown]),
+        "own score": (8, [_scored(row["individual_score"], row["flagged_individual"]) for row in shown]),
+        "late": (7, ["" if row["late_ms_per_step"] is None else ms(row["late_ms_per_step"]) for row in shown]),
+        "times last": (4, ["" if row["times_last"] is None else str(row["times_last"]) for row in shown]),
+        f"peak {unit}": (5, ["" if row["peak_bytes"] is None else f"{row['peak_bytes'] / size:.2f}" for row in shown]),
+        "MFU": (5, ["" if row["mfu"] is None else f"{100 * row['mfu']:.1f} %" for row in shown]),
+    }
+
+
+def _scored(score: float | None, flagged: bool) -> str:
+    if score is None:
+        return ""
+    return number(score, 2) + ("!" if score < SLOW else "*" if flagged else "")
+
+
+def _notes(
+    report: RanksReport, data: dict[str, Any], names: Sequence[str], left_out: Sequence[str], shown: int
+) -> list[str]:
+    """What the columns say, and what is not there."""
+    notes = []
+    count, window = len(data["ranks"]), report.scores.window
+    of_stage = " of its stage" if len(data["stages"]) > 1 else ""
+    low = f"! below {SLOW}"
+    if any(
+        row[f"flagged_{which}"] and (row[f"{which}_score"] or 0) >= SLOW for row in data["ranks"] for which in _SCORES
+    ):
+        low += f", * below it in {WINDOWS} windows of {window} step{'' if window == 1 else 's'} in a row"
+    met = 0 if report.arrivals is None else len(report.arrivals.step)
+    if shown < count:
+        notes.append(f"{shown} of {count} ranks: those named (>), then those with the most time of their own")
+    elif culprits(report):
+        notes.append("> is named by the verdict")
+    for name, meaning in (
+        ("other", "other: in no span, or in one whose name tells no kind"),
+        ("transfer", "transfer: communication without waiting"),
+        ("score", f"score: the quickest rank{of_stage} over this one, the median of windows of steps; {low}"),
+        ("own score", "own score: its own best over now"),
+        ("late", "late: by how much it came last to collectives, in ms per step"),
+        ("times last", f"times last: to how many of {met:,} collectives it came last, in all steps"),
+    ):
+        if name in names:
+            notes.append(meaning)
+    if left_out:
+        notes.append(f"no room for {', '.join(left_out)}")
+    if data["waiting"] == "estimated":
+        notes.append("waiting is estimated: after a phase in which ranks meet, what it took beyond the quickest")
+    if data["unknown"]["waiting_ms_per_step"] is not None:
+        notes.append(f"waiting is not known: {data['unknown']['waiting_ms_per_step']}")
+    if report.own.basis == "device":
+        notes.append("forward, backward and recompute are the device's time")
+    return notes
+
+
+def _fitting(columns: Columns, names: Sequence[str], width: int) -> tuple[str, list[str]]:
+    """The table of the columns that fit, and the names of the others."""
+    kept, left_out = list(names), list[str]()
+    while True:
+        text = grid(kept, list(zip(*(columns[name][1] for name in kept), strict=True)))
+        if width_of(text) <= width or len(kept) == 1:
+            return text, left_out
+        worst = max(range(len(kept)), key=lambda at: (columns[kept[at]][0], at))
+        left_out.append(kept.pop(worst))
+
+
+def _shown(rows: Sequence[dict[str, Any]], named: Iterable[int]) -> list[dict[str, Any]]:
+    if len(rows) <= _MOST_RANKS:
+        return list(rows)
+    chosen = set(named)
+    order = sorted(rows, key=lambda row: (row["rank"] not in chosen, -sum(row["own_ms_per_step"].values())))
+    return sorted(order[:_MOST_RANKS], key=lambda row: int(row["rank"]))
+
+
+_MOST_SUSPECTS = 6
+_LEAST_SHARE = 0.005  # of the lost time
+_MOST_LAYERS = 12
+_MOST_COLLECTIVES = 12
+_MOST_NAMES = 12
+_CALL = " (call)"
+_LONGEST_NAME = 40
+_LONGEST_SUSPECT = 26
+
+
+def suspects_table(report: RanksReport, width: int) -> str:
+    """Everything that was weighed and cost time."""
+    found = [one for one in report.verdict.suspects if one.lost_ns > 0 and one.share >= _LEAST_SHARE][:_MOST_SUSPECTS]
+    rows = [
+        [_who(one), clean(one.cause), ms(one.lost_ns / 1e6), percent(one.share), str(one.steps or "")] for one in found
+    ]
+    header = ["suspect", "cause", "ms per step", "of lost time", "steps"]
+    notes = ["what the job gains without each; they overlap", "steps: in which it cost time"] if rows else []
+    return table("Lost time, by suspect", header, rows, width, notes=notes)
+
+
+def _who(suspect: Suspect) -> str:
+    if suspect.rank is not None:
+        name = f"rank {suspect.rank}"
+    elif suspect.stage is not None:
+        name = f"stage {suspect.stage}"
+    else:
+        name = {"data": "data loading", "gc": "garbage collection"}.get(suspect.verdict, suspect.verdict)
+    return name if suspect.layer is None else f"{name}, {shorten(clean(suspect.layer), _LONGEST_SUSPECT)}"
+
+
+def stages_table(report: RanksReport, width: int) -> str:
+    """Whose time a step was: parts that add up to the longest rank's own time of the stage."""
+    data = report.to_dict()
+    shares = {row["stage"]: row for row in data["stages"]}
+    rows = []
+    for stage, parts in groupby(data["lost"], key=lambda row: row["stage"]):
+        for part in sorted(parts, key=lambda row: -row["held_ms_per_step"]):
+            rows.append(
+                [
+                    str(stage) if len(shares) > 1 else "",
+                    "transfer" if part["kind"] == "communication" and data["waiting"] != "unknown" else part["kind"],
+                    ms(part["held_ms_per_step"]),
+                    "" if part["most_by_rank"] is None else f"rank {part['most_by_rank']}",
+                    "" if part["most_by_rank"] is None else percent(part["share_of_that_rank"]),
+                ]
+            )
+    most = 4 if len(shares) > 1 else 9
+    kept = [row for _, group in groupby(rows, key=lambda row: row[0]) for row in list(group)[:most]][:24]
+    title = "What a step is made of, kind after kind: what each adds to the time of the rank slowest so far"
+    left_out = [f"{len(kept)} of {len(rows)} rows: the longest of each stage"] if len(kept) < len(rows) else []
+    notes = [
+        f"the parts{' of a stage' if len(shares) > 1 else ''} add up to the longest rank's step",
+        "mostly on: the rank slowest up to the end of that kind, and its share of the part",
+        *left_out,
+    ]
+    return table(title, ["stage", "kind", "ms per step", "mostly on", "share"], kept, width, notes=notes)
+
+
+def named_table(report: RanksReport, width: int) -> str:
+    """Spans whose names tell no kind: what they take on the rank where they take longest, and on the others."""
+    spans = report.named_spans
+    rows = [
+        [
+            shorten(clean(one.name), max(12, min(_LONGEST_NAME, width - 40))),
+            "-" if one.others_ns is None else ms(one.others_ns / 1e6),
+            ms(one.slowest_ns / 1e6),
+            f"rank {one.slowest_rank}",
+            f"{one.per_step:.3g}",
+            "within others" if one.nested else "",
+        ]
+        for one in spans[:_MOST_NAMES]
+    ]
+    title = f"Named spans of no known kind, in ms per step ({len(rows)} of {len(spans)}, those that differ most)"
+    notes = [
+        "their time is in other, or in the spans that they are within",
+        "others: the median of the other ranks",
+        "names that tell a kind: profiler-wrapper ranks --help",
+    ]
+    return table(title, ["span", "others", "slowest", "of", "per step", "place"], rows, width, notes=notes)
+
+
+def layers_table(report: RanksReport, width: int) -> str:
+    """Layers over the ranks that have them, those that differ most."""
+    found = layers_over_ranks(report)
+    rows = [
+        [
+            shorten(clean(row.layer), max(12, min(_LONGEST_NAME, width - 62))),
+            row.kind,
+            ms(row.median_ms),
+            ms(row.quickest_ms),
+            ms(row.spread_ms),
+            ms(row.slowest_ms),
+            "" if row.slowest_rank is None else f"rank {row.slowest_rank}",
+            f"rank {few(row.outliers)}" if row.outliers else "",
+        ]
+        for row in found[:_MOST_LAYERS]
+    ]
+    title = f"Layers over ranks, in ms of the median step ({len(rows)} of {len(found)}, those that differ most)"
+    header = ["layer", "phase", "median", "quickest", "spread", "slowest", "of", "outliers"]
+    notes = ["spread: typical deviation over ranks", "outliers: ranks 4 of these and a tenth beyond the median"]
+    return table(title, header, rows, width, notes=notes)
+
+
+def communication_table(report: RanksReport, width: int) -> str:
+    """What each collective moves, how fast, and what of it is waiting."""
+    staged = len(set(report.own.stages.tolist())) > 1
+    rows = [
+        _of_one(row, staged=staged, call=is_call(row, report.communication))
+        for row in report.communication[:_MOST_COLLECTIVES]
+    ]
+    header = ["communication", "group", "ranks", "times", "bytes", "GB/s", "transfer", "waiting", "waited", "hidden"]
+    title = f"Communication of one rank, in all steps, in ms ({len(rows)} of {len(report.communication)}, the longest)"
+    notes = ["transfer: the shortest over the ranks of each, as who came last did not wait"]
+    if any(row.transfer_ns is None for row in report.communication[:_MOST_COLLECTIVES]):
+        notes.append("?: transfer and waiting are one, as no two ranks tell of the same communication")
+    if any(row[0].endswith(_CALL) for row in rows):
+        notes.append("(call): what the calling thread takes to start the collectives of that name")
+    if any(row.bytes is not None for row in report.communication):
+        notes.append("GB/s: 10^9 bytes over transfer")
+    if any(row.overlapped_ns for row in report.communication):
+        notes.append("hidden: part of the time that ran beside compute")
+    return table(title, header, rows, width, notes=notes)
+
+
+def _of_one(row: CommunicationRow, *, staged: bool, call: bool) -> list[str]:
+    ranks = max(1, row.size)
+    group = row.group if staged or row.group != "stage 0" else "all"
+    return [
+        shorten(clean(row.name), 26) + _CALL * call,
+        shorten(clean(group), 16) or "-",
+        str(row.size),
+        f"{row.instances:,}",
+        "" if row.bytes is None else byte_count(row.bytes),
+        "" if row.bandwidth_bytes_per_s is None else f"{row.bandwidth_bytes_per_s / 1e9:.3g}",
+        ms(row.time_ns / 1e6 / ranks) + " ?" if row.transfer_ns is None else ms(row.transfer_ns / 1e6 / ranks),
+        "?" if row.waiting_ns is None else ms(row.waiting_ns / 1e6 / ranks),
+        "" if not row.time_ns or row.waiting_ns is None else percent(row.waiting_ns / row.time_ns),
+        "" if not row.time_ns or not row.overlapped_ns else percent(row.overlapped_ns / row.time_ns),
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# The report on many ranks as text: the verdict first, then what it stands on, then what is not known.
+
+_MOST_MISSING = 20
+_NARROWEST = 40
+_LEAST_OTHER = 0.01  # of a step, in no span: less is not told
+
+
+def ranks_text(report: RanksReport, *, width: int = 100) -> str:
+    """The verdict, its evidence, lost time, ranks, layers, communication, what is missing and the clocks.
+
+    Every line fits into `width` columns; tables leave out what matters least.
+    """
+    width = max(width, _NARROWEST)
+    parts = [
+        _head(report, width),
+        suspects_table(report, width),
+        ranks_table(report, width),
+        named_table(report, width),
+        stages_table(report, width),
+        layers_table(report, width),
+        communication_table(report, width),
+        _unknown(report, width),
+        _missing(report, width),
+        _clocks(report, width),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _head(report: RanksReport, width: int) -> str:
+    verdict, own = report.verdict, report.own
+    is_part = report.world_size is not None and report.world_size != len(own.ranks)
+    about = [
+        counted(len(own.ranks), "rank") + (f" of {report.world_size}" if is_part else ""),
+        counted(len(own.steps), "step"),
+        counted(report.spans, "span"),
+    ]
+    if verdict.step_ns is not None:
+        about.append(f"a step takes {ms(verdict.step_ns / 1e6)} ms")
+    if verdict.ideal_ns is not None and len(own.ranks) > 1:
+        about.append(f"{ms(verdict.ideal_ns / 1e6)} ms if all were as quick as the typical one")
+    about.append(f"confidence {verdict.confidence}")
+    if len(set(own.stages.tolist())) > 1:
+        for name, value, of in (("Ms", verdict.ms, "the last stage"), ("Mw", verdict.mw, "the slowest few ranks")):
+            if value is not None:
+                about.append(f"{name} {value:.3f} (of the lost time, by {of})")
+    lines = wrapped(verdict.sentence, width)
+    lines += [line for one in verdict.evidence for line in wrapped(one, width, first="  - ")]
+    return "\n".join([*lines, *wrapped("; ".join(about), width)])
+
+
+# --- what is not known ---
+
+
+def _unknown(report: RanksReport, width: int) -> str:
+    """What could not be attributed or measured, and why."""
+    told = [
+        f"{what}: {why}"
+        for what, why in (
+            ("peak memory", report.peak_unknown),
+            ("MFU", report.mfu_unknown),
+            ("time in no span" if not report.named_spans else "time in no span of a known kind", _in_no_span(report)),
+            (
+                "layers",
+                None if report.layers is not None else "no span is of a layer: LayerTimer, or a trace, has them",
+            ),
+            ("communication", None if report.communication else f"none was recorded{_instead(report)}"),
+            ("waiting", _waiting_unknown(report)),
+        )
+        if why is not None
+    ]
+    told += _communication_unknown(report)
+    return (
+        "\n".join(["Not known", *(line for one in told for line in wrapped(one, width, first="  - "))]) if told else ""
+    )
+
+
+def _instead(report: RanksReport) -> str:
+    return ": waiting was estimated" if waiting_source(report.told)[0] == "estimated" else ""
+
+
+def _in_no_span(report: RanksReport) -> str | None:
+    own = report.told
+    if "other" not in own.kinds or not len(own.ranks):
+        return None
+    other, wall = own.of("other"), own.wall_ns
+    known = np.isfinite(other).all(axis=0) & np.isfinite(wall).all(axis=0) & (len(other) > 0)
+    if not known.any():
+        return None
+    shares = other[:, known].mean(axis=0) / np.maximum(wall[:, known].mean(axis=0), 1.0)
+    share, most = float(typical(shares, axis=0)), float(shares.max())
+    if most < _LEAST_OTHER:
+        return None
+    if most == float(shares.min()):
+        return f"{percent(share)} of a step of each rank"
+    rank = int(own.ranks[known][shares.argmax()])
+    return f"{percent(share)} of a step of the typical rank, at most {percent(most)} (rank {rank})"
+
+
+def _waiting_unknown(report: RanksReport) -> str | None:
+    rows = [row for row in report.communication if not is_call(row, report.communication)]
+    alone = [row for row in rows if row.transfer_ns is None]
+    if not alone:
+        return None
+    whose = f"{len(alone)} of {len(rows)} communications"
+    return f"in {whose} (marked ?), no two ranks tell of the same one, so waiting and transfer are one"
+
+
+def _communication_unknown(report: RanksReport) -> list[str]:
+    """Each reason why overlap or bandwidth are not known, and of how many collectives."""
+    counts = Counter(reason for row in report.communication for reason in row.unknown.split("; ") if reason)
+    count = len(report.communication)
+    return [reason if times == count else f"{reason} ({times} of {count})" for reason, times in counts.items()]
+
+
+def _missing(report: RanksReport, width: int) -> str:
+    lines = [
+        line
+        for row in report.missing[:_MOST_MISSING]
+        for line in wrapped(f"{row.what}: {row.reason}", width, first="  - ")
+    ]
+    if len(report.missing) > _MOST_MISSING:
+        lines.append(f"  - and {len(report.missing) - _MOST_MISSING} more")
+    return "\n".join(["Missing", *lines]) if lines else ""
+
+
+def _clocks(report: RanksReport, width: int) -> str:
+    clocks = report.clocks
+    if clocks is None:
+        return ""
+    if clocks.source == "none" or not len(clocks.ranks):
+        why = "; ".join(clocks.notes) or "the ranks have nothing in common"
+        return "\n".join(wrapped(f"Clocks: not aligned: {why}", width))
+    events = {"collectives": "ends of collectives", "steps": "ends of steps"}[clocks.source]
+    residual = clocks.residual_ns[np.isfinite(clocks.residual_ns)]
+    said = (
+        f"Clocks: aligned by {clocks.events:,} {events}; residual "
+        + (f"{np.median(residual) / 1e3:.1f} us, at most {residual.max() / 1e3:.1f} us" if len(residual) else "-")
+        + f"; they differ by up to {np.nanmax(np.abs(clocks.offset_ns)) / 1e6:.3f} ms"
+    )
+    return "\n".join(line for one in (said, *clocks.notes) for line in wrapped(one, width))

@@ -1,0 +1,885 @@
+"""What each rank did itself in each step, and what it waited for others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, median
+from profiler_wrapper.ranks.database import Arrays, Database, Grid, column, has_table, insert, to_arrays
+from profiler_wrapper.ranks.model import (
+    COMPUTE,
+    OWN_KINDS,
+    Accounting,
+    Arrivals,
+    Bool,
+    CommunicationRow,
+    Float,
+    Int,
+    LayerTimes,
+    OwnTimes,
+    Scores,
+    WaitingSource,
+)
+
+# --------------------------------------------------------------------------------------------------
+# Collectives, sends and receives: who came last to each, who waited, what each name costs in all.
+#
+# A database has the tables (or views) `spans` and `ranks`, as trace/spans.py describes them. `prepare` adds:
+#
+# - `main_threads`: rank, thread: the one whose time is the step's.
+# - `labels`: label, name, "group": a number for each communication in each group. A send and its receive are one.
+# - `labels_of_names`: key, label: of each name in each group as spans have it.
+# - `label_bytes`: label, bytes: moved in all.
+# - `communications`: rank, step, label, sequence, start_ns, duration_ns, on_main.
+#
+# Rows are added up in the database, so that an answer has the size of ranks times steps, never that of the spans.
+
+_SENDS = re.compile(r"(?i)(^|[^a-z])(i?)(send|recv|receive)(?![a-z])")
+
+
+def prepare(database: Database) -> None:
+    """Adds the tables that the answers are made from."""
+    found = database.execute(
+        f"""SELECT rank, thread, CASE WHEN kind = 'communication' THEN {label_key("spans")} END AS key,
+            count(*) FILTER (kind = 'step') AS steps, any_value(name), any_value("group"),
+            coalesce(sum(duration_ns) FILTER (kind <> 'step' AND depth = 0), 0)::BIGINT AS busy_ns,
+            TRY_CAST(sum(bytes) AS BIGINT) AS bytes
+        FROM spans WHERE step IS NOT NULL GROUP BY ALL"""
+    ).fetchall()
+    _main_threads(database, [(rank, thread, key, steps, busy) for rank, thread, key, steps, _, _, busy, _ in found])
+    label_of = _labels(database, {key: (name, group) for _, _, key, _, name, group, _, _ in found if key is not None})
+    moved: dict[int, int] = {}
+    for _, _, key, _, _, _, _, size in found:
+        if key is not None and size is not None:
+            moved[label_of[key]] = moved.get(label_of[key], 0) + size
+    database.execute("CREATE OR REPLACE TABLE label_bytes (label INTEGER, bytes BIGINT)")
+    insert(database, "label_bytes", list(moved.items()))
+    database.execute(
+        f"""CREATE OR REPLACE TABLE communications AS
+        SELECT s.rank, s.step, l.label, s.sequence, s.start_ns, s.duration_ns,
+            (m.thread IS NULL OR s.thread IS NULL OR s.thread = m.thread) AS on_main
+        FROM spans s JOIN labels_of_names l ON l.key = {label_key("s")} LEFT JOIN main_threads m ON m.rank = s.rank
+        WHERE s.kind = 'communication' AND s.step IS NOT NULL"""
+    )
+
+
+def _main_threads(database: Database, found: Sequence[tuple[int, int | None, int | None, int, int]]) -> None:
+    """Of each rank: the thread of its steps; where there are none, that with the most time in spans."""
+    marks: dict[int, dict[int, tuple[int, int]]] = {}
+    for rank, thread, key, steps, busy_ns in found:
+        if thread is not None:
+            before = marks.setdefault(rank, {}).get(thread, (0, 0))
+            marks[rank][thread] = (before[0] + steps, before[1] + (busy_ns if key is None else 0))
+    database.execute("CREATE OR REPLACE TABLE main_threads (rank INTEGER, thread BIGINT)")
+    rows = [(rank, max(threads, key=lambda thread: threads[thread])) for rank, threads in marks.items()]
+    insert(database, "main_threads", rows)
+
+
+def _labels(database: Database, named: Mapping[int, tuple[str, str | None]]) -> dict[int, int]:
+    """By key of a name in a group, its label."""
+    numbers: dict[tuple[str, str], int] = {}
+    of_names = [
+        (key, numbers.setdefault((common_name(name), group or ""), len(numbers)))
+        for key, (name, group) in named.items()
+    ]
+    database.execute('CREATE OR REPLACE TABLE labels (label INTEGER, name VARCHAR, "group" VARCHAR)')
+    database.execute("CREATE OR REPLACE TABLE labels_of_names (key UBIGINT, label INTEGER)")
+    insert(database, "labels_of_names", of_names)
+    insert(database, "labels", [(label, *both) for both, label in numbers.items()])
+    return dict(of_names)
+
+
+def label_key(table: str) -> str:
+    """The expression of the key in `labels_of_names` of a span's name in its group."""
+    return f"""hash({table}.name, coalesce({table}."group", ''))"""
+
+
+def common_name(name: str) -> str:
+    """What a send and the receive that it goes to have in common: `"forward-send"` -> `"forward-send/recv"`."""
+    return _SENDS.sub(r"\1\2send/recv", name)
+
+
+# --- collectives matched across ranks ---
+
+
+_ROWS_AT_ONCE = 1_500_000
+_GREATEST = 2**62  # number of an instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MatchedCollectives:
+    """Collectives that two ranks or more tell of. (C,) arrays by instance; (S, R) and (R,) by step and rank.
+
+    The shortest duration over the ranks of an instance is its transfer: who came last did not wait.
+    """
+
+    label: Int  # (C,) as the table `labels` has it
+    step: Int  # (C,)
+    sequence: Int  # (C,)
+    size: Int  # (C,) ranks that tell of it
+    shortest_ns: Float  # (C,)
+    median_ns: Float  # (C,) of durations
+    total_ns: Float  # (C,)
+    shortest_rank: Int  # (C,)
+    first_rank: Int  # (C,) by starts, aligned where clocks are
+    last_rank: Int  # (C,)
+    lateness_ns: Float  # (C,) last start - median start
+    ranks: Int  # (R,)
+    steps: Int  # (S,)
+    transfer_on_main_ns: Float  # (S, R) shortest durations of what a rank had part in, on its main thread
+    transfer_beside_ns: Float  # (S, R) the same, beside it
+    times_last: Int  # (R,) times a rank had the shortest duration
+    late_ns: Float  # (R,) median - shortest of these
+    waiting_ns: Float  # (R,) durations beyond the shortest
+
+
+def match_collectives(database: Database) -> MatchedCollectives:
+    """All of a database that is prepared, matched across ranks, a few steps at a time."""
+    ranks = column(database, "SELECT DISTINCT rank FROM communications ORDER BY rank")
+    steps = column(database, "SELECT DISTINCT step FROM communications ORDER BY step")
+    shape = (len(steps), len(ranks))
+    on_main, beside = np.zeros(shape), np.zeros(shape)
+    times_last = np.zeros(len(ranks), dtype=np.int64)
+    late, waiting = np.zeros(len(ranks)), np.zeros(len(ranks))
+    parts: list[dict[str, npt.NDArray[Any]]] = []
+    for rows in _sorted_rows(database):
+        first = np.flatnonzero(np.diff(rows["instance"], prepend=-1))
+        size = np.diff(first, append=len(rows["instance"]))
+        place = np.repeat(np.arange(len(first)), size)
+        shared = (size > 1)[place]
+        first, size, rows = _without_lone(rows, shared, size)
+        if not len(first):
+            continue
+        place = np.repeat(np.arange(len(first)), size)
+        part = _part(rows, first, size, place)
+        parts.append(part)
+        rank = np.searchsorted(ranks, rows["rank"])
+        step = np.searchsorted(steps, rows["step"])
+        shortest = part["shortest_ns"][place]
+        for target, chosen in ((on_main, rows["on_main"]), (beside, ~rows["on_main"])):
+            at = step[chosen] * len(ranks) + rank[chosen]
+            target += np.bincount(at, weights=shortest[chosen], minlength=target.size).reshape(shape)
+        waiting += np.bincount(rank, weights=rows["duration_ns"] - shortest, minlength=len(ranks))
+        last = np.searchsorted(ranks, part["shortest_rank"])
+        alone = part["median_ns"] > part["shortest_ns"]  # of ranks that came together, none came last
+        times_last += np.bincount(last[alone], minlength=len(ranks))
+        late += np.bincount(last, weights=part["median_ns"] - part["shortest_ns"], minlength=len(ranks))
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else _nothing()
+    return MatchedCollectives(
+        **joined,
+        ranks=ranks,
+        steps=steps,
+        transfer_on_main_ns=on_main,
+        transfer_beside_ns=beside,
+        times_last=times_last,
+        late_ns=late,
+        waiting_ns=waiting,
+    )
+
+
+def _without_lone(rows: Arrays, shared: npt.NDArray[np.bool_], size: Int) -> tuple[Int, Int, Arrays]:
+    """Where several ranks tell: (first row of each instance, its rows, all rows)."""
+    size = size[size > 1]
+    return np.cumsum(size) - size, size, {name: values[shared] for name, values in rows.items()}
+
+
+def _part(rows: Arrays, first: Int, size: Int, place: Int) -> dict[str, npt.NDArray[Any]]:
+    """Instances of some steps; `rows` are sorted by instance, then by duration."""
+    duration, rank = rows["duration_ns"].astype(np.float64), rows["rank"].astype(np.int64)
+    by_start = np.lexsort((rows["start_ns"], place))
+    start = rows["start_ns"][by_start]
+    low, high, last = first + (size - 1) // 2, first + size // 2, first + size - 1
+    return {
+        "label": rows["label"][first].astype(np.int64),
+        "step": rows["step"][first].astype(np.int64),
+        "sequence": rows["sequence"][first].astype(np.int64),
+        "size": size.astype(np.int64),
+        "shortest_ns": duration[first],
+        "median_ns": (duration[low] + duration[high]) / 2,
+        "total_ns": np.add.reduceat(duration, first),
+        "shortest_rank": rank[first],
+        "first_rank": rank[by_start[first]],
+        "last_rank": rank[by_start[last]],
+        "lateness_ns": (start[last] - start[low]) - (start[high] - start[low]) / 2,
+    }
+
+
+def _nothing() -> dict[str, npt.NDArray[Any]]:
+    whole = ("label", "step", "sequence", "size", "shortest_rank", "first_rank", "last_rank")
+    names = {name: np.empty(0, dtype=np.int64) for name in whole}
+    return names | {name: np.empty(0) for name in ("shortest_ns", "median_ns", "total_ns", "lateness_ns")}
+
+
+def _sorted_rows(database: Database) -> Iterator[Arrays]:
+    """Numbered communications of some steps at a time, by instance, then by duration."""
+    counts = to_arrays(
+        database,
+        """SELECT step, count(*) AS rows, max(sequence) AS most, max(label) AS label FROM communications
+        WHERE sequence IS NOT NULL GROUP BY step ORDER BY step""",
+    )
+    if not len(counts["step"]):
+        return
+    sequences, labels = int(counts["most"].max()) + 1, int(counts["label"].max()) + 1
+    part = (np.cumsum(counts["rows"]) - 1) // _ROWS_AT_ONCE
+    for number in np.unique(part).tolist():
+        steps = counts["step"][part == number]
+        first, last = int(steps[0]), int(steps[-1])
+        instance = f"c.sequence + {sequences} * (c.step - {first} + {last - first + 1} * c.label::BIGINT)"
+        if sequences * (last - first + 1) * labels > _GREATEST:  # steps with such numbers are counted instead
+            instance = "dense_rank() OVER (ORDER BY c.label, c.step, c.sequence)"
+        start, join = _aligned_start(database)
+        yield to_arrays(
+            database,
+            f"""SELECT {instance} AS instance,
+                c.rank, c.step, c.label, c.sequence, {start} AS start_ns, c.duration_ns, c.on_main
+            FROM communications c {join} WHERE c.sequence IS NOT NULL AND c.step BETWEEN {first} AND {last}
+            ORDER BY instance, c.duration_ns, c.rank""",
+        )
+
+
+def _aligned_start(database: Database) -> tuple[str, str]:
+    """(expression, join) of starts by aligned clocks, where the database has `clocks`; else by each rank's own."""
+    if not has_table(database, "clocks"):
+        return "c.start_ns", ""
+    shift = "coalesce(k.offset_ns + k.drift * (c.start_ns - k.reference_ns), 0)::BIGINT"
+    return f"c.start_ns - {shift}", "LEFT JOIN clocks k ON k.rank = c.rank"
+
+
+# --- what each costs ---
+
+
+def arrivals(database: Database, *, matched: MatchedCollectives | None = None) -> Arrivals | None:
+    """Who came last to each collective, and who waited; None where no two ranks tell of one."""
+    matched = match_collectives(database) if matched is None else matched
+    if not len(matched.step):
+        return None
+    rows = database.execute('SELECT label, name, "group" FROM labels').fetchall()
+    named = {label: (name, group) for label, name, group in rows}
+    names = [named[label] for label in matched.label.tolist()]
+    order = np.lexsort((matched.sequence, matched.label, matched.step))
+    return Arrivals(
+        step=matched.step[order],
+        group=tuple(names[i][1] for i in order.tolist()),
+        name=tuple(names[i][0] for i in order.tolist()),
+        sequence=matched.sequence[order],
+        size=matched.size[order],
+        first_rank=matched.first_rank[order],
+        last_rank=matched.last_rank[order],
+        lateness_ns=matched.lateness_ns[order],
+        shortest_rank=matched.shortest_rank[order],
+        shorter_by_ns=(matched.median_ns - matched.shortest_ns)[order],
+        transfer_ns=matched.shortest_ns[order],
+        waiting_ns=(matched.total_ns - matched.shortest_ns * matched.size)[order],
+        ranks=matched.ranks,
+        times_last=matched.times_last,
+        late_ns=matched.late_ns,
+        rank_waiting_ns=matched.waiting_ns,
+    )
+
+
+def communication(database: Database, *, matched: MatchedCollectives | None = None) -> tuple[CommunicationRow, ...]:
+    """Each collective, send and receive in each group, over all ranks and steps; what takes longest first."""
+    matched = match_collectives(database) if matched is None else matched
+    rows = database.execute(
+        """SELECT c.label, l.name, l."group", c.ranks, c.instances, c.time_ns, b.bytes FROM (
+            SELECT label, count(DISTINCT rank) AS ranks, count(*) // count(DISTINCT rank) AS instances,
+                sum(duration_ns)::BIGINT AS time_ns FROM communications GROUP BY label) c
+        JOIN labels l USING (label) LEFT JOIN label_bytes b USING (label)
+        ORDER BY c.time_ns DESC, l.name, l."group" """
+    ).fetchall()
+    transfers = np.bincount(matched.label, weights=matched.shortest_ns * matched.size, minlength=1)
+    counts = np.bincount(matched.label, minlength=1)
+    hidden = overlapped_ns(database)
+    found = []
+    for label, name, group, ranks, instances, time_ns, moved in rows:
+        met = label < len(counts) and counts[label] > 0
+        transfer_ns = int(transfers[label]) if met else None
+        of_one_rank = None if moved is None else moved // ranks
+        bandwidth = moved * 1e9 / transfer_ns if moved and transfer_ns else None
+        found.append(
+            CommunicationRow(
+                name=name,
+                group=group,
+                size=ranks,
+                instances=int(counts[label]) if met else instances,
+                bytes=of_one_rank,
+                time_ns=time_ns,
+                transfer_ns=transfer_ns,
+                waiting_ns=None if transfer_ns is None else time_ns - transfer_ns,
+                overlapped_ns=hidden.get(label),
+                bandwidth_bytes_per_s=bandwidth,
+            )
+        )
+    return tuple(found)
+
+
+def is_call(row: CommunicationRow, rows: Sequence[CommunicationRow]) -> bool:
+    """Whether a row is what the calling thread takes to start collectives that another row has, of the backend's."""
+    return not row.group and any(other.group and other.name == row.name for other in rows)
+
+
+# --- overlap with compute ---
+
+
+_NO_OVERLAP = "overlap: nothing tells what its rank computes beside it, or not of all of them"
+_NO_BYTES = "bandwidth: nothing tells how many bytes were moved (traces of a CPU do with record_shapes alone)"
+_NO_TRANSFER = "bandwidth: no two ranks tell of one of these, so its transfer cannot be told from waiting"
+
+
+def overlapped_ns(database: Database) -> dict[int, int]:
+    """By label of a prepared database: time with compute of the same rank beside, where all of its spans tell it."""
+    if database.execute("SELECT 1 FROM spans WHERE overlapped_ns IS NOT NULL LIMIT 1").fetchone() is None:
+        return {}
+    found = database.execute(
+        f"""SELECT l.label, sum(s.overlapped_ns)::BIGINT FROM spans s JOIN labels_of_names l ON l.key = {label_key("s")}
+        WHERE s.kind = 'communication' AND s.step IS NOT NULL
+        GROUP BY l.label HAVING count(*) = count(s.overlapped_ns)"""
+    ).fetchall()
+    return dict(found)
+
+
+def with_reasons(rows: Iterable[CommunicationRow]) -> tuple[CommunicationRow, ...]:
+    """The rows, each with why its overlap or its bandwidth is not known."""
+    found = []
+    for row in rows:
+        reasons = [_NO_OVERLAP] if row.overlapped_ns is None else []
+        if row.bandwidth_bytes_per_s is None:
+            reasons.append(_NO_BYTES if row.bytes is None else _NO_TRANSFER)
+        found.append(replace(row, unknown="; ".join(reasons)))
+    return tuple(found)
+
+
+Basis = Literal["cpu", "device"]
+
+_CARVED = ("gc", "checkpoint", "communication", "recompute")  # their own kinds wherever they lie
+_RELEVANT = "step IS NOT NULL AND (depth = 0 OR kind IN ('gc', 'checkpoint', 'communication', 'recompute'))"
+# A moment in which several spans run belongs to the first of these: on the main thread, then beside it.
+_ON_MAIN = ("gc", "checkpoint", "communication", "recompute", "data", "optimizer", "backward", "forward", "other")
+_BESIDE = ("communication", "data", "gc", "checkpoint")
+_BITS = 9  # of a counter of running spans: at most 511 of one kind at once
+
+
+def own_times(database: Database, *, basis: Basis = "cpu", matched: MatchedCollectives | None = None) -> OwnTimes:
+    """What each rank did itself in each step, see `OwnTimes`; of a database that is prepared.
+
+    Args:
+        basis: "device": compute is the device's time where a span has it.
+        matched: what `meet` says, where it was asked already.
+    """
+    matched = match_collectives(database) if matched is None else matched
+    duration = "coalesce(device_ns, duration_ns)" if basis == "device" else "duration_ns"
+    sums = ", ".join(
+        f"coalesce(sum({time}) FILTER (kind = '{kind}'), 0)::DOUBLE AS {kind}_ns"
+        for kind, time in ((kind, duration if kind in COMPUTE else "duration_ns") for kind in OWN_KINDS)
+    )
+    carved = ", ".join(f"'{kind}'" for kind in _CARVED)
+    database.execute(
+        f"""CREATE OR REPLACE TABLE step_sums AS
+        SELECT rank, step, {sums},
+            min(start_ns) FILTER (kind = 'step') AS step_begin,
+            max(start_ns + duration_ns) FILTER (kind = 'step') AS step_end,
+            min(start_ns) FILTER (kind <> 'step') AS first_ns,
+            max(start_ns + duration_ns) FILTER (kind <> 'step') AS last_ns,
+            coalesce(sum(duration_ns) FILTER (kind <> 'step'), 0) AS covered_ns,
+            count(*) FILTER (depth > 0 AND kind IN ({carved})) AS nested,
+            min(thread) FILTER (kind <> 'step') AS least_thread, max(thread) FILTER (kind <> 'step') AS greatest_thread
+        FROM spans WHERE {_RELEVANT} GROUP BY rank, step"""
+    )
+    database.execute(
+        """CREATE OR REPLACE TABLE step_windows AS
+        SELECT rank, step, coalesce(step_begin, first_ns) AS begin_ns, coalesce(step_end, last_ns) AS end_ns,
+            nested > 0 OR least_thread <> greatest_thread OR first_ns < step_begin OR last_ns > step_end
+            OR covered_ns > coalesce(step_end - step_begin, last_ns - first_ns) AS overlapping
+        FROM step_sums"""
+    )
+    ranks, stages = _ranks_and_stages(database)
+    steps = column(database, "SELECT DISTINCT step FROM step_windows ORDER BY step")
+    grid = Grid(ranks, steps)
+    windows = to_arrays(database, "SELECT rank, step, begin_ns, end_ns - begin_ns AS wall_ns FROM step_windows")
+    wall = grid.filled(windows, "wall_ns")
+    own = np.zeros((*wall.shape, len(OWN_KINDS)))
+    plain = to_arrays(
+        database,
+        "SELECT s.* FROM step_sums s JOIN step_windows w USING (rank, step) WHERE NOT coalesce(w.overlapping, false)",
+    )
+    step, rank = grid.places(plain)
+    for place, kind in enumerate(OWN_KINDS):
+        own[step, rank, place] = plain[f"{kind}_ns"]
+    beside = np.zeros(wall.shape)  # communication that runs beside the main thread, and that nothing hides
+    if database.execute("SELECT coalesce(bool_or(overlapping), false) FROM step_windows").fetchone()[0]:
+        _sweep(database, grid, own, beside, duration)
+    communication = OWN_KINDS.index("communication")
+    transfers = _transfers(matched, grid, own[:, :, communication], beside)
+    waiting = own[:, :, communication] + beside - transfers
+    own[:, :, communication] = transfers
+    other = OWN_KINDS.index("other")
+    named = own.sum(axis=2) - own[:, :, other] + waiting
+    if basis == "cpu":
+        own[:, :, other] = wall - named
+    own[np.isnan(wall)] = np.nan
+    waiting[np.isnan(wall)] = np.nan
+    told = database.execute("SELECT count(*) > 0 FROM communications").fetchone()[0]
+    begin = grid.filled(windows, "begin_ns")
+    return OwnTimes(
+        ranks=ranks,
+        stages=stages,
+        steps=steps,
+        own_ns=own,
+        waiting_ns=waiting,
+        wall_ns=wall,
+        begin_ns=_aligned(database, ranks, begin),
+        basis=basis,
+        waiting_known=bool(told) or len(ranks) < 2,
+    )
+
+
+def _sweep(database: Database, grid: Grid, own: Float, beside: Float, duration: str) -> None:
+    """Steps in which spans overlap: each moment goes to one kind, the first of those that run, as `_ON_MAIN` has it."""
+    counters = {("main", kind): place for place, kind in enumerate(_ON_MAIN)}
+    counters |= {("beside", kind): len(_ON_MAIN) + place for place, kind in enumerate(_BESIDE)}
+    weights = {place: 1 << (_BITS * place) for place in counters.values()}
+    on_main = "(m.thread IS NULL OR s.thread IS NULL OR s.thread = m.thread)"
+
+    def cases(where: str, kinds: tuple[str, ...]) -> str:
+        whens = " ".join(f"WHEN '{kind}' THEN {weights[counters[where, kind]]}::HUGEINT" for kind in kinds)
+        return f"CASE s.kind {whens} END"
+
+    weight = f"CASE WHEN {on_main} THEN {cases('main', _ON_MAIN)} ELSE {cases('beside', _BESIDE)} END"
+    running = " ".join(
+        f"WHEN (running // {weights[place]}) % {1 << _BITS} > 0 THEN {place}" for place in sorted(counters.values())
+    )
+    relevant = f"kind <> 'step' AND {_RELEVANT}"
+    for first, last in _rank_ranges(database):
+        found = to_arrays(
+            database,
+            f"""WITH relevant AS (
+                SELECT s.rank, s.step, greatest(s.start_ns, w.begin_ns) AS begin_ns,
+                    least(s.start_ns + s.duration_ns, w.end_ns) AS end_ns, {weight} AS weight
+                FROM (SELECT * FROM spans WHERE {relevant} AND rank BETWEEN {first} AND {last}) s
+                JOIN (SELECT * FROM step_windows WHERE overlapping) w USING (rank, step)
+                LEFT JOIN main_threads m ON m.rank = s.rank),
+            counted AS (SELECT * FROM relevant WHERE weight IS NOT NULL AND end_ns > begin_ns),
+            events AS (
+                SELECT rank, step, begin_ns AS at_ns, weight FROM counted
+                UNION ALL
+                SELECT rank, step, end_ns, -weight FROM counted),
+            moments AS (
+                SELECT rank, step, sum(weight) OVER moment AS running, lead(at_ns) OVER moment - at_ns AS length_ns
+                FROM events WINDOW moment AS (PARTITION BY rank, step ORDER BY at_ns ROWS UNBOUNDED PRECEDING))
+            SELECT rank, step, CASE {running} ELSE -1 END AS place, sum(length_ns)::DOUBLE AS length_ns
+            FROM moments WHERE length_ns > 0 GROUP BY ALL""",
+        )
+        names = {place: key for key, place in counters.items()}
+        places = grid.places(found)
+        for place, (where, kind) in names.items():
+            chosen = found["place"] == place
+            target = beside if (where, kind) == ("beside", "communication") else own[:, :, OWN_KINDS.index(kind)]
+            np.add.at(target, (places[0][chosen], places[1][chosen]), found["length_ns"][chosen])
+        if "device_ns" in duration:
+            _device_times(database, grid, own, first, last)
+
+
+def _device_times(database: Database, grid: Grid, own: Float, first: int, last: int) -> None:
+    """Compute of these ranks as the device tells it, where a rank's spans do."""
+    for kind in COMPUTE:
+        told = to_arrays(
+            database,
+            f"""SELECT s.rank, s.step, sum(s.device_ns)::DOUBLE AS device_ns FROM spans s
+            JOIN (SELECT * FROM step_windows WHERE overlapping) w USING (rank, step)
+            WHERE s.kind = '{kind}' AND s.depth = 0 AND s.device_ns IS NOT NULL AND s.rank BETWEEN {first} AND {last}
+            GROUP BY s.rank, s.step""",
+        )
+        step, rank = grid.places(told)
+        own[step, rank, OWN_KINDS.index(kind)] = told["device_ns"]
+
+
+def _rank_ranges(database: Database, rows_at_once: int = 2_000_000) -> list[tuple[int, int]]:
+    """Ranks in ranges with about so many spans, so that what is sorted at once stays small."""
+    counts = to_arrays(database, "SELECT rank, count(*) AS spans FROM spans GROUP BY rank ORDER BY rank")
+    part = (np.cumsum(counts["spans"]) - 1) // rows_at_once
+    firsts = np.flatnonzero(np.diff(part, prepend=-1))
+    ends = np.append(firsts[1:], len(part)) - 1
+    ranks = counts["rank"]
+    return [(int(ranks[first]), int(ranks[end])) for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
+
+
+def _transfers(matched: MatchedCollectives, grid: Grid, on_main: Float, beside: Float) -> Float:
+    """Of the time in communication what its transfers take: of each collective the shortest over its ranks."""
+    total = np.zeros(on_main.shape)
+    places = np.ix_(np.searchsorted(grid.steps, matched.steps), np.searchsorted(grid.ranks, matched.ranks))
+    for communication, of_meetings in ((on_main, matched.transfer_on_main_ns), (beside, matched.transfer_beside_ns)):
+        transfer = np.zeros(on_main.shape)
+        transfer[places] = of_meetings
+        total += np.minimum(communication, transfer)
+    return total
+
+
+def _ranks_and_stages(database: Database) -> tuple[Int, Int]:
+    found = to_arrays(
+        database,
+        """SELECT w.rank, coalesce(any_value(r.stage), 0)::BIGINT AS stage
+        FROM (SELECT DISTINCT rank FROM step_windows) w LEFT JOIN ranks r USING (rank)
+        GROUP BY w.rank ORDER BY w.rank""",
+    )
+    return found["rank"].astype(np.int64), found["stage"].astype(np.int64)
+
+
+def _aligned(database: Database, ranks: Int, begin: Float) -> Float:
+    """Begins of steps (S, R) by aligned clocks."""
+    if not has_table(database, "clocks"):
+        return begin
+    clocks = to_arrays(database, f"SELECT * FROM clocks WHERE rank IN ({', '.join(map(str, ranks.tolist()))})")
+    at = np.searchsorted(ranks, clocks["rank"])
+    found: Float = begin.copy()
+    found[:, at] -= clocks["offset_ns"] + clocks["drift"] * (begin[:, at] - clocks["reference_ns"])
+    return found
+
+
+# --- ranks that may be compared ---
+
+
+def comparable(own: OwnTimes) -> list[Int]:
+    """Places of the ranks of each stage and role, stage by stage."""
+    roles = own.roles or ("",) * len(own.ranks)
+    members: dict[tuple[int, str], list[int]] = {}
+    for place, key in enumerate(zip(own.stages.tolist(), roles, strict=True)):
+        members.setdefault(key, []).append(place)
+    return [np.array(members[key], dtype=np.int64) for key in sorted(members)]
+
+
+def largest(values: Float, axis: int = 0) -> Float:
+    """The maximum of what is known; `nan` where nothing is."""
+    filled = np.where(np.isfinite(values), values, -np.inf).max(axis=axis, initial=-np.inf)
+    return np.where(np.isfinite(filled), filled, np.nan)
+
+
+# --- waiting that no span tells ---
+
+
+_LEVEL = 0.5  # of a head start: less is left of it where two ranks have met
+_MEETING = ("forward", "backward", "communication", "optimizer", "other")  # where ranks may wait
+
+
+def subtract_transfer_waiting(own: OwnTimes) -> OwnTimes:
+    """The same, where a step's transfers take each rank no longer than that which they took least.
+
+    Ranks that do the same have the same transfers. Whoever computes longer hides more of them behind that, and what
+    others see of that part they see because they have nothing left to do: they wait.
+    """
+    at = own.kinds.index("communication")
+    times, waiting = own.own_ns.copy(), own.waiting_ns.copy()
+    for members in comparable(own):
+        seen = times[:, members, at]
+        shared = np.minimum(seen, -largest(-seen, axis=1)[:, None])
+        times[:, members, at] = shared
+        waiting[:, members] += seen - shared
+    return replace(own, own_ns=times, waiting_ns=waiting)
+
+
+def subtract_estimated_waiting(own: OwnTimes) -> OwnTimes:
+    """The same without the waiting for others that was not measured, and is in the phases where ranks meet.
+
+    A rank that is ahead of the last one waits for it where they meet, and then has lost its head start: what a phase
+    took it longer than the quickest rank is waiting, up to that head start, if the phase has levelled the two. Ranks
+    need not all meet in the same phase: of DDP's broadcast of buffers, in the forward, some hear sooner than others.
+    A phase that levels all ranks, where no waiting was measured, takes each as long as the quickest.
+    """
+    times, waiting = own.own_ns.copy(), own.waiting_ns.copy()
+    for members in comparable(own):
+        if len(members) < 2:
+            continue
+        # What no span covers may lie before the phases or after them: the order counts that explains more.
+        orders = (own.kinds, _order(own.kinds, "other", 0))
+        waited = max((_waited(own, members, order) for order in orders), key=lambda found: float(np.nansum(found)))
+        times[:, members] -= waited
+        waiting[:, members] += waited.sum(axis=2)
+    return replace(own, own_ns=times, waiting_ns=waiting)
+
+
+def _order(kinds: tuple[str, ...], kind: str, place: int) -> tuple[str, ...]:
+    """With one kind at another place."""
+    rest = [one for one in kinds if one != kind]
+    return (*rest[:place], kind, *rest[place:])
+
+
+def _waited(own: OwnTimes, members: Int, order: tuple[str, ...]) -> Float:
+    """Of each step, member and kind, what was waited in it without being measured, if they come in this order."""
+    measured = np.nan_to_num(own.waiting_ns[:, members])
+    waited = np.zeros((len(own.steps), len(members), len(own.kinds)))
+    begin = np.zeros(measured.shape)  # of the phase, since that of the step
+    for kind in order:
+        place = own.kinds.index(kind)
+        phase = own.own_ns[:, members, place]
+        end = begin + phase
+        if kind in _MEETING:
+            last = np.where(np.isfinite(end), begin, -np.inf).argmax(axis=1)[:, None]
+            ahead = np.take_along_axis(begin, last, 1) - begin
+            apart = np.abs(np.take_along_axis(end, last, 1) - end)
+            beyond = phase + largest(-phase, axis=1)[:, None]  # the quickest rank's
+            if own.waiting_known or not _levels(begin, end):
+                beyond = np.where(apart <= _LEVEL * ahead, np.minimum(beyond, ahead - measured), 0.0)
+            waited[:, :, place] = np.clip(np.nan_to_num(beyond), 0.0, None)
+        begin = end
+    return waited
+
+
+def _levels(begin: Float, end: Float) -> bool:
+    """Whether the ranks' differences at the begin of a phase are gone at its end."""
+    known = np.isfinite(begin) & np.isfinite(end)
+    before, after = _spread(begin, known), _spread(end, known)
+    return before > 0 and after < _LEVEL * before
+
+
+def _spread(times: Float, known: Bool) -> float:
+    """Standard deviation over ranks within a step, the median over steps."""
+    values = np.where(known, times, np.nan)
+    enough = known.sum(axis=1) > 1
+    return float(np.median(np.nanstd(values[enough], axis=1))) if enough.any() else 0.0
+
+
+# --- steady steps ---
+
+
+SOME_STEPS, MANY_STEPS = 5, 10  # for medium and high confidence
+_WARM_UP = 1.5  # times the median of the steps after it
+_MOST_WARM_UP = 3  # steps
+_ALONE = "one rank alone does not tell what it waited for others: that is in the time of its communication"
+_NOTHING_TELLS = "no communication was recorded, and no phase levels the ranks: phases may hold waiting"
+
+
+def judged_steps(own: OwnTimes) -> tuple[OwnTimes, list[str]]:
+    """The steps that can be judged: known of half the ranks at least, warm-up left out. And what is left out."""
+    known = np.asarray(np.isfinite(own.own_ns).all(axis=2))
+    share = known.mean(axis=1)
+    kept = np.flatnonzero((share > 0) & (share >= 0.5 * share.max(initial=0.0)))
+    left_out = []
+    if len(kept) < len(share):
+        left_out.append(f"{len(share) - len(kept)} steps were not judged: too few ranks have them")
+    longest = np.where(known, own.own_ns.sum(axis=2), -np.inf).max(axis=1, initial=-np.inf)[kept]
+    warm_up = 0
+    while (
+        warm_up < min(_MOST_WARM_UP, max(1, len(longest) // 5))
+        and len(longest) - warm_up > SOME_STEPS
+        and longest[warm_up] > _WARM_UP * np.median(longest[warm_up + 1 :])
+    ):
+        warm_up += 1
+    if warm_up:
+        left_out.append(
+            f"the first {warm_up} steps were left out as warm-up"
+            if warm_up > 1
+            else "the first step was left out as warm-up"
+        )
+        kept = kept[warm_up:]
+    return _of_steps(own, kept), left_out
+
+
+def judged_times(own: OwnTimes) -> OwnTimes:
+    """Own times in these steps, what was waited for others taken out of them, also where it has to be estimated.
+
+    Where no step can be judged, all of them are told.
+    """
+    judged, _ = judged_steps(own)
+    return subtract_estimated_waiting(judged if len(judged.steps) else own)
+
+
+def with_waiting_of_one(own: OwnTimes) -> OwnTimes:
+    """Of one rank nothing tells a transfer from waiting: all of its communication is its own time."""
+    if len(own.ranks) != 1:
+        return own
+    times = own.own_ns.copy()
+    times[:, :, own.kinds.index("communication")] += own.waiting_ns
+    return replace(own, own_ns=times, waiting_ns=np.where(np.isfinite(own.waiting_ns), 0.0, np.nan))
+
+
+def waiting_source(own: OwnTimes) -> tuple[WaitingSource, str | None]:
+    """How the waiting in judged own times is known, and why it is not."""
+    if len(own.ranks) == 1:
+        return "unknown", _ALONE
+    if own.waiting_known:
+        return "measured", None
+    if np.nansum(own.waiting_ns) > 0:
+        return "estimated", None
+    return "unknown", _NOTHING_TELLS
+
+
+def _of_steps(own: OwnTimes, kept: Int) -> OwnTimes:
+    return replace(
+        own,
+        steps=own.steps[kept],
+        own_ns=own.own_ns[kept],
+        waiting_ns=own.waiting_ns[kept],
+        wall_ns=own.wall_ns[kept],
+        begin_ns=own.begin_ns[kept],
+    )
+
+
+# --- layers ---
+
+
+def layer_times(database: Database, *, basis: Basis = "cpu") -> LayerTimes | None:
+    """Each layer's time in a step of each rank, what is below it included; None where no span is of a layer."""
+    own = "duration_ns - coalesce(waiting_ns, 0)"
+    if basis == "device":
+        own = f"coalesce(device_ns, {own})"
+    kinds = ", ".join(f"'{kind}'" for kind in COMPUTE)
+    database.execute(
+        f"""CREATE OR REPLACE TABLE layer_sums AS
+        SELECT rank, layer, kind, median(own_ns) AS own_ns, coalesce(stddev_samp(own_ns), 0) AS spread_ns,
+            count(*) AS steps, min(first_ns) AS first_ns
+        FROM (SELECT rank, step, layer, kind, sum({own})::DOUBLE AS own_ns, min(start_ns) AS first_ns FROM spans
+            WHERE layer IS NOT NULL AND step IS NOT NULL AND kind IN ({kinds}) GROUP BY rank, step, layer, kind)
+        GROUP BY rank, layer, kind"""
+    )
+    layers = [
+        row[0]
+        for row in database.execute(
+            """SELECT layer FROM layer_sums s LEFT JOIN ranks r USING (rank)
+            GROUP BY layer ORDER BY min(coalesce(r.stage, 0)), min(first_ns), layer"""
+        ).fetchall()
+    ]
+    if not layers:
+        return None
+    found = to_arrays(database, "SELECT rank, layer, kind, own_ns, spread_ns, steps FROM layer_sums")
+    ranks = np.unique(found["rank"]).astype(np.int64)
+    stage_of = dict(database.execute("SELECT rank, stage FROM ranks").fetchall())
+    place_of = {layer: place for place, layer in enumerate(layers)}
+    places = (
+        np.searchsorted(ranks, found["rank"]),
+        np.array([place_of[layer] for layer in _texts(found["layer"])], dtype=np.int64),
+        np.array([COMPUTE.index(kind) for kind in _texts(found["kind"])], dtype=np.int64),
+    )
+    times = np.full((len(ranks), len(layers), len(COMPUTE)), np.nan)
+    spread, steps = times.copy(), np.zeros(len(ranks), dtype=np.int64)
+    times[places], spread[places] = found["own_ns"], found["spread_ns"]
+    np.maximum.at(steps, places[0], found["steps"].astype(np.int64))
+    return LayerTimes(
+        ranks=ranks,
+        stages=np.array([stage_of.get(rank) or 0 for rank in ranks.tolist()], dtype=np.int64),
+        layers=tuple(layers),
+        kinds=COMPUTE,
+        own_ns=times,
+        spread_ns=spread,
+        steps=steps,
+    )
+
+
+def _texts(values: npt.NDArray[Any]) -> tuple[str, ...]:
+    return tuple("" if value is None else str(value) for value in values.tolist())
+
+
+# --- accounting ---
+
+
+WAITING = "waiting"  # the last part: what the longest rank waited
+
+
+def account(own: OwnTimes) -> Accounting:
+    """The parts of every step of every stage. They add up to the longest time of a rank in it, waiting included."""
+    stages = np.unique(own.stages)
+    shape = (len(own.steps), len(stages), len(own.kinds) + 1)
+    held = np.zeros(shape, dtype=np.int64)
+    holder = np.full(shape, -1, dtype=np.int64)
+    parts = np.concatenate([own.own_ns, own.waiting_ns[:, :, None]], axis=2)
+    known = np.isfinite(parts).all(axis=2)
+    up_to = np.cumsum(np.rint(np.where(known[:, :, None], parts, 0.0)).astype(np.int64), axis=2)
+    up_to[~known] = -1
+    for place, stage in enumerate(stages):
+        members = np.flatnonzero(own.stages == stage)
+        times = up_to[:, members]
+        leader = times.argmax(axis=1)  # (S, K)
+        most = np.take_along_axis(times, leader[:, None], axis=1)[:, 0]
+        present = known[:, members].any(axis=1)
+        held[:, place] = np.where(present[:, None], np.diff(most, axis=1, prepend=0), 0)
+        # Ranks that have all taken equally long have no slowest.
+        there = known[:, members]
+        equal = ((times == most[:, None]) | ~there[:, :, None]).all(axis=1) & (there.sum(axis=1) > 1)[:, None]
+        holder[:, place] = np.where(present[:, None] & ~equal, own.ranks[members][leader], -1)
+    return Accounting(
+        stages=stages.astype(np.int64), steps=own.steps, kinds=(*own.kinds, WAITING), held_ns=held, holder=holder
+    )
+
+
+# --- scores ---
+
+
+SLOW = 0.75  # a score under it
+WINDOWS = 3  # so many in a row are flagged
+_MOST_WINDOWS = 100
+_FEWEST_WINDOWS = 6  # where there are steps enough
+
+
+def score(own: OwnTimes, *, window: int | None = None) -> Scores:
+    """Scores over windows of `window` steps; by default a hundred windows at most, six at least where steps suffice."""
+    steps = len(own.steps)
+    width = window or max(1, min(10, steps // _FEWEST_WINDOWS), -(-steps // _MOST_WINDOWS))
+    count = steps // width if steps >= width else 0
+    times = own.own_ns.sum(axis=2)[: count * width].reshape(count, width, len(own.ranks))
+    typical = median(times, axis=1)  # (W, R)
+    relative = np.full_like(typical, np.nan)
+    for members in comparable(own):
+        known = np.where(np.isfinite(typical[:, members]), typical[:, members], np.inf)
+        quickest = known.min(axis=1, initial=np.inf, keepdims=True)
+        relative[:, members] = _ratio(np.broadcast_to(quickest, known.shape), typical[:, members])
+    best = np.minimum.accumulate(np.where(np.isfinite(typical), typical, np.inf), axis=0)
+    individual = _ratio(best, typical)
+    return Scores(
+        window=width,
+        first_steps=own.steps[: count * width : width],
+        relative=relative,
+        individual=individual,
+        flagged_relative=_flagged(relative),
+        flagged_individual=_flagged(individual),
+    )
+
+
+def _ratio(best: Float, now: Float) -> Float:
+    """1 where both are 0; nan where not known."""
+    known = np.isfinite(now) & np.isfinite(best)
+    ratio = np.divide(best, now, out=np.ones_like(now), where=known & (now > 0))
+    return np.where(known, ratio, np.nan)
+
+
+def _flagged(scores: Float) -> Bool:
+    """Under SLOW in three windows in a row."""
+    low = scores < SLOW  # nan is not
+    if len(low) < WINDOWS:
+        return np.zeros(scores.shape[1], dtype=np.bool_)
+    runs = np.logical_and.reduce([low[at : len(low) - WINDOWS + 1 + at] for at in range(WINDOWS)])
+    return np.asarray(runs.any(axis=0))
+
+
+# --- outliers ---
+
+
+_SPREADS = 4.0  # beyond the median
+_SHARE = 0.1  # and at least this much longer than the median
+
+
+class OverRanks(NamedTuple):
+    """One time over the ranks that have it, in the unit of what was given."""
+
+    typical: float  # the median; of two the quicker
+    spread: float  # 1.48 times the median deviation
+    outliers: tuple[int, ...]  # ranks far beyond, the slowest first
+
+
+def typical(values: Float, axis: int) -> Float:
+    """The median; of two the quicker, as only one of them can be slow."""
+    known = np.isfinite(values).sum(axis=axis)
+    least = np.where(np.isfinite(values), values, np.inf).min(axis=axis, initial=np.inf)
+    return np.where(known == 2, least, median(values, axis=axis))
+
+
+def over_ranks(values: Float, ranks: Int) -> OverRanks:
+    """What is typical of (R,) values, all known, how they spread, and who is far beyond."""
+    middle = float(typical(values, axis=0))
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(values - middle)))
+    far = values > middle + max(_SPREADS * spread, _SHARE * middle)
+    order = np.argsort(-values[far], kind="stable")
+    return OverRanks(middle, spread, tuple(ranks[far][order].tolist()) if len(values) > 1 else ())

@@ -1,0 +1,679 @@
+"""Memory by category as text: at the peak, at each moment, over the steps, and what would lower it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+
+from profiler_wrapper.analysis.model import (
+    CATEGORIES,
+    Analysis,
+    Change,
+    LayerCall,
+    Leak,
+    MemoryCategory,
+    MemoryMoment,
+    MemoryTimeline,
+    MemoryUse,
+    Owner,
+    Phase,
+    Slope,
+)
+from profiler_wrapper.analysis.statistics import OPEN, fill_numbers, split_number
+from profiler_wrapper.reports.describe import machine, rank_in_words, steps_in_words
+from profiler_wrapper.reports.plot_rows import LayerBar, layer_bars, mib
+from profiler_wrapper.reports.text import cells, clean, grid, shorten
+from profiler_wrapper.trace.recording import Int64
+from profiler_wrapper.units import MIB, percent
+
+# --------------------------------------------------------------------------------------------------
+# Who holds memory as a tree: below each category the model's names, and at the end a tensor's name or an op.
+
+NO_OP = "(op not known)"
+OUTSIDE = "(outside of layers)"
+NAMED: tuple[MemoryCategory, ...] = ("params", "grads", "os_params", "os_state")  # whose leaves are tensors, not ops
+
+
+@dataclass(eq=False)
+class MemoryNode:
+    """A name and what is held under it."""
+
+    label: str
+    own_bytes: int = 0
+    total_bytes: int = 0  # with everything below
+    count: int = 0  # allocations, with everything below
+    is_op: bool = False
+    phases: dict[Phase, int] = field(default_factory=dict)  # bytes by the phase in which they were allocated
+    children: dict[str, MemoryNode] = field(default_factory=dict)
+
+    def add(self, path: Iterable[str], owner: Owner, *, ends_in_op: bool) -> None:
+        """Count an owner here and in each node along `path`."""
+        node = self
+        node._count(owner)
+        for label in path:
+            node = node.children.setdefault(label, MemoryNode(label))
+            node._count(owner)
+        node.own_bytes += owner.size_bytes
+        node.is_op = node.is_op or ends_in_op
+
+    def _count(self, owner: Owner) -> None:
+        self.total_bytes += owner.size_bytes
+        self.count += owner.count
+        if owner.phase is not None:
+            self.phases[owner.phase] = self.phases.get(owner.phase, 0) + owner.size_bytes
+
+
+@dataclass(frozen=True)
+class PlacedNode:
+    """A node and where it is in its tree."""
+
+    node: MemoryNode
+    path: tuple[str, ...]  # labels from the root, which is left out, to this
+
+
+def category_tree(owners: Iterable[Owner], category: MemoryCategory, label: str) -> MemoryNode:
+    """All that one category holds. Sums are exact: each node's total is its own plus its children's."""
+    root = MemoryNode(label)
+    for owner in owners:
+        if owner.category == category and owner.size_bytes > 0:
+            root.add(owner_path(owner), owner, ends_in_op=not is_named(owner))
+    return root
+
+
+def owner_path(owner: Owner) -> tuple[str, ...]:
+    """`("lm_head", "weight", "exp_avg")` of an optimizer's state; `("layers", "0", "aten::mm")` of an activation."""
+    if is_named(owner):
+        what, of, parameter = owner.name.partition(" of ")
+        return (*parameter.split("."), what) if of else tuple(owner.name.split("."))
+    if owner.layer:
+        return (*owner.layer.split("."), owner.op or NO_OP)
+    outside = () if owner.phase is None else (OUTSIDE if owner.phase == "other" else f"({owner.phase})",)
+    return (*outside, owner.op or NO_OP)
+
+
+def is_named(owner: Owner) -> bool:
+    """Whether it is told by a tensor's name, not by an op."""
+    return bool(owner.name) and owner.category in NAMED
+
+
+def walk(root: MemoryNode, layers: Mapping[str, int], *, above: int = 0) -> Iterator[PlacedNode]:
+    """The root and all below it, parents before children; layers as in the model, ops by what they hold.
+
+    `layers` gives each layer its place in the model; their names begin `above` labels below the root.
+    """
+    stack = [PlacedNode(root, ())]
+    while stack:
+        placed = stack.pop()
+        yield placed
+        below = [PlacedNode(node, (*placed.path, label)) for label, node in placed.node.children.items()]
+        stack += sorted(below, key=lambda child: _rank(child, layers, above), reverse=True)
+
+
+def _rank(
+    placed: PlacedNode, layers: Mapping[str, int], above: int
+) -> tuple[bool, float, int, list[tuple[bool, int, str]]]:
+    order = layers.get(".".join(placed.path[above:]), inf)
+    by_size = -placed.node.total_bytes if placed.node.is_op else 0
+    return placed.node.is_op, order, by_size, _natural(placed.path[-1])
+
+
+def _natural(label: str) -> list[tuple[bool, int, str]]:
+    """So that 2 comes before 10."""
+    parts = re.findall(r"([0-9]{1,18})|([^0-9]+|[0-9]+)", label)
+    return [(not number, int(number or 0), text) for number, text in parts]
+
+
+def layer_order(analysis: Analysis) -> dict[str, int]:
+    """Each layer's place in the model; names that are no rows (`model.layers`) have that of their first layer."""
+    order: dict[str, int] = {}
+    for row in sorted(analysis.layers, key=lambda row: row.order):
+        parts = row.layer.split(".")
+        for end in range(1, len(parts) + 1):
+            order.setdefault(".".join(parts[:end]), row.order)
+    return order
+
+
+def moment_in_words(use: MemoryUse) -> str:
+    """When the peak was: `"in backward of step 3"`; `""` where that is not known."""
+    phase = use.timeline.phase_at(use.peak.time_ns)
+    step = None if use.peak.step is None else f"step {use.peak.step}"
+    where = f"{phase} of {step}" if phase and step else phase or step
+    return f"in {where}" if where else ""
+
+
+def why_no_memory_use(analysis: Analysis) -> str:
+    """Why it is not known who holds memory, as a clause: from the warnings where one says it."""
+    for warning in analysis.warnings:
+        what, because, reason = warning.partition(", because ")
+        if because and "memory" in what.lower():
+            return reason.rstrip(". ")
+    if analysis.memory and not analysis.calls:
+        return "a result that is read from its file holds no allocations; the trace does"
+    return "the trace holds no allocation events (profile_memory=True records them)"
+
+
+# --------------------------------------------------------------------------------------------------
+# Memory as InternLM's memory.log lays it out: a summary for each moment, the layout by layer for the peak.
+
+# What InternLM calls the part of each category, and its root there; ours where it has no such category.
+_LAYOUTS: Mapping[MemoryCategory, tuple[str, str]] = {
+    "params": ("params_layout", "param_mem"),
+    "grads": ("grads_layout", "grad_mem"),
+    "os_params": ("os_params_layout", "os_params_mem"),
+    "os_state": ("os_state_layout", "os_state_mem"),
+    "activation": ("activation_base_layout", "activation_base"),
+    "communication": ("communication_layout", "communication"),
+    "workspace": ("workspace_layout", "workspace"),
+    "other": ("other_layout", "other"),
+}
+
+
+def memory_log(analysis: Analysis) -> str:
+    """A state for each moment in order of time; the peak comes last, with its layout.
+
+    Lines that begin with `#` are ours, all others are as InternLM's SimpleMemoryProfiler writes them,
+    with three categories more. The categories of a state add up to its total, and a layer's total
+    is its own and those of the layers right below it: in bytes; what is written is rounded.
+
+    Raises:
+        ValueError: the analysis knows nothing of who holds memory.
+    """
+    use = analysis.memory_use
+    if use is None:
+        raise ValueError("memory_log needs an analysis with memory_use; this one has none.")
+    return "\n".join([*_head(analysis, use), "", *_states(use), *_layout(analysis, use), ""])
+
+
+def _head(analysis: Analysis, use: MemoryUse) -> Iterator[str]:
+    where = ", ".join(part for part in (clean(machine(analysis)), rank_in_words(analysis)) if part)
+    yield f"# Memory of {clean(use.device)} ({where}). MB is 2^20 bytes."
+    yield "# time: seconds since the first allocation that was recorded."
+    yield "# The last state is the peak, the highest allocated; the layout is what was held then."
+    yield from (f"# {clean(note)}" for note in use.notes)
+
+
+def _states(use: MemoryUse) -> Iterator[str]:
+    begin_ns = int(use.timeline.time_ns[0]) if len(use.timeline.time_ns) else use.peak.time_ns
+    moments = [*use.moments, *([use.reserved_peak] if use.reserved_peak is not None else [])]
+    for moment in sorted(moments, key=lambda moment: moment.time_ns):
+        yield from _state(moment, begin_ns, _title(moment))
+        yield ""
+    yield from _state(use.peak, begin_ns, " ".join(filter(None, ("highest allocated", moment_in_words(use)))))
+
+
+def _title(moment: MemoryMoment) -> str:
+    return clean(moment.label) + ("" if moment.step is None else f", step {moment.step}")
+
+
+def _state(moment: MemoryMoment, begin_ns: int, title: str) -> Iterator[str]:
+    reserved = "" if moment.reserved_bytes is None else f", reserved {_mb(moment.reserved_bytes)}"
+    yield f"# {title}{reserved}"
+    yield "Memory State:"
+    yield f"time: {(moment.time_ns - begin_ns) / 1e9}"
+    yield "---summary---"
+    yield f"total_memory: {_mb(moment.total_bytes)}"
+    yield ", ".join(f"{name}_memory: {_mb(moment.categories.get(name, 0))}" for name in CATEGORIES)
+
+
+def _layout(analysis: Analysis, use: MemoryUse) -> Iterator[str]:
+    """InternLM's five parts always, ours where they hold anything."""
+    order = layer_order(analysis)
+    yield "---Layout---"
+    for category, (title, root_name) in _LAYOUTS.items():
+        root = category_tree(use.peak_owners, category, root_name)
+        if not root.total_bytes and category in ("communication", "workspace", "other"):
+            continue
+        yield f"{title}:"
+        for placed in walk(root, order):
+            name = clean(".".join((root_name, *placed.path)), unicode=True)
+            own, total = placed.node.own_bytes, placed.node.total_bytes
+            yield f"layer: {name}, layer_mem: {_mb(own)}, total_mem: {_mb(total)}"
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / MIB:.2f} MB"
+
+
+# --------------------------------------------------------------------------------------------------
+# Who holds memory, in rows: what like layers hold for the like reason is one row.
+
+
+@dataclass
+class OwnerGroup:
+    """Owners that differ by one number in their layer's name."""
+
+    category: MemoryCategory
+    pattern: str
+    op: str
+    phase: Phase | None
+    numbers: set[int] = field(default_factory=set)
+    size_bytes: int = 0
+    count: int = 0
+
+    @property
+    def place(self) -> str:
+        """`"model.layers.{0..11}.mlp"`; `""` for what has no layer."""
+        return fill_numbers(self.pattern, self.numbers)
+
+    @property
+    def text(self) -> str:
+        """`"aten::mul in model.layers.{0..11}.mlp"`, or a tensor's name."""
+        if self.op and self.place:
+            return f"{self.op} in {self.place}"
+        if self.place:
+            return self.place
+        return f"{self.op} {OUTSIDE if self.phase == 'other' else f'({self.phase})'}" if self.phase else self.op
+
+
+def owner_groups(owners: Iterable[Owner]) -> list[OwnerGroup]:
+    """The largest first; they add up to what `owners` hold. A tensor that has a name needs no op."""
+    groups: dict[tuple[MemoryCategory, str, str, Phase | None], OwnerGroup] = {}
+    for owner in owners:
+        named = is_named(owner)
+        pattern, number = split_number((owner.name if named else owner.layer).replace(OPEN, " "))
+        op = "" if named else owner.op or NO_OP
+        phase = None if named else owner.phase
+        group = groups.setdefault((owner.category, pattern, op, phase), OwnerGroup(owner.category, pattern, op, phase))
+        if number is not None:
+            group.numbers.add(number)
+        group.size_bytes += owner.size_bytes
+        group.count += owner.count
+    found = [group for group in groups.values() if group.size_bytes]
+    return sorted(found, key=lambda group: (-group.size_bytes, group.category, group.pattern))
+
+
+# --------------------------------------------------------------------------------------------------
+# Memory at the borders of the layers in time order, as numbers. No drawing.
+
+_MOST_POINTS = 400  # of a course with a point a call
+
+
+@dataclass(frozen=True)
+class MemoryPoint:
+    """Allocated memory as one layer is entered or left."""
+
+    layer: str
+    phase: Phase
+    entry_mib: float
+    exit_mib: float
+    reserved_mib: float | None
+    peak_mib: float | None
+
+
+@dataclass(frozen=True)
+class MemoryCourse:
+    """Memory at the borders of the layers, in time order."""
+
+    points: list[MemoryPoint]
+    step: int | None  # the step they are of
+    why_step: str = ""  # and why of that one
+    means: bool = False  # means over all calls, in model order
+    passes: bool = False  # a point is one pass through all layers: there are too many calls for one each
+
+
+def memory_course(analysis: Analysis, bars: Sequence[LayerBar]) -> MemoryCourse:
+    """Each layer's entry and exit in time order: of one typical step, or else the means over all calls.
+
+    The typical step is the one of the middle time. Without calls (a result read from its file)
+    the means per layer stand in, in model order.
+    """
+    shown = {bar.layer for bar in bars}
+    known = [call for call in analysis.calls if call.layer in shown and call.exit_allocated_bytes is not None]
+    step, why = _typical_step(analysis, {call.step for call in known})
+    calls = sorted((call for call in known if step is None or call.step == step), key=lambda call: call.start_ns)
+    points = [point for call in calls if (point := _point(call))]
+    if len(points) > _MOST_POINTS:
+        return MemoryCourse(_passes(points), step, why, passes=True)
+    if points:
+        return MemoryCourse(points, step, why)
+    means = [
+        MemoryPoint(bar.layer, "forward", bar.entry_mib, bar.exit_mib, bar.reserved_mib, bar.peak_mib)
+        for bar in bars
+        if bar.entry_mib is not None and bar.exit_mib is not None
+    ]
+    return MemoryCourse(means, None, means=True)
+
+
+def _passes(points: Sequence[MemoryPoint]) -> list[MemoryPoint]:
+    """One point for each pass through the layers; a pass ends where a layer comes again."""
+    groups: list[list[MemoryPoint]] = []
+    seen: set[str] = set()
+    for point in points:
+        if not groups or point.layer in seen:
+            groups.append([])
+            seen = set()
+        groups[-1].append(point)
+        seen.add(point.layer)
+    return [_pass(number, group) for number, group in enumerate(groups)]
+
+
+def _pass(number: int, points: Sequence[MemoryPoint]) -> MemoryPoint:
+    peaks = [point.peak_mib for point in points if point.peak_mib is not None]
+    return MemoryPoint(
+        layer=f"pass.{number}",
+        phase=points[0].phase,
+        entry_mib=points[0].entry_mib,
+        exit_mib=points[-1].exit_mib,
+        reserved_mib=points[-1].reserved_mib,
+        peak_mib=max(peaks, default=None),
+    )
+
+
+def _typical_step(analysis: Analysis, known: Collection[int | None]) -> tuple[int | None, str]:
+    """The step of the middle time among those in `known`, None if none is; and why that one."""
+    rows = [row for row in analysis.steps if row.step is not None and row.step in known]
+    rows.sort(key=lambda row: row.time_ns)
+    if not rows:
+        return None, ""
+    return rows[len(rows) // 2].step, "the only one" if len(rows) == 1 else f"of median time among {len(rows)}"
+
+
+def _point(call: LayerCall) -> MemoryPoint | None:
+    if call.entry_allocated_bytes is None or call.exit_allocated_bytes is None:
+        return None
+    return MemoryPoint(
+        layer=call.layer,
+        phase=call.phase,
+        entry_mib=call.entry_allocated_bytes / MIB,
+        exit_mib=call.exit_allocated_bytes / MIB,
+        reserved_mib=mib(call.exit_reserved_bytes or None),  # a CPU has no reserved memory, and says 0
+        peak_mib=mib(call.peak_bytes),
+    )
+
+
+def why_no_memory(analysis: Analysis) -> str:
+    """The reason as a clause, from the warnings where one names it."""
+    for warning in analysis.warnings:
+        what, because, reason = warning.partition(", because ")
+        if because and "memory" in what.lower():
+            return reason.rstrip(". ")
+    return "the trace holds no allocation events inside layers (profile_memory=True records them)"
+
+
+_MOST_OWNERS = 25
+_LONGEST_PLACE = 70
+_LEAST_SHARE = 0.005  # of the peak: a category that holds less is not named on one line
+
+
+def peak_line(use: MemoryUse, width: int) -> str:
+    """`"memory: peak 312.4 MiB in backward of step 3: activation 61 %, params 20 %, ..."`.
+
+    Categories that do not fit into `width` are left out, the smallest first.
+    """
+    peak = use.peak
+    when = f" {moment_in_words(use)}".rstrip()
+    line = f"memory: peak {peak.total_bytes / MIB:.1f} MiB{when}"
+    held = sorted(peak.categories.items(), key=lambda item: -item[1])
+    between = ": "
+    for name, size in held:
+        part = f"{between}{name} {100 * size / max(1, peak.total_bytes):.0f} %"
+        if size <= _LEAST_SHARE * peak.total_bytes or cells(line + part) > width:
+            break
+        line, between = line + part, ", "
+    return shorten(line, width)
+
+
+def leak_line(use: MemoryUse, width: int) -> str:
+    """The largest leak in at most `width` columns, whose name is shortened; `""` where there is none."""
+    if not use.leaks:
+        return ""
+    leak = use.leaks[0]
+    before = f"warning: leak of {leak.bytes_per_step / MIB:.3f} MiB per step ({leak.steps} steps seen): "
+    after = f" (and {len(use.leaks) - 1} more in the log)" if len(use.leaks) > 1 else ""
+    who = f"{leak.op} in {leak.layer}" if leak.layer else leak.op
+    return shorten(before + shorten(clean(who), max(0, width - cells(before) - cells(after))) + after, width)
+
+
+def memory_use_sections(use: MemoryUse) -> list[tuple[str, str]]:
+    """Titles and texts, all sizes in MiB."""
+    sections = [
+        (f"Memory of {clean(use.device)} at the peak, by category: MiB", _peak_table(use)),
+        ("Who holds it at the peak: MiB", _owner_table(use)),
+        ("Memory by category over time: MiB", _moment_table(use)),
+        ("Memory from step to step", "\n".join(_trend(use))),
+        ("What would lower the peak", "\n".join(map(_change_text, use.changes))),
+    ]
+    return [(title, text) for title, text in sections if text]
+
+
+def _peak_table(use: MemoryUse) -> str:
+    peak = use.peak
+    rows = [
+        [name, _mib(peak.categories[name]), percent(peak.categories[name], peak.total_bytes)]
+        for name in CATEGORIES
+        if peak.categories.get(name)
+    ]
+    rows.append(["TOTAL", _mib(peak.total_bytes), percent(peak.total_bytes, peak.total_bytes)])
+    reserved = [moment for moment in (peak, use.reserved_peak) if moment is not None and moment.reserved_bytes]
+    lines = [f"highest allocated {moment_in_words(use)}".rstrip(), "", grid(("category", "MiB", "share %"), rows), ""]
+    lines += [f"reserved at the {clean(moment.label)}: {_reserved_text(moment)}" for moment in reserved]
+    return "\n".join(lines).rstrip()
+
+
+def _reserved_text(moment: MemoryMoment) -> str:
+    reserved = moment.reserved_bytes or 0
+    return f"{_mib(reserved)} MiB, of it {_mib(reserved - moment.total_bytes)} not allocated (fragments and cache)"
+
+
+def _owner_table(use: MemoryUse) -> str:
+    """Like layers in one row; the rest is counted, so that the rows add up."""
+    groups = owner_groups(use.peak_owners)
+    total = use.peak.total_bytes
+    rows = [
+        [
+            group.category,
+            shorten(clean(group.place or "-"), _LONGEST_PLACE),
+            group.phase or "-",
+            clean(group.op or "-"),
+            _mib(group.size_bytes),
+            percent(group.size_bytes, total),
+            str(group.count),
+        ]
+        for group in groups[:_MOST_OWNERS]
+    ]
+    if rest := groups[_MOST_OWNERS:]:
+        size = sum(group.size_bytes for group in rest)
+        rows.append(
+            [f"({len(rest)} more)", "", "", "", _mib(size), percent(size, total), str(sum(g.count for g in rest))]
+        )
+    titles = ("category", "layer or tensor", "phase", "op", "MiB", "share %", "allocations")
+    return grid(titles, rows, left_columns=4) if rows else ""
+
+
+def _moment_table(use: MemoryUse) -> str:
+    moments = sorted((*use.moments, use.peak), key=lambda moment: moment.time_ns)
+    begin_ns = int(use.timeline.time_ns[0]) if len(use.timeline.time_ns) else moments[0].time_ns
+    names = [name for name in CATEGORIES if any(moment.categories.get(name) for moment in moments)]
+    rows = [
+        [
+            clean(moment.label),
+            "-" if moment.step is None else str(moment.step),
+            f"{(moment.time_ns - begin_ns) / 1e6:.3f}",
+            *(_mib(moment.categories.get(name, 0)) for name in names),
+            _mib(moment.total_bytes),
+            "" if moment.reserved_bytes is None else _mib(moment.reserved_bytes),
+        ]
+        for moment in moments
+    ]
+    return grid(("moment", "step", "at ms", *names, "TOTAL", "reserved"), rows)
+
+
+def _trend(use: MemoryUse) -> list[str]:
+    lines = [_slope_text(use.slope)] if use.slope is not None else []
+    return [*lines, *(f"leak: {_leak_text(leak)}" for leak in use.leaks)]
+
+
+def _slope_text(slope: Slope) -> str:
+    error = slope.error_bytes_per_step
+    spread = "" if error is None else f" +- {error / MIB:.3f} (95 %)"
+    doubt = " (two steps tell no uncertainty)" if error is None else ""
+    return (
+        f"allocated at the ends of {slope.steps} steps: {slope.bytes_per_step / MIB:+.3f}{spread} MiB per step{doubt}"
+    )
+
+
+def _leak_text(leak: Leak) -> str:
+    where = f" in {clean(leak.layer)}" if leak.layer else ""
+    return (
+        f"{clean(leak.op)}{where} ({leak.phase}, {leak.category}) keeps {leak.bytes_per_step / MIB:.3f} MiB "
+        f"more each step (allocations: {leak.count_per_step:.3g} a step; seen over {leak.steps} steps)"
+    )
+
+
+def _change_text(change: Change) -> str:
+    costs = f", for {change.costs_ns / 1e6:.3f} ms more a step" if change.costs_ns else ""
+    return f"{clean(change.text)}: {_mib(change.saves_bytes)} MiB less{costs}"
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / MIB:.2f}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Memory at the exit of each layer as text: one value a line, easy to read back.
+
+
+def average_slope_mib(bars: Sequence[LayerBar]) -> float | None:
+    """Mean increase of allocated memory from entry to exit of a layer, in MiB: over the blocks, or over all layers.
+
+    None where no layer's memory is known.
+    """
+    blocks = [bar for bar in bars if bar.block] or bars
+    steps = [bar.exit_mib - bar.entry_mib for bar in blocks if bar.exit_mib is not None and bar.entry_mib is not None]
+    return sum(steps) / len(steps) if steps else None
+
+
+def memory_usage_text(analysis: Analysis) -> str:
+    """The device, `average_slope` (MiB per layer), then allocated and reserved at each layer's exit.
+
+    One value a line in MiB, the layer's name behind it; means over the calls of the timed trace.
+    """
+    bars = layer_bars(analysis)
+    slope = average_slope_mib(bars)
+    rank = rank_in_words(analysis)
+    lines = [f"device: {clean(machine(analysis))}" + (f" ({rank})" if rank else "")]
+    if slope is None:
+        return "\n".join([*lines, f"average_slope: not available, because {clean(why_no_memory(analysis))}", ""])
+    over = "block" if any(bar.block for bar in bars) else "layer"
+    lines.append(f"average_slope: {slope:.3f} MiB per {over} (mean increase of allocated memory from entry to exit)")
+    if analysis.time_basis == "cpu":
+        lines.append(
+            "note: on a CPU, of what was there before only what model and optimizers held counts: use the differences"
+        )
+    lines += _values(f"allocated (MiB, at exit, mean over the calls of {steps_in_words(analysis)})", bars, "exit_mib")
+    lines += _values("reserved (MiB, at exit)", bars, "reserved_mib")
+    return "\n".join([*lines, ""])
+
+
+def _values(title: str, bars: Sequence[LayerBar], name: str) -> list[str]:
+    values = [(getattr(bar, name), bar.layer) for bar in bars]
+    known = [f"{value:.3f}  {clean(layer)}" for value, layer in values if value is not None]
+    return ["", f"{title}:", *known] if known else ["", f"{title}: not available on this device"]
+
+
+# --------------------------------------------------------------------------------------------------
+# Memory over time as numbers: as many points as a picture can show, phases, and the peak of each step. No drawing.
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """What is held from each of some times on, until the next."""
+
+    time_ns: Int64  # shape (points,)
+    bytes_by_category: Int64  # shape (categories, points)
+    reserved_bytes: Int64 | None  # shape (points,)
+    is_thinned: bool  # a point is the highest of a stretch of time
+
+
+@dataclass(frozen=True)
+class StepPeak:
+    """The highest allocated in a step."""
+
+    step: int
+    time_ns: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class PhaseSpan:
+    """A phase from its begin to the next one's."""
+
+    phase: Phase | None  # None: several, each too short to be seen
+    start_ns: int
+    end_ns: int
+
+
+def course(timeline: MemoryTimeline, *, most: int) -> Course:
+    """Every event, or if there are more than `most`, the highest in each of so many equal stretches of time.
+
+    Maxima stay, and are as wide as a stretch; where nothing happens it is what the last event left.
+    """
+    times, by_category, reserved = timeline.time_ns, timeline.bytes_by_category, timeline.reserved_bytes
+    if len(times) <= most:
+        return Course(times, by_category, reserved, is_thinned=False)
+    edges_ns = np.linspace(int(times[0]), int(times[-1]) + 1, most + 1).astype(np.int64)
+    bounds = np.searchsorted(times, edges_ns)
+    events: list[int] = []
+    starts_ns: list[int] = []
+    highest_reserved: list[int] = []
+    for i in range(most):
+        first, end = int(bounds[i]), int(bounds[i + 1])
+        if first == end:  # nothing happens
+            if bounds[i - 1] == first:
+                continue  # nor did it before
+            first -= 1
+        events.append(first + int(timeline.total_bytes[first:end].argmax()))
+        starts_ns.append(int(edges_ns[i]))
+        if reserved is not None:
+            highest_reserved.append(int(reserved[first:end].max()))
+    return Course(
+        np.array(starts_ns, dtype=np.int64),
+        by_category[:, events],
+        None if reserved is None else np.array(highest_reserved, dtype=np.int64),
+        is_thinned=True,
+    )
+
+
+def step_peaks(use: MemoryUse) -> list[StepPeak]:
+    """The highest moment of each step; a step goes on to the last of its moments."""
+    ends: dict[int, int] = {}
+    for moment in use.moments:
+        if moment.step is not None:
+            ends[moment.step] = max(moment.time_ns, ends.get(moment.step, moment.time_ns))
+    times, total = use.timeline.time_ns, use.timeline.total_bytes
+    found: list[StepPeak] = []
+    first = 0
+    for step, end_ns in sorted(ends.items(), key=lambda item: item[1]):
+        last = int(np.searchsorted(times, end_ns, side="right"))
+        if last > first:
+            highest = first + int(total[first:last].argmax())
+            found.append(StepPeak(step, int(times[highest]), int(total[highest])))
+        first = max(first, last)
+    return found
+
+
+def phase_spans(
+    phase_starts: Sequence[tuple[int, Phase]], *, begin_ns: int, end_ns: int, narrowest_ns: float
+) -> list[PhaseSpan]:
+    """The phases between two times, one after another; those too narrow to be seen share a span of no phase."""
+    spans: list[PhaseSpan] = []
+    nexts = [*(start_ns for start_ns, _ in phase_starts), end_ns][1:]
+    for (start_ns, phase), next_ns in zip(phase_starts, nexts, strict=True):
+        span = PhaseSpan(phase, max(start_ns, begin_ns), min(next_ns, end_ns))
+        if span.end_ns <= span.start_ns:
+            continue
+        if spans and spans[-1].phase == phase:
+            span = PhaseSpan(phase, spans.pop().start_ns, span.end_ns)
+        spans.append(span)
+    seen: list[PhaseSpan] = []
+    for span in spans:
+        narrow = span.end_ns - span.start_ns < narrowest_ns
+        if narrow and seen and seen[-1].phase is None:
+            seen[-1] = PhaseSpan(None, seen[-1].start_ns, span.end_ns)
+        else:
+            seen.append(PhaseSpan(None, span.start_ns, span.end_ns) if narrow else span)
+    return seen

@@ -1,0 +1,159 @@
+"""Peaks as text and JSON: of one device, of the whole table, and as measured beside the maker's."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from profiler_wrapper.analysis.work.peaks import TYPES, Peaks
+from profiler_wrapper.reports.text import clean, grid
+from profiler_wrapper.trace.measured_peaks import Ceiling, MeasuredPeaks
+from profiler_wrapper.units import percent
+
+WIDTH = 100
+_LONGEST_NAME = 26  # in the whole table; a longer one has a line of its own
+_SHORT = {"float64": "fp64", "float32": "fp32", "tfloat32": "tf32", "float16": "fp16", "bfloat16": "bf16",
+          "float8": "fp8", "float4": "fp4", "int8": "int8", "int4": "int4"}  # fmt: skip
+_NOISY = 0.8  # a median below this share of the best
+
+
+def peaks_text(device: str, peaks: Peaks | None, warning: str | None, *, width: int = WIDTH) -> str:
+    """What is known of one device, or what to do where nothing is."""
+    lines = [clean(device)]
+    if peaks is not None:
+        rows = [(kind, _flops(peaks.flops_per_s.get(kind))) for kind in TYPES if kind in peaks.flops_per_s]
+        rows += [("memory", _bytes(peaks.bandwidth_bytes_per_s))]
+        lines += [grid(("type", "peak"), rows), "", *_wrapped(f"Source: {clean(peaks.source)}.", width)]
+        lines += ["Dense matmuls, two FLOPs for a multiply-add; float32 is without TF32."]
+    if warning:
+        lines += _wrapped(clean(warning[0].upper() + warning[1:]) + ".", width)
+    return "\n".join(lines)
+
+
+def all_peaks_text(known: Sequence[Peaks], *, width: int = WIDTH) -> str:
+    """The whole table: dense TFLOP/s by type, GB/s, and the number of the source below.
+
+    In fewer columns than it needs, the types that fewest makers give a figure for are left out, and named.
+    """
+    sources = list(dict.fromkeys(peaks.source for peaks in known))
+    kinds, left_out = list(TYPES), list[str]()
+    while True:
+        header = ["TFLOP/s, dense", *(_SHORT[kind] for kind in kinds), "GB/s", "from"]
+        head, rule, *rows = grid(header, [_figures(peaks, kinds, sources) for peaks in known]).splitlines()
+        if len(kinds) == 1 or max(map(len, (head, *rows))) <= width:
+            break
+        rarest = min(kinds, key=lambda kind: sum(kind in peaks.flops_per_s for peaks in known))
+        kinds.remove(rarest)
+        left_out.append(_SHORT[rarest])
+    lines = [head, rule]
+    for peaks, row in zip(known, rows, strict=True):
+        lines += [*([peaks.device] if len(peaks.device) > _LONGEST_NAME else []), row]
+    if left_out:
+        lines += ["", *_wrapped(f"Left out, for want of room: {', '.join(left_out)}.", width)]
+    lines += [
+        "",
+        *_wrapped(
+            "A dash: the maker gives no figure, or there is no such type. fp32 is without TF32; fp16 and"
+            " fp8 accumulate in fp32. Devices of other names have no entry: measure them with --measure.",
+            width,
+        ),
+    ]
+    for number, source in enumerate(sources, 1):
+        lines += _wrapped(f"[{number}] {source}", width, indent="     ")
+    return "\n".join(lines)
+
+
+def _figures(peaks: Peaks, kinds: Sequence[str], sources: Sequence[str]) -> list[str]:
+    name = peaks.device if len(peaks.device) <= _LONGEST_NAME else ""
+    return [
+        name.ljust(_LONGEST_NAME),
+        *(_short_number(peaks.flops_per_s.get(kind), 1e12) for kind in kinds),
+        _short_number(peaks.bandwidth_bytes_per_s, 1e9),
+        f"[{sources.index(peaks.source) + 1}]",
+    ]
+
+
+def measured_text(measured: MeasuredPeaks, maker: Peaks | None, *, width: int = WIDTH) -> str:
+    """The best of each type, how far the median was from it, and the maker's figure where there is one."""
+    rows = [
+        _row(kind, ceiling, _flops, maker.flops_per_s.get(kind) if maker else None)
+        for kind, ceiling in measured.flops.items()
+    ]
+    if measured.copy:
+        rows.append(_row("copy", measured.copy, _bytes, maker.bandwidth_bytes_per_s if maker else None))
+    header = ("type", "best", "median", "maker's", "best of it", "size")
+    when = f"measured {measured.date[:16]} UTC, torch {measured.torch}"
+    lines = [f"{clean(measured.device)}, {clean(when)}", grid(header, rows, left_last=True), ""]
+    lines += _wrapped(
+        "Square matmuls, 2 n^3 FLOPs; a copy counts the bytes that it reads and those that it writes.", width
+    )
+    noisy = [
+        kind
+        for kind, ceiling in {**measured.flops, **({"copy": measured.copy} if measured.copy else {})}.items()
+        if ceiling.median_per_s < _NOISY * ceiling.per_s
+    ]
+    if noisy:
+        lines += _wrapped(
+            f"The times of {', '.join(noisy)} vary: something else may run on this machine, and the roof be higher. "
+            "Measure again when it is idle.",
+            width,
+        )
+    if measured.left_out:
+        lines += _wrapped(
+            "Not measured: " + "; ".join(f"{kind} ({clean(why)})" for kind, why in measured.left_out.items()) + ".",
+            width,
+        )
+    if maker:
+        lines += _wrapped(f"Maker's: {clean(maker.source)}.", width)
+    return "\n".join(lines)
+
+
+def peaks_dict(peaks: Peaks) -> dict[str, Any]:
+    """One device as plain data."""
+    return {
+        "device": peaks.device,
+        "flops_per_s": dict(peaks.flops_per_s),
+        "bandwidth_bytes_per_s": peaks.bandwidth_bytes_per_s,
+        "source": peaks.source,
+    }
+
+
+def measured_dict(measured: MeasuredPeaks, maker: Peaks | None) -> dict[str, Any]:
+    """A measurement as the file that `find_peaks` reads, with the maker's figures beside it."""
+    data: dict[str, Any] = msgspec.to_builtins(measured)
+    return {**data, "maker": peaks_dict(maker) if maker else None}
+
+
+def _row(kind: str, ceiling: Ceiling, written: Callable[[float | None], str], makers: float | None) -> tuple[str, ...]:
+    return (
+        kind,
+        written(ceiling.per_s),
+        written(ceiling.median_per_s),
+        written(makers) if makers else "",
+        f"{percent(ceiling.per_s, makers)} %" if makers else "",
+        ceiling.size,
+    )
+
+
+def _flops(per_s: float | None) -> str:
+    """`"989.4 TFLOP/s"`, `"152.3 GFLOP/s"`."""
+    if per_s is None:
+        return "-"
+    return f"{per_s / 1e12:.1f} TFLOP/s" if per_s >= 1e12 else f"{per_s / 1e9:.1f} GFLOP/s"
+
+
+def _bytes(per_s: float | None) -> str:
+    return "-" if per_s is None else f"{per_s / 1e9:.1f} GB/s"
+
+
+def _short_number(value: float | None, unit: float) -> str:
+    if value is None:
+        return "-"
+    return f"{value / unit:.0f}" if value >= 100 * unit else f"{value / unit:.4g}"
+
+
+def _wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)

@@ -1,0 +1,536 @@
+"""The roofline: how fast each part of the model works, against the most that the device can do."""
+
+from __future__ import annotations
+
+import math
+import os
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from profiler_wrapper.analysis.model import PHASES, Analysis, Bound, LayerRow, Phase, bound_of
+from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known
+from profiler_wrapper.analysis.work.roofline import peak_of
+from profiler_wrapper.reports import figures
+from profiler_wrapper.reports.describe import (
+    flop_rate,
+    machine,
+    per_step,
+    rank_in_words,
+    root_names,
+    scaled,
+    step_count,
+    use_lines,
+    work_scale,
+)
+from profiler_wrapper.reports.figures import KIND_COLORS, OTHER_KIND
+from profiler_wrapper.reports.folding import Fold, LayerTotal, Tree, layer_totals
+from profiler_wrapper.reports.plot_rows import short_names, shown_layers
+from profiler_wrapper.reports.text import clean, shorten
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.transforms import Bbox
+
+
+# --------------------------------------------------------------------------------------------------
+# Names beside the points of a plot that lie on nothing else.
+
+_POINTS_PER_IN = 72
+_GAP = 4.0  # points between a mark and its name
+_ALONG_LINE = 4.0  # pixels between the boxes that stand for a line
+
+
+class Named(NamedTuple):
+    """A mark: where it is in the data, its radius in points, and its name."""
+
+    x: float
+    y: float
+    radius: float
+    name: str
+
+
+class _Box(NamedTuple):
+    """In pixels."""
+
+    x0: float
+    y0: float
+    x1: float
+    y1: float
+
+    def overlaps(self, other: _Box) -> bool:
+        return self.x0 < other.x1 and other.x0 < self.x1 and self.y0 < other.y1 and other.y0 < self.y1
+
+    def lies_in(self, other: _Box) -> bool:
+        return self.x0 >= other.x0 and self.x1 <= other.x1 and self.y0 >= other.y0 and self.y1 <= other.y1
+
+
+def name_points(axes: Axes, points: Sequence[Named]) -> None:
+    """Names by the order of the points; one that would lie on another, a mark or a line is moved, or left out.
+
+    A name that is there once is written again only right beside its mark. The figure must have been laid out, and
+    must not be laid out again.
+    """
+    pixels = axes.figure.dpi / _POINTS_PER_IN
+    centres = [tuple(axes.transData.transform((point.x, point.y)).tolist()) for point in points]
+    taken = [
+        _Box(x - point.radius * pixels, y - point.radius * pixels, x + point.radius * pixels, y + point.radius * pixels)
+        for (x, y), point in zip(centres, points, strict=True)
+    ]
+    legend = axes.get_legend()
+    taken += [_box(text.get_window_extent()) for text in axes.texts]
+    taken += [] if legend is None else [_box(legend.get_window_extent())]
+    taken += _boxes_along_lines(axes)
+    inside = _box(axes.get_window_extent())
+    written: set[str] = set()
+    for (x, y), point in zip(centres, points, strict=True):
+        text = axes.text(0.5, 0.5, point.name, fontsize=figures.FONT_SIZE - 1, transform=axes.transAxes)
+        extent = text.get_window_extent()
+        text.remove()
+        for away, across, up in _places(point.radius):
+            if away and point.name in written:
+                break
+            box = _at(x + across * pixels, y + up * pixels, extent.width, extent.height, across, up)
+            if box.lies_in(inside) and not any(box.overlaps(other) for other in taken):
+                _write(axes, point, across, up, away=away)
+                taken.append(box)
+                written.add(point.name)
+                break
+
+
+def _places(radius: float) -> list[tuple[bool, float, float]]:
+    """Where a name may stand, in points from its mark, the nearest first; and whether a line leads there."""
+    beside = radius + _GAP
+    near = [(False, beside, 0.0), (False, -beside, 0.0), (False, 0.0, beside), (False, 0.0, -beside)]
+    heights = (22.0, -22.0, 40.0, -40.0, 60.0, -60.0, 85.0, -85.0)
+    return near + [(True, sign * across, up) for up in heights for across in (16.0, 34.0) for sign in (1, -1)]
+
+
+def _at(x: float, y: float, width: float, height: float, across: float, up: float) -> _Box:
+    """A text that stands to the right or left of an anchor, or above or below it."""
+    x0 = x if across > 0 else x - width if across < 0 else x - width / 2
+    y0 = y - height / 2 if across else y if up > 0 else y - height
+    return _Box(x0, y0, x0 + width, y0 + height)
+
+
+def _write(axes: Axes, point: Named, across: float, up: float, *, away: bool) -> None:
+    axes.annotate(
+        point.name,
+        (point.x, point.y),
+        (across, up),
+        textcoords="offset points",
+        ha="left" if across > 0 else "right" if across < 0 else "center",
+        va="center" if across else "bottom" if up > 0 else "top",
+        fontsize=figures.FONT_SIZE - 1,
+        zorder=4,
+        arrowprops={"arrowstyle": "-", "color": "#888888", "linewidth": 0.7} if away else None,
+    )
+
+
+def _box(box: Bbox) -> _Box:
+    return _Box(box.x0, box.y0, box.x1, box.y1)
+
+
+def _boxes_along_lines(axes: Axes) -> list[_Box]:
+    """What the straight lines cover."""
+    boxes = []
+    for line in axes.get_lines():
+        across, up = (np.asarray(values, dtype=np.float64) for values in line.get_data())
+        (x0, y0), (x1, y1) = axes.transData.transform(np.stack([across, up], axis=1)[[0, -1]]).tolist()
+        pieces = max(1, round(math.hypot(x1 - x0, y1 - y0) / _ALONG_LINE))
+        for piece in range(pieces + 1):
+            x, y = x0 + (x1 - x0) * piece / pieces, y0 + (y1 - y0) * piece / pieces
+            boxes.append(_Box(x - 2, y - 2, x + 2, y + 2))
+    return boxes
+
+
+# --------------------------------------------------------------------------------------------------
+# What the roofline plot shows, as numbers: parts of the model in each phase, and the roofs above them. No drawing.
+
+_FEW_FLOPS = 0.01  # a type of number with a smaller share of the FLOPs has no roof of its own
+_LEAST_TIME = 0.004  # of all points; shorter ones are left out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """Like layers in one phase: all `.mlp` of a model's blocks in the backward. Of as many steps as the times are."""
+
+    name: str
+    kind: str
+    phase: Phase
+    time_ns: float
+    flops: int | None  # without what a causal mask hides
+    bytes_moved: int | None
+    roof_ns: int | None
+    bound: Bound | None
+
+    @property
+    def intensity(self) -> float | None:
+        """FLOPs a byte; None where either is not known or 0."""
+        return self.flops / self.bytes_moved if self.flops and self.bytes_moved else None
+
+    @property
+    def flop_per_s(self) -> float | None:
+        """None where it is not known or 0."""
+        return self.flops / self.time_ns * 1e9 if self.flops and self.time_ns else None
+
+    @property
+    def of_roof(self) -> float | None:
+        """The share of its time that it needs at the roof."""
+        return self.roof_ns / self.time_ns if self.roof_ns and self.time_ns else None
+
+    @property
+    def why_no_roof(self) -> str:
+        """What is not known of its work; `""` where all is."""
+        if self.roof_ns is not None:
+            return ""
+        unknown = [name for name, value in (("FLOPs", self.flops), ("bytes", self.bytes_moved)) if value is None]
+        return f"{' and '.join(unknown)} not told" if unknown else "no peak of its type"
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Points, the longest first, and the roofs: FLOP/s by type of number, the highest first, and bytes a second."""
+
+    points: tuple[Point, ...]
+    flops_per_s: dict[str, float]
+    bytes_per_s: float | None
+    source: str
+
+
+def roofline(analysis: Analysis) -> Roofline:
+    """The parts of the model: what blocks are made of, like ones together, and the layers beside the blocks."""
+    rows: dict[tuple[Phase, str], list[LayerRow]] = defaultdict(list)
+    for row in analysis.layers:
+        rows[row.phase, row.layer].append(row)
+    steps, scale = step_count(analysis), work_scale(analysis)
+    points = []
+    for part in _parts(layer_totals(analysis)):
+        for phase in PHASES:
+            of_part = [row for layer in part.layers for row in rows.get((phase, layer), ())]
+            if any(row.self_time_ns if part.own else row.time_ns for row in of_part):
+                points.append(_point(part.name, part.kind, of_part, steps, scale, own=part.own))
+    points += [_point("optimizer", "optimizer", [row], steps, scale) for row in rows.get(("optimizer", ""), ())]
+    total_ns = sum(point.time_ns for point in points)
+    told = [point for point in points if point.time_ns > _LEAST_TIME * total_ns]
+    peaks = analysis.utilization.peaks if analysis.utilization is not None else None
+    return Roofline(
+        points=tuple(sorted(told, key=lambda point: -point.time_ns)),
+        flops_per_s={} if peaks is None else dict(_peaks_of_types(analysis)),
+        bytes_per_s=None if peaks is None else peaks.bandwidth_bytes_per_s,
+        source="" if peaks is None else peaks.source,
+    )
+
+
+def _peaks_of_types(analysis: Analysis) -> Iterable[tuple[str, float]]:
+    """FLOP/s of the types that most of the FLOPs are of, the highest first."""
+    assert analysis.utilization is not None
+    assert analysis.utilization.peaks is not None
+    flops: dict[str, int] = defaultdict(int)
+    for row in analysis.flops:
+        flops[row.dtype] += row.flops_per_step
+    least = _FEW_FLOPS * sum(flops.values())
+    used = {dtype: peak_of(analysis.utilization.peaks, dtype) for dtype, number in flops.items() if number > least}
+    return sorted(((dtype, peak) for dtype, peak in used.items() if peak), key=lambda entry: -entry[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Like layers under one name; `own`: without the layers below them."""
+
+    name: str
+    kind: str
+    layers: frozenset[str]
+    own: bool = False
+
+
+def _parts(totals: Sequence[LayerTotal]) -> list[_Part]:
+    """Parts beside one another, which together hold every layer below the roots but the blocks' own work."""
+    tree = Tree(totals)
+    blocks: dict[str, list[LayerTotal]] = defaultdict(list)
+    others: dict[tuple[str, str], list[LayerTotal]] = defaultdict(list)
+    shown = shown_layers(totals)
+    for total in shown:
+        if total.kind == "block":
+            blocks[total.class_name].append(total)
+        else:
+            others[split_number(total.layer)[0], total.class_name].append(total)
+    parts: list[_Part] = []
+    for class_name, members in blocks.items():
+        of = f" of {class_name}" if len(blocks) > 1 else ""
+        for fold in _inside(tree, _fold(members)):
+            parts += _divided(tree, fold, f"{fold.label.lstrip('.')}{of}")
+    names = dict(zip((total.layer for total in shown), short_names([total.layer for total in shown]), strict=True))
+    for members in others.values():
+        name = names[members[0].layer] if len(members) == 1 else f"{members[0].class_name} x{len(members)}"
+        parts.append(_part(name, members))
+    return parts
+
+
+def _inside(tree: Tree, fold: Fold) -> list[Fold]:
+    """What is below a fold; what holds nothing but one layer is passed over."""
+    inside = tree.children(fold)
+    while len(inside) == 1 and (below := tree.children(inside[0])):
+        inside = below
+    return inside or [fold]
+
+
+def _divided(tree: Tree, fold: Fold, name: str) -> list[_Part]:
+    """A part of a block: its layers, those of one class together, and what it does itself."""
+    by_class: dict[str, list[Fold]] = defaultdict(list)
+    for below in tree.children(fold):
+        by_class[below.members[0].class_name].append(below)
+    kind = fold.members[0].kind
+    if not by_class:
+        return [_part(name, fold.members)]
+    parts = [_Part(name=f"{name} itself", kind=kind, layers=frozenset(m.layer for m in fold.members), own=True)]
+    for class_name, folds in by_class.items():
+        members = [member for below in folds for member in below.members]
+        each = round(len(members) / len(fold.members))
+        label = f"{name}{folds[0].label}" if len(folds) == 1 else f"{name}: {each} {class_name}"
+        parts.append(_part(label, members, kind=kind if members[0].kind == "other" else members[0].kind))
+    return parts
+
+
+def _part(name: str, members: Sequence[LayerTotal], *, kind: str = "") -> _Part:
+    return _Part(name=name, kind=kind or members[0].kind, layers=frozenset(member.layer for member in members))
+
+
+def _fold(members: Sequence[LayerTotal]) -> Fold:
+    return Fold(members[0].class_name, tuple(members), tuple(member.layer for member in members), numbered=True)
+
+
+def _point(
+    name: str, kind: str, rows: Sequence[LayerRow], steps: int, scale: int | None, *, own: bool = False
+) -> Point:
+    prefix = "self_" if own else ""
+
+    def work(what: str) -> int | None:
+        return scaled(sum_if_all_known(getattr(row, f"{prefix}{what}") for row in rows), scale)
+
+    roof_ns = work("roof_time_per_step_ns")
+    spent_ns = sum(row.self_time_ns if own else row.time_ns - row.communication_ns for row in rows)
+    return Point(
+        name=name,
+        kind=kind,
+        phase=rows[0].phase,
+        time_ns=spent_ns / steps,
+        flops=work("causal_flops_per_step"),
+        bytes_moved=work("bytes_moved_per_step"),
+        roof_ns=roof_ns,
+        bound=bound_of(roof_ns, work("memory_roof_time_per_step_ns")),
+    )
+
+
+HOW_TO_GET_PEAKS = (
+    "no roofs: what this device can do is not known. Measure it: python -m profiler_wrapper peaks --measure "
+    "-o peaks.json, then ProfilerWrapper(peaks='peaks.json') or analyze --peaks peaks.json"
+)
+_WIDTH_IN, _ROOF_IN, _BAR_IN = 12.0, 5.6, 0.27
+_MOST_BARS = 24
+_LONGEST_NAME = 30
+_BEYOND = 1.02  # of the roof: more is no noise
+_SMALLEST, _LARGEST = 40.0, 700.0  # marks, in square points
+_LONGEST_NOTE = 150  # a line of it
+_MOST_NOT_SHOWN = 3  # parts, by name
+
+_MARKERS = {"forward": "o", "prefill": "o", "decode": "D", "backward": "s", "recompute": "^"}
+
+
+def applies(analysis: Analysis) -> bool:
+    """Whether there is a layer whose FLOPs are known."""
+    return any(row.flops_per_step for row in analysis.layers)
+
+
+@figures.own_style()
+def draw_roofline(analysis: Analysis, path: str | os.PathLike[str]) -> None:
+    """Writes a PNG: parts of the model below the roofs of the device; then the time of each, and that at the roof."""
+    what = roofline(analysis)
+    parts = [root_names(analysis), machine(analysis), rank_in_words(analysis)]
+    title = f"Roofline: {', '.join(shorten(clean(part, unicode=True), 60) for part in parts if part)}"
+    drawn = [point for point in what.points if point.intensity is not None and point.flop_per_s is not None]
+    if not drawn:
+        figures.say(path, title, "No part of the model has both FLOPs and bytes that are known.")
+        return
+    bars = [point for point in what.points if point.of_roof is not None][:_MOST_BARS]
+    height = _ROOF_IN + (0.9 + _BAR_IN * len(bars) if bars else 0.0)
+    figure = figures.new_figure(0, height_in=height + 0.6)
+    figure.set_figwidth(_WIDTH_IN)
+    ratios = [_ROOF_IN, 0.9 + _BAR_IN * len(bars)] if bars else [1.0]
+    axes = figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0]
+    figures.head(figure, title)
+    _draw_roofs(axes[0], what, drawn)
+    if bars:
+        _draw_bars(axes[1], bars, analysis)
+    notes = use_lines(analysis, _LONGEST_NOTE) if what.flops_per_s else textwrap.wrap(HOW_TO_GET_PEAKS, _LONGEST_NOTE)
+    notes += textwrap.wrap(not_shown(what, analysis), _LONGEST_NOTE)
+    if notes:
+        figure.supxlabel(figures.literal("\n".join(notes)), fontsize=figures.FONT_SIZE - 1)
+    figure.draw_without_rendering()  # sizes of texts are known from here on
+    figure.set_layout_engine("none")
+    radii = [math.sqrt(size) / 2 for size in _sizes(drawn)]
+    name_points(
+        axes[0], [Named(*_place(point), radius, _name(point)) for point, radius in zip(drawn, radii, strict=True)]
+    )
+    figures.save(figure, path)
+
+
+def not_shown(what: Roofline, analysis: Analysis) -> str:
+    """The parts that have no place under a roof, the longest first, each with its share of the time and why."""
+    left_out = [point for point in what.points if point.why_no_roof] if what.flops_per_s else []
+    if not left_out:
+        return ""
+    total_ns = analysis.time.total_ns / step_count(analysis)
+    told = [
+        f"{clean(point.name, unicode=True)}{'' if point.phase == point.name else f' ({point.phase})'}, "
+        f"{100 * point.time_ns / total_ns:.1f} % of the time, {point.why_no_roof}"
+        for point in left_out[:_MOST_NOT_SHOWN]
+    ]
+    if len(left_out) > _MOST_NOT_SHOWN:
+        rest_ns = sum(point.time_ns for point in left_out[_MOST_NOT_SHOWN:])
+        told.append(f"{len(left_out) - _MOST_NOT_SHOWN} more, {100 * rest_ns / total_ns:.1f} %")
+    ops = list(dict.fromkeys(row.op for row in (*analysis.untold_bytes, *analysis.uncounted)))
+    because = f" (no rule for {shorten(clean(', '.join(ops)), 60)})" if ops else ""
+    return f"not shown: {'; '.join(told)}{because}"
+
+
+# --- the roofs ----------------------------------------------------------------------------------
+
+
+def _draw_roofs(axes: Axes, what: Roofline, points: Sequence[Point]) -> None:
+    figures.prepare(axes, ylabel="FLOP/s (what a causal mask hides left out)")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("FLOPs per byte moved (each input of an op read once, each output written once)")
+    axes.grid(axis="x", color=figures.GRID, linewidth=0.8)
+    _set_limits(axes, what, points)
+    for dtype, peak in what.flops_per_s.items():
+        _draw_roof(axes, dtype, peak, what.bytes_per_s)
+    sizes = _sizes(points)
+    for point, size in zip(points, sizes, strict=True):  # the longest first, so that short ones lie on top
+        color = KIND_COLORS.get(point.kind, OTHER_KIND)
+        axes.scatter(
+            *_place(point),
+            s=size,
+            marker=_MARKERS.get(point.phase, "X"),
+            facecolor=color if point.phase in ("forward", "prefill", "decode") else "white",
+            edgecolor=color,
+            linewidth=1.8,
+            alpha=0.85,
+            zorder=3,
+        )
+    _legend(axes, points, roofs=bool(what.flops_per_s))
+
+
+def _sizes(points: Sequence[Point]) -> list[float]:
+    """The area of each mark in square points, by its time."""
+    longest = max(point.time_ns for point in points)
+    return [max(_SMALLEST, _LARGEST * point.time_ns / longest) for point in points]
+
+
+def _set_limits(axes: Axes, what: Roofline, points: Sequence[Point]) -> None:
+    """Room for all points, and for the ridge of the highest roof."""
+    across = [point.intensity for point in points if point.intensity]
+    up = [point.flop_per_s for point in points if point.flop_per_s]
+    if what.flops_per_s and what.bytes_per_s:
+        across += [peak / what.bytes_per_s for peak in what.flops_per_s.values()]
+    up += list(what.flops_per_s.values())
+    axes.set_xlim(min(across) / 4, max(across) * 6)
+    axes.set_ylim(min(up) / 4, max(up) * 2.5)
+
+
+def _draw_roof(axes: Axes, dtype: str, peak: float, bytes_per_s: float | None) -> None:
+    left, right = axes.get_xlim()
+    low, _ = axes.get_ylim()
+    ridge = peak / bytes_per_s if bytes_per_s else left
+    axes.plot([max(left, ridge), right], [peak, peak], color=figures.INK, linewidth=1.6, zorder=2)
+    name = f"{flop_rate(peak)} {dtype}".rstrip()
+    axes.annotate(
+        name, (right, peak), (-4, 4), textcoords="offset points", ha="right", va="bottom", fontsize=figures.FONT_SIZE
+    )
+    if bytes_per_s and ridge > left:
+        start = max(left, low / bytes_per_s)
+        axes.plot([start, ridge], [start * bytes_per_s, peak], color=figures.INK, linewidth=1.6, zorder=2)
+        at = math.sqrt(start * ridge)
+        axes.annotate(
+            f"{bytes_per_s / 1e9:.4g} GB/s",
+            (at, at * bytes_per_s),
+            (-4, 4),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=figures.FONT_SIZE,
+        )
+
+
+def _legend(axes: Axes, points: Sequence[Point], *, roofs: bool) -> None:
+    from matplotlib.lines import Line2D
+
+    phases = list(dict.fromkeys(point.phase for point in points))
+    kinds = list(dict.fromkeys(point.kind if point.kind in KIND_COLORS else "other" for point in points))
+    handles = [
+        Line2D(
+            [],
+            [],
+            linestyle="",
+            marker=_MARKERS.get(phase, "X"),
+            markersize=8,
+            markerfacecolor=figures.INK if phase in ("forward", "prefill", "decode") else "white",
+            markeredgecolor=figures.INK,
+            label=phase,
+        )
+        for phase in phases
+    ]
+    handles += [
+        Line2D([], [], linestyle="", marker="o", markersize=8, color=KIND_COLORS.get(kind, OTHER_KIND), label=kind)
+        for kind in kinds
+    ]
+    # Nothing is above the roofs: at the upper left the legend hides no point.
+    axes.legend(handles=handles, loc="upper left" if roofs else "best", fontsize=figures.FONT_SIZE - 1, ncols=2)
+    axes.set_title(
+        "How fast each part works (like layers together; the larger, the more time)",
+        loc="left",
+        fontsize=figures.FONT_SIZE + 1,
+        fontweight="bold",
+        pad=8,
+    )
+
+
+def _place(point: Point) -> tuple[float, float]:
+    return point.intensity or 0.0, point.flop_per_s or 0.0
+
+
+def _name(point: Point) -> str:
+    return figures.literal(shorten(clean(point.name, unicode=True), _LONGEST_NAME))
+
+
+# --- the times ----------------------------------------------------------------------------------
+
+
+def _draw_bars(axes: Axes, points: Sequence[Point], analysis: Analysis) -> None:
+    """Per part its time, and in it that which it needs at the roof."""
+    figures.prepare(axes, ylabel="")
+    axes.grid(axis="y", visible=False)
+    axes.grid(axis="x", color=figures.GRID, linewidth=0.8)
+    places = range(len(points))
+    times = [point.time_ns / 1e6 for point in points]
+    at_roof = [(point.roof_ns or 0) / 1e6 for point in points]
+    axes.barh(places, times, 0.72, color="#c9c9c9", label="time")
+    axes.barh(places, at_roof, 0.36, color="#0072B2", label="time at the roof")
+    for place, point, time_ms, roof_ms in zip(places, points, times, at_roof, strict=True):
+        share = 100 * (point.of_roof or 0)
+        text = f" {share:.0f} % of the roof, bound by {point.bound}" if share >= 1 else f" {share:.1f} % of the roof"
+        axes.text(max(time_ms, roof_ms), place, text, va="center", fontsize=figures.FONT_SIZE - 2)
+    names = [_name(point) + (f", {point.phase}" if point.phase != point.name else "") for point in points]
+    axes.set_yticks(list(places), names, fontsize=figures.FONT_SIZE - 1)
+    axes.set_ylim(len(points) - 0.4, -0.6)
+    axes.set_xlim(0, 1.3 * max(*times, *at_roof))
+    total_ms = analysis.time.total_ns / step_count(analysis) / 1e6
+    beyond = "; over 100 %: what is in a cache needs no memory, or the roof is too low"
+    said = beyond if any((point.of_roof or 0) > _BEYOND for point in points) else ""
+    axes.set_xlabel(f"ms {per_step(analysis)}; these are {sum(times):.3f} of {total_ms:.3f} ms{said}")
+    figures.legend_above(axes, "How long each part takes, and how long it would take at the roof")

@@ -1,0 +1,251 @@
+"""The files of one window of one rank: each on its own, so that one that fails takes no other with it."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from profiler_wrapper.analysis.attributed import Attributed
+from profiler_wrapper.analysis.lanes import layer_lanes
+from profiler_wrapper.capture.rank import FULL_SET_WORLD_SIZE, RunInfo
+from profiler_wrapper.errors import tell
+from profiler_wrapper.reports.page import write_page
+from profiler_wrapper.reports.write import REPORTS, ReportFile
+from profiler_wrapper.result import ProfileResult
+from profiler_wrapper.run.options import FILES, Options
+from profiler_wrapper.trace.atomic import replacing
+from profiler_wrapper.trace.lanes import LaneSpan, splice_lanes
+from profiler_wrapper.trace.run_directory import RunDirectory, carry, href
+from profiler_wrapper.units import file_size
+
+SMALL_SET = frozenset({"result"})
+TRACES = frozenset({"trace", "full_trace"})
+_MOST_NAMES = 8  # of files that stay where they are
+_TOLD_AS = {"report": "the page"}
+
+
+class WindowFiles:
+    """Writes what `files=` asks for; a file that cannot be written is one warning.
+
+    Args:
+        options, info, run: of the run.
+        directory: where to write; None: nowhere.
+        target: where to take everything afterwards, where `directory` is on a node's own disk.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        info: RunInfo,
+        directory: RunDirectory | None,
+        run: Mapping[str, Any],
+        *,
+        target: RunDirectory | None = None,
+    ) -> None:
+        self._options, self._info, self._directory, self._run = options, info, directory, run
+        self._target = target
+        self._written: list[Path] = []
+        self._whole = True
+        self._only_traces = False
+        self._zipped = options.trace == "json.gz" or (options.trace is None and info.world_size > FULL_SET_WORLD_SIZE)
+
+    def write(self, result: ProfileResult, found: Attributed, *, main: Path, full: Path | None) -> None:
+        """Everything, `run.json` last: what it calls complete is there.
+
+        Args:
+            result, found: of the main trace.
+            main, full: traces, which stay where they are: who is interrupted here can begin again.
+        """
+        if self._directory is None:
+            return
+        wanted = self.wanted()
+        self._write_traces(main, full, lanes=lambda: layer_lanes(found, result.calls))
+        for name, report in REPORTS.items():
+            if name in wanted and report.applies(result):
+                for file in report.files:
+                    self._attempt(_TOLD_AS.get(name, name.replace("_", " ")), partial(self._report, name, file, result))
+        self._finish(complete=bool(self._run.get("complete", True)) and self._whole)
+
+    def write_traces(self, *, main: Path, full: Path | None) -> None:
+        """The traces alone: nothing could be made of them."""
+        if self._directory is not None:
+            self._write_traces(main, full)
+            self._finish(complete=False)
+
+    def only_traces(self) -> None:
+        """They are all there is, so they are written whatever was asked for; plainly, which takes no time."""
+        self._zipped, self._only_traces = False, True
+
+    def _finish(self, *, complete: bool) -> None:
+        """What `run.json` calls complete is where it has to be, so it comes last."""
+        if self._directory is not None and self._target is not None:
+            self._take_away(self._directory, self._target)
+        self._write_run(complete=complete and self._whole)
+
+    def _take_away(self, source: RunDirectory, target: RunDirectory) -> None:
+        """To where the run is kept; what cannot be taken there stays, and that is told."""
+        carried = carry(source.root, target.root)
+        self._written = [path for path in self._written if not path.is_relative_to(source.root)]
+        self._written += carried.there
+        self._directory = target
+        if not carried.left:
+            return
+        self._whole = False
+        self._attempt("run.json beside them", lambda: source.write_run(self._run, complete=False))
+        count = f"{len(carried.left)} of {len(carried.left) + len(carried.there)} files"
+        tell(
+            f"{count} could not be copied to {target.root} ({carried.problem}). They stay in {source.root} on "
+            f"{self._info.host}: {', '.join(path.name for path in carried.left[:_MOST_NAMES])}"
+        )
+
+    def _write_traces(
+        self, main: Path, full: Path | None, *, lanes: Callable[[], Sequence[LaneSpan]] | None = None
+    ) -> None:
+        if "trace" in self.wanted():
+            self._write_trace(main, self._trace_file("trace"), "the trace", lanes)
+        if full is not None and "full_trace" in self.wanted():
+            self._write_trace(full, self._trace_file("full_trace"), "the trace with shapes", None)
+
+    def _write_trace(self, source: Path, path: Path, what: str, lanes: Callable[[], Sequence[LaneSpan]] | None) -> None:
+        written = lanes is not None and self._attempt("the layer lanes", partial(_splice, source, lanes, path))
+        if written or self._attempt(what, partial(_put, source, path)):
+            self._keep(path)
+
+    def _trace_file(self, name: str) -> Path:
+        path = self._directory_path().path(FILES[name])
+        return path.with_name(f"{path.name}.gz") if self._zipped else path
+
+    def _write_run(self, *, complete: bool) -> None:
+        self._attempt("run.json", lambda: self._keep(self._directory_path().write_run(self._run, complete=complete)))
+
+    def wanted(self) -> frozenset[str]:
+        """Keys of `FILES` that this rank writes. One rank writes the page, which is the run's."""
+        return self._asked_for() - (set() if self._options.is_first(self._info) else {"report"})
+
+    def _asked_for(self) -> frozenset[str]:
+        options = self._options
+        if self._only_traces:
+            return TRACES
+        if options.files == "all":
+            return frozenset(FILES)
+        if options.files != "auto":
+            return options.files
+        if not options.writes_everything(self._info):
+            return SMALL_SET
+        left_out = set[str]()
+        if not options.enabled_record_cuda_average_time:
+            left_out.add("time_plot")
+        if not options.enable_record_cuda_mm:
+            left_out |= {"memory_plot", "memory_text", "categories_plot", "memory_log", "sunbursts"}
+        if not options.enable_print_summary:
+            left_out.add("log")
+        if options.trace is False:
+            left_out |= TRACES
+        return frozenset(FILES) - left_out
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the files go; None where they go nowhere."""
+        return self._directory.directory if self._directory is not None else None
+
+    @property
+    def trace_name(self) -> str | None:
+        """The file that the timed trace goes to; None if it is not kept."""
+        if self._directory is None or "trace" not in self.wanted():
+            return None
+        return self._trace_file("trace").name
+
+    def trace_names(self, *, full: bool) -> dict[str, str | None]:
+        """The file names that run.json tells: of the timed trace and, if there is one, of that with shapes."""
+        names = {"trace": self.trace_name}
+        if full and self._directory is not None and "full_trace" in self.wanted():
+            names["full_trace"] = self._trace_file("full_trace").name
+        return names
+
+    @property
+    def trace_path(self) -> Path | None:
+        """Where the timed trace is; None if it was not moved into place."""
+        if self._directory is None or self.trace_name is None:
+            return None
+        path = self._directory.directory / self.trace_name
+        return path if path in self._written else None
+
+    def summary(self) -> str:
+        """Where the files are and how big; a line of its own for the page."""
+        if not self._written or self._directory is None:
+            return "no files were written"
+        here = [path for path in self._written if path.is_relative_to(self._directory.directory)]
+        size = sum(path.stat().st_size for path in here if path.exists())
+        page = f"\nThe page: {self._directory.page}" if self._directory.page in self._written else ""
+        if page and self._options.of_several(self._info):
+            page = f"\nAll ranks side by side: profiler-wrapper ranks {self._directory.root}{page}"
+        files = "1 file" if len(here) == 1 else f"{len(here)} files"
+        return f"{files}, {file_size(size)}, in {self._directory.directory}{page}"
+
+    def _report(self, name: str, file: ReportFile, result: ProfileResult) -> None:
+        directory = self._directory_path()
+        if name == "report":
+            self._page(result, directory.page)
+            return
+        if file.shared:
+            directory = replace(directory, window="")
+            if directory.path(file.name).exists():
+                return
+        if name != "log" or self._options.log_dir is None:
+            self._keep(directory.write_with(file.name, lambda path: file.write(result, path)))
+            return
+        file_name = directory.path(file.name).name
+        path = self._options.log_dir / (f"{directory.window}_{file_name}" if directory.window else file_name)
+        with replacing(path) as beside:
+            file.write(result, beside)
+        self._keep(path)
+
+    def _page(self, result: ProfileResult, path: Path) -> None:
+        trace = self.trace_path
+        with replacing(path) as beside:
+            write_page(result, beside, trace_href=None if trace is None else href(trace, page=path))
+        self._keep(path)
+
+    def _directory_path(self) -> RunDirectory:
+        assert self._directory is not None
+        return self._directory
+
+    def _keep(self, path: Path) -> None:
+        self._written.append(path)
+
+    def _attempt(self, what: str, write: Callable[[], object]) -> bool:
+        try:
+            write()
+        except Exception as error:
+            self._whole = False
+            tell(f"{what} could not be written: {type(error).__name__}: {error}")
+            return False
+        return True
+
+
+def _splice(source: Path, lanes: Callable[[], Sequence[LaneSpan]], target: Path) -> None:
+    splice_lanes(source, lanes(), target)
+
+
+def _put(source: Path, target: Path) -> None:
+    """The same file under another name, or where its name says so zipped."""
+    with replacing(target) as beside:
+        if target.suffix == ".gz":
+            _zip(source, beside)
+            return
+        try:
+            os.link(source, beside)
+        except OSError:  # a file system without links: then it is moved
+            os.replace(source, beside)
+
+
+def _zip(source: Path, target: Path) -> None:
+    """Level 1: a third larger than torch's own level 9, and a tenth of its time."""
+    with source.open("rb") as plain, gzip.open(target, "wb", compresslevel=1) as packed:
+        shutil.copyfileobj(plain, packed, 1 << 20)

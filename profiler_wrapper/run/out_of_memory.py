@@ -1,0 +1,264 @@
+"""The answer to an out-of-memory: who holds what, and which change would help most. At most 12 lines."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from profiler_wrapper.analysis.attributed import Attributed
+from profiler_wrapper.analysis.attribution import NO_LAYER
+from profiler_wrapper.analysis.memory.blocks import innermost_spans, op_tree
+from profiler_wrapper.analysis.model import Change, MemoryUse, Owner, Phase
+from profiler_wrapper.analysis.statistics import OPEN, fill_numbers, split_number
+from profiler_wrapper.capture.window import OutOfMemory
+from profiler_wrapper.errors import say
+from profiler_wrapper.reports.text import clean, shorten
+from profiler_wrapper.result import ProfileResult
+from profiler_wrapper.trace.reader import read_shapes
+from profiler_wrapper.trace.shapes import OpShapes
+from profiler_wrapper.units import file_size, percent
+
+# --------------------------------------------------------------------------------------------------
+# Where an allocation failed that could not be met.
+
+
+@dataclass(frozen=True, slots=True)
+class FailedOp:
+    """The op that asked for memory in vain."""
+
+    op: str  # `aten::mm`
+    layer: str  # "" outside of all layers
+    phase: Phase
+    step: int | None
+
+
+def failed_op(found: Attributed) -> FailedOp | None:
+    """Whose the last failed allocation of the recording was; None where none failed, or outside of all ops."""
+    recording = found.recording
+    if not recording.failed_allocations:
+        return None
+    failure = recording.failed_allocations[-1]
+    time_ns = np.array([failure.time_ns], dtype=np.int64)
+    lane = np.array([failure.lane], dtype=np.int32)
+    around = int(innermost_spans(recording, found.nesting, lane, time_ns)[0])
+    if around < 0:
+        return None
+    ops = op_tree(recording, found.nesting, found.tree)
+    maker = int(ops.maker[around])
+    span = maker if maker >= 0 else around
+    place = found.attribution.place(span)
+    (step,) = found.steps.place_of(time_ns).tolist()
+    return FailedOp(
+        op=recording.name_of(span),
+        layer=found.tree.layers[place.layer].name if place.layer >= 0 else "",
+        phase=place.phase,
+        step=found.steps.number[step] if step >= 0 else None,
+    )
+
+
+ShapeOf = Callable[[str, str], str]  # (op, layer) -> the shapes of what it was given, "" where not known
+
+MOST_LINES = 12
+_WIDTH = 100
+_WORTH_A_WORD = 0.005
+_MOST_LAYERS = 3
+_MOST_TENSORS = 3
+_MOST_CHANGES = 2
+_WORTH_TRYING = 0.05  # of the request
+
+
+def out_of_memory_text(
+    *,
+    device: str,
+    requested_bytes: int | None,
+    allocated_bytes: int | None,
+    reserved_bytes: int | None,
+    free_bytes: int | None,
+    where: str,
+    use: MemoryUse | None,
+    shape_of: ShapeOf,
+    failed_in_recording: bool,
+    files: str,
+) -> str:
+    """What to say of an allocation that could not be met.
+
+    Args:
+        where: the layer, phase and op that asked for it; "" where not known.
+        use: of the recording that it ended, or of an earlier one; None without one.
+        shape_of: the shapes of what an op in a layer was given.
+        files: where the files are; "" without any.
+        failed_in_recording: the recording ends with the failure, so its last owners are those at fault.
+    """
+    if allocated_bytes is None and use is not None and failed_in_recording:
+        allocated_bytes = use.last.total_bytes
+    sizes = {
+        "requested": requested_bytes,
+        "allocated": allocated_bytes,
+        "reserved": reserved_bytes,
+        "free": free_bytes,
+    }
+    told = [f"{name} {file_size(size)}" for name, size in sizes.items() if size is not None]
+    lines = [f"out of memory on {device}" + (f": {', '.join(told)}" if told else "")]
+    if where:
+        lines.append(f"in {where}")
+    if use is None:
+        lines.append("who holds it is not known: nothing of this device's memory was recorded")
+    else:
+        owners = use.last_owners if failed_in_recording else use.peak_owners
+        if not failed_in_recording:
+            lines.append("it came after the recording ended; at the recording's own peak it was:")
+        lines += _owners_lines(owners)
+        lines += [f"  largest: {text}" for text in _largest(owners, shape_of)]
+        least = _WORTH_TRYING * (requested_bytes or 0)
+        changes = [change for change in use.changes if change.saves_bytes >= least]
+        lines += [f"try: {_change_text(change)}" for change in changes[:_MOST_CHANGES]]
+        if use.changes and not changes:
+            lines.append("try: a smaller request: nothing of what is held comes near it")
+    if files:
+        lines.append(f"files: {files}")
+    lines = [f"{'  ' if i else 'profiler_wrapper: '}{line}" for i, line in enumerate(lines[:MOST_LINES])]
+    return "\n".join(shorten(clean(line), _WIDTH) for line in lines)
+
+
+def _owners_lines(owners: Sequence[Owner]) -> list[str]:
+    total = sum(owner.size_bytes for owner in owners)
+    by_category: dict[str, int] = defaultdict(int)
+    by_layers: dict[tuple[str, str], int] = defaultdict(int)
+    members: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for owner in owners:
+        by_category[owner.category] += owner.size_bytes
+        pattern, number = split_number(owner.layer.replace(OPEN, " "))
+        key = (pattern, owner.category)
+        by_layers[key] += owner.size_bytes
+        if number is not None:
+            members[key].add(number)
+    categories = sorted(by_category.items(), key=lambda item: -item[1])
+    told = [
+        f"{name} {file_size(size)} ({percent(size, total)} %)"
+        for name, size in categories
+        if size >= _WORTH_A_WORD * total
+    ]
+    while len(told) > 1 and len("  held by: " + ", ".join(told)) > _WIDTH:
+        told.pop()
+    lines = [f"held by: {', '.join(told)}"]
+    layers = sorted(by_layers.items(), key=lambda item: -item[1])[:_MOST_LAYERS]
+    for (pattern, category), size in layers:
+        where = fill_numbers(pattern, members[pattern, category])
+        lines.append(f"  {file_size(size)} {category} of {where or 'code outside of layers'}")
+    return lines
+
+
+def _largest(owners: Sequence[Owner], shape_of: ShapeOf) -> list[str]:
+    """The largest single tensors; those of like layers are one line."""
+    count: dict[tuple[int, str, str, str], int] = defaultdict(int)
+    numbers: dict[tuple[int, str, str, str], set[int]] = defaultdict(set)
+    layer_of: dict[tuple[int, str, str, str], str] = {}
+    for owner in owners:
+        pattern, number = split_number((owner.name or owner.layer).replace(OPEN, " "))
+        key = (owner.size_bytes // max(1, owner.count), str(owner.category), pattern, "" if owner.name else owner.op)
+        count[key] += owner.count
+        layer_of[key] = owner.layer
+        if number is not None:
+            numbers[key].add(number)
+    lines = []
+    for key in sorted(count, key=lambda key: -key[0])[:_MOST_TENSORS]:
+        size, category, pattern, op = key
+        place = fill_numbers(pattern, numbers[key])
+        what = f"{op} {shape_of(op, layer_of[key])}".strip() if op else f"{category} {place}"
+        where = f" of {place}" if op and place else ""
+        lines.append(f"{f'{count[key]} x ' if count[key] > 1 else ''}{file_size(size)}, {what}{where}")
+    return lines
+
+
+def _change_text(change: Change) -> str:
+    costs = f", {change.costs_ns / 1e6:+.1f} ms a step" if change.costs_ns else ""
+    what, _, _ = change.text.partition(":")
+    return f"{what}: -{file_size(change.saves_bytes)}{costs}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Answers an out-of-memory on stderr, from the exception and from what was recorded.
+
+_MOST_INPUTS = 3
+
+
+def answer(
+    failure: OutOfMemory,
+    result: ProfileResult | None,
+    *,
+    found: Attributed | None = None,
+    trace: Path | None = None,
+    directory: Path | None = None,
+) -> None:
+    """Say who holds the memory and what would help.
+
+    Args:
+        result: of the recording that the failure ended, or of an earlier one; None without one.
+        found, trace: of the recording that the failure ended; `trace` if it has shapes.
+        directory: where the files are.
+    """
+    failed_in = failed_op(found) if found is not None else None
+    text = out_of_memory_text(
+        device=failure.device,
+        requested_bytes=failure.requested_bytes,
+        allocated_bytes=failure.allocated_bytes,
+        reserved_bytes=failure.reserved_bytes,
+        free_bytes=_free_then(failure, result if found is not None else None),
+        where=_where(failed_in),
+        use=_use_of(failure.device, result),
+        shape_of=_shapes(found, trace) if found is not None and trace is not None else lambda op, layer: "",
+        failed_in_recording=found is not None,
+        files=str(directory) if directory is not None else "",
+    )
+    say(f"{text}\n", on="stderr")
+
+
+def _use_of(device: str, result: ProfileResult | None) -> MemoryUse | None:
+    """What was recorded of the memory of this very device."""
+    use = result.memory_use if result is not None else None
+    if use is None or device in (use.device, use.device.partition(":")[0]):
+        return use
+    return use if device == "an accelerator" and use.device != "cpu" else None
+
+
+def _free_then(failure: OutOfMemory, result: ProfileResult | None) -> int | None:
+    """On a CPU what is free is known for now only: less what the exception let go of on its way."""
+    use = result.memory_use if result is not None else None
+    if failure.device != "cpu" or failure.free_bytes is None or use is None or use.device != "cpu":
+        return failure.free_bytes
+    let_go_bytes = use.last.total_bytes - int(use.timeline.total_bytes[-1])
+    return max(0, failure.free_bytes - max(0, let_go_bytes))
+
+
+def _where(failed_in: FailedOp | None) -> str:
+    if failed_in is None:
+        return ""
+    step = "" if failed_in.step is None else f", step {failed_in.step}"
+    return f"{failed_in.op} of {failed_in.layer or 'code outside of layers'} ({failed_in.phase}{step})"
+
+
+def _shapes(found: Attributed, trace: Path) -> ShapeOf:
+    """The inputs of the last call of an op in a layer, as text; "" where they were not recorded."""
+    shapes = read_shapes(trace)
+    spans, tree, attribution = found.recording.spans, found.tree, found.attribution
+    numbers = {name: i for i, name in enumerate(found.recording.names)}
+    layers = tree.by_name()
+
+    def shape_of(op: str, layer: str) -> str:
+        wanted = layers.get(layer, NO_LAYER)
+        places = [i for i, place in enumerate(attribution.places) if place.layer == wanted]
+        chosen = (spans.name == numbers.get(op, -1)) & np.isin(attribution.place_of, places)
+        calls = [span for span in np.flatnonzero(chosen).tolist() if span in shapes]
+        return _inputs(shapes[calls[-1]]) if calls else ""
+
+    return shape_of
+
+
+def _inputs(shapes: OpShapes) -> str:
+    """`[4096, 512] x [512, 32000]`."""
+    tensors = [dims for dims in shapes.dims if dims and all(isinstance(size, int) for size in dims)]
+    return " x ".join(str(list(dims)) for dims in tensors[:_MOST_INPUTS])

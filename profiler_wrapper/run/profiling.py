@@ -1,0 +1,372 @@
+"""One `ProfilerWrapper` at work: enters and leaves the block, records, finishes. Its failures are warnings."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from typing import Any
+
+from profiler_wrapper import __version__
+from profiler_wrapper.capture.layers import find_stages, is_in_pipeline
+from profiler_wrapper.capture.owned_tensors import HeldMemory, find_optimizers, may_come
+from profiler_wrapper.capture.recorder import NamedBlock, Recorder, Updates
+from profiler_wrapper.capture.root_calls import FirstCall, is_part
+from profiler_wrapper.capture.runinfo import run_info
+from profiler_wrapper.capture.scopes import LayerScopes, RootCall
+from profiler_wrapper.capture.session import Session, machine_activities
+from profiler_wrapper.capture.settings import run_settings
+from profiler_wrapper.capture.steps import Mode, OpenPlan, Plan
+from profiler_wrapper.capture.torch_state import in_backward, profiler_is_on, recorder_is_taken, records_elsewhere
+from profiler_wrapper.capture.window import OutOfMemory, out_of_memory
+from profiler_wrapper.capture.wrappers import all_parameters
+from profiler_wrapper.errors import tell
+from profiler_wrapper.run.finishing import Finisher
+from profiler_wrapper.run.options import Options
+
+_FEW_CALLS = 2  # of parts of a model in one turn of a loop over layers: a spatial and a temporal block
+_inside: list[Profiling] = []  # entered and not left, outermost first
+
+
+class Profiling:
+    """What stands behind one `ProfilerWrapper`.
+
+    Raises:
+        WrongUse: `model` holds no module, `options.layers` is no selection, or `optimizer` is none.
+    """
+
+    def __init__(self, model: object | None, options: Options, *, optimizer: object | None = None) -> None:
+        self.finisher: Finisher | None = None
+        self._model, self._options = model, options
+        self._stages = find_stages(model)
+        self._scopes = LayerScopes(
+            model,
+            layers=options.layers,
+            in_pipeline=is_in_pipeline(model, options.device_mesh, options.coordinates),
+            on_root_enter=self._root_enters,
+        )
+        for warning in self._scopes.warnings:
+            tell(warning)
+        self._held_memory = HeldMemory(self._scopes.roots, find_optimizers(optimizer))
+        self._recorder: Recorder | None = None
+        self._first_call = FirstCall()
+        self._updates = Updates()
+        self._only_marks = False
+        self._told_of_another = False
+        self._told_of_thread = False
+        self._depth = 0
+        self._entries = 0
+        self._root_calls = 0
+        self._gradients = False  # some call was made with gradients
+        self._failed = False  # and that was said
+        self._reported = False  # a window was, be it empty
+        self._held = False  # the recording goes on though the block was left
+        self._out_of_memory: OutOfMemory | None = None  # ended the block
+        self._while_recording = False  # it did
+
+    # -- the block --------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """The block begins; within itself it changes nothing."""
+        self._depth += 1
+        if self._depth == 1:
+            self._safely("starting", self._enter)
+            _inside.append(self)
+
+    def exit(self, error: BaseException | None) -> None:
+        """The block ends, by `error` if there is one."""
+        if self._depth == 0:
+            return
+        self._depth -= 1
+        if self._depth == 0:
+            _inside.remove(self)
+            self._safely("finishing", lambda: self._exit(error), in_the_way_of=error)
+            if self._entries and not self._held:
+                self._let_models_go()
+
+    def step(self) -> None:
+        """The user says that a step has ended."""
+        if self._recorder is not None:
+            self._recorder.user_step()
+
+    def enter_named(self, name: str) -> NamedBlock:
+        """A named block begins."""
+        block = NamedBlock(name, lambda name: self.finisher.follow(name) if self.finisher is not None else None)
+        recorder = self._recorder
+        if recorder is not None and recorder.at_home and not recorder.over:
+            recorder.enter_named(block)
+        elif profiler_is_on():
+            block.begin()
+        return block
+
+    def leave_named(self, block: NamedBlock) -> None:
+        """It has ended."""
+        if self._recorder is not None:
+            self._recorder.leave_named(block)
+        block.end()  # which may be none of this recorder's
+
+    def finish(self) -> None:
+        """End recording and write the files."""
+        self._safely("finishing", self._finish)
+
+    def report(self) -> None:
+        """Write what has been recorded; ends a recording that goes on outside of its block."""
+        if self._held and self._depth == 0:
+            self.finish()
+        self._safely("writing the reports of", self._report)
+
+    def _enter(self) -> None:
+        going_on = self._held and self._recorder is not None and not self._recorder.over
+        if in_backward() and not going_on:
+            return  # a recomputation; the engine would take away a session that began here
+        entry = self._entries
+        self._entries += 1
+        if not self._takes_part():
+            return
+        if self._held and self._recorder is not None and not self._recorder.over:
+            self._recorder.begin_entry(entry)
+        elif recorder_is_taken():
+            self._mark_only()
+        elif entry == 0:
+            self._begin(self._options.plan())
+        else:
+            self._finish()
+            self._begin(OpenPlan(entered_again=True))
+            self._hold()
+
+    def _exit(self, error: BaseException | None) -> None:
+        if self._only_marks:
+            self._only_marks = False
+            self._scopes.detach()
+        recorder = self._recorder
+        if recorder is None:
+            self._report()
+            return
+        recorder.end_entry()
+        if in_backward():
+            self._leave_in_backward(recorder, error)
+            return
+        if error is not None:
+            recorder.note(f"the block was left by {type(error).__name__}", incomplete=True)
+            self._out_of_memory, self._while_recording = _out_of_memory(error), not recorder.over
+        elif self._held and not recorder.over:
+            return
+        elif self._may_be_entered_again(recorder):
+            recorder.hold_open()
+            self._hold()
+            return
+        try:
+            self._finish()
+        finally:
+            failure, self._out_of_memory = self._out_of_memory, None
+            if failure is not None and self.finisher is not None:
+                self.finisher.answer(failure)
+
+    def _leave_in_backward(self, recorder: Recorder, error: BaseException | None) -> None:
+        """The engine would bring back a session that ended here, so it goes on until it can end."""
+        if error is not None and type(error).__name__ != "_StopRecomputationError":  # how checkpointing ends early
+            recorder.note(f"the block was left by {type(error).__name__}", incomplete=True)
+        if not self._held and not recorder.over:
+            recorder.hold_open()
+            self._hold()
+
+    def _takes_part(self) -> bool:
+        if self._options.off:
+            return False
+        if self.finisher is None:
+            info = run_info(
+                modules=[root.module for root in self._scopes.roots()],
+                rank=self._options.rank,
+                device_mesh=self._options.device_mesh,
+                coordinates=self._options.coordinates,
+                stages=self._stages,
+                version=__version__,
+            )
+            self.finisher = Finisher(
+                self._options.with_absolute_paths(),
+                info,
+                self._scopes.describe,
+                self._scopes.describe_compiled,
+                describe_settings=self._settings,
+            )
+            self._check_ranks(self.finisher)
+        return self._options.ranks is None or self.finisher.rank in self._options.ranks
+
+    def _check_ranks(self, finisher: Finisher) -> None:
+        """Say so if nobody will record anything."""
+        ranks = self._options.ranks
+        if ranks is not None and finisher.rank == 0 and min(ranks) >= finisher.world_size > 1:
+            tell(f"nothing is recorded: none of the ranks asked for is among the {finisher.world_size} of this job")
+
+    def _settings(self) -> dict[str, Any]:
+        return run_settings([root.module for root in self._scopes.roots()], self._held_memory.optimizers())
+
+    def _begin(self, plan: Plan) -> None:
+        assert self.finisher is not None
+        recorder = Recorder(
+            plan=plan,
+            marks=self._scopes,
+            new_session=self._new_session,
+            part_path=self.finisher.part_path,
+            held=self._held_memory,
+            on_failure=self._failure,
+            on_over=self.finisher.end_history,
+            on_window=lambda: self._safely("writing the reports of", lambda: self._report(loop_goes_on=True)),
+            first_step=self._recorder.counter.ended if self._recorder is not None else 0,
+            optimizer_may_come=self._optimizer_may_come,
+        )
+        self._recorder = recorder
+        atexit.register(self._at_exit)
+        self.finisher.begin_history()
+        if self._entries == 1:
+            self._first_call.listen()
+        recorder.start()
+        recorder.begin_entry(self._entries - 1)
+
+    def _optimizer_may_come(self) -> bool:
+        """One is alive that holds a parameter of a model, or was given."""
+        parameters = [one for root in self._scopes.roots() for one in all_parameters(root.module)]
+        return bool(self._held_memory.optimizers()) or may_come(parameters)
+
+    def _failure(self, what: str, error: Exception) -> None:
+        if not self._failed:
+            self._failed = True
+            tell(f"profiling ended, because {what} failed: {type(error).__name__}: {error}")
+
+    def _new_session(self, mode: Mode) -> Session:
+        options = self._options
+        if self.finisher is not None:
+            self.finisher.begin()
+        return Session(
+            activities=options.activities or machine_activities(),
+            record_shapes=options.shapes(warm_up=mode is Mode.FULL),
+            profile_memory=options.profile_memory,
+            with_stack=options.with_stack,
+        )
+
+    def _mark_only(self) -> None:
+        self._only_marks = True
+        self._scopes.attach()
+        if self._told_of_another:
+            return
+        self._told_of_another = True
+        if records_elsewhere():
+            tell(
+                "another thread is being profiled, and torch has one profiler a process: this ProfilerWrapper "
+                "records nothing and has no result"
+            )
+            return
+        tell(
+            "another torch profiler is on, and torch runs one at a time: this ProfilerWrapper records nothing "
+            "of its own and has no result. The layers are marked in the other one's trace."
+        )
+
+    def _may_be_entered_again(self, recorder: Recorder) -> bool:
+        """The block called a part of a model and ended no step: perhaps one turn of a loop over layers."""
+        if self._entries != 1 or recorder.over or recorder.counter.source != "nothing yet":
+            return False
+        called = self._first_call
+        if called.module is None or called.had_backward:
+            return False
+        known = self._scopes.is_part(called.module)
+        if not (is_part(called.module) if known is None else known):
+            return False
+        return self._gradients or self._root_calls <= _FEW_CALLS
+
+    def _hold(self) -> None:
+        self._held = True
+
+    def _root_enters(self, call: RootCall) -> None:
+        self._root_calls += 1
+        self._gradients |= call.grad_enabled
+        if self._recorder is not None:
+            self._recorder.root_enters(call, updated=self._updates.since_last(self._first_call.module))
+
+    # -- afterwards -------------------------------------------------------------------------------
+
+    def _finish(self, *, at_exit: bool = False) -> None:
+        recorder = self._recorder
+        if recorder is not None and not at_exit and recorder.leave_to_its_thread():
+            self._hold()
+            if not self._told_of_thread:
+                self._told_of_thread = True
+                tell(
+                    "the block was left on another thread than it was entered on, and torch stops a profiler on its "
+                    "own thread only: recording ends with that thread's next call of the model or step"
+                )
+            return
+        self._held = False
+        atexit.unregister(self._at_exit)
+        self._first_call.stop()
+        if recorder is not None:
+            try:
+                recorder.stop()
+            finally:
+                self._scopes.detach()
+            self._report()
+            if not self._reported:
+                ended = recorder.counter.ended
+                tell(f"nothing was recorded: the block ended after {ended} steps, before any that was asked for")
+        if self._depth == 0:
+            self._let_models_go()
+
+    def _let_models_go(self) -> None:
+        """Whoever keeps the results keeps no model."""
+        self._model, self._stages = None, ()
+        self._scopes.let_models_go()
+
+    def _report(self, *, loop_goes_on: bool = False) -> None:
+        if self.finisher is None:
+            return
+        while self._recorder is not None and self._recorder.windows:
+            window = self._recorder.windows.pop(0)
+            self._reported = True
+            for warning in self._scopes.warnings:
+                window.warn(warning)
+            if not (window.empty and self._failed):
+                ended_by_it = self._while_recording and not self._recorder.windows
+                failure = self._out_of_memory if ended_by_it else None
+                self.finisher.write(window, failure=failure, loop_goes_on=loop_goes_on)
+        if not loop_goes_on:
+            self.finisher.wait()
+
+    def _at_exit(self) -> None:
+        """The process ends, and would crash with torch's profiler on; a fork has nothing to end."""
+        if self._recorder is not None and self._recorder.is_same_process:
+            self._safely("finishing", lambda: self._finish(at_exit=True))
+            if self.finisher is not None:
+                self.finisher.wait()
+
+    def _safely(self, what: str, action: Callable[[], None], *, in_the_way_of: BaseException | None = None) -> None:
+        """Run something of ours: what it raises becomes a warning, but for Ctrl-C and the like."""
+        try:
+            action()
+        except Exception as error:
+            self._abandon()
+            self._failure(f"{what} the profile", error)
+        except BaseException:
+            self._abandon()
+            if in_the_way_of is None:
+                raise
+
+    def _abandon(self) -> None:
+        """Take everything away, whatever state it is in."""
+        recorder, self._recorder, self._held = self._recorder, None, False
+        atexit.unregister(self._at_exit)
+        actions: list[Callable[[], object]] = [self._first_call.stop, self._scopes.detach]
+        if recorder is not None:
+            actions.insert(0, recorder.stop)
+        if self.finisher is not None:
+            actions.append(self.finisher.give_up)
+        for action in actions:
+            try:
+                action()
+            except Exception as error:
+                self._failure("taking the profiler away", error)
+
+
+def _out_of_memory(error: BaseException) -> OutOfMemory | None:
+    """What the user's exception says of memory, if it can be read at all."""
+    try:
+        return out_of_memory(error)
+    except Exception:  # its own __str__ fails, which is no business of ours
+        return None

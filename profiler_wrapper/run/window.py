@@ -1,0 +1,327 @@
+"""A window finished by a child process. Imports no torch.
+
+A child where the training goes on meanwhile; and where this process has hardly any memory left: a library that gets
+none may end the process (OpenBLAS does), and a training that came through must not end so. A limit on the address space
+holds for each process alone, so a child has room.
+
+The child is a new program: it inherits no memory, no open file, no device and no process group. What it needs comes in
+a file that has no name any more, what came of it goes into another one, so that neither waits for the other, whichever
+of the two is killed. It leaves the traces that it works on as they are, so that at any moment it can be ended and
+somebody else begin again.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from profiler_wrapper.analysis.analyse import tables
+from profiler_wrapper.analysis.attributed import Attributed
+from profiler_wrapper.analysis.compiled import only_called
+from profiler_wrapper.capture.growth import control_group_free_bytes, free_bytes_below_own_limit
+from profiler_wrapper.capture.rank import RunInfo
+from profiler_wrapper.capture.window import OutOfMemory, RecordedTrace
+from profiler_wrapper.child import import_places, is_python, step_back
+from profiler_wrapper.errors import EmptyRecording, ProfilerWrapperWarning, say, tell
+from profiler_wrapper.reports.table import console_table
+from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, work_of_trace
+from profiler_wrapper.run.files import WindowFiles
+from profiler_wrapper.run.options import Options
+from profiler_wrapper.run.out_of_memory import answer
+from profiler_wrapper.trace.json_stream import no_garbage_collection
+from profiler_wrapper.trace.run_directory import RunDirectory, remove_empty
+from profiler_wrapper.units import file_size
+
+# --------------------------------------------------------------------------------------------------
+# One recorded window becomes a result and files, in this process or in a child (see window_child). No torch here.
+
+PRINTED_ROWS = 25  # with the lines that say where the files are
+_PRINTED_WIDTH = 100
+_ENOUGH_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowTask:
+    """Everything that is needed to finish one window."""
+
+    options: Options
+    info: RunInfo
+    directory: RunDirectory | None  # None: no files can be written
+    run: dict[str, Any]  # what run.json says
+    main: RecordedTrace
+    full: Path | None  # a second trace, with shapes
+    followed: tuple[str, ...]  # named blocks
+    failure: OutOfMemory | None  # it ended the window
+    target: RunDirectory | None = None  # where the files go in the end, if `directory` is on a node's own disk
+    why_nothing: str = ""  # what to say if nothing is in the trace
+    prints: bool = False  # a table is wanted
+    unicode: bool = False  # it may have other characters than ASCII
+
+    @property
+    def parts(self) -> tuple[Path, ...]:
+        """The traces where they were exported to."""
+        return (self.main.path,) if self.full is None else (self.main.path, self.full)
+
+    def files(self) -> WindowFiles:
+        """What writes them; `run` is told where the traces go."""
+        files = WindowFiles(self.options, self.info, self.directory, self.run, target=self.target)
+        self.run.update(files.trace_names(full=self.full is not None))
+        return files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedWindow:
+    """What came of it."""
+
+    result: ProfileResult | None  # None: nothing was recorded, or it could not be analysed
+    files: str  # where they are and how big
+    nothing_recorded: bool = False
+    answered: bool = False  # the failure was
+    text: str = ""  # the table and where the files are, to be printed
+
+
+def has_little_memory() -> bool:
+    """Whether this process is close to a limit of its own."""
+    free_bytes = free_bytes_below_own_limit()
+    return free_bytes is not None and free_bytes < _ENOUGH_BYTES
+
+
+@no_garbage_collection()
+def finish_window(task: WindowTask) -> FinishedWindow:
+    """Analyse the trace, write the files, answer the failure. What fails is told; the traces are kept."""
+    files, run = task.files(), task.run
+    try:
+        found = attribute_trace(task.main.path, run=run, shapes=task.main.shapes)
+        work = None if task.full is None else work_of_trace(task.full, run=run, timed=found)
+        run["compiled"] = only_called(run["compiled"], found.recording)
+        track = (*task.options.track, *task.followed)
+        result = as_result(tables(found, run=run, track=track, work=work, peaks=task.options.peaks))
+        if task.options.peaks is not None and result.utilization is not None and result.utilization.peaks is not None:
+            run["peaks"] = asdict(result.utilization.peaks)
+    except EmptyRecording:
+        return FinishedWindow(result=None, files="", nothing_recorded=True)
+    except Exception as error:
+        files.write_traces(main=task.main.path, full=task.full)
+        tell(f"what was recorded could not be analysed ({type(error).__name__}: {error}); {files.summary()}")
+        return FinishedWindow(result=None, files=files.summary())
+    except BaseException:  # Ctrl-C; the traces are whole, and moving them takes no time
+        files.write_traces(main=task.main.path, full=task.full)
+        raise
+    files.write(result, found, main=task.main.path, full=task.full)
+    answered = task.failure is not None and _answered(task, task.failure, result, found, files)
+    summary = files.summary()
+    return FinishedWindow(result=result, files=summary, answered=answered, text=_text(task, result, summary))
+
+
+def _text(task: WindowTask, result: ProfileResult, files: str) -> str:
+    if not task.prints:
+        return ""
+    rows = PRINTED_ROWS - len(files.splitlines())
+    table = console_table(result, rows=rows, width=_PRINTED_WIDTH, order="cost", unicode=task.unicode)
+    return f"{table}\n{files}\n"
+
+
+def _answered(
+    task: WindowTask, failure: OutOfMemory, result: ProfileResult, found: Attributed, files: WindowFiles
+) -> bool:
+    trace = files.trace_path if files.trace_path is not None else task.main.path
+    try:
+        answer(failure, result, found=found, trace=trace if task.main.shapes else None, directory=files.directory)
+    except Exception as error:
+        tell(f"the out-of-memory could not be explained: {type(error).__name__}: {error}")
+        return False
+    return True
+
+
+def keep_traces(task: WindowTask, problem: str) -> FinishedWindow:
+    """Nothing came of a window: put its traces in place as they are, and say so."""
+    files = task.files()
+    files.only_traces()
+    task.run.update(files.trace_names(full=task.full is not None))
+    files.write_traces(main=task.main.path, full=task.full if task.full is not None and task.full.exists() else None)
+    trace = files.trace_path
+    hint = "" if trace is None else f". To make the reports from the trace: python -m profiler_wrapper analyze {trace}"
+    tell(f"{problem}; {files.summary()}{hint}")
+    return FinishedWindow(result=None, files=files.summary())
+
+
+def drop_parts(task: WindowTask) -> None:
+    """Remove the traces where they were exported to, once nobody can want to begin again."""
+    for part in task.parts:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+    if task.target is not None and task.directory is not None:
+        remove_empty(task.directory.root)
+
+
+_PATIENCE_S = 300  # with a child that works because this process has no memory for it
+# With one that began while the training went on: three times what it takes on an idle machine.
+_LEAST_PATIENCE_S = 10.0
+_PATIENCE_S_PER_BYTE = 0.5e-6
+_CHILD_BYTES = 500_000_000  # that one needs, besides the size of the traces
+_BEGUN = b"begun "
+_TOO_OLD = -getattr(signal, "SIGALRM", 0)  # how it ends that got no time to run for an hour (see low_priority)
+_CHILD = f"from {__name__} import finish_for_parent; finish_for_parent()"
+_POLITELY = f"from {step_back.__module__} import step_back, take_turn; step_back(); take_turn(); "  # before the rest
+# A child has one thread and no device, and says what it has to say in its answer.
+_ENVIRONMENT = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    **dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), ""),
+    "MPLBACKEND": "Agg",
+    "PYTHONWARNINGS": "ignore",
+}
+
+
+def finish_window_in_child(task: WindowTask) -> FinishedWindow:
+    """As `finish_window`, by a child process. Where it fails, the traces are kept, and that is told."""
+    try:
+        child = Child(task)
+        finished, problem = child.finished(_PATIENCE_S), child.problem
+    except Exception as error:
+        finished, problem = None, f"{type(error).__name__}: {error}"
+    if finished is not None:
+        return finished
+    return keep_traces(task, f"hardly any memory is left, and what was recorded could not be analysed ({problem})")
+
+
+def lack_of_memory(task: WindowTask) -> str:
+    """Why a child might be killed for memory, and take the training along; "" if it would not."""
+    free_bytes = control_group_free_bytes()
+    needed_bytes = _CHILD_BYTES + sum(part.stat().st_size for part in task.parts)
+    if free_bytes is None or free_bytes >= needed_bytes:
+        return ""
+    return (
+        f"no reports were made, because the control group (cgroup) of this process has {file_size(free_bytes)} of "
+        f"memory left, and a process that makes them may need {file_size(needed_bytes)}"
+    )
+
+
+class Child:
+    """One window, finished by a process of its own, which begins at once.
+
+    Args:
+        task: the window.
+        beside_training: at the lowest priority, in its turn, and on when this process has ended.
+
+    Raises:
+        OSError: no process can be started, or what it needs cannot be written.
+        Exception: the window cannot be pickled.
+    """
+
+    def __init__(self, task: WindowTask, *, beside_training: bool = False) -> None:
+        if not is_python(sys.executable):
+            raise OSError(f"{sys.executable!r} is no Python interpreter")
+        self.problem = ""  # why nothing came of it
+        self.was_killed = False  # by somebody else: by the system for want of memory, most likely
+        self._ended_by_us = False  # for want of time; asked again where Ctrl-C came before it was gone
+        self._task = task
+        self._answer: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        with tempfile.TemporaryFile() as given:
+            pickle.dump(_portable(task), given)
+            given.seek(0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _program(beside_training)],
+                stdin=given,
+                stdout=self._answer,
+                stderr=self._errors,
+                env={**os.environ, **_ENVIRONMENT},
+                start_new_session=beside_training,  # Ctrl-C is not for it
+            )
+
+    @property
+    def process(self) -> int:
+        """The number of its process."""
+        return self._process.pid
+
+    def patience_s(self) -> float:
+        """How long to wait for it: not at all before it has begun, since whoever waits can do the same at once."""
+        if os.fstat(self._answer.fileno()).st_size == 0:
+            return 0.0
+        sizes = (part.stat().st_size for part in self._task.parts if part.exists())
+        return _LEAST_PATIENCE_S + _PATIENCE_S_PER_BYTE * sum(sizes)
+
+    def finished(self, patience_s: float) -> FinishedWindow | None:
+        """What came of the window, once it has ended, which it has to in time; None: `problem` says why nothing did.
+
+        To be asked until it has been answered, which Ctrl-C may prevent.
+        """
+        self._hurry()
+        try:
+            code = self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self._ended_by_us = True
+            self._process.kill()
+            code = self._process.wait()
+        with self._errors, self._answer:
+            self._errors.seek(0)
+            say(self._errors.read().decode(errors="replace"), on="stderr")
+            self._answer.seek(len(_BEGUN))
+            try:
+                messages, finished = pickle.load(self._answer)
+            except Exception:  # it was not written to its end
+                self.problem = f"the process that was to analyse it ended with {code}"
+                self.was_killed = not self._ended_by_us and code < 0 and code != _TOO_OLD
+                _drop_half_written(self._task, self.process)
+                return None
+        for message in messages:
+            tell(message)
+        assert isinstance(finished, FinishedWindow)
+        return finished
+
+    def _hurry(self) -> None:
+        """Somebody waits for it now: give its session a whole share again, where there are such shares."""
+        with suppress(OSError):
+            Path(f"/proc/{self.process}/autogroup").write_text("0", encoding="ascii")
+
+
+def _program(beside_training: bool) -> str:
+    return f"import sys; sys.path[:] = {import_places()!a}; {_POLITELY if beside_training else ''}{_CHILD}"
+
+
+def _drop_half_written(task: WindowTask, process: int) -> None:
+    """What a killed process left beside the files that it wrote."""
+    for directory in (task.directory, task.target):
+        if directory is not None:
+            folders = (directory.directory, directory.directory / "memory", directory.page.parent)
+            for folder in {*folders, task.options.log_dir or directory.directory}:
+                for path in folder.glob(f".{process}-*"):
+                    path.unlink(missing_ok=True)
+
+
+def finish_for_parent() -> None:
+    """What the child does: a task comes in, what came of it goes out."""
+    task: WindowTask = pickle.load(sys.stdin.buffer)
+    out, sys.stdout = sys.stdout.buffer, sys.stderr
+    out.write(_BEGUN)
+    out.flush()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", ProfilerWrapperWarning)
+        finished = finish_window(task)
+    messages = tuple(str(one.message) for one in told if issubclass(one.category, ProfilerWrapperWarning))
+    pickle.dump((messages, finished), out)
+    out.flush()
+    drop_parts(task)
+
+
+def _portable(task: WindowTask) -> WindowTask:
+    """Without what belongs to this process alone, and what finishing does not need."""
+    names = tuple(item for item in task.options.track if not callable(item))
+    run = task.run
+    if len(names) < len(task.options.track):
+        reason = "the series of functions are not available, because hardly any memory was left to work them out"
+        run = {**run, "warnings": [*run.get("warnings", ()), reason]}
+    options = replace(
+        task.options, track=names, steps="auto", schedule=None, activities=None, device_mesh=None, layers="auto"
+    )
+    return replace(task, options=options, run=run)

@@ -1,0 +1,597 @@
+"""A memory snapshot in numbers: what is held, by whom, what is lost to fragmentation, and how it came to this."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from profiler_wrapper.snapshot.read import ACTIONS, NO_TEXT, UNKNOWN, AllocatorEvents, Frame, MemorySnapshot, Segment
+from profiler_wrapper.trace.recording import Bool, Int64
+
+# -- which line of a stack asked for memory ---------------------------------------------------------
+
+Origin = Literal["forward", "backward", "optimizer", "other", "no stack"]
+
+NO_LINE = "(no Python stack)"  # autograd's own threads and C++ have none
+BEFORE_HISTORY = "(allocated before the history begins)"
+_TORCH = re.compile(r"(?:^|(?:site|dist)-packages/|/pytorch/)(torch/.*)")
+_INSTALLED = re.compile(r".*/(?:site|dist)-packages/(.*)")
+_STANDARD_LIBRARY = re.compile(r"/lib/python3\.\d+/(?!site-packages/|dist-packages/)")
+_OWN = re.compile(r"(?:^|/)profiler_wrapper/(?:capture/|\w+\.py)")
+_COMPILED = re.compile(r"/torchinductor_[^/]*/")
+_PLUMBING = ("torch/nn/modules/module.py", "torch/nn/modules/container.py", "torch/utils/_", "torch/_", "torch/fx/")
+_KEPT_DIRECTORIES = 1  # of the path of a file that is not installed
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where memory was asked for. Texts are `"file.py:12 function"`, "" where the stack has none."""
+
+    line: str  # the innermost line outside of torch and Python itself; NO_LINE, BEFORE_HISTORY
+    inside: str  # what of torch that line was in: the nn module, the optimizer, compiled code
+    layer: str  # the innermost `forward`, the user's before torch's
+    caller: str  # the innermost line that is not of an installed package, where that is another one than `line`
+    origin: Origin
+
+
+NOWHERE = Place(NO_LINE, "", "", "", "no stack")
+LONG_AGO = Place(BEFORE_HISTORY, "", "", "", "no stack")
+
+
+def place(stack: Sequence[Frame]) -> Place:
+    """The lines that matter of a stack, innermost frame first."""
+    python = [frame for frame in stack if _is_python(frame)]
+    if not python:
+        return NOWHERE
+    files = [frame.file.replace("\\", "/") for frame in python]
+    torch = [match[1] if (match := _TORCH.search(file)) else "" for file in files]
+    outside = [i for i, file in enumerate(files) if not torch[i] and not _is_plumbing(file)]
+    own = next((i for i in outside if not _INSTALLED.match(files[i])), None)
+    if source := next((frame.source for frame in python if frame.source), ""):  # of generated code
+        line = _short_source(source)
+        below = len(python)
+    elif outside:
+        line, below = _text(python[outside[0]]), outside[0]
+    else:
+        line, below = _text(python[0]), 0
+    caller = _text(python[own]) if own is not None else ""
+    return Place(
+        line=line,
+        inside=_inside(python[:below], files, torch),
+        layer=_layer(python, torch, outside),
+        caller=caller if caller != line else "",
+        origin=_origin(python, torch),
+    )
+
+
+def _is_python(frame: Frame) -> bool:
+    """A file of C++ that `stacks="all"` adds is none; cells of a notebook are named `<ipython-input-...>`."""
+    if frame.file.startswith("<"):
+        return not frame.file.startswith(("<frozen", "<__array")) and (
+            not frame.file.startswith("<eval_with_key") or bool(frame.source)
+        )
+    return frame.file.endswith((".py", ".ipynb", ".pyx"))
+
+
+def _is_plumbing(file: str) -> bool:
+    return bool(_STANDARD_LIBRARY.search(file) or _OWN.search(file) or _COMPILED.search(file)) or file.startswith(
+        "<eval_with_key"
+    )
+
+
+def _inside(below: Sequence[Frame], files: Sequence[str], torch: Sequence[str]) -> str:
+    """Of the frames below the user's line, the one that says most: a module or an optimizer before any other."""
+    telling = [i for i in range(len(below)) if torch[i] and not torch[i].startswith(_PLUMBING)]
+    compiled = [i for i in range(len(below)) if _COMPILED.search(files[i])]
+    best = [i for i in telling if torch[i].startswith(("torch/nn/modules/", "torch/optim/"))]
+    for chosen in (compiled, best, telling):
+        if chosen:
+            text = _text(below[chosen[0]])
+            return f"compiled code, {text}" if chosen is compiled else text
+    return ""
+
+
+def _layer(python: Sequence[Frame], torch: Sequence[str], outside: Sequence[int]) -> str:
+    forwards = [i for i in outside if python[i].name == "forward"] or [
+        i
+        for i, file in enumerate(torch)
+        if python[i].name == "forward" and file.startswith("torch/nn/") and not file.startswith(_PLUMBING)
+    ]
+    return _text(python[forwards[0]]) if forwards else ""
+
+
+def _origin(python: Sequence[Frame], torch: Sequence[str]) -> Origin:
+    """The innermost frame that tells decides: a checkpointed forward within backward counts as forward."""
+    for frame, file in zip(python, torch, strict=True):
+        if file.startswith("torch/optim/"):
+            return "optimizer"
+        if frame.name == "forward":
+            return "forward"
+        if file.startswith(("torch/autograd/", "torch/_tensor.py")) and "backward" in frame.name:
+            return "backward"
+    return "other"
+
+
+def _text(frame: Frame) -> str:
+    return f"{short_file(frame.file)}:{frame.line} {frame.name}".rstrip()
+
+
+def _short_source(source: str) -> str:
+    file, colon, rest = source.rpartition(":")
+    return f"{short_file(file)}{colon}{rest}"
+
+
+def short_file(file: str) -> str:
+    """`"/usr/lib/python3/site-packages/torch/x.py"` -> `"torch/x.py"`, `"/home/me/run/a.py"` -> `"run/a.py"`."""
+    file = file.replace("\\", "/")
+    if match := _TORCH.search(file) or _INSTALLED.match(file):
+        return match[1]
+    return "/".join(file.split("/")[-1 - _KEPT_DIRECTORIES :])
+
+
+# -- the rows, in bytes and microseconds since 1970 -------------------------------------------------
+
+
+class PoolMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Segments of one pool, stream and kind; bytes. `reserved` = `allocated` + `awaiting_free` + `free`."""
+
+    pool: tuple[int, int]
+    stream: int
+    kind: str
+    expandable: bool
+    segments: int
+    reserved_bytes: int
+    allocated_bytes: int
+    awaiting_free_bytes: int
+    free_bytes: int
+    largest_free_bytes: int
+
+
+class MemoryOwner(msgspec.Struct, frozen=True, kw_only=True):
+    """What one line of code holds at one moment. `frames` is the whole stack of its largest part."""
+
+    place: Place
+    metadata: str  # that it was stamped with, "" for none
+    size_bytes: int
+    blocks: int
+    largest_bytes: int
+    frames: tuple[Frame, ...]
+
+
+class LayerMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What is held by all that was asked for in one `forward`, or outside of any: `layer` is then ""."""
+
+    layer: str
+    origin: str
+    size_bytes: int
+    blocks: int
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """The allocator after `state` entries of its history. Owners add up to `allocated_bytes`, as asked for."""
+
+    state: int
+    time_us: int | None
+    allocated_bytes: int
+    reserved_bytes: int | None
+    owners: tuple[MemoryOwner, ...]  # largest first
+
+
+class FailedAllocation(msgspec.Struct, frozen=True, kw_only=True):
+    """An allocation that could not be met, and what there was at that moment."""
+
+    requested_bytes: int
+    device_free_bytes: int | None
+    place: Place
+    moment: Moment
+
+    @property
+    def unallocated_bytes(self) -> int | None:
+        """Reserved but not allocated then."""
+        reserved_bytes = self.moment.reserved_bytes
+        return None if reserved_bytes is None else max(0, reserved_bytes - self.moment.allocated_bytes)
+
+    @property
+    def fragmented(self) -> bool:
+        """As much as was asked for was reserved and free, but in pieces."""
+        return (self.unallocated_bytes or 0) >= self.requested_bytes
+
+
+class Band(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What one line of code held over time."""
+
+    place: Place
+    metadata: str
+    allocated_bytes: Int64  # by state
+
+
+class MemoryHistory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A device's history. Courses have one value more than there are entries: the state before the first."""
+
+    entries: int
+    time_us: Int64 | None  # of each entry, since 1970
+    allocated_bytes: Int64  # as asked for
+    reserved_bytes: Int64 | None  # None where it cannot be counted back from the end
+    before_bytes: int  # allocated before the first entry
+    before_unknown_bytes: int  # of them, what was freed within the history, so that its stack is not known
+    peak: Moment
+    failed: int  # allocations that could not be met
+    failures: tuple[FailedAllocation, ...]  # the last of them, in order
+    bands: tuple[Band, ...]  # the largest owners at `worst`, largest first
+    inconsistent: int  # entries and blocks that contradict one another
+
+    @property
+    def worst(self) -> Moment:
+        """The last failure, else the peak."""
+        return self.failures[-1].moment if self.failures else self.peak
+
+
+class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One device at the time of the snapshot, and what led there; bytes.
+
+    `reserved` = `allocated` + `awaiting_free` + `free`; `allocated` = what was asked for + `rounding`.
+    """
+
+    device: int
+    reserved_bytes: int
+    allocated_bytes: int  # given to tensors
+    awaiting_free_bytes: int  # freed, but another stream may still use it
+    free_bytes: int  # reserved and unused
+    largest_free_bytes: int
+    rounding_bytes: int
+    blocks: int  # that are allocated
+    pools: tuple[PoolMemory, ...]  # largest first
+    owners: tuple[MemoryOwner, ...]  # of what is allocated, largest first; they add up to `allocated_bytes`
+    layers: tuple[LayerMemory, ...]  # of the same
+    history: MemoryHistory | None  # None: none was recorded
+
+    @property
+    def failure(self) -> FailedAllocation | None:
+        """The last allocation that could not be met."""
+        return self.history.failures[-1] if self.history and self.history.failures else None
+
+
+class AllocatorReport(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """All of a snapshot."""
+
+    name: str
+    file_bytes: int
+    devices: tuple[DeviceMemory, ...]  # those with any memory or history; those that ran out first, then by reserved
+    settings: Mapping[str, str]
+    notes: tuple[str, ...]
+
+    @property
+    def expandable(self) -> bool:
+        """Whether the allocator was set to use expandable segments."""
+        return self.settings.get("expandable_segments", "").lower() == "true"
+
+
+# -- lifetimes: what a history says -----------------------------------------------------------------
+
+BEFORE = -1  # the number of the stack of what was allocated before the history and freed within it
+_ALLOC, _FREE_REQUESTED, _FREE_COMPLETED = (ACTIONS.index(name) for name in ACTIONS[:3])
+_GAINS = [ACTIONS.index(name) for name in ("segment_alloc", "segment_map")]
+_LOSSES = [ACTIONS.index(name) for name in ("segment_free", "segment_unmap")]
+
+
+class Lifetimes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Every allocation that a history or its end knows, as columns. State k is that after k entries.
+
+    Alive in the states `born` <= k < `died`.
+    """
+
+    born: Int64  # 0 for what was there before the first entry
+    died: Int64  # number of entries + 1 for what is alive at the end
+    size_bytes: Int64  # asked for
+    stack: Int64  # BEFORE where it is not known
+    text: Int64
+    inconsistent: int  # entries and blocks that contradict one another
+
+    def alive(self, state: int) -> Bool:
+        """Which of them are alive in a state."""
+        return (self.born <= state) & (state < self.died)
+
+    def allocated(self, states: int, which: Bool | slice = slice(None)) -> Int64:
+        """Bytes alive in the states 0, 1, ..., `states` - 1, of all or of those chosen."""
+        change = np.zeros(states + 1, np.int64)
+        np.add.at(change, self.born[which], self.size_bytes[which])
+        np.subtract.at(change, np.minimum(self.died, states)[which], self.size_bytes[which])
+        return np.cumsum(change[:states])
+
+
+def lifetimes(events: AllocatorEvents, segments: Iterable[Segment]) -> Lifetimes:
+    """From the history of a device and its segments at the end.
+
+    What is freed without having been allocated was there before; so was what is alive at the end and was never
+    allocated. Memory is alive until its free is completed, unless such entries were not recorded.
+    """
+    end = len(events) + 1
+    completes = bool((events.action == _FREE_COMPLETED).any())
+    free = _FREE_COMPLETED if completes else _FREE_REQUESTED
+    rows: list[tuple[int, int, int, int, int]] = []  # the columns of Lifetimes
+    live: dict[int, tuple[int, int, int, int]] = {}  # by address: born, size, stack, text
+    inconsistent = 0
+    columns = (events.action, events.address, events.size_bytes, events.stack, events.text)
+    for state, (action, address, size, stack, text) in enumerate(zip(*(c.tolist() for c in columns), strict=True), 1):
+        if action not in (_ALLOC, free):
+            continue
+        known = live.pop(address, None)
+        if action == _ALLOC:
+            live[address] = (state, size, stack, text)
+            inconsistent += known is not None
+        if known is not None:
+            rows.append((known[0], state, *known[1:]))
+        elif action == free:
+            rows.append((0, state, size, BEFORE, NO_TEXT))
+    for block in (block for segment in segments for block in segment.blocks):
+        if block.state == "free" or (block.state == "awaiting_free" and not completes):
+            continue
+        known = live.pop(block.address, None) if block.address != UNKNOWN else None
+        born, size, stack, text = known or (0, block.requested_bytes, block.stack, block.text)
+        rows.append((born, end, size, stack or block.stack, text or block.text))
+    rows += [(born, end, size, stack, text) for born, size, stack, text in live.values()]  # not freed, and in no block
+    born, died, size_bytes, stacks, texts = np.array(rows, np.int64).reshape(-1, 5).T.copy()
+    return Lifetimes(
+        born=born, died=died, size_bytes=size_bytes, stack=stacks, text=texts, inconsistent=inconsistent + len(live)
+    )
+
+
+def reserved(events: AllocatorEvents, reserved_at_end: int) -> Int64 | None:
+    """Bytes that the allocator holds of the device in the states 0, 1, ..., counted back from the end.
+
+    None where that would be negative: the history is not that of these segments.
+    """
+    sign = np.isin(events.action, _GAINS).astype(np.int64) - np.isin(events.action, _LOSSES)
+    change = np.concatenate([[0], np.cumsum(sign * events.size_bytes)])
+    course: Int64 = reserved_at_end - change[-1] + change
+    return course if course.min() >= 0 else None
+
+
+def times_us(events: AllocatorEvents) -> Int64 | None:
+    """When each entry was made, since 1970; None where they do not say, or where the clock went backwards."""
+    known = len(events) > 0 and bool((events.time_us > 0).all()) and bool((np.diff(events.time_us) >= 0).all())
+    return events.time_us if known else None
+
+
+def grouped(keys: Int64, sizes: Int64, count: int) -> tuple[Int64, Int64]:
+    """Bytes and number of rows by key, 0 <= key < `count`."""
+    total = np.zeros(count, np.int64)
+    np.add.at(total, keys, sizes)
+    return total, np.bincount(keys, minlength=count).astype(np.int64)
+
+
+# -- the report -------------------------------------------------------------------------------------
+
+_ALLOC, _OOM = ACTIONS.index("alloc"), ACTIONS.index("oom")
+_FAILURES = 8  # the last ones, each with its owners
+_BANDS = 6  # owners that the plot shows each in its own colour
+
+
+def allocator_report(snapshot: MemorySnapshot) -> AllocatorReport:
+    """The numbers of a snapshot."""
+    stacks = _Stacks(snapshot)
+    of_device: dict[int, list[Segment]] = defaultdict(list)
+    for segment in snapshot.segments:
+        of_device[segment.device].append(segment)
+    numbers = sorted(of_device.keys() | snapshot.events.keys())
+    devices = [_device(number, of_device[number], snapshot.events.get(number), stacks) for number in numbers]
+    return AllocatorReport(
+        name=snapshot.name,
+        file_bytes=snapshot.file_bytes,
+        devices=tuple(sorted(devices, key=lambda one: (one.failure is None, -one.reserved_bytes))),
+        settings=snapshot.settings,
+        notes=(*snapshot.notes, *_notes(devices)),
+    )
+
+
+class _Stacks:
+    """The places of all stacks, each worked out once, and the owners that follow."""
+
+    def __init__(self, snapshot: MemorySnapshot) -> None:
+        self._snapshot, self.texts = snapshot, snapshot.texts
+        self._numbers: dict[Place, int] = {}
+        places = [*(place(snapshot.stack(i)) for i in range(len(snapshot.stacks))), LONG_AGO]  # BEFORE is -1: the last
+        of_stack = [self._numbers.setdefault(one, len(self._numbers)) for one in places]
+        self.of_stack = np.array(of_stack, np.int64)
+        self.places = tuple(self._numbers)
+
+    def groups(self, stack: Int64, text: Int64) -> Int64:
+        """A number for each pair of place and metadata."""
+        numbers: Int64 = self.of_stack[stack] * len(self.texts) + text
+        return numbers
+
+    def of_group(self, group: int) -> tuple[Place, str]:
+        return self.places[group // len(self.texts)], self.texts[group % len(self.texts)]
+
+    def owners(self, stack: Int64, text: Int64, sizes: Int64) -> tuple[MemoryOwner, ...]:
+        """Largest first; of equal size in the order they were met."""
+        groups, inverse = np.unique(self.groups(stack, text), return_inverse=True)
+        totals, counts = grouped(inverse, sizes, len(groups))
+        largest = np.zeros(len(groups), np.int64)
+        np.maximum.at(largest, inverse, sizes)
+        rows = np.full(len(groups), -1, np.int64)  # the first row of the largest size
+        at_most = np.flatnonzero(sizes == largest[inverse])[::-1]
+        rows[inverse[at_most]] = at_most
+        found = []
+        for i in np.argsort(-totals, kind="stable").tolist():
+            where, metadata = self.of_group(int(groups[i]))
+            example = int(stack[rows[i]])
+            found.append(
+                MemoryOwner(
+                    place=where,
+                    metadata=metadata,
+                    size_bytes=int(totals[i]),
+                    blocks=int(counts[i]),
+                    largest_bytes=int(largest[i]),
+                    frames=self._snapshot.stack(example) if example >= 0 else (),
+                )
+            )
+        return tuple(found)
+
+
+# -- now ------------------------------------------------------------------------------------------
+
+
+def _device(number: int, segments: Sequence[Segment], events: AllocatorEvents | None, stacks: _Stacks) -> DeviceMemory:
+    blocks = [block for segment in segments for block in segment.blocks]
+    held = [block for block in blocks if block.state == "allocated"]
+    sizes = np.array([block.size_bytes for block in held], np.int64)
+    stamped = _metadata(events) if events is not None else {}
+    texts = [block.text or stamped.get(block.address, NO_TEXT) for block in held]
+    owners = stacks.owners(np.array([block.stack for block in held], np.int64), np.array(texts, np.int64), sizes)
+    free = [block.size_bytes for block in blocks if block.state == "free"]
+    reserved_bytes = sum(segment.size_bytes for segment in segments)
+    return DeviceMemory(
+        device=number,
+        reserved_bytes=reserved_bytes,
+        allocated_bytes=int(sizes.sum()),
+        awaiting_free_bytes=sum(block.size_bytes for block in blocks if block.state == "awaiting_free"),
+        free_bytes=sum(free),
+        largest_free_bytes=max(free, default=0),
+        rounding_bytes=sum(block.size_bytes - block.requested_bytes for block in held),
+        blocks=len(held),
+        pools=_pools(segments),
+        owners=owners,
+        layers=_layers(owners),
+        history=_history(events, segments, reserved_bytes, stacks) if events is not None and len(events) else None,
+    )
+
+
+def _metadata(events: AllocatorEvents) -> dict[int, int]:
+    """The metadata of the last allocation at each address: torch writes it into the history only."""
+    allocs = events.action == _ALLOC
+    if not events.text[allocs].any():
+        return {}
+    return dict(zip(events.address[allocs].tolist(), events.text[allocs].tolist(), strict=True))
+
+
+def _pools(segments: Iterable[Segment]) -> tuple[PoolMemory, ...]:
+    alike: dict[tuple[tuple[int, int], int, str, bool], list[Segment]] = defaultdict(list)
+    for segment in segments:
+        alike[segment.pool, segment.stream, segment.kind, segment.expandable].append(segment)
+    rows = []
+    for (pool, stream, kind, expandable), members in alike.items():
+        by_state: dict[str, list[int]] = {"allocated": [], "awaiting_free": [], "free": []}
+        for block in (block for segment in members for block in segment.blocks):
+            by_state[block.state].append(block.size_bytes)
+        rows.append(
+            PoolMemory(
+                pool=pool,
+                stream=stream,
+                kind=kind,
+                expandable=expandable,
+                segments=len(members),
+                reserved_bytes=sum(segment.size_bytes for segment in members),
+                allocated_bytes=sum(by_state["allocated"]),
+                awaiting_free_bytes=sum(by_state["awaiting_free"]),
+                free_bytes=sum(by_state["free"]),
+                largest_free_bytes=max(by_state["free"], default=0),
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -row.reserved_bytes))
+
+
+def _layers(owners: Iterable[MemoryOwner]) -> tuple[LayerMemory, ...]:
+    """By the line of the innermost `forward`; what has none, by where it came from."""
+    alike: dict[tuple[str, str], list[MemoryOwner]] = defaultdict(list)
+    for owner in owners:
+        origin = owner.place.origin
+        layer = owner.place.layer if origin == "forward" else ""
+        alike[layer, origin].append(owner)
+    rows = [
+        LayerMemory(
+            layer=layer,
+            origin=origin,
+            size_bytes=sum(owner.size_bytes for owner in members),
+            blocks=sum(owner.blocks for owner in members),
+        )
+        for (layer, origin), members in alike.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.size_bytes))
+
+
+# -- before ---------------------------------------------------------------------------------------
+
+
+def _history(
+    events: AllocatorEvents, segments: Sequence[Segment], reserved_bytes: int, stacks: _Stacks
+) -> MemoryHistory:
+    lives = lifetimes(events, segments)
+    states = len(events) + 1
+    allocated, course, times = lives.allocated(states), reserved(events, reserved_bytes), times_us(events)
+
+    def moment(state: int) -> Moment:
+        alive = lives.alive(state)
+        return Moment(
+            state=state,
+            time_us=int(times[max(0, state - 1)]) if times is not None else None,
+            allocated_bytes=int(allocated[state]),
+            reserved_bytes=int(course[state]) if course is not None else None,
+            owners=stacks.owners(lives.stack[alive], lives.text[alive], lives.size_bytes[alive]),
+        )
+
+    peak = moment(int(allocated.argmax()))
+    failed = np.flatnonzero(events.action == _OOM)
+    unknown = lives.size_bytes[(lives.born == 0) & (lives.died < states)]
+    failures = tuple(
+        FailedAllocation(
+            requested_bytes=int(events.size_bytes[i]),
+            device_free_bytes=int(free) if (free := events.device_free_bytes[i]) != UNKNOWN else None,
+            place=stacks.places[stacks.of_stack[events.stack[i]]],
+            moment=moment(i + 1),
+        )
+        for i in failed[-_FAILURES:].tolist()
+    )
+    return MemoryHistory(
+        entries=len(events),
+        time_us=times,
+        allocated_bytes=allocated,
+        reserved_bytes=course,
+        before_bytes=int(allocated[0]),
+        before_unknown_bytes=int(unknown.sum()),
+        peak=peak,
+        failed=len(failed),
+        failures=failures,
+        bands=_bands(lives, failures[-1].moment if failures else peak, stacks, states),
+        inconsistent=lives.inconsistent,
+    )
+
+
+def _bands(lives: Lifetimes, worst: Moment, stacks: _Stacks, states: int) -> tuple[Band, ...]:
+    shown = {(owner.place, owner.metadata) for owner in worst.owners[:_BANDS]}
+    groups = stacks.groups(lives.stack, lives.text)
+    bands = [
+        Band(place=owner[0], metadata=owner[1], allocated_bytes=lives.allocated(states, groups == number))
+        for number in np.unique(groups).tolist()
+        if (owner := stacks.of_group(number)) in shown
+    ]
+    return tuple(sorted(bands, key=lambda band: -int(band.allocated_bytes[worst.state])))
+
+
+def _notes(devices: Iterable[DeviceMemory]) -> list[str]:
+    notes = []
+    for one in devices:
+        name, history = f"cuda:{one.device}", one.history
+        if history is None:
+            notes.append(
+                f"{name} has no history, so there is no peak and no curve: call "
+                "torch.cuda.memory._record_memory_history() before the allocations"
+            )
+            continue
+        if history.before_bytes:
+            notes.append(
+                f"{name}: {history.before_bytes / 2**20:.1f} MiB were allocated before the first of the "
+                f"{history.entries} entries: recording began later, or it dropped its oldest entries (max_entries)"
+            )
+        if history.inconsistent:
+            notes.append(
+                f"{name}: {history.inconsistent} allocations of the history do not fit what came after: "
+                "entries are missing, or the history ended before the snapshot"
+            )
+        if history.reserved_bytes is None:
+            notes.append(f"{name}: reserved memory over time is not available: the history is not of these segments")
+    return notes

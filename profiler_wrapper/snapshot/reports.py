@@ -1,0 +1,506 @@
+"""A memory snapshot as text, JSON and a picture.
+
+Keys of the JSON (bytes; times in microseconds since 1970, null where the file does not say):
+
+    {schema_version: 1, name, file_bytes, settings{}, notes[],
+     devices[{device, reserved_bytes, allocated_bytes, awaiting_free_bytes, free_bytes, largest_free_bytes,
+              rounding_bytes, blocks,
+              pools[{pool, stream, kind, expandable, segments, reserved_bytes, allocated_bytes,
+                     awaiting_free_bytes, free_bytes, largest_free_bytes}],
+              owners[OWNER], layers[{layer, origin, size_bytes, blocks}],
+              history: null | {entries, before_bytes, before_unknown_bytes, inconsistent, failed,
+                               peak: MOMENT, failures[{requested_bytes, device_free_bytes, fragmented, line,
+                                                       moment: MOMENT}],
+                               curve{state[], time_us[] | null, allocated_bytes[], reserved_bytes[] | null}}}]}
+    OWNER  = {line, inside, layer, caller, origin, metadata, size_bytes, blocks, largest_bytes,
+              stack[{file, line, name, source}]}
+    MOMENT = {state, time_us, allocated_bytes, reserved_bytes, owners[OWNER]}
+
+`allocated_bytes` of a device and its owners count what was given, those of a history what was asked for. State k is
+that after k entries; a curve has the highest state of each of at most 1000 stretches.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec.structs import asdict
+
+from profiler_wrapper.reports import figures
+from profiler_wrapper.reports.text import cells, clean, grid, shorten, wrap
+from profiler_wrapper.snapshot.analyse import (
+    AllocatorReport,
+    Band,
+    DeviceMemory,
+    FailedAllocation,
+    LayerMemory,
+    MemoryHistory,
+    MemoryOwner,
+    Moment,
+)
+from profiler_wrapper.trace.atomic import json_bytes
+from profiler_wrapper.trace.recording import Int64
+from profiler_wrapper.units import MIB, file_size, mebibytes, percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+# -- text -------------------------------------------------------------------------------------------
+
+WIDTH, LINES = 100, 40
+_ROWS = {"pools": 4, "owners": 8, "now": 5, "layers": 5, "devices": 4, "notes": 3}
+_FULL_WIDTH, _FULL_ROWS = 200, 1_000_000
+_FULL_STACKS = 30  # of the largest owners
+
+
+def console_text(report: AllocatorReport, *, unicode: bool = False, width: int = WIDTH) -> str:
+    """At most 40 lines of at most `width` columns: one device in detail, the others in a line each.
+
+    In detail: the one that ran out of memory, else the one that holds most.
+    """
+    lines = [*_title(report, unicode), *_details(report.devices[:1], report, unicode, width, _ROWS)]
+    others = report.devices[1 : 1 + _ROWS["devices"]]
+    tail = [shorten(f"also {failure_line(other) or _held(other)}", width) for other in others]
+    hidden = len(report.devices) - 1 - len(others)
+    tail += [f"({hidden} more devices; -o FILE has them all)"] if hidden > 0 else []
+    tail += _note_lines(report, unicode, width, _ROWS["notes"])
+    return "\n".join([*lines[: LINES - len(tail)], *tail])
+
+
+def full_text(report: AllocatorReport) -> str:
+    """Every device, row and note, and the whole stacks of the largest owners."""
+    rows = dict.fromkeys(_ROWS, _FULL_ROWS)
+    lines = [*_title(report, True), *_details(report.devices, report, True, _FULL_WIDTH, rows)]
+    for one in report.devices:
+        owners = one.history.peak.owners if one.history else one.owners
+        lines += [*_whole_stacks(owners[:_FULL_STACKS], f"cuda:{one.device}, at the peak" if one.history else "now")]
+    lines += [
+        f"setting {clean(key, unicode=True)}: {clean(value, unicode=True)}" for key, value in report.settings.items()
+    ]
+    return "\n".join([*lines, *_note_lines(report, True, _FULL_WIDTH, _FULL_ROWS), ""])
+
+
+def failure_line(one: DeviceMemory) -> str:
+    """What the last allocation that could not be met asked for, and what there was; "" where all were met."""
+    failure = one.failure
+    if failure is None:
+        return ""
+    free = "unknown" if failure.device_free_bytes is None else f"{_mib(failure.device_free_bytes)} free"
+    return (
+        f"cuda:{one.device} ran out of memory: {_mib(failure.requested_bytes)} asked for, "
+        f"{_mib(failure.moment.allocated_bytes)} allocated, {_mib(failure.moment.reserved_bytes)} reserved, "
+        f"{free} on the device"
+    )
+
+
+def cure(one: DeviceMemory, report: AllocatorReport) -> str:
+    """Why the last allocation failed, and what to do; "" where none failed."""
+    failure = one.failure
+    if failure is None or failure.unallocated_bytes is None:
+        return ""
+    unused = _mib(failure.unallocated_bytes)
+    if not failure.fragmented:
+        return f"Memory was full: only {unused} of what is reserved was unused. The owners below are what to lower."
+    lost = f"Fragmentation: {unused} were reserved and unused, but in pieces or other pools"
+    if report.expandable:
+        return f"{lost}, though expandable_segments is on."
+    return f"{lost}. Try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+def owner_name(owner: MemoryOwner | Band, *, unicode: bool) -> str:
+    """`"train.py:12 main < torch/nn/modules/linear.py:134 forward [text it was stamped with]"`."""
+    place = owner.place
+    parts = [place.line, f"in {place.inside}" if place.inside else "", f"from {place.caller}" if place.caller else ""]
+    stamped = f"[{owner.metadata}] " if owner.metadata else ""
+    return clean(stamped + ", ".join(part for part in parts if part), unicode=unicode)
+
+
+# -- parts ----------------------------------------------------------------------------------------
+
+
+def _title(report: AllocatorReport, unicode: bool) -> list[str]:
+    devices = len(report.devices)
+    name = shorten(clean(report.name, unicode=unicode), 50)
+    return [
+        f"Memory snapshot {name} ({file_size(report.file_bytes)}), {devices} device{'s' * (devices != 1)} with memory"
+    ]
+
+
+def _details(
+    devices: Sequence[DeviceMemory], report: AllocatorReport, unicode: bool, width: int, most: dict[str, int]
+) -> Iterator[str]:
+    if not devices:
+        yield "No memory is held, and there is no history."
+    for one in devices:
+        for text in (failure_line(one), cure(one, report), _state(one)):
+            yield from wrap(text, width, 2) if text else ()
+        yield from _pool_table(one, most["pools"])
+        at_failure = one.failure
+        if at_failure is not None:
+            title = f"When {clean(at_failure.place.line)} asked for {_mib(at_failure.requested_bytes)} in vain"
+            yield from _moment(title, at_failure.moment, width, most["owners"], unicode)
+        elif one.history is not None:
+            yield from _moment("At the peak", one.history.peak, width, most["owners"], unicode)
+        if one.history is not None:
+            yield from wrap(_peak_line(one.history), width, 2)
+        if at_failure is None or one.history is None or at_failure.moment.state < one.history.entries:
+            yield from _now(one, width, most["now"], unicode)
+        yield from _layer_table(one.layers, one.allocated_bytes, width, most["layers"], unicode)
+
+
+def _now(one: DeviceMemory, width: int, most: int, unicode: bool) -> Iterator[str]:
+    yield ""
+    yield f"Now: {_mib(one.allocated_bytes)} in {one.blocks} blocks (as given), by the line that asked for them"
+    yield from _owner_table(one.owners, one.allocated_bytes, width, most, unicode)
+
+
+def _held(one: DeviceMemory) -> str:
+    return f"cuda:{one.device}: {_mib(one.allocated_bytes)} allocated of {_mib(one.reserved_bytes)} reserved"
+
+
+def _state(one: DeviceMemory) -> str:
+    """The device at the time of the snapshot."""
+    text = f"cuda:{one.device} now: {_mib(one.reserved_bytes)} reserved = {_mib(one.allocated_bytes)} allocated"
+    text += f" + {_mib(one.awaiting_free_bytes)} awaiting their free" if one.awaiting_free_bytes else ""
+    text += f" + {_mib(one.free_bytes)} unused ({percent(one.free_bytes, one.reserved_bytes)} %; largest piece "
+    return text + f"{_mib(one.largest_free_bytes)}); rounding up is {_mib(one.rounding_bytes)} of allocated"
+
+
+def _pool_table(one: DeviceMemory, most: int) -> list[str]:
+    header = ["segments", "stream", "pool", "count", "reserved MiB", "allocated", "unused", "largest unused"]
+    rows = [
+        [
+            f"{clean(pool.kind)}{', expandable' * pool.expandable}",
+            str(pool.stream),
+            "default" if pool.pool == (0, 0) else f"{pool.pool[0]}.{pool.pool[1]}",
+            str(pool.segments),
+            mebibytes(pool.reserved_bytes),
+            mebibytes(pool.allocated_bytes + pool.awaiting_free_bytes),
+            mebibytes(pool.free_bytes),
+            mebibytes(pool.largest_free_bytes),
+        ]
+        for pool in one.pools[:most]
+    ]
+    if not rows:
+        return []
+    hidden = len(one.pools) - most
+    return ["", *grid(header, rows).split("\n"), *([f"({hidden} more pools)"] if hidden > 0 else [])]
+
+
+def _moment(title: str, moment: Moment, width: int, most: int, unicode: bool) -> Iterator[str]:
+    yield ""
+    yield shorten(f"{title}: {_mib(moment.allocated_bytes)} allocated (as asked for), by line", width)
+    yield from _owner_table(moment.owners, moment.allocated_bytes, width, most, unicode)
+
+
+def _peak_line(history: MemoryHistory) -> str:
+    when = f"after entry {history.peak.state} of {history.entries}"
+    if history.time_us is not None and history.peak.time_us is not None:
+        when += f", {(history.peak.time_us - int(history.time_us[0])) / 1e6:.3f} s after the first"
+    reserved = _mib(int(history.reserved_bytes.max())) if history.reserved_bytes is not None else "not available"
+    failed = f"; {history.failed} allocations failed" if history.failed > 1 else ""
+    return f"Peak: {_mib(history.peak.allocated_bytes)} allocated {when}; most reserved: {reserved}{failed}"
+
+
+def _owner_table(owners: Sequence[MemoryOwner], total: int, width: int, most: int, unicode: bool) -> list[str]:
+    rows = [(one.size_bytes, one.blocks, owner_name(one, unicode=unicode)) for one in owners]
+    return _share_table(rows, total, width, most)
+
+
+def _layer_table(layers: Sequence[LayerMemory], total: int, width: int, most: int, unicode: bool) -> list[str]:
+    if not any(one.layer for one in layers):
+        return []
+    rows = [(one.size_bytes, one.blocks, clean(one.layer, unicode=unicode) or f"({one.origin})") for one in layers]
+    title = "Now, by layer: the innermost `forward` (like layers share their line)"
+    return ["", title, *_share_table(rows, total, width, most)]
+
+
+def _share_table(rows: Sequence[tuple[int, int, str]], total: int, width: int, most: int) -> list[str]:
+    """Bytes, blocks and name, a line each; of more than `most` rows, the last line is the sum of the rest."""
+    if not rows:
+        return ["  nothing"]
+    if len(rows) > most:
+        rest = rows[most - 1 :]
+        rows = [*rows[: most - 1], (sum(row[0] for row in rest), sum(row[1] for row in rest), f"({len(rest)} more)")]
+    size_width = max(len(mebibytes(size)) for size, _, _ in rows)
+    count_width = max(len(str(count)) for _, count, _ in rows)
+    lines = []
+    for size, count, name in rows:
+        head = f"{mebibytes(size):>{size_width + 2}} MiB {percent(size, total):>5} % {count:>{count_width}}x  "
+        lines.append(head + shorten(name, width - cells(head)))
+    return lines
+
+
+def _whole_stacks(owners: Sequence[MemoryOwner], when: str) -> Iterator[str]:
+    for one in owners:
+        yield ""
+        yield f"{_mib(one.size_bytes)} in {one.blocks} blocks, {when}: {owner_name(one, unicode=True)}"
+        for frame in one.frames:
+            name = clean(f"{frame.file}:{frame.line} {frame.name}", unicode=True)
+            yield f"    {name}" + (f" <- {clean(frame.source, unicode=True)}" if frame.source else "")
+
+
+def _note_lines(report: AllocatorReport, unicode: bool, width: int, most: int) -> list[str]:
+    lines = [line for note in report.notes for line in wrap(f"note: {clean(note, unicode=unicode)}", width, 2)]
+    return lines[:most]
+
+
+def _mib(size_bytes: int | None) -> str:
+    return "unknown" if size_bytes is None else f"{mebibytes(size_bytes)} MiB"
+
+
+# -- JSON -------------------------------------------------------------------------------------------
+
+SCHEMA_VERSION = 1
+_CURVE_POINTS = 1000
+_FRAMES = 40  # of a stack
+
+
+def to_dict(report: AllocatorReport) -> dict[str, Any]:
+    """What the file holds."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": report.name,
+        "file_bytes": report.file_bytes,
+        "settings": dict(report.settings),
+        "notes": list(report.notes),
+        "devices": [_device(one) for one in report.devices],
+    }
+
+
+def highest_states(allocated_bytes: Int64, points: int) -> Int64:
+    """At most `points` states in order, of each stretch the one with the most allocated, and the last."""
+    states = len(allocated_bytes)
+    if states <= points:
+        return np.arange(states)
+    edges = np.linspace(0, states, points, dtype=np.int64)
+    highest = [int(first + allocated_bytes[first:last].argmax()) for first, last in pairwise(edges)]
+    return np.array([*highest, states - 1] if highest[-1] != states - 1 else highest, np.int64)
+
+
+def _device(one: DeviceMemory) -> dict[str, Any]:
+    return asdict(one) | {
+        "pools": [asdict(pool) for pool in one.pools],
+        "owners": [_owner(owner) for owner in one.owners],
+        "layers": [asdict(layer) for layer in one.layers],
+        "history": _history(one.history) if one.history is not None else None,
+    }
+
+
+def _owner(owner: MemoryOwner) -> dict[str, Any]:
+    row = asdict(owner)
+    place, frames = row.pop("place"), row.pop("frames")
+    return {**asdict(place), **row, "stack": [asdict(frame) for frame in frames[:_FRAMES]]}
+
+
+def _moment_row(moment: Moment) -> dict[str, Any]:
+    return asdict(moment) | {"owners": [_owner(owner) for owner in moment.owners]}
+
+
+def _failure(failure: FailedAllocation) -> dict[str, Any]:
+    return {
+        "requested_bytes": failure.requested_bytes,
+        "device_free_bytes": failure.device_free_bytes,
+        "fragmented": failure.fragmented,
+        "line": failure.place.line,
+        "moment": _moment_row(failure.moment),
+    }
+
+
+def _history(history: MemoryHistory) -> dict[str, Any]:
+    states = highest_states(history.allocated_bytes, _CURVE_POINTS)
+    times, reserved_bytes = history.time_us, history.reserved_bytes
+    return {
+        "entries": history.entries,
+        "before_bytes": history.before_bytes,
+        "before_unknown_bytes": history.before_unknown_bytes,
+        "inconsistent": history.inconsistent,
+        "failed": history.failed,
+        "peak": _moment_row(history.peak),
+        "failures": [_failure(failure) for failure in history.failures],
+        "curve": {
+            "state": states.tolist(),
+            "time_us": times[np.maximum(states - 1, 0)].tolist() if times is not None else None,
+            "allocated_bytes": history.allocated_bytes[states].tolist(),
+            "reserved_bytes": reserved_bytes[states].tolist() if reserved_bytes is not None else None,
+        },
+    }
+
+
+# -- picture ----------------------------------------------------------------------------------------
+
+Float64 = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+_POINTS = 3000  # of a curve: a screen has fewer columns
+_BARS = 10
+_DEVICES = 4
+_NOTES, _NOTE_LETTERS = 3, 130
+_WIDTH_BARS = 60  # of a figure
+_NAME_LETTERS = 100
+_TITLE_LETTERS = 118
+_BAR_SHARE = 0.35  # of the width, for the longest bar: the rest is for names
+_END = 0.02  # of the width: how long the last state is shown
+_ABOVE = 1.2  # of the highest curve: room for what is written there
+# Okabe and Ito's colours, and grey for the rest.
+_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442")
+_REST, _FAILED = "#bbbbbb", "#D55E00"
+
+
+@figures.own_style()
+def draw_snapshot(report: AllocatorReport, path: str | os.PathLike[str]) -> None:
+    """Writes a PNG: for each device (at most 4) its history by owner, and the owners at its worst moment, in MiB."""
+    title = f"Memory snapshot {shorten(report.name, 50)} ({file_size(report.file_bytes)})"
+    devices = [one for one in report.devices if one.reserved_bytes or one.history][:_DEVICES]
+    if not devices:
+        figures.say(path, title, "No memory is held, and there is no history.")
+        return
+    panels = [panel for one in devices for panel in _panels(one)]
+    heights = [4.4 if is_history else 0.6 + 0.27 * bars for _, is_history, bars in panels]
+    figure = figures.new_figure(_WIDTH_BARS, height_in=0.9 + 0.3 * min(_NOTES, len(report.notes)) + sum(heights))
+    figures.head(figure, title)
+    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for panel, (one, is_history, _) in zip(axes, panels, strict=True):
+        if is_history and one.history is not None:
+            _draw_history(panel, one, one.history, cure(one, report))
+        else:
+            _draw_owners(panel, one)
+    if report.notes:
+        notes = "\n".join(fill(f"note: {note}", _NOTE_LETTERS) for note in report.notes[:_NOTES])
+        figure.supxlabel(figures.literal(notes), fontsize=figures.FONT_SIZE - 1)
+    figures.save(figure, path)
+
+
+def _panels(one: DeviceMemory) -> list[tuple[DeviceMemory, bool, int]]:
+    """What is drawn of a device: its history if it has one, then owners as so many bars."""
+    bars = min(_BARS + 1, max(1, len(_worst(one)[1])))
+    return [*([(one, True, 0)] if one.history is not None else []), (one, False, bars)]
+
+
+def _worst(one: DeviceMemory) -> tuple[str, tuple[MemoryOwner, ...], int]:
+    """The moment whose owners matter: the failure, else the peak, else now."""
+    if one.failure is not None:
+        moment = one.failure.moment
+        return (
+            f"when {mebibytes(one.failure.requested_bytes)} MiB could not be had",
+            moment.owners,
+            moment.allocated_bytes,
+        )
+    if one.history is not None:
+        return "at the peak", one.history.peak.owners, one.history.peak.allocated_bytes
+    return "now", one.owners, one.allocated_bytes
+
+
+def _draw_history(axes: Axes, one: DeviceMemory, history: MemoryHistory, cured: str) -> None:
+    figures.prepare(axes, ylabel="MiB")
+    states = np.union1d(highest_states(history.allocated_bytes, _POINTS), [history.peak.state])
+    x = _x(history, states)
+    states, x = np.append(states, states[-1]), np.append(x, x[-1] + (_END * (x[-1] - x[0]) or 1.0))
+    allocated = history.allocated_bytes[states] / MIB
+    shown = [band.allocated_bytes[states] / MIB for band in history.bands]
+    rest = allocated - sum(shown, np.zeros(len(states)))
+    axes.stackplot(x, *shown, rest, step="post", linewidth=0, colors=[*_COLORS[: len(shown)], _REST])
+    if rest.max() > 0.0:
+        axes.fill_between([], [], color=_REST, label="all other lines")  # the others' names are at the bars
+    axes.plot(x, allocated, color=figures.INK, linewidth=0.9, drawstyle="steps-post")
+    top = history.peak.allocated_bytes / MIB
+    if history.reserved_bytes is not None:
+        held = history.reserved_bytes[states] / MIB
+        axes.plot(x, held, "--", color="#555555", linewidth=1.3, drawstyle="steps-post", label="reserved")
+        top = max(top, float(held.max()))
+    for failure in history.failures:
+        at = float(_x(history, np.array([failure.moment.state]))[0])
+        axes.axvline(
+            at, color=_FAILED, linewidth=1.6, label="out of memory" if failure is history.failures[0] else None
+        )
+    axes.set_ylim(0, top * _ABOVE or 1)
+    axes.set_xlim(x[0], x[-1])
+    unit = "entry of the history" if history.time_us is None else "seconds since the first entry of the history"
+    axes.set_xlabel(unit, fontsize=figures.FONT_SIZE)
+    _mark_peak(axes, history)
+    title = failure_line(one) or (
+        f"cuda:{one.device}: allocated memory over time (as asked for), by the line that holds it (colours: see below)"
+    )
+    texts = [fill(text, _TITLE_LETTERS) for text in (title, cured) if text]
+    figures.legend_above(axes, "\n".join(texts))
+
+
+def _mark_peak(axes: Axes, history: MemoryHistory) -> None:
+    at = float(_x(history, np.array([history.peak.state]))[0])
+    left, right = axes.get_xlim()
+    on_the_right = at > (left + right) / 2
+    axes.plot([at], [history.peak.allocated_bytes / MIB], "v", color=figures.INK, markersize=7, zorder=5)
+    axes.annotate(
+        f"peak {mebibytes(history.peak.allocated_bytes)} MiB ",
+        (at, history.peak.allocated_bytes / MIB),
+        xytext=(-8 if on_the_right else 8, 9),
+        textcoords="offset points",
+        ha="right" if on_the_right else "left",
+        fontsize=figures.FONT_SIZE,
+        fontweight="bold",
+        bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.85, "linewidth": 0},
+        zorder=6,
+    )
+
+
+def _x(history: MemoryHistory, states: Int64) -> Float64:
+    """Seconds since the first entry, else the number of the entry."""
+    if history.time_us is None:
+        return states.astype(np.float64)
+    seconds: Float64 = (history.time_us[np.maximum(states - 1, 0)] - history.time_us[0]) / 1e6
+    return seconds
+
+
+def _draw_owners(axes: Axes, one: DeviceMemory) -> None:
+    when, owners, total = _worst(one)
+    shown = owners[:_BARS]
+    rows = [(owner.size_bytes, _name(owner, _NAME_LETTERS)) for owner in shown]
+    if rest := owners[_BARS:]:
+        rows.append((sum(owner.size_bytes for owner in rest), f"({len(rest)} more)"))
+    colors = [*_colors(one, shown), *([_REST] if rest else [])]
+    axes.barh(range(len(rows)), [size / MIB for size, _ in rows], 0.75, color=colors)
+    for i, (size, name) in enumerate(rows):
+        text = f"  {mebibytes(size)} MiB, {percent(size, total)} %:  {name}"
+        axes.text(size / MIB, i, text, va="center", fontsize=figures.FONT_SIZE - 1)
+    axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
+    axes.set_yticks([])
+    axes.set_xlim(0, max((size for size, _ in rows), default=0) / MIB / _BAR_SHARE or 1)
+    axes.set_xticks([])
+    for side in ("top", "right", "bottom"):
+        axes.spines[side].set_visible(False)
+    title = f"cuda:{one.device}: who holds the {mebibytes(total)} MiB {when}"
+    axes.set_title(figures.literal(title), loc="left", fontsize=figures.FONT_SIZE + 1, fontweight="bold", pad=8)
+
+
+def _colors(one: DeviceMemory, owners: tuple[MemoryOwner, ...]) -> list[str]:
+    """An owner has the colour of its band in the history."""
+    bands = one.history.bands if one.history is not None else ()
+    of_band = {(band.place, band.metadata): color for band, color in zip(bands, _COLORS, strict=False)}
+    default = _REST if bands else _COLORS[0]
+    return [of_band.get((owner.place, owner.metadata), default) for owner in owners]
+
+
+def _name(owner: MemoryOwner | Band, letters: int) -> str:
+    return figures.literal(shorten(owner_name(owner, unicode=True), letters))
+
+
+# -- files ------------------------------------------------------------------------------------------
+
+
+def snapshot_json(report: AllocatorReport) -> str:
+    """As one text, without a newline at its end."""
+    return json_bytes(to_dict(report)).decode().rstrip("\n")
+
+
+# By how the name of each ends, behind that of the snapshot.
+SNAPSHOT_REPORTS: Mapping[str, Callable[[AllocatorReport, Path], object]] = {
+    "_snapshot.txt": lambda report, path: path.write_bytes(full_text(report).encode("utf-8", "backslashreplace")),
+    "_snapshot.json": lambda report, path: path.write_bytes(json_bytes(to_dict(report))),
+    "_snapshot.png": draw_snapshot,
+}

@@ -1,0 +1,247 @@
+"""Times on an accelerator, by events in the work it is given. Only `EventPool.finish` waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from profiler_wrapper.errors import Notices, WrongUse
+
+MOST_PENDING = 4096  # pairs of events that the device may be behind
+_READ_AT_ONCE = 2  # for each pair that is added, so that reading keeps up with recording
+_PAUSE_S = 0.001
+
+
+class Event(Protocol):
+    """A point in the work that a device was given."""
+
+    def record(self) -> None:
+        """Put it behind what the device was given so far."""
+
+    def query(self) -> bool:
+        """The device has come to it."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds until a later one; both have been reached."""
+
+
+class Accelerator(Protocol):
+    """What is needed of a device."""
+
+    def ready(self) -> bool:
+        """It is in use by this process, and may be given something now."""
+
+    def event(self) -> Event:
+        """A new one that keeps the time."""
+
+    def memory(self) -> tuple[int | None, int | None]:
+        """Bytes allocated now, and the most so far."""
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the host that is right as soon as an event recorded after this is reached."""
+
+
+class TorchAccelerator:
+    """The current accelerator, by torch.
+
+    Args:
+        device_type: "cuda", "xpu", "mps", ...
+    """
+
+    def __init__(self, device_type: str) -> None:
+        self._module: Any = getattr(torch, device_type)
+        self._initialised: Any = getattr(self._module, "is_initialized", lambda: True)
+        self._capturing: Any = getattr(self._module, "is_current_stream_capturing", lambda: False)
+        self._event: Any = getattr(self._module, "Event", None) or _event_of(device_type)
+        self._pins = True
+        self._statistics: Any = getattr(self._module, "memory_stats_as_nested_dict", None)
+
+    def ready(self) -> bool:
+        return bool(self._initialised()) and not self._capturing()
+
+    def event(self) -> Event:
+        event: Event = self._event(enable_timing=True)
+        return event
+
+    def memory(self) -> tuple[int | None, int | None]:
+        if self._statistics is not None:  # a fifth of what the flat statistics cost
+            allocated = self._statistics().get("allocated_bytes", {}).get("all", {})
+            return allocated.get("current"), allocated.get("peak")
+        current, peak = (_called(self._module, name) for name in ("memory_allocated", "max_memory_allocated"))
+        if current is None:  # MPS
+            current = _called(self._module, "current_allocated_memory")
+        return current, peak
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        try:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pins)
+        except (RuntimeError, NotImplementedError):  # a device that shares its memory with the host
+            self._pins = False
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
+        return buffer.copy_(tensor, non_blocking=True)
+
+
+def find_accelerator(device: str | torch.device | None = None) -> TorchAccelerator | None:
+    """The accelerator that training runs on; None for a CPU. Starts no device.
+
+    Args:
+        device: what the user says; None: what torch finds.
+
+    Raises:
+        WrongUse: torch knows no such device.
+    """
+    if device is not None:
+        try:
+            device_type = torch.device(device).type
+        except Exception as error:
+            raise WrongUse(f"device={device!r} is none that torch knows. Give 'cpu' or 'cuda', or nothing.") from error
+    else:
+        accelerators = getattr(torch, "accelerator", None)
+        if accelerators is None or not accelerators.is_available():
+            return None
+        device_type = accelerators.current_accelerator().type
+    return None if device_type in ("cpu", "meta") else TorchAccelerator(device_type)
+
+
+def _event_of(device_type: str) -> Any:
+    def event(*, enable_timing: bool) -> Any:
+        return torch.Event(device=device_type, enable_timing=enable_timing)
+
+    return event
+
+
+def _called(module: Any, name: str) -> int | None:
+    function = getattr(module, name, None)
+    return None if function is None else int(function())
+
+
+# --- pairs of events, as around a span ---
+
+
+class EventPool:
+    """Events that are used again, and the times between pairs of them, once the device has come to both."""
+
+    def __init__(self, accelerator: Accelerator, notices: Notices) -> None:
+        self._accelerator, self._notices = accelerator, notices
+        self._free: list[Event] = []
+        self._pending: deque[tuple[Event, Event, Callable[[int | None], None]]] = deque()
+        self._lock = threading.RLock()  # a signal's handler may dump what the thread it stopped is reading
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def record(self) -> Event | None:
+        """An event behind what the device was given so far; None: it is not in use, captures a graph, or is too far
+        behind."""
+        if not self._accelerator.ready():
+            return None
+        if len(self._pending) >= MOST_PENDING:
+            self._notices.once(
+                "behind", f"the device is {MOST_PENDING} spans behind; the next ones have no time on the device"
+            )
+            return None
+        try:
+            event = self._free.pop()
+        except IndexError:
+            event = self._accelerator.event()
+        try:
+            event.record()
+        except RuntimeError:  # it was made on another device
+            event = self._accelerator.event()
+            event.record()
+        return event
+
+    def give_back(self, event: Event | None) -> None:
+        """One that is not read."""
+        if event is not None and len(self._free) < 2 * MOST_PENDING:
+            self._free.append(event)
+
+    def add(self, begin: Event, end: Event, then: Callable[[int | None], None]) -> None:
+        """Call `then` with the nanoseconds between two recorded events once the device has come to both; with None
+        where no clock measures them, or it does not come there before `finish`. Reads some of the pairs before."""
+        self._pending.append((begin, end, then))
+        self.read(_READ_AT_ONCE)
+
+    def read(self, most: int) -> bool:
+        """Read at most so many pairs that the device has come to the end of, in order. Whether none is left."""
+        if self._pending and self._lock.acquire(blocking=False):
+            try:
+                for _ in range(most):
+                    if not self._pending or not self._pending[0][1].query():
+                        break
+                    self._read(*self._pending.popleft())
+            finally:
+                self._lock.release()
+        return not self._pending
+
+    def finish(self, wait_s: float) -> None:
+        """Read all pairs, and wait for the device so long at most; what it has not come to then has no time."""
+        deadline = time.monotonic() + wait_s
+        while not self.read(len(self._pending)) and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+        with self._lock:
+            while self._pending:
+                _, _, then = self._pending.popleft()  # not used again: the device may still come to these events
+                then(None)
+
+    def _read(self, begin: Event, end: Event, then: Callable[[int | None], None]) -> None:
+        try:
+            device_ns = round(begin.elapsed_time(end) * 1e6)
+        except RuntimeError:  # events of two devices
+            device_ns = None
+        else:
+            self.give_back(begin)
+            self.give_back(end)
+        then(device_ns)
+
+
+# --- moments of a training loop ---
+
+Moment = tuple[int, Any]  # nanoseconds of the monotonic clock, and the event on the device if there is one
+
+
+class Mark:
+    """A point in time: on the host, and in the work of the device if it is in use."""
+
+    __slots__ = ("event", "host_s")
+
+    def __init__(self, host_s: float, event: Event | None) -> None:
+        self.host_s, self.event = host_s, event
+
+    @property
+    def reached(self) -> bool:
+        """The device has come to it."""
+        return self.event is None or self.event.query()
+
+
+class StepClock:
+    """Makes marks. A device's event says when the device came to it, however far ahead the host runs."""
+
+    def __init__(self, accelerator: Accelerator | None, *, host_clock: Callable[[], float] = time.perf_counter) -> None:
+        self._accelerator, self._host_clock = accelerator, host_clock
+
+    def mark(self) -> Mark:
+        """Now."""
+        accelerator = self._accelerator
+        if accelerator is None or not accelerator.ready():
+            return Mark(self._host_clock(), None)
+        event = accelerator.event()
+        event.record()
+        return Mark(self._host_clock(), event)
+
+
+def seconds_between(begin: Mark, end: Mark) -> float | None:
+    """Both have been reached. None where no clock measures it: it went backwards, or the device changed in between."""
+    if begin.event is not None and end.event is not None:
+        try:
+            seconds = begin.event.elapsed_time(end.event) / 1e3
+        except RuntimeError:  # events of two devices
+            return None
+    else:
+        seconds = end.host_s - begin.host_s
+    return seconds if seconds >= 0 else None

@@ -1,0 +1,616 @@
+"""The two files of a rank's spans: lines of text and JSON lines. Whose they are, where they lie, and how they are kept.
+
+A line is one unbuffered write: what a span has written is in the file whatever becomes of the process after that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import torch
+
+from profiler_wrapper.capture.rank import RunInfo
+from profiler_wrapper.capture.runinfo import run_info
+from profiler_wrapper.errors import Notices, WrongUse
+from profiler_wrapper.trace.run_directory import RUN_NAME_VARIABLE, given_directory, safe_name
+from profiler_wrapper.trace.spans import TimerFiles, claim_timer_files
+
+SCHEMA_VERSION = 1
+# How a JSON line ends whose time on the device is filled in later; it takes the place of null and the spaces.
+PENDING_END: Final = b'"device_ns":null            }\n'
+_ROOM_BYTES = len(b"null            ")
+_LONGEST_NAME = 512
+
+_LOCK_S = 2.0  # no thread waits longer for another to write: a training never hangs on its timer
+_KNOWN_LOOK_NS = 1_000_000_000  # between two looks whether the files are still there
+_LOOK_NS = _KNOWN_LOOK_NS // 16  # while the rank may still become known
+_CLOCK_NS = 60 * _KNOWN_LOOK_NS  # between two lines that say how the clocks stand
+_MOST_MOVED_BYTES = 1 << 28
+_RANK_VARIABLES = ("RANK", "SLURM_PROCID")
+
+
+# --- whose spans they are ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanPlace:
+    """What the user says of it.
+
+    Attributes:
+        output_dir: absolute.
+        rank, world_size, device_mesh: None: by the process group, the environment ...
+        coordinates: in the mesh, where there is no `device_mesh`; None: not known.
+    """
+
+    output_dir: Path
+    run_name: str | None = None
+    prefix: str = "profile"
+    rank: int | None = None
+    world_size: int | None = None
+    device_mesh: Any = None
+    coordinates: Mapping[str, int] | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Places with the same one have the same files."""
+        return self.output_dir, self.run_name, self.prefix, self.rank, self.world_size
+
+    @property
+    def given_name(self) -> str | None:
+        """The name of the run, where the user gives one."""
+        named = self.environment.get(RUN_NAME_VARIABLE) or self.run_name
+        return safe_name(named, self.prefix) if named else None
+
+    def claim(self, owner: Owner) -> TimerFiles:
+        """New files. Raises OSError: they cannot be made."""
+        return claim_timer_files(
+            self.output_dir,
+            rank=owner.info.rank,
+            world_size=owner.info.world_size,
+            run_name=self.run_name,
+            prefix=self.prefix,
+            worker=os.getpid() if owner.worker else None,
+            environment=self.environment,
+        )
+
+
+def checked_place(
+    *,
+    output_dir: Any,
+    run_name: Any,
+    prefix: Any,
+    rank: Any,
+    world_size: Any,
+    device_mesh: Any,
+) -> SpanPlace:
+    """What a user says of where spans go.
+
+    Raises:
+        WrongUse: a value means nothing.
+    """
+    for name, value in (("rank", rank), ("world_size", world_size)):
+        least = 1 if name == "world_size" else 0
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise WrongUse(f"{name}={value!r}: give a whole number, {least} or more.")
+    for name, value in (("run_name", run_name), ("prefix", prefix)):
+        if not (isinstance(value, str) and value) and not (name == "run_name" and value is None):
+            raise WrongUse(f"{name}={value!r}: give a text, the same on all ranks.")
+    return SpanPlace(
+        output_dir=given_directory(output_dir, "output_dir").absolute(),
+        run_name=run_name,
+        prefix=prefix,
+        rank=rank,
+        world_size=world_size,
+        device_mesh=device_mesh,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """This process within its job.
+
+    Attributes:
+        worker: it belongs to the rank and is none itself.
+        known: nothing that is found out later changes it.
+    """
+
+    info: RunInfo
+    worker: bool
+    known: bool
+
+    @property
+    def heads(self) -> tuple[bytes, bytes]:
+        """What each line of the text, and each JSON line, begins with."""
+        rank = self.info.rank
+        coordinates = "".join(f'"{name}":{place},' for name, place in self.info.coordinates.items())
+        return f"[RANK {rank}] ".encode(), f'{{"rank":{rank},{coordinates}'.encode()
+
+    @property
+    def files_key(self) -> tuple[int, int, bool]:
+        """Owners with the same one have the same files."""
+        return self.info.rank, self.info.world_size, self.worker
+
+    def header(self, files: TimerFiles, clock: Mapping[str, int]) -> bytes:
+        """The first of the JSON lines. `closing_line`: the last one of a log that is closed is a header, too."""
+        info = self.info
+        return _header_line(
+            schema_version=SCHEMA_VERSION,
+            rank=info.rank,
+            world_size=info.world_size,
+            coordinates=dict(info.coordinates),
+            host=socket.gethostname(),
+            run=files.root.name,
+            attempt=files.attempt,
+            pid=os.getpid(),
+            worker=self.worker,
+            device=info.device,
+            closing_line=True,
+            versions=dict(info.versions),
+            clock=dict(clock),
+        )
+
+
+def find_owner(place: SpanPlace, *, forked: bool = False) -> Owner:
+    """By what the user says, the process group, the environment. Asks no other process.
+
+    Args:
+        forked: the user said it to the process that this one was forked from.
+    """
+    info = run_info(
+        rank=place.rank,
+        device_mesh=place.device_mesh,
+        coordinates=place.coordinates,
+        environment=place.environment,
+        version=str(getattr(sys.modules.get("profiler_wrapper"), "__version__", "")),
+    )
+    world_size = max(place.world_size or info.world_size, info.rank + 1)
+    return Owner(
+        replace(info, world_size=world_size),
+        worker=_is_worker(has_rank=place.rank is not None and not forked, environment=place.environment),
+        known=has_process_group(),
+    )
+
+
+_forked = False  # since this module was imported
+_group_of_parent = False  # a process group that the fork brought along
+
+
+def has_process_group() -> bool:
+    """This process, and not the one that it was forked from, has joined a process group."""
+    distributed = torch.distributed
+    return not _group_of_parent and distributed.is_available() and distributed.is_initialized()
+
+
+def _is_worker(*, has_rank: bool, environment: Mapping[str, str]) -> bool:
+    """It was started by multiprocessing or forked, as to load data, and has neither a rank of its own nor a group."""
+    data = sys.modules.get("torch.utils.data")
+    if data is not None and data.get_worker_info() is not None:
+        return True
+    if has_rank or (not _forked and multiprocessing.parent_process() is None) or has_process_group():
+        return False
+    try:
+        inherited = _inherited()
+    except OSError:
+        return True
+    # A rank in the environment that is not what the program was started with: whoever launched this put it there.
+    return not any(
+        name in environment and f"{name}={environment[name]}".encode("utf-8", "surrogateescape") not in inherited
+        for name in _RANK_VARIABLES
+    )
+
+
+def _inherited() -> list[bytes]:
+    """The environment that this program was started with. Raises OSError where the system does not show it."""
+    return Path("/proc/self/environ").read_bytes().split(b"\0")
+
+
+# --- lines ---
+
+
+def text_name(name: str) -> bytes:
+    """As the text log has it: one line, whatever the name holds."""
+    clean = name if name.isprintable() else "".join(letter if letter.isprintable() else " " for letter in name)
+    return clean[:_LONGEST_NAME].encode("utf-8", "replace") or b"(no name)"
+
+
+def json_name(name: str) -> bytes:
+    """As the JSON lines have it."""
+    return msgspec.json.encode(name[:_LONGEST_NAME].encode("utf-8", "replace").decode())
+
+
+def text_line(head: bytes, name: bytes, start_ns: int, end_ns: int, device_ns: int | None = None) -> bytes:
+    """A line of the text log. Times are nanoseconds since 1970."""
+    start, end, lasted = start_ns // 1000, end_ns // 1000, (end_ns - start_ns) // 1000
+    return b"%b%b, start=%d.%06d, end=%d.%06d, cpu_dur=%d.%06ds, cuda_dur=%b" % (
+        head,
+        name,
+        start // 1_000_000,
+        start % 1_000_000,
+        end // 1_000_000,
+        end % 1_000_000,
+        lasted // 1_000_000,
+        lasted % 1_000_000,
+        b"nanms\n" if device_ns is None else b"%.3fms\n" % (device_ns / 1e6),
+    )
+
+
+def _header_line(**fields: Any) -> bytes:
+    """A JSON line that is no span."""
+    return msgspec.json.encode({"header": fields}) + b"\n"
+
+
+def _with_head(lines: bytes, old: bytes, new: bytes) -> bytes:
+    """Lines that began otherwise; the header they had is left out."""
+    return b"".join(
+        new + line[len(old) :] if line.startswith(old) else line
+        for line in lines.splitlines(keepends=True)
+        if b'"schema_version"' not in line[:40]
+    )
+
+
+def clock_offset_ns() -> int:
+    """What `time.perf_counter_ns` is behind `time.time_ns`, by the closest two of several readings."""
+    readings = []
+    for _ in range(5):
+        before = time.perf_counter_ns()
+        wall = time.time_ns()
+        after = time.perf_counter_ns()
+        readings.append((after - before, wall - (before + after) // 2))
+    return min(readings)[1]
+
+
+def clock_reading(offset_ns: int) -> dict[str, int]:
+    """How the clocks stand now.
+
+    Returns:
+        time_ns: the wall clock, which may have been set. monotonic_ns: the monotonic one. start_ns: what a span that
+        began now says.
+    """
+    monotonic_ns = time.perf_counter_ns()
+    return {"time_ns": time.time_ns(), "monotonic_ns": monotonic_ns, "start_ns": monotonic_ns + offset_ns}
+
+
+class LineFile:
+    """Appends lines to a file that is there; each is one system call, or none of it is in the file."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self._end = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close
+        self._inside = open(path, "r+b", buffering=0)  # noqa: SIM115
+        self._write = self._end.write
+
+    def append(self, data: bytes) -> None:
+        """Raises OSError, ValueError: nothing of it was written."""
+        written = self._write(data)
+        if written != len(data):  # the disk is full
+            begin = self._end.tell() - written
+            try:
+                while written < len(data):
+                    written += self._write(data[written:])
+            except OSError:
+                self._end.truncate(begin)
+                raise
+
+    def tell(self) -> int:
+        """Where the last line ends."""
+        return self._end.tell()
+
+    def size_bytes(self) -> int:
+        return os.fstat(self._end.fileno()).st_size
+
+    def replace(self, place: int, old: bytes, new: bytes) -> None:
+        """Put bytes in the place of as many that must be there; where they are not, nothing. Raises OSError."""
+        if hasattr(os, "pread"):  # half the system calls
+            descriptor = self._inside.fileno()
+            if os.pread(descriptor, len(old), place) == old:
+                os.pwrite(descriptor, new, place)
+            return
+        self._inside.seek(place)
+        if self._inside.read(len(old)) == old:
+            self._inside.seek(place)
+            self._inside.write(new)
+
+    def read(self) -> bytes:
+        """All lines. Raises OSError."""
+        self._inside.seek(0)
+        return self._inside.readall()
+
+    def check(self) -> None:
+        """Raises OSError: somebody removed it."""
+        if os.fstat(self._end.fileno()).st_nlink == 0:
+            raise FileNotFoundError("it was removed")
+
+    def close(self) -> None:
+        self._end.close()
+        self._inside.close()
+
+
+# --- the log ---
+
+_logs: weakref.WeakValueDictionary[tuple[Any, ...], SpanLog] = weakref.WeakValueDictionary()
+
+
+def span_log(place: SpanPlace, notices: Notices) -> SpanLog:
+    """The log of that place: all timers of a process with one place share it, and none of two writes over the other."""
+    log = _logs.get(place.key)
+    if log is None or log.closed:
+        log = _logs[place.key] = SpanLog(place, notices)
+    elif place.coordinates is not None and log.place.coordinates is None and log.place.device_mesh is None:
+        log.set_place(replace(log.place, coordinates=place.coordinates))
+    return log
+
+
+class SpanLog:
+    """The files of one rank: found when the first line is written, moved when the rank becomes known.
+
+    Any thread may write, also in a signal's handler or while garbage is collected. What cannot be written is counted,
+    and one warning says so.
+
+    Attributes:
+        offset_ns: what the monotonic clock is behind the time since 1970. It does not change when the wall clock is
+            set, so that no duration does; lines of the log say how far the two have come apart.
+        heads: what a line of text, and a JSON line, begins with.
+        look_at: when by the monotonic clock `look` is due.
+        owner: None: there are no files yet.
+        users: timers that write here.
+        lost: lines that could not be written.
+    """
+
+    def __init__(self, place: SpanPlace, notices: Notices) -> None:
+        self.place, self._notices = place, notices
+        self.users = 0
+        self._reset()
+
+    def _reset(self, *, forked: bool = False) -> None:
+        """As it is before the first line."""
+        self._forked = forked
+        self._lock = threading.RLock()
+        self._text: LineFile | None = None
+        self._lines: LineFile | None = None
+        self._files: TimerFiles | None = None
+        self._opening = False
+        self.closed = False
+        self.owner: Owner | None = None
+        self.offset_ns = clock_offset_ns()
+        self.look_at = self._clock_at = 0
+        self.heads = (b"", b"")
+        self.lost = self._reported_lost = 0
+
+    def set_place(self, place: SpanPlace) -> None:
+        """More is known of whose spans they are; the run is the same."""
+        self.place = place
+        _logs[place.key] = self
+        if self.owner is not None:
+            self._become(find_owner(place, forked=self._forked))
+
+    def after_fork(self) -> None:
+        """In the child: the files are the parent's."""
+        files = (self._text, self._lines)
+        self._reset(forked=True)
+        for file in files:
+            if file is not None:
+                file.close()
+
+    def write(
+        self, text: bytes, line: bytes, heads: tuple[bytes, bytes] | None = None, *, pending: bool = False
+    ) -> int:
+        """Write lines of text and JSON lines.
+
+        Args:
+            heads: what they begin with; another thread may have opened or moved the files since it was read.
+            pending: the device's time is filled in later.
+
+        Returns: where the JSON line ends in its file, if it is pending; 0: it was not written.
+        """
+        if not self._lock.acquire(True, _LOCK_S):
+            self.lost += 1
+            return 0
+        try:
+            if self._text is None or self._lines is None:  # a signal's handler, while this thread opens the files
+                self.lost += 1
+                return 0
+            if heads is not None and heads is not self.heads:
+                text, line = (_with_head(*one) for one in zip((text, line), heads, self.heads, strict=True))
+            if text:
+                self._text.append(text)
+            if line:
+                self._lines.append(line)
+            return self._lines.tell() if pending else 0
+        except (OSError, ValueError) as error:
+            failure = error
+        finally:
+            self._lock.release()
+        self._lose(failure)
+        return 0
+
+    def fill_in(self, end: int, line: bytes, device_ns: int) -> None:
+        """The device's time of a JSON line that ends there with `line`, itself with `PENDING_END`.
+
+        Not in a line that is elsewhere now: the files were moved, or somebody cut them.
+        """
+        time_begin = len(line) - _ROOM_BYTES - len(b"}\n")
+        filled = line[:time_begin] + b"%-*d}\n" % (_ROOM_BYTES, device_ns)
+        with self._locked(), contextlib.suppress(OSError, ValueError):
+            if self._lines is not None and end >= len(line):
+                self._lines.replace(end - len(line), line, filled)
+
+    def add_header(self, **fields: Any) -> None:
+        """A JSON line that is no span, and has the one key that the first line has."""
+        self.write(b"", _header_line(**fields))
+
+    def number_lines(self, step: int) -> None:
+        """All spans so far that have no step belong to that one."""
+        old, new = b'"step":null,"name":', b'"step":%4d,"name":' % step
+        lines = self._lines
+        if lines is None or len(old) != len(new):
+            return
+        with self._locked(), contextlib.suppress(OSError):
+            if lines.size_bytes() <= _MOST_MOVED_BYTES:
+                before = lines.read()
+                lines.replace(0, before, before.replace(old, new))
+
+    def look(self, now: int) -> None:
+        """Open the files, the first time; later see whether the rank has become known and the files are still there.
+
+        Raises:
+            OSError: the files cannot be made.
+        """
+        if self._opening:  # by the thread itself, further out
+            return
+        first = self.owner is None
+        if first or (not self.owner.known and has_process_group()):  # type: ignore[union-attr]
+            self._become(find_owner(self.place, forked=self._forked))
+        self.look_at = now + (_KNOWN_LOOK_NS if self.owner is not None and self.owner.known else _LOOK_NS)
+        if first:
+            return
+        try:
+            for file in (self._text, self._lines):
+                if file is not None:
+                    file.check()
+        except (OSError, ValueError) as error:
+            self._lose(error, lines=0)
+        if now >= self._clock_at:
+            self._write_clock()
+
+    def flush(self) -> Path | None:
+        """Write what is left to say of the whole. The text's path; None: there is none."""
+        if self._files is None:
+            return None
+        self.look(time.perf_counter_ns())
+        self._warn_renamed()
+        self._write_clock()
+        if self.lost > self._reported_lost:
+            self._reported_lost = self.lost
+            self.add_header(lost_lines=self.lost)
+        return self._files.text
+
+    def close(self) -> None:
+        """Flush, and let go of the files."""
+        if self.closed:
+            return
+        self.flush()
+        self.closed = True
+        with self._locked():
+            for file in (self._text, self._lines):
+                if file is not None:
+                    file.close()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        held = self._lock.acquire(timeout=_LOCK_S)
+        try:
+            yield
+        finally:
+            if held:
+                self._lock.release()
+
+    def _lose(self, error: Exception, *, lines: int = 1) -> None:
+        self.lost += lines
+        if self.closed:  # the process is ending
+            return
+        where = self.place.output_dir if self._files is None else self._files.text
+        self._notices.once("lost", f"the timer loses spans: {where}: {error}; training goes on")
+
+    def _become(self, owner: Owner) -> None:
+        """The owner is known, or better known: its lines go where they belong."""
+        problem: OSError | None = None
+        too_large = False
+        with self._locked():
+            before = self.owner
+            if before is None or self._text is None or self._lines is None or self._files is None:
+                if not self._opening:
+                    self._open(owner)
+            elif before.files_key == owner.files_key:
+                self.owner = owner
+                if owner.heads != before.heads:
+                    self.heads = owner.heads
+                    with contextlib.suppress(OSError):
+                        self._lines.append(owner.header(self._files, clock_reading(self.offset_ns)))
+            elif self._text.size_bytes() + self._lines.size_bytes() > _MOST_MOVED_BYTES:
+                self.owner, too_large = owner, True
+            else:
+                problem = self._move(owner, before.heads, self._text, self._lines, self._files)
+        if before is not None and too_large and self._files is not None:
+            self._notices.once(
+                "moved", f"{self._files.text} stays where it is, and says rank {before.info.rank}: it is large"
+            )
+        if problem is not None:
+            self._lose(problem, lines=0)
+        if owner.known:
+            self._warn_renamed()
+
+    def _open(self, owner: Owner) -> None:
+        """New files, with their header."""
+        self._opening = True
+        try:
+            files = self.place.claim(owner)
+            text, lines = LineFile(files.text), LineFile(files.lines)
+            self._clock_at = time.perf_counter_ns() + _CLOCK_NS
+            try:
+                lines.append(owner.header(files, clock_reading(self.offset_ns)))
+            except OSError as error:
+                self._lose(error)
+            self._files, self._text, self._lines, self.heads = files, text, lines, owner.heads
+            self.owner = owner
+        finally:
+            self._opening = False
+
+    def _move(
+        self, owner: Owner, heads: tuple[bytes, bytes], text: LineFile, lines: LineFile, files: TimerFiles
+    ) -> OSError | None:
+        """The lines so far go to new files. What made that impossible: then they stay where they are."""
+        try:
+            self._open(owner)
+            assert self._text is not None and self._lines is not None
+            # read only now, so that what a signal's handler wrote meanwhile is among it
+            self._text.append(_with_head(text.read(), heads[0], owner.heads[0]))
+            self._lines.append(_with_head(lines.read(), heads[1], owner.heads[1]))
+        except OSError as error:
+            if self._files is not files and self._files is not None:
+                self._files.remove()
+            self.owner, self._text, self._lines, self._files, self.heads = owner, text, lines, files, heads
+            return error
+        text.close()
+        lines.close()
+        files.remove()
+        return None
+
+    def _warn_renamed(self) -> None:
+        """Of a run that goes elsewhere than the user said, as its name is taken. One rank says it, once it is known
+        to be that: until there is a process group, each process may take itself for rank 0."""
+        named, files, owner = self.place.given_name, self._files, self.owner
+        if named is None or files is None or owner is None or owner.info.rank or owner.worker:
+            return
+        if files.root.name != named:
+            where, taken = files.root, files.root.with_name(named)
+            self._notices.once("renamed", f"the timer writes to {where}: {taken} holds another run of that name")
+
+    def _write_clock(self) -> None:
+        self._clock_at = time.perf_counter_ns() + _CLOCK_NS
+        self.add_header(clock=clock_reading(self.offset_ns))
+
+
+def _after_fork() -> None:
+    global _forked, _group_of_parent
+    _forked = True
+    distributed = torch.distributed
+    _group_of_parent = distributed.is_available() and distributed.is_initialized()
+    for log in list(_logs.values()):
+        log.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,460 @@
+"""Spans of a timer: which have begun on each thread, the step they belong to, and the lines they are written as."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import multiprocessing
+import multiprocessing.util
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, Final
+
+import msgspec
+
+from profiler_wrapper.capture.scopes import keep_dynamo_off
+from profiler_wrapper.errors import Notices
+from profiler_wrapper.timer.device_events import Accelerator, Event, EventPool, find_accelerator
+from profiler_wrapper.timer.log import PENDING_END, SpanPlace, json_name, span_log, text_line, text_name
+from profiler_wrapper.trace.spans import KINDS, kind_of_span
+
+_ABOUT: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "kind": str,
+    "layer": str,
+    "group": str,
+    "microbatch": int,
+    "bytes": int,
+    "step": int,
+}
+_ABOUT_IN_ORDER: Final = ("layer", "microbatch", "group", "bytes")  # as JSON lines have it
+_MOST_OPEN = 1000  # spans within one another
+_MOST_SEQUENCES = 10_000  # names of communication in a step
+_SHORTEST_PAUSE_NS = 100_000  # of a pause for garbage that is a span; there are thousands of shorter ones a second
+_WAIT_S = 10.0  # for the device, when everything is written
+_NOTHING: Final[Mapping[str, Any]] = {}
+
+
+class Label:
+    """What the lines of all spans of a name have in common.
+
+    Attributes:
+        text: the name in the text log.
+        json: name, kind and what else is said of the span.
+        as_parent: the name in the JSON lines of spans within it.
+    """
+
+    __slots__ = ("as_parent", "is_communication", "is_step", "json", "name", "text")
+
+    def __init__(self, name: str, about: Mapping[str, Any] = _NOTHING) -> None:
+        kind = str(about.get("kind") or kind_of_span(name))
+        fields = {"kind": kind, **{key: about[key] for key in _ABOUT_IN_ORDER if about.get(key) is not None}}
+        self.name, self.text, self.as_parent = name, text_name(name), json_name(name)
+        self.json = b'"name":%b,%b,' % (self.as_parent, msgspec.json.encode(fields)[1:-1])
+        self.is_step, self.is_communication = kind == "step", kind == "communication"
+
+
+_label = functools.lru_cache(maxsize=4096)(Label)
+
+
+class OpenSpan:
+    """A span that has begun.
+
+    Attributes:
+        around: the one that it began in; None of the bottom of a stack, which is no span.
+        event: on the device, at its begin.
+        surely_ends: whoever began it ends it whatever happens, as a block does.
+        about: what is said of it by itself.
+        thread: its number, as the system has it; None: of one that has begun no span.
+        waiting_ns: communication within it; None: there was none.
+    """
+
+    __slots__ = (
+        "about",
+        "around",
+        "begin_ns",
+        "depth",
+        "depth_within",
+        "event",
+        "label",
+        "surely_ends",
+        "thread",
+        "waiting_ns",
+    )
+
+    def __init__(self, label: Label, around: OpenSpan | None, surely_ends: bool, about: Mapping[str, Any]) -> None:
+        self.label, self.around, self.surely_ends, self.about = label, around, surely_ends, about
+        self.waiting_ns: int | None = None
+        self.event: Event | None = None
+        self.begin_ns = 0
+        if around is None:
+            self.depth = self.depth_within = 0
+            self.thread: int | None = None
+        else:
+            depth = self.depth = around.depth_within
+            self.depth_within = depth if label.is_step else depth + 1
+            self.thread = around.thread
+
+
+class Stack(list[OpenSpan]):
+    """The open spans of one thread, above one that is none.
+
+    Attributes:
+        step_begin_ns: of the step in which its last span began.
+        left_open: there are spans of steps before, that nobody is sure to end.
+    """
+
+    __slots__ = ("__weakref__", "left_open", "step_begin_ns")
+
+    def __init__(self) -> None:
+        self.step_begin_ns: int | None = None
+        self.left_open = False
+        bottom = OpenSpan(_label(""), None, True, _NOTHING)
+        bottom.thread = threading.get_native_id()
+        super().__init__([bottom])
+
+    def take(self, wanted: Any) -> OpenSpan | None:
+        """Remove the innermost span of that name, or exactly that one, or any; None: it is not here."""
+        name = str(wanted)
+        for span in reversed(self[1:]):
+            if span is wanted or span.label.name == name or wanted is None:
+                return self.remove_span(span)
+        return None
+
+    def remove_span(self, wanted: OpenSpan) -> OpenSpan | None:
+        """Exactly that one; None: another thread was quicker."""
+        for place in range(len(self) - 1, 0, -1):
+            if self[place] is wanted:
+                del self[place]
+                return wanted
+        return None
+
+
+class _Local(threading.local):
+    stack: Stack | None = None
+
+
+class SpanRecorder:
+    """The spans of a timer. Times are of the monotonic clock (`time.perf_counter_ns`).
+
+    Attributes:
+        log: where spans are written.
+        here: `here.stack` is this thread's.
+        events: None without an accelerator.
+    """
+
+    def __init__(self, place: SpanPlace, notices: Notices, *, device: Any, watch_garbage: bool) -> None:
+        self._notices, self._device, self._watch_garbage = notices, device, watch_garbage
+        self.log = span_log(place, notices)
+        self.log.users += 1
+        self._garbage: GarbageSpans | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.here = _Local()
+        self._stacks: dict[int, weakref.ref[Stack]] = {}
+        self.events: EventPool | None = None
+        self._prepared = False
+        self._steps_begun = False
+        self._number: int | None = None  # of the step
+        self._step = b"null"  # as JSON lines have it
+        self._step_begin_ns: int | None = None
+        self._sequences: tuple[bytes, dict[Any, itertools.count[int]]] = (b"", {})
+
+    def after_fork(self) -> None:
+        """In the child: the parent's spans are not its own, and it has no device."""
+        self._reset()
+
+    # --- begin and end ---
+
+    def start(self, name: str, surely_ends: bool, about: Mapping[str, Any]) -> OpenSpan:
+        """A span begins within the innermost of this thread."""
+        stack = self.here.stack or self._new_stack()
+        if stack.step_begin_ns != self._step_begin_ns:
+            stack.step_begin_ns = self._step_begin_ns
+            stack.left_open = any(not span.surely_ends for span in stack)
+        if stack.left_open or len(stack) > _MOST_OPEN:
+            self._drop_left_open(stack, name)
+        if about:
+            about = self._checked(about)
+            label = Label(name, about)
+        else:
+            label = _label(name)
+        if label.is_step and not self._steps_begun and about.get("step") is None:
+            self._set_step(0 if self._number is None else self._number + 1)
+        span = OpenSpan(label, stack[-1], surely_ends, about)
+        if self.events is not None:
+            span.event = self.events.record()
+        stack.append(span)
+        span.begin_ns = perf_counter_ns()
+        return span
+
+    def stop(self, wanted: Any, end_ns: int) -> None:
+        """A span ends: the innermost, if it is that one or has that name; else wherever it was begun."""
+        stack = self.here.stack or self._new_stack()
+        span: OpenSpan | None = stack.pop()
+        if span is not None and (not stack or (span is not wanted and span.label.name != wanted)):
+            stack.append(span)
+            span = stack.take(wanted) or (None if wanted is None else self._take_elsewhere(wanted))
+        if span is None:
+            called = repr(wanted.label.name if isinstance(wanted, OpenSpan) else wanted)[:200]
+            self._notices.once("stop", f"the timer was to stop {called}, which it was not told to start")
+        else:
+            self._end(span, end_ns)
+
+    def stop_within(self, around: OpenSpan) -> None:
+        """End all spans that this thread began within one and nobody is sure to end: an exception has ended them."""
+        end_ns = perf_counter_ns()
+        stack = self.here.stack
+        if stack is not None and around in stack:
+            for span in reversed(stack[stack.index(around) + 1 :]):
+                if not span.surely_ends and stack.remove_span(span):
+                    self._end(span, end_ns)
+
+    def step(self, number: int | None) -> None:
+        """A step begins; the one before, if one was begun, ends."""
+        now = perf_counter_ns()
+        if not self._steps_begun and number is None and self._step_begin_ns is not None:
+            self._set_step(0)  # all there was so far belongs to it
+            self.log.number_lines(0)
+        self._steps_begun = True
+        if self._number is not None and self._step_begin_ns is not None:
+            stack = self.here.stack
+            self._write("step", self._step_begin_ns, now, within=None if stack is None else stack[0])
+        self._step_begin_ns = now
+        self._set_step(number if number is not None else 0 if self._number is None else self._number + 1)
+
+    def watch_garbage(self) -> None:
+        """The pauses of the garbage collector are spans from now on."""
+        if self._garbage is None:
+            self._garbage = GarbageSpans(weakref.WeakMethod(self._pause))
+            self._garbage.install()
+
+    def dump(self) -> Path | None:
+        """Write everything; the path of the text, None: there is none. Waits for the device."""
+        if self.events is not None:
+            self.events.finish(_WAIT_S)
+        if self._garbage is not None and self._garbage.short and self.log.owner is not None:
+            self.log.add_header(short_gc={"count": self._garbage.short, "duration_ns": self._garbage.short_ns})
+        return self.log.flush()
+
+    def finish(self) -> None:
+        """Write everything, and let go of the files if nobody else writes them."""
+        if self._garbage is not None:
+            self._garbage.remove()
+        error = _ended_by()
+        if error is not None and self.log.owner is not None:
+            self.log.add_header(ended_by=error)
+        self.dump()
+        self.log.users -= 1
+        if self.log.users <= 0:
+            self.log.close()
+
+    # --- what is open ---
+
+    def _new_stack(self) -> Stack:
+        """For this thread, which begins its first span."""
+        if not self._prepared:
+            self._prepared = True
+            self._prepare()
+        if self._step_begin_ns is None:
+            self._step_begin_ns = perf_counter_ns()
+        stack = self.here.stack = Stack()
+        for key in [key for key, reference in list(self._stacks.items()) if reference() is None]:
+            self._stacks.pop(key, None)
+        self._stacks[id(stack)] = weakref.ref(stack)
+        return stack
+
+    def _prepare(self) -> None:
+        try:
+            accelerator: Accelerator | None = find_accelerator(self._device)
+        except Exception as error:
+            accelerator = None
+            self._notices.once("device", f"the timer tells no times on the device: {type(error).__name__}: {error}")
+        if accelerator is not None:
+            self.events = EventPool(accelerator, self._notices)
+        if self._watch_garbage:
+            self.watch_garbage()
+        if multiprocessing.parent_process() is not None:  # such a process ends without the functions of atexit
+            multiprocessing.util.Finalize(None, _dump, (weakref.ref(self),), exitpriority=10)
+
+    def _take_elsewhere(self, wanted: Any) -> OpenSpan | None:
+        """Remove the span of that name that was begun last on another thread, or exactly that one."""
+        mine, name = self.here.stack, str(wanted)
+        stacks = [stack for reference in list(self._stacks.values()) if (stack := reference()) is not None]
+        found = [
+            (span.begin_ns, number, span)
+            for number, stack in enumerate(stacks)
+            if stack is not mine
+            for span in stack[1:]
+            if span is wanted or span.label.name == name
+        ]
+        if not found:
+            return None
+        _, number, span = max(found, key=lambda one: one[:2])
+        return stacks[number].remove_span(span)
+
+    def _drop_left_open(self, stack: Stack, name: str) -> None:
+        """Forget spans that nobody stopped: of that name and a step before, or all where there are too many."""
+        if len(stack) > _MOST_OPEN:
+            self._notices.once(
+                "open",
+                f"{_MOST_OPEN} timed spans are open, {name!r} among them; those that nobody stopped are left out",
+            )
+            dropped = stack[1:]
+        else:
+            begin_ns = self._step_begin_ns or 0
+            dropped = [s for s in stack[1:] if s.label.name == name and not s.surely_ends and s.begin_ns < begin_ns]
+        for span in dropped:
+            self._notices.once("open", f"the timed span {name!r} was begun and never stopped; it is left out")
+            if stack.remove_span(span) and self.events is not None:
+                self.events.give_back(span.event)
+
+    def _checked(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """What is said of a span as the columns of the table have it; what means nothing there is left out."""
+        checked: dict[str, Any] = {}
+        for name, value in about.items():
+            kind = _ABOUT.get(name)
+            try:
+                if value is not None and kind is not None:
+                    checked[name] = kind(value)
+            except (TypeError, ValueError, OverflowError):
+                kind = None
+            if kind is None or (name == "kind" and value is not None and value not in KINDS):
+                checked.pop(name, None)
+                self._notices.once("about", f"the timer leaves out {name}={value!r:.100}: it means nothing of a span")
+        return checked
+
+    def _set_step(self, number: int) -> None:
+        self._number = number
+        self._step = b"%d" % number
+
+    # --- what is written ---
+
+    def _end(self, span: OpenSpan, end_ns: int) -> None:
+        """Write a pair of lines; with events the line of text comes when the device's time is known.
+
+        Raises:
+            OSError: the files cannot be made.
+        """
+        log, label, around, events, waiting_ns = self.log, span.label, span.around, self.events, span.waiting_ns
+        if end_ns >= log.look_at:
+            log.look(end_ns)
+        step = self._step if "step" not in span.about else b"%d" % span.about["step"]
+        more = b""
+        if label.is_communication:
+            more = b'"sequence":%d,' % self._next_sequence(step, (label.name, span.about.get("group")))
+            waiting_ns = end_ns - span.begin_ns
+        elif waiting_ns is not None:
+            more = b'"waiting_ns":%d,' % waiting_ns
+        if waiting_ns is not None and around is not None:
+            around.waiting_ns = (around.waiting_ns or 0) + waiting_ns
+        heads = log.heads
+        begin, end = span.begin_ns + log.offset_ns, end_ns + log.offset_ns
+        json_head = b'%b"step":%b,' % (heads[1], step)
+        line = b'%b"start_ns":%d,"duration_ns":%d,"depth":%d,"parent":%b,%b%b' % (
+            label.json,
+            begin,
+            end - begin,
+            span.depth,
+            b"null" if around is None or around.around is None else around.label.as_parent,
+            b"" if span.thread is None else b'"thread":%d,' % span.thread,
+            more,
+        )
+        last = None if span.event is None or events is None else events.record()
+        if events is None or span.event is None or last is None:
+            text = text_line(heads[0], label.text, begin, end)
+            log.write(text, b'%b%b"device_ns":null}\n' % (json_head, line), heads)
+            if events is not None:
+                events.give_back(span.event)
+            return
+        line += PENDING_END
+        line_end = log.write(b"", json_head + line, heads, pending=True)
+
+        def write_device_time(device_ns: int | None) -> None:
+            if device_ns is not None:
+                log.fill_in(line_end, line, device_ns)
+            log.write(text_line(heads[0], label.text, begin, end, device_ns), b"", heads)
+
+        events.add(span.event, last, write_device_time)
+
+    def _write(self, name: str, begin_ns: int, end_ns: int, *, within: OpenSpan | None) -> None:
+        """A span that nobody began, as a step."""
+        span = OpenSpan(_label(name), within, True, _NOTHING)
+        span.begin_ns = begin_ns
+        self._end(span, end_ns)
+
+    def _next_sequence(self, step: bytes, name: object) -> int:
+        """How often that communication has come in the step, from 0."""
+        of_step, counts = self._sequences
+        if step != of_step or len(counts) > _MOST_SEQUENCES:
+            counts = {}
+            self._sequences = (step, counts)
+        count = counts.get(name)
+        if count is None:
+            count = counts.setdefault(name, itertools.count())
+        return next(count)
+
+    def _pause(self, begin_ns: int, end_ns: int) -> None:
+        """A pause of the garbage collector, on this thread."""
+        if self.log.owner is None:  # there are no files yet, or this thread is just making them
+            return
+        stack = self.here.stack
+        self._write("gc", begin_ns, end_ns, within=None if stack is None else stack[-1])
+
+
+class GarbageSpans:
+    """The pauses in which Python collects garbage: calls `long_pause()(begin_ns, end_ns)` after each long one, on the
+    thread that had it, and counts the others.
+
+    Attributes:
+        short, short_ns: how many pauses were short, and how long they took in all.
+    """
+
+    def __init__(self, long_pause: weakref.WeakMethod[Callable[[int, int], None]]) -> None:
+        self._long_pause = long_pause
+        self._begin_ns = 0
+        self.short = self.short_ns = 0
+
+    def install(self) -> None:
+        """From now on. Again: nothing more."""
+        if self._heard not in gc.callbacks:
+            gc.callbacks.append(self._heard)
+
+    def remove(self) -> None:
+        """No longer."""
+        if self._heard in gc.callbacks:
+            gc.callbacks.remove(self._heard)
+
+    def _heard(self, phase: str, info: dict[str, Any]) -> None:
+        now = perf_counter_ns()
+        if phase == "start":
+            self._begin_ns = now
+        elif now - self._begin_ns < _SHORTEST_PAUSE_NS:
+            self.short += 1
+            self.short_ns += now - self._begin_ns
+        elif self._begin_ns:
+            long_pause = self._long_pause()
+            if long_pause is not None:
+                long_pause(self._begin_ns, now)
+
+
+keep_dynamo_off(GarbageSpans._heard, and_below=True)  # it may be called in the midst of a function that is compiled
+
+
+def _ended_by() -> str | None:
+    """The error that ends this program; None: it ends well, or people type at it."""
+    if hasattr(sys, "ps1") or sys.flags.interactive or "IPython" in sys.modules:
+        return None
+    error = getattr(sys, "last_type", None)  # of what nobody caught
+    return error.__name__ if isinstance(error, type) else None
+
+
+def _dump(recorder: weakref.ref[SpanRecorder]) -> None:
+    there = recorder()
+    if there is not None:
+        there.dump()

@@ -1,0 +1,328 @@
+"""`Timer` and `global_timer`: how long named parts of a program take, on the CPU and the device, in a file per rank."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter_ns
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+
+from torch.compiler import is_dynamo_compiling
+
+from profiler_wrapper.capture.post_import import is_off
+from profiler_wrapper.errors import Notices, WrongUse
+from profiler_wrapper.timer.log import checked_place
+from profiler_wrapper.timer.spans import OpenSpan, SpanRecorder
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_timers: weakref.WeakSet[Timer] = weakref.WeakSet()
+
+
+class About(TypedDict, total=False):
+    """What may be said of a span beside its name."""
+
+    kind: str
+    layer: str
+    microbatch: int
+    group: str
+    bytes: int
+    step: int
+
+
+class Timer:
+    """How long named parts of a program take, written down as they end.
+
+        timer.start("forward"); ...; timer.stop("forward")
+        with timer("backward"): ...
+        @timer("load")                                   # or @timer.timed("load")
+        def load(): ...
+        timer.step()                                     # a step ends, and the next begins
+        timer.dump()
+
+    Spans nest, also within others of their name, and on every thread by themselves. Where the program uses an
+    accelerator each has, beside the CPU's time, the time between two events on the current stream, which is read when
+    the device has come to them: nothing here waits for the device but `dump`, for some seconds at most.
+
+    Each span is a line of `<run>/timers/timer_rank<k>.log` and one of `timer_rank<k>.jsonl` as soon as it ends, so a
+    process that is killed loses its last one at most; on an accelerator the line of text comes when the device's time
+    is known. The rank is that which is told, else
+    the device mesh's, the process group's, torchrun's, SLURM's; files that were begun before it was known are moved
+    to where they belong. A process that a rank forked or spawned without giving it a rank, as to load data, writes
+    `worker<pid>_of_rank<k>` beside them. Timers of one process with the same arguments share their files.
+
+    Words in a name tell the kind of a span, by which `ranks` compares: "load", "data", "get_batch" are data; "forward",
+    "fwd", "loss"; "backward", "bwd"; "all_reduce", "broadcast", "barrier" ... communication; "optimizer", "opt",
+    "zero_grad"; "recompute", "gc", "checkpoint". `kind=` says it otherwise. Other names are "other", and listed by
+    themselves.
+
+    A failure is one warning, and nothing is ever raised but for wrong arguments here. `PROFILER_WRAPPER=off` in the
+    environment turns it off. In what `torch.compile` compiles there are no spans, and the graphs are what they are
+    without them: time the call of the compiled function.
+
+    Args:
+        output_dir: where the run's directory is.
+        run_name: its name; by default PROFILER_WRAPPER_RUN, the job's id, or the time.
+        prefix: what a name by the job or the time begins with.
+        rank, world_size, device_mesh: where the process group and the environment don't tell.
+        device: "cpu": no events; by default the accelerator that torch finds.
+        gc: the pauses of the garbage collector from 0.1 ms on are spans, too.
+
+    Raises:
+        WrongUse: an argument has a value that means nothing.
+    """
+
+    def __init__(
+        self,
+        output_dir: str | os.PathLike[str] = "outputs",
+        *,
+        run_name: str | None = None,
+        prefix: str = "profile",
+        rank: int | None = None,
+        world_size: int | None = None,
+        device_mesh: Any = None,
+        device: Any = None,
+        gc: bool = False,
+    ) -> None:
+        if not isinstance(gc, bool):
+            raise WrongUse(f"gc={gc!r}: give True or False.")
+        self._told: dict[str, Any] = {
+            "output_dir": output_dir,
+            "run_name": run_name,
+            "prefix": prefix,
+            "rank": rank,
+            "world_size": world_size,
+            "device_mesh": device_mesh,
+            "device": device,
+            "gc": gc,
+        }
+        self._notices = Notices()
+        self._off = is_off()
+        self._use()
+        _timers.add(self)
+
+    def _use(self) -> None:
+        told = dict(self._told)
+        device, gc = told.pop("device"), told.pop("gc")
+        self._recorder = SpanRecorder(
+            checked_place(**told), self._notices, device=device, watch_garbage=gc and not self._off
+        )
+        self._finish = weakref.finalize(self, _finish, self._recorder, self._notices)
+
+    # --- spans ---
+
+    def start(self, name: Any, closes: bool = False, /, **about: Unpack[About]) -> OpenSpan | None:
+        """A span begins within the last one that this thread has begun and not ended.
+
+        Args:
+            name: what it is called.
+            closes: whoever begins it ends it whatever happens, as a block does.
+            about: kind=, layer=, microbatch=, group=, bytes=, step=, where the name and `step()` do not tell.
+
+        Returns: what `stop` takes for exactly this span.
+        """
+        if self._off or is_dynamo_compiling():
+            return None
+        try:
+            return self._recorder.start(name if type(name) is str else str(name), closes, about)
+        except Exception as error:
+            self._failed("start()", error)
+            return None
+
+    def stop(self, span: Any = None) -> None:
+        """A span ends: the innermost of that name, wherever it was begun; without a name the innermost.
+
+        Those begun within it and not ended go on. Of one that was not begun there is one warning.
+        """
+        if self._off or is_dynamo_compiling():
+            return
+        end_ns = perf_counter_ns()
+        try:
+            self._recorder.stop(span, end_ns)
+        except Exception as error:
+            self._failed("stop()", error)
+
+    def stop_within(self, span: OpenSpan) -> None:
+        """End all spans that this thread began within one, as an exception that passes it does."""
+        try:
+            self._recorder.stop_within(span)
+        except Exception as error:
+            self._failed("stop_within()", error)
+
+    def __call__(self, name: str, **about: Unpack[About]) -> TimedBlock:
+        """A span as a block or, put before a function, whenever that is called."""
+        return TimedBlock(self, name, about)
+
+    def timed(self, name: str, **about: Unpack[About]) -> Callable[[Function], Function]:
+        """A span whenever a function is called: `@timer.timed("load")`."""
+        return TimedBlock(self, name, about)
+
+    def step(self, number: int | None = None) -> None:
+        """Step `number` begins, and the one before ends; without a number it is one more than that.
+
+        Where the first call has no number, what was timed before it is step 0. Where there is no call, each span that
+        is named as a step is one; else `ranks` finds steps by the first name that comes again, and says so.
+        """
+        if self._off or is_dynamo_compiling():
+            return
+        try:
+            self._recorder.step(None if number is None else int(number))
+        except Exception as error:
+            self._failed("step()", error)
+
+    def dump(self) -> Path | None:
+        """Write everything there is, and go on. Waits for the device, 10 seconds at most.
+
+        Returns: the file with the lines of text; None: nothing was timed.
+        """
+        if self._off:
+            return None
+        try:
+            return self._recorder.dump()
+        except Exception as error:
+            self._failed("dump()", error)
+            return None
+
+    def close(self) -> None:
+        """As `dump`, and nothing is timed from now on."""
+        self._off = True
+        self._finish()
+
+    def configure(self, **told: Any) -> None:
+        """Other arguments than it was made with, as `global_timer` needs.
+
+        With another `output_dir`, `run_name`, `prefix` or `device`, what was timed before stays where it is.
+
+        Raises:
+            WrongUse: an argument has a value that means nothing.
+        """
+        unknown = sorted(told.keys() - self._told.keys())
+        if unknown:
+            raise WrongUse(f"a timer has no {', '.join(unknown)}. It takes {', '.join(self._told)}.")
+        changed = {**self._told, **told}
+        place = checked_place(**{key: value for key, value in changed.items() if key not in ("device", "gc")})
+        before, self._told = self._told, changed
+        if any(before[name] != changed[name] for name in ("output_dir", "run_name", "prefix", "device")):
+            self._finish()
+            self._use()
+            return
+        try:
+            self._recorder.log.set_place(place)
+            if changed["gc"] and not self._off:
+                self._recorder.watch_garbage()
+        except Exception as error:
+            self._failed("configure()", error)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Timer:
+        return self  # as a copy of a model that holds it
+
+    def __copy__(self) -> Timer:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., Timer], tuple[dict[str, Any]]]:
+        return _made_of, ({**self._told, "device_mesh": None},)
+
+    def after_fork(self) -> None:
+        """In a forked child, which writes files of its own."""
+        self._recorder.after_fork()
+
+    def _failed(self, what: str, error: Exception) -> None:
+        if not self._off and not isinstance(error, RecursionError):  # the program is too deep here, and soon is not
+            self._off = True
+            self._notices.once(
+                "failed", f"the timer is off, because {what} failed: {type(error).__name__}: {error}; training goes on"
+            )
+
+
+class TimedBlock:
+    """A span as a block, which may be entered again, also within itself. Before a function: whenever it is called."""
+
+    __slots__ = ("_about", "_frame", "_name", "_outer", "_timer")
+
+    def __init__(self, timer: Timer, name: str, about: Mapping[str, Any]) -> None:
+        self._timer, self._name, self._about = timer, name, about
+        self._frame: OpenSpan | None = None
+        self._outer: list[OpenSpan] | None = None  # where it is entered within itself
+
+    def __enter__(self) -> TimedBlock:
+        if self._frame is not None:
+            self._outer = [*(self._outer or ()), self._frame]
+        timer, name, about = self._timer, self._name, self._about
+        self._frame = timer.start(name, True, **about) if about else timer.start(name, True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        frame = self._frame
+        self._frame = self._outer.pop() if self._outer else None
+        if frame is not None:
+            if error is not None and kind is not GeneratorExit:  # whoever closes a generator has spans of its own
+                self._timer.stop_within(frame)
+            self._timer.stop(frame)
+
+    def __call__(self, function: Function) -> Function:
+        """`function`, timed: a coroutine until it is done, a generator until it is exhausted or closed."""
+        timer, name, about = self._timer, self._name, self._about
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def call_and_wait(*args: Any, **kwargs: Any) -> Any:
+                with TimedBlock(timer, name, about):
+                    return await function(*args, **kwargs)
+
+            return cast(Function, call_and_wait)
+        if inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def exhaust(*args: Any, **kwargs: Any) -> Any:
+                with TimedBlock(timer, name, about):
+                    return (yield from function(*args, **kwargs))
+
+            return cast(Function, exhaust)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            frame = timer.start(name, True, **about)
+            try:
+                return function(*args, **kwargs)
+            except BaseException:
+                if frame is not None:
+                    timer.stop_within(frame)
+                raise
+            finally:
+                if frame is not None:
+                    timer.stop(frame)
+
+        return cast(Function, call)
+
+
+def _made_of(told: dict[str, Any]) -> Timer:
+    return Timer(**told)
+
+
+def _finish(recorder: SpanRecorder, notices: Notices) -> None:
+    try:
+        recorder.finish()
+    except Exception as error:
+        notices.once("failed", f"the timer could not end its files: {type(error).__name__}: {error}")
+
+
+def _after_fork() -> None:
+    for timer in list(_timers):
+        timer.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+global_timer = Timer()

@@ -1,0 +1,207 @@
+"""Adds lanes of our own to a Chrome trace: when which layer ran, above the lanes of the profiler."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any, cast
+
+import msgspec
+
+from profiler_wrapper.errors import BrokenTrace, WrongUse
+from profiler_wrapper.trace.atomic import replacing
+from profiler_wrapper.trace.events import EventDecoder
+from profiler_wrapper.trace.json_stream import TraceWalker
+from profiler_wrapper.trace.recording import OUR_CATEGORY
+
+_FIRST_ID = 1_000_000_000  # beyond the process numbers of Linux (2^22) and of Kineto's own lanes
+_FIRST_SORT_INDEX = -1000  # Kineto's start at 0: ours lie above
+_PIECE_BYTES = 1 << 20
+# Viewers hold times as floating point and round start and length each by itself: a bar that ends just
+# where the next begins, or the one around it ends, would cross it by a nanosecond and be dropped.
+_ROUNDING_NS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSpan:
+    """One bar: `name` ran on `device` (None: the CPU) from `start_ns` on the trace's clock.
+
+    Bars of one lane and device nest, or lie apart.
+    """
+
+    lane: str
+    name: str
+    start_ns: int
+    duration_ns: int
+    device: int | None = None
+    args: Mapping[str, int | str] = field(default_factory=dict)
+
+
+def splice_lanes(path: str | os.PathLike[str], spans: Sequence[LaneSpan], target: str | os.PathLike[str]) -> None:
+    """Writes the trace at `path` to `target` with `spans` as complete events that viewers show on top.
+
+    A bar that reaches beyond the end of one it began in is cut there, and its args say by how much:
+    viewers cannot draw bars that cross. Each is drawn a few nanoseconds short, for they round. Either may be gzipped;
+    `target`, by its name. It is written whole or not at all, and may be `path`.
+
+    Raises:
+        WrongUse: a span has a negative duration.
+        BrokenTrace: the file is not a whole trace.
+        OSError: it could not be read or written.
+    """
+    path, target = Path(path), Path(target)
+    place = _find_place(path)
+    lines = ",\n".join(_events(spans, place.ids)) if spans else ""
+    text = f"{',' if place.has_events else ''}\n{lines}\n" if lines else ""
+    with replacing(target) as beside, _opened(path) as source, _written(beside) as written:
+        _copy(source, written, place.offset)
+        written.write(text.encode())
+        shutil.copyfileobj(source, written, _PIECE_BYTES)
+
+
+# --- the file ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    offset: int  # of the bracket that closes traceEvents
+    has_events: bool
+    ids: frozenset[int]  # process and thread numbers that are taken
+
+
+class _Owner(msgspec.Struct, gc=False):
+    pid: int | str = 0
+    tid: int | str = 0
+
+
+def _find_place(path: Path) -> _Place:
+    owners = msgspec.json.Decoder(list[_Owner])
+    anything = EventDecoder()
+
+    def decode(data: bytes) -> list[Any]:
+        try:
+            return owners.decode(data)
+        except msgspec.ValidationError:
+            return anything(data)
+
+    walker: TraceWalker[Any] = TraceWalker(path, decode)
+    ids: set[int | str] = set()
+    has_events = False
+    for events in walker.batches():
+        has_events = True
+        ids.update(event.pid for event in events)
+        ids.update(event.tid for event in events)
+    if not walker.complete or walker.events_end is None:
+        raise BrokenTrace(f"{path}: no lanes were added: {'; '.join(walker.warnings)}")
+    numbers = (int(value) for value in ids if isinstance(value, int) or value.isdecimal())
+    return _Place(walker.events_end, has_events or anything.misfits > 0, frozenset(numbers))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    with path.open("rb") as file:
+        if file.peek(2)[:2] != b"\x1f\x8b":
+            yield file
+            return
+        with gzip.GzipFile(fileobj=file) as decompressed:
+            yield cast("IO[bytes]", decompressed)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write to, gzipped (fast: level 1) if its name says so."""
+    with path.open("wb") as file:
+        if path.suffix != ".gz":
+            yield file
+            return
+        with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=1) as compressed:
+            yield cast("IO[bytes]", compressed)
+
+
+def _copy(source: IO[bytes], target: IO[bytes], size: int) -> None:
+    while size and (piece := source.read(min(size, _PIECE_BYTES))):
+        target.write(piece)
+        size -= len(piece)
+    if size:
+        raise OSError("the trace became shorter while lanes were added")
+
+
+# --- the events ---
+
+
+def _events(spans: Sequence[LaneSpan], taken: frozenset[int]) -> Iterator[str]:
+    """Names and order of the lanes, then their bars."""
+    by_device: dict[int | None, dict[str, list[LaneSpan]]] = {}
+    for span in spans:
+        if span.duration_ns < 0:
+            raise WrongUse(f"lane {span.lane!r}: {span.name!r} has a negative duration ({span.duration_ns} ns)")
+        by_device.setdefault(span.device, {}).setdefault(span.lane, []).append(span)
+    first_ns = min(span.start_ns for span in spans)
+    numbers = _free_numbers(taken)
+    devices = sorted(by_device, key=lambda device: -1 if device is None else device)
+    for place, device in enumerate(devices):
+        pid = next(numbers)
+        name = "layers on the CPU" if device is None else f"layers on GPU {device}"
+        yield _label("process_name", pid, 0, first_ns, name=name)
+        yield _label("process_sort_index", pid, 0, first_ns, sort_index=_FIRST_SORT_INDEX + place)
+        for row, (lane, bars) in enumerate(by_device[device].items()):
+            tid = next(numbers)
+            yield _label("thread_name", pid, tid, first_ns, name=_readable(lane))
+            yield _label("thread_sort_index", pid, tid, first_ns, sort_index=row)
+            for bar in _nested(bars):
+                yield _bar(bar, pid, tid)
+
+
+def _free_numbers(taken: frozenset[int]) -> Iterator[int]:
+    number = _FIRST_ID
+    while True:
+        if number not in taken:
+            yield number
+        number += 1
+
+
+def _nested(bars: Iterable[LaneSpan]) -> Iterator[LaneSpan]:
+    """The bars by time, each cut where the one around it ends."""
+    ends: list[int] = []
+    for bar in sorted(bars, key=lambda bar: (bar.start_ns, -bar.duration_ns)):
+        while ends and ends[-1] <= bar.start_ns:
+            ends.pop()
+        end = bar.start_ns + bar.duration_ns
+        if ends and end > ends[-1]:
+            cut_ns = end - ends[-1]
+            bar = replace(bar, duration_ns=bar.duration_ns - cut_ns, args={**bar.args, "cut at its end (ns)": cut_ns})
+        shorter_ns = _ROUNDING_NS * (len(ends) + 1)
+        ends.append(bar.start_ns + bar.duration_ns)
+        yield replace(bar, duration_ns=max(bar.duration_ns - shorter_ns, 0))
+
+
+def _bar(bar: LaneSpan, pid: int, tid: int) -> str:
+    args = {_readable(key): _readable(value) if isinstance(value, str) else value for key, value in bar.args.items()}
+    return (
+        f'{{"ph": "X", "cat": "{OUR_CATEGORY}", "name": {json.dumps(_readable(bar.name))}, "pid": {pid}, "tid": {tid}, '
+        f'"ts": {_microseconds(bar.start_ns)}, "dur": {_microseconds(bar.duration_ns)}, "args": {json.dumps(args)}}}'
+    )
+
+
+def _label(kind: str, pid: int, tid: int, ts_ns: int, **args: int | str) -> str:
+    return (
+        f'{{"ph": "M", "name": "{kind}", "pid": {pid}, "tid": {tid}, "ts": {_microseconds(ts_ns)}, '
+        f'"args": {json.dumps(args)}}}'
+    )
+
+
+def _readable(text: str) -> str:
+    """Without lone surrogates, at which strict parsers stop."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _microseconds(time_ns: int) -> str:
+    """All three decimals, exactly; a float would round a late time."""
+    whole, thousandths = divmod(abs(int(time_ns)), 1000)
+    return f"{'-' if time_ns < 0 else ''}{whole}.{thousandths:03d}"

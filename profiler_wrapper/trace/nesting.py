@@ -1,0 +1,118 @@
+"""Who encloses whom on each CPU thread, and how much time is an event's own."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from profiler_wrapper.trace.recording import Bool, Int32, Int64
+
+
+class Nesting(NamedTuple):
+    """The forest that events of CPU threads form."""
+
+    order: Int64  # indices by lane, then start; an enclosing event before what it encloses
+    parent: Int32  # per event: the latest-starting event of its lane that encloses it fully, or -1
+    crossing_lanes: tuple[int, ...]  # lanes on which an event ends inside another that started before it
+
+
+def nest(lane: Int32, start_ns: Int64, end_ns: Int64) -> Nesting:
+    """Find the parent of every event.
+
+    Events may cross (an annotation and a Python frame do): only full enclosure makes a parent. Of
+    two events with the same extent the one that comes first in the file is the outer one.
+    """
+    order = np.lexsort((-end_ns, start_ns, lane))
+    lanes, ends = lane[order], end_ns[order]
+    above = np.arange(-1, len(order) - 1, dtype=np.int32)  # places in `order`; the one before is the first guess
+    wrong = np.arange(len(order), dtype=np.int32)
+    while len(wrong):  # what a wrong guess has tried in vain encloses neither: take over its guess
+        wrong = wrong[above[wrong] >= 0]
+        guess = above[wrong]
+        other_lane = lanes[guess] != lanes[wrong]
+        above[wrong[other_lane]] = -1
+        wrong = wrong[~other_lane & (ends[guess] < ends[wrong])]
+        above[wrong] = above[above[wrong]]
+    parent = np.empty(len(order), dtype=np.int32)
+    parent[order] = np.where(above >= 0, order[above], -1)
+    return Nesting(order, parent, _crossing_lanes(lanes, start_ns[order], ends, above))
+
+
+def _crossing_lanes(lane: Int32, start_ns: Int64, end_ns: Int64, above: Int32) -> tuple[int, ...]:
+    """Lanes with an event that ends inside a later one: then two neighbours below one parent overlap."""
+    siblings = np.argsort(above, kind="stable")
+    before, after = siblings[:-1], siblings[1:]
+    overlap = (above[before] == above[after]) & (lane[before] == lane[after]) & (end_ns[before] > start_ns[after])
+    return tuple(np.unique(lane[before[overlap]]).tolist())
+
+
+def crossed(start_ns: Int64, end_ns: Int64, others_start_ns: Int64, others_end_ns: Int64) -> Bool:
+    """Per interval: whether one of the others overlaps it and neither holds the other."""
+    by_start, by_end = np.argsort(others_start_ns), np.argsort(others_end_ns)
+    starts, ends = others_start_ns[by_start], others_end_ns[by_end]
+    found = np.zeros(len(start_ns), dtype=np.bool_)
+    for i, (start, end) in enumerate(zip(start_ns.tolist(), end_ns.tolist(), strict=True)):
+        begun_inside = by_start[np.searchsorted(starts, start, side="right") : np.searchsorted(starts, end)]
+        ended_inside = by_end[np.searchsorted(ends, start, side="right") : np.searchsorted(ends, end)]
+        found[i] = (others_end_ns[begun_inside] > end).any() or (others_start_ns[ended_inside] < start).any()
+    return found
+
+
+def nearest(parent: Int32, chosen: Bool) -> Int32:
+    """Per event: itself, else the innermost event around it, that is `chosen`; -1 for none."""
+    near = np.where(chosen, np.arange(len(parent), dtype=np.int32), parent)
+    unsettled = np.flatnonzero((near >= 0) & ~chosen)
+    while len(unsettled):  # each round looks twice as far
+        unsettled = unsettled[~chosen[near[unsettled]]]
+        near[unsettled] = near[near[unsettled]]
+        unsettled = unsettled[near[unsettled] >= 0]
+    return near
+
+
+def nearest_above(parent: Int32, near: Int32) -> Int32:
+    """Per event: what `nearest` found for the event around it; -1 where there is none."""
+    return np.where(parent >= 0, near[parent], np.int32(-1))
+
+
+def self_time(
+    nesting: Nesting, lane: Int32, start_ns: Int64, end_ns: Int64, *, counts: Bool, takes: Bool | None = None
+) -> Int64:
+    """Per event, the nanoseconds in which it is the innermost of its lane; 0 for one that takes none.
+
+    Only instants inside at least one event that `counts` are given out, to events that count and to
+    those that only take. So the sum over a lane is the length of the union of events that count,
+    also where events cross: each instant goes to the live event that started last.
+    """
+    takes = counts if takes is None else takes | counts
+    around = nearest_above(nesting.parent, nearest(nesting.parent, takes))
+    own = np.where(takes, end_ns - start_ns, 0)
+    inner = np.flatnonzero(takes & (around >= 0))
+    np.subtract.at(own, around[inner], end_ns[inner] - start_ns[inner])
+    own[nearest(nesting.parent, counts) < 0] = 0
+    for crossing_lane in nesting.crossing_lanes:
+        members = nesting.order[(lane[nesting.order] == crossing_lane) & takes[nesting.order]]
+        own[members] = _innermost_sweep(start_ns[members].tolist(), end_ns[members].tolist(), counts[members].tolist())
+    return own
+
+
+def _innermost_sweep(starts: list[int], ends: list[int], counts: list[bool]) -> list[int]:
+    """Own time of the events of one lane, given in nesting order, crossings allowed."""
+    own = [0] * len(starts)
+    boundaries = sorted({*starts, *ends})
+    live: list[int] = []  # a heap of negated places: the last in nesting order on top
+    counting_until = boundaries[0] if boundaries else 0  # some live event counts up to here
+    upcoming = 0
+    for left, right in pairwise(boundaries):
+        while upcoming < len(starts) and starts[upcoming] == left:
+            heapq.heappush(live, -upcoming)
+            if counts[upcoming]:
+                counting_until = max(counting_until, ends[upcoming])
+            upcoming += 1
+        while live and ends[-live[0]] <= left:
+            heapq.heappop(live)
+        if live and left < counting_until:
+            own[-live[0]] += right - left
+    return own

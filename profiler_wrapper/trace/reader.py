@@ -1,0 +1,663 @@
+"""Chrome trace -> Recording: any file that torch.profiler wrote, old or new, plain or gzipped."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from itertools import compress
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from profiler_wrapper.errors import BrokenTrace
+from profiler_wrapper.trace.events import Args, Event, EventDecoder
+from profiler_wrapper.trace.json_stream import Progress, TraceWalker, no_garbage_collection
+from profiler_wrapper.trace.marks import GARBAGE
+from profiler_wrapper.trace.recording import (
+    DEVICE_CATEGORIES,
+    MODULE_PREFIX,
+    OURS,
+    UNKNOWN,
+    Bool,
+    Category,
+    CollectiveDetails,
+    Configurations,
+    DeviceDetails,
+    FailedAllocation,
+    ForwardBackwardFlows,
+    Int8,
+    Int32,
+    Int64,
+    Lane,
+    MemoryEvents,
+    PythonCalls,
+    Recording,
+    Spans,
+    category_code,
+)
+from profiler_wrapper.trace.shapes import ShapeCollector, Shapes
+
+_T = TypeVar("_T")
+_NO_TIME = int(np.iinfo(np.int64).min)
+_LIMIT_US = (1 << 62) // 1000  # 146 years
+_HOUR_NS = 3600 * 10**9
+_LONGEST_NOTE = 300
+_LARGEST = 1 << 62  # of what counts as a number of things
+_MOST_RANKS = 1 << 20
+_DETAILS = "how kernels were launched, what copies moved and what collectives tell are"
+# Names of kernels, ops and annotations that may be of a collective: of the backends, and of c10d itself.
+_COLLECTIVE = re.compile(
+    r"(?i)ccl|gloo|ucc:|mpi:|c10d|record_param_comms|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|"
+    r"collective"
+)
+_SILENT_LAUNCH = re.compile(r"cu(da)?[A-Z]")  # of CUDA's runtime and driver: the kernel says how it was launched
+_MODULE, _CALL, _PLAIN = range(3)  # python_function: of a module, a call with its line, any other
+_HAS_LINE = re.compile(r"\(\d+\): ")
+
+_CAT, _NAME, _PHASE, _ARGS, _TS, _DUR = map(attrgetter, ("cat", "name", "ph", "args", "ts", "dur"))
+_LANE = attrgetter("pid", "tid")
+_GRID = attrgetter("grid")
+_CONFIGURATION = attrgetter(
+    "grid", "block", "registers", "shared_memory", "copied_bytes", "blocks_per_sm", "occupancy_percent"
+)
+
+
+def read(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Recording:
+    """Reads a trace in slices; a torn file up to the tear, with `complete=False` and a warning.
+
+    `progress` is called with how many bytes of the file have been read, of how many.
+
+    Raises:
+        BrokenTrace: the file is not a trace, or is malformed before its end; the message has the
+            file, the byte offset and the cause.
+        OSError: the file is missing, a directory or unreadable.
+    """
+    return _read(path, None, progress)[0]
+
+
+def read_shapes(path: str | os.PathLike[str]) -> Shapes:
+    """The input shapes of the ops of a trace, by a second pass over the file.
+
+    Returns:
+        A mapping from the index of a span in `read(path).spans` to its shapes. Spans without
+        shapes are not in it.
+
+    Raises:
+        As `read`.
+    """
+    return read_with_shapes(path)[1]
+
+
+def read_with_shapes(
+    path: str | os.PathLike[str], wanted: Callable[[str], bool] | None = None, *, progress: Progress | None = None
+) -> tuple[Recording, Shapes]:
+    """What `read` gives and the shapes of its ops, in one pass; with `wanted`, of ops of these names.
+
+    Raises:
+        As `read`.
+    """
+    shapes = ShapeCollector(wanted)
+    recording, kept = _read(path, shapes, progress)
+    return recording, shapes.shapes(kept)
+
+
+@no_garbage_collection()
+def _read(
+    path: str | os.PathLike[str], shapes: ShapeCollector | None, progress: Progress | None
+) -> tuple[Recording, Bool]:
+    """The recording, and which of the events that `shapes` was given are spans of it."""
+    decoder, collector = EventDecoder(), _Collector()
+    walker = TraceWalker(path, decoder, progress)
+    for events in walker.batches():
+        spans = collector.add(events)
+        if shapes is not None:
+            shapes.add(spans)
+        del events, spans  # before the next are decoded, so that those take their place
+    if decoder.misfits and not collector.count:
+        raise BrokenTrace(f"{path}: byte 0: none of its {decoder.misfits} entries is an event of a Chrome trace")
+    warnings = list(walker.warnings)
+    if decoder.misfits:
+        warnings.append(f"{decoder.misfits} entries of traceEvents could not be understood and were left out")
+    return collector.finish(os.fspath(path), walker, warnings)
+
+
+def attempt(what: str, ask: Callable[[], _T], otherwise: _T, notes: list[str]) -> _T:
+    """What `ask` returns; where it fails `otherwise`, and a note that says so: one part spoils no other."""
+    try:
+        return ask()
+    except Exception as error:
+        notes.append(f"{what} not available, because that failed: {type(error).__name__}: {error}"[:_LONGEST_NOTE])
+        return otherwise
+
+
+# --- what grows slice by slice ---
+
+
+class _Numbers(dict[Any, int]):
+    """Numbers things in the order in which they are first asked for."""
+
+    def __missing__(self, key: Any) -> int:
+        number = self[key] = len(self)
+        return number
+
+    def of(self, things: Iterable[Any], count: int) -> Int32:
+        """The numbers of `count` things."""
+        return np.fromiter(map(self.__getitem__, things), np.int32, count)
+
+
+class _Answers:
+    """An answer for every thing that has a number, asked once for each."""
+
+    def __init__(self, numbers: _Numbers, ask: Callable[[Any], int]) -> None:
+        self._numbers, self._ask = numbers, ask
+        self._answers: Int8 = np.empty(0, np.int8)
+
+    def of(self, number: Int32) -> Int8:
+        """By the number of the thing."""
+        new = [self._ask(thing) for thing in list(self._numbers)[len(self._answers) :]]
+        if new:
+            self._answers = np.concatenate((self._answers, np.array(new, np.int8)))
+        return self._answers[number]
+
+
+class _Columns:
+    """Columns that grow by slices; -1 stands where a number does not fit."""
+
+    def __init__(self, **dtypes: type[np.generic]) -> None:
+        self._slices: dict[str, list[npt.NDArray[Any]]] = {k: [np.empty(0, dtype)] for k, dtype in dtypes.items()}
+
+    def add(self, **columns: npt.NDArray[Any]) -> None:
+        """The next slice of every column."""
+        for name, values in columns.items():
+            dtype = self._slices[name][0].dtype
+            if values.dtype != dtype and values.dtype.kind == "i":
+                limits = np.iinfo(dtype)
+                values = np.where((values < limits.min) | (values > limits.max), -1, values).astype(dtype)
+            self._slices[name].append(values)
+
+    def take(self, name: str) -> npt.NDArray[Any]:
+        """A whole column, which is given up."""
+        return np.concatenate(self._slices.pop(name))
+
+    def rest(self, chosen: Bool | Int64 | slice) -> dict[str, npt.NDArray[Any]]:
+        """The chosen entries of all columns that are left."""
+        return {name: self.take(name)[chosen] for name in list(self._slices)}
+
+
+# --- numbers of a trace as integer columns, exactly ---
+
+
+def _nanoseconds(microseconds: Sequence[int | float | Decimal]) -> Int64:
+    """Microseconds as integer nanoseconds; _NO_TIME for what is not finite or beyond 146 years.
+
+    A float below 2^43 is exact to the nanosecond that was printed, because its fraction is rounded
+    apart from the whole.
+    """
+    values = np.array(microseconds)
+    if values.dtype.kind not in "if":
+        return np.array([_exact_ns(value) for value in microseconds], np.int64)
+    sane = (values < _LIMIT_US) & (values > -_LIMIT_US)  # False for NaN
+    known = np.where(sane, values, 0)
+    whole = known.astype(np.int64)
+    times: Int64 = whole * 1000
+    times += np.rint((known - whole) * 1000).astype(np.int64) + np.where(sane, 0, _NO_TIME)
+    return times
+
+
+def _exact_ns(microseconds: int | float | Decimal) -> int:
+    exact = Decimal(microseconds)
+    return round(exact * 1000) if exact.is_finite() and abs(exact) < _LIMIT_US else _NO_TIME
+
+
+def _column(items: Sequence[object], field: str) -> Int64:
+    """`field` of every item, integers; unsigned ones beyond 2^63 (addresses) wrap."""
+    values = attrgetter(field)
+    try:
+        return np.fromiter(map(values, items), np.int64, len(items))
+    except OverflowError:
+        return np.array([(value + (1 << 63)) % (1 << 64) - (1 << 63) for value in map(values, items)], np.int64)
+
+
+def _columns_of_some(args: list[Args], chosen: Bool, *fields: str) -> list[Int64]:
+    """Columns of what only the chosen events say; -1 for the others."""
+    if chosen.all():
+        return [_column(args, field) for field in fields]
+    members = list(compress(args, chosen.tolist()))
+    columns = [np.full(len(args), -1, dtype=np.int64) for _ in fields]
+    for values, field in zip(columns, fields, strict=True):
+        values[chosen] = _column(members, field)
+    return columns
+
+
+# --- events, slice by slice, into columns ---
+
+
+class _Collector:
+    """Takes decoded events and, in the end, gives the Recording."""
+
+    def __init__(self) -> None:
+        self.count = 0  # events seen
+        self._names, self._lanes, self._cats, self._phases, self._python_names = (_Numbers() for _ in range(5))
+        self._category = _Answers(self._cats, category_code)
+        self._python_kind = _Answers(self._python_names, _python_kind)
+        self._skipped: Counter[str] = Counter()
+        self._unknown_ns: Counter[str] = Counter()  # by category that nobody knows: of events that are in no figure
+        self._warnings: list[str] = []
+        int64, int32, int16, int8 = np.int64, np.int32, np.int16, np.int8
+        self._spans = _Columns(
+            category=int8, name=int32, lane=int32, start_ns=int64, duration_ns=int64, correlation=int64,
+            external_id=int64, sequence=int64, forward_thread=int32, device=int16, stream=int32, graph=np.bool_,
+            configuration=int32,
+        )  # fmt: skip
+        self._calls = _Columns(name=int32, lane=int32, start_ns=int64, duration_ns=int64)
+        self._memory = _Columns(
+            time_ns=int64, lane=int32, address=int64, size_bytes=int64, total_allocated_bytes=int64,
+            total_reserved_bytes=int64, device_type=int8, device=int16,
+        )  # fmt: skip
+        self._failures: list[FailedAllocation] = []
+        self._flow_starts: dict[int | str, list[tuple[int, int]]] = defaultdict(list)
+        self._flow_ends: list[tuple[int | str, int, int]] = []
+        self._details: _Details | None = _Details(self._names)  # None: it failed
+
+    def add(self, events: list[Event]) -> list[Event]:
+        """Adds the next events of the file; returns those that became spans, in order."""
+        self.count += len(events)
+        cat = self._cats.of(map(_CAT, events), len(events))
+        phase = self._phases.of(map(_PHASE, events), len(events))
+        category = self._category.of(cat)
+        has_duration = phase == self._phases["X"]
+        is_span = has_duration & (category >= 0)
+        is_call = self._part_python(is_span, category, events)
+        for index in np.flatnonzero(is_span & (category == UNKNOWN)).tolist():  # some do not look like a launch
+            args = events[index].args
+            is_span[index] = args.correlation >= 0 and args.device < 0 and args.stream < 0
+        self._add_unknown(has_duration & ~is_span & ((category == UNKNOWN) | (cat == self._cats[""])), events)
+        is_memory = self._part_instants((phase == self._phases["i"]) | (phase == self._phases["I"]), events)
+        is_flow = (cat == self._cats["fwdbwd"]) & ((phase == self._phases["s"]) | (phase == self._phases["f"]))
+        spans = list(compress(events, is_span.tolist()))
+        self._add_spans(spans, category[is_span])
+        self._add_memory(list(compress(events, is_memory.tolist())))
+        self._add_flows(list(compress(events, is_flow.tolist())))
+        self._add_calls(list(compress(events, is_call.tolist())))
+        self._count_skipped(~(is_span | is_memory | is_flow | is_call), cat, phase)
+        return spans
+
+    def _part_python(self, is_span: Bool, category: Int8, events: list[Event]) -> Bool:
+        """Clears from `is_span` the calls of plain functions; gives those of them that have their line."""
+        is_call = np.zeros(len(events), dtype=np.bool_)
+        chosen = np.flatnonzero(is_span & (category == Category.MODULE))
+        if len(chosen):
+            names = self._python_names.of((events[i].name for i in chosen.tolist()), len(chosen))
+            kinds = self._python_kind.of(names)
+            is_span[chosen] = kinds == _MODULE
+            is_call[chosen] = kinds == _CALL
+        return is_call
+
+    def _add_unknown(self, chosen: Bool, events: list[Event]) -> None:
+        unknown = list(compress(events, chosen.tolist()))
+        for event, duration_ns in zip(unknown, _nanoseconds(list(map(_DUR, unknown))).tolist(), strict=True):
+            self._unknown_ns[event.cat or "(none)"] += max(0, duration_ns)
+
+    def _part_instants(self, is_instant: Bool, events: list[Event]) -> Bool:
+        """Adds the allocations that failed; gives which of the instants are allocations and frees."""
+        names = [event.name for event in compress(events, is_instant.tolist())]
+        is_memory = np.zeros(len(events), dtype=np.bool_)
+        is_memory[is_instant] = [name == "[memory]" for name in names]
+        if "[OutOfMemory]" in names:
+            failed = [event for event in compress(events, is_instant.tolist()) if event.name == "[OutOfMemory]"]
+            times, lanes = _nanoseconds(list(map(_TS, failed))).tolist(), self._lanes_of(failed).tolist()
+            self._failures += [
+                FailedAllocation(time_ns, lane, event.args.size_bytes, event.args.device_type, event.args.device_id)
+                for event, time_ns, lane in zip(failed, times, lanes, strict=True)
+                if time_ns != _NO_TIME
+            ]
+        return is_memory
+
+    def _count_skipped(self, skipped: Bool, cat: Int32, phase: Int32) -> None:
+        cats, phases = list(self._cats), list(self._phases)
+        kinds, counts = np.unique(cat[skipped].astype(np.int64) << 32 | phase[skipped], return_counts=True)
+        for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True):
+            name = cats[kind >> 32]
+            if category_code(name) != OURS:
+                self._skipped[name or f"ph {phases[kind & 0xFFFFFFFF]}"] += count
+
+    def _names_of(self, events: list[Event]) -> Int32:
+        return self._names.of(map(_NAME, events), len(events))
+
+    def _lanes_of(self, events: list[Event]) -> Int32:
+        return self._lanes.of(map(_LANE, events), len(events))
+
+    def _add_spans(self, events: list[Event], category: Int8) -> None:
+        args = list(map(_ARGS, events))
+        name = self._names_of(events)
+        on_device = (category >= Category.KERNEL) & (category < UNKNOWN)
+        device, stream, graph_node = _columns_of_some(args, on_device, "device", "stream", "graph_node")
+        _fill_from_lane(events, on_device & ((device < 0) | (stream < 0)), device, stream)
+        sequence, forward_thread = _columns_of_some(args, category == Category.CPU_OP, "sequence", "forward_thread")
+        silent = np.full(len(events), -1, dtype=np.int32)
+        self._spans.add(
+            category=category,
+            name=name,
+            lane=self._lanes_of(events),
+            start_ns=_nanoseconds(list(map(_TS, events))),
+            duration_ns=_nanoseconds(list(map(_DUR, events))),
+            correlation=_column(args, "correlation"),
+            external_id=_column(args, "external_id"),
+            sequence=sequence,
+            forward_thread=forward_thread,
+            device=device,
+            stream=stream,
+            graph=graph_node > 0,
+            configuration=self._ask_details(lambda details: details.add(args, category, name), silent),
+        )
+
+    def _ask_details(self, ask: Callable[[_Details], _T], otherwise: _T) -> _T:
+        """What is said beside times is worth no recording: where that fails it is left out, and a warning says so."""
+        details, failed = self._details, list[str]()
+        if details is None:
+            return otherwise
+        found = attempt(_DETAILS, lambda: ask(details), otherwise, failed)
+        if failed:
+            self._details = None
+            self._warnings += failed
+        return found
+
+    def _add_memory(self, events: list[Event]) -> None:
+        args = list(map(_ARGS, events))
+        fields = ("address", "size_bytes", "total_allocated_bytes", "total_reserved_bytes", "device_type")
+        self._memory.add(
+            time_ns=_nanoseconds(list(map(_TS, events))),
+            lane=self._lanes_of(events),
+            device=_column(args, "device_id"),
+            **{field: _column(args, field) for field in fields},
+        )
+
+    def _add_flows(self, events: list[Event]) -> None:
+        lanes, times = self._lanes_of(events).tolist(), _nanoseconds(list(map(_TS, events))).tolist()
+        for event, lane, time_ns in zip(events, lanes, times, strict=True):
+            if event.ph == "s":
+                self._flow_starts[event.id].append((lane, time_ns))
+            else:
+                self._flow_ends.append((event.id, lane, time_ns))
+
+    def _add_calls(self, events: list[Event]) -> None:
+        self._calls.add(
+            name=self._names_of(events),
+            lane=self._lanes_of(events),
+            start_ns=_nanoseconds(list(map(_TS, events))),
+            duration_ns=_nanoseconds(list(map(_DUR, events))),
+        )
+
+    # --- the end ---
+
+    def finish(self, path: str, walker: TraceWalker[Event], warnings: list[str]) -> tuple[Recording, Bool]:
+        """All that was added, and which of the spans are kept. To be called once."""
+        spans, configuration, kept = self._finished_spans()
+        flows = self._finished_flows()
+        none: tuple[CollectiveDetails, ...] = ()
+        collectives = self._ask_details(lambda details: details.collectives(kept), none)
+        details = self._ask_details(lambda details: details.launches(spans, configuration), DeviceDetails())
+        start, duration = self._calls.take("start_ns"), self._calls.take("duration_ns")
+        sane = self._sane_times(start, duration)
+        calls = PythonCalls(start_ns=start[sane], duration_ns=duration[sane], **self._calls.rest(sane))
+        unknown = self._unknown_ns.most_common()
+        if said := ", ".join(f"{cat} {time_ns / 1e6:.3f} ms" for cat, time_ns in unknown if time_ns):
+            self._warnings.append(f"events of categories that are not known are in no figure: {said}")
+        recording = Recording(
+            path=path,
+            names=tuple(self._names),
+            lanes=tuple(Lane(*lane) for lane in self._lanes),
+            spans=spans,
+            memory=self._finished_memory(),
+            flows=flows,
+            metadata=walker.metadata,
+            complete=walker.complete,
+            warnings=(*warnings, *self._warnings),
+            skipped=dict(self._skipped),
+            failed_allocations=tuple(sorted(self._failures)),
+            details=details,
+            python=calls,
+            collectives=collectives,
+        )
+        return recording, kept
+
+    def _finished_spans(self) -> tuple[Spans, Int32, Bool]:
+        """The spans, the number of the configuration of each, and which of those that were added they are."""
+        category, name, lane, start, duration = map(
+            self._spans.take, ("category", "name", "lane", "start_ns", "duration_ns")
+        )
+        # Events of an unknown category on a lane of a device launch nothing.
+        device_lanes = np.unique(lane[np.isin(category, DEVICE_CATEGORIES)])
+        stray = (category == UNKNOWN) & np.isin(lane, device_lanes)
+        if stray.any():
+            self._skipped["unknown category on a device lane"] += int(stray.sum())
+            self._unknown_ns["on lanes of devices"] += int(np.maximum(duration[stray], 0).sum())
+        kept = self._sane_times(start, duration) & ~stray
+        keep = slice(None) if kept.all() else kept
+        category[category == UNKNOWN] = Category.RUNTIME
+        category[name == self._names.get(GARBAGE, -1)] = Category.ANNOTATION  # written as an op: see marks
+        configuration = self._spans.take("configuration")[keep]
+        spans = Spans(
+            category=category[keep],
+            name=name[keep],
+            lane=lane[keep],
+            start_ns=start[keep],
+            duration_ns=duration[keep],
+            **self._spans.rest(keep),
+        )
+        return spans, configuration, kept
+
+    def _sane_times(self, start: Int64, duration: Int64) -> Bool:
+        """False for events without a time, or with a duration that CUPTI made up."""
+        timed: Bool = start != _NO_TIME
+        if not timed.any():
+            return timed
+        trace_ns = int(start[timed].max()) - int(start[timed].min())
+        sane: Bool = (duration >= 0) & (duration <= max(10 * trace_ns, _HOUR_NS))
+        for good, what in ((timed, "no time"), (sane | ~timed, "a negative or impossible duration")):
+            count = int((~good).sum())
+            if count:
+                self._skipped[what] += count
+                self._warnings.append(f"{count} events with {what} were left out")
+        return sane & timed
+
+    def _finished_memory(self) -> MemoryEvents:
+        time_ns = self._memory.take("time_ns")
+        order = np.argsort(time_ns, kind="stable")
+        order = order[time_ns[order] != _NO_TIME]
+        return MemoryEvents(time_ns=time_ns[order], **self._memory.rest(order))
+
+    def _finished_flows(self) -> ForwardBackwardFlows:
+        """Pairs the ends of arrows by id; an id that is used again pairs in order. Counts ends without another."""
+        pairs = []
+        used: Counter[int | str] = Counter()
+        for identity, lane, time_ns in self._flow_ends:
+            starts = self._flow_starts.get(identity, [])
+            if used[identity] < len(starts):
+                pairs.append((*starts[used[identity]], lane, time_ns))
+                used[identity] += 1
+        ends = sum(map(len, self._flow_starts.values())) + len(self._flow_ends)
+        if lonely := ends - 2 * len(pairs):
+            self._skipped["fwdbwd"] += lonely
+        table = np.array(pairs, np.int64).reshape(-1, 4)
+        return ForwardBackwardFlows(
+            forward_lane=table[:, 0].astype(np.int32),
+            forward_ns=table[:, 1].copy(),
+            backward_lane=table[:, 2].astype(np.int32),
+            backward_ns=table[:, 3].copy(),
+        )
+
+
+def _python_kind(name: str) -> int:
+    return _MODULE if name.startswith(MODULE_PREFIX) else _CALL if _HAS_LINE.search(name) else _PLAIN
+
+
+def _fill_from_lane(events: list[Event], missing: Bool, device: Int64, stream: Int64) -> None:
+    """A device event that does not say its device and stream has them as its pid and tid, if these are numbers.
+
+    Larger ones than these are names, such as the hash of a stream's.
+    """
+    for index in np.flatnonzero(missing).tolist():
+        for column, lane in ((device, events[index].pid), (stream, events[index].tid)):
+            if column[index] < 0 and isinstance(lane, int) and 0 <= lane < 1 << 31:
+                column[index] = lane
+
+
+# --- what events say beside their time ---
+
+
+class _Details:
+    """Takes the arguments of spans as they come; in the end gives what they say."""
+
+    def __init__(self, names: _Numbers) -> None:
+        self._names_a_collective = _Answers(names, lambda name: _COLLECTIVE.search(name) is not None)
+        self._may_say_launch = _Answers(names, lambda name: _SILENT_LAUNCH.match(name) is None)
+        self._numbers = _Numbers()  # of configurations
+        self._collectives: list[CollectiveDetails] = []
+        self._seen = 0
+
+    def add(self, args: Sequence[Args], category: Int8, name: Int32) -> Int32:
+        """The number of the configuration of each of the next spans; -1 for those that are not launched.
+
+        A call into a runtime has one where it says what it launches (ROCm).
+        """
+        is_runtime = category == Category.RUNTIME
+        says = is_runtime & (self._may_say_launch.of(name) > 0)
+        if says.any():
+            says[says] = [grid is not None for grid in map(_GRID, compress(args, says.tolist()))]
+        says |= (category >= Category.KERNEL) & (category <= Category.MEMSET)
+        number = np.full(len(args), -1, dtype=np.int32)
+        number[says] = self._numbers.of(map(_CONFIGURATION, compress(args, says.tolist())), int(says.sum()))
+        for index in np.flatnonzero(~is_runtime & (self._names_a_collective.of(name) > 0)).tolist():
+            if args[index].collective is not None:
+                self._collectives.append(_collective(self._seen + index, args[index]))
+        self._seen += len(args)
+        return number
+
+    def collectives(self, kept: Bool) -> tuple[CollectiveDetails, ...]:
+        """Of the spans that are `kept`, numbered as they are without the others."""
+        final = np.cumsum(kept) - 1 if self._collectives else ()
+        return tuple(found._replace(span=int(final[found.span])) for found in self._collectives if kept[found.span])
+
+    def launches(self, spans: Spans, number: Int32) -> DeviceDetails:
+        """A kernel that does not say how it was launched has it from its launch; `number`: of each configuration."""
+        table = _table(list(self._numbers))
+        is_launch = spans.category == Category.RUNTIME
+        span, launch = np.flatnonzero((number >= 0) & ~is_launch), np.flatnonzero((number >= 0) & is_launch)
+        number, launch_number = number[span], number[launch]
+        if len(launch):
+            correlation = spans.correlation
+            table, number = _with_launches(table, correlation[span], number, correlation[launch], launch_number)
+        says = np.zeros(len(table), dtype=np.bool_)
+        for name in Configurations.__dataclass_fields__:
+            values = getattr(table, name)
+            known = ~np.isnan(values) if values.dtype.kind == "f" else values >= 0
+            says |= known.any(axis=1) if known.ndim > 1 else known
+        chosen = says[number]
+        return DeviceDetails(span=span[chosen], configuration=number[chosen], configurations=table)
+
+
+def _with_launches(
+    table: Configurations, correlation: Int64, number: Int32, launched: Int64, launch_number: Int32
+) -> tuple[Configurations, Int32]:
+    """The configurations with what only the launches of the events say, and the number of each event."""
+    order = np.argsort(launched, kind="stable")
+    place = np.minimum(np.searchsorted(launched[order], correlation), len(launched) - 1)
+    joined = (launched[order][place] == correlation) & (correlation >= 0)
+    by_launch = np.where(joined, launch_number[order][place], -1)
+    pairs, inverse = np.unique(number * np.int64(len(table) + 1) + by_launch + 1, return_inverse=True)
+    own, of_launch = pairs // (len(table) + 1), pairs % (len(table) + 1) - 1
+    columns = {}
+    for name in Configurations.__dataclass_fields__:
+        values = getattr(table, name)
+        mine, theirs = values[own], values[of_launch]
+        # What a launch copies is said of a copy itself; the launch of a kernel has no such thing.
+        missing = (np.isnan(mine) if mine.dtype.kind == "f" else mine < 0) & (name != "copied_bytes")
+        from_launch = (of_launch >= 0).reshape(-1, *[1] * (mine.ndim - 1))
+        columns[name] = np.where(missing & from_launch, theirs, mine)
+    return Configurations(**columns), inverse.astype(np.int32)
+
+
+# --- values as a trace has them, odd ones among them ---
+
+
+def _table(rows: Sequence[tuple[Any, ...]]) -> Configurations:
+    if not rows:
+        return Configurations()
+    grid, block, registers, shared_memory, copied, blocks_per_sm, occupancy = zip(*rows, strict=True)
+    return Configurations(
+        grid=np.array(list(map(_three, grid)), dtype=np.int64),
+        block=np.array(list(map(_three, block)), dtype=np.int64),
+        registers=np.array(list(map(_count, registers)), dtype=np.int64),
+        shared_memory_bytes=np.array(list(map(_count, shared_memory)), dtype=np.int64),
+        copied_bytes=np.array(list(map(_count, copied)), dtype=np.int64),
+        blocks_per_sm=np.array(list(map(_amount, blocks_per_sm)), dtype=np.float64),
+        occupancy=np.array(list(map(_amount, occupancy)), dtype=np.float64) / 100,
+    )
+
+
+def _amount(value: object) -> float:
+    """A number that is finite and not negative; else NaN."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return math.nan
+    try:
+        amount = float(value)
+    except (ValueError, OverflowError):
+        return math.nan
+    return amount if 0 <= amount < math.inf else math.nan
+
+
+def _count(value: object) -> int:
+    """A whole number that is not negative; else -1."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if 0 <= value < _LARGEST else -1
+    amount = _amount(value)
+    return int(amount) if amount < _LARGEST and amount == int(amount) else -1
+
+
+def _three(value: object) -> tuple[int, int, int]:
+    """Three sizes; fewer are filled up with 1, other things give -1."""
+    if isinstance(value, str):
+        value = tuple(re.findall(r"-?[\w.]+", value))
+    sizes = list(map(_count, value)) if isinstance(value, (tuple, list)) and 1 <= len(value) <= 3 else [-1]
+    x, y, z = (-1, -1, -1) if min(sizes) < 0 else (*sizes, 1, 1)[:3]
+    return (x, y, z)
+
+
+def _collective(span: int, args: Args) -> CollectiveDetails:
+    def known(value: object) -> int | None:
+        return count if (count := _count(value)) >= 0 else None
+
+    def text(value: object) -> str | None:
+        return None if value is None or value == "" else str(value)
+
+    return CollectiveDetails(
+        span=span,
+        name=text(args.collective) or "",
+        in_elements=known(args.in_elements),
+        out_elements=known(args.out_elements),
+        dtype=text(args.dtype),
+        group_size=known(args.group_size),
+        group_name=text(args.group_name) or text(args.group_id),
+        ranks=_ranks(args.ranks),
+        sequence=known(args.collective_sequence),
+    )
+
+
+def _ranks(raw: msgspec.Raw) -> tuple[int, ...] | None:
+    """The ranks of a group; None where they are cut short (`[0, 1, 2, ..., 63]`) or are none."""
+    try:
+        value = msgspec.json.decode(raw)
+        if isinstance(value, str):
+            value = msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    ranks = tuple(map(_count, value)) if isinstance(value, list) and 0 < len(value) <= _MOST_RANKS else (-1,)
+    return None if min(ranks) < 0 else ranks

@@ -1,0 +1,633 @@
+"""A run on disk: where its files go, and writing them so that a file is either whole or not there.
+
+    <output_dir>/<run>/[attempt<N>/]<rank>/[steps_<first>-<last>/]<file>
+
+Nothing here waits for another rank: each writes only into its own directory. One of them writes the page above it.
+How the ranks of one launch find the same directory is in `launch`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from profiler_wrapper.errors import BrokenTrace, ProfilerWrapperError, WrongUse
+from profiler_wrapper.trace.atomic import check_path, json_bytes, replacing
+from profiler_wrapper.trace.owned import read_holdings
+
+# --------------------------------------------------------------------------------------------------
+# Takes files that were written on a node's own disk to where the run is kept.
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What came of it."""
+
+    there: tuple[Path, ...]  # where they are now
+    left: tuple[Path, ...]  # that could not be copied, and are where they were
+    problem: str  # why not; "" if none is left
+
+
+def carry(source: Path, target: Path) -> Carried:
+    """Move every file below `source` to the same place below `target`, each whole or not at all.
+
+    A file is taken away only after its copy was read back at its end. Hidden files stay: they are not finished.
+    """
+    there: list[Path] = []
+    left: list[Path] = []
+    problem = ""
+    for path in _files(source):
+        copy = target / path.relative_to(source)
+        try:
+            with replacing(copy) as beside:
+                shutil.copyfile(path, beside)
+                if beside.stat().st_size != path.stat().st_size:
+                    raise OSError(f"{beside.stat().st_size} of {path.stat().st_size} bytes were copied")
+            path.unlink()
+        except OSError as error:
+            left.append(path)
+            problem = problem or f"{type(error).__name__}: {error}"
+        else:
+            there.append(copy)
+    return Carried(tuple(there), tuple(left), problem)
+
+
+def remove_empty(directory: Path) -> None:
+    """Take away the directories below `directory` in which nothing is, and itself."""
+    below = sorted((path for path in directory.rglob("*") if path.is_dir()), reverse=True)
+    for empty in (*below, directory):
+        with suppress(OSError):
+            empty.rmdir()
+
+
+def _files(source: Path) -> list[Path]:
+    files = sorted(path for path in source.rglob("*") if path.is_file())
+    return [path for path in files if not any(part.startswith(".") for part in path.relative_to(source).parts)]
+
+
+# --------------------------------------------------------------------------------------------------
+# Which directory the ranks of one launch meet in. Each finds it alone: nobody waits, and nobody is asked.
+#
+# A launch is one start of a job: `torchrun`, `srun`, `mpirun`, `torch.multiprocessing.spawn`, or a loop in a shell. The
+# first rank that comes leaves a file in the run's directory that tells its launch by what all ranks of it see alike.
+# Another launch of the same name finds that it is not its own, and goes beside it: nothing is overwritten.
+
+LAUNCH_FILE = ".launch.json"
+# The same on all ranks of a job, and where a job may launch several times, what tells its launches apart.
+_JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE", "LSB_JOBID", "PBS_JOBID")
+_ATTEMPT_VARIABLES = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+_SAME_START_S = 30.0  # ranks behind wrappers of their own, whose parents do not start at one moment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What this process knows of its launch.
+
+    Attributes:
+        job: the job's id; "" without one. torchrun writes "none" where it was given no id.
+        exact: no other launch has this job's id.
+        meeting: address and port at which the ranks meet; "" where it is not told.
+        host: the machine, on which the next two are the same for all ranks.
+        launcher: the folder that torchrun made for this launch; "" without.
+        started_s: when the process that started this one did, in seconds since 1970; None where nothing tells.
+        world_size: as torchrun tells it; None without. Where nodes come or go it starts all ranks again and counts that
+            as no restart: this is what tells such rounds apart.
+    """
+
+    job: str = ""
+    exact: bool = False
+    meeting: str = ""
+    host: str = ""
+    launcher: str = ""
+    started_s: float | None = None
+    world_size: int | None = None
+
+    def is_other_than(self, other: Launch, *, restarted: bool = False) -> bool:
+        """Whether the two cannot be one launch. `restarted`: ranks may by now meet elsewhere."""
+        if self.job != other.job:
+            return True
+        if self.job and self.exact:
+            return False
+        if not restarted and None not in (self.world_size, other.world_size) and self.world_size != other.world_size:
+            return True
+        if self.host == other.host and self.launcher and other.launcher:
+            return self.launcher != other.launcher
+        if not restarted and self.meeting != other.meeting:
+            return True
+        if self.host != other.host or self.started_s is None or other.started_s is None:
+            return False
+        return abs(self.started_s - other.started_s) > _SAME_START_S
+
+
+def find_launch(environment: Mapping[str, str]) -> Launch:
+    """Of this process."""
+    job, exact = _job(environment)
+    address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
+    size = environment.get("WORLD_SIZE", "")
+    launcher, _, below = environment.get("TORCHELASTIC_ERROR_FILE", "").partition("/attempt_")
+    return Launch(
+        job=job,
+        exact=exact,
+        meeting=f"{address}:{port}" if port else "",
+        host=socket.gethostname(),
+        launcher=launcher if below else "",
+        started_s=parent_start_s(),
+        world_size=int(size) if below and size.isdecimal() else None,
+    )
+
+
+def launch_name(launch: Launch, environment: Mapping[str, str]) -> str:
+    """The job's id; else the same on the ranks that one process launched: when it started, and where they meet."""
+    if launch.job:
+        return launch.job
+    name = time.strftime("%Y%m%d-%H%M%S", time.localtime(launch.started_s))
+    port = environment.get("MASTER_PORT", "")
+    return f"{name}-{port}" if port else name
+
+
+def attempt_number(environment: Mapping[str, str]) -> int:
+    """Which start of an elastic or requeued job this is, from 0."""
+    for variable in _ATTEMPT_VARIABLES:
+        count = environment.get(variable, "")
+        if count.isdecimal() and int(count) > 0:
+            return int(count)
+    return 0
+
+
+def attempt_name(environment: Mapping[str, str]) -> str:
+    """The directory of this attempt in the run's; "" for the first, which has none of its own."""
+    number = attempt_number(environment)
+    return f"attempt{number}" if number else ""
+
+
+def claim(root: Path, launch: Launch, *, restarted: bool = False) -> bool:
+    """Whether ranks of `launch` may write into `root`: nobody has yet, or they have.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    told = _told(root)
+    if told is None:
+        if _has_ranks(root) and _told(root) is None:  # they leave the file first, so these are older, or one alone
+            return False
+        root.mkdir(parents=True, exist_ok=True)
+        _leave(root / LAUNCH_FILE, launch)
+        told = _told(root)
+    return told is None or not launch.is_other_than(told, restarted=restarted)
+
+
+def _has_ranks(root: Path) -> bool:
+    return any(True for pattern in ("rank*/", "attempt*/rank*/") for _ in root.glob(pattern))
+
+
+def _told(root: Path) -> Launch | None:
+    """What the first rank left; None if there is nothing, or nothing that can be read."""
+    try:
+        told = json.loads((root / LAUNCH_FILE).read_bytes())
+        return Launch(**{name: told[name] for name in Launch.__slots__ if name in told})
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _leave(path: Path, launch: Launch) -> None:
+    """Write it whole and where there is none: of several ranks that come at once, one does."""
+    beside = path.with_name(f"{path.name}-{secrets.token_hex(8)}")
+    beside.write_text(json.dumps(asdict(launch)), encoding="utf-8")
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(launch)))
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def job_name(environment: Mapping[str, str]) -> str:
+    """The job's id; "" without one."""
+    return _job(environment)[0]
+
+
+def _job(environment: Mapping[str, str]) -> tuple[str, bool]:
+    for variable in _JOB_VARIABLES:
+        job = environment.get(variable, "")
+        if job and job != "none":
+            step = environment.get("SLURM_STEP_ID", "") if variable == "SLURM_JOB_ID" else ""
+            return (f"{job}.{step}", True) if step.isdigit() else (job, variable == "PMIX_NAMESPACE")
+    return "", False
+
+
+def parent_start_s() -> float | None:
+    """When this process's parent started, in seconds since 1970; None where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
+        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+        return int(boot.split()[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, StopIteration, AttributeError):
+        return None
+
+
+__all__ = [
+    "PAGE_FILE",
+    "RESULT_FILE",
+    "RUN_FILE",
+    "RUN_NAME_VARIABLE",
+    "RunDirectory",
+    "check_run",
+    "given_directory",
+    "json_bytes",
+    "launch_directories",
+    "open_run",
+    "rank_directories",
+    "read_run",
+    "replacing",
+    "safe_name",
+]
+
+RUN_FILE = "run.json"
+RESULT_FILE = "result.json"
+PAGE_FILE = "report.html"
+RUN_NAME_VARIABLE = "PROFILER_WRAPPER_RUN"
+_LONGEST_NAME_BYTES = 120  # leaves room in the 255 bytes that a file name may have
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """The files of one rank of one run.
+
+    Attributes:
+        root: the run's directory, common to its ranks.
+        rank_name: the rank's directory in it, `rank0_dp0_tp0_pp0` or `rank0`.
+        prefix, rank: what `<prefix>` and `<r>` in the name of a file stand for.
+        window: the directory of a later recorded window, `steps_500-502`; "" for the first.
+    """
+
+    root: Path
+    rank_name: str
+    prefix: str
+    rank: int
+    window: str = ""
+
+    @property
+    def directory(self) -> Path:
+        """Where this rank's files of this window lie."""
+        return self.root / self.rank_name / self.window
+
+    @property
+    def page(self) -> Path:
+        """Where the page goes: that of the first window into the run's directory, a later one beside its files."""
+        return (self.directory if self.window else self.root) / PAGE_FILE
+
+    def path(self, name: str) -> Path:
+        """The path of a file: `path("<prefix>_rank_<r>.log")`."""
+        return self.directory / name.replace("<prefix>", self.prefix).replace("<r>", str(self.rank))
+
+    def for_window(self, first: int, last: int) -> RunDirectory:
+        """The same rank, with the files of steps `first` to `last` in a directory of their own."""
+        return replace(self, window=f"steps_{first}-{last}")
+
+    def write_bytes(self, name: str, data: bytes) -> Path:
+        """Writes a file whole or not at all. Raises OSError with its path."""
+        path = self.path(name)
+        with replacing(path) as beside:
+            beside.write_bytes(data)
+        return path
+
+    def write_text(self, name: str, text: str) -> Path:
+        """As `write_bytes`; what UTF-8 cannot say becomes `?`."""
+        return self.write_bytes(name, text.encode("utf-8", "replace"))
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """As `write_bytes`; numbers that are not finite become null."""
+        return self.write_bytes(name, json_bytes(value))
+
+    def write_with(self, name: str, write: Callable[[Path], object]) -> Path:
+        """As `write_bytes`, for what writes a file itself (an export, a plot): it gets the path to write to."""
+        path = self.path(name)
+        with replacing(path) as beside:
+            write(beside)
+        return path
+
+    def write_run(self, info: Mapping[str, Any], *, complete: bool) -> Path:
+        """Writes run.json: what is known of the run, and whether its files are all there."""
+        return self.write_json(RUN_FILE, {**info, "complete": complete})
+
+
+def open_run(
+    output_dir: str | os.PathLike[str],
+    *,
+    prefix: str,
+    rank: int = 0,
+    rank_name: str | None = None,
+    world_size: int = 1,
+    run_name: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+    now: float | None = None,
+) -> RunDirectory:
+    """The directory for this rank's files, made now.
+
+    The run is named by PROFILER_WRAPPER_RUN or `run_name`, else by the job's id, so that all ranks
+    meet in it; else by the time: of the launcher's start if there are several ranks, of now if there
+    is one. Nothing is written into twice: the second launch of a name, the second profile of a process,
+    gets `<run>-2` on every rank.
+
+    Raises:
+        OSError: the directory cannot be made.
+    """
+    prefix = safe_name(prefix, "profile")
+    rank_name = safe_name(rank_name or f"rank{rank}", f"rank{rank}")
+    parent = Path(output_dir).expanduser()
+    if world_size > 1 or environment.get(RUN_NAME_VARIABLE) or run_name or job_name(environment):
+        roots = launch_directories(output_dir, prefix=prefix, run_name=run_name, environment=environment)
+        root = _make_first(roots, rank_name)
+    else:
+        name = f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
+        root = _first_without(parent, name)
+    run = RunDirectory(root, rank_name, prefix, rank)
+    run.directory.mkdir(parents=True, exist_ok=True)
+    return run
+
+
+def read_run(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """What run.json in a rank's directory says.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ProfilerWrapperError: it is damaged.
+    """
+    path = Path(directory, RUN_FILE)
+    try:
+        info = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ProfilerWrapperError(
+            f"{path}: not the JSON that was written ({error}). Delete it, or record again."
+        ) from error
+    if not isinstance(info, dict):
+        raise ProfilerWrapperError(f"{path}: holds no JSON object. Delete it, or record again.")
+    return info
+
+
+class _Described(msgspec.Struct, gc=False):
+    """What run.json says, as far as reports go by it. Whatever is not there was not known."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    coordinates: dict[str, int] | None = None
+    device: str | None = None
+    device_type: str | None = None
+    device_memory_bytes: int | None = None
+    free_memory_bytes: int | None = None
+    compute_capability: list[int] | None = None
+    cpu_name: str | None = None
+    versions: dict[str, str | int] | None = None
+    float32_matmul_precision: str | None = None
+    timed_steps: list[int] | None = None
+    full_steps: list[int] | None = None
+    layers: list[dict[str, Any]] | None = None
+    compiled: dict[str, Any] | None = None
+    optimizers: list[dict[str, Any]] | None = None
+    wrappers: list[str] | None = None
+    attention_backends: dict[str, bool] | None = None
+    attention_implementation: str | None = None
+    process_group_backend: str | None = None
+    allocator_settings: str | None = None
+
+
+def check_run(run: Mapping[str, Any]) -> None:
+    """Raises ValueError, with the key, where a run's description is not what was written."""
+    try:
+        msgspec.convert(run, _Described)
+    except (msgspec.ValidationError, ValueError) as error:  # ValueError: a text that is none, of half a character
+        raise ValueError(str(error)) from error
+
+
+def rank_directories(run: str | os.PathLike[str]) -> list[Path]:
+    """The directories of the ranks below `run`, which may be one itself; by rank, the last attempt's."""
+    run = Path(run)
+    if (run / RUN_FILE).is_file():
+        return [run]
+    attempts = sorted(run.glob("attempt*"), key=lambda path: _number_in(path.name))
+    last = attempts[-1] if attempts else run
+    found = [path.parent for path in last.glob(f"*/{RUN_FILE}")]
+    return sorted(found, key=lambda path: (_number_in(path.name), path.name))
+
+
+def safe_name(text: str, default: str) -> str:
+    """`text` as one harmless file name of at most 120 bytes; different texts stay different."""
+    kept = "".join(letter if letter.isalnum() or letter in "._+=@-" else "_" for letter in text)
+    kept = kept.lstrip(".-")
+    if not kept.strip("._"):
+        kept = default
+    if kept == text and len(kept.encode()) <= _LONGEST_NAME_BYTES:
+        return kept
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{kept.encode()[: _LONGEST_NAME_BYTES - 9].decode('utf-8', 'ignore')}-{digest}" if text else default
+
+
+def given_directory(path: object, parameter: str) -> Path:
+    """A directory as a user gives it, `~` resolved.
+
+    Raises:
+        WrongUse: it can be none.
+    """
+    try:
+        found = Path(path).expanduser()  # type: ignore[arg-type]
+    except TypeError:
+        raise WrongUse(f"{parameter}={path!r} is no directory. Give a path.") from None
+    except RuntimeError as error:  # of a user who is not known
+        raise WrongUse(f"{parameter}={path!r} is no directory: {error}") from error
+    check_path(found)
+    return found
+
+
+# --- names of runs ---
+
+
+def launch_directories(
+    output_dir: str | os.PathLike[str],
+    *,
+    prefix: str = "profile",
+    run_name: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Iterator[Path]:
+    """Where the ranks of this process's launch may write, the first place first, without end.
+
+    `<run>/[attempt<N>]`, then `<run>-2/[attempt<N>]` ...: all ranks of a launch are told the same, those of another
+    launch of the same name others. What is told is there, or is made.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    launch, attempt = find_launch(environment), attempt_name(environment)
+    named = environment.get(RUN_NAME_VARIABLE) or run_name
+    name = safe_name(named or f"{prefix}-{launch_name(launch, environment)}", prefix)
+    parent = Path(output_dir).expanduser()
+    for number in itertools.count(1):
+        run = parent / (name if number == 1 else f"{name}-{number}")
+        root = run / attempt
+        if claim(run, launch, restarted=bool(attempt)) and (not attempt or claim(root, launch)):
+            yield root
+
+
+def _make_first(roots: Iterable[Path], rank_name: str) -> Path:
+    """The first in which this rank has not been, with its directory."""
+    for root in roots:
+        with contextlib.suppress(FileExistsError):
+            (root / rank_name).mkdir()
+            return root
+    raise AssertionError("there is always another one")
+
+
+def _first_without(parent: Path, name: str) -> Path:
+    """The first of `name`, `name-2` ... in `parent` that is not there yet; makes it."""
+    number = 1
+    while True:
+        root = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            root.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return root
+
+
+def _number_in(name: str) -> int:
+    digits = "".join(letter if letter.isdigit() else " " for letter in name).split()
+    return int(digits[0]) if digits else -1
+
+
+# --------------------------------------------------------------------------------------------------
+# Which file of a run or a directory is meant: its result, its trace, the trace with shapes, what run.json says.
+
+
+def find_result(path: Path, *, rank: int | None = None, with_trace: bool = False) -> Path:
+    """The file to read for `path`: itself, or of a directory its result, else its trace, else those of its first rank.
+
+    Of a job that was started again the last attempt counts. `rank`: of a run, that rank's. `with_trace`: a trace, if
+    there is any.
+
+    Raises:
+        BrokenTrace: the directory holds no result and no trace, or several runs.
+        WrongUse: it holds nothing of `rank`, `path` is no directory, or `rank` is below 0.
+    """
+    if rank is not None and rank < 0:
+        raise WrongUse(f"rank {rank}: ranks are numbered from 0.")
+    if not path.is_dir():
+        if rank is not None:
+            raise WrongUse(f"{path}: is no directory of a run, so it has no rank {rank}. Give the run's directory.")
+        return path
+    ranks = sorted(path.glob("**/rank*/"), key=lambda p: (-_attempt(p, path), len(p.parts), rank_number(p.name)))
+    runs = sorted({place.relative_to(path).parts[0] for place in ranks if place.parent != path})
+    runs = [run for run in runs if not run.startswith("attempt")]
+    if len(runs) > 1 and not any(path.glob("rank*/")):
+        raise BrokenTrace(f"{path}: {len(runs)} runs are in it; name one: {', '.join(runs[:8])}")
+    places = (path, *ranks)
+    if rank is not None:
+        places = tuple(place for place in (*ranks, path.resolve()) if rank_number(place.name) == rank)
+        if not places:
+            known = ", ".join(dict.fromkeys(str(rank_number(place.name)) for place in ranks)) or "none"
+            raise WrongUse(f"{path}: nothing of rank {rank} is in it; ranks: {known}")
+    for place in places:
+        if not with_trace and (place / RESULT_FILE).is_file():
+            return place / RESULT_FILE
+        for pattern in ("*_trace.json", "*_trace.json.gz", "*.pt.trace.json", "*.pt.trace.json.gz"):
+            traces = sorted(place.glob(pattern), key=lambda p: ("_full_trace" in p.name, p.name))
+            if traces:
+                return traces[0]
+        if (place / RESULT_FILE).is_file():
+            return place / RESULT_FILE
+    timers = any(path.glob("**/timer_rank*.jsonl"))
+    instead = "; its timers are read by `profiler-wrapper ranks`, or pw.load_ranks(path)" if timers else ""
+    raise BrokenTrace(f"{path}: no {RESULT_FILE} and no trace in it{instead}")
+
+
+def rank_number(name: str) -> int:
+    """`"rank3_dp1"` -> 3; -1 for what is no rank's directory."""
+    digits = name.removeprefix("rank").split("_")[0]
+    return int(digits) if name.startswith("rank") and digits.isdecimal() else -1
+
+
+def _attempt(place: Path, run: Path) -> int:
+    """Which start of the job a rank's directory is of."""
+    numbers = (part.removeprefix("attempt") for part in place.relative_to(run).parts if part.startswith("attempt"))
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+
+def trace_beside(directory: Path, run: Mapping[str, Any]) -> Path | None:
+    """The timed trace that a run's description names; None where it names none, or it is gone."""
+    name = run.get("trace")
+    path = directory / Path(name).name if isinstance(name, str) and name else None
+    return path if path is not None and path.is_file() else None
+
+
+def trace_with_shapes(trace: Path, run: Mapping[str, Any]) -> Path | None:
+    """The trace with shapes that goes with the timed one; None where the run names none, or it is gone."""
+    name = run.get("full_trace")
+    if not isinstance(name, str) or not _same_name(str(run.get("trace")), trace.name):
+        return None
+    path = trace.parent / Path(name).name
+    return path if path.is_file() else None
+
+
+def run_beside(trace: Path) -> dict[str, Any] | None:
+    """What the run.json beside a trace says of it; what was held, only of the trace that it names. None without one.
+
+    Raises:
+        BrokenTrace: it is not what was written.
+    """
+    path = trace.parent / RUN_FILE
+    if not path.is_file():
+        return None
+    run = read_json(path)
+    try:
+        check_run(run)
+        read_holdings(run.get("held"))
+    except ValueError as error:
+        raise BrokenTrace(f"{path}: not what was written: {error}. Delete it, and the trace is read alone.") from error
+    if not _same_name(str(run.get("trace")), trace.name):
+        run.pop("held", None)
+    return run
+
+
+def href(file: Path, *, page: Path) -> str:
+    """The link from a page to a file: relative, so that both can be moved together, where a path leads there."""
+    try:
+        relative = os.path.relpath(file.resolve(), page.parent.resolve())
+    except ValueError:  # on another drive
+        return file.resolve().as_uri()
+    return quote(Path(relative).as_posix())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object.
+
+    Raises:
+        BrokenTrace: the file holds none.
+    """
+    try:
+        data = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise BrokenTrace(f"{path}: not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise BrokenTrace(f"{path}: a {type(data).__name__} where an object was expected")
+    return data
+
+
+def _same_name(one: str, other: str) -> bool:
+    return one.removesuffix(".gz") == other.removesuffix(".gz")

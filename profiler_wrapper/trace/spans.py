@@ -1,0 +1,356 @@
+"""What kind of work a span is, and who takes part in it, by the names that training frameworks give."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.trace.run_directory import (
+    RUN_NAME_VARIABLE,
+    attempt_name,
+    attempt_number,
+    job_name,
+    launch_directories,
+    safe_name,
+)
+
+# --------------------------------------------------------------------------------------------------
+# Ranks as numbers: lists of them as people write them, and which of a job's are missing.
+
+_AT_MOST_NAMED = 8  # ranks that are missing are named one by one
+
+
+class Gap(NamedTuple):
+    """Something that is not there, and why as far as can be told."""
+
+    what: str
+    reason: str
+    rank: int | None = None
+
+
+def rank_gaps(ranks: Iterable[int], reason: str) -> list[Gap]:
+    """Ranks that are missing for one reason: one by one, or together where they are many."""
+    ranks = sorted(ranks)
+    if len(ranks) <= _AT_MOST_NAMED:
+        return [Gap(f"rank {rank}", reason, rank) for rank in ranks]
+    return [Gap(f"{len(ranks)} ranks: {ranges(ranks)}", reason)]
+
+
+def absent_ranks(there: Iterable[int], world_size: int | None, ranks: Iterable[int] = ()) -> list[Gap]:
+    """The ranks of the job that `there` lacks; of those among `ranks` something else is there."""
+    there, known = set(there), set(ranks)
+    described = sorted(known - there)
+    without = _between(there | known, world_size or 0)
+    if len(described) + sum(map(len, without)) <= _AT_MOST_NAMED:
+        reasons = {rank: "no file of it is there" for part in without for rank in part}
+        reasons |= dict.fromkeys(described, "it left no trace and no timer's log, only its description")
+        return [Gap(f"rank {rank}", reasons[rank], rank) for rank in sorted(reasons)]
+    found = []
+    if without:
+        found.append(Gap(f"{sum(map(len, without))} ranks: {_told(without)}", "no file of theirs is there"))
+    if described:
+        found.append(Gap(f"{len(described)} ranks: {ranges(described)}", "they left no trace and no timer's log"))
+    return found
+
+
+def _between(numbers: Iterable[int], end: int) -> list[range]:
+    """What is not among `numbers`, from 0 up to `end`, which may be any number that a file tells."""
+    found, begin = [], 0
+    for number in [*sorted(number for number in set(numbers) if 0 <= number < end), end]:
+        if number > begin:
+            found.append(range(begin, number))
+        begin = number + 1
+    return found
+
+
+def ranges(numbers: Iterable[int], *, most: int = 12) -> str:
+    """`[0, 1, 2, 5]` -> `"0-2, 5"`; at most so many parts."""
+    return _told(parts_of(numbers), most)
+
+
+def rank_list_text(ranks: Iterable[int]) -> str:
+    """Who takes part, as groups are named: `(0, 1, 2, 5)` -> `"0-2,5"`."""
+    return ",".join(map(_part_text, parts_of(ranks)))
+
+
+def parts_of(numbers: Iterable[int]) -> list[range]:
+    """`[0, 1, 2, 5]` -> `[range(0, 3), range(5, 6)]`."""
+    parts: list[range] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1].stop:
+            parts[-1] = range(parts[-1].start, number + 1)
+        else:
+            parts.append(range(number, number + 1))
+    return parts
+
+
+def _told(parts: Sequence[range], most: int = 12) -> str:
+    return ", ".join(map(_part_text, parts[:most])) + (f" and {len(parts) - most} more" if len(parts) > most else "")
+
+
+def _part_text(part: range) -> str:
+    return str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}"
+
+
+def parse_ranks(text: str, *, option: str = "--ranks") -> tuple[int, ...]:
+    """`"0-2,5"` -> `(0, 1, 2, 5)`; `option` is what errors name.
+
+    Raises:
+        WrongUse: that is no list of ranks.
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,7})\s*(?:-\s*(\d{1,7})\s*)?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise WrongUse(f"{option} {text}: say ranks as in 0-7 or 0,3,8-11")
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(sorted(found))
+
+
+# The first that matches counts. In lower case, words apart by one blank: "forward send", "params all gather".
+_KINDS = tuple(
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        ("gc", r"\b(gc|garbage)\b"),
+        (
+            "communication",
+            r"\b(i?send|i?recv|receive|p2p|all ?reduce|reduce ?scatter|all ?gather|all ?to ?all|alltoallv?|broadcast|"
+            r"bcast|barrier|nccl|rccl|gloo|c10d|comm|comms|communication|clip|grad ?norm|finalize model grads)\b",
+        ),
+        ("checkpoint", r"\b(checkpoint save|save checkpoint|checkpoint|ckpt)\b"),
+        ("recompute", r"\brecompute\w*\b"),
+        (
+            "data",
+            r"\b(data|dataloader|dataloading|batch generator|(get|next|load|fetch) batch)\b|"
+            r"^(load|loading|loader|fetch)$",
+        ),
+        ("optimizer", r"\b(optimizer|optim|adamw?|sgd|zero grad)\b|^opt( step)?$"),
+        ("backward", r"\b(backward|bwd|wgrad|dgrad)\b"),
+        ("forward", r"\b(forward|fwd|loss)\b"),
+        ("step", r"^(train |training )?(step|iteration|iter|interval time)$|^profilerstep\b"),
+    )
+)
+# Of each kind some of the words by which a name tells it, as helps have them.
+KNOWN_NAMES = {
+    "data": "data, dataloader, load, get_batch, next_batch",
+    "forward": "forward, fwd, loss",
+    "recompute": "recompute",
+    "backward": "backward, bwd, wgrad, dgrad",
+    "communication": "all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, barrier, send, recv, grad_norm",
+    "optimizer": "optimizer, optim, opt, adam, sgd, zero_grad",
+    "gc": "gc, garbage",
+    "checkpoint": "checkpoint, ckpt",
+    "step": "step, train_step, iteration",
+}
+
+_BETWEEN_WORDS = re.compile(r"[^a-z0-9]+")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+# Of a name in a table that has no groups: who takes part.
+ALL, STAGE, EMBEDDING, OWN, PAIR = "all", "stage", "embedding", "own", "pair"
+_GROUPS = tuple(
+    (group, re.compile(pattern))
+    for group, pattern in (
+        (PAIR, r"\b(i?send|i?recv|receive)\b"),
+        (ALL, r"\b(clip|grad ?norm)\b"),  # the norm of all gradients
+        (EMBEDDING, r"\bembedding\b"),  # of the first and the last stage
+        (OWN, r"\blayer ?norm\b"),  # of tensor parallel ranks, which share a rank here
+    )
+)
+
+
+@lru_cache(maxsize=4096)
+def words_of(name: str) -> str:
+    """`"forward-send"`, `"ForwardSend"`, `"forward_send"` -> `"forward send"`."""
+    return _BETWEEN_WORDS.sub(" ", _CAMEL.sub(" ", name).lower()).strip()
+
+
+@lru_cache(maxsize=4096)
+def kind_of_span(name: str) -> str:
+    """One of `KINDS`, as the name tells; "other" where it does not."""
+    words = words_of(name)
+    return next((kind for kind, pattern in _KINDS if pattern.search(words)), "other")
+
+
+def group_of_span(name: str) -> str:
+    """Who takes part in a communication of this name, by the custom of Megatron: ranks of one stage, if nothing else.
+
+    Returns:
+        One of `ALL`, `STAGE`, `EMBEDDING`, `OWN` and `PAIR`.
+    """
+    words = words_of(name)
+    return next((group for group, pattern in _GROUPS if pattern.search(words)), STAGE)
+
+
+def sends_forward(name: str) -> bool | None:
+    """Whether a send or receive carries activations from a stage to the next; None: gradients the other way."""
+    words = words_of(name)
+    if "backward" in words or "grad" in words:
+        return False
+    return True if "forward" in words or "activation" in words else None
+
+
+def receives(name: str) -> bool:
+    """Whether a span of this name waits for what another rank sends."""
+    return re.search(r"\b(i?recv|receive)\b", words_of(name)) is not None
+
+
+# --------------------------------------------------------------------------------------------------
+# The table that everything about many ranks reads: a row for each span of each rank.
+
+KINDS: Final = (  # in the order in which a step has them
+    "step",
+    "data",
+    "forward",
+    "recompute",
+    "backward",
+    "communication",
+    "optimizer",
+    "gc",
+    "checkpoint",
+    "other",
+)
+
+# Name of a column: its type in SQL, what it says.
+SPAN_COLUMNS: Final = {
+    "rank": ("INTEGER", "of the job"),
+    "step": ("BIGINT", "null: not known"),
+    "name": ("VARCHAR", "as the user, the trace or the table has it"),
+    "kind": ("VARCHAR", "one of KINDS"),
+    "layer": ("VARCHAR", "the module's full name; null: not of one layer"),
+    "start_ns": ("BIGINT", "nanoseconds since 1970 by the rank's own clock"),
+    "duration_ns": ("BIGINT", "by the rank's own clock, on the CPU"),
+    "device_ns": ("BIGINT", "between two events on the device; null: not measured"),
+    "waiting_ns": ("BIGINT", "communication on its thread within it; null: not known"),
+    "depth": ("SMALLINT", "0: within no other span of its rank and thread but a step"),
+    "parent": ("VARCHAR", "name of the span around it"),
+    "thread": ("BIGINT", "null: not known"),
+    "microbatch": ("INTEGER", "null: not known, or none"),
+    "chunk": ("INTEGER", "of the model on a rank that holds several (virtual stages); null: not known, or one"),
+    "sequence": ("INTEGER", "counts its name in the group, step and rank, from 0"),
+    "group": ("VARCHAR", "who takes part in a collective, a send or a receive"),
+    "bytes": ("BIGINT", "moved by a communication"),
+    "overlapped_ns": ("BIGINT", "of a communication, while its rank computes beside it; null: not known"),
+}
+
+RANK_COLUMNS: Final = {
+    "rank": ("INTEGER", "of the job"),
+    "stage": ("INTEGER", "of the pipeline; 0 without one"),
+    "dp": ("INTEGER", "place in the device mesh; null: not known"),
+    "tp": ("INTEGER", "as dp"),
+    "cp": ("INTEGER", "as dp"),
+    "ep": ("INTEGER", "as dp"),
+    "pp": ("INTEGER", "as dp"),
+    "host": ("VARCHAR", "null: not known"),
+    "world_size": ("INTEGER", "ranks of the job; null: not known"),
+    "attempt": ("INTEGER", "of an elastic job, from 0"),
+}
+
+
+# --------------------------------------------------------------------------------------------------
+# The files of a rank's timer: `<run>/[attempt<N>/]timers/timer_rank<k>.log`, and `.jsonl` beside it.
+
+DIRECTORY = "timers"
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFiles:
+    """Two files that nobody else writes.
+
+    Attributes:
+        root: the run's directory.
+        attempt: of an elastic job, from 0.
+        text, lines: the lines that people read, and JSON lines.
+    """
+
+    root: Path
+    attempt: int
+    text: Path
+    lines: Path
+
+    def remove(self) -> None:
+        """Both, and the directories that are empty then. Raises nothing."""
+        with contextlib.suppress(OSError):
+            self.text.unlink(missing_ok=True)
+            self.lines.unlink(missing_ok=True)
+            place = self.text.parent
+            while place != self.root.parent:
+                place.rmdir()
+                place = place.parent
+
+
+def claim_timer_files(
+    output_dir: str | os.PathLike[str],
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    run_name: str | None = None,
+    prefix: str = "profile",
+    worker: int | None = None,
+    environment: Mapping[str, str] = os.environ,
+    now: float | None = None,
+) -> TimerFiles:
+    """Make the two files, empty, where there are none of this rank: nothing is ever written over.
+
+    The run is named as for `store.open_run`, so that a timer's files lie beside those of the profiles of its job;
+    where the run holds this rank's timer already, it is `<run>-2` and so on.
+
+    Args:
+        worker: the number of a process that belongs to the rank and is none, as one that loads its data.
+
+    Raises:
+        OSError: they cannot be made.
+    """
+    parent = Path(output_dir).expanduser()
+    named = environment.get(RUN_NAME_VARIABLE) or run_name
+    file = f"timer_rank{rank}" if worker is None else f"worker{worker}_of_rank{rank}"
+    attempt = attempt_number(environment)
+    roots: Iterator[Path]
+    if named and world_size == 1:
+        roots = (root / attempt_name(environment) for root in _numbered(parent / safe_name(named, prefix)))
+    elif named or job_name(environment) or world_size > 1:
+        roots = launch_directories(output_dir, prefix=prefix, run_name=run_name, environment=environment)
+    else:
+        name = f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
+        roots, attempt = _new(_numbered(parent / name)), 0
+    for root in roots:
+        directory = root / DIRECTORY
+        directory.mkdir(parents=True, exist_ok=True)
+        text, lines = directory / f"{file}.log", directory / f"{file}.jsonl"
+        with contextlib.suppress(FileExistsError):
+            _make(lines)
+            try:
+                _make(text)
+            except FileExistsError:
+                lines.unlink()
+                raise
+            return TimerFiles(root.parent if attempt else root, attempt, text, lines)
+    raise AssertionError("unreachable")
+
+
+def _numbered(root: Path) -> Iterator[Path]:
+    """`root`, `root-2`, `root-3` ..."""
+    for number in itertools.count(1):
+        yield root if number == 1 else root.with_name(f"{root.name}-{number}")
+
+
+def _new(roots: Iterable[Path]) -> Iterator[Path]:
+    """Those that nobody has made yet; makes them. Raises OSError: it cannot."""
+    for root in roots:
+        if not root.is_dir():
+            with contextlib.suppress(FileExistsError):
+                root.mkdir(parents=True)
+                yield root
+
+
+def _make(path: Path) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
