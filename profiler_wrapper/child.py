@@ -1,6 +1,6 @@
-"""A process beside a training: what it may import, how it steps back and waits for its turn.
+"""Starts child processes: new Python programs that import only this package, beside a training at the lowest priority.
 
-Imports next to nothing, so that what such a process imports after stepping back is in nobody's way.
+Imports next to nothing: what a child imports after it has lowered its priority is in nobody's way.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
 
 _LONGEST_LIFE_S = 3600  # be its parent there or not
 _LOWEST_PRIORITY = 19
@@ -19,33 +24,65 @@ _AUTOGROUP = Path("/proc/self/autogroup")
 _MOST_TRIES = 100
 
 
-def import_places() -> list[str]:
-    """Where another interpreter finds what this one imports, this package also if the working directory has changed."""
-    ours = str(Path(__file__).resolve().parent.parent)
-    return [*(place for place in sys.path if isinstance(place, str)), ours]  # Python imports from texts alone
+# A child computes on one core.
+_ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_BESIDE_TRAINING = f"from {__name__} import lower_priority, wait_for_turn; lower_priority(); wait_for_turn(); "
 
 
-def is_python(executable: str | None) -> bool:
-    """An interpreter, and not a program that holds one: starting that once more could do anything."""
-    return bool(executable) and Path(str(executable)).name.lower().startswith(("python", "pypy"))
+def start_child(
+    program: str,
+    *arguments: str,
+    beside_training: bool = False,
+    environment: Mapping[str, str] | None = None,
+    **of_popen: Any,
+) -> subprocess.Popen[Any]:
+    """A new Python process that runs `program` and finds the packages that this one finds.
+
+    Nothing of the script that this process runs is run again, as `multiprocessing` would: a training without
+    `if __name__ == "__main__":` around it would train again.
+
+    Args:
+        program: text of the program; `arguments` are `sys.argv[1:]` there.
+        beside_training: in a session of its own, at the lowest priority, and one at a time on a machine.
+        environment: variables besides those of this process.
+        of_popen: of `subprocess.Popen`.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    import subprocess
+
+    # A program that holds an interpreter is none: started once more it could do anything.
+    if not Path(sys.executable or "").name.lower().startswith(("python", "pypy")):
+        raise OSError(f"{sys.executable!r} is no Python interpreter")
+    # Also where the working directory has changed; Python imports from texts alone.
+    places = [*(place for place in sys.path if isinstance(place, str)), str(Path(__file__).resolve().parent.parent)]
+    before = _BESIDE_TRAINING if beside_training else ""
+    if beside_training:
+        of_popen["start_new_session"] = True  # Ctrl-C is not for it
+    return subprocess.Popen(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {places!a}; {before}{program}", *arguments],
+        env={**os.environ, **_ENVIRONMENT, **(environment or {})},
+        **of_popen,
+    )
 
 
-def step_back() -> None:
-    """Be in nobody's way, and not for ever."""
+def lower_priority() -> None:
+    """Lower this process's priority as far as the system can, and end it after an hour."""
     if hasattr(os, "nice"):
         os.nice(_LOWEST_PRIORITY)
     if hasattr(os, "SCHED_IDLE"):  # runs where nobody else wants to
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     if hasattr(os, "getsid") and os.getsid(0) == os.getpid():
-        _lower_session()
+        _lower_session_priority()
     with suppress(OSError):  # where memory runs out, this process goes first
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     if hasattr(signal, "alarm"):
         signal.alarm(_LONGEST_LIFE_S)
 
 
-def _lower_session() -> None:
+def _lower_session_priority() -> None:
     """Linux may divide the processors among sessions first (autogroup), and then this one has a share of its own."""
     for _ in range(_MOST_TRIES):
         try:
@@ -58,7 +95,13 @@ def _lower_session() -> None:
             return
 
 
-def take_turn() -> None:
+def raise_priority(process: int) -> None:
+    """Somebody waits for a child beside a training: give its session a whole share again, where there are such."""
+    with suppress(OSError):
+        Path(f"/proc/{process}/autogroup").write_text("0", encoding="ascii")
+
+
+def wait_for_turn() -> None:
     """Wait until no other process of this user has its turn on this machine; it ends with the process."""
     with suppress(ImportError, AttributeError, OSError):  # no such locks here, or no place for one: nobody waits
         import fcntl

@@ -16,16 +16,10 @@ from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.work.flops import flops_of_recording
 from profiler_wrapper.analysis.work.formulas import has_formula
 from profiler_wrapper.analysis.work.utilization import RECOMPUTE_IS_HIDDEN, StepWork, hides_recompute, work_of_count
-from profiler_wrapper.child import import_places
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.trace.reader import read_with_shapes
 
-PROGRAM = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from profiler_wrapper.monitor.count_step import main
-main(sys.argv[2], sys.argv[3])
-"""
+PROGRAM = f"from {__name__} import main; main(*sys.argv[1:])"
 _POLITENESS = 10  # less important than the training
 _MOST_OPS, _LONGEST_NAME = 20, 200  # of what is not counted
 _BY_TYPE = (
@@ -50,11 +44,6 @@ def count_step(trace: str | os.PathLike[str], run: Mapping[str, Any]) -> StepWor
     if hides_recompute(found, count):
         raise ValueError(RECOMPUTE_IS_HIDDEN)
     return work_of_count(count)
-
-
-def arguments(trace: Path, run: Path) -> list[str]:
-    """Of the interpreter, for a process that counts `trace` and finds the packages that this one finds."""
-    return ["-c", PROGRAM, json.dumps(import_places()), str(trace), str(run)]
 
 
 def main(trace: str, run: str) -> None:

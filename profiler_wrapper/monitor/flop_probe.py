@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -24,9 +23,9 @@ from profiler_wrapper.capture.recorder import compilations
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.session import Session, machine_activities
 from profiler_wrapper.capture.torch_state import Watch, recorder_is_taken
-from profiler_wrapper.child import is_python
+from profiler_wrapper.child import start_child
 from profiler_wrapper.errors import Notices
-from profiler_wrapper.monitor.count_step import arguments, count_step, read_answer, told
+from profiler_wrapper.monitor.count_step import PROGRAM, count_step, read_answer, told
 
 # --------------------------------------------------------------------------------------------------
 # Has a recorded step counted, in a process of its own where that can be.
@@ -44,11 +43,11 @@ class Counting:
         ProfilerWrapperError: no process could be started, and the trace holds no step.
     """
 
-    def __init__(self, trace: Path, run: Mapping[str, Any], *, in_process: bool | None = None) -> None:
+    def __init__(self, trace: Path, run: Mapping[str, Any], *, in_process: bool = False) -> None:
         self._files = trace, trace.with_suffix(".run.json")
         self._work: StepWork | None = None
         self._process: subprocess.Popen[str] | None = None
-        if not (in_process if in_process is not None else not is_python(sys.executable)):
+        if not in_process:
             with contextlib.suppress(OSError):  # no process may be started: then it is counted here
                 self._files[1].write_text(json.dumps(run), encoding="utf-8")
                 self._process = _start(*self._files)
@@ -91,13 +90,14 @@ class Counting:
 
 
 def _start(trace: Path, run: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *arguments(trace, run)],
+    return start_child(
+        PROGRAM,
+        str(trace),
+        str(run),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         start_new_session=True,  # Ctrl-C is for the training
     )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.child import import_places
+from profiler_wrapper.child import start_child
 from profiler_wrapper.errors import MissingPackage, WrongUse
 from profiler_wrapper.ranks.database import INSTALL, available_cores
 from profiler_wrapper.ranks.from_trace import Row, trace_rows
@@ -223,19 +223,12 @@ def _arrow() -> tuple[Any, Any]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Processes that reduce traces, each a new program: nothing of the script that wants them runs a second time.
-#
-# A process of `multiprocessing` that is spawned imports the script it was started from, and a training without
-# `if __name__ == "__main__":` around it would train again. What is started here knows nothing of that script: a
-# function
-# comes in by its name, a task as plain data, and what came of it goes back.
+# Processes that reduce traces. A function comes in by its name, a task as plain data, and what came of it goes back.
 
 Reduce = Callable[[Task], Reduced]
 DIES = "the process that reduced it was killed, twice: is there enough memory for it?"
 _NO_MEMORY = "there is not enough memory for it"
 _SERVE = f"from {__name__} import serve; serve()"
-# A worker computes on one core: there is one for each.
-_ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _alone = threading.Lock()  # where this process has to do it, a trace at a time
 _GONE = (EOFError, OSError, ValueError, pickle.UnpicklingError)  # what talking to a process that has ended raises
 
@@ -304,12 +297,7 @@ class _Worker:
                 return None
             if self._process is None:
                 self._began = False
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", f"import sys; sys.path[:] = {import_places()!a}; {_SERVE}"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    env={**os.environ, **_ENVIRONMENT},
-                )
+                self._process = start_child(_SERVE, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             return self._process
 
     def _ask(self, process: subprocess.Popen[bytes], reduce: Reduce, task: Task) -> Reduced:

@@ -30,7 +30,7 @@ from profiler_wrapper.analysis.compiled import only_called
 from profiler_wrapper.capture.growth import control_group_free_bytes, free_bytes_below_own_limit
 from profiler_wrapper.capture.rank import RunInfo
 from profiler_wrapper.capture.window import OutOfMemory, RecordedTrace
-from profiler_wrapper.child import import_places, is_python, step_back
+from profiler_wrapper.child import raise_priority, start_child
 from profiler_wrapper.errors import EmptyRecording, ProfilerWrapperWarning, say, tell
 from profiler_wrapper.reports.table import console_table
 from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, work_of_trace
@@ -169,12 +169,10 @@ _LEAST_PATIENCE_S = 10.0
 _PATIENCE_S_PER_BYTE = 0.5e-6
 _CHILD_BYTES = 500_000_000  # that one needs, besides the size of the traces
 _BEGUN = b"begun "
-_TOO_OLD = -getattr(signal, "SIGALRM", 0)  # how it ends that got no time to run for an hour (see low_priority)
+_TOO_OLD = -getattr(signal, "SIGALRM", 0)  # how it ends that got no time to run for an hour (see lower_priority)
 _CHILD = f"from {__name__} import finish_for_parent; finish_for_parent()"
-_POLITELY = f"from {step_back.__module__} import step_back, take_turn; step_back(); take_turn(); "  # before the rest
-# A child has one thread and no device, and says what it has to say in its answer.
+# A child has no device, and says what it has to say in its answer.
 _ENVIRONMENT = {
-    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     **dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), ""),
     "MPLBACKEND": "Agg",
     "PYTHONWARNINGS": "ignore",
@@ -218,8 +216,6 @@ class Child:
     """
 
     def __init__(self, task: WindowTask, *, beside_training: bool = False) -> None:
-        if not is_python(sys.executable):
-            raise OSError(f"{sys.executable!r} is no Python interpreter")
         self.problem = ""  # why nothing came of it
         self.was_killed = False  # by somebody else: by the system for want of memory, most likely
         self._ended_by_us = False  # for want of time; asked again where Ctrl-C came before it was gone
@@ -229,13 +225,13 @@ class Child:
         with tempfile.TemporaryFile() as given:
             pickle.dump(_portable(task), given)
             given.seek(0)
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _program(beside_training)],
+            self._process = start_child(
+                _CHILD,
+                beside_training=beside_training,
+                environment=_ENVIRONMENT,
                 stdin=given,
                 stdout=self._answer,
                 stderr=self._errors,
-                env={**os.environ, **_ENVIRONMENT},
-                start_new_session=beside_training,  # Ctrl-C is not for it
             )
 
     @property
@@ -255,7 +251,7 @@ class Child:
 
         To be asked until it has been answered, which Ctrl-C may prevent.
         """
-        self._hurry()
+        raise_priority(self.process)
         try:
             code = self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -277,15 +273,6 @@ class Child:
             tell(message)
         assert isinstance(finished, FinishedWindow)
         return finished
-
-    def _hurry(self) -> None:
-        """Somebody waits for it now: give its session a whole share again, where there are such shares."""
-        with suppress(OSError):
-            Path(f"/proc/{self.process}/autogroup").write_text("0", encoding="ascii")
-
-
-def _program(beside_training: bool) -> str:
-    return f"import sys; sys.path[:] = {import_places()!a}; {_POLITELY if beside_training else ''}{_CHILD}"
 
 
 def _drop_half_written(task: WindowTask, process: int) -> None:

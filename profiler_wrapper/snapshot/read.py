@@ -24,7 +24,7 @@ from typing import Annotated, Any, BinaryIO, Literal, NoReturn
 import msgspec
 import numpy as np
 
-from profiler_wrapper.child import import_places, is_python
+from profiler_wrapper.child import start_child
 from profiler_wrapper.errors import BrokenSnapshot
 from profiler_wrapper.trace.recording import Int64
 from profiler_wrapper.units import file_size
@@ -134,7 +134,7 @@ _OTHER_FILES = {
 _LEAST_MEMORY_BYTES, _MEMORY_PER_BYTE = 256 << 20, 40
 _LEAST_TIME_S, _TIME_S_PER_BYTE = 10, 3e-6  # of the processor
 _LONGEST_TEXT = 200  # of an error about the file
-_CHILD = f"import sys; sys.path[:] = {{places!a}}; from {__name__} import read_for_parent; read_for_parent()"
+_CHILD = f"from {__name__} import read_for_parent; read_for_parent()"
 _OUT_OF_TIME = -getattr(signal, "SIGXCPU", 0)
 
 
@@ -148,8 +148,6 @@ def read_snapshot(path: str | os.PathLike[str]) -> MemorySnapshot:
     path = Path(path)
     if path.is_dir():
         raise BrokenSnapshot(f"{path} is a directory; give the file of a memory snapshot (.pickle)")
-    if not is_python(sys.executable):
-        raise OSError(f"{path} is read by a process of its own, and {sys.executable!r} is no Python interpreter")
     with open(path, "rb", buffering=0, opener=_open_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise BrokenSnapshot(f"{path} is no plain file; give the file of a memory snapshot (.pickle)")
@@ -160,19 +158,14 @@ def read_snapshot(path: str | os.PathLike[str]) -> MemorySnapshot:
             if start.startswith(other):
                 raise BrokenSnapshot(f"{path} is no memory snapshot: {what}")
         file.seek(0)
-        child = subprocess.run(
-            [sys.executable, "-c", _CHILD.format(places=import_places()), path.name],
-            stdin=file,
-            capture_output=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            check=False,
-        )
+        with start_child(_CHILD, path.name, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            output, errors = child.communicate()
     if child.returncode == _OUT_OF_TIME:
         raise BrokenSnapshot(f"{path} takes far longer to read than a snapshot of its size should. {_COPY_AGAIN}")
     if child.returncode:
-        said = _plain_text(child.stderr.decode(errors="replace").strip().rpartition("\n")[2])
+        said = _plain_text(errors.decode(errors="replace").strip().rpartition("\n")[2])
         raise BrokenSnapshot(f"{path} was not read: the process that reads it ended with {child.returncode} {said}")
-    answer = json.loads(child.stdout)
+    answer = json.loads(output)
     if "error" in answer:
         raise BrokenSnapshot(f"{path} {answer['error']}")
     return msgspec.convert(answer, MemorySnapshot, str_keys=True, dec_hook=lambda _, column: np.array(column, np.int64))

@@ -19,6 +19,7 @@ import pytest
 import models
 import profiler_wrapper as pw
 from models import Case
+from profiler_wrapper.child import _BESIDE_TRAINING
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.run import finishing, window
 from profiler_wrapper.trace.atomic import replacing
@@ -30,13 +31,13 @@ ALL = ["profile_full_trace.json", "profile_trace.json", "result.json", "run.json
 BEGINS = "import sys, time; sys.stdout.buffer.write(b'begun '); sys.stdout.flush(); "
 
 
-POLITELY = window._POLITELY
+POLITELY = _BESIDE_TRAINING
 
 
 @pytest.fixture(autouse=True)
 def _impolite(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside other tests a process of the lowest priority would take minutes."""
-    monkeypatch.setattr(window, "_POLITELY", "")
+    monkeypatch.setattr("profiler_wrapper.child._BESIDE_TRAINING", "")
 
 
 @pytest.fixture
@@ -181,7 +182,7 @@ def test_functions_are_applied_by_who_waits(case: Case, tmp_path: Path) -> None:
 
 def test_children_take_turns(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has no turn has not begun, and nobody waits for it."""
-    monkeypatch.setattr(window, "_POLITELY", POLITELY)
+    monkeypatch.setattr("profiler_wrapper.child._BESIDE_TRAINING", POLITELY)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     with (tmp_path / f"profiler_wrapper-{os.getuid()}.lock").open("w") as turn:
@@ -218,8 +219,8 @@ def test_ctrl_c_ends_one_wait_and_a_forked_process_waits_for_nothing(
 
 ENDS = """
 import os, sys, torch, profiler_wrapper as pw
-from profiler_wrapper.run import window
-window._POLITELY = ""
+from profiler_wrapper import child
+child._BESIDE_TRAINING = ""
 model = torch.nn.Linear(4, 4)
 prof = pw.ProfilerWrapper(model, output_dir=sys.argv[1], run_name="job", files=("result",))
 prof.__enter__()
