@@ -64,10 +64,10 @@ OTHER_SIZES: frozenset[str] = frozenset()
 
 # Words that had a meaning in this package alone; a reader of torch.profiler's documentation knows another one.
 # Parts of identifiers, in small letters.
-WORDS = frozenset(
-    ("told", "untold", "reckoned", "dearest", "levelled", "likes", "alike", "tape", "judged", "weighed")
-    + ("culprits", "odd", "carved", "era", "intake", "meetings")
-)
+WORDS = {
+    "told", "untold", "reckoned", "dearest", "levelled", "likes", "alike", "tape", "judged", "weighed", "culprits",
+    "odd", "carved", "era", "intake", "meetings",
+}  # fmt: skip
 # Public names and keys of files that stay as they are.
 KEPT_NAMES: frozenset[str] = frozenset({"untold_bytes"})
 
