@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 pytest.importorskip("duckdb")
 
+from profiler_wrapper.ranks.database import open_database
 from profiler_wrapper.ranks.model import OWN_KINDS, OwnTimes
 from profiler_wrapper.ranks.times import (
     arrivals,
@@ -37,6 +39,13 @@ def told(own: OwnTimes, step: int = 0, rank: int = 0) -> dict[str, float]:
 def exact(own: OwnTimes) -> None:
     total = own.own_ns.sum(axis=2) + own.waiting_ns
     assert np.array_equal(total[np.isfinite(total)], own.wall_ns[np.isfinite(own.wall_ns)])
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
+def test_a_database_has_few_threads_beside_those_that_compute() -> None:
+    before = len(list(Path("/proc/self/task").iterdir()))
+    with open_database(threads=1):
+        assert len(list(Path("/proc/self/task").iterdir())) <= before + 2  # each reserves 70 MB of addresses
 
 
 PLAIN = [
