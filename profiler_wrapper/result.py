@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from profiler_wrapper.analysis.analyse import tables
+from profiler_wrapper.analysis.attention_ops import HOLDING_ATTENTION
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.model import Analysis, LayerRow
 from profiler_wrapper.analysis.series import Track
-from profiler_wrapper.analysis.views.products import describes_attention
 from profiler_wrapper.analysis.work.bytes import has_rule
 from profiler_wrapper.analysis.work.formulas import has_formula
 from profiler_wrapper.analysis.work.peaks import VARIABLE, Given
@@ -150,7 +150,7 @@ def attribute_trace(
 
 
 def _has_work(op: str) -> bool:
-    return has_formula(op) or has_rule(op) or describes_attention(op)
+    return has_formula(op) or has_rule(op) or op in HOLDING_ATTENTION
 
 
 def work_of_trace(

@@ -1,6 +1,9 @@
-"""Attention: by which names of ops and kernels it is known, where its inputs are, and its FLOPs by their shapes.
+"""Attention: all that is known of its backends, and the FLOPs of a call by its shapes.
 
-Two conventions: full, as torch counts, takes each query against each key; causal leaves out the pairs that
+`ATTENTION_BACKENDS` is the one table: a new backend is a row more. A row has the names of ops and kernels by which
+it is known, and where the inputs of its ops are: classes, FLOPs, bytes and the calls in `result.json` follow.
+
+FLOPs have two conventions: full, as torch counts, takes each query against each key; causal leaves out the pairs that
 a causal mask hides, half of them where there are as many keys as queries. A mask given as a tensor, a
 window, the blocks of flex attention: what they hide is not recorded, so both numbers are the full one.
 
@@ -10,83 +13,13 @@ The forward keeps no scores, so the backward makes them again: one of its five p
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from profiler_wrapper.trace.shapes import OpShapes
 
-
-class Names(NamedTuple):
-    """Names of one backend: what an op's name begins with, what is somewhere in a kernel's."""
-
-    backend: str
-    ops: str
-    kernels: str
-    seen: str  # the version of the library, or the kind of trace, that has them
-
-
-# The first that matches counts; an op's name before a kernel's.
-ATTENTION_NAMES = (
-    Names(
-        "flash",
-        r"aten::_?(scaled_dot_product_)?flash_attention|aten::_scaled_dot_product_fused_attention_overrideable",
-        r"pytorch_flash::|aotriton|^attn_(fwd|bwd)|bwd_kernel_(dk_dv|dq)",
-        "torch 2.8 to 2.15; H100 and MI300 traces",
-    ),
-    Names(
-        "cudnn",
-        r"aten::_?(scaled_dot_product_)?cudnn_attention",
-        r"cudnn\w*(sdpa|fmha|flash)|cudnn_generated_fort_native_sdpa",
-        "torch 2.13",
-    ),
-    Names(
-        "mem_efficient",
-        r"aten::_?(scaled_dot_product_)?efficient_attention",
-        r"fmha_cutlass[FB]|PyTorchMemEffAttention|AttentionKernel|AttentionBackwardKernel",
-        "torch 2.13",
-    ),
-    Names("math", r"aten::_scaled_dot_product_attention_math", "", "torch 2.13"),
-    Names("flex", r"FlexAttentionAutogradOp", "", "torch 2.13: not compiled by the user"),
-    Names(
-        "flex",
-        r".*(triton_tem|cpp)_fused_\w*flex_attention|.*triton_\w*flex_attention",
-        r"triton_\w*flex_attention",
-        "torch 2.13: compiled, for devices and for CPUs",
-    ),
-    Names(
-        "external",
-        r"_?flash_attn(_\w+)?_(fwd|bwd|forward|backward)|FlashAttn\w*Func",
-        r"flash_(fwd|bwd)|flash::|FlashAttn",
-        "flash-attn 2.8 and 3",
-    ),
-    Names(
-        "external",
-        r"sageattn",
-        r"sageattn|qk_int8?_sv_f(8|16)\w*attn|^sage_(fwd|quant)_?",
-        "SageAttention 2.2; AITER's Triton kernels, sources of 2026",
-    ),
-    Names("external", r"xformers(_flash)?::", "fmha|Fmha", "xFormers 0.0.30; B200 trace of vLLM"),
-    Names("external", r"fused_attn|FusedAttnFunc", "", "Transformer Engine 2"),
-    Names(
-        "external",
-        r"vllm(::\w*|_\w*::\w*)attention|_C_flash_attention|aiter::\w*(mha|fmha|attn)|sgl_kernel::\w*attn|flashinfer::",
-        r"unified_attention|paged_attention|mha_(fwd|bwd)|BatchPrefillWith|BatchDecodeWith|SinglePrefillWith",
-        "B200 trace of vLLM, MI300 traces of SGLang",
-    ),
-    Names(
-        "external",
-        # An op of a library, registered by whoever: flash_attn::..., kernels from a hub, one's own.
-        r"(?!aten::|prims?::)(\w*(attn|attention)\w*::|\w+::\w*(attn|attention))",
-        r"_attn_fwd|_attn_bwd",
-        "ops registered by torch.library, torch 2.13; Triton's tutorial",
-    ),
-)
-
-# What attends in the fast paths of nn.MultiheadAttention and nn.TransformerEncoderLayer (torch 2.13): two products and
-# a softmax straight in the op, beside the projections. With a fused kernel that one's op is there instead.
-FAST_PATH = "aten::_native_multi_head_attention"
-FAST_PATH_PARTS = frozenset(("aten::bmm", "aten::_softmax", "aten::_masked_softmax"))
+NO_MASK = -1
 
 
 class _Packed(NamedTuple):
@@ -125,18 +58,28 @@ class Attention:
         heads_first: (batch, heads, tokens, width); else (batch, tokens, heads, width).
         backward: it has five products instead of two, one of them the scores again.
         causal: place of the flag; None for an op that has none.
+        mask: place of a tensor that is added to the scores; `NO_MASK`: it takes none; None: not known.
+        dropout: place of its probability; None: not known.
         aligned_at_end: the last query sees all keys; else the first query sees the first key alone.
         packed: where it may have sequences laid end to end.
         absent: places of inputs that must not be given: paged or shortened keys.
+        wants_sums: of a forward, place of the flag that asks for the sums of exponentials; None: always written.
+        saved: of a backward, places of the output and of those sums; None: they follow the value.
+        wants_gradients: of a backward, place of the flags that ask for gradients, the mask's last; None: it has none.
     """
 
     query: int = 0
     heads_first: bool = True
     backward: bool = False
     causal: int | None = None
+    mask: int | None = None
+    dropout: int | None = None
     aligned_at_end: bool = False
     packed: _Packed | None = None
     absent: tuple[int, ...] = ()
+    wants_sums: int | None = None
+    saved: tuple[int, int] | None = None
+    wants_gradients: int | None = None
 
     def flops(self, shapes: OpShapes) -> AttentionFlops | None:
         """None where the shapes do not tell."""
@@ -170,10 +113,10 @@ class Attention:
         return _Sizes(sequences, heads, longest_q, longest_k, width, value_width)
 
     def _causal(self, shapes: OpShapes, full: int, queries: int, keys: int) -> int:
-        told = shapes.concrete[self.causal] if self.causal is not None and self.causal < len(shapes.concrete) else ""
-        if told not in ("True", "1", "2"):
+        flag = shapes.concrete[self.causal] if self.causal is not None and self.causal < len(shapes.concrete) else ""
+        if flag not in ("True", "1", "2"):
             return full
-        at_end = told == "2" or (told == "True" and self.aligned_at_end)
+        at_end = flag == "2" or (flag == "True" and self.aligned_at_end)
         if at_end:
             hidden = (queries, 2 * keys) if queries <= keys else (2 * queries - keys, 2 * queries)
         else:
@@ -187,90 +130,156 @@ def _given(shapes: OpShapes, place: int) -> bool:
     return len(dims) > 0
 
 
-def _both(
-    name: str, forward: Attention, backward: Attention, *, names: tuple[str, str] = ("{}", "{}_backward")
-) -> dict[str, Attention]:
-    return {names[0].format(name): forward, names[1].format(name): backward}
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One way in which a backend shows itself."""
+
+    name: str
+    seen: str  # the version of the library, or the kind of trace, that has it
+    ops: str = ""  # pattern of what an op's name begins with
+    kernels: str = ""  # pattern of what is somewhere in a kernel's name
+    inputs: Mapping[str, Attention] = field(default_factory=dict)  # by op, as the version in `seen` declares them
 
 
-_FORWARD_BACKWARD = ("{}_forward", "{}_backward")
+_SDPA = "aten::_scaled_dot_product_"
+_PACKED_FORWARD, _PACKED_BACKWARD = _Packed(3, 4, 5, 6), _Packed(6, 7, 8, 9)
+_FLASH_ATTN_3 = Attention(
+    heads_first=False,
+    causal=24,
+    aligned_at_end=True,
+    packed=_Packed(7, 8, 12, 13),
+    absent=(3, 4, 5, 10, 11, 14),
+)
+# The first that matches counts; an op's name before a kernel's.
+ATTENTION_BACKENDS = (
+    Backend(
+        "flash",
+        "torch 2.8 to 2.15; H100 and MI300 traces",
+        r"aten::_?(scaled_dot_product_)?flash_attention|aten::_scaled_dot_product_fused_attention_overrideable",
+        r"pytorch_flash::|aotriton|^attn_(fwd|bwd)|bwd_kernel_(dk_dv|dq)",
+        {
+            f"{_SDPA}flash_attention": Attention(causal=4, mask=NO_MASK, dropout=3),
+            f"{_SDPA}flash_attention_backward": Attention(query=1, backward=True, causal=11),
+            f"{_SDPA}flash_attention_for_cpu": Attention(causal=4, mask=5, dropout=3),
+            f"{_SDPA}flash_attention_for_cpu_backward": Attention(
+                query=1, backward=True, causal=7, mask=8, saved=(4, 5)
+            ),
+            f"{_SDPA}fused_attention_overrideable": Attention(causal=5, mask=3, dropout=4),
+            f"{_SDPA}fused_attention_overrideable_backward": Attention(
+                query=1, backward=True, causal=13, mask=4, saved=(6, 7), wants_gradients=5
+            ),
+            "aten::_flash_attention_forward": Attention(
+                heads_first=False, causal=8, aligned_at_end=True, packed=_PACKED_FORWARD
+            ),
+            "aten::_flash_attention_backward": Attention(
+                query=1, heads_first=False, backward=True, causal=11, aligned_at_end=True, packed=_PACKED_BACKWARD
+            ),
+        },
+    ),
+    Backend(
+        "cudnn",
+        "torch 2.13",
+        r"aten::_?(scaled_dot_product_)?cudnn_attention",
+        r"cudnn\w*(sdpa|fmha|flash)|cudnn_generated_fort_native_sdpa",
+        {
+            f"{_SDPA}cudnn_attention": Attention(causal=6, mask=3, dropout=5, wants_sums=4),
+            f"{_SDPA}cudnn_attention_backward": Attention(query=1, backward=True, causal=14, mask=8, saved=(4, 5)),
+        },
+    ),
+    Backend(
+        "mem_efficient",
+        "torch 2.13",
+        r"aten::_?(scaled_dot_product_)?efficient_attention",
+        r"fmha_cutlass[FB]|PyTorchMemEffAttention|AttentionKernel|AttentionBackwardKernel",
+        {
+            f"{_SDPA}efficient_attention": Attention(causal=6, mask=3, dropout=5, wants_sums=4),
+            f"{_SDPA}efficient_attention_backward": Attention(
+                query=1, backward=True, causal=11, mask=4, saved=(5, 6), wants_gradients=10
+            ),
+            "aten::_efficient_attention_forward": Attention(
+                heads_first=False, causal=9, mask=3, packed=_Packed(4, 5, 6, 7), wants_sums=10
+            ),
+            "aten::_efficient_attention_backward": Attention(
+                query=1, heads_first=False, backward=True, causal=14, mask=4, packed=_PACKED_BACKWARD, saved=(5, 10)
+            ),
+        },
+    ),
+    Backend("flex", "torch 2.13: not compiled by the user", r"FlexAttentionAutogradOp"),
+    Backend(
+        "flex",
+        "torch 2.13: compiled, for devices and for CPUs; its inputs: `flex_attention`",
+        r".*(triton_tem|cpp)_fused_\w*flex_attention|.*triton_\w*flex_attention",
+        r"triton_\w*flex_attention",
+    ),
+    Backend(
+        "math",
+        "torch 2.13",
+        r"aten::_scaled_dot_product_attention_math",
+        inputs={f"{_SDPA}attention_math_for_mps": Attention(causal=5, mask=3, dropout=4)},
+    ),
+    Backend(
+        "external",
+        "flash-attn 2.8 and 3",
+        r"_?flash_attn(_\w+)?_(fwd|bwd|forward|backward)|FlashAttn\w*Func",
+        r"flash_(fwd|bwd)|flash::|FlashAttn",
+        {
+            "flash_attn::_flash_attn_forward": Attention(heads_first=False, causal=5, aligned_at_end=True),
+            "flash_attn::_flash_attn_backward": Attention(
+                query=1, heads_first=False, backward=True, causal=11, aligned_at_end=True
+            ),
+            "flash_attn::_flash_attn_varlen_forward": Attention(
+                heads_first=False, causal=9, aligned_at_end=True, packed=_PACKED_FORWARD, absent=(15, 16, 17)
+            ),
+            "flash_attn::_flash_attn_varlen_backward": Attention(
+                query=1, heads_first=False, backward=True, causal=15, aligned_at_end=True, packed=_Packed(9, 10, 11, 12)
+            ),
+            "flash_attn_3::_flash_attn_forward": _FLASH_ATTN_3,
+            "flash_attn_3::fwd": _FLASH_ATTN_3,
+            "flash_attn_3::_flash_attn_backward": Attention(
+                query=1,
+                heads_first=False,
+                backward=True,
+                causal=16,
+                aligned_at_end=True,
+                packed=_Packed(6, 7, 10, 11),
+                absent=(8, 9),
+            ),
+        },
+    ),
+    Backend(
+        "external",
+        "SageAttention 2.2; AITER's Triton kernels, sources of 2026",
+        r"sageattn",
+        r"sageattn|qk_int8?_sv_f(8|16)\w*attn|^sage_(fwd|quant)_?",
+    ),
+    Backend("external", "xFormers 0.0.30; B200 trace of vLLM", r"xformers(_flash)?::", "fmha|Fmha"),
+    Backend("external", "Transformer Engine 2", r"fused_attn|FusedAttnFunc"),
+    Backend(
+        "external",
+        "B200 trace of vLLM, MI300 traces of SGLang",
+        r"vllm(::\w*|_\w*::\w*)attention|_C_flash_attention|aiter::\w*(mha|fmha|attn)|sgl_kernel::\w*attn|flashinfer::",
+        r"unified_attention|paged_attention|mha_(fwd|bwd)|BatchPrefillWith|BatchDecodeWith|SinglePrefillWith",
+    ),
+    Backend(
+        "external",
+        "ops registered by torch.library, torch 2.13; Triton's tutorial",
+        # An op of a library, registered by whoever: flash_attn::..., kernels from a hub, one's own.
+        r"(?!aten::|prims?::)(\w*(attn|attention)\w*::|\w+::\w*(attn|attention))",
+        r"_attn_fwd|_attn_bwd",
+    ),
+)
 
-# Inputs as torch 2.13 and flash-attn 2.8 / 3 declare them.
+# The inputs of every op that attends by itself; and of those that hold such an op, or plain products.
 ATTENTIONS: dict[str, Attention] = {
-    **_both(
-        "aten::_scaled_dot_product_flash_attention",
-        Attention(causal=4),
-        Attention(query=1, backward=True, causal=11),
-    ),
-    **_both(
-        "aten::_scaled_dot_product_efficient_attention",
-        Attention(causal=6),
-        Attention(query=1, backward=True, causal=11),
-    ),
-    **_both(
-        "aten::_scaled_dot_product_cudnn_attention",
-        Attention(causal=6),
-        Attention(query=1, backward=True, causal=14),
-    ),
-    **_both(
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-        Attention(causal=4),
-        Attention(query=1, backward=True, causal=7),
-    ),
-    **_both(
-        "aten::_scaled_dot_product_fused_attention_overrideable",
-        Attention(causal=5),
-        Attention(query=1, backward=True, causal=13),
-    ),
-    "aten::_scaled_dot_product_attention_math_for_mps": Attention(causal=5),
-    **_both(
-        "aten::_flash_attention",
-        Attention(heads_first=False, causal=8, aligned_at_end=True, packed=_Packed(3, 4, 5, 6)),
-        Attention(
-            query=1, heads_first=False, backward=True, causal=11, aligned_at_end=True, packed=_Packed(6, 7, 8, 9)
-        ),
-        names=_FORWARD_BACKWARD,
-    ),
-    **_both(
-        "aten::_efficient_attention",
-        Attention(heads_first=False, causal=9, packed=_Packed(4, 5, 6, 7)),
-        Attention(query=1, heads_first=False, backward=True, causal=14, packed=_Packed(6, 7, 8, 9)),
-        names=_FORWARD_BACKWARD,
-    ),
-    **_both(
-        "flash_attn::_flash_attn",
-        Attention(heads_first=False, causal=5, aligned_at_end=True),
-        Attention(query=1, heads_first=False, backward=True, causal=11, aligned_at_end=True),
-        names=_FORWARD_BACKWARD,
-    ),
-    **_both(
-        "flash_attn::_flash_attn_varlen",
-        Attention(heads_first=False, causal=9, aligned_at_end=True, packed=_Packed(3, 4, 5, 6), absent=(15, 16, 17)),
-        Attention(
-            query=1, heads_first=False, backward=True, causal=15, aligned_at_end=True, packed=_Packed(9, 10, 11, 12)
-        ),
-        names=_FORWARD_BACKWARD,
-    ),
-    **dict.fromkeys(
-        ("flash_attn_3::_flash_attn_forward", "flash_attn_3::fwd"),
-        Attention(
-            heads_first=False,
-            causal=24,
-            aligned_at_end=True,
-            packed=_Packed(7, 8, 12, 13),
-            absent=(3, 4, 5, 10, 11, 14),
-        ),
-    ),
-    "flash_attn_3::_flash_attn_backward": Attention(
-        query=1,
-        heads_first=False,
-        backward=True,
-        causal=16,
-        aligned_at_end=True,
-        packed=_Packed(6, 7, 10, 11),
-        absent=(8, 9),
-    ),
+    op: inputs for backend in ATTENTION_BACKENDS for op, inputs in backend.inputs.items()
 }
+ENTRY = "aten::scaled_dot_product_attention"
+HOLDING_ATTENTION = dict.fromkeys((ENTRY, f"{_SDPA}attention_math"), Attention(causal=5, mask=3, dropout=4))
+
+# What attends in the fast paths of nn.MultiheadAttention and nn.TransformerEncoderLayer (torch 2.13): two products and
+# a softmax straight in the op, beside the projections. With a fused kernel that one's op is there instead.
+FAST_PATH = "aten::_native_multi_head_attention"
+FAST_PATH_PARTS = frozenset(("aten::bmm", "aten::_softmax", "aten::_masked_softmax"))
 
 _FLEX = re.compile(r"triton_tem_fused_\w*flex_attention(?P<backward>_backward)?")
 

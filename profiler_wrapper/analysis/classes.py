@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from profiler_wrapper.analysis.attention_ops import ATTENTION_NAMES
+from profiler_wrapper.analysis.attention_ops import ATTENTION_BACKENDS
 from profiler_wrapper.analysis.device_properties import DeviceProperties, device_properties
 from profiler_wrapper.trace.recording import Category, Int8, Int64, Recording
 
@@ -19,7 +19,7 @@ CLASSES = (
     "gemm", "attention", "norm", "softmax", "elementwise", "reduction", "embedding", "copy",
     "communication", "optimizer", "other",
 )  # fmt: skip
-BACKENDS = ("flash", "cudnn", "mem_efficient", "flex", "math", "external")
+BACKENDS = tuple(dict.fromkeys(backend.name for backend in ATTENTION_BACKENDS))
 _COMMUNICATION = (
     r"nccl|rccl|ncclDevKernel|ncclKernel|gloo:|c10d::|_?c10d_functional(?!::_wrap_tensor)|record_param_comms|mscclpp|"
     r"nvshmem|symm_mem|cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|oneccl|hccl"
@@ -91,8 +91,8 @@ _WORK = (
 )
 _OPS = [(name, re.compile(ops)) for name, ops, _ in _WORK]
 _KERNELS = [(name, re.compile(kernels)) for name, _, kernels in _WORK]
-_BACKEND_OPS = [(names.backend, re.compile(names.ops)) for names in ATTENTION_NAMES if names.ops]
-_BACKEND_KERNELS = [(names.backend, re.compile(names.kernels)) for names in ATTENTION_NAMES if names.kernels]
+_BACKEND_OPS = [(shown.name, re.compile(shown.ops)) for shown in ATTENTION_BACKENDS if shown.ops]
+_BACKEND_KERNELS = [(shown.name, re.compile(shown.kernels)) for shown in ATTENTION_BACKENDS if shown.kernels]
 _MOVES_NAME = re.compile(_MOVES)
 _COMMUNICATION_NAME = re.compile(_COMMUNICATION)
 

@@ -17,8 +17,9 @@ from torch.nn.functional import scaled_dot_product_attention
 import profiler_wrapper as pw
 from models import build, optimizer_of, train_step
 from profiler_wrapper.analysis.analyse import tables
+from profiler_wrapper.analysis.attention_ops import ENTRY
 from profiler_wrapper.analysis.model import Analysis, AttentionCallRow, AttentionRow, ProductRow
-from profiler_wrapper.analysis.views.products import ENTRY, product_rows, shape_rows
+from profiler_wrapper.analysis.views.products import product_rows, shape_rows
 from profiler_wrapper.analysis.work.flops import FlopOps
 from profiler_wrapper.result import attribute_trace
 from profiler_wrapper.trace.shapes import OpShapes

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from profiler_wrapper.analysis.attention_ops import ATTENTIONS
+from profiler_wrapper.analysis.attention_ops import ATTENTIONS, HOLDING_ATTENTION, NO_MASK
 from profiler_wrapper.analysis.work.flops import count_flops
 from profiler_wrapper.analysis.work.formulas import flops_of, has_formula, has_work
 from profiler_wrapper.result import attribute_trace
@@ -177,6 +177,28 @@ def test_every_attention_of_torch_is_read_by_its_schema(op: str) -> None:
     seen = 2 / 3 if op.startswith("_flash_attention") else 1 / 3
     assert causal.causal_flops == round(full.flops * seen)
     assert (causal.repeated_flops, causal.causal_repeated_flops) == (again, round(again * seen))
+
+
+@pytest.mark.parametrize("name", [*ATTENTIONS, *HOLDING_ATTENTION])
+def test_the_inputs_of_attention_are_where_torch_declares_them(name: str) -> None:
+    op = name.removeprefix("aten::")
+    if op == name or not hasattr(torch.ops.aten, op):
+        pytest.skip("no op of this build")
+    names = [argument.name for argument in getattr(torch.ops.aten, op).default._schema.arguments]
+    inputs = {**ATTENTIONS, **HOLDING_ATTENTION}[name]
+    masks = {"attn_mask", "attn_bias", "bias"} & {*names}
+    assert {None if inputs.mask in (None, NO_MASK) else names[inputs.mask]} == (masks or {None})
+    for place, expected in (
+        (inputs.query, ("query",)),
+        (inputs.causal, ("is_causal", "custom_mask_type")),
+        (inputs.dropout, ("dropout_p",)),
+        (inputs.wants_sums, ("compute_log_sumexp", "compute_logsumexp")),
+        (inputs.wants_gradients, ("grad_input_mask",)),
+    ):
+        assert place is None or names[place] in expected
+    if inputs.backward:
+        out, sums = inputs.saved or (inputs.query + 3, inputs.query + 4)
+        assert (names[out], names[sums]) in (("out", "logsumexp"), ("output", "logsumexp"))
 
 
 @since_torch(2, 11, "the formulas know no fewer heads of keys")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.attention_ops import ATTENTIONS
+from profiler_wrapper.analysis.attention_ops import ATTENTIONS, ENTRY, HOLDING_ATTENTION
 from profiler_wrapper.analysis.model import AttentionCallRow, Phase, ProductRow
 from profiler_wrapper.analysis.work.flops import FlopOps
 from profiler_wrapper.analysis.work.formulas import Product, dtype_of, products_of
@@ -24,36 +24,6 @@ from profiler_wrapper.trace.shapes import OpShapes, Shapes
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
-
-
-@dataclass(frozen=True, slots=True)
-class _Inputs:
-    """Where an op has its inputs; -1: it has none of the kind, None: it does not tell."""
-
-    query: int = 0
-    mask: int | None = None
-    dropout: int | None = None
-    causal: int | None = None
-    heads_first: bool = True
-
-
-ENTRY = "aten::scaled_dot_product_attention"
-# As torch 2.13 declares them.
-_KNOWN = {
-    ENTRY: _Inputs(mask=3, dropout=4, causal=5),
-    "aten::_scaled_dot_product_attention_math": _Inputs(mask=3, dropout=4, causal=5),
-    "aten::_scaled_dot_product_attention_math_for_mps": _Inputs(mask=3, dropout=4, causal=5),
-    "aten::_scaled_dot_product_flash_attention": _Inputs(mask=-1, dropout=3, causal=4),
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _Inputs(mask=5, dropout=3, causal=4),
-    "aten::_scaled_dot_product_efficient_attention": _Inputs(mask=3, dropout=5, causal=6),
-    "aten::_scaled_dot_product_cudnn_attention": _Inputs(mask=3, dropout=5, causal=6),
-    "aten::_scaled_dot_product_fused_attention_overrideable": _Inputs(mask=3, dropout=4, causal=5),
-}
-
-
-def describes_attention(op: str) -> bool:
-    """Whether the inputs of ops of this name are needed here, beside those that tell FLOPs."""
-    return op in _KNOWN
 
 
 class _Call(NamedTuple):
@@ -194,12 +164,9 @@ def _backends(found: Attributed, entry_of: Int32) -> dict[int, str]:
 
 def _described(name: str, shapes: OpShapes) -> _Call | None:
     """None where the inputs are not those of attention."""
-    inputs = _KNOWN.get(name)
+    inputs = ATTENTIONS.get(name) or HOLDING_ATTENTION.get(name)
     if inputs is None:
-        attention = ATTENTIONS.get(name)
-        if attention is None:
-            return None
-        inputs = _Inputs(query=attention.query, causal=attention.causal, heads_first=attention.heads_first)
+        return None
     tensors = [shapes.dims[inputs.query + i] if inputs.query + i < len(shapes.dims) else () for i in range(3)]
     if not all(tensor and all(isinstance(size, int) for size in tensor) for tensor in tensors):
         return None

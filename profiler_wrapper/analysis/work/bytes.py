@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from math import ceil, prod
 from typing import Any, NamedTuple
 
-from profiler_wrapper.analysis.attention_ops import ATTENTIONS, flex_attention
+from profiler_wrapper.analysis.attention_ops import ATTENTIONS, NO_MASK, flex_attention
 from profiler_wrapper.analysis.work.formulas import (
     WRONG_INPUTS,
     Product,
@@ -346,26 +346,6 @@ def _asked(x: Operands, mask: int, *sizes: int) -> int:
     return sum(size for size, asked in zip(sizes, x.flags(mask), strict=True) if asked)
 
 
-_SDPA = "aten::_scaled_dot_product_"
-# Forward: the places of a mask or bias, and of the flag that asks for the sums of exponentials; without one they are
-# always given.
-_FORWARD: dict[str, tuple[int | None, int | None]] = {
-    f"{_SDPA}efficient_attention": (3, 4),
-    f"{_SDPA}cudnn_attention": (3, 4),
-    f"{_SDPA}flash_attention_for_cpu": (5, None),
-    f"{_SDPA}fused_attention_overrideable": (3, None),
-    "aten::_efficient_attention_forward": (3, 10),
-}
-# Backward: the places of a mask or bias, of the output, of the sums, and of the mask of gradients, if it has one.
-_BACKWARD: dict[str, tuple[int | None, int, int, int | None]] = {
-    f"{_SDPA}efficient_attention_backward": (4, 5, 6, 10),
-    f"{_SDPA}cudnn_attention_backward": (8, 4, 5, None),
-    f"{_SDPA}flash_attention_for_cpu_backward": (8, 4, 5, None),
-    f"{_SDPA}fused_attention_overrideable_backward": (4, 6, 7, 5),
-    "aten::_efficient_attention_backward": (4, 5, 10, None),
-}
-
-
 def _attention(x: Operands) -> Moved:
     """Forward: q, k, v and a mask are read, the output and a sum of exponentials per query and head written.
 
@@ -376,21 +356,17 @@ def _attention(x: Operands) -> Moved:
     if any(x.is_tensor(place) and x.dims(place) for place in op.absent):
         raise BytesUnknown("keys in pages, or shortened")
     q, k, v = range(op.query, op.query + 3)
+    mask = () if op.mask in (None, NO_MASK) else (op.mask,)
     if op.backward:
-        bias, out, sums, mask = _BACKWARD.get(x.name, (None, v + 1, v + 2, None))
+        out, sums = op.saved or (v + 1, v + 2)
         x.dims(out), x.dims(sums)
-        asked = [] if mask is None else x.flags(mask)
-        of_bias = x.full(bias) if bias is not None and len(asked) == 4 and asked[3] else 0
-        return Moved(x.read(q - 1, q, k, v, out, sums, *_given(bias)), x.full(q, k, v) + of_bias)
-    bias, asks_for_sums = _FORWARD.get(x.name, (None, None))
+        asked = [] if op.wants_gradients is None else x.flags(op.wants_gradients)
+        of_mask = x.full(*mask) if len(asked) == 4 and asked[3] else 0
+        return Moved(x.read(q - 1, q, k, v, out, sums, *mask), x.full(q, k, v) + of_mask)
     rows, size = prod(x.dims(q)[:-1]), x.size(q)
-    has_sums = asks_for_sums is None or x.flag(asks_for_sums)
+    has_sums = op.wants_sums is None or x.flag(op.wants_sums)
     written = rows * x.dims(v)[-1] * size + (rows * max(_FLOAT, size) if has_sums else 0)
-    return Moved(x.read(q, k, v, *_given(bias)), written)
-
-
-def _given(place: int | None) -> tuple[int, ...]:
-    return () if place is None else (place,)
+    return Moved(x.read(q, k, v, *mask), written)
 
 
 # --- reductions, norms, losses, pooling ---------------------------------------------------------
