@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from profiler_wrapper.monitor.config import MonitorConfig
+from profiler_wrapper.monitor.logs import sinks_of
 from profiler_wrapper.monitor.records import Session, StepRecord
 from profiler_wrapper.monitor.sinks import PATIENCE_S, Sinks
-from profiler_wrapper.monitor.tracker_sinks import sinks_of
 
 START = datetime(2024, 1, 29, 10, 30, 0).timestamp()
 GB = 1 << 30
 
 # As it stands in FlagScale's documentation.
 EXAMPLE = (Path(__file__).parent / "data" / "flagscale_example.log").read_text(encoding="utf-8")
-
-
-@dataclass
-class Options:
-    """What `sinks_of` asks of a configuration."""
-
-    perf_log_format: str = "both"
-    perf_console_output: bool = False
-    perf_max_log_files: int = 10
-    tensorboard_dir: str | None = None
-    wandb: bool = False
 
 
 def record(step: int, **known: Any) -> StepRecord:
@@ -49,7 +38,7 @@ def open_sinks(directory: Path, *, interval: int = 10, world_size: int = 1, **op
     """The files that a monitor writes into `directory`."""
     training_log, patience_s = options.pop("training_log", None), options.pop("patience_s", PATIENCE_S)
     session = Session(start_time=START, log_dir=directory, log_interval=interval, world_size=world_size)
-    return Sinks(sinks_of(Options(**options), training_log=training_log), session, patience_s=patience_s)
+    return Sinks(sinks_of(MonitorConfig(**options), training_log=training_log), session, patience_s=patience_s)
 
 
 def write_run(directory: Path, records: list[StepRecord], **options: Any) -> None:

@@ -20,9 +20,8 @@ from typing import Any, TypeVar
 from profiler_wrapper.integrations.common import Guarded, Outlets, guarded
 from profiler_wrapper.monitor.config import MonitorConfig
 from profiler_wrapper.monitor.monitor import TrainingMonitor
-from profiler_wrapper.monitor.records import StepRecord
-from profiler_wrapper.monitor.statistics import Interval, Row
-from profiler_wrapper.monitor.tracker_sinks import tagged
+from profiler_wrapper.monitor.records import Interval, Row, StepRecord
+from profiler_wrapper.monitor.sinks import tagged
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -27,7 +27,7 @@ from profiler_wrapper.integrations.common import (
     tagged_for_trainer,
 )
 from profiler_wrapper.monitor.monitor import TrainingMonitor
-from profiler_wrapper.monitor.statistics import Row
+from profiler_wrapper.monitor.records import Row
 from profiler_wrapper.monitor.steps import BatchSize, size_of
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.wrapper import ProfilerWrapper

@@ -25,8 +25,8 @@ from profiler_wrapper.integrations.common import (
     tagged_for_trainer,
 )
 from profiler_wrapper.monitor.monitor import TrainingMonitor
+from profiler_wrapper.monitor.records import Row
 from profiler_wrapper.monitor.sinks import Sink
-from profiler_wrapper.monitor.statistics import Row
 from profiler_wrapper.monitor.steps import BatchCounter
 
 if TYPE_CHECKING:

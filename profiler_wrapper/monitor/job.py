@@ -19,9 +19,9 @@ from profiler_wrapper.capture.runinfo import float32_matmul_precision, run_info
 from profiler_wrapper.capture.wrappers import all_parameters
 from profiler_wrapper.errors import Notices, WrongUse
 from profiler_wrapper.monitor.config import DEFAULT_LOG_DIR, MonitorConfig
+from profiler_wrapper.monitor.logs import sinks_of
 from profiler_wrapper.monitor.records import Convention, Session
 from profiler_wrapper.monitor.sinks import Sink, Sinks
-from profiler_wrapper.monitor.tracker_sinks import sinks_of
 from profiler_wrapper.monitor.work import Formula, GivenSizes, Parallelism, Roof, StepWorks, formula_of, parallelism
 
 _FROZEN_SHARE = 0.5  # of the parameters, from which on FLOPs by a config are said to be too high

@@ -14,9 +14,8 @@ from profiler_wrapper.capture.post_import import is_off
 from profiler_wrapper.errors import Notices, WrongUse
 from profiler_wrapper.monitor.config import MonitorConfig
 from profiler_wrapper.monitor.job import Told
-from profiler_wrapper.monitor.records import StepRecord
+from profiler_wrapper.monitor.records import RunStatistics, StepRecord
 from profiler_wrapper.monitor.sinks import Sink
-from profiler_wrapper.monitor.statistics import RunStatistics
 from profiler_wrapper.monitor.watch import StepWatch
 from profiler_wrapper.monitor.work import GivenSizes
 from profiler_wrapper.timer.device_events import find_accelerator

@@ -1,10 +1,12 @@
-"""What is known of one step of a training loop, and the rates that follow from it."""
+"""What is known of one step of a training loop, of the steps of a row of the log, and of a whole run."""
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +17,49 @@ FlopsSource = Literal["given", "config", "measured"]
 Convention = Literal["full", "causal"]
 
 
+class Rates:
+    """Work per second and shares of the peak, of a step or of several. None: not known."""
+
+    __slots__ = ()
+    world_size: int
+
+    def per_s(self, work: str) -> float | None:
+        """Work a second, by the name of its attribute in `StepRecord`."""
+        raise NotImplementedError
+
+    @property
+    def tflops_total(self) -> float | None:
+        """10^12 model FLOPs a second, all ranks together."""
+        rate = self.per_s("model_flops")
+        return None if rate is None else rate / 1e12
+
+    @property
+    def tflops_per_gpu(self) -> float | None:
+        """10^12 model FLOPs a second and rank."""
+        total = self.tflops_total
+        return None if total is None else total / self.world_size
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return self.per_s("samples")
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.per_s("tokens")
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation: the share of the time that the model's FLOPs need at the peak. Not clipped to 1."""
+        return self.per_s("model_time_at_peak_s")
+
+    @property
+    def hfu(self) -> float | None:
+        """Hardware FLOPs utilisation: as `mfu`, with what is computed again."""
+        return self.per_s("hardware_time_at_peak_s")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
+class StepRecord(Rates):
     """One step. `None` stands for "not known"; counts and FLOPs are those of the whole job, memory is this rank's.
 
     Attributes:
@@ -60,38 +103,9 @@ class StepRecord:
     grad_norm: float | None = None
     learning_rate: float | None = None
 
-    @property
-    def tflops_total(self) -> float | None:
-        """10^12 model FLOPs a second, all ranks together."""
-        rate = _per_s(self.model_flops, self.step_time_s)
-        return None if rate is None else rate / 1e12
-
-    @property
-    def tflops_per_gpu(self) -> float | None:
-        """10^12 model FLOPs a second and rank."""
-        return None if self.tflops_total is None else self.tflops_total / self.world_size
-
-    @property
-    def samples_per_s(self) -> float | None:
-        return _per_s(self.samples, self.step_time_s)
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        return _per_s(self.tokens, self.step_time_s)
-
-    @property
-    def mfu(self) -> float | None:
-        """Model FLOPs utilisation: the share of the step that the model's FLOPs need at the peak. Not clipped to 1."""
-        return _per_s(self.model_time_at_peak_s, self.step_time_s)
-
-    @property
-    def hfu(self) -> float | None:
-        """Hardware FLOPs utilisation: as `mfu`, with what is computed again."""
-        return _per_s(self.hardware_time_at_peak_s, self.step_time_s)
-
-
-def _per_s(amount: float | None, seconds: float | None) -> float | None:
-    return None if amount is None or not seconds else amount / seconds
+    def per_s(self, work: str) -> float | None:
+        amount = getattr(self, work)
+        return None if amount is None or not self.step_time_s else amount / self.step_time_s
 
 
 # --------------------------------------------------------------------------------------------------
@@ -153,3 +167,218 @@ class Session:
             "host": socket.gethostname(),
             "pid": os.getpid(),
         }
+
+
+# --------------------------------------------------------------------------------------------------
+# Means, extremes and percentiles of any number of steps, in constant memory.
+
+PERCENTILES = (50, 95, 99)
+
+_WORK = (
+    "model_flops",
+    "hardware_flops",
+    "model_time_at_peak_s",
+    "hardware_time_at_peak_s",
+    "samples",
+    "tokens",
+)
+_TOTALS = ("samples", "tokens", "model_flops", "step_time_s")
+_BUCKET_GROWTH = 1.01  # of a bucket of times over the one below it
+_LOG_GROWTH = math.log(_BUCKET_GROWTH)
+
+
+class Means(Rates):
+    """Sums of work over sums of time, so that a long step weighs what it took.
+
+    Of a kind of work, only steps count where it and the time are known. Steps that were profiled count nowhere.
+
+    Attributes:
+        steps: those that count: undisturbed, with a time.
+    """
+
+    __slots__ = ("_sums", "_time_s", "steps", "world_size")
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.world_size = 1
+        self._time_s = 0.0
+        self._sums = {name: [0.0, 0.0, 0] for name in _WORK}  # the work, the time of its steps, their number
+
+    def add(self, record: StepRecord) -> bool:
+        """Whether the step counts."""
+        time_s = record.step_time_s
+        self.world_size = record.world_size
+        if record.profiled or time_s is None or not 0.0 < time_s < math.inf:
+            return False
+        self.steps += 1
+        self._time_s += time_s
+        for name, sums in self._sums.items():
+            work = getattr(record, name)
+            if work is not None:
+                sums[0] += work
+                sums[1] += time_s
+                sums[2] += 1
+        return True
+
+    @property
+    def step_time_s(self) -> float | None:
+        return self._time_s / self.steps if self.steps else None
+
+    def per_s(self, work: str) -> float | None:
+        amount, time_s, _ = self._sums[work]
+        return amount / time_s if time_s else None
+
+    def per_step(self, work: str) -> float | None:
+        """Of the steps that tell it."""
+        amount, _, steps = self._sums[work]
+        return amount / steps if steps else None
+
+
+class Row(Means):
+    """What a log shows of the steps since its last row: their means, and the last of them.
+
+    Attributes:
+        record: the last step; its numbers other than times, work and rates are the row's.
+    """
+
+    __slots__ = ("_broken_down", "_part_times_s", "record")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.record: StepRecord
+        self._part_times_s: dict[str, float] = defaultdict(float)
+        self._broken_down = 0  # steps whose parts are known
+
+    def add(self, record: StepRecord) -> bool:
+        self.record = record
+        counts = super().add(record)
+        if counts and record.breakdown_s is not None:
+            self._broken_down += 1
+            for part, time_s in record.breakdown_s.items():
+                self._part_times_s[part] += time_s
+        return counts
+
+    @property
+    def breakdown_s(self) -> dict[str, float] | None:
+        """The parts of one step, which add up to `step_time_s`; None where one of the steps does not tell."""
+        if not 0 < self._broken_down == self.steps:
+            return None
+        return {part: time_s / self.steps for part, time_s in self._part_times_s.items()}
+
+
+class Interval:
+    """Makes a row of every so many steps: at those whose number is a multiple of `steps`, or that jump over one."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = max(1, steps)
+        self._row: Row | None = None
+        self._last: int | None = None
+
+    def add(self, record: StepRecord) -> Row | None:
+        """The row that this step ends, if it ends one."""
+        last, self._last = self._last, record.step
+        if self._row is None:
+            self._row = Row()
+        self._row.add(record)
+        jumped = last is not None and record.step // self._steps != last // self._steps
+        return self.rest() if jumped or record.step % self._steps == 0 else None
+
+    def rest(self) -> Row | None:
+        """The row of the steps that ended none; None: there are no such steps."""
+        row, self._row = self._row, None
+        return row
+
+
+class TimeSketch:
+    """How often a time was seen, in buckets of 1 %: any percentile is right within 0.5 %.
+
+    From a nanosecond to a year there are fewer than 4,000 buckets.
+    """
+
+    __slots__ = ("_buckets", "_count")
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, int] = {}
+        self._count = 0
+
+    def add(self, time_s: float) -> None:
+        """Args: time_s: more than 0."""
+        bucket = math.ceil(math.log(time_s) / _LOG_GROWTH)
+        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
+        self._count += 1
+
+    def percentile(self, percent: float) -> float | None:
+        """The time that `percent` of all were at most; None: there were none."""
+        wanted = max(1, math.ceil(self._count * percent / 100))
+        seen = 0
+        for bucket in sorted(self._buckets):
+            seen += self._buckets[bucket]
+            if seen >= wanted:
+                # the value nearest to both ends of the bucket
+                return float(_BUCKET_GROWTH**bucket * 2 / (1 + _BUCKET_GROWTH))
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The least and the most of what was seen."""
+
+    least: float
+    most: float
+
+
+class RunStatistics:
+    """What is known of all steps so far; nothing is kept of a single one.
+
+    Attributes:
+        steps: all that were given.
+        profiled_steps: those under the profiler, which count only in `steps` and in the memory's peak.
+        rates: sums of work over sums of time, of the others.
+        step_time_s, tflops_per_gpu: the least and the most of a single step; None before the first.
+        first_step, last_step: their numbers; None before the first.
+        last_timestamp: when the last one ended; seconds since 1970.
+        peak_memory_bytes: the most that a record told.
+        totals: of `samples`, `tokens`, `model_flops` and `step_time_s`, those of all steps that tell, profiled or not.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.profiled_steps = 0
+        self.rates = Means()
+        self.step_time_s: Range | None = None
+        self.tflops_per_gpu: Range | None = None
+        self.first_step: int | None = None
+        self.last_step: int | None = None
+        self.last_timestamp: float | None = None
+        self.peak_memory_bytes: int | None = None
+        self.totals: dict[str, float] = {}
+        self._times = TimeSketch()
+
+    def add(self, record: StepRecord) -> None:
+        self.steps += 1
+        self.profiled_steps += record.profiled
+        if self.first_step is None:
+            self.first_step = record.step
+        self.last_step, self.last_timestamp = record.step, record.timestamp
+        for size_bytes in (record.memory_bytes, record.peak_memory_bytes):
+            if size_bytes is not None and size_bytes > (self.peak_memory_bytes or -1):
+                self.peak_memory_bytes = size_bytes
+        for name in _TOTALS:
+            value = getattr(record, name)
+            if value is not None:
+                self.totals[name] = self.totals.get(name, 0) + value
+        if self.rates.add(record):
+            assert record.step_time_s is not None
+            self._times.add(record.step_time_s)
+            self.step_time_s = _widened(self.step_time_s, record.step_time_s)
+            self.tflops_per_gpu = _widened(self.tflops_per_gpu, record.tflops_per_gpu)
+
+    def step_time_percentile(self, percent: float) -> float | None:
+        """Seconds; within 0.5 % of the true one."""
+        return self._times.percentile(percent)
+
+
+def _widened(seen: Range | None, value: float | None) -> Range | None:
+    if value is None or (seen is not None and seen.least <= value <= seen.most):
+        return seen
+    return Range(value, value) if seen is None else Range(min(seen.least, value), max(seen.most, value))

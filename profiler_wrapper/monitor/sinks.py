@@ -6,17 +6,18 @@ behind; either is said once.
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import time
 import weakref
 from collections.abc import Collection, Iterable
 from queue import SimpleQueue
 from threading import Event, Thread, current_thread
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from profiler_wrapper.errors import tell
-from profiler_wrapper.monitor.records import Session, StepRecord
-from profiler_wrapper.monitor.statistics import Interval, Row, RunStatistics
+from profiler_wrapper.monitor.records import Interval, Row, RunStatistics, Session, StepRecord
 
 PATIENCE_S = 1.0  # what the training waits in all for a sink that is slow
 HANGS_AFTER_S = 120.0  # a sink that is so long in one call is given up; a client may take 90 s to find no network
@@ -254,3 +255,142 @@ class _Worker:
 
     def _fail(self, error: BaseException) -> None:
         self.trouble = f"raised {type(error).__name__}: {error}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows to the console, to TensorBoard and to W&B.
+
+GB = 1 << 30
+
+
+def tagged(row: Row) -> dict[str, float]:
+    """What is known of a row, by the tags of TensorBoard and W&B: those of FlagScale's monitor, and `perf/`.
+
+    GB are 2^30 bytes, times seconds.
+    """
+    record, step_time_s = row.record, row.step_time_s
+    values = {
+        "performance/tflops_per_gpu": row.tflops_per_gpu,
+        "performance/tflops_total": row.tflops_total,
+        "performance/samples_per_second": row.samples_per_s,
+        "performance/tokens_per_second": row.tokens_per_s,
+        "memory/current_gb": None if record.memory_bytes is None else record.memory_bytes / GB,
+        "memory/peak_gb": None if record.peak_memory_bytes is None else record.peak_memory_bytes / GB,
+        "perf/mfu": row.mfu,
+        "perf/mfu_percent": None if row.mfu is None else 100 * row.mfu,
+        "perf/hfu": row.hfu,
+        "perf/step_time": step_time_s,
+        "perf/steps_per_second": 1 / step_time_s if step_time_s else None,
+        "perf/tokens_per_second": row.tokens_per_s,
+        "perf/samples_per_second": row.samples_per_s,
+        "train/loss": record.loss,
+        "train/grad_norm": record.grad_norm,
+        "train/learning_rate": record.learning_rate,
+        "train/epoch": record.epoch,
+        **{f"breakdown/{part}": time_s for part, time_s in (row.breakdown_s or {}).items()},
+    }
+    return {tag: value for tag, value in values.items() if value is not None}
+
+
+class Console(Sink):
+    """A line on stdout for each row."""
+
+    name = "console"
+
+    def write_row(self, row: Row) -> None:
+        print(_in_words(row), file=sys.stdout, flush=True)
+
+
+def _in_words(row: Row) -> str:
+    ms = None if row.step_time_s is None else row.step_time_s * 1e3
+    percent = None if row.mfu is None else 100 * row.mfu
+    size = None if row.record.memory_bytes is None else row.record.memory_bytes / GB
+    numbers = (
+        (ms, "{:.1f} ms"),
+        (row.tokens_per_s, "{:.0f} tokens/s"),
+        (row.samples_per_s, "{:.1f} samples/s"),
+        (row.tflops_per_gpu, "{:.2f} TFLOPS/GPU"),
+        (percent, "MFU {:.1f} %"),
+        (size, "{:.2f} GB"),
+        (row.record.loss, "loss {:.4g}"),
+    )
+    known = (text.format(value) for value, text in numbers if value is not None)
+    return "  ".join([f"step {row.record.step}", *known])
+
+
+class Tracker(Sink):
+    """A sink that needs a package, which is imported when it is made: seconds of importing slow a training's steps.
+
+    Args:
+        module: what is imported; `name` is what to install.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._module: Any = None
+        self._missing: Exception | None = None
+        try:
+            self._module = importlib.import_module(module)
+        except Exception as error:  # a broken installation raises anything
+            self._missing = error
+
+    def package(self) -> Any:
+        """The module. Raises ImportError: there is none; the message says what to do."""
+        if self._missing is not None:
+            raise ImportError(f"pip install {self.name} ({self._missing})") from self._missing
+        return self._module
+
+
+class TensorBoard(Tracker):
+    """Scalars of each row, in an event file of their own."""
+
+    name = "tensorboard"
+
+    def __init__(self, directory: str) -> None:
+        super().__init__("torch.utils.tensorboard")
+        self._directory = directory
+        self._writer: Any = None
+
+    def open(self, session: Session) -> None:
+        self._writer = self.package().SummaryWriter(self._directory)
+
+    def write_row(self, row: Row) -> None:
+        for tag, value in tagged(row).items():
+            self._writer.add_scalar(tag, value, global_step=row.record.step, walltime=row.record.timestamp)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self, statistics: RunStatistics) -> None:
+        self._writer.close()
+
+
+class Wandb(Tracker):
+    """Each row to the run that is active, else to one of its own, in the mode that `WANDB_MODE` or the settings tell.
+
+    The step is that of the loop. If the active run has gone beyond it, the values go to the step that it is at.
+    """
+
+    name = "wandb"
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self._run: Any = None
+        self._own = False
+
+    def open(self, session: Session) -> None:
+        wandb = self.package()
+        if wandb.run is None:
+            wandb.init(config=session.to_dict())
+            self._own = True
+        self._run = wandb.run
+
+    def write_row(self, row: Row) -> None:
+        values = tagged(row)
+        if self._run.step > row.record.step:
+            self._run.log(values, commit=False)
+        else:
+            self._run.log(values, step=row.record.step)
+
+    def close(self, statistics: RunStatistics) -> None:
+        if self._own:
+            self._run.finish()

@@ -13,9 +13,8 @@ from profiler_wrapper.capture.torch_state import profiler_is_on
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.monitor.flop_probe import FlopProbe
 from profiler_wrapper.monitor.job import Job, Told
-from profiler_wrapper.monitor.records import StepRecord
+from profiler_wrapper.monitor.records import RunStatistics, StepRecord
 from profiler_wrapper.monitor.sinks import Sinks
-from profiler_wrapper.monitor.statistics import RunStatistics
 from profiler_wrapper.monitor.steps import (
     Batch,
     BatchCounter,

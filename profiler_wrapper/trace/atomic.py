@@ -102,12 +102,12 @@ def _end_of_gzip(path: Path) -> bytes:
 def json_bytes(value: Any) -> bytes:
     """`value` as JSON that every parser reads: numbers that are not finite are null."""
     try:
-        return msgspec.json.format(msgspec.json.encode(value, enc_hook=_plain), indent=1) + b"\n"
+        return msgspec.json.format(msgspec.json.encode(value, enc_hook=plain_data), indent=1) + b"\n"
     except (ValueError, TypeError, OverflowError):  # lone surrogates, odd keys, integers of more than 64 bits
-        return json.dumps(_finite(value), indent=1, allow_nan=False, default=_plain).encode() + b"\n"
+        return json.dumps(_finite(value), indent=1, allow_nan=False, default=plain_data).encode() + b"\n"
 
 
-def _plain(value: Any) -> Any:
+def plain_data(value: Any) -> Any:
     """What json does not know, as what it does: numpy's numbers and arrays, sets; the rest as text."""
     if hasattr(value, "tolist"):
         return _finite(value.tolist())

@@ -10,8 +10,7 @@ import pytest
 
 from monitor_runs import GB, open_sinks, record
 from profiler_wrapper.monitor.records import Session
-from profiler_wrapper.monitor.sinks import Sink, Sinks
-from profiler_wrapper.monitor.tracker_sinks import TensorBoard, Wandb
+from profiler_wrapper.monitor.sinks import Sink, Sinks, TensorBoard, Wandb
 from programs import run_script, warned
 
 TAGS = {

@@ -19,10 +19,9 @@ import pytest
 
 from monitor_runs import json_lines, only, open_sinks, record, strict_json
 from profiler_wrapper.monitor import sinks as sinks_module
-from profiler_wrapper.monitor.logs import LineFile
-from profiler_wrapper.monitor.records import Session, StepRecord
+from profiler_wrapper.monitor.log_files import LineFile
+from profiler_wrapper.monitor.records import Row, RunStatistics, Session, StepRecord
 from profiler_wrapper.monitor.sinks import Sink, Sinks
-from profiler_wrapper.monitor.statistics import Row, RunStatistics
 from programs import run_script, warned
 
 
