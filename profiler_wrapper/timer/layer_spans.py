@@ -1,17 +1,16 @@
-"""Forward, backward and recompute of each block, from moments at its boundaries, without torch's profiler.
+"""Forward, backward and recompute of each block, timed at its boundaries, without torch's profiler.
 
 A forward is the call of a block. For its backward, the nodes of the graph that made its outputs and its inputs are
-given a hook that notes when the engine comes to them and returns nothing: gradients stay bit by bit what they are, the
-modules have no hook, tensors have none either, and those of a graph are gone with it. Nothing holds a tensor.
+given a hook that notes when the autograd engine comes to them and returns nothing: gradients stay bit by bit what they
+are, the modules have no hook, tensors have none either, and those of a graph are gone with it. Nothing holds a tensor.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from time import perf_counter_ns
@@ -20,40 +19,47 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from profiler_wrapper.capture import scopes
 from profiler_wrapper.capture.layers import Layer, RootLabels, find_roots, is_in_pipeline, name_layers
 from profiler_wrapper.capture.recorder import is_compiling
+from profiler_wrapper.capture.scopes import keep_dynamo_off
 from profiler_wrapper.capture.torch_state import in_backward
 from profiler_wrapper.capture.wrappers import all_modules, holders
 from profiler_wrapper.errors import Notices
-from profiler_wrapper.timer import rank_waits
+from profiler_wrapper.timer import log
 from profiler_wrapper.timer.device_events import EventPool, Moment
-from profiler_wrapper.timer.log import has_process_group
-from profiler_wrapper.timer.steps import Breakdown, StepWaits, Wait
+from profiler_wrapper.timer.rank_waits import WAITS, WaitInfo
+from profiler_wrapper.timer.steps import Breakdown
 from profiler_wrapper.trace.marks import ROOT_PATH
 from profiler_wrapper.trace.spans import rank_list_text
 
-# --- what is timed ---
+# Of one step: more is not kept, however often a loop calls the model or runs a graph that it keeps.
+MOST_SPANS = 20_000  # forwards of blocks
+MOST_WAITS = 20_000
+MOST_RECORDS = 200_000  # of backward
+MOST_EVENTS = 100_000  # that the device may be behind, of all steps
+_MOST_VALUES = 64  # of a call, and of a list or mapping in it, that are looked at
+
+# --- which modules are timed ---
 
 
-class Unit:
+class TimedModule:
     """A block, or a module beside the blocks, as an embedding, a norm, the head.
 
     Attributes:
         name: as the plain model has it.
         calls: in this step, recomputed ones left out.
-        spans: what its spans are called, by their kind.
     """
 
-    __slots__ = ("calls", "name", "spans")
+    __slots__ = ("calls", "name")
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.calls = 0
-        self.spans = {kind: f"{name} {kind}" for kind in ("forward", "backward", "recompute")}
+        self.name, self.calls = name, 0
 
 
-class Units:
+_ById = dict[int, "tuple[weakref.ref[nn.Module], TimedModule]"]
+
+
+class TimedModules:
     """Those of a model, by the modules through which they are entered: the plain ones, and what wraps them.
 
     Holds no module.
@@ -64,60 +70,49 @@ class Units:
 
     def __init__(self, model: object) -> None:
         in_pipeline = is_in_pipeline(model, None, None)
-        self._entries: dict[int, tuple[weakref.ref[nn.Module], Unit]] = {}
-        self._inside: dict[int, tuple[weakref.ref[nn.Module], Unit]] = {}
-        self.all: list[Unit] = []
+        self._entered: _ById = {}
+        self._inside: _ById = {}
+        self.all: list[TimedModule] = []
         roots = find_roots(model, RootLabels())
-        named = len(roots) > 1
         taken: set[str] = set()
         for root in roots:
             if in_pipeline and not root.in_pipeline:
                 root = replace(root, in_pipeline=True)
-            for layer in _units_of(name_layers(root)):
+            for layer in _outermost(name_layers(root)):
                 name = layer.mark.path
-                if name == ROOT_PATH or (named and name in taken):
+                if name == ROOT_PATH or (len(roots) > 1 and name in taken):
                     name = root.label if name == ROOT_PATH else f"{root.label}.{name}"
                 taken.add(name)
-                self._add(name, layer)
+                if id(layer.module) not in self._entered:  # else two roots share it
+                    self._add(TimedModule(name), layer)
 
-    def get(self, module: nn.Module) -> Unit | None:
-        """The unit that a call of this module enters."""
-        entry = self._entries.get(id(module))
+    def find(self, module: nn.Module, *, inside: bool = False) -> TimedModule | None:
+        """What a call of this module enters, or what it lies `inside` of."""
+        entry = (self._inside if inside else self._entered).get(id(module))
         return entry[1] if entry is not None and entry[0]() is module else None
 
-    def around(self, module: nn.Module) -> Unit | None:
-        """The unit that this module lies in."""
-        entry = self._inside.get(id(module))
-        return entry[1] if entry is not None and entry[0]() is module else None
-
-    def _add(self, name: str, layer: Layer) -> None:
-        if id(layer.module) in self._entries:  # two roots share it
-            return
-        unit = Unit(name)
-        self.all.append(unit)
+    def _add(self, timed: TimedModule, layer: Layer) -> None:
+        self.all.append(timed)
         for holder in layer.holders:
-            self._entries[id(holder)] = weakref.ref(holder), unit
+            self._entered[id(holder)] = weakref.ref(holder), timed
         for module in all_modules(layer.module):
             if module is not layer.module:
-                self._inside.setdefault(id(module), (weakref.ref(module), unit))
+                self._inside.setdefault(id(module), (weakref.ref(module), timed))
 
 
-def _units_of(layers: tuple[Layer, ...]) -> Iterator[Layer]:
+def _outermost(layers: tuple[Layer, ...]) -> Iterator[Layer]:
     """The outermost blocks, and the outermost modules that hold none; the model itself where nothing is in it."""
-    above: set[str] = set()  # names that something with a block in it has, lists of modules too
-    for layer in layers:
-        if layer.mark.kind == "block":
-            above.update(_names_above(layer.mark.path))
     if len(layers) == 1:
         yield layers[0]
         return
-    units: set[str] = set()
+    # names that something with a block in it has, lists of modules too
+    above = {name for layer in layers if layer.mark.kind == "block" for name in _names_above(layer.mark.path)}
+    timed: set[str] = set()
     for layer in layers:
         path = layer.mark.path
-        if path == ROOT_PATH or path in above or not units.isdisjoint(_names_above(path)):
-            continue
-        units.add(path)
-        yield layer
+        if path != ROOT_PATH and path not in above and timed.isdisjoint(_names_above(path)):
+            timed.add(path)
+            yield layer
 
 
 def _names_above(path: str) -> Iterator[str]:
@@ -125,10 +120,7 @@ def _names_above(path: str) -> Iterator[str]:
     return (".".join(parts[:count]) for count in range(1, len(parts)))
 
 
-# --- who reduces gradients behind a backward ---
-
-
-def reduced_in(model: nn.Module) -> str | None:
+def _reduced_over(model: nn.Module) -> str | None:
     """The ranks that DDP reduces the gradients of this call over, as `"0-2,5"`; None: it does not."""
     for holder in holders(model):
         if isinstance(holder, nn.parallel.DistributedDataParallel) and holder.require_backward_grad_sync:
@@ -141,8 +133,6 @@ def reduced_in(model: nn.Module) -> str | None:
 
 # --- tensors of a graph ---
 
-
-_MOST_VALUES = 64  # of a call, and of a list or mapping in it, that are looked at
 
 Known = list[tuple["weakref.ref[torch.Tensor]", int]]  # tensors that are part of a graph, and their versions
 
@@ -168,11 +158,6 @@ def tensors_in_graph(values: Iterable[Any], depth: int = 3) -> list[tuple[torch.
     return found
 
 
-def hook_first(tensor: Any, hook: Callable[[Any], None]) -> None:
-    """Before the hooks that it has."""
-    tensor._backward_hooks.move_to_end(tensor.register_hook(hook).id, last=False)
-
-
 def is_among(tensor: torch.Tensor, known: Known) -> bool:
     """The same one, which nothing has been written into since."""
     for reference, version in known:  # noqa: SIM110 - half of what any() takes, and each block asks
@@ -186,43 +171,101 @@ def only_accumulates(node: Any) -> bool:
     return all(after is None or after.name() == "torch::autograd::AccumulateGrad" for after, _ in node.next_functions)
 
 
+# --- what is noted of a step ---
+
+
+class Call:
+    """One call of a timed module: a span of forward, and what the hooks in its graph belong to. Holds no tensor.
+
+    Attributes:
+        microbatch: the forward of the step that it belongs to, from 0.
+        phase: what the step's parts returned for it; None: nothing.
+        recomputed: in the backward.
+        in_part: only a module in it was called, by one that computes its forward again without being called.
+        inputs: that have a gradient.
+    """
+
+    __slots__ = ("begin", "end", "in_part", "inputs", "microbatch", "module", "phase", "recomputed", "thread")
+
+    def __init__(
+        self,
+        module: TimedModule,
+        microbatch: int,
+        phase: object | None,
+        thread: int,
+        *,
+        recomputed: bool = False,
+        in_part: bool = False,
+    ) -> None:
+        self.module, self.microbatch, self.phase, self.thread = module, microbatch, phase, thread
+        self.recomputed, self.in_part = recomputed, in_part
+        self.begin: Moment = (0, None)
+        self.end: Moment | None = None
+        self.inputs: Known = []
+
+
+@dataclass(slots=True)
+class Span:
+    """A line of the files: the step, a part of it, a layer in that, a wait for other ranks.
+
+    Attributes:
+        layer: None: it is no layer's.
+        parent: None: it lies in nothing but the step.
+        thread: 0: that of the training loop.
+        device_waiting_ns: no part of the span's time on the device.
+    """
+
+    kind: str
+    name: str
+    begin: Moment
+    end: Moment
+    thread: int
+    layer: str | None = None
+    depth: int = 0
+    parent: str | None = None
+    microbatch: int | None = None
+    waiting_ns: int | None = None
+    sequence: int | None = None
+    group: str | None = None
+    bytes: int | None = None
+    device_waiting_ns: int = 0
+
+
+class Wait(NamedTuple):
+    """A wait for other ranks. `in_graph`: the autograd engine ran on its thread."""
+
+    begin: Moment
+    end: Moment
+    info: WaitInfo
+    thread: int
+    in_graph: bool
+
+
+class StepSpans(NamedTuple):
+    """What is known of the layers in a step.
+
+    Attributes:
+        spans: of layers, by their begins.
+        waits: by their begins.
+        ends: when graphs had been run, and the ranks that their gradients are reduced over behind that.
+        events: all on the device that these are made of, and others.
+    """
+
+    spans: list[Span]
+    waits: list[Wait]
+    ends: list[tuple[Moment, str | None]]
+    events: list[Any]
+
+
 # --- backward, by what the autograd engine comes past ---
 
-
 BEGIN, END, RECOMPUTE, RECOMPUTED, GRAPH_ENDS = range(5)
-MOST_RECORDS = 200_000  # of a step: a graph that is kept may be run any number of times
+_Record = tuple[int, "Call | None", Moment]
 _task_id = torch._C._current_graph_task_id
 
 
-class Pass:
-    """One call of a unit, which hooks in the graph belong to. Holds no tensor.
-
-    Attributes:
-        in_part: only a module in it was called, by a unit that computes its forward again without being called.
-    """
-
-    __slots__ = ("in_part", "microbatch", "unit")
-
-    def __init__(self, unit: Unit, microbatch: int, *, in_part: bool = False) -> None:
-        self.unit, self.microbatch, self.in_part = unit, microbatch, in_part
-
-
-class LayerSpan(NamedTuple):
-    """A part of a unit's time. `microbatch`: the forward of the step that it belongs to, from 0."""
-
-    kind: str
-    unit: Unit
-    begin: Moment
-    end: Moment
-    microbatch: int
-    thread: int | None
-
-
-_Record = tuple[int, "Pass | None", Moment]
-
-
-class _Run:
-    """One run of the engine, with those that were started within it."""
+class EngineRun:
+    """One run of the autograd engine, with those that were started within it. `backward`: the step's how-manieth."""
 
     __slots__ = ("backward", "finished", "records")
 
@@ -232,98 +275,38 @@ class _Run:
         self.records: list[_Record] = []
 
 
-class _RunHere(threading.local):
-    run: _Run | None = None
-
-
-class BackwardRuns:
-    """Of one step: what came when, by run of the engine, whatever threads these are on.
-
-    Attributes:
-        ends: when all nodes of a graph had run, before what others do at its end; and what `end` was told of it.
-    """
-
-    def __init__(self) -> None:
-        self._here = _RunHere()
-        self.ends: list[tuple[Moment, str | None]] = []
-        self._by_task: dict[int, _Run] = {}
-        self._all: list[_Run] = []
-        self._left = MOST_RECORDS
-
-    def add(self, what: int, passed: Pass | None, moment: Moment, entered: Mapping[str, int], at_end: Any) -> None:
-        """The engine that runs on this thread came past something.
-
-        Args:
-            entered: how often the step has come to its parts.
-            at_end: `at_end(run, task)` is called when the graph has been run.
-        """
-        task = _task_id()
-        run = self._by_task.get(task)
-        if self._left <= 0:
-            return
-        self._left -= 1
-        if run is None:
-            if task == -1:
-                return
-            run = self._begin(task, entered.get("backward", 0), at_end)
-        run.records.append((what, passed, moment))
-
-    def end(self, run: Any, task: int, moment: Moment, group: str | None) -> None:
-        """A graph has been run. `group`: that its gradients are reduced in."""
-        run.records.append((GRAPH_ENDS, None, moment))
-        self._by_task.pop(task, None)
-        if run not in self._by_task.values():  # else it was run within another
-            run.finished = True
-            self.ends.append((moment, group))
-
-    def take(self) -> list[LayerSpan]:
-        """The spans of all runs, which are forgotten."""
-        runs, self._all, self._by_task = self._all, [], {}
-        spans: list[LayerSpan] = []
-        for run in runs:
-            run.finished = True
-            spans += _spans_of(_joined(run.records))
-        return spans
-
-    def _begin(self, task: int, backward: int, at_end: Any) -> _Run:
-        around = self._here.run
-        if around is not None and not around.finished and around.backward == backward:
-            run = around  # a checkpoint that runs its own graph
-        else:
-            run = self._here.run = _Run(backward)
-            self._all.append(run)
-        self._by_task[task] = run
-        torch.autograd.Variable._execution_engine.queue_callback(partial(at_end, run, task))
-        return run
-
-
-def _spans_of(records: list[_Record]) -> Iterator[LayerSpan]:
+def _spans_of(records: list[_Record]) -> Iterator[Span]:
     """Backward and recompute in order; the backward of a block is in pieces where something is recomputed in it."""
-    passed: Pass | None = None  # whose backward it is
+    call: Call | None = None  # whose backward it is
     since: Moment | None = None
-    interrupted: Pass | None = None
+    interrupted: Call | None = None
     recompute_since: Moment | None = None
     for what, which, moment in records:
-        if what == BEGIN and which is passed:
+        if what == BEGIN and which is call:
             continue  # it has several outputs
-        if what == END and which is not passed:
+        if what == END and which is not call:
             continue  # a tensor that many blocks take
-        if passed is not None and since is not None:
-            yield LayerSpan("backward", passed.unit, since, moment, passed.microbatch, None)
+        if call is not None and since is not None:
+            yield _span("backward", call, since, moment)
         if what == RECOMPUTE:
-            interrupted, passed, recompute_since = passed, None, moment
+            interrupted, call, recompute_since = call, None, moment
         elif what == RECOMPUTED:
             if which is not None and recompute_since is not None:
-                yield LayerSpan("recompute", which.unit, recompute_since, moment, which.microbatch, None)
-            passed, since, recompute_since = interrupted, moment, None
+                yield _span("recompute", which, recompute_since, moment)
+            call, since, recompute_since = interrupted, moment, None
         elif what == BEGIN:
-            passed, since = which, moment
+            call, since = which, moment
         else:
-            passed = None
+            call = None
+
+
+def _span(kind: str, call: Call, begin: Moment, end: Moment, thread: int = 0) -> Span:
+    name = call.module.name
+    return Span(kind, f"{name} {kind}", begin, end, thread, name, microbatch=call.microbatch)
 
 
 def _joined(records: list[_Record]) -> list[_Record]:
-    """What modules in a unit computed again one after the other is one recompute of it.
+    """What modules in a block computed again one after the other is one recompute of it.
 
     It is over where more time passes than it took so far: what was computed again is now gone through in backward.
     """
@@ -335,7 +318,7 @@ def _joined(records: list[_Record]) -> list[_Record]:
             before = joined[-1] if joined else None
             if before is not None and before[0] == RECOMPUTED and before[1] is not None and before[1].in_part:
                 ended = before[2][0]
-                if before[1].unit is which.unit and now - ended <= ended - since:
+                if before[1].module is which.module and now - ended <= ended - since:
                     joined.pop()
                     continue
             since = now
@@ -343,75 +326,23 @@ def _joined(records: list[_Record]) -> list[_Record]:
     return joined
 
 
-# --- calls ---
+# --- listening ---
+
+_inside_functorch: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 
 
-class Forks:
-    """How often this process, and those that it was forked from, began as a fork."""
-
-    count = 0
-
-    @classmethod
-    def add(cls) -> None:
-        cls.count += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=Forks.add)
-
-
-class Here(threading.local):
+class _Here(threading.local):
     """What is so on this thread."""
 
     def __init__(self) -> None:
         self.thread = threading.get_native_id()
-        self.inside = False  # a unit is being called
-        self.outputs: Known = []  # of the last unit
-
-
-class Call:
-    """One that is going on, or was.
-
-    Attributes:
-        phase: what the step's parts were told of it; None: nothing.
-        recomputed: in the backward.
-    """
-
-    __slots__ = ("begin", "ended", "inputs", "passed", "phase", "recomputed")
-
-    def __init__(self, passed: Pass, phase: object | None, recomputed: bool) -> None:
-        self.passed, self.phase, self.recomputed = passed, phase, recomputed
-        self.begin: Moment = (0, None)
-        self.ended = False
-        self.inputs: Known = []  # that have a gradient
-
-
-class StepSpans(NamedTuple):
-    """What is known of the layers in a step.
-
-    Attributes:
-        spans: by their begins.
-        waits: for other ranks, by their begins.
-        ends: when graphs had been run, and the group that their gradients are reduced in behind that.
-        events: all on the device that these are made of, and others.
-    """
-
-    spans: list[LayerSpan]
-    waits: list[Wait]
-    ends: list[tuple[Moment, str | None]]
-    events: list[Any]
-
-
-# --- listening ---
-
-
-MOST_SPANS = 20_000  # of a step
-MOST_EVENTS = 100_000  # that the device may be behind
-_inside_functorch: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
+        self.inside = False  # a timed module is being called
+        self.outputs: Known = []  # of the last one
+        self.run: EngineRun | None = None
 
 
 class LayerSpans:
-    """Listens to calls of modules in the place of a `Breakdown`, and passes them on to it.
+    """Listens to calls of modules in the place of a `Breakdown`, and passes them on to it; and to waits for ranks.
 
     Its own failures are told to `on_failure`.
 
@@ -432,33 +363,38 @@ class LayerSpans:
         self._events_out = 0  # that nobody has given back
         self._model = weakref.ref(model)
         self._events, self._on_failure, self._notices = events, on_failure, notices
-        self._units: Units | None = None
-        self._look_again_in = 1  # steps that miss a unit
+        self._modules: TimedModules | None = None
+        self._look_again_in = 1  # steps that miss a module
         self._misses = 0
-        self._here = Here()
+        self._here = _Here()
         self._open = False
-        self._waits = StepWaits(lambda: self._moment() if self._open and self._is_here() else None, self._fail)
-        self._runs = BackwardRuns()
-        self._spans: list[LayerSpan] = []
-        self._recorded: list[Any] = []  # the step's events
-        self._group: str | None = None  # that the gradients of the last forward are reduced in
-        self._forks = Forks.count
+        self._group: str | None = None  # that the gradients of the last forward are reduced over
+        self._forks = log.forks
+        self._reset()
+
+    def _reset(self) -> None:
+        """As at the begin of a step."""
+        self._calls: list[Call] = []  # forwards that have ended
+        self._waits: list[Wait] = []
+        self._ends: list[tuple[Moment, str | None]] = []
+        self._recorded: list[Any] = []  # events
+        self._runs: list[EngineRun] = []  # whatever threads these are on
+        self._run_of_task: dict[int, EngineRun] = {}
+        self._records_left = MOST_RECORDS
+        self._here.outputs = []
 
     def begin_step(self) -> None:
-        """A step begins. Looks for the units in the first, and when some were missed."""
+        """A step begins. Looks for the modules in the first, and when some were missed."""
         self.forget_step()
-        if self._units is None:
+        if self._modules is None:
             model = self._model()
             if model is None:
                 return
-            self._units = Units(model)
-            scopes.keep_dynamo_off(LayerSpans.take_result, and_below=True)
-            scopes.keep_dynamo_off(LayerSpans._reached, and_below=True)
-            scopes.keep_dynamo_off(LayerSpans._graph_ends, and_below=True)
-        for unit in self._units.all:
-            unit.calls = 0
-        if has_process_group():
-            rank_waits.listen(self._waits)
+            self._modules = TimedModules(model)
+        for timed in self._modules.all:
+            timed.calls = 0
+        if log.has_process_group():
+            WAITS.listen(self)
         self._open = True
 
     def forget_step(self) -> None:
@@ -470,46 +406,53 @@ class LayerSpans:
         """The step has ended."""
         was_open, self._open = self._open, False
         taken = self._take()
-        if was_open and self._units is not None and self.parts.entered.get("forward"):
-            self._look_for_missed(self._units)
+        if was_open and self._modules is not None and self.parts.entered.get("forward"):
+            self._look_for_missed(self._modules)
         return taken
 
     def stop(self) -> None:
         """Listen to waits no more; the step that was begun is none."""
-        rank_waits.stop_listening(self._waits)
+        WAITS.stop_listening(self)
         self.forget_step()
 
-    # -- what is listened to ----------------------------------------------------------------------
+    def give_back(self, events: list[Any]) -> None:
+        """Those of a step that nobody reads any more."""
+        self._events_out -= len(events)
+        if self._events is not None:
+            for event in events:
+                self._events.give_back(event)
+
+    # -- calls of modules, as `scopes.Listener` has it ------------------------------------------------
 
     def open_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], marked: set[str] | None = None
     ) -> object | None:
-        """A module is called; see `calls.Listener`."""
+        """A module is called."""
         here, parts = self._here, self.parts
         if here.inside and self._open:
             return None  # most calls are
         within = parts.within
         phase = None if within and within[-1] != "optimizer" else parts.open_call(module, args, kwargs)
-        if not self._open or self._units is None:
+        if not self._open or self._modules is None:
             return phase
         try:
             if phase is not None:
-                self._group = reduced_in(module)
-            unit, recomputed, in_part = self._units.get(module), in_backward(), False
-            if unit is None and recomputed:
-                unit, in_part = self._units.around(module), True
-            if unit is None or not self._takes_more():
+                self._group = _reduced_over(module)
+            timed, recomputed, in_part = self._modules.find(module), in_backward(), False
+            if timed is None and recomputed:
+                timed, in_part = self._modules.find(module, inside=True), True
+            if timed is None or not self._takes_more():
                 return phase
             times = parts.entered.get("backward" if recomputed else "forward", 0)
-            call = Call(Pass(unit, times - 1, in_part=in_part), phase, recomputed)
+            call = Call(timed, times - 1, phase, here.thread, recomputed=recomputed, in_part=in_part)
             if not recomputed:
-                unit.calls += 1
+                timed.calls += 1
             if not in_part:
                 self._hook_inputs(call, args, kwargs)
             here.inside = True
             call.begin = self._moment()
             if recomputed:
-                self._note(RECOMPUTE, call.passed, call.begin)
+                self._note(RECOMPUTE, call, call.begin)
             return call
         except Exception as error:
             self._fail(error)
@@ -521,7 +464,7 @@ class LayerSpans:
             return
         self._end(opened)
         try:
-            if self._open and not opened.passed.in_part:
+            if self._open and not opened.in_part:
                 self._hook_outputs(opened, result)
         except Exception as error:
             self._fail(error)
@@ -536,21 +479,18 @@ class LayerSpans:
             self.parts.close_call(opened.phase)
 
     def _end(self, call: Call) -> None:
-        if call.ended:
+        if call.end is not None:
             return
-        here = self._here
-        call.ended, here.inside = True, False
+        call.end = call.begin  # where no step is open
+        self._here.inside = False
         if not self._open:
             return
         try:
-            moment = self._moment()
+            call.end = self._moment()
             if call.recomputed:
-                self._note(RECOMPUTED, call.passed, moment)
+                self._note(RECOMPUTED, call, call.end)
             else:
-                passed = call.passed
-                self._spans.append(
-                    LayerSpan("forward", passed.unit, call.begin, moment, passed.microbatch, here.thread)
-                )
+                self._calls.append(call)
         except Exception as error:
             self._fail(error)
 
@@ -562,8 +502,8 @@ class LayerSpans:
         known = self._here.outputs
         for tensor, node in tensors_in_graph((*args, *kwargs.values())):
             call.inputs.append((weakref.ref(tensor), tensor._version))
-            if not is_among(tensor, known):  # else the begin of the last unit's backward is the end of this one's
-                node.register_prehook(partial(self._reached, END, call.passed))
+            if not is_among(tensor, known):  # else the begin of the last one's backward is the end of this one's
+                node.register_prehook(partial(self._reached, END, call))
 
     def _hook_outputs(self, call: Call, result: Any) -> None:
         if _inside_functorch() is not None:
@@ -573,32 +513,74 @@ class LayerSpans:
             outputs.append((weakref.ref(tensor), tensor._version))
             if is_among(tensor, call.inputs):  # somebody else's, given on
                 continue
-            begins = partial(self._reached, BEGIN, call.passed)
-            if tensor._backward_hooks:  # as FSDP has them, to gather what the block's backward needs: part of it
-                hook_first(tensor, begins)
+            begins = partial(self._reached, BEGIN, call)
+            hooks: Any = tensor._backward_hooks
+            if hooks:  # as FSDP has them, to gather what the block's backward needs, which is part of it: ours is first
+                hooks.move_to_end(tensor.register_hook(begins).id, last=False)  # type: ignore[no-untyped-call]
             else:
                 node.register_prehook(begins)
             if not call.inputs and only_accumulates(node):
-                node.register_hook(partial(self._reached, END, call.passed))
+                node.register_hook(partial(self._reached, END, call))
         self._here.outputs = outputs
 
-    def _reached(self, what: int, passed: Pass, *_: Any) -> None:
+    def _reached(self, what: int, call: Call, *_: Any) -> None:
         """The engine is about to run a node, or has run it."""
         if self._open and not is_compiling():
             try:
-                self._note(what, passed, self._moment())
+                self._note(what, call, self._moment())
             except Exception as error:
                 self._fail(error)
 
-    def _note(self, what: int, passed: Pass, moment: Moment) -> None:
-        self._runs.add(what, passed, moment, self.parts.entered, self._graph_ends)
+    def _note(self, what: int, call: Call, moment: Moment) -> None:
+        """The engine that runs on this thread came past something."""
+        task = _task_id()
+        run = self._run_of_task.get(task)
+        if self._records_left <= 0:
+            return
+        self._records_left -= 1
+        if run is None:
+            if task == -1:
+                return
+            backward, run = self.parts.entered.get("backward", 0), self._here.run
+            if run is None or run.finished or run.backward != backward:  # else a checkpoint runs its own graph
+                run = self._here.run = EngineRun(backward)
+                self._runs.append(run)
+            self._run_of_task[task] = run
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._graph_ends, run, task))
+        run.records.append((what, call, moment))
 
-    def _graph_ends(self, run: Any, task: int) -> None:
-        if self._open:
-            try:
-                self._runs.end(run, task, self._moment(), self._group)
-            except Exception as error:
-                self._fail(error)
+    def _graph_ends(self, run: EngineRun, task: int) -> None:
+        """All nodes of a graph have run; what others do at its end comes behind this."""
+        if not self._open:
+            return
+        try:
+            moment = self._moment()
+            run.records.append((GRAPH_ENDS, None, moment))
+            self._run_of_task.pop(task, None)
+            if run not in self._run_of_task.values():  # else it was run within another
+                run.finished = True
+                self._ends.append((moment, self._group))
+        except Exception as error:
+            self._fail(error)
+
+    # -- waits, as `rank_waits.Listener` has it -----------------------------------------------------
+
+    def open_wait(self) -> Moment | None:
+        """A wait for other ranks begins."""
+        try:
+            if self._open and self._is_here() and len(self._waits) < MOST_WAITS:
+                return self._moment()
+        except Exception as error:
+            self._fail(error)
+        return None
+
+    def close_wait(self, opened: Moment, info: WaitInfo) -> None:
+        """That one is over."""
+        try:
+            if self._open and self._is_here():
+                self._waits.append(Wait(opened, self._moment(), info, threading.get_native_id(), in_backward()))
+        except Exception as error:
+            self._fail(error)
 
     # -- the rest ---------------------------------------------------------------------------------
 
@@ -614,7 +596,7 @@ class LayerSpans:
         return perf_counter_ns(), event
 
     def _takes_more(self) -> bool:
-        if len(self._spans) >= MOST_SPANS:
+        if len(self._calls) >= MOST_SPANS:
             self._notices.once(
                 "layers", f"blocks were called more than {MOST_SPANS} times in a step; the rest is left out"
             )
@@ -623,30 +605,25 @@ class LayerSpans:
 
     def _is_here(self) -> bool:
         """This is no fork of the process that it was made in."""
-        return Forks.count == self._forks
+        return log.forks == self._forks
 
     def _take(self) -> StepSpans:
-        spans, self._spans = self._spans, []
-        events, self._recorded = self._recorded, []
-        runs, self._runs = self._runs, BackwardRuns()
-        spans += runs.take()
+        spans = [_span("forward", call, call.begin, call.end, call.thread) for call in self._calls if call.end]
+        for run in self._runs:
+            run.finished = True
+            spans += _spans_of(_joined(run.records))
         spans.sort(key=lambda span: span.begin[0])
-        self._here.outputs = []
-        return StepSpans(spans, self._waits.take(), runs.ends, events)
+        self._waits.sort(key=lambda wait: wait.begin[0])
+        taken = StepSpans(spans, self._waits, self._ends, self._recorded)
+        self._reset()
+        return taken
 
-    def give_back(self, events: list[Any]) -> None:
-        """Those of a step that nobody reads any more."""
-        self._events_out -= len(events)
-        if self._events is not None:
-            for event in events:
-                self._events.give_back(event)
-
-    def _look_for_missed(self, units: Units) -> None:
+    def _look_for_missed(self, modules: TimedModules) -> None:
         """Modules may have been put in others' place, or be compiled into something that calls no module."""
-        if any(unit.calls for unit in units.all):
-            if all(unit.calls for unit in units.all):
-                return
-        else:
+        missed = [timed for timed in modules.all if not timed.calls]
+        if modules.all and not missed:
+            return
+        if len(missed) == len(modules.all):
             self._notices.once(
                 "layers",
                 "no block of the model was called as a module in a step, as in a model that is compiled as a whole: "
@@ -655,8 +632,13 @@ class LayerSpans:
         self._misses += 1
         if self._misses >= self._look_again_in:
             self._misses, self._look_again_in = 0, 2 * self._look_again_in
-            self._units = None
+            self._modules = None
 
     def _fail(self, error: Exception) -> None:
         self._open = False
         self._on_failure("timing layers", error)
+
+
+# What compiled code comes to where it breaks, and backward while Dynamo compiles.
+for _ours in (LayerSpans.take_result, LayerSpans._reached, LayerSpans._graph_ends):
+    keep_dynamo_off(_ours, and_below=True)

@@ -8,12 +8,12 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from torch import nn
@@ -24,18 +24,15 @@ from profiler_wrapper.capture.post_import import is_off
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.errors import Notices, WrongUse
 from profiler_wrapper.timer.device_events import Accelerator, EventPool, Mark, Moment, StepClock, find_accelerator
-from profiler_wrapper.timer.layer_spans import LayerSpans, StepSpans
+from profiler_wrapper.timer.layer_spans import LayerSpans, Span, StepSpans, Wait
 from profiler_wrapper.timer.log import SpanLog, SpanPlace, checked_place, span_log, text_line, text_name
-from profiler_wrapper.timer.steps import Boundaries, Breakdown, Wait
+from profiler_wrapper.timer.steps import Boundaries, Breakdown
 
-# --------------------------------------------------------------------------------------------------
-# A step that was seen as rows: the step, its parts, the layers in them, and the waits for other ranks in all of these.
-#
-# Where there were waits, each row says how much of it they are, and its time on the device is without them.
+# --- a step as spans: the step, its parts, the layers in them, and the waits for other ranks in all of these ---
 
-_PARENTS: dict[str, str | None] = {"forward": "forward", "backward": "backward", "recompute": "backward"}
-_NO_PARENTS: dict[str, str | None] = dict.fromkeys(_PARENTS)
+_PARTS_AROUND = {"forward": "forward", "backward": "backward", "recompute": "backward"}
 AFTER_BACKWARD = "collectives after backward"  # until the engine returns: what DDP waits for
+_OPTIONAL = ("microbatch", "waiting_ns", "sequence", "group", "bytes")  # as JSON lines have them
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,171 +43,105 @@ class SeenStep:
     begin: Mark
     end: Mark
     boundaries: Boundaries
-    found: StepSpans
+    seen: StepSpans
     thread: int
     stages: int = 1
 
 
-class More(NamedTuple):
-    """What only some rows have. `device_waiting_ns` is no part of the row's time on the device."""
+def spans_of(step: SeenStep) -> list[Span]:
+    """All of a step, the step first, the waits for other ranks last.
 
-    microbatch: int | None = None
-    waiting_ns: int | None = None
-    sequence: int | None = None
-    group: str | None = None
-    bytes: int | None = None
-    device_waiting_ns: int = 0
-
-
-class Row(NamedTuple):
-    """One. `parent`: None: it lies in nothing but the step."""
-
-    kind: str
-    name: str
-    layer: str | None
-    begin: Moment
-    end: Moment
-    thread: int
-    depth: int
-    parent: str | None
-    more: More | None = None
+    Where there were waits, each other span says how much of it they are, and its time on the device is without them.
+    """
+    counts = Counter(part for part, _ in step.boundaries)
+    # Each forward of the step is of another micro-batch; where a rank has several stages, nothing tells.
+    numbered = step.stages == 1 and counts["forward"] == counts["backward"] > 1
+    parts, layers = list(_parts(step, numbered)), step.seen.spans
+    for span in layers:
+        span.thread = span.thread or step.thread
+        if step.boundaries:
+            span.depth, span.parent = 1, _PARTS_AROUND[span.kind]
+        if not numbered:
+            span.microbatch = None
+    whole = Span("step", "step", _moment_of(step.begin), _moment_of(step.end), step.thread)
+    return [whole, *parts, *layers, *_waits(step, parts, layers)]
 
 
-def rows_of(step: SeenStep) -> list[Row]:
-    """All of a step, the step first."""
-    parts, layers = list(_parts(step)), _layers(step)
-    whole = Row("step", "step", None, moment_of(step.begin), moment_of(step.end), step.thread, 0, None)
-    return [whole, *(_with_waits(step, parts, layers) if step.found.waits else (*parts, *layers))]
-
-
-def _parts(step: SeenStep) -> Iterator[Row]:
-    if not step.boundaries:
-        return
-    numbered = _has_microbatches(step)
+def _parts(step: SeenStep, numbered: bool) -> Iterator[Span]:
+    """The parts, and with DDP, before a backward, what is left of it when its graph had been run."""
     seen: Counter[str] = Counter()
     stops = [mark for _, mark in step.boundaries[1:]] + [step.end]
     sequence = 0
-    for (part, begin), stop in zip(step.boundaries, stops, strict=True):
+    for (part, begin), stop in zip(step.boundaries, stops, strict=bool(step.boundaries)):
         if part == "other":
             continue
-        row = Row(part, part, None, moment_of(begin), moment_of(stop), step.thread, 0, None)
-        more = More()
+        span = Span(part, part, _moment_of(begin), _moment_of(stop), step.thread)
         if part in ("forward", "backward") and numbered:
-            more = more._replace(microbatch=seen[part])
+            span.microbatch = seen[part]
             seen[part] += 1
-        for end, group in step.found.ends if part == "backward" else ():
-            if group is not None and row.begin[0] <= end[0] <= row.end[0]:
-                told = More(sequence=sequence, group=group)
-                yield Row("communication", AFTER_BACKWARD, None, end, row.end, step.thread, 1, part, told)
+        for end, group in step.seen.ends if part == "backward" else ():
+            if group is not None and span.begin[0] <= end[0] <= span.end[0]:
+                yield Span(
+                    "communication",
+                    AFTER_BACKWARD,
+                    end,
+                    span.end,
+                    step.thread,
+                    depth=1,
+                    parent=part,
+                    sequence=sequence,
+                    group=group,
+                )
                 sequence += 1
-                more = more._replace(waiting_ns=row.end[0] - end[0])
-        yield row._replace(more=more)
+                span.waiting_ns = span.end[0] - end[0]
+        yield span
 
 
-def _layers(step: SeenStep) -> list[Row]:
-    depth = 1 if step.boundaries else 0
-    parents = _PARENTS if depth else _NO_PARENTS
-    numbered, trains = _has_microbatches(step), step.thread
-    return [
-        Row(
-            kind,
-            unit.spans[kind],
-            unit.name,
-            begin,
-            end,
-            thread or trains,
-            depth,
-            parents[kind],
-            More(microbatch) if numbered else None,
-        )
-        for kind, unit, begin, end, microbatch, thread in step.found.spans
-    ]
-
-
-def _has_microbatches(step: SeenStep) -> bool:
-    """Each forward of the step is of another one; where a rank has several stages, nothing tells."""
-    counts = Counter(part for part, _ in step.boundaries)
-    return step.stages == 1 and counts["forward"] == counts["backward"] > 1
-
-
-# --- waits ---
-
-
-def _with_waits(step: SeenStep, parts: list[Row], layers: list[Row]) -> Iterator[Row]:
-    waited = _Waited()
-    in_parts = _Places(row for row in parts if row.kind != "communication")
-    ahead = _Places(row for row in layers if row.kind == "forward")
-    behind = _Places(row for row in layers if row.kind != "forward")
+def _waits(step: SeenStep, parts: list[Span], layers: list[Span]) -> Iterator[Span]:
+    """The waits, each in the innermost span of its thread; those around it are told of it."""
+    if not step.seen.waits:  # DDP, or what is compiled, may have waited where nobody looks
+        return
+    parts = [span for span in parts if span.kind != "communication"]
+    for span in (*parts, *layers):
+        span.waiting_ns = span.waiting_ns or 0
+    part_around = _finder(parts)
+    forward_around = _finder(span for span in layers if span.kind == "forward")
+    backward_around = _finder(span for span in layers if span.kind != "forward")
     counts: Counter[tuple[str, str]] = Counter()
-    rows = []
-    for wait in step.found.waits:
-        layer = behind.around(wait) if wait.in_graph else ahead.around(wait)
+    for wait in step.seen.waits:
+        (name, group, size), trains = wait.info, wait.in_graph or wait.thread == step.thread
+        layer = backward_around(wait) if wait.in_graph else forward_around(wait)
         if layer is not None and not wait.in_graph and layer.thread != wait.thread:
             layer = None
-        trains = wait.in_graph or wait.thread == step.thread
-        part = in_parts.around(wait) if trains else None
-        for row in (part, layer):
-            if row is not None:
-                waited.add(row, wait)
+        part = part_around(wait) if trains else None
+        device_ns = device_time_ns(wait.begin[1], wait.end[1]) or 0
+        for one in (part, layer):
+            if one is not None:
+                one.waiting_ns = (one.waiting_ns or 0) + wait.end[0] - wait.begin[0]
+                one.device_waiting_ns += device_ns
         around = layer or part
-        name, group, size = wait.told
-        sequence = None if group is None else counts[name, group]
+        made = Span("communication", name, wait.begin, wait.end, step.thread if trains else wait.thread, bytes=size)
+        if around is not None:
+            made.depth, made.parent = around.depth + 1, around.name
         if group is not None:
+            made.group, made.sequence = group, counts[name, group]
             counts[name, group] += 1
-        rows.append(
-            Row(
-                "communication",
-                name,
-                None,
-                wait.begin,
-                wait.end,
-                step.thread if trains else wait.thread,
-                0 if around is None else around.depth + 1,
-                None if around is None else around.name,
-                More(sequence=sequence, group=group, bytes=size),
-            )
-        )
-    for row in (*parts, *layers):
-        yield row if row.kind == "communication" else waited.told(row)
-    yield from rows
+        yield made
 
 
-class _Places:
-    """Rows of which none lies in another, to be found by time."""
+def _finder(spans: Iterable[Span]) -> Callable[[Wait], Span | None]:
+    """Which of these spans, of which none lies in another, a wait lies in."""
+    in_order = sorted(spans, key=lambda span: span.begin[0])
+    begins = [span.begin[0] for span in in_order]
 
-    def __init__(self, rows: Iterator[Row]) -> None:
-        self._rows = sorted(rows, key=lambda row: row.begin[0])
-        self._begins = [row.begin[0] for row in self._rows]
+    def around(wait: Wait) -> Span | None:
+        place = bisect_right(begins, wait.begin[0]) - 1
+        return in_order[place] if place >= 0 and wait.end[0] <= in_order[place].end[0] else None
 
-    def around(self, wait: Wait) -> Row | None:
-        place = bisect_right(self._begins, wait.begin[0]) - 1
-        return self._rows[place] if place >= 0 and wait.end[0] <= self._rows[place].end[0] else None
-
-
-class _Waited:
-    """How much of each row waits are, by its place in memory: rows live as long as this."""
-
-    def __init__(self) -> None:
-        self._sums: dict[int, tuple[int, int]] = {}
-
-    def add(self, row: Row, wait: Wait) -> None:
-        on_host, on_device = self._sums.get(id(row), (0, 0))
-        device_ns = device_time_ns(wait.begin[1], wait.end[1])
-        self._sums[id(row)] = on_host + wait.end[0] - wait.begin[0], on_device + (device_ns or 0)
-
-    def told(self, row: Row) -> Row:
-        on_host, on_device = self._sums.get(id(row), (0, 0))
-        more = row.more or More()
-        return row._replace(
-            more=more._replace(waiting_ns=(more.waiting_ns or 0) + on_host, device_waiting_ns=on_device)
-        )
+    return around
 
 
-# --- moments ---
-
-
-def moment_of(mark: Mark) -> Moment:
-    """A mark as one."""
+def _moment_of(mark: Mark) -> Moment:
     return round(mark.host_s * 1e9), mark.event
 
 
@@ -240,19 +171,26 @@ def _write_step(log: SpanLog, step: SeenStep) -> None:
     line_head = b'%b"step":%d,' % (heads[1], step.number)
     texts: list[bytes] = []
     lines: list[bytes] = []
-    for kind, name, layer, (begin, first), (end, last), thread, depth, parent, more in rows_of(step):
-        end = max(begin, end)
-        device_ns = None if first is None else device_time_ns(first, last)
-        if device_ns is not None and more is not None:
-            device_ns = max(0, device_ns - more.device_waiting_ns)
-        start_ns, lasted = begin + offset_ns, end - begin
-        label, fixed = _fixed(kind, name, layer, depth, parent)
-        told = b"" if more is None else _more(more)
+    for span in spans_of(step):
+        (begin, first), (end, last) = span.begin, span.end
+        device_ns = device_time_ns(first, last)
+        if device_ns is not None:
+            device_ns = max(0, device_ns - span.device_waiting_ns)
+        start_ns, lasted = begin + offset_ns, max(0, end - begin)
+        label, fixed = _fixed(span.kind, span.name, span.layer, span.depth, span.parent)
+        known = {name: value for name in _OPTIONAL if (value := getattr(span, name)) is not None}
         texts.append(text_line(heads[0], label, start_ns, start_ns + lasted, device_ns))
-        lines += (
-            b'%b%b"start_ns":%d,"duration_ns":%d,"thread":%d,%b"device_ns":'
-            % (line_head, fixed, start_ns, lasted, thread, told),
-            b"null}\n" if device_ns is None else b"%d}\n" % device_ns,
+        lines.append(
+            b'%b%b"start_ns":%d,"duration_ns":%d,"thread":%d,%b"device_ns":%b}\n'
+            % (
+                line_head,
+                fixed,
+                start_ns,
+                lasted,
+                span.thread,
+                msgspec.json.encode(known)[1:-1] + b"," if known else b"",
+                b"null" if device_ns is None else b"%d" % device_ns,
+            )
         )
     log.write(b"".join(texts), b"".join(lines), heads)
 
@@ -267,10 +205,7 @@ def _fixed(kind: str, name: str, layer: str | None, depth: int, parent: str | No
     return text_name(name), msgspec.json.encode(fields)[1:-1] + b","
 
 
-def _more(more: More) -> bytes:
-    fields = {name: value for name, value in zip(more._fields[:-1], more[:-1], strict=True) if value is not None}
-    return msgspec.json.encode(fields)[1:-1] + b"," if fields else b""
-
+# --- the steps of a loop ---
 
 MOST_STEPS = 1024  # that the device may be behind
 
@@ -329,14 +264,14 @@ class LayerWatch:
         """The step has ended; the parts have been told."""
         return self._layers.end_step()
 
-    def add(self, number: int, begin: Mark, end: Mark, boundaries: Boundaries, found: StepSpans) -> None:
+    def add(self, number: int, begin: Mark, end: Mark, boundaries: Boundaries, seen: StepSpans) -> None:
         """Write a step as soon as the device has come to its end."""
-        self._waiting.append(SeenStep(number, begin, end, boundaries, found, threading.get_native_id(), self._stages))
+        self._waiting.append(SeenStep(number, begin, end, boundaries, seen, threading.get_native_id(), self._stages))
         self.pass_on()
 
-    def leave_out(self, found: StepSpans) -> None:
+    def leave_out(self, seen: StepSpans) -> None:
         """A step that is not to be written."""
-        self._layers.give_back(found.events)
+        self._layers.give_back(seen.events)
 
     def pass_on(self, *, everything: bool = False) -> None:
         """Write the steps that the device has come to the end of, and those there are too many of."""
@@ -345,7 +280,7 @@ class LayerWatch:
             step = waiting.popleft()
             _write_step(self._log, step)
             if step.end.reached:
-                self._layers.give_back(step.found.events)
+                self._layers.give_back(step.seen.events)
 
     def close(self) -> None:
         """Write all there is, without waiting for the device, and let go of the files."""
@@ -503,10 +438,10 @@ class LayerTimer:
         mark, begun = self._clock.mark(), self._begun
         if begun is not None:
             boundaries = self._watch.parts.end_step()
-            found = self._watch.end_step()
-            told = begun[0] if number is None else int(number)
-            self._next = told + 1
-            self._watch.add(told, begun[1], mark, boundaries, found)
+            seen = self._watch.end_step()
+            ended = begun[0] if number is None else int(number)
+            self._next = ended + 1
+            self._watch.add(ended, begun[1], mark, boundaries, seen)
         self._begin(mark)
 
     def _guarded(self, what: str, action: Any) -> Any:

@@ -184,7 +184,7 @@ def find_owner(place: SpanPlace, *, forked: bool = False) -> Owner:
     )
 
 
-_forked = False  # since this module was imported
+forks = 0  # how often this process, and those that it was forked from, began as a fork since this was imported
 _group_of_parent = False  # a process group that the fork brought along
 
 
@@ -199,7 +199,7 @@ def _is_worker(*, has_rank: bool, environment: Mapping[str, str]) -> bool:
     data = sys.modules.get("torch.utils.data")
     if data is not None and data.get_worker_info() is not None:
         return True
-    if has_rank or (not _forked and multiprocessing.parent_process() is None) or has_process_group():
+    if has_rank or (not forks and multiprocessing.parent_process() is None) or has_process_group():
         return False
     try:
         inherited = _inherited()
@@ -604,8 +604,8 @@ class SpanLog:
 
 
 def _after_fork() -> None:
-    global _forked, _group_of_parent
-    _forked = True
+    global forks, _group_of_parent
+    forks += 1
     distributed = torch.distributed
     _group_of_parent = distributed.is_available() and distributed.is_initialized()
     for log in list(_logs.values()):

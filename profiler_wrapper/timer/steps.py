@@ -8,12 +8,10 @@ backward. Several in a step sum up. Where a part was not seen that must have bee
 
 from __future__ import annotations
 
-import functools
 import os
-import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,65 +22,15 @@ from profiler_wrapper.capture.scopes import keep_dynamo_off
 from profiler_wrapper.capture.torch_state import in_backward
 from profiler_wrapper.capture.wrappers import all_modules
 from profiler_wrapper.errors import Notices
-from profiler_wrapper.timer.device_events import Mark, Moment, seconds_between
-from profiler_wrapper.timer.rank_waits import Told
+from profiler_wrapper.timer.device_events import Mark, seconds_between
+from profiler_wrapper.timer.patches import Patch, Patches
 
-# --------------------------------------------------------------------------------------------------
-# Listens where every run of the autograd engine passes: what `backward` and `grad` of `torch.autograd` call.
-#
-# However many listen, and in whatever order they stop, one function of ours stands in the place of torch's, and none
-# when
-# nobody does.
-
-# What `backward` and `grad` call, so that those who imported these earlier are seen too.
-_NAMES = ("_engine_run_backward",) if hasattr(torch.autograd, "_engine_run_backward") else ("backward", "grad")
+# --- runs of the autograd engine: those who listen have `open_run() -> bool` and `close_run()`, on the run's thread ---
 
 
-class Listener(Protocol):
-    """Is told of runs on the thread that begins them. Its methods must not raise."""
-
-    def open_run(self) -> bool:
-        """The engine is about to run. Whether `close_run` is to be called."""
-
-    def close_run(self) -> None:
-        """That run is over, or has raised."""
-
-
-_listeners: tuple[Listener, ...] = ()
-_in_place: dict[str, tuple[Any, Any]] = {}  # name -> what was there, ours
-_lock = threading.RLock()
-
-
-def listen(listener: Listener) -> None:
-    """Tell `listener` of every run from now on, in all threads."""
-    global _listeners
-    with _lock:
-        _listeners = (*_listeners, listener)
-        for name in _NAMES:
-            there = getattr(torch.autograd, name)
-            if name in _in_place and there is not _in_place[name][0]:  # else somebody has put the original back
-                continue
-            _in_place[name] = there, _telling(there)
-            setattr(torch.autograd, name, _in_place[name][1])
-
-
-def stop_listening(listener: Listener) -> None:
-    """Tell it of no further run. What somebody has put over ours since stays, and ours below it passes runs on."""
-    global _listeners
-    with _lock:
-        _listeners = tuple(one for one in _listeners if one is not listener)
-        if _listeners:
-            return
-        for name, (original, ours) in list(_in_place.items()):
-            if getattr(torch.autograd, name) is ours:
-                setattr(torch.autograd, name, original)
-                del _in_place[name]
-
-
-def _telling(original: Any) -> Any:
-    @functools.wraps(original)
-    def telling(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not _listeners:
+def _in_place(original: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not ENGINE.listeners:
             return original(*args, **kwargs)
         opened = _open()
         try:
@@ -90,15 +38,14 @@ def _telling(original: Any) -> Any:
         finally:
             _close(opened)
 
-    keep_dynamo_off(telling, and_below=False)
-    return telling
+    return run
 
 
-def _open() -> list[Listener]:
-    return [one for one in _listeners if one.open_run()]
+def _open() -> list[Any]:
+    return [one for one in ENGINE.listeners if one.open_run()]
 
 
-def _close(opened: list[Listener]) -> None:
+def _close(opened: list[Any]) -> None:
     for listener in reversed(opened):
         listener.close_run()
 
@@ -106,6 +53,11 @@ def _close(opened: list[Listener]) -> None:
 for _ours in (_open, _close):  # a compiled function may call backward
     keep_dynamo_off(_ours, and_below=True)
 
+# What `backward` and `grad` call, so that those who imported these earlier are seen too.
+_NAMES = ("_engine_run_backward",) if hasattr(torch.autograd, "_engine_run_backward") else ("backward", "grad")
+ENGINE = Patches([Patch("torch.autograd", "", name, _in_place) for name in _NAMES])
+
+# --- the parts ---
 
 PARTS = ("data", "forward", "backward", "optimizer", "other")  # of a step's time
 
@@ -124,15 +76,10 @@ def parts_of(boundaries: Sequence[tuple[str, Mark]], end: Mark, step_time_s: flo
         if duration is None:
             return None
         seconds[part] += duration
-    seconds["other"] = step_time_s - sum(duration for part, duration in seconds.items() if part != "other")
-    return seconds if seconds["other"] >= 0 else _without_less_than_none(seconds, step_time_s)
-
-
-def _without_less_than_none(seconds: dict[str, float], step_time_s: float) -> dict[str, float]:
-    """The device's clock has steps of about a microsecond, so that parts may exceed the whole by some."""
-    seconds["other"] = 0.0
-    longest = max(seconds, key=lambda part: seconds[part])
-    seconds[longest] = step_time_s - sum(duration for part, duration in seconds.items() if part != longest)
+    rest_s = step_time_s - sum(duration for part, duration in seconds.items() if part != "other")
+    seconds["other"] = max(0.0, rest_s)
+    if rest_s < 0:  # the device's clock has steps of about a microsecond, so that parts may exceed the whole by some
+        seconds[max(seconds, key=lambda part: seconds[part])] += rest_s
     return seconds
 
 
@@ -183,7 +130,7 @@ class Breakdown:
             return
         scopes.listen(self._listener)
         self._steps = OptimizerSteps(before=self._optimizer_begins, after=self._optimizer_ends)
-        listen(self)
+        ENGINE.listen(self)
 
     def stop(self) -> None:
         """Listen no more; a second call does nothing."""
@@ -192,7 +139,7 @@ class Breakdown:
             return
         steps.remove()
         scopes.stop_listening(self._listener)
-        stop_listening(self)
+        ENGINE.stop_listening(self)
 
     def begin_step(self, mark: Mark) -> None:
         """A step begins, at `mark`."""
@@ -204,27 +151,24 @@ class Breakdown:
         boundaries, self._boundaries, was_open, self._open = self._boundaries, [], self._open, False
         if not was_open or not self.entered:  # nothing was done in it
             return ()
-        unseen = self._unseen()
+        unseen = None
+        if "forward" not in self.entered:
+            whose = "" if self._model is None else " of the model that the monitor was given"
+            unseen = f"no module{whose} was called in it (model.forward() is not seen)"
+        elif "optimizer" in self.entered and "backward" not in self.entered:
+            unseen = "an optimizer made a step in it and no backward was seen before"
         if unseen is not None:
             self._outside.clear()  # modules may have come into the model
             self._notices.once("parts", f"the parts of a step are not known: {unseen}")
             return ()
         return tuple(boundaries)
 
-    def _unseen(self) -> str | None:
-        if "forward" not in self.entered:
-            whose = "" if self._model is None else " of the model that the monitor was given"
-            return f"no module{whose} was called in it (model.forward() is not seen)"
-        if "optimizer" in self.entered and "backward" not in self.entered:
-            return "an optimizer made a step in it and no backward was seen before"
-        return None
-
     # -- what is listened to ----------------------------------------------------------------------
 
     def open_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], marked: set[str] | None = None
     ) -> object | None:
-        """A module is called; see `calls.Listener`."""
+        """A module is called; see `scopes.Listener`."""
         if not self._may_enter() or not self._is_forward(module):
             return None
         return self if self._enter("forward") else None
@@ -267,7 +211,7 @@ class Breakdown:
         return self._open
 
     def open_run(self) -> bool:
-        """The engine is about to run; see `engine_calls.Listener`."""
+        """The autograd engine is about to run."""
         return self._enter("backward")
 
     def close_run(self) -> None:
@@ -290,21 +234,17 @@ class Breakdown:
         if not self._may_enter():
             return False
         if len(self._boundaries) >= MOST_BOUNDARIES:
-            self._too_many()
+            self._open, self._boundaries = False, []  # nothing of this step is kept
+            self._notices.once(
+                "parts",
+                f"the parts of a step are not known: it came to more than {MOST_BOUNDARIES // 2} of them "
+                "(has the loop told where its steps end?)",
+            )
             return False
         self.within.append(part)
         self.entered[part] = self.entered.get(part, 0) + 1
         self._add(part)
         return True
-
-    def _too_many(self) -> None:
-        """As where nobody says that steps end: nothing of this step is kept."""
-        self._open, self._boundaries = False, []
-        self._notices.once(
-            "parts",
-            f"the parts of a step are not known: it came to more than {MOST_BOUNDARIES // 2} of them "
-            "(has the loop told where its steps end?)",
-        )
 
     def _leave(self, part: str) -> None:
         if self._open and self.within[-1:] == [part]:
@@ -319,59 +259,3 @@ class Breakdown:
         except Exception as error:
             self._open = False
             self._on_failure("measuring the parts of a step", error)
-
-
-# --------------------------------------------------------------------------------------------------
-# The waits for other ranks in a step.
-
-MOST_WAITS = 20_000  # of a step
-
-
-class Wait(NamedTuple):
-    """One.
-
-    Attributes:
-        in_graph: the autograd engine ran on its thread.
-    """
-
-    begin: Moment
-    end: Moment
-    told: Told
-    thread: int
-    in_graph: bool
-
-
-class StepWaits:
-    """Listens to waits, see `rank_waits`.
-
-    Args:
-        moment: tells what time it is; None: no step is open.
-        on_failure: told of its own failures.
-    """
-
-    def __init__(self, moment: Callable[[], Moment | None], on_failure: Callable[[Exception], None]) -> None:
-        self._moment, self._on_failure = moment, on_failure
-        self._waits: list[Wait] = []
-
-    def open_wait(self) -> Moment | None:
-        """See `rank_waits.Listener`."""
-        try:
-            return self._moment() if len(self._waits) < MOST_WAITS else None
-        except Exception as error:
-            self._on_failure(error)
-            return None
-
-    def close_wait(self, opened: Moment, told: Told) -> None:
-        """That one is over."""
-        try:
-            end = self._moment()
-            if end is not None:
-                self._waits.append(Wait(opened, end, told, threading.get_native_id(), in_backward()))
-        except Exception as error:
-            self._on_failure(error)
-
-    def take(self) -> list[Wait]:
-        """Those of the step, by their begins."""
-        waits, self._waits = self._waits, []
-        waits.sort(key=lambda wait: wait.begin[0])
-        return waits

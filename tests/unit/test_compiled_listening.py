@@ -13,10 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from profiler_wrapper.timer import rank_waits
 from profiler_wrapper.timer.layer_timer import LayerTimer
 from profiler_wrapper.timer.spans import GarbageSpans
-from profiler_wrapper.timer.steps import StepWaits
 
 
 @contextmanager
@@ -42,10 +40,7 @@ def compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     return torch.compile(function, backend="eager")
 
 
-def test_a_wait_in_a_compiled_function(process_group: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    failures: list[Exception] = []
-    waits = StepWaits(lambda: (0, None), failures.append)
-
+def test_a_wait_in_a_compiled_function(process_group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @compiled
     def step(x: torch.Tensor, work: torch.distributed.Work) -> torch.Tensor:
         y = x + 1
@@ -54,13 +49,10 @@ def test_a_wait_in_a_compiled_function(process_group: None, monkeypatch: pytest.
 
     x = torch.ones(3)
     work = torch.distributed.all_reduce(x, async_op=True)
-    with frames_of_ours(monkeypatch) as seen:
-        rank_waits.listen(waits)
-        try:
-            assert torch.equal(step(x, work), torch.full((3,), 4.0))
-        finally:
-            rank_waits.stop_listening(waits)
-    assert [wait.told.name for wait in waits.take()] == ["all_reduce"] and not failures
+    model = nn.Linear(2, 2)
+    with LayerTimer(model, tmp_path, device="cpu") as layers, frames_of_ours(monkeypatch) as seen:
+        assert torch.equal(step(x, work), torch.full((3,), 4.0))
+        assert [wait.info.name for wait in layers._watch._layers._waits] == ["all_reduce"]
     assert not seen
 
 

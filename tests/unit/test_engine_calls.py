@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from profiler_wrapper.timer import steps
+from profiler_wrapper.timer.steps import _NAMES, ENGINE
 
 
 class Heard:
@@ -26,7 +26,7 @@ class Heard:
 
 
 def there() -> tuple[Any, ...]:
-    return tuple(getattr(torch.autograd, name) for name in steps._NAMES)
+    return tuple(getattr(torch.autograd, name) for name in _NAMES)
 
 
 @pytest.fixture(autouse=True)
@@ -43,35 +43,35 @@ def run() -> None:
 def test_the_first_that_listened_may_stop_first() -> None:
     """As with a timer for each of two models that are trained together."""
     first, second = Heard(), Heard()
-    steps.listen(first)
+    ENGINE.listen(first)
     ours = there()
-    steps.listen(second)
+    ENGINE.listen(second)
     assert there() == ours, "each puts one more function around the engine"
     run()
-    steps.stop_listening(first)
+    ENGINE.stop_listening(first)
     run()
-    steps.stop_listening(second)
+    ENGINE.stop_listening(second)
     run()
     assert ((first.begun, first.ended), (second.begun, second.ended)) == ((1, 1), (2, 2))
 
 
 def test_an_error_ends_the_run_and_passes() -> None:
     heard, deaf = Heard(), Heard(deaf=True)
-    steps.listen(heard)
-    steps.listen(deaf)
+    ENGINE.listen(heard)
+    ENGINE.listen(deaf)
     try:
         with pytest.raises(RuntimeError, match="does not require grad"):
             torch.ones(1).backward()
     finally:
-        steps.stop_listening(heard)
-        steps.stop_listening(deaf)
+        ENGINE.stop_listening(heard)
+        ENGINE.stop_listening(deaf)
     assert (heard.begun, heard.ended, deaf.begun, deaf.ended) == (1, 1, 1, 0)
 
 
 def test_what_somebody_put_over_ours_stays_and_ours_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = steps._NAMES[0]
+    name = _NAMES[0]
     heard = Heard()
-    steps.listen(heard)
+    ENGINE.listen(heard)
     ours = getattr(torch.autograd, name)
 
     def theirs(*args: Any, **kwargs: Any) -> Any:
@@ -79,22 +79,22 @@ def test_what_somebody_put_over_ours_stays_and_ours_is_used_again(monkeypatch: p
 
     with monkeypatch.context() as other:
         other.setattr(torch.autograd, name, theirs)
-        steps.stop_listening(heard)
+        ENGINE.stop_listening(heard)
         run()
-        steps.listen(heard)
+        ENGINE.listen(heard)
         assert getattr(torch.autograd, name) is theirs
         run()
     assert heard.begun == 1, "told twice, or not at all"
-    steps.stop_listening(heard)
+    ENGINE.stop_listening(heard)
 
 
 def test_where_somebody_put_the_original_back_ours_takes_its_place_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = steps._NAMES[0]
-    first, second, original = Heard(), Heard(), getattr(torch.autograd, steps._NAMES[0])
-    steps.listen(first)
+    name = _NAMES[0]
+    first, second, original = Heard(), Heard(), getattr(torch.autograd, _NAMES[0])
+    ENGINE.listen(first)
     setattr(torch.autograd, name, original)
-    steps.listen(second)
+    ENGINE.listen(second)
     run()
-    steps.stop_listening(second)
-    steps.stop_listening(first)
+    ENGINE.stop_listening(second)
+    ENGINE.stop_listening(first)
     assert (first.begun, second.begun) == (1, 1)

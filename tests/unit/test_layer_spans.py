@@ -21,7 +21,7 @@ from monitoring import Device
 from profiler_wrapper import Timer, TrainingMonitor
 from profiler_wrapper.errors import ProfilerWrapperWarning, WrongUse
 from profiler_wrapper.timer import layer_spans
-from profiler_wrapper.timer.layer_spans import Units
+from profiler_wrapper.timer.layer_spans import TimedModules
 from profiler_wrapper.timer.layer_timer import LayerTimer
 from unchanged import Boom, hooks_of, ours_in_the_way
 
@@ -341,7 +341,7 @@ def test_hooks_hold_no_tensor_and_go_with_the_graph(tmp_path: Path) -> None:
             layers.step()
         gc.collect()
         spans = layers._watch._layers
-        assert not spans._spans and not spans._recorded and not spans._runs._all and not spans._here.outputs
+        assert not spans._calls and not spans._recorded and not spans._runs and not spans._here.outputs
 
 
 def test_events_are_used_again(tmp_path: Path) -> None:
@@ -514,8 +514,8 @@ def test_off_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ),
     ],
 )
-def test_units(model: nn.Module, names: list[str]) -> None:
-    assert [unit.name for unit in Units(model).all] == names
+def test_timed_modules(model: nn.Module, names: list[str]) -> None:
+    assert [timed.name for timed in TimedModules(model).all] == names
 
 
 def test_a_model_that_its_user_let_go_of_is_gone(tmp_path: Path) -> None:

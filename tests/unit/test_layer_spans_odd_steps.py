@@ -126,9 +126,9 @@ def test_a_graph_that_is_run_any_number_of_times(tmp_path: Path, monkeypatch: py
         loss = model(X).sum()
         for _ in range(50):
             loss.backward(retain_graph=True)
-        runs = layers._watch._layers._runs
-        kept = sum(len(run.records) for run in runs._all)
-        assert kept <= 60 and len(runs._all) <= 30 and len(runs.ends) <= 30, "they grow with each run"
+        spans = layers._watch._layers
+        kept = sum(len(run.records) for run in spans._runs)
+        assert kept <= 60 and len(spans._runs) <= 30 and len(spans._ends) <= 30, "they grow with each run"
         layers.step()
         train(model)
         layers.step()

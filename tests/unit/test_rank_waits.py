@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from monitoring import Device
-from profiler_wrapper.timer import rank_waits
+from profiler_wrapper.errors import Notices
+from profiler_wrapper.timer import layer_spans, rank_waits
 from profiler_wrapper.timer.device_events import Mark
-from profiler_wrapper.timer.layer_spans import LayerSpan, StepSpans, Unit
-from profiler_wrapper.timer.layer_timer import Row, SeenStep, rows_of
-from profiler_wrapper.timer.rank_waits import Told
-from profiler_wrapper.timer.steps import StepWaits, Wait
+from profiler_wrapper.timer.layer_spans import LayerSpans, Span, StepSpans, Wait
+from profiler_wrapper.timer.layer_timer import SeenStep, spans_of
+from profiler_wrapper.timer.patches import Patch, Patches
+from profiler_wrapper.timer.rank_waits import WaitInfo
 
 MAIN, OTHER_THREAD = 7, 8
 MS = 1_000_000
@@ -27,16 +28,16 @@ class Heard:
 
     def __init__(self) -> None:
         self.open = 0
-        self.told: list[Told] = []
+        self.infos: list[WaitInfo] = []
 
     def open_wait(self) -> object | None:
         self.open += 1
         return self
 
-    def close_wait(self, opened: Any, told: Told) -> None:
+    def close_wait(self, opened: Any, info: WaitInfo) -> None:
         assert opened is self
         self.open -= 1
-        self.told.append(told)
+        self.infos.append(info)
 
 
 class Work:
@@ -61,13 +62,13 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
     module = ModuleType("made_up_for_waits")
     module.Work = Work  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    patch = rank_waits._Patch(module.__name__, "Work", "wait", rank_waits._work_wait)
-    monkeypatch.setattr(rank_waits, "_PATCHES", (patch,))
+    patch = Patch(module.__name__, "Work", "wait", rank_waits._work_wait)
+    monkeypatch.setattr(rank_waits, "WAITS", Patches([patch]))
     monkeypatch.setattr(rank_waits, "_only_group", lambda: "0-3")
     listener, before = Heard(), Work.wait
-    rank_waits.listen(listener)
+    rank_waits.WAITS.listen(listener)
     yield listener
-    rank_waits.stop_listening(listener)
+    rank_waits.WAITS.stop_listening(listener)
     assert Work.wait is before, "torch's function is not back"
 
 
@@ -75,40 +76,40 @@ def test_a_wait_is_told_with_its_name_and_returns_what_it_returned(heard: Heard)
     work = Work(1)
     assert work.wait() is True and work.wait(timeout=2.0) is True
     assert work.waited == 2
-    assert heard.told == [Told("all_reduce", "0-3")] * 2
+    assert heard.infos == [WaitInfo("all_reduce", "0-3")] * 2
 
 
 def test_sends_go_to_one_rank_only_so_that_their_group_is_not_known(heard: Heard) -> None:
     for operation in (12, 13, 100):
         Work(operation).wait()
-    assert heard.told == [Told("send"), Told("recv"), Told("wait", "0-3")]
+    assert heard.infos == [WaitInfo("send"), WaitInfo("recv"), WaitInfo("wait", "0-3")]
 
 
 def test_an_error_passes_and_ends_the_wait(heard: Heard) -> None:
     with pytest.raises(RuntimeError, match="a rank is gone"):
         Work(1, RuntimeError("a rank is gone")).wait()
-    assert (heard.open, len(heard.told)) == (0, 1)
+    assert (heard.open, len(heard.infos)) == (0, 1)
     Work(1).wait()
-    assert len(heard.told) == 2, "the next wait is not seen"
+    assert len(heard.infos) == 2, "the next wait is not seen"
 
 
 def test_a_wait_within_a_wait_is_part_of_it(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     class Outer(Work):
         def wait(self, timeout: float = 1.0) -> bool:
-            return bool(rank_waits._waiting(Work.wait, (self,), {}, lambda: Told("outer")))
+            return bool(rank_waits._waiting(Work.wait, (self,), {}, lambda: WaitInfo("outer")))
 
     Outer(1).wait()
-    assert heard.told == [Told("outer")]
+    assert heard.infos == [WaitInfo("outer")]
 
 
 def test_two_listen_and_the_last_puts_everything_back(heard: Heard) -> None:
     second = Heard()
-    rank_waits.listen(second)
-    rank_waits.listen(second)
+    rank_waits.WAITS.listen(second)
+    rank_waits.WAITS.listen(second)
     Work(1).wait()
-    rank_waits.stop_listening(second)
+    rank_waits.WAITS.stop_listening(second)
     Work(1).wait()
-    assert (len(heard.told), len(second.told)) == (2, 1)
+    assert (len(heard.infos), len(second.infos)) == (2, 1)
 
 
 def test_what_somebody_put_over_ours_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,24 +121,23 @@ def test_what_somebody_put_over_ours_stays(monkeypatch: pytest.MonkeyPatch) -> N
 
     module.Work = Own  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    patch = rank_waits._Patch(module.__name__, "Work", "wait", rank_waits._work_wait)
-    monkeypatch.setattr(rank_waits, "_PATCHES", (patch,))
-    monkeypatch.setattr(rank_waits, "_in_place", {})
+    patch = Patch(module.__name__, "Work", "wait", rank_waits._work_wait)
+    monkeypatch.setattr(rank_waits, "WAITS", Patches([patch]))
     listener = Heard()
-    rank_waits.listen(listener)
+    rank_waits.WAITS.listen(listener)
     ours = Own.wait
 
     def theirs(self: Any, *args: Any) -> bool:
         return ours(self, *args)
 
     Own.wait = theirs  # type: ignore[assignment,method-assign]
-    rank_waits.stop_listening(listener)
+    rank_waits.WAITS.stop_listening(listener)
     assert Own.wait is theirs
-    assert Own(1).wait() is True and listener.told == []
-    rank_waits.listen(listener)
+    assert Own(1).wait() is True and listener.infos == []
+    rank_waits.WAITS.listen(listener)
     Own(1).wait()
-    assert len(listener.told) == 1, "told twice, or not at all"
-    rank_waits.stop_listening(listener)
+    assert len(listener.infos) == 1, "told twice, or not at all"
+    rank_waits.WAITS.stop_listening(listener)
 
 
 def test_torch_has_what_is_wrapped() -> None:
@@ -145,7 +145,7 @@ def test_torch_has_what_is_wrapped() -> None:
     pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_param_group")
     import torch.distributed._functional_collectives  # noqa: F401
 
-    for patch in rank_waits._PATCHES:
+    for patch in rank_waits.WAITS.patches:
         owner: Any = sys.modules[patch.module]
         owner = getattr(owner, patch.owner) if patch.owner else owner
         assert callable(vars(owner).get(patch.name)) or hasattr(owner, patch.name), patch
@@ -173,16 +173,16 @@ class Group:
 def test_with_an_accelerator_the_stream_waits_where_parameters_are_needed(
     heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_waits, "_gather_of", lambda group: Told("all_gather", "0-1", 64))
+    monkeypatch.setattr(rank_waits, "_gather_of", lambda group: WaitInfo("all_gather", "0-1", 64))
     unshard = rank_waits._unshard(Group.unshard)
     wait_for_unshard = rank_waits._wait_for_unshard(Group.wait_for_unshard)
     group = Group()
     wait_for_unshard(group)  # it was gathered before
-    assert heard.told == []
+    assert heard.infos == []
     unshard(group)  # only begins it, on another stream
-    assert heard.told == []
+    assert heard.infos == []
     wait_for_unshard(group)
-    assert heard.told == [Told("all_gather", "0-1", 64)]
+    assert heard.infos == [WaitInfo("all_gather", "0-1", 64)]
 
 
 def test_bytes_of_what_is_gathered_and_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_bytes_of_what_is_gathered_and_reduced(monkeypatch: pytest.MonkeyPatch) 
     ]
     mesh = SimpleNamespace(shard_mesh_size=4)
     group = SimpleNamespace(_all_gather_process_group=shard, fsdp_params=parameters, mesh_info=mesh)
-    assert rank_waits._gather_of(group) == Told("all_gather", "0-3", 16 * 4 * 2)
+    assert rank_waits._gather_of(group) == WaitInfo("all_gather", "0-3", 16 * 4 * 2)
     replicas = SimpleNamespace(size=lambda: 2, name="0,4")
     given = {
         "fsdp_params": parameters,
@@ -202,15 +202,15 @@ def test_bytes_of_what_is_gathered_and_reduced(monkeypatch: pytest.MonkeyPatch) 
         "reduce_dtype": torch.float32,
         "all_reduce_group": replicas,
     }
-    assert rank_waits._reduction_of(given, "wait") == Told("reduce_scatter", "0-3", 16 * 4 * 4)
-    assert rank_waits._reduction_of(given, "all_reduce") == Told("all_reduce", "0,4", 16 * 4)
-    assert rank_waits._reduction_of({}, "wait") == Told("wait")
-    assert rank_waits._gather_of(SimpleNamespace()) == Told("all_gather")  # of another version
+    assert rank_waits._reduction_of(given, "wait") == WaitInfo("reduce_scatter", "0-3", 16 * 4 * 4)
+    assert rank_waits._reduction_of(given, "all_reduce") == WaitInfo("all_reduce", "0,4", 16 * 4)
+    assert rank_waits._reduction_of({}, "wait") == WaitInfo("wait")
+    assert rank_waits._gather_of(SimpleNamespace()) == WaitInfo("all_gather")  # of another version
 
 
 def test_what_fsdp_reduces_is_known_however_it_is_given(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     """By place or by name, and wherever a version of torch has the device among them."""
-    monkeypatch.setattr(rank_waits, "_reduction_of", lambda given, name: Told(given["reduce_scatter_group"]))
+    monkeypatch.setattr(rank_waits, "_reduction_of", lambda given, name: WaitInfo(given["reduce_scatter_group"]))
 
     def foreach_reduce(fsdp_params: Any, reduce_scatter_group: Any, device: torch.device, more: int = 0) -> int:
         Work(100).wait()
@@ -221,7 +221,7 @@ def test_what_fsdp_reduces_is_known_however_it_is_given(heard: Heard, monkeypatc
     assert wrapped([], "by place", cpu, 1) == 1
     assert wrapped(fsdp_params=[], reduce_scatter_group="by name", device=cpu) == 0
     assert wrapped([], "in a stream", device=cuda, more=2) == 2
-    assert [told.name for told in heard.told] == ["by place", "by name"]
+    assert [info.name for info in heard.infos] == ["by place", "by name"]
     assert "device" in rank_waits._parameters_of(_foreach_reduce()), "torch calls it otherwise now"
 
 
@@ -237,10 +237,9 @@ def _foreach_reduce() -> Any:
 
 def seen(*waits: Wait, device: Device | None = None) -> SeenStep:
     """Forward 10-30 ms with a block from 12 to 20, backward 30-60 with the same block from 35 to 50."""
-    unit = Unit("layers.0")
     spans = [
-        LayerSpan("forward", unit, moment(12, device), moment(20, device), 0, MAIN),
-        LayerSpan("backward", unit, moment(35, device), moment(50, device), 0, None),
+        Span("forward", "layers.0 forward", moment(12, device), moment(20, device), MAIN, "layers.0"),
+        Span("backward", "layers.0 backward", moment(35, device), moment(50, device), 0, "layers.0"),
     ]
     parts = (("data", 0), ("forward", 10), ("other", 30), ("backward", 30), ("other", 60))
     boundaries = tuple((part, Mark(at / 1e3, None)) for part, at in parts)
@@ -255,28 +254,28 @@ def moment(at_ms: float, device: Device | None = None) -> tuple[int, Any]:
     return round(at_ms * MS), event
 
 
-def wait(begin: float, end: float, *, thread: int = MAIN, in_graph: bool = False, told: Told | None = None) -> Wait:
-    told = Told("all_gather", "0-3", 64) if told is None else told
-    return Wait(moment(begin), moment(end), told, thread, in_graph)
+def wait(begin: float, end: float, *, thread: int = MAIN, in_graph: bool = False, info: WaitInfo | None = None) -> Wait:
+    info = WaitInfo("all_gather", "0-3", 64) if info is None else info
+    return Wait(moment(begin), moment(end), info, thread, in_graph)
 
 
-def by_name(rows: list[Row]) -> dict[str, Row]:
+def by_name(rows: list[Span]) -> dict[str, Span]:
     return {row.name: row for row in rows if row.kind != "communication"}
 
 
-def waiting_ms(row: Row) -> float | None:
-    return None if row.more is None or row.more.waiting_ns is None else row.more.waiting_ns / MS
+def waiting_ms(row: Span) -> float | None:
+    return None if row.waiting_ns is None else row.waiting_ns / MS
 
 
 def test_waits_lie_in_the_innermost_span_of_their_thread() -> None:
-    rows = rows_of(
+    rows = spans_of(
         seen(
             wait(13, 15),
             wait(16, 17),
             wait(22, 25),
             wait(36, 40, in_graph=True),
             wait(52, 53, in_graph=True),
-            wait(62, 64, told=Told("send")),
+            wait(62, 64, info=WaitInfo("send")),
             wait(14, 18, thread=OTHER_THREAD),
         )
     )
@@ -299,36 +298,39 @@ def test_waits_lie_in_the_innermost_span_of_their_thread() -> None:
         ("send", None, 0, MAIN),
         ("all_gather", None, 0, OTHER_THREAD),
     ]
-    assert [row.more.sequence for row in waits if row.more is not None] == [0, 1, 2, 3, 4, None, 5]
+    assert [row.sequence for row in waits] == [0, 1, 2, 3, 4, None, 5]
 
 
 def test_a_step_without_waits_does_not_say_that_there_were_none() -> None:
     """DDP, or what is compiled, may have waited where nobody looks."""
-    assert {waiting_ms(row) for row in rows_of(seen())} == {None}
+    assert {waiting_ms(row) for row in spans_of(seen())} == {None}
 
 
 def test_the_time_on_the_device_is_without_its_waits() -> None:
     device = Device()
     device.given_ms = device.done_ms = 1000.0
-    gather = Wait(moment(13, device), moment(15, device), Told("all_gather", "0-1"), MAIN, False)
-    found = by_name(rows_of(seen(gather, device=device)))
-    more = found["layers.0 forward"].more
-    assert more is not None and more.device_waiting_ns == 4 * MS  # the device takes twice as long here
-    more = found["layers.0 backward"].more
-    assert more is not None and more.device_waiting_ns == 0
+    gather = Wait(moment(13, device), moment(15, device), WaitInfo("all_gather", "0-1"), MAIN, False)
+    found = by_name(spans_of(seen(gather, device=device)))
+    assert found["layers.0 forward"].device_waiting_ns == 4 * MS  # the device takes twice as long here
+    assert found["layers.0 backward"].device_waiting_ns == 0
 
 
-def test_outside_of_a_step_nothing_is_kept_and_failures_are_told() -> None:
+def test_outside_of_a_step_nothing_is_kept_and_failures_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     failures: list[Exception] = []
-    clock: list[tuple[int, Any] | None] = [None, (1, None), None, (2, None), (3, None)]
-    waits = StepWaits(lambda: clock.pop(0), failures.append)
-    assert waits.open_wait() is None
-    opened = waits.open_wait()
+    clock = iter((1, 2, 3))
+    monkeypatch.setattr(layer_spans, "perf_counter_ns", lambda: next(clock))
+    model = torch.nn.Linear(2, 2)
+    spans = LayerSpans(model, None, lambda _, error: failures.append(error), Notices())
+    assert spans.open_wait() is None
+    spans.begin_step()
+    opened = spans.open_wait()
     assert opened is not None
-    waits.close_wait(opened, Told())  # the step has ended in between
-    assert waits.take() == []
-    opened = waits.open_wait()
+    spans.forget_step()
+    spans.close_wait(opened, WaitInfo())  # the step has ended in between
+    spans.begin_step()
+    opened = spans.open_wait()
     assert opened is not None
-    waits.close_wait(opened, Told("send"))
-    assert [(one.begin, one.end, one.told.name) for one in waits.take()] == [((2, None), (3, None), "send")]
-    assert waits.open_wait() is None and len(failures) == 1  # the clock has failed
+    spans.close_wait(opened, WaitInfo("send"))
+    waits = spans._take().waits
+    assert [(one.begin, one.end, one.info.name) for one in waits] == [((2, None), (3, None), "send")]
+    assert spans.open_wait() is None and len(failures) == 1  # the clock has failed
