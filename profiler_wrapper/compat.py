@@ -20,11 +20,11 @@ from torch.profiler import ProfilerActivity
 
 from profiler_wrapper.analysis.work.peaks import Given, find_peaks
 from profiler_wrapper.analysis.work.utilization import StepWork
+from profiler_wrapper.capture.layers import holders
 from profiler_wrapper.capture.runinfo import float32_matmul_precision
 from profiler_wrapper.capture.scopes import LayerScopes
 from profiler_wrapper.capture.session import Annotation, Session
 from profiler_wrapper.capture.torch_state import in_backward, profiler_is_on, recorder_is_taken
-from profiler_wrapper.capture.wrappers import holders
 from profiler_wrapper.errors import Notices, WrongUse, tell
 from profiler_wrapper.integrations.flagscale import (
     FLOPSMeasurementCallback,

@@ -12,11 +12,10 @@ from typing import Any, Literal
 from profiler_wrapper import __version__
 from profiler_wrapper.analysis.series import Track
 from profiler_wrapper.capture.layers import Root
-from profiler_wrapper.capture.owned_tensors import HeldMemory
-from profiler_wrapper.capture.recorder import OptimizerSteps
+from profiler_wrapper.capture.owned_tensors import OwnedTensors
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
-from profiler_wrapper.capture.torch_state import profiler_is_on, records_here
+from profiler_wrapper.capture.torch_state import OptimizerSteps, profiler_is_on, records_here
 from profiler_wrapper.capture.window import RecordedTrace, Window
 from profiler_wrapper.errors import tell
 from profiler_wrapper.run.finishing import Finisher
@@ -89,7 +88,7 @@ class _Held:
 
     def __init__(self) -> None:
         self.wanted = False  # there is a handler
-        self._memory = HeldMemory(lambda: [root for marking in _marking for root in marking.roots()])
+        self._memory = OwnedTensors(lambda: [root for marking in _marking for root in marking.roots()])
         self._thread: int | None = None  # whose profiler records, since the first such call; None: none does
         self._steps: OptimizerSteps | None = None
 

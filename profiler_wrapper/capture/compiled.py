@@ -16,11 +16,18 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import FrameType, ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from profiler_wrapper.capture.post_import import after_import, is_off
+from profiler_wrapper.capture.steps import is_off
+from profiler_wrapper.trace.marks import ROOT_PATH
+from profiler_wrapper.trace.owned import ALL_GRAPHS
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # --------------------------------------------------------------------------------------------------
 # Which modules a kernel of a compiled graph works for, from the FX nodes it was made from.
@@ -441,3 +448,142 @@ def _source(stack: Iterable[Any] | None) -> str | None:
         return None
     name, line = getattr(frames[-1], "filename", None), getattr(frames[-1], "lineno", None)
     return f"{name}:{line}" if name and line else None
+
+
+# --------------------------------------------------------------------------------------------------
+# For which modules of a model the compiled graphs were made: what run.json says of compiled code.
+
+NO_SUCH_MODULES = "they were compiled for modules that are not in this model"
+
+
+class MarkedModule(NamedTuple):
+    """A module that marks a layer when it is called: the plain one or one of its wrappers."""
+
+    root: str  # as marks have them
+    path: str
+    module: nn.Module
+    compiled: bool  # some call of the layer ran compiled code
+    in_pipeline: bool = False  # its root is a stage of a pipeline
+
+
+def describe_compiled(modules: Iterable[MarkedModule]) -> dict[str, Any]:
+    """The compiled graphs that were made for `modules`, as `recording.owned` has them.
+
+    A graph may run in a layer if all its modules are there, with their classes: caches know nothing of names.
+    """
+    unavailable = why_unavailable()
+    if unavailable is not None:
+        return {ALL_GRAPHS: unavailable}
+    graphs = known_graphs()
+    modules = list(modules) if graphs else []
+    names = {place: _names_below(place, full_names) for place, full_names in _compiled_places(modules)}
+    return {key: _describe(kernels, traced_modules(key), names) for key, kernels in graphs.items()}
+
+
+def _compiled_places(modules: list[MarkedModule]) -> Iterable[tuple[MarkedModule, dict[int, str]]]:
+    from profiler_wrapper.capture.layers import Root, module_paths  # which import torch
+
+    full_names: dict[str, dict[int, str]] = {}
+    for marked in modules:
+        if marked.path == ROOT_PATH:
+            root = Root(marked.root, marked.module, named="#" not in marked.root, in_pipeline=marked.in_pipeline)
+            full_names.setdefault(marked.root, {}).update(module_paths(root))
+    for marked in modules:
+        if marked.compiled:
+            yield marked, full_names.get(marked.root, {})
+
+
+def _names_below(place: MarkedModule, full_names: dict[int, str]) -> dict[tuple[str, str], str]:
+    """Full name of each module below, by the path and the class that Dynamo knows."""
+    found = {OWN[:2]: place.path}
+    for path, module in place.module.named_modules(remove_duplicate=False):
+        relative = ".".join(step for step in path.split(".") if step != "_orig_mod")
+        if relative and id(module) in full_names:
+            found[relative, type(module).__name__] = full_names[id(module)]
+    return found
+
+
+def _describe(
+    kernels: tuple[Kernel, ...] | str,
+    traced: frozenset[Module],
+    names: dict[MarkedModule, dict[tuple[str, str], str]],
+) -> dict[str, Any] | str:
+    if isinstance(kernels, str):
+        return kernels
+    working = dict.fromkeys(m[:2] for k in kernels for m in k.modules)
+    fitting = {place: below for place, below in names.items() if all(module in below for module in working)}
+    if not fitting and working.keys() <= {OWN[:2]}:  # a function: its kernels belong where it is called
+        return {"kernels": [[k.name, k.is_extern, k.phase, []] for k in kernels], "inside": []}
+    if not fitting:
+        return NO_SUCH_MODULES
+    idle = sorted({m[:2] for m in traced}.difference(working))
+    idle = [module for module in idle if all(module in below for below in fitting.values())]
+    modules = {module: i for i, module in enumerate([*working, *idle])}
+    inside = {(place.root, place.path): [below[module] for module in modules] for place, below in fitting.items()}
+    return {
+        "kernels": [[k.name, k.is_extern, k.phase, [modules[module[:2]] for module in k.modules]] for k in kernels],
+        "inside": [[root, path, full_names] for (root, path), full_names in inside.items()],
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Calls a function as soon as a module has been imported, without importing it.
+
+WhenImported = Callable[[ModuleType], None]
+
+_waiting: dict[str, WhenImported] = {}
+
+
+def after_import(name: str, when_imported: WhenImported) -> None:
+    """Call `when_imported` with the module `name`: now if it is imported already, else once it is.
+
+    `when_imported` must not raise: it runs within somebody's import statement.
+    """
+    module = sys.modules.get(name)
+    if module is not None:
+        when_imported(module)
+        return
+    _waiting[name] = when_imported
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+class _Finder(MetaPathFinder):
+    """Lets the others find a module that is waited for, and has the loader tell when it is done."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in _waiting:
+            return None
+        spec = _found_by_others(fullname, path, target)
+        # A loader of this type is made for one module and for one import of it.
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            _let_tell(fullname, spec.loader)
+        return spec
+
+
+_finder = _Finder()
+
+
+def _found_by_others(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        if finder is not _finder and find is not None:
+            spec: ModuleSpec | None = find(name, path, target)
+            if spec is not None:
+                return spec
+    return None
+
+
+def _let_tell(name: str, loader: SourceFileLoader) -> None:
+    def exec_module(module: ModuleType) -> None:
+        vars(loader).pop("exec_module", None)  # the loader is as it was
+        loader.exec_module(module)
+        when_imported = _waiting.pop(name, None)
+        if not _waiting and _finder in sys.meta_path:
+            sys.meta_path.remove(_finder)
+        if when_imported is not None:
+            when_imported(module)
+
+    vars(loader)["exec_module"] = exec_module

@@ -13,229 +13,94 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
-from profiler_wrapper.capture.layers import Root, module_paths
+from profiler_wrapper.capture.layers import Root, all_modules, module_paths
 from profiler_wrapper.capture.torch_state import in_backward
-from profiler_wrapper.capture.wrappers import all_modules
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.trace.marks import ROOT_PATH
 from profiler_wrapper.trace.owned import HeldTensor, Holding
 
-Places = list[int]  # of storages: where the first begins, how long it is, where the second begins, ...
-
 _PLAIN = frozenset((torch.Tensor, nn.Parameter))
-_DEEPEST = 4  # of what is wrapped in each other, and of containers in containers
+_MOST_NESTED = 4  # tensors or optimizers that wrap one another, containers in containers
 
 
 class Listing:
-    """Storages at one moment, each once: the first name and category told of it stay.
+    """Storages at one moment, each once: the first name and category given to it stay.
 
-    Kept as columns: an object for each would make Python's garbage collector run in the user's loop.
+    Kept as numbers and texts: an object for each would make Python's garbage collector run in the user's loop.
     """
 
     def __init__(self) -> None:
         self.time_ns = time.time_ns()
-        self._columns: dict[torch.device, _Columns] = {}
+        self._size_bytes: dict[torch.device, dict[int, int]] = {}  # by address
+        self._labels: dict[torch.device, dict[int, str]] = {}  # "category name", by address
 
     def __len__(self) -> int:
-        return sum(len(columns.rows) for columns in self._columns.values())
+        return sum(map(len, self._size_bytes.values()))
 
     def add(self, tensor: torch.Tensor, category: str, name: str) -> None:
         """List what a tensor's memory is; nothing for one that has none."""
-        for part in plain_parts(tensor):
-            places = places_of((part,))
-            if places is not None:
-                self._add(part.device, places[0], places[1], category, name)
-
-    def add_all(self, tensors: Sequence[torch.Tensor], categories: Sequence[str], names: Sequence[str]) -> None:
-        """The same for many; faster than one by one where all are plain."""
-        places = places_of(tensors) if all_plain(tensors) else None
-        if places is not None:
-            self.add_at(places[::2], places[1::2], tensors, categories, names)
-        else:
-            for tensor, category, name in zip(tensors, categories, names, strict=True):
-                self.add(tensor, category, name)
-
-    def add_at(
-        self,
-        addresses: Sequence[int],
-        sizes: Sequence[int],
-        tensors: Sequence[torch.Tensor],
-        categories: Sequence[str],
-        names: Sequence[str],
-    ) -> None:
-        """The same for many of which it is known where their storages begin and how long they are."""
-        devices = [tensor.device for tensor in tensors]
-        rows = dict(zip(addresses, range(len(addresses)), strict=True))
-        if self._columns or len(rows) < len(addresses) or 0 in rows or 0 in sizes or len(set(devices)) != 1:
-            for one in zip(devices, addresses, sizes, categories, names, strict=True):
-                self._add(*one)
-        else:
-            self._columns[devices[0]] = _Columns(rows, list(sizes), list(categories), list(names))
-
-    def again(self) -> Listing:
-        """The same storages at this moment. Neither may be added to from then on."""
-        same = Listing()
-        same._columns = self._columns
-        return same
-
-    def _add(self, device: torch.device, address: int, size_bytes: int, category: str, name: str) -> None:
-        if not address or not size_bytes:  # on no device, or emptied by FSDP or DeepSpeed
-            return
-        columns = self._columns.get(device)
-        if columns is None:
-            columns = self._columns[device] = _Columns({}, [], [], [])
-        rows = columns.rows
-        if address not in rows:
-            rows[address] = len(rows)
-            columns.size_bytes.append(size_bytes)
-            columns.category.append(category)
-            columns.name.append(name)
+        for part in (tensor,) if type(tensor) in _PLAIN else plain_parts(tensor):
+            address, size_bytes = storage_of(part)
+            if not address or not size_bytes:  # on no device, or emptied by FSDP or DeepSpeed
+                continue
+            sizes = self._size_bytes.setdefault(part.device, {})
+            if address not in sizes:
+                sizes[address] = size_bytes
+                self._labels.setdefault(part.device, {})[address] = f"{category} {name}"
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """The name under which a tensor's memory is listed; None if it is not."""
-        one = Listing()
-        one.add(tensor, "", "")
-        for device, columns in one._columns.items():
-            if device in self._columns:
-                listed = self._columns[device]
-                for address in columns.rows:
-                    if address in listed.rows:
-                        return listed.name[listed.rows[address]]
+        for part in plain_parts(tensor):
+            label = self._labels.get(part.device, {}).get(storage_of(part)[0])
+            if label is not None:
+                return label.partition(" ")[2]
         return None
 
-    def leave_out(self, places: dict[int, int]) -> Listing:
-        """Without what begins where `places` says, and is as long."""
+    def without(self, known: dict[int, int]) -> Listing:
+        """What is not in `known`, which has sizes by address."""
         left = Listing()
-        left.time_ns = self.time_ns
-        for device, columns in self._columns.items():
-            kept = _Columns({}, [], [], [])
-            for address, row in columns.rows.items():
-                if places.get(address) != columns.size_bytes[row]:
-                    kept.rows[address] = len(kept.rows)
-                    kept.size_bytes.append(columns.size_bytes[row])
-                    kept.category.append(columns.category[row])
-                    kept.name.append(columns.name[row])
-            if kept.rows:
-                left._columns[device] = kept
+        left.time_ns, left._labels = self.time_ns, self._labels
+        for device, sizes in self._size_bytes.items():
+            new = {address: size for address, size in sizes.items() if known.get(address) != size}
+            if new:
+                left._size_bytes[device] = new
         return left
 
-    def add_places(self, places: dict[int, int]) -> None:
-        """Write into `places` where each storage begins and how long it is."""
-        for columns in self._columns.values():
-            places.update(zip(columns.rows, columns.size_bytes, strict=True))
+    def add_to(self, known: dict[int, int]) -> None:
+        """Write the sizes into `known`, by address."""
+        for sizes in self._size_bytes.values():
+            known.update(sizes)
 
     def holding(self) -> Holding:
         """What was listed, in order."""
-        return Holding(
-            self.time_ns,
-            {
-                str(device): tuple(map(HeldTensor, columns.rows, columns.size_bytes, columns.category, columns.name))
-                for device, columns in self._columns.items()
-            },
-        )
+        tensors = {}
+        for device, sizes in self._size_bytes.items():
+            labels = (self._labels[device][address].partition(" ") for address in sizes)
+            rows = zip(sizes.items(), labels, strict=True)
+            tensors[str(device)] = tuple(HeldTensor(*place, category, name) for place, (category, _, name) in rows)
+        return Holding(self.time_ns, tensors)
 
 
-class _Columns:
-    """The storages of one device."""
+def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where the storage of a tensor that wraps no others begins, and its bytes.
 
-    __slots__ = ("category", "name", "rows", "size_bytes")
-
-    def __init__(self, rows: dict[int, int], size_bytes: list[int], category: list[str], name: list[str]) -> None:
-        self.rows = rows  # by address
-        self.size_bytes, self.category, self.name = size_bytes, category, name
-
-
-class Repeated:
-    """Lists the same tensors again and again, as a loop makes them anew.
-
-    How long a storage is only Python's object of it tells, of which each would be one more for the garbage
-    collector. So it is not asked where all tensors lie where they lay, nor where each had a storage of its own
-    and lies and is as long in that of now as it was.
+    (0, 0) for one without storage, or that shares it by copy-on-write.
     """
-
-    def __init__(self) -> None:
-        self._last: _Layout | None = None
-
-    def listing(self, tensors: Sequence[torch.Tensor], category: str, names: list[str]) -> Listing:
-        """All of them, none of which wraps others."""
-        categories = [category] * len(tensors)
-        listing, last, found = Listing(), self._last, _addresses_of(tensors)
-        self._last = None
-        if found is None:
-            listing.add_all(tensors, categories, names)
-            return listing
-        addresses, parts = found
-        same_parts = last is not None and last.parts == parts and last.names == names
-        if last is not None and same_parts and last.addresses == addresses:
-            self._last = last
-            return last.listing.again()
-        if last is not None and same_parts and last.sizes == parts[1::2]:
-            sizes = last.sizes
-        else:
-            sizes = (places_of(tensors) or [])[1::2]
-        listing.add_at(addresses, sizes, tensors, categories, names)
-        if 0 not in sizes:
-            self._last = _Layout(addresses, parts, sizes, names, listing)
-        return listing
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Tensors in storages."""
-
-    addresses: list[int]  # where the storage of each begins
-    parts: list[int]  # of it: where the first tensor begins, how many bytes it has, where the second begins, ...
-    sizes: list[int]  # bytes of the storages
-    names: list[str]
-    listing: Listing
-
-
-def _addresses_of(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]] | None:
-    """Where their storages begin, and which parts of them they are; None where that cannot be told so."""
-    is_copy_on_write = torch._C._is_cow_tensor  # type: ignore[attr-defined]
-    addresses: list[int] = []
-    parts: list[int] = []
     try:
-        for tensor in tensors:
-            if is_copy_on_write(tensor) or not tensor.numel():
-                return None
-            offset_bytes = int(tensor.storage_offset()) * tensor.element_size()
-            addresses.append(tensor.data_ptr() - offset_bytes)
-            parts.append(offset_bytes)
-            parts.append(tensor.numel() * tensor.element_size())
+        if torch._C._is_cow_tensor(tensor):  # type: ignore[attr-defined]
+            return 0, 0
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
     except (RuntimeError, NotImplementedError):  # sparse, or of a kind without memory of its own
-        return None
-    return addresses, parts
+        return 0, 0
 
 
-def places_of(tensors: Iterable[torch.Tensor]) -> Places | None:
-    """Where tensors lie that wrap no others; None if one has no storage, or shares it by copy-on-write."""
-    is_copy_on_write = torch._C._is_cow_tensor  # type: ignore[attr-defined]
-    places: Places = []
-    try:
-        for tensor in tensors:
-            if is_copy_on_write(tensor):
-                return None
-            storage = tensor.untyped_storage()
-            places.append(storage.data_ptr())
-            places.append(storage.nbytes())
-    except (RuntimeError, NotImplementedError):  # sparse, or of a kind without memory of its own
-        return None
-    return places
-
-
-def all_plain(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether none of them is of a subclass."""
-    return _PLAIN.issuperset(map(type, tensors))
-
-
-def plain_parts(tensor: torch.Tensor, depth: int = _DEEPEST) -> Iterator[torch.Tensor]:
+def plain_parts(tensor: torch.Tensor, depth: int = _MOST_NESTED) -> Iterator[torch.Tensor]:
     """The plain tensors behind one: the local shard of a DTensor, data and scale of a quantized one."""
     if type(tensor) in _PLAIN:
         yield tensor
@@ -252,7 +117,7 @@ def plain_parts(tensor: torch.Tensor, depth: int = _DEEPEST) -> Iterator[torch.T
             yield from plain_parts(part, depth - 1)
 
 
-def tensors_in(value: Any, name: str, depth: int = _DEEPEST) -> Iterator[tuple[torch.Tensor, str]]:
+def tensors_in(value: Any, name: str, depth: int = _MOST_NESTED) -> Iterator[tuple[torch.Tensor, str]]:
     """Every tensor in nested dicts and lists, with the keys that lead to it: `exp_avg`, `old_dirs.3`."""
     if isinstance(value, torch.Tensor):
         yield value, name
@@ -324,14 +189,15 @@ class ParameterNames:
         for root in roots:
             self._name_model(root)
 
-    def learn(self, optimizer: Any) -> None:
-        """Name what an optimizer updates, be it not in a model."""
-        tensors = list(parameters_of(optimizer))
-        if any(self.get(tensor) is None for tensor in tensors):
-            self.refresh()
-        unknown = [tensor for tensor in tensors if self.get(tensor) is None]
+    def learn(self, optimizer: Any) -> bool:
+        """Name what an optimizer updates, be it not in a model; whether something of it had no name yet."""
+        if all(self.get(tensor) is not None for tensor in parameters_of(optimizer)):
+            return False
+        self.refresh()
+        unknown = [tensor for tensor in parameters_of(optimizer) if self.get(tensor) is None]
         if unknown:
             self._name_unknown(unknown, type(optimizer).__name__)
+        return True
 
     def _name_model(self, root: Root) -> None:
         paths = module_paths(root)
@@ -404,7 +270,7 @@ def gradients_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
 def _is_copy(tensor: torch.Tensor, dtypes: set[torch.dtype]) -> bool:
     """A tensor that no module has, or a parameter of a type that the model has none of.
 
-    A parameter of the model's own type may as well belong to a module that nobody told us of.
+    A parameter of the model's own type may as well belong to a module that is not known here.
     """
     return not isinstance(tensor, nn.Parameter) or tensor.dtype not in dtypes
 
@@ -446,7 +312,7 @@ def find_optimizers(given: object) -> tuple[Any, ...]:
 def may_come(parameters: Iterable[torch.Tensor]) -> bool:
     """Whether an optimizer is alive that may step: it holds one of `parameters`, or nothing that any module has.
 
-    The latter are copies of parameters (mixed precision, partitions) or nothing that could be told. Asks the garbage
+    The latter are copies of parameters (mixed precision, partitions) or of nothing that is known. Asks the garbage
     collector for all objects: 0.1 s where there are 400,000.
     """
     found = [one for one in gc.get_objects() if issubclass(type(one), (torch.optim.Optimizer, nn.Module))]
@@ -457,8 +323,8 @@ def may_come(parameters: Iterable[torch.Tensor]) -> bool:
     modules = (one.__dict__.get("_parameters") for one in found if issubclass(type(one), nn.Module))
     of_modules = {id(tensor) for held in modules if isinstance(held, dict) for tensor in held.values()}
     for optimizer in optimizers:
-        told = isinstance(_attribute(optimizer, "param_groups"), (list, tuple))  # else it was never made to its end
-        held = {id(tensor) for tensor in parameters_of(optimizer)} if told else set()
+        is_whole = isinstance(_attribute(optimizer, "param_groups"), (list, tuple))  # else it was never made to its end
+        held = {id(tensor) for tensor in parameters_of(optimizer)} if is_whole else set()
         if not held.isdisjoint(theirs) or held.isdisjoint(of_modules):
             return True
     return False
@@ -466,7 +332,7 @@ def may_come(parameters: Iterable[torch.Tensor]) -> bool:
 
 def _innermost(optimizer: object) -> object:
     found, inner = None, optimizer
-    for _ in range(_DEEPEST):
+    for _ in range(_MOST_NESTED):
         if isinstance(_attribute(inner, "param_groups"), (list, tuple)):
             found = inner
         wrapped = (_attribute(inner, name) for name in _INNER)
@@ -489,7 +355,7 @@ def _attribute(of: object, name: str) -> object:
         return None
 
 
-class OptimizerHolds:
+class OptimizerTensors:
     """What is known of one optimizer. It is given each time, for nothing here keeps it.
 
     What runs at each step delays it, so of the state it is only seen whether it is other tensors now, or
@@ -498,105 +364,61 @@ class OptimizerHolds:
 
     def __init__(self) -> None:
         self.steps = 0  # made since then
-        self._parameters: list[weakref.ref[torch.Tensor]] | None = None  # those that have names
-        self._known: dict[int, Known | None] = {}
-        self._titles: list[str] = []
-        self._gradients = Repeated()
-        self._state: list[int] = []  # ids of its tensors when they were listed
-        self._state_ends: Places | None = None
+        self._listed = False
+        self._state: tuple[list[int], list[tuple[int, int]]] | None = None  # of its tensors when they were listed
 
     def add_all(self, listing: Listing, optimizer: Any, names: ParameterNames) -> None:
         """List all it holds."""
-        parameters = list(parameters_of(optimizer))
-        self._learn(parameters, optimizer, names)
-        self._add_copies(listing, parameters)
-        self._add_state(listing, optimizer)
-        gradients, titles = self._gradients_of(parameters)
-        listing.add_all(gradients, ["grads"] * len(gradients), titles)
+        self._listed = True
+        names.learn(optimizer)
+        self._add_copies_and_state(listing, optimizer, names)
+        self._add_gradients(listing, optimizer, names)
 
     def before_step(self, optimizer: Any, names: ParameterNames) -> Listing:
-        """The gradients of what it updates; all it holds, where that is not what was known."""
-        parameters = list(parameters_of(optimizer))
-        if not self._knows(parameters):
-            listing = Listing()
-            self.add_all(listing, optimizer, names)
-            return listing
-        gradients, titles = self._gradients_of(parameters)
-        return self._gradients.listing(gradients, "grads", titles)
-
-    def after_step(self, optimizer: Any) -> Listing | None:
-        """Its copies and its state, if that is other than when it was last listed."""
-        self.steps += 1
-        tensors = _state_tensors(optimizer)
-        if list(map(id, tensors)) == self._state and _places_of_ends(tensors) == self._state_ends:
-            return None
+        """The gradients of what it updates; all it holds, where that was not listed yet or is of other parameters."""
         listing = Listing()
-        self._add_copies(listing, list(parameters_of(optimizer)))
-        self._add_state(listing, optimizer)
+        if names.learn(optimizer) or not self._listed:
+            self.add_all(listing, optimizer, names)
+        else:
+            self._add_gradients(listing, optimizer, names)
         return listing
 
-    def _learn(self, parameters: Sequence[torch.Tensor], optimizer: Any, names: ParameterNames) -> None:
-        names.learn(optimizer)
-        self._parameters = [weakref.ref(tensor) for tensor in parameters]
-        known = [names.get(tensor) for tensor in parameters]
-        self._known = dict(zip(map(id, parameters), known, strict=True))
-        self._titles = [one.title if one is not None else "" for one in known]
+    def after_step(self, optimizer: Any, names: ParameterNames) -> Listing:
+        """Its copies and its state; nothing if that is what it was when it was last listed."""
+        self.steps += 1
+        listing = Listing()
+        if self._state != _fingerprint([tensor for _, _, tensor in _state_of(optimizer)]):
+            self._add_copies_and_state(listing, optimizer, names)
+        return listing
 
-    def _knows(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """Whether it updates what was named."""
-        known = self._parameters
-        return (
-            known is not None
-            and len(known) == len(parameters)
-            and all(one() is tensor for one, tensor in zip(known, parameters, strict=True))
-        )
-
-    def _gradients_of(self, parameters: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[str]]:
-        """Gradients, or the parts of them that wrap no other tensors, and of which parameter each is."""
-        gradients, titles = [], []
-        for gradient, title in zip(gradients_of(parameters), self._titles, strict=True):
+    def _add_gradients(self, listing: Listing, optimizer: Any, names: ParameterNames) -> None:
+        parameters = list(parameters_of(optimizer))
+        for parameter, gradient in zip(parameters, gradients_of(parameters), strict=True):
             if gradient is not None:
-                gradients.append(gradient)
-                titles.append(title)
-        if all_plain(gradients):
-            return gradients, titles
-        parts = [(part, t) for gradient, t in zip(gradients, titles, strict=True) for part in plain_parts(gradient)]
-        return [part for part, _ in parts], [title for _, title in parts]
+                known = names.get(parameter)
+                listing.add(gradient, "grads", known.title if known is not None else "")
 
-    def _add_copies(self, listing: Listing, parameters: Sequence[torch.Tensor]) -> None:
-        for tensor in parameters:
-            known = self._known.get(id(tensor))
+    def _add_copies_and_state(self, listing: Listing, optimizer: Any, names: ParameterNames) -> None:
+        for tensor in parameters_of(optimizer):
+            known = names.get(tensor)
             if known is not None and known.category is not None:
                 listing.add(tensor, known.category, known.title)
-
-    def _add_state(self, listing: Listing, optimizer: Any) -> None:
-        tensors, categories, names = [], [], []
+        tensors = []
         for owner, key, tensor in _state_of(optimizer):
-            known = self._known.get(id(owner))
+            known = names.get(owner) if isinstance(owner, torch.Tensor) else None
             name = known.name if known is not None else _name_of_owner(owner)
-            is_copy = "master" in key.lower()
+            if "master" in key.lower():
+                listing.add(tensor, "os_params", f"master of {name}")
+            else:
+                listing.add(tensor, "os_state", f"{key} of {name}")
             tensors.append(tensor)
-            categories.append("os_params" if is_copy else "os_state")
-            names.append(f"master of {name}" if is_copy else f"{key} of {name}")
-        listing.add_all(tensors, categories, names)
-        self._state, self._state_ends = [id(tensor) for tensor in tensors], _places_of_ends(tensors)
+        self._state = _fingerprint(tensors)
 
 
-def _state_tensors(optimizer: Any) -> list[torch.Tensor]:
-    """The tensors of its state in the order of `_state_of`; fast for the usual dict of tensors per parameter."""
-    state = getattr(optimizer, "state", None)
-    entries = list(state.values()) if isinstance(state, Mapping) else []
-    if all(issubclass(kind, dict) for kind in set(map(type, entries))):
-        values = list(chain.from_iterable(map(dict.values, entries)))
-        if all_plain(values):
-            return values
-    return [tensor for _, _, tensor in _state_of(optimizer)]
-
-
-def _places_of_ends(tensors: Sequence[torch.Tensor]) -> Places | None:
-    """Where its first and last tensors lie: what moves a state, to offload it, moves all of it."""
+def _fingerprint(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[tuple[int, int]]]:
+    """Which tensors these are, and where the first and last of them lie: what offloads a state moves all of it."""
     ends = (*tensors[:_ENDS], *tensors[_ENDS:][-_ENDS:])
-    return places_of(part for tensor in ends for part in plain_parts(tensor))
+    return [id(tensor) for tensor in tensors], [storage_of(part) for tensor in ends for part in plain_parts(tensor)]
 
 
 def _state_of(optimizer: Any) -> Iterator[tuple[object, str, torch.Tensor]]:
@@ -623,16 +445,16 @@ def _name_of_owner(owner: object) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Tells which memory the model and its optimizers hold, while a session records.
+# Lists which memory the model and its optimizers hold, while a session records.
 #
-# Everything is told when a session begins and when it ends; before each step of an optimizer the gradients of
-# its parameters; after it its state, if that has changed hands. What else an optimizer holds is told when it
+# Everything is listed when a session begins and when it ends; before each step of an optimizer the gradients of
+# its parameters; after it its state, if that has changed hands. What else an optimizer holds is listed when it
 # makes its first step in a session, for nobody knew it before. Of an optimizer that is none of torch's both
-# are told at the end of each step of the loop: of gradients only those that are still there.
+# are listed at the end of each step of the loop: of gradients only those that are still there.
 #
 # A loop may run for long, so there are bounds. After `FULL_STEPS` steps of an optimizer, or `MOST_TENSORS`
-# entries, a moment tells only what lies where nothing was told before, after as many again nothing; the last
-# moment before the end and the end itself are always told in full.
+# entries, a moment lists only what lies where nothing was listed before, after as many again nothing; the last
+# moment before the end and the end itself are always listed in full.
 
 FULL_STEPS = 20
 MOST_TENSORS = 100_000
@@ -640,12 +462,12 @@ MOST_TENSORS = 100_000
 Reference = Callable[[], Any]  # a weak reference to an optimizer
 
 
-class HeldMemory:
+class OwnedTensors:
     """What the model and its optimizers hold. Tensors and optimizers are held weakly.
 
     Only a given optimizer to which there are no weak references (it has `__slots__`) lives as long as this.
 
-    No method raises: what fails is in `problem`, and telling ends.
+    No method raises: what fails is in `problem`, and listing ends.
 
     Args:
         roots: asks for the models known so far.
@@ -662,20 +484,24 @@ class HeldMemory:
         """A session is about to begin."""
         self.problem = None
         self._session = _Session()
-        self._safely(self._tell_everything)
+        self._safely(lambda session: session.keep(self._everything(session)))
 
     def end(self) -> tuple[Holding, ...]:
-        """The session is about to end: all that was told in it, in order of time; nothing if there is a problem.
+        """The session is about to end: all that was listed in it, in order of time; nothing if there is a problem.
 
         For the last moment has to list everything: what is missing there is taken for gone.
         """
-        self._safely(self._tell_last)
+        self._safely(lambda session: session.end(self._everything(session)))
         session, self._session = self._session, None
-        return session.holdings() if session is not None and self.problem is None else ()
+        if session is None or self.problem is not None:
+            return ()
+        return tuple(moment.holding() for moment in session.moments)
 
     def optimizers(self) -> list[Any]:
         """Those that were given, or have made a step in a session, and are still there."""
-        return self._alive()
+        alive = {key: optimizer for key, one in self._optimizers.items() if (optimizer := one()) is not None}
+        self._optimizers = {key: self._optimizers[key] for key in alive}
+        return list(alive.values())
 
     def forget(self) -> None:
         """The session is worth nothing."""
@@ -690,8 +516,8 @@ class HeldMemory:
         self._safely(lambda session: None if session.is_elsewhere() else self._after_step(session, optimizer()))
 
     def step_ended(self) -> None:
-        """A step of the loop is about to end: tell of the optimizers whose steps torch does not tell of."""
-        self._safely(self._tell_silent)
+        """A step of the loop is about to end: list what optimizers hold whose steps torch does not report."""
+        self._safely(self._others_stepped)
 
     def _safely(self, action: Callable[[_Session], None]) -> None:
         session = self._session  # another thread may end it meanwhile
@@ -706,7 +532,7 @@ class HeldMemory:
                 f"{type(error).__name__}: {error}"
             )
 
-    def _tell_everything(self, session: _Session) -> None:
+    def _everything(self, session: _Session) -> Listing:
         listing, names = Listing(), self._names
         names.refresh()
         for tensor, name in names.tensors():
@@ -716,42 +542,31 @@ class HeldMemory:
         for (_, name), gradient in zip(parameters, gradients, strict=True):
             if gradient is not None:
                 listing.add(gradient, "grads", name)
-        for optimizer in self._alive():
-            holds = session.holds[id(optimizer)] = OptimizerHolds()
-            holds.add_all(listing, optimizer, names)
-        session.keep(listing)
-
-    def _tell_last(self, session: _Session) -> None:
-        session.keep_what_waits()
-        self._tell_everything(session)
+        for optimizer in self.optimizers():
+            owned = session.of_optimizer[id(optimizer)] = OptimizerTensors()
+            owned.add_all(listing, optimizer, names)
+        return listing
 
     def _before_step(self, session: _Session, reference: Reference) -> None:
         optimizer = reference()
         known = self._optimizers.get(id(optimizer))
         if known is None or known() is not optimizer:  # it may have the id of one that is no more
             self._optimizers[id(optimizer)] = reference
-            session.holds.pop(id(optimizer), None)
-        holds = session.holds.setdefault(id(optimizer), OptimizerHolds())
-        session.tell(holds.before_step(optimizer, self._names), in_full=holds.steps < FULL_STEPS)
+            session.of_optimizer.pop(id(optimizer), None)
+        owned = session.of_optimizer.setdefault(id(optimizer), OptimizerTensors())
+        session.add(owned.before_step(optimizer, self._names), in_full=owned.steps < FULL_STEPS)
 
     def _after_step(self, session: _Session, optimizer: Any) -> None:
-        holds = session.holds.get(id(optimizer))
-        if holds is None:  # the session began within its step
-            return
-        listing = holds.after_step(optimizer)
-        if listing is not None:
-            session.tell(listing, in_full=holds.steps <= FULL_STEPS)
+        owned = session.of_optimizer.get(id(optimizer))
+        if owned is not None:  # else the session began within its step
+            listing = owned.after_step(optimizer, self._names)
+            session.add(listing, in_full=owned.steps <= FULL_STEPS)
 
-    def _tell_silent(self, session: _Session) -> None:
-        for optimizer in self._alive():
+    def _others_stepped(self, session: _Session) -> None:
+        for optimizer in self.optimizers():
             if not isinstance(optimizer, torch.optim.Optimizer):
                 self._before_step(session, _reference(optimizer))
                 self._after_step(session, optimizer)
-
-    def _alive(self) -> list[Any]:
-        alive = {key: optimizer for key, one in self._optimizers.items() if (optimizer := one()) is not None}
-        self._optimizers = {key: self._optimizers[key] for key in alive}
-        return list(alive.values())
 
 
 def _reference(optimizer: object) -> Reference:
@@ -762,15 +577,14 @@ def _reference(optimizer: object) -> Reference:
 
 
 class _Session:
-    """What is told in one session."""
+    """What was listed in one session."""
 
     def __init__(self) -> None:
-        self.holds: dict[int, OptimizerHolds] = {}  # by id of the optimizer
-        self._moments: list[Listing] = []
-        self._places: dict[int, int] = {}  # address: bytes, of the first `_placed` moments
-        self._placed = 0
+        self.moments: list[Listing] = []
+        self.of_optimizer: dict[int, OptimizerTensors] = {}  # by its id
+        self._known: dict[int, int] = {}  # bytes by address, of all moments
         self._count = 0
-        self._waiting: Listing | None = None
+        self._last: Listing | None = None  # of which not everything was kept
         self._thread = threading.get_ident()
 
     def is_elsewhere(self) -> bool:
@@ -780,42 +594,30 @@ class _Session:
         """
         return threading.get_ident() != self._thread and not in_backward()
 
-    def tell(self, listing: Listing, *, in_full: bool) -> None:
-        """Keep a moment, or what is new in it."""
+    def add(self, listing: Listing, *, in_full: bool) -> None:
+        """Keep a moment, or where there are many what is new in it; nothing of an empty one."""
         if not len(listing):
-            return  # an optimizer without gradients or state
+            return
         if in_full and self._count < MOST_TENSORS:
+            self._last = None
             self.keep(listing)
             return
-        self._waiting = listing
+        self._last = listing
         if self._count < 2 * MOST_TENSORS:
-            new = listing.leave_out(self._all_places())
+            new = listing.without(self._known)
             if len(new):
-                self._keep(new)
+                self.keep(new)
 
     def keep(self, listing: Listing) -> None:
         """Keep a moment in full."""
-        self._waiting = None
-        self._keep(listing)
-
-    def keep_what_waits(self) -> None:
-        """Nothing comes after the last moment: keep it in full."""
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None:
-            if self._moments and self._moments[-1].time_ns == waiting.time_ns:
-                self._moments.pop()
-            self._keep(waiting)
-
-    def holdings(self) -> tuple[Holding, ...]:
-        """All that was kept, in order of time."""
-        return tuple(listing.holding() for listing in self._moments)
-
-    def _keep(self, listing: Listing) -> None:
-        self._moments.append(listing)
+        self.moments.append(listing)
         self._count += len(listing)
+        listing.add_to(self._known)
 
-    def _all_places(self) -> dict[int, int]:
-        for listing in self._moments[self._placed :]:
-            listing.add_places(self._places)
-        self._placed = len(self._moments)
-        return self._places
+    def end(self, listing: Listing) -> None:
+        """Keep the last moment before the end in full, and the end."""
+        if self._last is not None:
+            if self.moments[-1].time_ns == self._last.time_ns:
+                self.moments.pop()
+            self.moments.append(self._last)
+        self.moments.append(listing)

@@ -3,252 +3,41 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
-import weakref
-from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
-from types import FrameType
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-import torch
-from torch import nn
-from torch.nn.parameter import UninitializedParameter
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
-
-from profiler_wrapper.capture import scopes
 from profiler_wrapper.capture.growth import GrowthBound
-from profiler_wrapper.capture.owned_tensors import HeldMemory
+from profiler_wrapper.capture.owned_tensors import OwnedTensors
 from profiler_wrapper.capture.session import Annotation, Session, SessionLost
 from profiler_wrapper.capture.steps import (
     AutoPlan,
     Decision,
+    Ended,
     Mode,
     OpenPlan,
     Plan,
+    StepCounter,
     StepFacts,
     WindowPlan,
     describe_steps,
 )
-from profiler_wrapper.capture.torch_state import Watch, capturing, in_backward, in_op, is_alive, recorder_is_taken
+from profiler_wrapper.capture.torch_state import (
+    OptimizerSteps,
+    Watch,
+    capturing,
+    compilations,
+    in_backward,
+    in_op,
+    is_alive,
+    recorder_is_taken,
+)
 from profiler_wrapper.capture.window import RecordedTrace, Window
-from profiler_wrapper.capture.wrappers import all_parameters
 from profiler_wrapper.trace.owned import Holding
 
-# --------------------------------------------------------------------------------------------------
-# When a step has ended: by what the user says, what the optimizer does, what is called. Without torch.
-
-# Calls with gradients while an optimizer may come: micro-batches, until there are too many of them.
-MOST_MICRO_BATCHES = 64
-# Steps of another optimizer while the first makes none: then that one has taken over.
-MOST_OTHER_STEPS = 16
-
-
-class Ended(Enum):
-    """What an event means for the step that is running."""
-
-    NO = "it goes on"
-    YES = "it has ended"
-    RESTART = "it has ended, and what was taken for steps before it was none"
-
-
-@dataclass(slots=True)
-class StepCounter:
-    """Says when a step has ended.
-
-    A step is what `prof.step()` ends. Without it, one step of the first optimizer seen, or of the next one
-    once that is no more or has made none for `MOST_OTHER_STEPS` steps of another; of one that tells
-    nobody (compiled, not torch's, or made inside of backward), what changes the parameters between two
-    calls. Without that, one call of the root and the backward after it: when a root is called that was
-    already called in this step, a new one begins. While an optimizer that may step is alive, calls with
-    gradients are micro-batches, until there are `MOST_MICRO_BATCHES` of them. Where one steps though none
-    was alive, what was recorded so far is recorded anew.
-
-    Args:
-        optimizer_may_come: whether one is alive that holds a parameter of a root; asked once, at the first call
-            for which it matters.
-    """
-
-    source: Literal["nothing yet", "prof.step()", "optimizer", "updates", "root calls"] = "nothing yet"
-    ended: int = 0
-    count_root_calls: bool = True
-    optimizer_may_come: Callable[[], bool] = lambda: True
-    _optimizer: Hashable | None = None
-    _others: Counter[Hashable] = field(default_factory=Counter)  # their steps since the first one's last
-    _roots: set[Hashable] = field(default_factory=set)  # called in the running step
-    _trained: bool = False  # a root was called with gradients in the running step
-    _micro_batches: int = 0  # calls with gradients that may have been some
-    _waits_for_optimizer: bool | None = None  # not asked yet
-
-    def user_step(self) -> Ended:
-        """`prof.step()` was called: from now on nothing else counts."""
-        before, self.source = self.source, "prof.step()"
-        # The optimizer's step just before the first prof.step() was the same step.
-        if before == "optimizer" and not self._trained:
-            return Ended.NO
-        return self._end()
-
-    def optimizer_step(self, optimizer: Hashable) -> Ended:
-        """An optimizer, or what a weak reference to it refers to, has made a step."""
-        self._others[optimizer] += 1
-        if _is_gone(self._optimizer) or self._others[optimizer] > MOST_OTHER_STEPS:
-            self._optimizer = optimizer
-        if optimizer == self._optimizer:
-            self._others.clear()
-        if self.source == "prof.step()" or optimizer != self._optimizer:
-            return Ended.NO
-        before, self.source = self.source, "optimizer"
-        self._end()
-        return Ended.RESTART if before == "root calls" else Ended.YES
-
-    def root_enters(self, root: Hashable, *, gradients: bool, updated: bool = False) -> Ended:
-        """A root is about to be called; YES: the step before this call has ended.
-
-        `updated`: the parameters have changed since the last call.
-        """
-        again = root in self._roots
-        self._roots.add(root)
-        self._trained |= gradients
-        if self.source in ("prof.step()", "optimizer") or not again or not self.count_root_calls:
-            return Ended.NO
-        were_none = False
-        if updated:
-            were_none = self.source == "root calls" and self._micro_batches > 0
-            self.source = "updates"
-        elif self.source == "updates" or (gradients and self._is_micro_batch()):
-            return Ended.NO
-        else:
-            self.source = "root calls"
-        self._end()
-        self._roots.add(root)
-        self._trained = gradients
-        return Ended.RESTART if were_none else Ended.YES
-
-    def _is_micro_batch(self) -> bool:
-        """Whether this call with gradients, after another one, may belong to the same step of an optimizer."""
-        self._micro_batches += 1
-        if self._waits_for_optimizer is None:
-            self._waits_for_optimizer = self.optimizer_may_come()
-        return self._waits_for_optimizer and self._micro_batches < MOST_MICRO_BATCHES
-
-    def last_step_counts(self) -> bool:
-        """The recording ends now: is what runs a step of its own, not just what follows the last one?"""
-        if self.source == "nothing yet":
-            return True
-        return self.source in ("updates", "root calls") and bool(self._roots)
-
-    def _end(self) -> Ended:
-        self.ended += 1
-        self._roots.clear()
-        self._trained = False
-        return Ended.YES
-
-
-def _is_gone(optimizer: Hashable | None) -> bool:
-    return optimizer is None or (isinstance(optimizer, weakref.ref) and optimizer() is None)
-
-
-# --------------------------------------------------------------------------------------------------
-# What tells of steps in a loop that says nothing: optimizers, and the compiler.
-
-is_compiling = torch.compiler.is_compiling
-_STEP: Any = Optimizer.profile_hook_step(lambda: None).__code__  # around each step, where the hooks are called
-
-
-Told = Callable[[Callable[[], Any]], None]  # with a weak reference to an optimizer, which is hashable
-
-
-class OptimizerSteps:
-    """Tells of each step of any optimizer, just before and after, until `remove()`.
-
-    Steps that `torch.compile` has compiled are not told: Dynamo finds nothing to trace here, and
-    `Updates` sees what they did.
-    """
-
-    def __init__(self, *, before: Told, after: Told) -> None:
-        self._active = True
-        self._telling = False
-
-        def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not is_compiling():
-                self._tell(before, optimizer)
-
-        def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not is_compiling():
-                self._tell(after, optimizer)
-
-        scopes.keep_dynamo_off(before_step, and_below=True)
-        scopes.keep_dynamo_off(after_step, and_below=True)
-        self._handles = (register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step))
-
-    def _tell(self, told: Told, optimizer: Any) -> None:
-        if self._active:
-            self._telling = True
-            try:
-                told(weakref.ref(optimizer))
-            finally:
-                self._telling = False
-
-    def remove(self) -> None:
-        """Tell nothing more. What cannot be removed within a step stays, silent, until the next call of this."""
-        self._active = False
-        in_step = _in_step()
-        for handle in self._handles:
-            hooks = handle.hooks_dict_ref() or {}
-            # torch goes through these: a removal raises in the user's step, but that of the last one, by itself.
-            if not in_step or (self._telling and next(reversed(hooks), None) == handle.id):
-                handle.remove()
-
-
-def _in_step() -> bool:
-    """Whether an optimizer's step is running, on any thread."""
-    for frame in sys._current_frames().values():
-        within: FrameType | None = frame
-        while within is not None:
-            if within.f_code is _STEP:
-                return True
-            within = within.f_back
-    return False
-
-
-class Updates:
-    """Whether a model's parameters have changed since it was last asked: a step of an optimizer that told nobody."""
-
-    def __init__(self) -> None:
-        self._seen: tuple[int, int] | None = None
-
-    def since_last(self, module: nn.Module | None) -> bool:
-        """By the first parameter that learns; False where another one took its place."""
-        before, self._seen = self._seen, None
-        for parameter in all_parameters(module) if module is not None else ():
-            if isinstance(parameter, UninitializedParameter):  # it can be asked nothing
-                continue
-            if parameter.requires_grad and not parameter.is_inference():
-                self._seen = (id(parameter), parameter._version)
-                break
-        if before is None or self._seen is None:
-            return False
-        return before[0] == self._seen[0] and before[1] < self._seen[1]
-
-
-def compilations() -> int:
-    """How much torch.compile has compiled so far; 0 where nobody has used it."""
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
-    if not counters:
-        return 0
-    return int(counters["stats"]["unique_graphs"]) + int(counters["frames"]["total"])
-
-
-# --------------------------------------------------------------------------------------------------
 # One session after the other, and the window that they fill.
 
 
@@ -294,7 +83,7 @@ class Tape:
         new_session: Callable[[Mode], Session],
         part_path: Callable[[str], Path],
         before_another: Callable[[], None],
-        held: HeldMemory,
+        held: OwnedTensors,
     ) -> None:
         self.window = Window()
         self.mode = Mode.IDLE  # of the running session, or of the last one
@@ -490,7 +279,7 @@ class Recorder:
         marks: LayerMarks,
         new_session: Callable[[Mode], Session],
         part_path: Callable[[str], Path],
-        held: HeldMemory,
+        held: OwnedTensors,
         on_failure: Callable[[str, Exception], None],
         on_over: Callable[[], None] = lambda: None,
         on_window: Callable[[], None] = lambda: None,

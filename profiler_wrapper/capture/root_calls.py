@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from profiler_wrapper.capture import scopes
-from profiler_wrapper.capture.scopes import keep_dynamo_off
-from profiler_wrapper.capture.wrappers import all_parameters
+from profiler_wrapper.capture.layers import all_parameters
+from profiler_wrapper.capture.torch_state import keep_dynamo_off
 from profiler_wrapper.trace.marks import GARBAGE
 
 # --------------------------------------------------------------------------------------------------

@@ -1,30 +1,24 @@
-"""Who records and where: rank, place in the device mesh, device, versions."""
+"""Who records and where, and how the run is set up: what `run.json` says of a process."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import platform
 import re
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
-from profiler_wrapper.capture.layers import Stage
-from profiler_wrapper.capture.mesh import (
-    has_pipeline,
-    megatron_coordinates,
-    mesh_coordinates,
-    mesh_of,
-    mesh_rank,
-    root_mesh,
-)
-from profiler_wrapper.capture.rank import FULL_SET_WORLD_SIZE, RunInfo
+from profiler_wrapper.capture.growth import free_bytes
+from profiler_wrapper.capture.layers import Stage, all_modules, all_parameters
+from profiler_wrapper.capture.rank import DIMENSIONS, WRITTEN_ALWAYS, RunInfo, in_order
 from profiler_wrapper.trace.run_directory import attempt_number
-
-__all__ = ["FULL_SET_WORLD_SIZE", "RunInfo", "float32_matmul_precision", "mesh_coordinates", "mesh_of", "run_info"]
 
 # Who tells rank, size of the job and rank on its host: torchrun, SLURM, Open MPI, other launchers of MPI.
 _LAUNCHERS = (
@@ -38,7 +32,7 @@ _LAUNCHERS = (
 
 def run_info(
     *,
-    modules: Iterable[torch.nn.Module] = (),
+    modules: Iterable[nn.Module] = (),
     rank: int | None = None,
     device_mesh: Any = None,
     coordinates: Mapping[str, int] | None = None,
@@ -181,3 +175,284 @@ def _device() -> tuple[str, str | None]:
         return current.type, str(module.get_device_name()) if module.is_initialized() else None
     except (RuntimeError, AttributeError):
         return current.type, None
+
+
+# --------------------------------------------------------------------------------------------------
+# Where a process lies in the job's device mesh: by dimension, from whoever knows. Asks no other rank.
+
+# Megatron-LM has no mesh; its parallel state tells this process's place in each dimension.
+_MEGATRON = "megatron.core.parallel_state"
+_MEGATRON_DIMENSIONS = {
+    "dp": "data_parallel",
+    "tp": "tensor_model_parallel",
+    "pp": "pipeline_model_parallel",
+    "cp": "context_parallel",
+    "ep": "expert_model_parallel",
+}
+
+
+def mesh_coordinates(mesh: Any) -> dict[str, int]:
+    """`{"dp": 1, "tp": 0, "pp": 0}` of this process; empty for no mesh, or one without names.
+
+    Dimensions that mean the same (`dp_replicate` and `dp_shard`) are counted through as one.
+    """
+    names = getattr(mesh, "mesh_dim_names", None)
+    try:
+        places = mesh.get_coordinate() if names else None
+        sizes = tuple(mesh.shape) if places else ()
+    except (RuntimeError, AttributeError, TypeError):
+        return {}
+    if not names or not places:
+        return {}
+    found: dict[str, int] = {}
+    for name, place, size in zip(names, places, sizes, strict=False):
+        known = DIMENSIONS.get(str(name).lower())
+        if known is not None:
+            found[known] = found.get(known, 0) * int(size) + int(place)
+    return in_order(found)
+
+
+def has_pipeline(mesh: Any) -> bool:
+    """Whether a mesh has a dimension of pipeline stages."""
+    return any(DIMENSIONS.get(str(name).lower()) == "pp" for name in getattr(mesh, "mesh_dim_names", None) or ())
+
+
+def is_in_pipeline(model: object, mesh: Any, coordinates: Mapping[str, int] | None) -> bool:
+    """Whether what a user calls a model is a part of it, as a mesh, coordinates or its own parameters tell."""
+    if coordinates is not None:
+        return coordinates.get("pp", 0) > 0
+    if mesh is None:
+        modules = [model] if isinstance(model, nn.Module) else model if isinstance(model, (list, tuple)) else []
+        mesh = mesh_of(module for module in modules if isinstance(module, nn.Module))
+    return has_pipeline(root_mesh(mesh)) or megatron_has_pipeline()
+
+
+def megatron_coordinates() -> dict[str, int]:
+    """What Megatron-LM's parallel state says, where it is loaded and set up; else nothing."""
+    state: Any = sys.modules.get(_MEGATRON)
+    found: dict[str, int] = {}
+    try:
+        if state is None or not state.model_parallel_is_initialized():
+            return {}
+        for name, dimension in _MEGATRON_DIMENSIONS.items():
+            size = getattr(state, f"get_{dimension}_world_size", None)
+            if size is not None and (name in WRITTEN_ALWAYS or size() > 1):
+                found[name] = int(getattr(state, f"get_{dimension}_rank")())
+    except Exception:  # of a version that has it otherwise
+        return {}
+    return in_order(found)
+
+
+def megatron_has_pipeline() -> bool:
+    """Whether Megatron-LM divides the layers of the model among stages."""
+    state: Any = sys.modules.get(_MEGATRON)
+    try:
+        return state is not None and int(state.get_pipeline_model_parallel_world_size()) > 1
+    except Exception:  # not set up yet, or a version that has it otherwise
+        return False
+
+
+def mesh_of(modules: Iterable[nn.Module]) -> Any:
+    """The whole mesh that the first sharded parameter lies on."""
+    for module in modules:
+        for parameter in all_parameters(module):
+            mesh = getattr(parameter, "device_mesh", None)
+            if mesh is not None:
+                return root_mesh(mesh)
+    return None
+
+
+def root_mesh(mesh: Any) -> Any:
+    """The mesh that `mesh` is a part of, or itself."""
+    try:
+        method = getattr(mesh, "_get_root_mesh", None)
+        if method is not None:
+            return method()
+        if type(mesh).__name__ != "DeviceMesh":
+            return mesh
+        from torch.distributed.device_mesh import _mesh_resources
+
+        return _mesh_resources.get_root_mesh(mesh)
+    except Exception:  # a private helper that moved: the part of the mesh we have is right too
+        return mesh
+
+
+def mesh_rank(mesh: Any) -> int | None:
+    """This process's rank as a mesh tells it."""
+    try:
+        return int(mesh.get_rank()) if mesh is not None else None
+    except (RuntimeError, AttributeError, ValueError):
+        return None
+
+
+# --------------------------------------------------------------------------------------------------
+# How a run is set up: its optimizers, parameters and wrappers, what torch and its backends were told.
+#
+# Asked once, when a window has ended, so that it costs no step anything. Nothing is started by asking: no device, no
+# process group. What cannot be told is left out.
+
+_ATTENTION_BACKENDS = ("flash", "mem_efficient", "math", "cudnn")
+_WRAPPERS = frozenset(
+    (
+        "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "OptimizedModule",
+        "DeepSpeedEngine", "PeftModel",
+    )
+)  # fmt: skip
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+def run_settings(modules: Sequence[nn.Module], optimizers: Iterable[object]) -> dict[str, Any]:
+    """What `run.json` says of it; a part that fails is left out.
+
+    `modules`: the models, wrappers included. `optimizers`: whatever has `param_groups`.
+    """
+    parts: dict[str, Callable[[], object]] = {
+        "optimizers": lambda: [_optimizer(one) for one in optimizers],
+        "parameters": lambda: _parameters(modules),
+        "wrappers": lambda: _wrappers(modules),
+        "attention_implementation": lambda: _attention_implementation(modules),
+        "process_group_backend": _process_group_backend,
+        "attention_backends": _attention_backends,
+        "free_memory_bytes": free_bytes,
+        **_PARTS_OF_CUDA,
+    }
+    settings = {}
+    for name, ask in parts.items():
+        try:
+            told = ask()
+        except Exception:  # of a version of torch, or of a model, that has it otherwise
+            continue
+        if told is not None:
+            settings[name] = told
+    return settings
+
+
+# --- what is trained ----------------------------------------------------------------------------
+
+
+def _optimizer(optimizer: Any) -> dict[str, Any]:
+    groups = optimizer.param_groups
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    return {
+        "class_name": type(optimizer).__name__,
+        "module": type(optimizer).__module__,
+        "fused": _told(groups, "fused"),
+        "foreach": _told(groups, "foreach"),
+        "capturable": _told(groups, "capturable"),
+        "differentiable": _told(groups, "differentiable"),
+        "can_fuse": _accepts(optimizer, "fused") and _devices_with("fused", parameters),
+        "can_foreach": _accepts(optimizer, "foreach"),
+        "parameters": len(parameters),
+        "elements": sum(parameter.numel() for parameter in parameters),
+        "devices": sorted({parameter.device.type for parameter in parameters}),
+        "dtypes": sorted({_dtype(parameter) for parameter in parameters}),
+    }
+
+
+def _told(groups: Iterable[Mapping[str, Any]], name: str) -> bool | None:
+    """What the groups say; None where that is nothing, which leaves it to torch, or not the same."""
+    told = {group.get(name) for group in groups}
+    return bool(next(iter(told))) if len(told) == 1 and None not in told else None
+
+
+def _accepts(optimizer: object, name: str) -> bool:
+    return name in inspect.signature(type(optimizer).__init__).parameters
+
+
+def _devices_with(kind: str, parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether torch has such kernels for where all parameters are."""
+    from torch.utils import _foreach_utils
+
+    devices = getattr(_foreach_utils, f"_get_{kind}_kernels_supported_devices")()
+    return all(one.device.type in devices and torch.is_floating_point(one) for one in parameters)
+
+
+def _parameters(modules: Iterable[nn.Module]) -> dict[str, Any]:
+    every = {id(parameter): parameter for module in modules for parameter in all_parameters(module)}
+    size_bytes: Counter[str] = Counter()
+    for parameter in every.values():
+        size_bytes[_dtype(parameter)] += parameter.numel() * parameter.element_size()
+    return {
+        "tensors": len(every),
+        "elements": sum(parameter.numel() for parameter in every.values()),
+        "trainable_elements": sum(parameter.numel() for parameter in every.values() if parameter.requires_grad),
+        "bytes_by_dtype": dict(size_bytes),
+    }
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _wrappers(modules: Iterable[nn.Module]) -> list[str]:
+    """Classes that distribute, compile or adapt what they are around."""
+    classes = {type(inner) for module in modules for inner in all_modules(module)}
+    return sorted({base.__name__ for one in classes for base in one.__mro__} & _WRAPPERS)
+
+
+def _attention_implementation(modules: Iterable[nn.Module]) -> str | None:
+    """As a Hugging Face config says: "sdpa", "eager" ...; None where no model has one."""
+    configs = (getattr(inner, "config", None) for module in modules for inner in all_modules(module))
+    told = (getattr(config, "_attn_implementation", None) for config in configs)
+    return next((name for name in told if isinstance(name, str)), None)
+
+
+# --- torch and the device -----------------------------------------------------------------------
+
+
+def _process_group_backend() -> str | None:
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return str(distributed.get_backend())
+
+
+def _attention_backends() -> dict[str, bool]:
+    """Which backends of scaled-dot-product attention are switched on."""
+    asked = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled", None) for name in _ATTENTION_BACKENDS}
+    return {name: bool(ask()) for name, ask in asked.items() if ask is not None}
+
+
+def _cuda_in_use() -> bool:
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _device_count() -> int | None:
+    return torch.cuda.device_count() if _cuda_in_use() else None
+
+
+def _device_memory_bytes() -> int | None:
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory) if _cuda_in_use() else None
+
+
+def _compute_capability() -> list[int] | None:
+    return list(torch.cuda.get_device_capability()) if _cuda_in_use() and torch.version.cuda else None
+
+
+def _tf32() -> dict[str, bool] | None:
+    if not _cuda_in_use():
+        return None
+    return {"matmul": torch.backends.cuda.matmul.allow_tf32, "cudnn": torch.backends.cudnn.allow_tf32}
+
+
+def _cudnn() -> dict[str, bool] | None:
+    if not _cuda_in_use():
+        return None
+    return {"benchmark": torch.backends.cudnn.benchmark, "deterministic": torch.backends.cudnn.deterministic}
+
+
+def _allocator_settings() -> str | None:
+    """Of the caching allocator, as the environment has them; "" where it has none."""
+    return (
+        next((os.environ[name] for name in _ALLOCATOR_VARIABLES if name in os.environ), "") if _cuda_in_use() else None
+    )
+
+
+_PARTS_OF_CUDA: dict[str, Callable[[], object]] = {
+    "device_count": _device_count,
+    "device_memory_bytes": _device_memory_bytes,
+    "compute_capability": _compute_capability,
+    "tf32": _tf32,
+    "cudnn": _cudnn,
+    "allocator_settings": _allocator_settings,
+}

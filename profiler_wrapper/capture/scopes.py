@@ -20,10 +20,21 @@ import torch.autograd.profiler as autograd_profiler
 from torch import nn
 from torch._C import _profiler
 
-from profiler_wrapper.capture.compiled_layers import MarkedModule, describe_compiled
-from profiler_wrapper.capture.layers import Layer, Root, RootLabels, Selection, check_selection, find_roots, name_layers
-from profiler_wrapper.capture.torch_state import generation_phase, in_backward, recorder_is_taken
-from profiler_wrapper.capture.wrappers import all_parameters, holders, is_compiled, is_part_of_a_model
+from profiler_wrapper.capture.compiled import MarkedModule, describe_compiled
+from profiler_wrapper.capture.layers import (
+    Layer,
+    Root,
+    RootLabels,
+    Selection,
+    all_parameters,
+    check_selection,
+    find_roots,
+    holders,
+    is_compiled,
+    is_part_of_a_model,
+    name_layers,
+)
+from profiler_wrapper.capture.torch_state import generation_phase, in_backward, keep_dynamo_off, recorder_is_taken
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.trace.marks import ROOT_PATH, format_mark
 
@@ -211,18 +222,6 @@ def _keep_dynamo_out(cls: type[Listener]) -> None:
         take_result = getattr(owner, "take_result", None)
         if take_result is not None:
             keep_dynamo_off(take_result, and_below=True)
-
-
-def keep_dynamo_off(function: Any, *, and_below: bool) -> None:
-    """Dynamo runs the frames of this function as they are, or these and all below them."""
-    # In C, so that torch._dynamo, a second to import, need not be there yet.
-    dynamo = torch._C._dynamo.eval_frame
-    if hasattr(dynamo, "_FrameExecStrategy"):
-        action = dynamo._FrameAction
-        below = action.SKIP if and_below else action.DEFAULT
-        dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(action.SKIP, below))
-    elif hasattr(dynamo, "skip_code"):
-        dynamo.skip_code(function.__code__)
 
 
 _Range = torch._C._profiler._RecordFunctionFast

@@ -18,8 +18,13 @@ import torch
 from torch.profiler import profiler as torch_profiler
 
 from profiler_wrapper.capture.root_calls import GarbageMarks
-from profiler_wrapper.capture.scopes import keep_dynamo_off
-from profiler_wrapper.capture.torch_state import claim_recorder, is_alive, profiler_is_on, release_recorder
+from profiler_wrapper.capture.torch_state import (
+    claim_recorder,
+    is_alive,
+    keep_dynamo_off,
+    profiler_is_on,
+    release_recorder,
+)
 
 # Most of what is used here has no types.
 _KinetoProfile: Any = torch_profiler._KinetoProfile

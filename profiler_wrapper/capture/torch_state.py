@@ -1,8 +1,8 @@
-"""Other profilers in this process: torch has one recorder, and whoever prepares it takes it.
+"""What torch is doing in this process: other profilers, backward, captures, custom ops, steps of optimizers, compiling.
 
-Measured on torch 2.13: a profiler that starts inside another one ends it without a word, and the
-export of the one that lost crashes the process; of two on two threads the one that stops last crashes it.
-So ours never starts on top of another, and ends properly just before another one starts.
+torch has one recorder, and whoever prepares it takes it. Measured on torch 2.13: a profiler that starts inside another
+one ends it without a word, and the export of the one that lost crashes the process; of two on two threads the one that
+stops last crashes it. So ours never starts on top of another, and ends properly just before another one starts.
 """
 
 from __future__ import annotations
@@ -11,15 +11,21 @@ import gc
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 import torch.autograd.profiler as autograd_profiler
+from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd.function import Function
+from torch.nn.parameter import UninitializedParameter
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.profiler import profiler as torch_profiler
+
+from profiler_wrapper.capture.layers import all_parameters
 
 # Where they take it.
 _ENTRANCES = (
@@ -196,3 +202,107 @@ def generation_phase(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 
 def _has_cache(kwargs: Mapping[str, Any]) -> bool:
     return kwargs.get("use_cache") is True or any(kwargs.get(name) is not None for name in _CACHES)
+
+
+# --------------------------------------------------------------------------------------------------
+# What tells of steps in a loop that says nothing: optimizers, and the compiler.
+
+
+def keep_dynamo_off(function: Any, *, and_below: bool) -> None:
+    """Dynamo runs the frames of this function as they are, or these and all below them."""
+    # In C, so that torch._dynamo, a second to import, need not be there yet.
+    dynamo = torch._C._dynamo.eval_frame
+    if hasattr(dynamo, "_FrameExecStrategy"):
+        action = dynamo._FrameAction
+        below = action.SKIP if and_below else action.DEFAULT
+        dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(action.SKIP, below))
+    elif hasattr(dynamo, "skip_code"):
+        dynamo.skip_code(function.__code__)
+
+
+is_compiling = torch.compiler.is_compiling
+_STEP: Any = Optimizer.profile_hook_step(lambda: None).__code__  # around each step, where the hooks are called
+
+
+Told = Callable[[Callable[[], Any]], None]  # with a weak reference to an optimizer, which is hashable
+
+
+class OptimizerSteps:
+    """Tells of each step of any optimizer, just before and after, until `remove()`.
+
+    Steps that `torch.compile` has compiled are not told: Dynamo finds nothing to trace here, and
+    `Updates` sees what they did.
+    """
+
+    def __init__(self, *, before: Told, after: Told) -> None:
+        self._active = True
+        self._telling = False
+
+        def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if not is_compiling():
+                self._tell(before, optimizer)
+
+        def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if not is_compiling():
+                self._tell(after, optimizer)
+
+        keep_dynamo_off(before_step, and_below=True)
+        keep_dynamo_off(after_step, and_below=True)
+        self._handles = (register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step))
+
+    def _tell(self, told: Told, optimizer: Any) -> None:
+        if self._active:
+            self._telling = True
+            try:
+                told(weakref.ref(optimizer))
+            finally:
+                self._telling = False
+
+    def remove(self) -> None:
+        """Tell nothing more. What cannot be removed within a step stays, silent, until the next call of this."""
+        self._active = False
+        in_step = _in_step()
+        for handle in self._handles:
+            hooks = handle.hooks_dict_ref() or {}
+            # torch goes through these: a removal raises in the user's step, but that of the last one, by itself.
+            if not in_step or (self._telling and next(reversed(hooks), None) == handle.id):
+                handle.remove()
+
+
+def _in_step() -> bool:
+    """Whether an optimizer's step is running, on any thread."""
+    for frame in sys._current_frames().values():
+        within: FrameType | None = frame
+        while within is not None:
+            if within.f_code is _STEP:
+                return True
+            within = within.f_back
+    return False
+
+
+class Updates:
+    """Whether a model's parameters have changed since it was last asked: a step of an optimizer that told nobody."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[int, int] | None = None
+
+    def since_last(self, module: nn.Module | None) -> bool:
+        """By the first parameter that learns; False where another one took its place."""
+        before, self._seen = self._seen, None
+        for parameter in all_parameters(module) if module is not None else ():
+            if isinstance(parameter, UninitializedParameter):  # it can be asked nothing
+                continue
+            if parameter.requires_grad and not parameter.is_inference():
+                self._seen = (id(parameter), parameter._version)
+                break
+        if before is None or self._seen is None:
+            return False
+        return before[0] == self._seen[0] and before[1] < self._seen[1]
+
+
+def compilations() -> int:
+    """How much torch.compile has compiled so far; 0 where nobody has used it."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    if not counters:
+        return 0
+    return int(counters["stats"]["unique_graphs"]) + int(counters["frames"]["total"])

@@ -19,10 +19,9 @@ import torch
 
 from profiler_wrapper.analysis.work.utilization import StepWork
 from profiler_wrapper.capture.growth import GrowthBound
-from profiler_wrapper.capture.recorder import compilations
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.session import Session, machine_activities
-from profiler_wrapper.capture.torch_state import Watch, recorder_is_taken
+from profiler_wrapper.capture.torch_state import Watch, compilations, recorder_is_taken
 from profiler_wrapper.child import start_child
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.monitor.count_step import PROGRAM, count_step, read_answer, told

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
-from profiler_wrapper.capture.post_import import is_off
+from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.errors import Notices, WrongUse
 from profiler_wrapper.monitor.config import MonitorConfig
 from profiler_wrapper.monitor.job import Told

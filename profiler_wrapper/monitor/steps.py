@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from profiler_wrapper.capture import scopes
-from profiler_wrapper.capture.wrappers import holders
+from profiler_wrapper.capture.layers import holders
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.monitor.job import Told
 from profiler_wrapper.monitor.records import Convention, StepRecord

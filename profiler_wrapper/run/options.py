@@ -12,9 +12,8 @@ from typing import Any, Literal, SupportsIndex, TypeVar
 import numpy as np
 
 from profiler_wrapper.analysis.work.peaks import VARIABLE, Given, find_peaks
-from profiler_wrapper.capture.post_import import SWITCH, is_off
 from profiler_wrapper.capture.rank import RunInfo, given_coordinates
-from profiler_wrapper.capture.steps import Plan, Shapes, make_plan
+from profiler_wrapper.capture.steps import SWITCH, Plan, Shapes, is_off, make_plan
 from profiler_wrapper.errors import WrongUse, tell
 from profiler_wrapper.reports.write import REPORTS
 from profiler_wrapper.trace.run_directory import given_directory, safe_name

@@ -7,18 +7,22 @@ from collections.abc import Callable
 from typing import Any
 
 from profiler_wrapper import __version__
-from profiler_wrapper.capture.layers import find_stages, is_in_pipeline
-from profiler_wrapper.capture.owned_tensors import HeldMemory, find_optimizers, may_come
-from profiler_wrapper.capture.recorder import NamedBlock, Recorder, Updates
+from profiler_wrapper.capture.layers import all_parameters, find_stages
+from profiler_wrapper.capture.owned_tensors import OwnedTensors, find_optimizers, may_come
+from profiler_wrapper.capture.recorder import NamedBlock, Recorder
 from profiler_wrapper.capture.root_calls import FirstCall, is_part
-from profiler_wrapper.capture.runinfo import run_info
+from profiler_wrapper.capture.runinfo import is_in_pipeline, run_info, run_settings
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.session import Session, machine_activities
-from profiler_wrapper.capture.settings import run_settings
 from profiler_wrapper.capture.steps import Mode, OpenPlan, Plan
-from profiler_wrapper.capture.torch_state import in_backward, profiler_is_on, recorder_is_taken, records_elsewhere
+from profiler_wrapper.capture.torch_state import (
+    Updates,
+    in_backward,
+    profiler_is_on,
+    recorder_is_taken,
+    records_elsewhere,
+)
 from profiler_wrapper.capture.window import OutOfMemory, out_of_memory
-from profiler_wrapper.capture.wrappers import all_parameters
 from profiler_wrapper.errors import tell
 from profiler_wrapper.run.finishing import Finisher
 from profiler_wrapper.run.options import Options
@@ -46,7 +50,7 @@ class Profiling:
         )
         for warning in self._scopes.warnings:
             tell(warning)
-        self._held_memory = HeldMemory(self._scopes.roots, find_optimizers(optimizer))
+        self._held_memory = OwnedTensors(self._scopes.roots, find_optimizers(optimizer))
         self._recorder: Recorder | None = None
         self._first_call = FirstCall()
         self._updates = Updates()

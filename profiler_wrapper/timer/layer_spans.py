@@ -19,11 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from profiler_wrapper.capture.layers import Layer, RootLabels, find_roots, is_in_pipeline, name_layers
-from profiler_wrapper.capture.recorder import is_compiling
-from profiler_wrapper.capture.scopes import keep_dynamo_off
-from profiler_wrapper.capture.torch_state import in_backward
-from profiler_wrapper.capture.wrappers import all_modules, holders
+from profiler_wrapper.capture.layers import Layer, RootLabels, all_modules, find_roots, holders, name_layers
+from profiler_wrapper.capture.runinfo import is_in_pipeline
+from profiler_wrapper.capture.torch_state import in_backward, is_compiling, keep_dynamo_off
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.timer import log
 from profiler_wrapper.timer.device_events import EventPool, Moment

@@ -20,8 +20,8 @@ from torch import nn
 
 from profiler_wrapper.capture.layers import find_stages
 from profiler_wrapper.capture.owned_tensors import find_optimizers
-from profiler_wrapper.capture.post_import import is_off
 from profiler_wrapper.capture.runinfo import run_info
+from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.errors import Notices, WrongUse
 from profiler_wrapper.timer.device_events import Accelerator, EventPool, Mark, Moment, StepClock, find_accelerator
 from profiler_wrapper.timer.layer_spans import LayerSpans, Span, StepSpans, Wait

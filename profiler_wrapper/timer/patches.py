@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from profiler_wrapper.capture.scopes import keep_dynamo_off
+from profiler_wrapper.capture.torch_state import keep_dynamo_off
 
 
 class Patch(NamedTuple):

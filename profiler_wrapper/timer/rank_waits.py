@@ -21,8 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from profiler_wrapper.capture.recorder import is_compiling
-from profiler_wrapper.capture.scopes import keep_dynamo_off
+from profiler_wrapper.capture.torch_state import is_compiling, keep_dynamo_off
 from profiler_wrapper.timer.patches import Patch, Patches
 from profiler_wrapper.trace.spans import rank_list_text
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from profiler_wrapper.capture.scopes import keep_dynamo_off
+from profiler_wrapper.capture.torch_state import keep_dynamo_off
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.timer.device_events import Accelerator, Event, EventPool, find_accelerator
 from profiler_wrapper.timer.log import PENDING_END, SpanPlace, json_name, span_log, text_line, text_name

@@ -17,10 +17,8 @@ import torch
 from torch import nn
 
 from profiler_wrapper.capture import scopes
-from profiler_wrapper.capture.recorder import OptimizerSteps, is_compiling
-from profiler_wrapper.capture.scopes import keep_dynamo_off
-from profiler_wrapper.capture.torch_state import in_backward
-from profiler_wrapper.capture.wrappers import all_modules
+from profiler_wrapper.capture.layers import all_modules
+from profiler_wrapper.capture.torch_state import OptimizerSteps, in_backward, is_compiling, keep_dynamo_off
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.timer.device_events import Mark, seconds_between
 from profiler_wrapper.timer.patches import Patch, Patches

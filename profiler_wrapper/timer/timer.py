@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from torch.compiler import is_dynamo_compiling
 
-from profiler_wrapper.capture.post_import import is_off
+from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.errors import Notices, WrongUse
 from profiler_wrapper.timer.log import checked_place
 from profiler_wrapper.timer.spans import OpenSpan, SpanRecorder

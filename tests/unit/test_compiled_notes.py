@@ -14,9 +14,18 @@ from typing import Any
 import pytest
 from torch import nn
 
-from profiler_wrapper.capture import compiled, compiled_layers, post_import
-from profiler_wrapper.capture.compiled import OWN, ForeignModule, Kernel, Module, is_recomputed, owners, split_source
-from profiler_wrapper.capture.compiled_layers import MarkedModule, describe_compiled
+from profiler_wrapper.capture import compiled
+from profiler_wrapper.capture.compiled import (
+    OWN,
+    ForeignModule,
+    Kernel,
+    MarkedModule,
+    Module,
+    describe_compiled,
+    is_recomputed,
+    owners,
+    split_source,
+)
 from profiler_wrapper.capture.layers import Root, find_roots, name_layers
 
 SELF = "L['self']"
@@ -214,7 +223,7 @@ def test_one_graph_may_run_in_every_block_that_has_its_modules() -> None:
 @pytest.mark.parametrize("module", [Module("0", "Conv2d", SELF), Module("7", "Linear", SELF)])
 def test_modules_that_the_model_does_not_have(module: Module) -> None:
     compiled._graphs["key"] = (Kernel("mm", True, "forward", (module,)),)
-    assert describe_compiled(marked(two_blocks(), "0")) == {"key": compiled_layers.NO_SUCH_MODULES}
+    assert describe_compiled(marked(two_blocks(), "0")) == {"key": compiled.NO_SUCH_MODULES}
 
 
 def test_kernels_of_a_compiled_function_are_known_wherever_it_is_called() -> None:
@@ -225,7 +234,7 @@ def test_kernels_of_a_compiled_function_are_known_wherever_it_is_called() -> Non
 
 def test_graphs_run_only_in_what_was_compiled() -> None:
     compiled._graphs["key"] = (Kernel("mm", True, "forward", (Module("0", "Linear", SELF),)),)
-    assert describe_compiled(marked(two_blocks())) == {"key": compiled_layers.NO_SUCH_MODULES}
+    assert describe_compiled(marked(two_blocks())) == {"key": compiled.NO_SUCH_MODULES}
 
 
 # -- standing in the way of nothing --------------------------------------------------------------------
@@ -235,20 +244,20 @@ def test_graphs_run_only_in_what_was_compiled() -> None:
 def module_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     tmp_path.joinpath("waited_for.py").write_text("def f():\n    return 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(post_import, "_waiting", {})
+    monkeypatch.setattr(compiled, "_waiting", {})
     yield "waited_for"
     sys.modules.pop("waited_for", None)
 
 
 def test_function_is_called_once_the_module_is_imported(module_file: str) -> None:
     seen: list[Any] = []
-    post_import.after_import(module_file, lambda module: seen.append(module.f()))
+    compiled.after_import(module_file, lambda module: seen.append(module.f()))
     assert importlib.util.find_spec(module_file) is not None and not seen
     module = importlib.import_module(module_file)
     assert seen == [1]
-    assert post_import._finder not in sys.meta_path
+    assert compiled._finder not in sys.meta_path
     assert module.__spec__ is not None and "exec_module" not in vars(module.__spec__.loader)
-    post_import.after_import(module_file, lambda module: seen.append(module.f() + 1))
+    compiled.after_import(module_file, lambda module: seen.append(module.f() + 1))
     assert seen == [1, 2]
 
 

@@ -16,8 +16,8 @@ from torch import nn
 
 from profiler_wrapper.capture import owned_tensors as holdings_module
 from profiler_wrapper.capture.layers import find_roots
-from profiler_wrapper.capture.owned_tensors import FULL_STEPS, HeldMemory, Listing, Repeated, find_optimizers
-from profiler_wrapper.capture.recorder import OptimizerSteps
+from profiler_wrapper.capture.owned_tensors import FULL_STEPS, Listing, OwnedTensors, find_optimizers
+from profiler_wrapper.capture.torch_state import OptimizerSteps
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.trace.owned import HeldTensor, Holding, holdings_to_list, read_holdings
 
@@ -40,12 +40,12 @@ class Net(nn.Module):
         return self.tied(self.second(self.first(x))) * self.scale[0]
 
 
-def held_memory(model: Any, *optimizers: object) -> HeldMemory:
+def held_memory(model: Any, *optimizers: object) -> OwnedTensors:
     roots = find_roots(model)
-    return HeldMemory(lambda: roots, find_optimizers(list(optimizers)))
+    return OwnedTensors(lambda: roots, find_optimizers(list(optimizers)))
 
 
-def everything(held: HeldMemory) -> tuple[HeldTensor, ...]:
+def everything(held: OwnedTensors) -> tuple[HeldTensor, ...]:
     """What is told when a session begins."""
     held.begin()
     moments = held.end()
@@ -64,10 +64,10 @@ def backward(model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
 
 @pytest.fixture
 def watched() -> Iterator[Any]:
-    """Tells a `HeldMemory` of the steps of all optimizers, until the test ends."""
+    """Tells a `OwnedTensors` of the steps of all optimizers, until the test ends."""
     watches: list[OptimizerSteps] = []
 
-    def watch(held: HeldMemory) -> None:
+    def watch(held: OwnedTensors) -> None:
         watches.append(OptimizerSteps(before=held.before_step, after=held.after_step))
 
     yield watch
@@ -354,37 +354,6 @@ def test_what_has_no_memory_is_left_out() -> None:
     assert len(listing) == 0
 
 
-def test_repeated_lists_are_those_of_one_by_one() -> None:
-    flat, longer = torch.zeros(16), torch.zeros(64)
-    same = [torch.zeros(4), torch.zeros(8)]
-    emptied = torch.zeros(4)
-    emptied.untyped_storage().resize_(0)
-    sparse = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.tensor([1.0]), (4,), check_invariants=True)
-    repeated = Repeated()
-    for tensors in (
-        same,
-        same,
-        [torch.zeros(4), torch.zeros(8)],
-        [flat[:4], flat[4:12]],
-        [longer[:4], longer[4:12]],
-        [longer[8:12], longer[12:20]],
-        [same[1], same[0]],
-        [same[0].double(), same[1]],
-        [emptied, same[1]],
-        same,
-        [torch.zeros(0), same[1]],
-        [sparse, same[1]],
-        [torch._lazy_clone(torch.zeros(4)), same[1]],
-        [],
-    ):
-        for _ in range(2):
-            one_by_one = Listing()
-            for tensor, name in zip(tensors, "ab", strict=False):
-                one_by_one.add(tensor, "grads", name)
-            told = repeated.listing(tensors, "grads", [*"ab"][: len(tensors)])
-            assert told.holding().tensors == one_by_one.holding().tensors
-
-
 def test_state_that_moves_without_new_tensors_is_told_again(watched: Any) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -442,7 +411,7 @@ def test_nothing_is_kept_alive() -> None:
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters())
     found: list[Any] = [*find_roots(model)]
-    held = HeldMemory(lambda: tuple(found), [optimizer])
+    held = OwnedTensors(lambda: tuple(found), [optimizer])
     held.begin()
     backward(model)
     held.before_step(weakref.ref(optimizer))
@@ -517,7 +486,7 @@ def test_an_optimizer_that_tells_nobody_of_its_steps_is_told_of_at_each_step_of_
     assert named(tuple(state.tensors["cpu"]), "os_state") == {"momentum of first.weight": 12}
 
 
-def run_steps(held: HeldMemory, model: nn.Module, steps: int, *, keep: list[Any]) -> list[int]:
+def run_steps(held: OwnedTensors, model: nn.Module, steps: int, *, keep: list[Any]) -> list[int]:
     """As many steps whose gradients lie elsewhere each time; the address of one gradient at each."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     addresses = []

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from profiler_wrapper.capture.layers import find_roots, find_stages, is_in_pipeline, name_layers
+from profiler_wrapper.capture.layers import find_roots, find_stages, name_layers
+from profiler_wrapper.capture.runinfo import is_in_pipeline
 from profiler_wrapper.capture.scopes import LayerScopes
 from tests.unit.test_layers import Net, Runs
 from tests.unit.test_runinfo import mesh

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from profiler_wrapper.capture.layers import Stage
-from profiler_wrapper.capture.mesh import megatron_coordinates
 from profiler_wrapper.capture.rank import RunInfo
-from profiler_wrapper.capture.runinfo import run_info
+from profiler_wrapper.capture.runinfo import megatron_coordinates, run_info
 from profiler_wrapper.errors import ProfilerWrapperWarning, WrongUse
 from profiler_wrapper.run.options import Options, make_options
 from profiler_wrapper.trace.run_directory import attempt_number

@@ -10,9 +10,8 @@ import torch
 
 from profiler_wrapper.capture import growth
 from profiler_wrapper.capture.growth import MOST_GROWTH_BYTES, GrowthBound, free_bytes, resident_bytes
-from profiler_wrapper.capture.mesh import mesh_coordinates
 from profiler_wrapper.capture.rank import RunInfo
-from profiler_wrapper.capture.runinfo import run_info
+from profiler_wrapper.capture.runinfo import mesh_coordinates, run_info
 
 
 def mesh(**places: tuple[int, int]) -> SimpleNamespace:

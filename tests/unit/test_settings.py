@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from profiler_wrapper.capture.settings import run_settings
+from profiler_wrapper.capture.runinfo import run_settings
 
 
 def model() -> nn.Module:

@@ -6,12 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from profiler_wrapper.capture.recorder import MOST_MICRO_BATCHES, MOST_OTHER_STEPS, Ended, StepCounter
 from profiler_wrapper.capture.steps import (
+    MOST_MICRO_BATCHES,
+    MOST_OTHER_STEPS,
     AutoPlan,
+    Ended,
     Mode,
     OpenPlan,
     Plan,
+    StepCounter,
     StepFacts,
     WindowPlan,
     describe_steps,
