@@ -21,9 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from profiler_wrapper import ProfilerWrapper
+from profiler_wrapper.ranks.load import open_spans
 from profiler_wrapper.ranks.model import Verdict
 from profiler_wrapper.ranks.report import ranks_report
-from profiler_wrapper.ranks.sources import open_spans
 from profiler_wrapper.timer.timer import Timer
 
 Row = dict[str, Any]

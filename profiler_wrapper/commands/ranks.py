@@ -25,8 +25,8 @@ from profiler_wrapper.trace.spans import ranges
 from profiler_wrapper.units import WIDTH_OF_FILES, terminal_width
 
 if TYPE_CHECKING:
+    from profiler_wrapper.ranks.load import Progress
     from profiler_wrapper.ranks.model import RanksReport
-    from profiler_wrapper.ranks.sources import Progress
 
     Subject = tuple[Any, RanksReport]  # the database of the spans, and what is said of them
 
@@ -94,7 +94,7 @@ def ranks(options: argparse.Namespace) -> None:
     them, by all cores. Any other table of spans will do: its columns are rank, step, name, start and duration, by
     these or similar names. What is missing, a rank without a file or steps that not all have, is said.
     """
-    from profiler_wrapper.ranks.foreign_tables import parse_mapping
+    from profiler_wrapper.ranks.database import parse_mapping
     from profiler_wrapper.trace.spans import parse_ranks
 
     if options.path is None and options.spans is None:
@@ -110,8 +110,7 @@ def ranks(options: argparse.Namespace) -> None:
         options.lanes = parse_ranks(options.lanes, option="--lanes")
     writers = {} if options.output is None else _writers(options)
     refuse_to_overwrite(writers, force=options.force)
-    from profiler_wrapper.ranks.load import open_ranks
-    from profiler_wrapper.ranks.sources import Choice
+    from profiler_wrapper.ranks.load import Choice, open_ranks
 
     path = Path(options.path if options.path is not None else options.spans)
     with _bar() as progress:

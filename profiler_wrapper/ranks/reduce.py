@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import queue
 import signal
 import subprocess
 import sys
@@ -64,14 +63,12 @@ def reduce_trace(task: Task) -> Reduced:
 
     Raises nothing but MemoryError: what is wrong with a trace is its failure, and the others go on.
     """
-    trace, target = Path(task.trace), Path(task.target)
     try:
-        for place in (target, Path(task.otherwise)):
-            if (there := read_summary(place, trace=trace)) is not None:
-                return there._replace(reused=True)
-        summary, rows = _reduce(trace, task.rank)
+        if (there := _there(task)) is not None:
+            return there
+        summary, rows = _reduce(Path(task.trace), task.rank)
         try:
-            return write_spans(target, rows, summary)
+            return write_spans(Path(task.target), rows, summary)
         except OSError:
             return write_spans(Path(task.otherwise), rows, summary)
     except MemoryError:
@@ -91,14 +88,14 @@ def _reduce(trace: Path, rank: int | None) -> tuple[Reduced, list[Row]]:
     info = recording.metadata.get("distributedInfo")
     info = info if isinstance(info, Mapping) else {}
     world_size, host = info.get("world_size") or run.get("world_size"), recording.metadata.get("host_name")
-    told = [one for one in (recording.rank, rank) if one is not None and 0 <= one <= _GREATEST_RANK]
+    ranks = [one for one in (recording.rank, rank) if one is not None and 0 <= one <= _GREATEST_RANK]
     notes = list(recording.warnings)
     if not found.tree.layers:
         notes.append("no layers: the trace has no layer marks, no nn.Module events and no named blocks")
     summary = Reduced(
         str(trace),
         "",
-        told[0] if told else None,
+        ranks[0] if ranks else None,
         rows=len(rows),
         world_size=world_size if isinstance(world_size, int) and 0 < world_size <= _GREATEST_RANK else None,
         host=host if isinstance(host, str) else None,
@@ -143,7 +140,7 @@ def write_spans(path: Path, rows: Iterable[Row], summary: Reduced) -> Reduced:
     trace = Path(summary.trace)
     state = trace.stat()
     done = summary._replace(spans=str(path), rows=len(rows), stored_rank=stored)
-    told = {
+    metadata = {
         **done._asdict(),
         "schema_version": SCHEMA_VERSION,
         "columns": list(SPAN_COLUMNS),
@@ -152,32 +149,37 @@ def write_spans(path: Path, rows: Iterable[Row], summary: Reduced) -> Reduced:
         "trace_mtime_ns": state.st_mtime_ns,
         "run_mtime_ns": _run_time(trace),
     }
-    table = arrow.Table.from_arrays(arrays, schema=schema.with_metadata({_KEY: json.dumps(told).encode()}))
+    table = arrow.Table.from_arrays(arrays, schema=schema.with_metadata({_KEY: json.dumps(metadata).encode()}))
     with replacing(path) as beside:
         parquet.write_table(table, beside, compression="zstd")
     return done
 
 
 def read_summary(path: Path, *, trace: Path | None = None) -> Reduced | None:
-    """What a table of ours says of itself; None where it is none, or was not made from `trace` as it is now."""
+    """What the metadata of a table of ours say; None where it is none, or was not made from `trace` as it is now."""
     if not path.is_file():
         return None
     arrow, parquet = _arrow()
     try:
-        metadata = parquet.read_metadata(path)
-        told = json.loads((metadata.metadata or {}).get(_KEY) or b"{}")
+        file = parquet.read_metadata(path)
+        known = json.loads((file.metadata or {}).get(_KEY) or b"{}")
     except (OSError, ValueError, arrow.ArrowException):
         return None
-    if told.get("schema_version") != SCHEMA_VERSION or told.get("columns") != list(SPAN_COLUMNS):
+    if known.get("schema_version") != SCHEMA_VERSION or known.get("columns") != list(SPAN_COLUMNS):
         return None
     if trace is not None:
         state = trace.stat()
         now = (trace.name, state.st_size, state.st_mtime_ns, _run_time(trace))
-        if (told.get("trace"), told.get("trace_bytes"), told.get("trace_mtime_ns"), told.get("run_mtime_ns")) != now:
+        if (
+            known.get("trace"),
+            known.get("trace_bytes"),
+            known.get("trace_mtime_ns"),
+            known.get("run_mtime_ns"),
+        ) != now:
             return None
-    fields = {name: told[name] for name in Reduced._fields if name in told}
-    fields["trace"] = str(trace) if trace is not None else str(path.parent / str(told.get("trace")))
-    return Reduced(**{**fields, "spans": str(path), "steps": tuple(told["steps"]), "notes": tuple(told["notes"])})
+    fields = {name: known[name] for name in Reduced._fields if name in known}
+    fields["trace"] = str(trace) if trace is not None else str(path.parent / str(known.get("trace")))
+    return Reduced(**{**fields, "spans": str(path), "steps": tuple(known["steps"]), "notes": tuple(known["notes"])})
 
 
 def table_rows(path: Path, columns: Iterable[str]) -> int | None:
@@ -223,121 +225,102 @@ def _arrow() -> tuple[Any, Any]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Processes that reduce traces. A function comes in by its name, a task as plain data, and what came of it goes back.
+# Child processes that reduce traces. A function comes in by its name, a task as plain data; a summary goes back.
 
 Reduce = Callable[[Task], Reduced]
-DIES = "the process that reduced it was killed, twice: is there enough memory for it?"
+_KILLED = "the process that reduced it was killed, twice: is there enough memory for it?"
 _NO_MEMORY = "there is not enough memory for it"
 _SERVE = f"from {__name__} import serve; serve()"
-_alone = threading.Lock()  # where this process has to do it, a trace at a time
-_GONE = (EOFError, OSError, ValueError, pickle.UnpicklingError)  # what talking to a process that has ended raises
+_ENDED = (EOFError, OSError, ValueError, pickle.UnpicklingError)  # what talking to a process that has ended raises
 
 
 def reduce_in_workers(tasks: Sequence[Task], count: int, reduce: Reduce) -> Iterator[tuple[int, Reduced]]:
-    """Each task's place and what became of it, as they end, by `count` processes.
+    """Each task's place and what became of it, as they end, by `count` child processes.
 
     A process that dies is replaced, and its task done again: only a task that kills two has a failure.
     """
-    idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-    workers = [_Worker() for _ in range(count)]
-    for worker in workers:
-        idle.put(worker)
-
-    def run(task: Task) -> Reduced:
-        worker = idle.get()
-        try:
-            return worker.run(reduce, task)
-        finally:
-            idle.put(worker)
-
+    children = _Children()
     threads = ThreadPoolExecutor(count, thread_name_prefix="profiler_wrapper")
     try:
-        futures = {threads.submit(run, task): i for i, task in enumerate(tasks)}
+        futures = {threads.submit(children.reduce, reduce, task): i for i, task in enumerate(tasks)}
         for future in as_completed(futures):
             yield futures.pop(future), future.result()
     finally:  # also where somebody pressed Ctrl-C
-        for worker in workers:
-            worker.close()
+        children.kill()
         threads.shutdown(wait=True, cancel_futures=True)
-        for worker in workers:
-            worker.let_go()
+        children.wait()
 
 
-class _Worker:
-    """One process at a time, from the first task on."""
+class _Children:
+    """A child process for each thread, from its first task on."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._began = False  # it has said that it is there
-        self._closed = False
+        self._of_thread: dict[int, subprocess.Popen[bytes]] = {}
+        self._ended = False
         self._lock = threading.Lock()  # so that none is started once all are to end
+        self._alone = threading.Lock()  # where this process has to do it, a trace at a time
 
-    def run(self, reduce: Reduce, task: Task) -> Reduced:
-        """What a process says of a task, or why none does; where none can be started, what this one says."""
-        why = ""
+    def reduce(self, reduce: Reduce, task: Task) -> Reduced:
+        """What a child says of a task, or why none does; where none can be started, what this process says."""
+        failure = "nobody waits for it any more"
         for _ in range(2):
             try:
-                process = self._started()
+                child = self._child()
             except OSError:
-                with _alone:
+                with self._alone:
                     return _reduced(reduce, task)
-            if process is None:
+            if child is None:
                 break
+            assert child.stdin is not None and child.stdout is not None
             try:
-                return self._ask(process, reduce, task)
-            except _GONE:
-                code = self._end()
-                why = DIES if self._began else f"the process that should reduce it ended with {code} before it began"
-        return Reduced(task.trace, "", task.rank, failure=why or "nobody waits for it any more")
+                child.stdin.write(pickle.dumps((reduce, task)))
+                child.stdin.flush()
+                reduced: Reduced = pickle.load(child.stdout)
+                return reduced
+            except _ENDED:
+                with self._lock:
+                    self._of_thread.pop(threading.get_ident(), None)
+                code = _end(child)
+                failure = _KILLED if code < 0 else f"the process that should reduce it ended with {code}"
+        return Reduced(task.trace, "", task.rank, failure=failure)
 
-    def _started(self) -> subprocess.Popen[bytes] | None:
-        """The process; None once all are to end. Raises OSError: the system gives none."""
+    def _child(self) -> subprocess.Popen[bytes] | None:
+        """This thread's; None once all are to end. Raises OSError: the system gives none."""
         with self._lock:
-            if self._closed:
+            if self._ended:
                 return None
-            if self._process is None:
-                self._began = False
-                self._process = start_child(_SERVE, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            return self._process
+            thread = threading.get_ident()
+            if thread not in self._of_thread:
+                self._of_thread[thread] = start_child(_SERVE, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            return self._of_thread[thread]
 
-    def _ask(self, process: subprocess.Popen[bytes], reduce: Reduce, task: Task) -> Reduced:
-        assert process.stdin is not None and process.stdout is not None
-        if not self._began:
-            self._began = pickle.load(process.stdout) is True
-        process.stdin.write(pickle.dumps((reduce, task)))
-        process.stdin.flush()
-        reduced: Reduced = pickle.load(process.stdout)
-        return reduced
-
-    def _end(self) -> int | None:
+    def kill(self) -> None:
+        """End all of them, whatever they do."""
         with self._lock:
-            process, self._process = self._process, None
-        if process is None:  # `close` was quicker
-            return None
-        process.kill()
-        with suppress(OSError):  # what it did not read cannot be written any more
-            process.communicate()
-        return process.wait()
+            self._ended = True
+            for child in self._of_thread.values():
+                child.kill()
 
-    def close(self) -> None:
-        """Ends the process, whatever it does."""
-        with self._lock:
-            self._closed = True
-            if self._process is not None:
-                self._process.kill()
+    def wait(self) -> None:
+        """After `kill`, once no thread talks to one."""
+        for child in self._of_thread.values():
+            _end(child)
 
-    def let_go(self) -> None:
-        """After `close`, once nobody talks to the process."""
-        self._end()
+
+def _end(child: subprocess.Popen[bytes]) -> int:
+    """Its exit status; negative: it was killed."""
+    child.kill()
+    with suppress(OSError):  # what it did not read cannot be written any more
+        child.communicate()
+    return child.wait()
 
 
 def serve() -> None:
-    """What a worker does: reduces the traces it is told of, until nobody tells of another one."""
+    """What a child process does: reduce one trace after another, until nobody sends a task."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it, which ends this one
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything prints is no answer
     sys.stdout = sys.stderr
-    _answer(out, True)
     while True:
         try:
             reduce, task = pickle.load(sys.stdin.buffer)
@@ -392,24 +375,40 @@ def reduce_traces(
         WrongUse: the scheduler cannot be reached.
     """
     found: dict[int, Reduced] = {}
-    for i, task in enumerate(tasks):  # what is there already needs no process
-        there = _there(task)
-        if there is not None:
-            found[i] = there
-            _tell(done, found, tasks)
-    left = [i for i in range(len(tasks)) if i not in found]
-    if len(left) == 1 and not scheduler and reduce is reduce_trace:
-        found[left[0]] = reduce_trace(tasks[left[0]])
-        _tell(done, found, tasks)
-    elif left:
-        run = _on_dask(tasks, left, scheduler, reduce) if scheduler else _here(tasks, left, workers, reduce)
-        for i, reduced in run:
-            found[i] = reduced
-            _tell(done, found, tasks)
+    for i, reduced in _summaries(tasks, scheduler, workers, reduce):
+        found[i] = reduced
+        if done is not None:
+            done(len(found), len(tasks))
     return tuple(found[i] for i in range(len(tasks)))
 
 
+def _summaries(
+    tasks: Sequence[Task], scheduler: str | None, workers: int | None, reduce: Reduce
+) -> Iterator[tuple[int, Reduced]]:
+    left = []
+    for i, task in enumerate(tasks):  # what is there already needs no process
+        there = _there(task)
+        if there is None:
+            left.append(i)
+        else:
+            yield i, there
+    if len(left) == 1 and not scheduler and reduce is reduce_trace:
+        yield left[0], reduce_trace(tasks[left[0]])
+    elif left:
+        chosen = [tasks[i] for i in left]
+        in_environment = os.environ.get(_WORKERS, "")
+        count = workers or (int(in_environment) if in_environment.isdecimal() else 0) or available_cores()
+        run = (
+            _on_dask(chosen, scheduler, reduce)
+            if scheduler
+            else reduce_in_workers(chosen, min(count, len(left)), reduce)
+        )
+        for place, reduced in run:
+            yield left[place], reduced
+
+
 def _there(task: Task) -> Reduced | None:
+    """What was made of the trace as it is now by this version, if it was."""
     try:
         for place in (task.target, task.otherwise):
             there = read_summary(Path(place), trace=Path(task.trace))
@@ -420,37 +419,22 @@ def _there(task: Task) -> Reduced | None:
     return None
 
 
-def _here(tasks: Sequence[Task], left: list[int], workers: int | None, reduce: Reduce) -> Iterator[tuple[int, Reduced]]:
-    count = min(workers or _told_workers() or available_cores(), len(left))
-    for i, reduced in reduce_in_workers([tasks[i] for i in left], count, reduce):
-        yield left[i], reduced
-
-
-def _told_workers() -> int | None:
-    told = os.environ.get(_WORKERS, "")
-    return int(told) if told.isdecimal() and int(told) > 0 else None
-
-
-def _tell(done: Done | None, found: dict[int, Reduced], tasks: Sequence[Task]) -> None:
-    if done is not None:
-        done(len(found), len(tasks))
-
-
 # --- a cluster ---
 
 
-def _on_dask(
-    tasks: Sequence[Task], left: list[int], scheduler: str | None, reduce: Reduce
-) -> Iterator[tuple[int, Reduced]]:
-    distributed = _distributed()
+def _on_dask(tasks: Sequence[Task], scheduler: str, reduce: Reduce) -> Iterator[tuple[int, Reduced]]:
+    try:
+        import distributed
+    except ImportError as error:
+        raise MissingPackage("--scheduler needs Dask: pip install dask distributed") from error
     try:
         distributed.comm.get_address_host_port(scheduler, strict=True)
         client = distributed.Client(scheduler, timeout=_PATIENCE_S, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
         raise WrongUse(f"--scheduler {scheduler}: no Dask scheduler answers there: {error}") from error
     with client:
-        futures = client.map(reduce, [tasks[i] for i in left], pure=False, retries=1)
-        place = {future.key: i for future, i in zip(futures, left, strict=True)}
+        futures = client.map(reduce, list(tasks), pure=False, retries=1)
+        place = {future.key: i for i, future in enumerate(futures)}
         for future in distributed.as_completed(futures, loop=client.loop):
             i = place[future.key]
             if future.status == "finished":
@@ -458,13 +442,5 @@ def _on_dask(
             else:
                 raised = future.exception()
                 killed = type(raised).__name__ == "KilledWorker"
-                why = DIES if killed else f"{type(raised).__name__}: {raised}"
+                why = _KILLED if killed else f"{type(raised).__name__}: {raised}"
                 yield i, Reduced(tasks[i].trace, "", tasks[i].rank, failure=why)
-
-
-def _distributed() -> Any:
-    try:
-        import distributed
-    except ImportError as error:
-        raise MissingPackage("--scheduler needs Dask: pip install dask distributed") from error
-    return distributed

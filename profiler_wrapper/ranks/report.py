@@ -13,10 +13,9 @@ import numpy as np
 
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.ranks.clocks import align, fit, write_table
-from profiler_wrapper.ranks.database import Database
+from profiler_wrapper.ranks.database import Database, LoadedSpans
 from profiler_wrapper.ranks.model import Bool, Float, Int, Missing, OwnTimes, RanksReport, Replay
 from profiler_wrapper.ranks.replay import what_if
-from profiler_wrapper.ranks.sources import LoadedSpans
 from profiler_wrapper.ranks.stragglers import OUTSIDE, judge, named_evidence, named_spans, with_name
 from profiler_wrapper.ranks.times import (
     MANY_STEPS,

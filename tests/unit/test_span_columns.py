@@ -11,8 +11,7 @@ import pytest
 pytest.importorskip("duckdb")
 
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.ranks.database import open_database
-from profiler_wrapper.ranks.foreign_tables import Column, find_columns, parse_mapping, read_foreign
+from profiler_wrapper.ranks.database import Column, find_columns, open_database, parse_mapping, read_foreign
 from profiler_wrapper.trace.spans import kind_of_span, receives, sends_forward
 from shared_traces import TRACES
 
