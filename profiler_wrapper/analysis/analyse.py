@@ -10,11 +10,11 @@ import numpy as np
 
 from profiler_wrapper.analysis.advice.advise import Summary, summary_of
 from profiler_wrapper.analysis.attributed import Attributed, attributed
-from profiler_wrapper.analysis.calls import layer_calls
-from profiler_wrapper.analysis.charges import idle_per_place, launches_kernels
+from profiler_wrapper.analysis.calls import call_memory, layer_calls
+from profiler_wrapper.analysis.charges import launches_kernels
 from profiler_wrapper.analysis.device_properties import busiest_device_properties
+from profiler_wrapper.analysis.memory.events import DeviceMemory, device_memory
 from profiler_wrapper.analysis.memory.owned import OwnedMemory
-from profiler_wrapper.analysis.memory.per_layer import CallMemory, DeviceMemory, call_memory, device_memory
 from profiler_wrapper.analysis.memory.use import memory_summary, memory_use, owned_memory
 from profiler_wrapper.analysis.model import GRAPH_REPLAY, Analysis
 from profiler_wrapper.analysis.series import Track, function_series, named_series
@@ -124,25 +124,10 @@ def tables(
     node_starts = np.sort(recording.spans.start_ns[attribution.is_node])
     per_call = None if memory is None else call_memory(recording, found.calls, memory, node_starts)
     exposed, exposed_total = exposed_communication(recording, charges)
-    idle = idle_per_place(found)
-    fused_ns = found.shared_kernels.time_ns(charges, attribution)
     work = _work(found) if work is None else work
     ran_elsewhere, work_notes = keys_of_work(tree, work)
     notes = [*_notes(found, memory), *memory_notes, *(use.notes if use is not None else ()), *work_notes]
     series = _series(found, track, notes)
-    layers = layer_rows(
-        tree,
-        attribution,
-        charges,
-        found.cpu,
-        exposed,
-        idle,
-        found.calls,
-        per_call,
-        fused_ns,
-        ran_elsewhere,
-        steps=found.steps,
-    )
     shaped = ShapeRows() if isinstance(work, str) else work.shapes
     analysis = Analysis(
         time_basis=charges.basis,
@@ -151,15 +136,15 @@ def tables(
         run={name: told for name, told in run.items() if name not in _OF_USE_WITH_A_TRACE_ONLY},
         time=totals(found, exposed_total),
         unattributed=unattributed_rows(attribution, charges),
-        layers=layers,
-        attention=attention_rows(recording, tree, attribution, charges),
+        layers=layer_rows(found, exposed, per_call, ran_elsewhere),
+        attention=attention_rows(found),
         classes=class_rows(attribution, charges),
-        steps=step_rows(attribution, charges, found.steps, _peaks(found.steps, memory)),
+        steps=step_rows(attribution, charges, found.steps, memory),
         series=series,
         memory=memory_summary(use),
         products=shaped.products,
         attention_calls=shaped.attention_calls,
-        calls=_calls(found, per_call),
+        calls=layer_calls(found, per_call),
         memory_use=use,
     )
     analysis = _with_views(analysis, found, shaped, memory, owned)
@@ -221,25 +206,8 @@ def _uneven_steps(steps: Steps) -> list[str]:
     return [f"the steps are unlike: step {slowest} took {times:.1f} times the median, so means say little"]
 
 
-def _calls(found: Attributed, memory: CallMemory | None) -> tuple[Any, ...]:
-    return layer_calls(found.recording, found.tree, found.calls, found.attribution, found.charges, found.steps, memory)
-
-
 def _strings(values: object) -> tuple[str, ...]:
     return tuple(str(value) for value in values) if isinstance(values, (list, tuple)) else ()
-
-
-def _peaks(steps: Steps, memory: DeviceMemory | None) -> list[int | None]:
-    """Highest allocated per step, what was allocated when it began included."""
-    peaks: list[int | None] = []
-    for start, end in zip(steps.start_ns.tolist(), steps.end_ns.tolist(), strict=True):
-        if memory is None:
-            peaks.append(None)
-            continue
-        first, last = np.searchsorted(memory.time_ns, [start, end])
-        before = int(memory.allocated[first - 1]) if first > 0 else memory.allocated_at_start
-        peaks.append(max(before, int(memory.allocated[first:last].max(initial=before))))
-    return peaks
 
 
 def _holdings(run: Mapping[str, Any]) -> tuple[tuple[Holding, ...], list[str]]:
@@ -264,7 +232,7 @@ def _notes(found: Attributed, memory: DeviceMemory | None) -> list[str]:
         notes.append("memory is not available, because the trace has no allocation events (profile_memory=True)")
     elif memory.device == "cpu":
         held = "only what model and optimizers held counts from before"
-        before = held if len(memory.told) else "memory counts from the recording on"
+        before = held if len(memory.known) else "memory counts from the recording on"
         notes.append(f"on a CPU, {before}; reserved is not available")
     if found.unseen_until_ns is not None:
         notes.append(_UNSEEN)

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN, Attribution
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.layer_tree import LayerTree
-from profiler_wrapper.analysis.memory.per_layer import CallMemory
+from profiler_wrapper.analysis.memory.events import NEVER, DeviceMemory, freed_at
 from profiler_wrapper.analysis.model import LayerCall, Phase
 from profiler_wrapper.analysis.steps import Steps
 from profiler_wrapper.trace.nesting import Nesting, nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int16, Int32, Int64, Recording
 
-_NEVER = np.iinfo(np.int64).max
+if TYPE_CHECKING:
+    from profiler_wrapper.analysis.attributed import Attributed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +33,19 @@ class CallTree:
 
     def __len__(self) -> int:
         return len(self.span)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CallMemory:
+    """Bytes per call of a layer."""
+
+    entry_allocated: Int64
+    exit_allocated: Int64
+    entry_reserved: Int64 | None  # None on a CPU, where nothing is reserved
+    exit_reserved: Int64 | None
+    peak: Int64  # highest allocated from entry to exit
+    retained: Int64  # allocated inside and kept for backward, see `_keeping_moments`; layers below included
+    self_retained: Int64
 
 
 def find_calls(tree: LayerTree, nesting: Nesting, start_ns: Int64, node_of: Int32) -> CallTree:
@@ -51,34 +66,27 @@ def find_calls(tree: LayerTree, nesting: Nesting, start_ns: Int64, node_of: Int3
     )
 
 
-def layer_calls(
-    recording: Recording,
-    tree: LayerTree,
-    calls: CallTree,
-    attribution: Attribution,
-    charges: Charges,
-    steps: Steps,
-    memory: CallMemory | None,
-) -> tuple[LayerCall, ...]:
+def layer_calls(found: Attributed, memory: CallMemory | None) -> tuple[LayerCall, ...]:
     """One row per call, in the order they began."""
-    spans = recording.spans
-    time_ns, attention_ns, first, last, device = _cost(recording, calls, charges)
-    step_of = steps.place_of(spans.start_ns[calls.span]).tolist()
+    calls, spans, tree = found.calls, found.recording.spans, found.tree
+    time_ns, attention_ns, first, last, device = _cost(found.recording, calls, found.charges)
+    begins, ends = spans.start_ns[calls.span], spans.end_ns[calls.span]
+    step_of = found.steps.place_of(begins).tolist()
     seen: Counter[tuple[int, str]] = Counter()
     rows = []
     for i, (span, layer) in enumerate(zip(calls.span.tolist(), calls.layer.tolist(), strict=True)):
-        phase = attribution.place(span).phase
+        phase = found.attribution.place(span).phase
         index = seen[layer, phase]
         seen[layer, phase] += 1
-        ran_on_device = charges.basis == "device" and first[i] != _NEVER
+        ran_on_device = found.charges.basis == "device" and first[i] != NEVER
         rows.append(
             LayerCall(
                 layer=tree.layers[layer].name,
                 phase=phase,
-                step=steps.number[step_of[i]] if step_of[i] >= 0 else None,
+                step=found.steps.number[step_of[i]] if step_of[i] >= 0 else None,
                 index=index,
-                start_ns=int(spans.start_ns[span]),
-                end_ns=int(spans.start_ns[span] + spans.duration_ns[span]),
+                start_ns=int(begins[i]),
+                end_ns=int(ends[i]),
                 device_start_ns=int(first[i]) if ran_on_device else None,
                 device_end_ns=int(last[i]) if ran_on_device else None,
                 device=int(device[i]) if ran_on_device else None,
@@ -104,7 +112,7 @@ def _cost(recording: Recording, calls: CallTree, charges: Charges) -> tuple[Int6
     """Per call, layers below included: time, attention time, first start and last end of its events, first device."""
     spans = recording.spans
     time_ns, attention_ns = np.zeros(len(calls), np.int64), np.zeros(len(calls), np.int64)
-    first, last = np.full(len(calls), _NEVER, np.int64), np.full(len(calls), -_NEVER, np.int64)
+    first, last = np.full(len(calls), NEVER, np.int64), np.full(len(calls), -NEVER, np.int64)
     launched = charges.cpu_span >= 0
     call = np.full(len(charges), -1, dtype=np.int64)
     call[launched] = calls.call_of_span[charges.cpu_span[launched]]
@@ -126,6 +134,118 @@ def _cost(recording: Recording, calls: CallTree, charges: Charges) -> tuple[Int6
                 first[above], device[above] = first[i], device[i]
             last[above] = max(last[above], last[i])
     return time_ns, attention_ns, first, last, device
+
+
+# --------------------------------------------------------------------------------------------------
+# Memory of each call, from the allocator's own events.
+
+
+def call_memory(recording: Recording, calls: CallTree, memory: DeviceMemory, node_starts_ns: Int64) -> CallMemory:
+    """Memory of every call, in the order of `calls`; `node_starts_ns`: when autograd nodes began, ascending."""
+    spans = recording.spans
+    start, end = spans.start_ns[calls.span], spans.end_ns[calls.span]
+    entry = np.searchsorted(memory.time_ns, start) - 1  # the last event before the call
+    leave = np.searchsorted(memory.time_ns, end, side="right") - 1
+    allocated = np.concatenate([[memory.allocated_at_start], memory.allocated])
+    reserved = np.concatenate([memory.reserved[:1], memory.reserved])
+    self_retained, retained = _retained(recording, calls, memory, node_starts_ns)
+    return CallMemory(
+        entry_allocated=allocated[entry + 1],
+        exit_allocated=allocated[leave + 1],
+        entry_reserved=None if memory.device == "cpu" else reserved[entry + 1],
+        exit_reserved=None if memory.device == "cpu" else reserved[leave + 1],
+        peak=_highest(allocated, entry + 1, leave + 1),
+        retained=retained,
+        self_retained=self_retained,
+    )
+
+
+def _highest(values: Int64, first: Int64, last: Int64) -> Int64:
+    """Per interval of places, both ends included, the highest value."""
+    if len(first) == 0:
+        return np.empty(0, dtype=np.int64)
+    padded = np.append(values, values[-1])
+    bounds = np.column_stack([first, last + 1]).ravel()
+    highest: Int64 = np.maximum.reduceat(padded, bounds)[::2]
+    return highest
+
+
+def _keeping_moments(recording: Recording, calls: CallTree, node_starts_ns: Int64) -> Int64:
+    """Per call, the instant at which what it allocated and is alive counts as retained.
+
+    That is when the outermost forward around it ends; where a backward follows, it is when that begins
+    or the same outermost layer is entered again: outputs that nobody kept are gone by that time.
+    """
+    spans = recording.spans
+    outermost = np.arange(len(calls))
+    next_entry = np.full(len(calls), NEVER, dtype=np.int64)
+    last_entry: dict[int, int] = {}
+    for i, (above, layer) in enumerate(zip(calls.parent.tolist(), calls.layer.tolist(), strict=True)):
+        if above >= 0:
+            outermost[i] = outermost[above]
+            continue
+        if layer in last_entry:
+            next_entry[last_entry[layer]] = spans.start_ns[calls.span[i]]
+        last_entry[layer] = i
+    end = spans.end_ns[calls.span]
+    nodes = np.append(node_starts_ns, NEVER)
+    backward = nodes[np.searchsorted(nodes, end)]
+    moment: Int64 = np.where(backward < NEVER, np.minimum(backward, next_entry), end)[outermost]
+    return moment
+
+
+def _retained(
+    recording: Recording, calls: CallTree, memory: DeviceMemory, node_starts_ns: Int64
+) -> tuple[Int64, Int64]:
+    """(own, with layers below) bytes that each call leaves behind."""
+    freed = freed_at(memory)
+    moment = _keeping_moments(recording, calls, node_starts_ns)
+    last_before = np.searchsorted(memory.time_ns, moment, side="right") - 1
+    innermost = _call_at(recording, calls, memory)
+    allocations = np.flatnonzero((memory.size_bytes > 0) & (innermost >= 0))
+    call = innermost[allocations]
+    alive = freed[allocations] > last_before[call]
+    own = np.zeros(len(calls), dtype=np.int64)
+    np.add.at(own, call[alive], memory.size_bytes[allocations[alive]])
+    total = own.copy()
+    for i in range(len(calls) - 1, -1, -1):
+        if calls.parent[i] >= 0:
+            total[calls.parent[i]] += total[i]
+    return own, total
+
+
+def _call_at(recording: Recording, calls: CallTree, memory: DeviceMemory) -> Int64:
+    """Per memory event, the innermost call around it on its thread; -1 for none."""
+    spans = recording.spans
+    found = np.full(len(memory.time_ns), -1, dtype=np.int64)
+    for lane in np.unique(spans.lane[calls.span]).tolist():
+        on_lane = np.flatnonzero(spans.lane[calls.span] == lane)
+        times, innermost = _timeline(spans.start_ns[calls.span[on_lane]], spans.end_ns[calls.span[on_lane]], on_lane)
+        events = np.flatnonzero(memory.lane == lane)
+        place = np.searchsorted(np.array(times), memory.time_ns[events], side="right") - 1
+        found[events] = np.where(place >= 0, np.array(innermost)[place], -1)
+    return found
+
+
+def _timeline(start: Int64, end: Int64, calls: Int64) -> tuple[list[int], list[int]]:
+    """Instants at which the innermost call of a thread changes, and the call from there on."""
+    times: list[int] = []
+    innermost: list[int] = []
+    stack: list[tuple[int, int]] = []  # (end, call)
+
+    def close_until(limit: int) -> None:
+        while stack and stack[-1][0] <= limit:
+            ended, _ = stack.pop()
+            times.append(ended)
+            innermost.append(stack[-1][1] if stack else -1)
+
+    for begin, finish, call in zip(start.tolist(), end.tolist(), calls.tolist(), strict=True):
+        close_until(begin)
+        stack.append((finish, call))
+        times.append(begin)
+        innermost.append(call)
+    close_until(NEVER)
+    return times, innermost
 
 
 # --------------------------------------------------------------------------------------------------

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN, Attribution
-from profiler_wrapper.analysis.calls import CallTree, layer_step_times, step_of_charges
-from profiler_wrapper.analysis.charges import Charges, CpuTime, Union, union
+from profiler_wrapper.analysis.calls import CallMemory, layer_step_times, step_of_charges
+from profiler_wrapper.analysis.charges import Charges, Union, idle_per_place, union
 from profiler_wrapper.analysis.layer_tree import Layer, LayerTree
-from profiler_wrapper.analysis.memory.per_layer import CallMemory
+from profiler_wrapper.analysis.memory.events import DeviceMemory
 from profiler_wrapper.analysis.model import (
     PHASES,
     WITHOUT_OP,
@@ -40,69 +40,77 @@ if TYPE_CHECKING:
 
 
 # --------------------------------------------------------------------------------------------------
-# Time, memory and calls per layer and phase, from the charges.
+# Time, memory and calls per layer and phase.
 
 _COMMUNICATION = classes.CLASSES.index("communication")
 _NO_MODULE = Layer("", "", "", "other", -1, -1)
 
 
-@dataclass(slots=True)
-class _Sums:
-    """What one layer gathers in one phase; the first of each pair is its own, the second inclusive."""
-
-    time_ns: list[int] = field(default_factory=lambda: [0, 0])
-    cpu_time_ns: list[int] = field(default_factory=lambda: [0, 0])
-    attention_ns: list[int] = field(default_factory=lambda: [0, 0])
-    communication_ns: list[int] = field(default_factory=lambda: [0, 0])
-    exposed_communication_ns: list[int] = field(default_factory=lambda: [0, 0])
-    idle_ns: list[int] = field(default_factory=lambda: [0, 0])
-    events: list[int] = field(default_factory=lambda: [0, 0])
-    fused_ns: int = 0
-    graph: bool = False
-
-
-Key = tuple[int, Phase]
+Key = tuple[int, Phase]  # a layer, or NO_LAYER, in a phase
 
 
 def layer_rows(
-    tree: LayerTree,
-    attribution: Attribution,
-    charges: Charges,
-    cpu: CpuTime,
-    exposed_ns: Int64,
-    idle_ns: Int64 | None,
-    calls: CallTree,
-    memory: CallMemory | None,
-    fused_ns: Mapping[Key, int],
-    also: Iterable[Key] = (),
-    *,
-    steps: Steps,
+    found: Attributed, exposed_ns: Int64, memory: CallMemory | None, also: Iterable[Key] = ()
 ) -> tuple[LayerRow, ...]:
     """One row per (layer, phase), `also` of those without time; layers in model order, what has no module last."""
-    sums = _gather(tree, attribution, charges, cpu, exposed_ns, idle_ns)
-    entered = _entered(attribution, calls)
-    for key in (*entered, *fused_ns, *also):
-        sums.setdefault(key, _Sums())
-    for key, time_ns in fused_ns.items():
-        sums[key].fused_ns = time_ns
+    tree, idle_ns = found.tree, idle_per_place(found)
+    own, inclusive = _sums(found, exposed_ns, idle_ns)
+    fused_ns = found.shared_kernels.time_ns(found.charges, found.attribution)
+    entered: dict[Key, list[int]] = defaultdict(list)  # calls
+    for call, (span, index) in enumerate(zip(found.calls.span.tolist(), found.calls.layer.tolist(), strict=True)):
+        entered[index, found.attribution.place(span).phase].append(call)
     place = {index: layer.order for index, layer in enumerate(tree.layers)}
-    order = sorted(sums, key=lambda key: (key[0] < 0, place.get(key[0], 0), key[0], PHASES.index(key[1])))
-    on_device, knows_idle = charges.basis == "device", idle_ns is not None
-    in_steps, in_none = layer_step_times(tree, attribution, charges, steps), (0,) * len(steps)
-    rows = [
-        _row(
-            tree,
-            key,
-            sums[key],
-            entered.get(key),
-            memory,
-            in_steps.get(key, in_none),
-            on_device=on_device,
-            knows_idle=knows_idle,
+    keys = {*inclusive, *entered, *fused_ns, *also}
+    in_steps, in_none = layer_step_times(tree, found.attribution, found.charges, found.steps), (0,) * len(found.steps)
+    rows = []
+    for key in sorted(keys, key=lambda key: (key[0] < 0, place.get(key[0], 0), key[0], PHASES.index(key[1]))):
+        index, phase = key
+        layer = tree.layers[index] if index >= 0 else _NO_MODULE
+        self_sums, sums, calls = own[key], inclusive[key], entered.get(key)
+        held = memory if calls else None
+        keeps = held if phase not in ("recompute", "backward") else None
+        rows.append(
+            LayerRow(
+                layer=layer.name,
+                raw_name=layer.raw_name,
+                class_name=layer.class_name,
+                kind=layer.kind,
+                block=tree.layers[layer.block].name if layer.block >= 0 else None,
+                parent=tree.layers[layer.parent].name if layer.parent >= 0 else None,
+                depth=layer.depth,
+                order=layer.order,
+                phase=phase,
+                calls=None if calls is None else len(calls),
+                self_time_ns=self_sums["time"],
+                time_ns=sums["time"],
+                cpu_time_ns=sums["cpu"],
+                attention_ns=sums["attention"],
+                communication_ns=sums["communication"],
+                exposed_communication_ns=sums["exposed"] if found.charges.basis == "device" else None,
+                idle_ns=None if idle_ns is None else sums["idle"],
+                fused_ns=fused_ns.get(key, 0),
+                flops_per_step=None,
+                self_flops_per_step=None,
+                allocated_bytes=_mean(held, "exit_allocated", calls),
+                reserved_bytes=_mean(held, "exit_reserved", calls),
+                entry_allocated_bytes=_mean(held, "entry_allocated", calls),
+                entry_reserved_bytes=_mean(held, "entry_reserved", calls),
+                peak_bytes=int(held.peak[calls].max()) if held else None,
+                retained_bytes=_mean(keeps, "retained", calls),
+                self_retained_bytes=_mean(keeps, "self_retained", calls),
+                shared=layer.shared,
+                compiled=layer.compiled,
+                graph=self_sums["graph"] > 0,
+                self_events=self_sums["events"],
+                step_times_ns=in_steps.get(key, in_none),
+            )
         )
-        for key in order
-    ]
     return tuple(_with_peaks_below(rows))
+
+
+def _mean(memory: CallMemory | None, name: str, calls: list[int] | None) -> float | None:
+    values: Int64 | None = None if memory is None else getattr(memory, name)
+    return None if values is None or not calls else float(values[calls].mean())
 
 
 def _with_peaks_below(rows: Sequence[LayerRow]) -> list[LayerRow]:
@@ -122,112 +130,41 @@ def _with_peaks_below(rows: Sequence[LayerRow]) -> list[LayerRow]:
     ]
 
 
-def _gather(
-    tree: LayerTree,
-    attribution: Attribution,
-    charges: Charges,
-    cpu: CpuTime,
-    exposed_ns: Int64,
-    idle_ns: Int64 | None,
-) -> dict[Key, _Sums]:
-    places = attribution.places
-    communication = np.where(charges.work == _COMMUNICATION, charges.time_ns, 0)
-    attention = np.where(charges.backend >= 0, charges.time_ns, 0)
-    cpu_place = attribution.place_of[cpu.span]
-    per_place = {
-        "time_ns": _per_place(places, charges.place, charges.time_ns),
-        "attention_ns": _per_place(places, charges.place, attention),
-        "communication_ns": _per_place(places, charges.place, communication),
-        "exposed_communication_ns": _per_place(places, charges.place, exposed_ns),
-        "cpu_time_ns": _per_place(places, cpu_place, cpu.time_ns),
-        "events": np.bincount(charges.place, minlength=len(places)),
+def _sums(
+    found: Attributed, exposed_ns: Int64, idle_ns: Int64 | None
+) -> tuple[dict[Key, Counter[str]], dict[Key, Counter[str]]]:
+    """What each layer gathers in each phase: (its own, with the layers below it)."""
+    places, charges = found.attribution.places, found.charges
+    time_ns = charges.time_ns
+    columns = {
+        "time": time_ns,
+        "attention": np.where(charges.backend >= 0, time_ns, 0),
+        "communication": np.where(charges.work == _COMMUNICATION, time_ns, 0),
+        "exposed": exposed_ns,
+        "graph": charges.graph.astype(np.int64),
+        "events": np.ones(len(charges), dtype=np.int64),
     }
+    per_place = {name: _per_place(places, charges.place, values) for name, values in columns.items()}
+    per_place["cpu"] = _per_place(places, found.attribution.place_of[found.cpu.span], found.cpu.time_ns)
     if idle_ns is not None:
-        per_place["idle_ns"] = idle_ns
-    graph = _per_place(places, charges.place, charges.graph.astype(np.int64))
-    sums: dict[Key, _Sums] = defaultdict(_Sums)
+        per_place["idle"] = idle_ns
+    own: dict[Key, Counter[str]] = defaultdict(Counter)
+    inclusive: dict[Key, Counter[str]] = defaultdict(Counter)
     for index, place in enumerate(places):
-        if place.layer == UNKNOWN or not any(values[index] for values in per_place.values()):
+        sums = {name: value for name, values in per_place.items() if (value := int(values[index]))}
+        if place.layer == UNKNOWN or not sums:
             continue
-        chain = tree.layers[place.layer].ancestors if place.layer >= 0 else (NO_LAYER,)
-        for depth, layer in enumerate(chain):
-            gathered = sums[layer, place.phase]
-            for name, values in per_place.items():
-                pair: list[int] = getattr(gathered, name)
-                pair[1] += int(values[index])
-                pair[0] += int(values[index]) if depth == 0 else 0
-            gathered.graph |= depth == 0 and bool(graph[index])
-    return dict(sums)
+        chain = found.tree.layers[place.layer].ancestors if place.layer >= 0 else (NO_LAYER,)
+        own[chain[0], place.phase].update(sums)
+        for layer in chain:
+            inclusive[layer, place.phase].update(sums)
+    return own, inclusive
 
 
 def _per_place(places: Sequence[object], place: Int32 | Int64, values: Int64) -> Int64:
     total = np.zeros(len(places), dtype=np.int64)
     np.add.at(total, place, values)
     return total
-
-
-def _entered(attribution: Attribution, calls: CallTree) -> dict[Key, list[int]]:
-    """The calls of each (layer, phase)."""
-    entered: dict[Key, list[int]] = defaultdict(list)
-    for call, (span, layer) in enumerate(zip(calls.span.tolist(), calls.layer.tolist(), strict=True)):
-        entered[layer, attribution.place(span).phase].append(call)
-    return dict(entered)
-
-
-def _row(
-    tree: LayerTree,
-    key: Key,
-    sums: _Sums,
-    entered: list[int] | None,
-    memory: CallMemory | None,
-    step_times_ns: tuple[int, ...],
-    *,
-    on_device: bool,
-    knows_idle: bool,
-) -> LayerRow:
-    index, phase = key
-    layer = tree.layers[index] if index >= 0 else _NO_MODULE
-    held = memory if entered else None
-    chosen = entered or []
-    forward = phase not in ("recompute", "backward")
-    return LayerRow(
-        layer=layer.name,
-        raw_name=layer.raw_name,
-        class_name=layer.class_name,
-        kind=layer.kind,
-        block=tree.layers[layer.block].name if layer.block >= 0 else None,
-        parent=tree.layers[layer.parent].name if layer.parent >= 0 else None,
-        depth=layer.depth,
-        order=layer.order,
-        phase=phase,
-        calls=len(chosen) if entered is not None else None,
-        self_time_ns=sums.time_ns[0],
-        time_ns=sums.time_ns[1],
-        cpu_time_ns=sums.cpu_time_ns[1],
-        attention_ns=sums.attention_ns[1],
-        communication_ns=sums.communication_ns[1],
-        exposed_communication_ns=sums.exposed_communication_ns[1] if on_device else None,
-        idle_ns=sums.idle_ns[1] if knows_idle else None,
-        fused_ns=sums.fused_ns,
-        flops_per_step=None,
-        self_flops_per_step=None,
-        allocated_bytes=_mean(held.exit_allocated, chosen) if held else None,
-        reserved_bytes=_mean(held.exit_reserved, chosen) if held else None,
-        entry_allocated_bytes=_mean(held.entry_allocated, chosen) if held else None,
-        entry_reserved_bytes=_mean(held.entry_reserved, chosen) if held else None,
-        peak_bytes=int(held.peak[chosen].max()) if held else None,
-        retained_bytes=_mean(held.retained, chosen) if held and forward else None,
-        self_retained_bytes=_mean(held.self_retained, chosen) if held and forward else None,
-        shared=layer.shared,
-        compiled=layer.compiled,
-        graph=sums.graph,
-        self_events=sums.events[0],
-        step_times_ns=step_times_ns,
-    )
-
-
-def _mean(values: Int64 | None, chosen: list[int]) -> float | None:
-    return None if values is None else float(values[chosen].mean())
 
 
 _ON_CPU = re.compile(r"(gloo|mpi|ucc):")
@@ -247,59 +184,47 @@ def unattributed_rows(attribution: Attribution, charges: Charges) -> tuple[Unatt
     return tuple(sorted(rows, key=lambda row: (-row.time_ns, row.reason)))
 
 
-def attention_rows(
-    recording: Recording, tree: LayerTree, attribution: Attribution, charges: Charges
-) -> tuple[AttentionRow, ...]:
+def attention_rows(found: Attributed) -> tuple[AttentionRow, ...]:
     """Attention by innermost layer, phase and backend, layers in model order."""
-    time: Counter[tuple[int, Phase, int]] = Counter()
+    recording, tree, charges = found.recording, found.tree, found.charges
     kernels: dict[tuple[int, Phase, int], Counter[str]] = defaultdict(Counter)
     for i in np.flatnonzero(charges.backend >= 0).tolist():
-        place = attribution.places[charges.place[i]]
+        place = found.attribution.places[charges.place[i]]
         if place.layer != UNKNOWN:
             key = (place.layer, place.phase, int(charges.backend[i]))
-            time[key] += int(charges.time_ns[i])
             kernels[key][recording.name_of(int(charges.span[i]))] += int(charges.time_ns[i])
-    rows = [
-        (
-            tree.layers[layer].order if layer >= 0 else len(tree.layers),
-            PHASES.index(phase),
-            AttentionRow(
-                layer=tree.layers[layer].name if layer >= 0 else "",
-                phase=phase,
-                backend=classes.BACKENDS[backend],
-                kernels=tuple(name for name, _ in kernels[layer, phase, backend].most_common()),
-                time_ns=spent,
-            ),
+
+    def in_model(key: tuple[int, Phase, int]) -> tuple[int, int]:
+        layer, phase, _ = key
+        return tree.layers[layer].order if layer >= 0 else len(tree.layers), PHASES.index(phase)
+
+    return tuple(
+        AttentionRow(
+            layer=tree.layers[layer].name if layer >= 0 else "",
+            phase=phase,
+            backend=classes.BACKENDS[backend],
+            kernels=tuple(name for name, _ in kernels[layer, phase, backend].most_common()),
+            time_ns=kernels[layer, phase, backend].total(),
         )
-        for (layer, phase, backend), spent in time.items()
-    ]
-    return tuple(row for _, _, row in sorted(rows, key=lambda r: r[:2]))
+        for layer, phase, backend in sorted(kernels, key=in_model)
+    )
 
 
 def class_rows(attribution: Attribution, charges: Charges) -> tuple[ClassRow, ...]:
     """Time by class and phase, what has no layer included; the most expensive first."""
-    time: Counter[tuple[int, Phase]] = Counter()
-    count: Counter[tuple[int, Phase]] = Counter()
-    phase_of_place = [place.phase for place in attribution.places]
-    keys = charges.place.astype(np.int64) * len(classes.CLASSES) + charges.work
-    distinct, inverse = np.unique(keys, return_inverse=True)
-    spent = np.zeros(len(distinct), dtype=np.int64)
-    np.add.at(spent, inverse, charges.time_ns)
-    for key, nanoseconds, events in zip(
-        distinct.tolist(), spent.tolist(), np.bincount(inverse, minlength=len(distinct)).tolist(), strict=True
-    ):
-        place, work = divmod(key, len(classes.CLASSES))
-        time[work, phase_of_place[place]] += nanoseconds
-        count[work, phase_of_place[place]] += events
+    phase = np.array([PHASES.index(place.phase) for place in attribution.places], dtype=np.int64)[charges.place]
+    time_ns, count = np.zeros((2, len(classes.CLASSES), len(PHASES)), dtype=np.int64)
+    np.add.at(time_ns, (charges.work, phase), charges.time_ns)
+    np.add.at(count, (charges.work, phase), 1)
     rows = [
-        ClassRow(class_name=classes.CLASSES[work], phase=phase, time_ns=spent_ns, count=count[work, phase])
-        for (work, phase), spent_ns in time.items()
+        ClassRow(class_name=classes.CLASSES[i], phase=PHASES[j], time_ns=int(time_ns[i, j]), count=int(count[i, j]))
+        for i, j in np.argwhere(count).tolist()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.time_ns, row.class_name, row.phase)))
 
 
 def step_rows(
-    attribution: Attribution, charges: Charges, steps: Steps, peak_of_step: Sequence[int | None]
+    attribution: Attribution, charges: Charges, steps: Steps, memory: DeviceMemory | None
 ) -> tuple[StepRow, ...]:
     """A row per step, and a last one (`step` None) for what was launched in no step."""
     place = step_of_charges(charges, steps)
@@ -321,10 +246,17 @@ def step_rows(
                 span_ns=int(steps.end_ns[i] - steps.start_ns[i]) if bounded else None,
                 phases_ns={name: int(ns) for name, ns in zip(PHASES, spent[i].tolist(), strict=True) if ns},
                 attention_ns=int(attention[i]),
-                peak_bytes=peak_of_step[i] if number is not None else None,
+                peak_bytes=None if number is None or memory is None else _peak_bytes(memory, steps, i),
             )
         )
     return tuple(rows)
+
+
+def _peak_bytes(memory: DeviceMemory, steps: Steps, step: int) -> int:
+    """Highest allocated in a step, what was allocated when it began included."""
+    first, last = np.searchsorted(memory.time_ns, [steps.start_ns[step], steps.end_ns[step]])
+    before = int(memory.allocated[first - 1]) if first > 0 else memory.allocated_at_start
+    return max(before, int(memory.allocated[first:last].max(initial=before)))
 
 
 def exposed_communication(recording: Recording, charges: Charges) -> tuple[Int64, int | None]:

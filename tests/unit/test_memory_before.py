@@ -76,25 +76,10 @@ def test_what_was_there_is_gone_when_its_memory_is_given_out_again() -> None:
     assert category_at(use, 300) == {"activation": 8, "other": 30}
 
 
-def test_what_was_there_is_gone_when_its_successor_is_made() -> None:
-    trace = loop().memory(300, 100, address=5)
-    use = use_of(trace, (5, [G]), (500, [(5, 100, "grads", "a.weight")]), (2000, []))
-    assert category_at(use, 50)["grads"] == 100
-    assert category_at(use, 300)["grads"] == 100  # the new one alone
-    assert use.timeline.bytes_by_category.max(axis=1)[1] == 100
-
-
 def test_a_name_told_twice_frees_nothing() -> None:
     state = [(3000, 16, "os_state", "state"), (4000, 16, "os_state", "state")]
     use = use_of(loop(), (5, state), (500, state), (2000, state))
     assert category_at(use, 1000)["os_state"] == 32
-
-
-def test_what_is_told_again_later_has_no_successor() -> None:
-    trace = loop().memory(300, 16, address=5000)
-    state = (3000, 16, "os_state", "state")
-    use = use_of(trace, (5, [state]), (500, [(5000, 16, "os_state", "state")]), (2000, [state]))
-    assert category_at(use, 300)["os_state"] == 32
 
 
 def test_a_free_of_what_was_there_is_its_end() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from memory_recordings import category_at
 from memory_recordings import use_in_any_order as use_of
-from profiler_wrapper.analysis.memory.per_layer import EventsByAddress
+from profiler_wrapper.analysis.memory.events import EventsByAddress
 from recordings import AUTOGRAD, NODE, Trace
 
 OPTIMIZER = "Optimizer.step#AdamW.step"
@@ -36,19 +36,17 @@ def test_what_is_told_holds_for_the_allocation_that_was_alive_then() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "event", "last_before", "first_from"),
+    ("address", "event", "first", "last_before"),
     [
-        (7, 0, -1, 0), (7, 1, 0, 2), (7, 3, 2, 3), (7, 4, 3, -1), (7, 5, 3, -1),
-        (9, 0, -1, 1), (9, 1, -1, 1), (9, 2, 1, 4), (9, 5, 4, -1),
+        (7, 0, 0, -1), (7, 1, 0, 0), (7, 3, 0, 2), (7, 4, 0, 3), (7, 5, 0, 3),
+        (9, 0, 1, -1), (9, 1, 1, -1), (9, 2, 1, 1), (9, 5, 1, 4),
         (6, 5, -1, -1), (8, 0, -1, -1), (10, 5, -1, -1),
     ],
 )  # fmt: skip
-def test_who_lay_at_an_address_before_and_after_an_event(
-    address: int, event: int, last_before: int, first_from: int
-) -> None:
+def test_the_events_at_an_address(address: int, event: int, first: int, last_before: int) -> None:
     index = EventsByAddress(np.array([7, 9, 7, 7, 9]))
-    query = (np.array([address]), np.array([event]))
-    assert (index.last_before(*query).tolist(), index.first_from(*query).tolist()) == ([last_before], [first_from])
+    assert index.first(np.array([address])).tolist() == [first]
+    assert index.last_before(np.array([address]), np.array([event])).tolist() == [last_before]
 
 
 def test_what_is_told_where_everything_has_been_freed_is_of_another_allocator() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.attribution import Attribution, Role, role_of
 from profiler_wrapper.analysis.layer_tree import LayerTree
-from profiler_wrapper.analysis.memory.per_layer import DeviceMemory, freed_at, frees_of_unknown
+from profiler_wrapper.analysis.memory.events import DeviceMemory, freed_at, frees_of_unknown
 from profiler_wrapper.analysis.model import BEFORE_PROFILING
 from profiler_wrapper.trace.nesting import Nesting, nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
@@ -168,8 +168,8 @@ def _numbered(ascending: Int64) -> list[tuple[int, int]]:
 
 
 def held_at_end(memory: DeviceMemory, blocks: Blocks) -> Bool:
-    """Per block: alive at the end, and told at the last moment to be held by the model or an optimizer."""
-    told = memory.told
-    last = told.address[told.moment == told.moment.max()] if len(told) else told.address
+    """Per block: alive at the end, and listed at the last moment as held by the model or an optimizer."""
+    known = memory.known
+    last = known.address[known.moment == known.moment.max()] if len(known) else known.address
     held: Bool = (blocks.freed == blocks.events) & np.isin(blocks.address, last)
     return held

@@ -2,12 +2,12 @@
 
 The first rule that applies counts:
 
-1. holdings tell of it: params, grads, os_params, os_state;
+1. the inventory of the run (`held`) lists it: params, grads, os_params, os_state;
 2. made inside a collective, or as a bucket of DistributedDataParallel: communication;
 3. gone before the outermost op around its making ended, or made by an optimizer's step and freed within it: workspace;
 4. made by an optimizer's step and alive after it: os_state;
 5. made in backward and alive after the run of backward ended: grads; where it is known what the model holds,
-   only what is like a gradient that was told (same place, op and size), what `zero_grad` freed, or what is as
+   only what is like a listed gradient (same place, op and size), what `zero_grad` freed, or what is as
    big as a parameter;
    4 and 5 not where it is known what is held at the end, and this is alive then and not in it;
 6. made by a pass through the model, or outside of it by an op that autograd follows: activation;
@@ -26,7 +26,7 @@ from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Attribution, Role, role_of
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.memory.blocks import Blocks, OpTree, held_at_end
-from profiler_wrapper.analysis.memory.per_layer import DeviceMemory, EventsByAddress
+from profiler_wrapper.analysis.memory.events import DeviceMemory, EventsByAddress
 from profiler_wrapper.analysis.model import CATEGORIES, MemoryCategory
 from profiler_wrapper.analysis.steps import optimizer_calls
 from profiler_wrapper.trace.nesting import nearest
@@ -43,58 +43,60 @@ class Categories(NamedTuple):
     """Per block."""
 
     category: Int8  # index into CATEGORIES
-    name: Int32  # index into Told.names; -1 for what has none
+    name: Int32  # index into KnownTensors.names; -1 for what has none
 
 
 def categorise(found: Attributed, ops: OpTree, memory: DeviceMemory, blocks: Blocks) -> Categories:
     """The category of every block, by the rules above."""
     rules = _Rules(found, ops, memory, blocks)
-    told, name = _told(memory, blocks)
-    known_owners = len(memory.told) > 0
+    listed, name = _listed(memory, blocks)
+    known_owners = len(memory.known) > 0
     in_optimizer = rules.phase_is("optimizer")
     survives_backward = rules.phase_is("backward", "accumulate_grad") & rules.outlives(rules.end_of_backward())
     if known_owners:
-        of_a_parameter = np.isin(blocks.size_bytes, blocks.size_bytes[told == _CODE["params"]])
-        grads = survives_backward & (rules.freed_by_zero_grad() | rules.like(told == _CODE["grads"]) | of_a_parameter)
+        of_a_parameter = np.isin(blocks.size_bytes, blocks.size_bytes[listed == _CODE["params"]])
+        grads = survives_backward & (
+            rules.freed_by_zero_grad() | rules.similar(listed == _CODE["grads"]) | of_a_parameter
+        )
         # The last moment lists all that is held: what is alive then and not in it is somebody else's.
-        alive_then = (blocks.freed == blocks.events) & (rules.made_ns < memory.told.moment_ns[-1])
+        alive_then = (blocks.freed == blocks.events) & (rules.made_ns < memory.known.moment_ns[-1])
         refuted = alive_then & ~held_at_end(memory, blocks)
         grads, in_optimizer = grads & ~refuted, in_optimizer & ~refuted
     else:
         grads = survives_backward
     category = np.select(
         [
-            told >= 0,
+            listed >= 0,
             rules.in_collective(),
             rules.is_workspace(),
             in_optimizer,
             grads,
             rules.phase_is(*_PASSES) | (rules.phase_is("other") & rules.is_followed_by_autograd()),
         ],
-        [told, _CODE["communication"], _CODE["workspace"], _CODE["os_state"], _CODE["grads"], _CODE["activation"]],
+        [listed, _CODE["communication"], _CODE["workspace"], _CODE["os_state"], _CODE["grads"], _CODE["activation"]],
         _CODE["other"],
     )
     return Categories(category.astype(np.int8), name)
 
 
-def _told(memory: DeviceMemory, blocks: Blocks) -> tuple[Int8, Int32]:
-    """Per block (category, name) as holdings tell it for some moment of its life; -1 where they don't."""
+def _listed(memory: DeviceMemory, blocks: Blocks) -> tuple[Int8, Int32]:
+    """Per block (category, name) as the inventory lists it at some moment of its life; -1 where it does not."""
     category = np.full(len(blocks), -1, dtype=np.int8)
     name = np.full(len(blocks), -1, dtype=np.int32)
     was_there = blocks.before
     category[was_there], name[was_there] = memory.before.category, memory.before.name
-    told = memory.told
-    if not len(told):
+    known = memory.known
+    if not len(known):
         return category, name
     block_of_event = np.full(len(memory.time_ns), -1, dtype=np.int64)
     block_of_event[blocks.made[~was_there]] = np.flatnonzero(~was_there)
-    seen = np.searchsorted(memory.time_ns, told.time_ns, side="right")
-    last = EventsByAddress(memory.address).last_before(told.address, seen)
+    seen = np.searchsorted(memory.time_ns, known.time_ns, side="right")
+    last = EventsByAddress(memory.address).last_before(known.address, seen)
     block = np.where(last >= 0, block_of_event[last], -1)
-    fits = (block >= 0) & (told.size_bytes <= blocks.size_bytes[block])
+    fits = (block >= 0) & (known.size_bytes <= blocks.size_bytes[block])
     found, first = np.unique(block[fits], return_index=True)
-    category[found] = told.category[fits][first]
-    name[found] = told.name[fits][first]
+    category[found] = known.category[fits][first]
+    name[found] = known.name[fits][first]
     return category, name
 
 
@@ -156,7 +158,7 @@ class _Rules:
         last = np.searchsorted(spans.start_ns[calls], self.freed_ns, side="right") - 1
         return (last >= 0) & (self.ends[calls[last]] >= self.freed_ns) & ~self.blocks.before
 
-    def like(self, those: Bool) -> Bool:
+    def similar(self, those: Bool) -> Bool:
         """Of the same place, op and size as some of those, which were made in the recording."""
         blocks = self.blocks
         sizes, size = np.unique(blocks.size_bytes, return_inverse=True)

@@ -11,7 +11,7 @@ from profiler_wrapper.analysis.attribution import Attribution
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.memory.blocks import Blocks, held_at_end
 from profiler_wrapper.analysis.memory.categories import Categories
-from profiler_wrapper.analysis.memory.per_layer import DeviceMemory
+from profiler_wrapper.analysis.memory.events import DeviceMemory
 from profiler_wrapper.analysis.model import (
     BEFORE_PROFILING,
     CATEGORIES,
@@ -42,7 +42,7 @@ class OwnedMemory:
 
     @property
     def held_at_end(self) -> Bool:
-        """Per block: told to be held when the recording ended."""
+        """Per block: listed as held when the recording ended."""
         return held_at_end(self.memory, self.blocks)
 
     def moment(self, label: str, step: int | None, time_ns: int, event: int) -> MemoryMoment:
@@ -58,7 +58,7 @@ class OwnedMemory:
 
     def owners(self, event: int) -> tuple[Owner, ...]:
         """Who holds what after an event, the largest first; adds up to the total."""
-        blocks, told = self.blocks, self.memory.told
+        blocks, known = self.blocks, self.memory.known
         alive = blocks.alive_after(event)
         keys = np.column_stack(
             [self.categories.category, self.layer, self.categories.name, blocks.op, blocks.place]
@@ -70,7 +70,7 @@ class OwnedMemory:
         summed: dict[tuple[MemoryCategory, str, str, str, Phase | None], list[int]] = {}
         for row, size, count in zip(rows.tolist(), sizes.tolist(), counts.tolist(), strict=True):
             category, layer, name, op, place = row
-            tensor = told.names[name] if name >= 0 else ""
+            tensor = known.names[name] if name >= 0 else ""
             key = (CATEGORIES[category], self.layers[layer], tensor, blocks.ops[op], self.phases[place])
             entry = summed.setdefault(key, [0, 0])
             entry[0] += size
@@ -167,7 +167,7 @@ def _layers_of_blocks(
     nowhere = len(layers) - 1
     of_place = [place.layer if place.layer >= 0 else nowhere for place in attribution.places]
     layer = np.array([*of_place, nowhere], dtype=np.int32)[blocks.place]
-    of_name = np.array([*_layers_of_names(tree, memory.told.names), -1], dtype=np.int32)[categories.name]
+    of_name = np.array([*_layers_of_names(tree, memory.known.names), -1], dtype=np.int32)[categories.name]
     return np.where(of_name >= 0, of_name, layer).astype(np.int32), layers
 
 

@@ -14,8 +14,8 @@ from profiler_wrapper.analysis.calls import CallTree
 from profiler_wrapper.analysis.memory.blocks import find_blocks, op_tree
 from profiler_wrapper.analysis.memory.categories import categorise
 from profiler_wrapper.analysis.memory.changes import find_changes
+from profiler_wrapper.analysis.memory.events import DeviceMemory, device_name
 from profiler_wrapper.analysis.memory.owned import OwnedMemory, own
-from profiler_wrapper.analysis.memory.per_layer import DeviceMemory, device_name
 from profiler_wrapper.analysis.model import (
     BEFORE_PROFILING,
     CATEGORIES,
@@ -405,7 +405,7 @@ def memory_use(found: Attributed, memory: DeviceMemory, *, owned: OwnedMemory | 
     leaks = find_leaks(owned, steps)
     return MemoryUse(
         device=memory.device,
-        known_owners=len(memory.told) > 0,
+        known_owners=len(memory.known) > 0,
         timeline=owned.timeline,
         peak=_labelled(owned, steps, "highest allocated", top),
         peak_owners=peak_owners,
@@ -452,7 +452,7 @@ def _last_moment(recording: Recording, memory: DeviceMemory) -> int:
 def _notes(owned: OwnedMemory) -> tuple[str, ...]:
     memory = owned.memory
     notes = list(memory.notes)
-    if not len(memory.told):
+    if not len(memory.known):
         notes.append(
             "what the model and its optimizers hold is not known: gradients and optimizer state are inferred from "
             f"what stays, and what was there before the recording is '{BEFORE_PROFILING}'"

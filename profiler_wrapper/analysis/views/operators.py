@@ -22,13 +22,13 @@ from profiler_wrapper.analysis.charges import optimizer_work
 from profiler_wrapper.analysis.classes import tensor_core_eligible, tensor_core_kernels
 from profiler_wrapper.analysis.memory.use import begin_of, owned_memory
 from profiler_wrapper.analysis.model import CATEGORIES, PHASES, AllocationRow, OperatorRow, OpMemoryRow
-from profiler_wrapper.analysis.sources import PythonSources
+from profiler_wrapper.analysis.views.sources import PythonSources
 from profiler_wrapper.trace.recording import Int32, Int64
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
+    from profiler_wrapper.analysis.memory.events import DeviceMemory
     from profiler_wrapper.analysis.memory.owned import OwnedMemory
-    from profiler_wrapper.analysis.memory.per_layer import DeviceMemory
 
 
 # --------------------------------------------------------------------------------------------------
