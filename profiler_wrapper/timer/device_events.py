@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,17 +18,7 @@ _READ_AT_ONCE = 2  # for each pair that is added, so that reading keeps up with 
 _PAUSE_S = 0.001
 
 
-class Event(Protocol):
-    """A point in the work that a device was given."""
-
-    def record(self) -> None:
-        """Put it behind what the device was given so far."""
-
-    def query(self) -> bool:
-        """The device has come to it."""
-
-    def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds until a later one; both have been reached."""
+Event = Any  # a point in the work that a device was given: `record()`, `query()` and `elapsed_time(later)` of torch's
 
 
 class Accelerator(Protocol):
@@ -57,7 +48,7 @@ class TorchAccelerator:
         self._module: Any = getattr(torch, device_type)
         self._initialised: Any = getattr(self._module, "is_initialized", lambda: True)
         self._capturing: Any = getattr(self._module, "is_current_stream_capturing", lambda: False)
-        self._event: Any = getattr(self._module, "Event", None) or _event_of(device_type)
+        self._event: Any = getattr(self._module, "Event", None) or partial(torch.Event, device=device_type)
         self._pins = True
         self._statistics: Any = getattr(self._module, "memory_stats_as_nested_dict", None)
 
@@ -65,16 +56,17 @@ class TorchAccelerator:
         return bool(self._initialised()) and not self._capturing()
 
     def event(self) -> Event:
-        event: Event = self._event(enable_timing=True)
-        return event
+        return self._event(enable_timing=True)
 
     def memory(self) -> tuple[int | None, int | None]:
         if self._statistics is not None:  # a fifth of what the flat statistics cost
             allocated = self._statistics().get("allocated_bytes", {}).get("all", {})
             return allocated.get("current"), allocated.get("peak")
-        current, peak = (_called(self._module, name) for name in ("memory_allocated", "max_memory_allocated"))
-        if current is None:  # MPS
-            current = _called(self._module, "current_allocated_memory")
+        names = ("memory_allocated", "current_allocated_memory"), ("max_memory_allocated",)  # the second is MPS's
+        current, peak = (
+            next((int(getattr(self._module, name)()) for name in those if hasattr(self._module, name)), None)
+            for those in names
+        )
         return current, peak
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -106,18 +98,6 @@ def find_accelerator(device: str | torch.device | None = None) -> TorchAccelerat
             return None
         device_type = accelerators.current_accelerator().type
     return None if device_type in ("cpu", "meta") else TorchAccelerator(device_type)
-
-
-def _event_of(device_type: str) -> Any:
-    def event(*, enable_timing: bool) -> Any:
-        return torch.Event(device=device_type, enable_timing=enable_timing)
-
-    return event
-
-
-def _called(module: Any, name: str) -> int | None:
-    function = getattr(module, name, None)
-    return None if function is None else int(function())
 
 
 # --- pairs of events, as around a span ---

@@ -338,7 +338,7 @@ class LayerTimer:
     torch's Python code waits, as for FSDP's parameters and gradients, a tensor parallel sum or what another stage
     sends, and with DDP what is left of the backward behind the last block. The time on the device is without them.
     With an accelerator FSDP's wait for parameters is what is seen of it, not that for gradients. What waits in C++,
-    such as collectives in compiled code, is part of the block that it lies in. See timer/rank_waits.py.
+    such as collectives in compiled code, is part of the block that it lies in. See timer/listening.py.
 
     Where a span fails to be made there is one warning, and no more spans; `PROFILER_WRAPPER=off` turns this off.
 

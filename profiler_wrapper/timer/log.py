@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import torch
@@ -37,7 +37,7 @@ _LOCK_S = 2.0  # no thread waits longer for another to write: a training never h
 _KNOWN_LOOK_NS = 1_000_000_000  # between two looks whether the files are still there
 _LOOK_NS = _KNOWN_LOOK_NS // 16  # while the rank may still become known
 _CLOCK_NS = 60 * _KNOWN_LOOK_NS  # between two lines that say how the clocks stand
-_MOST_MOVED_BYTES = 1 << 28
+_MOST_NUMBERED_BYTES = 1 << 28  # that are read and written again, as the first step begins
 _RANK_VARIABLES = ("RANK", "SLURM_PROCID")
 
 
@@ -87,35 +87,21 @@ class SpanPlace:
         )
 
 
-def checked_place(
-    *,
-    output_dir: Any,
-    run_name: Any,
-    prefix: Any,
-    rank: Any,
-    world_size: Any,
-    device_mesh: Any,
-) -> SpanPlace:
-    """What a user says of where spans go.
+def checked_place(*, output_dir: Any, **given: Any) -> SpanPlace:
+    """What a user says of where spans go, as `SpanPlace` has it.
 
     Raises:
         WrongUse: a value means nothing.
     """
-    for name, value in (("rank", rank), ("world_size", world_size)):
-        least = 1 if name == "world_size" else 0
+    for name, least in (("rank", 0), ("world_size", 1)):
+        value = given[name]
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise WrongUse(f"{name}={value!r}: give a whole number, {least} or more.")
-    for name, value in (("run_name", run_name), ("prefix", prefix)):
+    for name in ("run_name", "prefix"):
+        value = given[name]
         if not (isinstance(value, str) and value) and not (name == "run_name" and value is None):
             raise WrongUse(f"{name}={value!r}: give a text, the same on all ranks.")
-    return SpanPlace(
-        output_dir=given_directory(output_dir, "output_dir").absolute(),
-        run_name=run_name,
-        prefix=prefix,
-        rank=rank,
-        world_size=world_size,
-        device_mesh=device_mesh,
-    )
+    return SpanPlace(output_dir=given_directory(output_dir, "output_dir").absolute(), **given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +189,7 @@ def _is_worker(*, has_rank: bool, environment: Mapping[str, str]) -> bool:
         return False
     try:
         inherited = _inherited()
-    except OSError:
+    except OSError:  # where the system does not show it
         return True
     # A rank in the environment that is not what the program was started with: whoever launched this put it there.
     return not any(
@@ -213,7 +199,7 @@ def _is_worker(*, has_rank: bool, environment: Mapping[str, str]) -> bool:
 
 
 def _inherited() -> list[bytes]:
-    """The environment that this program was started with. Raises OSError where the system does not show it."""
+    """The environment that this program was started with."""
     return Path("/proc/self/environ").read_bytes().split(b"\0")
 
 
@@ -284,22 +270,30 @@ def clock_reading(offset_ns: int) -> dict[str, int]:
 
 
 class LineFile:
-    """Appends lines to a file that is there; each is one system call, or none of it is in the file."""
+    """Appends whole lines to a file. Nothing is buffered in the process, so a fork repeats none and a kill loses none.
 
-    def __init__(self, path: Path) -> None:
-        """Raises OSError."""
+    Every method raises OSError where the file cannot be written or read.
+
+    Args:
+        new: it must not be there.
+    """
+
+    def __init__(self, path: Path, *, new: bool = False) -> None:
+        self.path = path
+        if new:
+            path.touch(exist_ok=False)
         self._end = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close
         self._inside = open(path, "r+b", buffering=0)  # noqa: SIM115
         self._write = self._end.write
 
-    def append(self, data: bytes) -> None:
-        """Raises OSError, ValueError: nothing of it was written."""
-        written = self._write(data)
-        if written != len(data):  # the disk is full
+    def append(self, lines: bytes) -> None:
+        """One system call, or several where the disk is full; if it fails nothing of the lines is in the file."""
+        written = self._write(lines)
+        if written != len(lines):
             begin = self._end.tell() - written
             try:
-                while written < len(data):
-                    written += self._write(data[written:])
+                while written < len(lines):
+                    written += self._write(lines[written:])
             except OSError:
                 self._end.truncate(begin)
                 raise
@@ -308,11 +302,8 @@ class LineFile:
         """Where the last line ends."""
         return self._end.tell()
 
-    def size_bytes(self) -> int:
-        return os.fstat(self._end.fileno()).st_size
-
     def replace(self, place: int, old: bytes, new: bytes) -> None:
-        """Put bytes in the place of as many that must be there; where they are not, nothing. Raises OSError."""
+        """Put bytes in the place of as many that must be there; where they are not, nothing."""
         if hasattr(os, "pread"):  # half the system calls
             descriptor = self._inside.fileno()
             if os.pread(descriptor, len(old), place) == old:
@@ -324,18 +315,30 @@ class LineFile:
             self._inside.write(new)
 
     def read(self) -> bytes:
-        """All lines. Raises OSError."""
+        """All lines."""
         self._inside.seek(0)
         return self._inside.readall()
 
     def check(self) -> None:
-        """Raises OSError: somebody removed it."""
+        """Raises OSError, too, where somebody removed it: nobody would ever see what is written."""
         if os.fstat(self._end.fileno()).st_nlink == 0:
             raise FileNotFoundError("it was removed")
 
     def close(self) -> None:
         self._end.close()
         self._inside.close()
+
+
+class _Pair(NamedTuple):
+    """The open files of one rank."""
+
+    files: TimerFiles
+    text: LineFile
+    lines: LineFile
+
+    def close(self) -> None:
+        self.text.close()
+        self.lines.close()
 
 
 # --- the log ---
@@ -378,9 +381,7 @@ class SpanLog:
         """As it is before the first line."""
         self._forked = forked
         self._lock = threading.RLock()
-        self._text: LineFile | None = None
-        self._lines: LineFile | None = None
-        self._files: TimerFiles | None = None
+        self._pair: _Pair | None = None
         self._opening = False
         self.closed = False
         self.owner: Owner | None = None
@@ -398,11 +399,10 @@ class SpanLog:
 
     def after_fork(self) -> None:
         """In the child: the files are the parent's."""
-        files = (self._text, self._lines)
+        pair = self._pair
         self._reset(forked=True)
-        for file in files:
-            if file is not None:
-                file.close()
+        if pair is not None:
+            pair.close()
 
     def write(
         self, text: bytes, line: bytes, heads: tuple[bytes, bytes] | None = None, *, pending: bool = False
@@ -419,16 +419,17 @@ class SpanLog:
             self.lost += 1
             return 0
         try:
-            if self._text is None or self._lines is None:  # a signal's handler, while this thread opens the files
+            pair = self._pair
+            if pair is None:  # a signal's handler, while this thread opens the files
                 self.lost += 1
                 return 0
             if heads is not None and heads is not self.heads:
                 text, line = (_with_head(*one) for one in zip((text, line), heads, self.heads, strict=True))
             if text:
-                self._text.append(text)
+                pair.text.append(text)
             if line:
-                self._lines.append(line)
-            return self._lines.tell() if pending else 0
+                pair.lines.append(line)
+            return pair.lines.tell() if pending else 0
         except (OSError, ValueError) as error:
             failure = error
         finally:
@@ -444,8 +445,8 @@ class SpanLog:
         time_begin = len(line) - _ROOM_BYTES - len(b"}\n")
         filled = line[:time_begin] + b"%-*d}\n" % (_ROOM_BYTES, device_ns)
         with self._locked(), contextlib.suppress(OSError, ValueError):
-            if self._lines is not None and end >= len(line):
-                self._lines.replace(end - len(line), line, filled)
+            if self._pair is not None and end >= len(line):
+                self._pair.lines.replace(end - len(line), line, filled)
 
     def add_header(self, **fields: Any) -> None:
         """A JSON line that is no span, and has the one key that the first line has."""
@@ -454,13 +455,13 @@ class SpanLog:
     def number_lines(self, step: int) -> None:
         """All spans so far that have no step belong to that one."""
         old, new = b'"step":null,"name":', b'"step":%4d,"name":' % step
-        lines = self._lines
-        if lines is None or len(old) != len(new):
+        pair = self._pair
+        if pair is None or len(old) != len(new):
             return
         with self._locked(), contextlib.suppress(OSError):
-            if lines.size_bytes() <= _MOST_MOVED_BYTES:
-                before = lines.read()
-                lines.replace(0, before, before.replace(old, new))
+            if pair.lines.tell() <= _MOST_NUMBERED_BYTES:
+                before = pair.lines.read()
+                pair.lines.replace(0, before, before.replace(old, new))
 
     def look(self, now: int) -> None:
         """Open the files, the first time; later see whether the rank has become known and the files are still there.
@@ -477,9 +478,9 @@ class SpanLog:
         if first:
             return
         try:
-            for file in (self._text, self._lines):
-                if file is not None:
-                    file.check()
+            if self._pair is not None:
+                self._pair.text.check()
+                self._pair.lines.check()
         except (OSError, ValueError) as error:
             self._lose(error, lines=0)
         if now >= self._clock_at:
@@ -487,7 +488,7 @@ class SpanLog:
 
     def flush(self) -> Path | None:
         """Write what is left to say of the whole. The text's path; None: there is none."""
-        if self._files is None:
+        if self._pair is None:
             return None
         self.look(time.perf_counter_ns())
         self._warn_renamed()
@@ -495,7 +496,7 @@ class SpanLog:
         if self.lost > self._reported_lost:
             self._reported_lost = self.lost
             self.add_header(lost_lines=self.lost)
-        return self._files.text
+        return self._pair.files.text
 
     def close(self) -> None:
         """Flush, and let go of the files."""
@@ -504,9 +505,8 @@ class SpanLog:
         self.flush()
         self.closed = True
         with self._locked():
-            for file in (self._text, self._lines):
-                if file is not None:
-                    file.close()
+            if self._pair is not None:
+                self._pair.close()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -521,32 +521,25 @@ class SpanLog:
         self.lost += lines
         if self.closed:  # the process is ending
             return
-        where = self.place.output_dir if self._files is None else self._files.text
+        where = self.place.output_dir if self._pair is None else self._pair.files.text
         self._notices.once("lost", f"the timer loses spans: {where}: {error}; training goes on")
 
     def _become(self, owner: Owner) -> None:
         """The owner is known, or better known: its lines go where they belong."""
         problem: OSError | None = None
-        too_large = False
         with self._locked():
-            before = self.owner
-            if before is None or self._text is None or self._lines is None or self._files is None:
+            before, pair = self.owner, self._pair
+            if before is None or pair is None:
                 if not self._opening:
                     self._open(owner)
-            elif before.files_key == owner.files_key:
+            elif before.files_key != owner.files_key:
+                problem = self._move(owner, before, pair)
+            else:
                 self.owner = owner
                 if owner.heads != before.heads:
                     self.heads = owner.heads
                     with contextlib.suppress(OSError):
-                        self._lines.append(owner.header(self._files, clock_reading(self.offset_ns)))
-            elif self._text.size_bytes() + self._lines.size_bytes() > _MOST_MOVED_BYTES:
-                self.owner, too_large = owner, True
-            else:
-                problem = self._move(owner, before.heads, self._text, self._lines, self._files)
-        if before is not None and too_large and self._files is not None:
-            self._notices.once(
-                "moved", f"{self._files.text} stays where it is, and says rank {before.info.rank}: it is large"
-            )
+                        pair.lines.append(owner.header(pair.files, clock_reading(self.offset_ns)))
         if problem is not None:
             self._lose(problem, lines=0)
         if owner.known:
@@ -557,45 +550,42 @@ class SpanLog:
         self._opening = True
         try:
             files = self.place.claim(owner)
-            text, lines = LineFile(files.text), LineFile(files.lines)
+            pair = _Pair(files, LineFile(files.text), LineFile(files.lines))
             self._clock_at = time.perf_counter_ns() + _CLOCK_NS
             try:
-                lines.append(owner.header(files, clock_reading(self.offset_ns)))
+                pair.lines.append(owner.header(files, clock_reading(self.offset_ns)))
             except OSError as error:
                 self._lose(error)
-            self._files, self._text, self._lines, self.heads = files, text, lines, owner.heads
-            self.owner = owner
+            self._pair, self.heads, self.owner = pair, owner.heads, owner
         finally:
             self._opening = False
 
-    def _move(
-        self, owner: Owner, heads: tuple[bytes, bytes], text: LineFile, lines: LineFile, files: TimerFiles
-    ) -> OSError | None:
+    def _move(self, owner: Owner, before: Owner, pair: _Pair) -> OSError | None:
         """The lines so far go to new files. What made that impossible: then they stay where they are."""
         try:
             self._open(owner)
-            assert self._text is not None and self._lines is not None
+            assert self._pair is not None
             # read only now, so that what a signal's handler wrote meanwhile is among it
-            self._text.append(_with_head(text.read(), heads[0], owner.heads[0]))
-            self._lines.append(_with_head(lines.read(), heads[1], owner.heads[1]))
+            self._pair.text.append(_with_head(pair.text.read(), before.heads[0], owner.heads[0]))
+            self._pair.lines.append(_with_head(pair.lines.read(), before.heads[1], owner.heads[1]))
         except OSError as error:
-            if self._files is not files and self._files is not None:
-                self._files.remove()
-            self.owner, self._text, self._lines, self._files, self.heads = owner, text, lines, files, heads
+            if self._pair is not pair and self._pair is not None:
+                self._pair.files.remove()
+            self.owner, self._pair, self.heads = owner, pair, before.heads
             return error
-        text.close()
-        lines.close()
-        files.remove()
+        pair.close()
+        pair.files.remove()
         return None
 
     def _warn_renamed(self) -> None:
         """Of a run that goes elsewhere than the user said, as its name is taken. One rank says it, once it is known
         to be that: until there is a process group, each process may take itself for rank 0."""
-        named, files, owner = self.place.given_name, self._files, self.owner
-        if named is None or files is None or owner is None or owner.info.rank or owner.worker:
+        named, pair, owner = self.place.given_name, self._pair, self.owner
+        if named is None or pair is None or owner is None or owner.info.rank or owner.worker:
             return
-        if files.root.name != named:
-            where, taken = files.root, files.root.with_name(named)
+        where = pair.files.root
+        if where.name != named:
+            taken = where.with_name(named)
             self._notices.once("renamed", f"the timer writes to {where}: {taken} holds another run of that name")
 
     def _write_clock(self) -> None:

@@ -13,49 +13,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from profiler_wrapper.capture import scopes
 from profiler_wrapper.capture.layers import all_modules
-from profiler_wrapper.capture.torch_state import OptimizerSteps, in_backward, is_compiling, keep_dynamo_off
+from profiler_wrapper.capture.torch_state import OptimizerSteps, in_backward
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.timer.device_events import Mark, seconds_between
-from profiler_wrapper.timer.patches import Patch, Patches
-
-# --- runs of the autograd engine: those who listen have `open_run() -> bool` and `close_run()`, on the run's thread ---
-
-
-def _in_place(original: Any) -> Any:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not ENGINE.listeners:
-            return original(*args, **kwargs)
-        opened = _open()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            _close(opened)
-
-    return run
-
-
-def _open() -> list[Any]:
-    return [one for one in ENGINE.listeners if one.open_run()]
-
-
-def _close(opened: list[Any]) -> None:
-    for listener in reversed(opened):
-        listener.close_run()
-
-
-for _ours in (_open, _close):  # a compiled function may call backward
-    keep_dynamo_off(_ours, and_below=True)
-
-# What `backward` and `grad` call, so that those who imported these earlier are seen too.
-_NAMES = ("_engine_run_backward",) if hasattr(torch.autograd, "_engine_run_backward") else ("backward", "grad")
-ENGINE = Patches([Patch("torch.autograd", "", name, _in_place) for name in _NAMES])
-
-# --- the parts ---
+from profiler_wrapper.timer.listening import ENGINE
 
 PARTS = ("data", "forward", "backward", "optimizer", "other")  # of a step's time
 

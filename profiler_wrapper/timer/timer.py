@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 
 from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.errors import Notices, WrongUse
-from profiler_wrapper.timer.log import checked_place
+from profiler_wrapper.timer.log import SpanPlace, checked_place
 from profiler_wrapper.timer.spans import OpenSpan, SpanRecorder
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Timer:
 
     Each span is a line of `<run>/timers/timer_rank<k>.log` and one of `timer_rank<k>.jsonl` as soon as it ends, so a
     process that is killed loses its last one at most; on an accelerator the line of text comes when the device's time
-    is known. The rank is that which is told, else
+    is known. The rank is that which is given, else
     the device mesh's, the process group's, torchrun's, SLURM's; files that were begun before it was known are moved
     to where they belong. A process that a rank forked or spawned without giving it a rank, as to load data, writes
     `worker<pid>_of_rank<k>` beside them. Timers of one process with the same arguments share their files.
@@ -95,7 +95,7 @@ class Timer:
     ) -> None:
         if not isinstance(gc, bool):
             raise WrongUse(f"gc={gc!r}: give True or False.")
-        self._told: dict[str, Any] = {
+        self._arguments: dict[str, Any] = {
             "output_dir": output_dir,
             "run_name": run_name,
             "prefix": prefix,
@@ -111,10 +111,9 @@ class Timer:
         _timers.add(self)
 
     def _use(self) -> None:
-        told = dict(self._told)
-        device, gc = told.pop("device"), told.pop("gc")
+        device, watch_garbage = self._arguments["device"], self._arguments["gc"] and not self._off
         self._recorder = SpanRecorder(
-            checked_place(**told), self._notices, device=device, watch_garbage=gc and not self._off
+            _place_of(self._arguments), self._notices, device=device, watch_garbage=watch_garbage
         )
         self._finish = weakref.finalize(self, _finish, self._recorder, self._notices)
 
@@ -197,7 +196,7 @@ class Timer:
         self._off = True
         self._finish()
 
-    def configure(self, **told: Any) -> None:
+    def configure(self, **arguments: Any) -> None:
         """Other arguments than it was made with, as `global_timer` needs.
 
         With another `output_dir`, `run_name`, `prefix` or `device`, what was timed before stays where it is.
@@ -205,12 +204,12 @@ class Timer:
         Raises:
             WrongUse: an argument has a value that means nothing.
         """
-        unknown = sorted(told.keys() - self._told.keys())
+        unknown = sorted(arguments.keys() - self._arguments.keys())
         if unknown:
-            raise WrongUse(f"a timer has no {', '.join(unknown)}. It takes {', '.join(self._told)}.")
-        changed = {**self._told, **told}
-        place = checked_place(**{key: value for key, value in changed.items() if key not in ("device", "gc")})
-        before, self._told = self._told, changed
+            raise WrongUse(f"a timer has no {', '.join(unknown)}. It takes {', '.join(self._arguments)}.")
+        changed = {**self._arguments, **arguments}
+        place = _place_of(changed)
+        before, self._arguments = self._arguments, changed
         if any(before[name] != changed[name] for name in ("output_dir", "run_name", "prefix", "device")):
             self._finish()
             self._use()
@@ -229,7 +228,7 @@ class Timer:
         return self
 
     def __reduce__(self) -> tuple[Callable[..., Timer], tuple[dict[str, Any]]]:
-        return _made_of, ({**self._told, "device_mesh": None},)
+        return _made_of, ({**self._arguments, "device_mesh": None},)
 
     def after_fork(self) -> None:
         """In a forked child, which writes files of its own."""
@@ -306,8 +305,12 @@ class TimedBlock:
         return cast(Function, call)
 
 
-def _made_of(told: dict[str, Any]) -> Timer:
-    return Timer(**told)
+def _made_of(arguments: dict[str, Any]) -> Timer:
+    return Timer(**arguments)
+
+
+def _place_of(arguments: Mapping[str, Any]) -> SpanPlace:
+    return checked_place(**{name: value for name, value in arguments.items() if name not in ("device", "gc")})
 
 
 def _finish(recorder: SpanRecorder, notices: Notices) -> None:

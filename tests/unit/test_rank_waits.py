@@ -12,12 +12,11 @@ import torch
 
 from monitoring import Device
 from profiler_wrapper.errors import Notices
-from profiler_wrapper.timer import layer_spans, rank_waits
+from profiler_wrapper.timer import layer_spans, listening
 from profiler_wrapper.timer.device_events import Mark
 from profiler_wrapper.timer.layer_spans import LayerSpans, Span, StepSpans, Wait
 from profiler_wrapper.timer.layer_timer import SeenStep, spans_of
-from profiler_wrapper.timer.patches import Patch, Patches
-from profiler_wrapper.timer.rank_waits import WaitInfo
+from profiler_wrapper.timer.listening import Patch, Patches, WaitInfo
 
 MAIN, OTHER_THREAD = 7, 8
 MS = 1_000_000
@@ -62,13 +61,13 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
     module = ModuleType("made_up_for_waits")
     module.Work = Work  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    patch = Patch(module.__name__, "Work", "wait", rank_waits._work_wait)
-    monkeypatch.setattr(rank_waits, "WAITS", Patches([patch]))
-    monkeypatch.setattr(rank_waits, "_only_group", lambda: "0-3")
+    patch = Patch(module.__name__, "Work", "wait", listening._work_wait)
+    monkeypatch.setattr(listening, "WAITS", Patches([patch]))
+    monkeypatch.setattr(listening, "_only_group", lambda: "0-3")
     listener, before = Heard(), Work.wait
-    rank_waits.WAITS.listen(listener)
+    listening.WAITS.listen(listener)
     yield listener
-    rank_waits.WAITS.stop_listening(listener)
+    listening.WAITS.stop_listening(listener)
     assert Work.wait is before, "torch's function is not back"
 
 
@@ -96,7 +95,7 @@ def test_an_error_passes_and_ends_the_wait(heard: Heard) -> None:
 def test_a_wait_within_a_wait_is_part_of_it(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     class Outer(Work):
         def wait(self, timeout: float = 1.0) -> bool:
-            return bool(rank_waits._waiting(Work.wait, (self,), {}, lambda: WaitInfo("outer")))
+            return bool(listening._waiting(Work.wait, (self,), {}, lambda: WaitInfo("outer")))
 
     Outer(1).wait()
     assert heard.infos == [WaitInfo("outer")]
@@ -104,10 +103,10 @@ def test_a_wait_within_a_wait_is_part_of_it(heard: Heard, monkeypatch: pytest.Mo
 
 def test_two_listen_and_the_last_puts_everything_back(heard: Heard) -> None:
     second = Heard()
-    rank_waits.WAITS.listen(second)
-    rank_waits.WAITS.listen(second)
+    listening.WAITS.listen(second)
+    listening.WAITS.listen(second)
     Work(1).wait()
-    rank_waits.WAITS.stop_listening(second)
+    listening.WAITS.stop_listening(second)
     Work(1).wait()
     assert (len(heard.infos), len(second.infos)) == (2, 1)
 
@@ -121,23 +120,23 @@ def test_what_somebody_put_over_ours_stays(monkeypatch: pytest.MonkeyPatch) -> N
 
     module.Work = Own  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    patch = Patch(module.__name__, "Work", "wait", rank_waits._work_wait)
-    monkeypatch.setattr(rank_waits, "WAITS", Patches([patch]))
+    patch = Patch(module.__name__, "Work", "wait", listening._work_wait)
+    monkeypatch.setattr(listening, "WAITS", Patches([patch]))
     listener = Heard()
-    rank_waits.WAITS.listen(listener)
+    listening.WAITS.listen(listener)
     ours = Own.wait
 
     def theirs(self: Any, *args: Any) -> bool:
         return ours(self, *args)
 
     Own.wait = theirs  # type: ignore[assignment,method-assign]
-    rank_waits.WAITS.stop_listening(listener)
+    listening.WAITS.stop_listening(listener)
     assert Own.wait is theirs
     assert Own(1).wait() is True and listener.infos == []
-    rank_waits.WAITS.listen(listener)
+    listening.WAITS.listen(listener)
     Own(1).wait()
     assert len(listener.infos) == 1, "told twice, or not at all"
-    rank_waits.WAITS.stop_listening(listener)
+    listening.WAITS.stop_listening(listener)
 
 
 def test_torch_has_what_is_wrapped() -> None:
@@ -145,7 +144,7 @@ def test_torch_has_what_is_wrapped() -> None:
     pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_param_group")
     import torch.distributed._functional_collectives  # noqa: F401
 
-    for patch in rank_waits.WAITS.patches:
+    for patch in listening.WAITS.patches:
         owner: Any = sys.modules[patch.module]
         owner = getattr(owner, patch.owner) if patch.owner else owner
         assert callable(vars(owner).get(patch.name)) or hasattr(owner, patch.name), patch
@@ -173,9 +172,9 @@ class Group:
 def test_with_an_accelerator_the_stream_waits_where_parameters_are_needed(
     heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_waits, "_gather_of", lambda group: WaitInfo("all_gather", "0-1", 64))
-    unshard = rank_waits._unshard(Group.unshard)
-    wait_for_unshard = rank_waits._wait_for_unshard(Group.wait_for_unshard)
+    monkeypatch.setattr(listening, "_gather_of", lambda group: WaitInfo("all_gather", "0-1", 64))
+    unshard = listening._unshard(Group.unshard)
+    wait_for_unshard = listening._wait_for_unshard(Group.wait_for_unshard)
     group = Group()
     wait_for_unshard(group)  # it was gathered before
     assert heard.infos == []
@@ -186,7 +185,7 @@ def test_with_an_accelerator_the_stream_waits_where_parameters_are_needed(
 
 
 def test_bytes_of_what_is_gathered_and_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_waits, "_ranks_of", lambda group: group.name)
+    monkeypatch.setattr(listening, "_ranks_of", lambda group: group.name)
     shard = SimpleNamespace(size=lambda: 4, name="0-3")
     parameters = [
         SimpleNamespace(_sharded_param_data=torch.zeros(count), param_dtype=torch.bfloat16, orig_dtype=torch.float32)
@@ -194,7 +193,7 @@ def test_bytes_of_what_is_gathered_and_reduced(monkeypatch: pytest.MonkeyPatch) 
     ]
     mesh = SimpleNamespace(shard_mesh_size=4)
     group = SimpleNamespace(_all_gather_process_group=shard, fsdp_params=parameters, mesh_info=mesh)
-    assert rank_waits._gather_of(group) == WaitInfo("all_gather", "0-3", 16 * 4 * 2)
+    assert listening._gather_of(group) == WaitInfo("all_gather", "0-3", 16 * 4 * 2)
     replicas = SimpleNamespace(size=lambda: 2, name="0,4")
     given = {
         "fsdp_params": parameters,
@@ -202,33 +201,33 @@ def test_bytes_of_what_is_gathered_and_reduced(monkeypatch: pytest.MonkeyPatch) 
         "reduce_dtype": torch.float32,
         "all_reduce_group": replicas,
     }
-    assert rank_waits._reduction_of(given, "wait") == WaitInfo("reduce_scatter", "0-3", 16 * 4 * 4)
-    assert rank_waits._reduction_of(given, "all_reduce") == WaitInfo("all_reduce", "0,4", 16 * 4)
-    assert rank_waits._reduction_of({}, "wait") == WaitInfo("wait")
-    assert rank_waits._gather_of(SimpleNamespace()) == WaitInfo("all_gather")  # of another version
+    assert listening._reduction_of(given, "wait") == WaitInfo("reduce_scatter", "0-3", 16 * 4 * 4)
+    assert listening._reduction_of(given, "all_reduce") == WaitInfo("all_reduce", "0,4", 16 * 4)
+    assert listening._reduction_of({}, "wait") == WaitInfo("wait")
+    assert listening._gather_of(SimpleNamespace()) == WaitInfo("all_gather")  # of another version
 
 
 def test_what_fsdp_reduces_is_known_however_it_is_given(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     """By place or by name, and wherever a version of torch has the device among them."""
-    monkeypatch.setattr(rank_waits, "_reduction_of", lambda given, name: WaitInfo(given["reduce_scatter_group"]))
+    monkeypatch.setattr(listening, "_reduction_of", lambda given, name: WaitInfo(given["reduce_scatter_group"]))
 
     def foreach_reduce(fsdp_params: Any, reduce_scatter_group: Any, device: torch.device, more: int = 0) -> int:
         Work(100).wait()
         return more
 
-    wrapped = rank_waits._reduction(foreach_reduce)
+    wrapped = listening._reduction(foreach_reduce)
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert wrapped([], "by place", cpu, 1) == 1
     assert wrapped(fsdp_params=[], reduce_scatter_group="by name", device=cpu) == 0
     assert wrapped([], "in a stream", device=cuda, more=2) == 2
     assert [info.name for info in heard.infos] == ["by place", "by name"]
-    assert "device" in rank_waits._parameters_of(_foreach_reduce()), "torch calls it otherwise now"
+    assert "device" in listening._parameters_of(_foreach_reduce()), "torch calls it otherwise now"
 
 
 def _foreach_reduce() -> Any:
     module = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_collectives")
     names = {"fsdp_params", "reduce_scatter_group", "reduce_dtype", "all_reduce_group"}
-    assert names <= set(rank_waits._parameters_of(module.foreach_reduce)), "torch calls them otherwise now"
+    assert names <= set(listening._parameters_of(module.foreach_reduce)), "torch calls them otherwise now"
     return module.foreach_reduce
 
 

@@ -1,6 +1,7 @@
-"""Where this process waits for other ranks in torch's Python code, without a profiler.
+"""Runs of the autograd engine, and waits for other ranks, heard without a profiler.
 
-Torch has no hook for it, so while somebody listens a few functions of torch's classes are wrapped, and no object is:
+Torch has no hook for either, so while somebody listens a few of its functions are wrapped, and no object is. A run of
+the engine is what `backward` and `grad` of `torch.autograd` call. Waits are those in torch's Python code:
 
 - `Work.wait`: blocking collectives, sends and receives, also those of pipelines;
 - `AsyncCollectiveTensor`'s waits: those of DTensor, thus of tensor parallel;
@@ -15,15 +16,117 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from profiler_wrapper.capture.torch_state import is_compiling, keep_dynamo_off
-from profiler_wrapper.timer.patches import Patch, Patches
 from profiler_wrapper.trace.spans import rank_list_text
+
+# --- functions of ours in the place of torch's ---
+
+
+class Patch(NamedTuple):
+    """One function: `wrap` makes of torch's the one that takes its place."""
+
+    module: str
+    owner: str  # a class in it; "": the module itself
+    name: str
+    wrap: Callable[[Any], Any]
+
+
+class Patches:
+    """Functions that are ours from the first `listen` to the last `stop_listening`, however many listen.
+
+    What a version of torch does not have is not wrapped.
+
+    Attributes:
+        listeners: those that there are now.
+    """
+
+    def __init__(self, patches: Sequence[Patch]) -> None:
+        self.patches = tuple(patches)
+        self.listeners: tuple[Any, ...] = ()
+        self._in_place: dict[Patch, tuple[Any, Any, Any]] = {}  # -> owner, what was there, ours
+        self._lock = threading.RLock()
+
+    def listen(self, listener: object) -> None:
+        """Tell `listener`. To be called again when torch's modules may have been imported since; that is quick."""
+        if listener in self.listeners and len(self._in_place) == len(self.patches):
+            return
+        with self._lock:
+            if listener not in self.listeners:
+                self.listeners = (*self.listeners, listener)
+            for patch in self.patches:
+                module = sys.modules.get(patch.module)
+                owner = getattr(module, patch.owner, None) if patch.owner else module
+                original = None if owner is None else vars(owner).get(patch.name)
+                # Ours is there, or somebody's above it; else somebody may have put the original back.
+                if original is None or (patch in self._in_place and original is not self._in_place[patch][1]):
+                    continue
+                ours = functools.wraps(original)(patch.wrap(getattr(owner, patch.name)))
+                keep_dynamo_off(ours, and_below=False)
+                setattr(owner, patch.name, ours)
+                self._in_place[patch] = owner, original, ours
+
+    def stop_listening(self, listener: object) -> None:
+        """With the last one all is as it was; ours stays, and does nothing, where somebody has wrapped it since."""
+        with self._lock:
+            self.listeners = tuple(one for one in self.listeners if one is not listener)
+            if self.listeners:
+                return
+            for patch, (owner, original, ours) in list(self._in_place.items()):
+                if vars(owner).get(patch.name) is ours:
+                    setattr(owner, patch.name, original)
+                    del self._in_place[patch]
+
+
+# --- runs of the autograd engine ---
+
+
+class RunListener(Protocol):
+    """Hears of runs on the thread that begins them. Its methods must not raise."""
+
+    def open_run(self) -> bool:
+        """The engine is about to run. Whether `close_run` is to be called."""
+
+    def close_run(self) -> None:
+        """That run is over, or has raised."""
+
+
+def _around_run(original: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not ENGINE.listeners:
+            return original(*args, **kwargs)
+        opened = _open_runs()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _close_runs(opened)
+
+    return run
+
+
+def _open_runs() -> list[RunListener]:
+    return [one for one in ENGINE.listeners if one.open_run()]
+
+
+def _close_runs(opened: list[RunListener]) -> None:
+    for listener in reversed(opened):
+        listener.close_run()
+
+
+for _ours in (_open_runs, _close_runs):  # a compiled function may call backward
+    keep_dynamo_off(_ours, and_below=True)
+
+# What `backward` and `grad` call, so that those who imported these earlier are seen too.
+_NAMES = ("_engine_run_backward",) if hasattr(torch.autograd, "_engine_run_backward") else ("backward", "grad")
+ENGINE = Patches([Patch("torch.autograd", "", name, _around_run) for name in _NAMES])
+
+# --- waits for other ranks ---
 
 # Names of torch's OpType, by number. FSDP's reduce-scatter has none with gloo.
 _OPERATIONS = {
@@ -65,7 +168,7 @@ class WaitInfo(NamedTuple):
     bytes: int | None = None
 
 
-class Listener(Protocol):
+class WaitListener(Protocol):
     """Hears of waits, on the thread that waits. Its methods must not raise."""
 
     def open_wait(self) -> object | None:
@@ -81,8 +184,6 @@ class _Here(threading.local):
 
 
 _here = _Here()
-
-# --- what takes the place of torch's functions ---
 
 
 def _in_place(body: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Callable[[Any], Any]:
@@ -151,11 +252,11 @@ def _waiting(
             _close(opened, info)
 
 
-def _open() -> list[tuple[Listener, object | None]]:
+def _open() -> list[tuple[WaitListener, object | None]]:
     return [(one, one.open_wait()) for one in WAITS.listeners]
 
 
-def _close(opened: list[tuple[Listener, object | None]], info: Callable[[], WaitInfo]) -> None:
+def _close(opened: list[tuple[WaitListener, object | None]], info: Callable[[], WaitInfo]) -> None:
     for listener, its in opened:
         if its is not None:
             listener.close_wait(its, info())
