@@ -1,10 +1,14 @@
-"""Layers as spans: each call forward and recomputed, and what backward took for each in a step."""
+"""Steps, phases and layers of one trace as rows of the span table.
+
+On a CPU-only trace phases are what the training threads do: ops one after another with the same phase are one span. On
+a trace of a device they are what its compute streams do, and data loading is the CPU's, beside it. A long gap in which
+a collective runs is none of a phase: it is that collective's.
+"""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
@@ -18,58 +22,18 @@ from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.analysis.layer_tree import LayerTree, is_named_block
 from profiler_wrapper.analysis.model import FORWARD_PHASES, is_server_step
 from profiler_wrapper.analysis.steps import StepWindows, step_windows
-from profiler_wrapper.analysis.time_rows import exposed_communication
-from profiler_wrapper.analysis.views.collectives import collective_of, element_bytes, is_collective_call
+from profiler_wrapper.analysis.views.collectives import is_collective_call
 from profiler_wrapper.trace.marks import GARBAGE
 from profiler_wrapper.trace.nesting import nearest, nearest_above
-from profiler_wrapper.trace.recording import DEVICE_CATEGORIES, Bool, Category, CollectiveDetails, Int64
-from profiler_wrapper.trace.spans import kind_of_span, rank_list_text
-
-# --------------------------------------------------------------------------------------------------
-# Which threads of a trace train.
+from profiler_wrapper.trace.recording import Bool, Category, Int64
+from profiler_wrapper.trace.spans import kind_of_span
 
 STEP = "ProfilerStep#"
-
-
-def main_thread(found: Attributed) -> int:
-    """The thread that trains: its number, as the trace has it."""
-    return _tid_of_lane(found, main_lane(found)) if found.recording.lanes else 0
-
-
-def thread_of(found: Attributed, span: int) -> int:
-    """The thread that an event is on: its number, as the trace has it."""
-    return _tid_of_lane(found, int(found.recording.spans.lane[span]))
-
-
-def main_lane(found: Attributed) -> int:
-    """Where steps are, else where the first layer is entered, else where most ops are."""
-    spans = found.recording.spans
-    is_step = np.array([name.startswith(STEP) for name in found.recording.names], dtype=np.bool_)[spans.name]
-    marked = np.flatnonzero(is_step & (spans.category <= Category.ANNOTATION))
-    if len(marked):
-        return int(spans.lane[marked[np.argmin(spans.start_ns[marked])]])
-    outside = [span for span in found.tree.layer_of_span if found.attribution.node_of[span] < 0]
-    if outside:
-        return int(spans.lane[min(outside, key=lambda span: int(spans.start_ns[span]))])
-    ops = np.flatnonzero(spans.category == Category.CPU_OP)
-    return int(np.bincount(spans.lane[ops]).argmax()) if len(ops) else 0
-
-
-def training_lanes(found: Attributed) -> list[int]:
-    """The main thread's, and those on which backward runs."""
-    nodes = np.flatnonzero(found.attribution.is_node)
-    return sorted({main_lane(found), *np.unique(found.recording.spans.lane[nodes]).tolist()})
-
-
-def _tid_of_lane(found: Attributed, lane: int) -> int:
-    tid = found.recording.lanes[lane].tid
-    return tid if isinstance(tid, int) else lane
-
-
-# --------------------------------------------------------------------------------------------------
-# Rows of the span table as they are made from a trace, and the steps they belong to.
-
 COMPUTE_THREAD = -1  # stands for the compute streams of a device
+COMMUNICATION = classes.CLASSES.index("communication")
+_BACKWARD = ("backward", "accumulate_grad")
+_LASTING = ("forward", "backward", "recompute")  # go on between their ops
+LASTING_ON_DEVICE = (*_LASTING, "optimizer")  # a device waits between kernels for the CPU
 
 
 class Row(NamedTuple):
@@ -92,6 +56,71 @@ class Row(NamedTuple):
     group: str | None = None
     bytes: int | None = None
     overlapped_ns: int | None = None
+
+
+# --------------------------------------------------------------------------------------------------
+# Events chosen by their names, their threads and what is around them.
+
+
+def named(found: Attributed, is_chosen: Callable[[str], bool]) -> Bool:
+    """Per event whether its name is one of these."""
+    of_name = np.array([is_chosen(name) for name in found.recording.names], dtype=np.bool_)
+    chosen: Bool = of_name[found.recording.spans.name]
+    return chosen
+
+
+def collective_calls(found: Attributed) -> Bool:
+    """Per event whether it is a call that communicates."""
+    return named(found, is_collective_call) & (found.recording.spans.category <= Category.ANNOTATION)
+
+
+def outermost_of(found: Attributed, chosen: Bool) -> Bool:
+    """Those of the chosen events that are within no other."""
+    parent = found.nesting.parent
+    outermost: Bool = chosen & (nearest_above(parent, nearest(parent, chosen)) < 0)
+    return outermost
+
+
+def on_training_threads(found: Attributed) -> Bool:
+    """Per event whether it is on the main thread or on one on which backward runs."""
+    lane = found.recording.spans.lane
+    on_them: Bool = np.isin(lane, [_main_lane(found), *np.unique(lane[found.attribution.is_node])])
+    return on_them
+
+
+def _main_lane(found: Attributed) -> int:
+    """Where steps are, else where the first layer is entered, else where most ops are."""
+    spans = found.recording.spans
+    marked = np.flatnonzero(named(found, _is_step) & (spans.category <= Category.ANNOTATION))
+    if len(marked):
+        return int(spans.lane[marked[np.argmin(spans.start_ns[marked])]])
+    outside = [span for span in found.tree.layer_of_span if found.attribution.node_of[span] < 0]
+    if outside:
+        return int(spans.lane[min(outside, key=lambda span: int(spans.start_ns[span]))])
+    ops = np.flatnonzero(spans.category == Category.CPU_OP)
+    return int(np.bincount(spans.lane[ops]).argmax()) if len(ops) else 0
+
+
+def _is_step(name: str) -> bool:
+    return name.startswith(STEP)
+
+
+def main_thread(found: Attributed) -> int:
+    """The thread that trains: its number, as the trace has it."""
+    return _thread_of_lane(found, _main_lane(found)) if found.recording.lanes else 0
+
+
+def thread_of(found: Attributed, span: int) -> int:
+    return _thread_of_lane(found, int(found.recording.spans.lane[span]))
+
+
+def _thread_of_lane(found: Attributed, lane: int) -> int:
+    tid = found.recording.lanes[lane].tid
+    return tid if isinstance(tid, int) else lane
+
+
+# --------------------------------------------------------------------------------------------------
+# Steps.
 
 
 class Steps(NamedTuple):
@@ -132,8 +161,16 @@ def steps_of(found: Attributed) -> Steps:
     return Steps(windows, np.minimum(np.array(begins, dtype=np.int64), windows.start_ns), numbers, thread)
 
 
-_COMMUNICATION = classes.CLASSES.index("communication")
-_BACKWARD = ("backward", "accumulate_grad")
+def with_steps(found: Attributed, steps: Steps, chosen: Bool) -> list[tuple[int, int | None]]:
+    """The chosen events in order of start, each with its step."""
+    start = found.recording.spans.start_ns
+    members = np.flatnonzero(chosen)
+    members = members[np.argsort(start[members], kind="stable")]
+    return list(zip(members.tolist(), steps.numbers(start[members]), strict=True))
+
+
+# --------------------------------------------------------------------------------------------------
+# Layers: each call forward and recomputed, and what backward took for each in a step.
 
 
 def layer_rows(found: Attributed, steps: Steps, waits: Union) -> list[Row]:
@@ -144,11 +181,11 @@ def layer_rows(found: Attributed, steps: Steps, waits: Union) -> list[Row]:
     Args:
         waits: of the training threads for other ranks, where no event shows them.
     """
-    kept = kept_layers(found.tree)
+    kept = _kept_layers(found.tree)
     return _call_rows(found, steps, kept, waits) + _backward_rows(found, steps, kept, waits)
 
 
-def kept_layers(tree: LayerTree) -> list[bool]:
+def _kept_layers(tree: LayerTree) -> list[bool]:
     """Per layer whether it has rows."""
     kept = []
     for i, layer in enumerate(tree.layers):
@@ -185,7 +222,7 @@ def _call_rows(found: Attributed, steps: Steps, kept: list[bool], waits: Union) 
                 waiting_ns=int(waiting[i]),
                 depth=int(depth[i]),
                 parent=tree.layers[int(calls.layer[above])].name if above >= 0 else kind,
-                thread=_thread(found, span),
+                thread=thread_of(found, span),
             )
         )
     return rows
@@ -201,10 +238,8 @@ def _again(found: Attributed, call: int) -> bool:
 
 def _waiting(found: Attributed, waits: Union) -> Int64:
     """Per call the time of the collectives that were called in it, on its thread, and of its waits for others."""
-    calls, spans, parent = found.calls, found.recording.spans, found.nesting.parent
-    collective = np.array([is_collective_call(name) for name in found.recording.names], dtype=np.bool_)
-    is_collective = collective[spans.name] & (spans.category <= Category.ANNOTATION)
-    outermost = np.flatnonzero(is_collective & (nearest_above(parent, nearest(parent, is_collective)) < 0))
+    calls, spans = found.calls, found.recording.spans
+    outermost = np.flatnonzero(outermost_of(found, collective_calls(found)))
     time = np.zeros(len(calls), dtype=np.int64)
     inside = outermost[calls.call_of_span[outermost] >= 0]
     np.add.at(time, calls.call_of_span[inside], spans.duration_ns[inside])
@@ -217,7 +252,7 @@ def _device_time(found: Attributed) -> Int64 | None:
     calls, charges = found.calls, found.charges
     if charges.basis != "device":
         return None
-    launched = np.flatnonzero((charges.cpu_span >= 0) & (charges.work != _COMMUNICATION))
+    launched = np.flatnonzero((charges.cpu_span >= 0) & (charges.work != COMMUNICATION))
     call = calls.call_of_span[charges.cpu_span[launched]]
     time = np.zeros(len(calls), dtype=np.int64)
     np.add.at(time, call[call >= 0], charges.time_ns[launched[call >= 0]])
@@ -233,49 +268,48 @@ def _with_below(time: Int64, parent: list[int]) -> Int64:
 
 def _backward_rows(found: Attributed, steps: Steps, kept: list[bool], waits: Union) -> list[Row]:
     """One row per layer and step: from its first node on, as long as its nodes took together."""
-    spans, tree, attribution = found.recording.spans, found.tree, found.attribution
+    spans, layers, places = found.recording.spans, found.tree.layers, found.attribution.places
     first: dict[tuple[int | None, int], int] = {}
     length: dict[tuple[int | None, int], int] = defaultdict(int)
     waiting: dict[tuple[int | None, int], int] = defaultdict(int)
     device: dict[tuple[int | None, int], int] = defaultdict(int)
-    own, waited = _node_times(found, waits)
-    nodes = np.array(sorted(own), dtype=np.int64)
+    node_time, node_wait = _node_times(found, waits)
+    nodes = np.array(sorted(node_time), dtype=np.int64)
     for node, step in zip(nodes.tolist(), steps.numbers(spans.start_ns[nodes]), strict=True):
-        place = attribution.place(node)
+        place = found.attribution.place(node)
         if place.layer < 0 or place.phase not in _BACKWARD:
             continue
         start = int(spans.start_ns[node])
-        for layer in tree.layers[place.layer].ancestors:
+        for layer in layers[place.layer].ancestors:
             key = (step, layer)
             first[key] = min(first.get(key, start), start)
-            length[key] += own[node]
-            waiting[key] += waited.get(node, 0)
+            length[key] += node_time[node]
+            waiting[key] += node_wait[node]
     on_device = found.charges.basis == "device"
     if on_device:
-        chosen = np.flatnonzero(found.charges.work != _COMMUNICATION)
+        chosen = np.flatnonzero(found.charges.work != COMMUNICATION)
         columns = (chosen.tolist(), steps.numbers_of_charges(chosen), found.charges.place[chosen].tolist())
         for charge, step, at in zip(*columns, strict=True):
-            place = attribution.places[at]
+            place = places[at]
             if place.layer < 0 or place.phase not in _BACKWARD:
                 continue
-            for layer in tree.layers[place.layer].ancestors:
+            for layer in layers[place.layer].ancestors:
                 key = (step, layer)
                 first.setdefault(key, int(found.charges.launch_ns[charge]))
                 device[key] += int(found.charges.time_ns[charge])
-    thread = COMPUTE_THREAD if on_device else None
     return [
         Row(
             step=step,
-            name=tree.layers[layer].name,
+            name=layers[layer].name,
             kind="backward",
             start_ns=start,
             duration_ns=length[step, layer],
-            layer=tree.layers[layer].name,
+            layer=layers[layer].name,
             device_ns=device[step, layer] if on_device else None,
             waiting_ns=waiting[step, layer],
-            depth=len(tree.layers[layer].ancestors),
-            parent=tree.layers[tree.layers[layer].parent].name if tree.layers[layer].parent >= 0 else "backward",
-            thread=thread if thread is not None else None,
+            depth=len(layers[layer].ancestors),
+            parent=layers[layers[layer].parent].name if layers[layer].parent >= 0 else "backward",
+            thread=COMPUTE_THREAD if on_device else None,
         )
         for (step, layer), start in sorted(first.items(), key=lambda item: (item[1], item[0][1]))
         if kept[layer]
@@ -284,224 +318,37 @@ def _backward_rows(found: Attributed, steps: Steps, kept: list[bool], waits: Uni
 
 def _node_times(found: Attributed, waits: Union) -> tuple[dict[int, int], dict[int, int]]:
     """Per outermost autograd node: its time without what it recomputes, and of that what are collectives and waits."""
-    spans, parent, attribution = found.recording.spans, found.nesting.parent, found.attribution
-    is_node = attribution.is_node
-    nodes = np.flatnonzero(is_node & (nearest_above(parent, nearest(parent, is_node)) < 0))
-    own = dict(zip(nodes.tolist(), spans.duration_ns[nodes].tolist(), strict=True))
-    top = nearest(parent, np.isin(np.arange(len(spans)), nodes))
-    calls = found.calls
-    recomputed = {i for i, span in enumerate(calls.span.tolist()) if attribution.place(span).phase == "recompute"}
-    for call in recomputed:
-        if int(calls.parent[call]) in recomputed:
-            continue
-        span = int(calls.span[call])
-        if int(top[span]) in own:
-            own[int(top[span])] -= int(spans.duration_ns[span])
-    roles = np.array(
-        [role_of(name) == Role.COLLECTIVE or is_collective_call(name) for name in found.recording.names], dtype=np.bool_
-    )
-    collective = roles[spans.name] & (spans.category <= Category.ANNOTATION) & (top >= 0)
-    outermost = np.flatnonzero(collective & (nearest_above(parent, nearest(parent, collective)) < 0))
+    spans, calls, attribution = found.recording.spans, found.calls, found.attribution
+    outermost = outermost_of(found, attribution.is_node)
+    nodes = np.flatnonzero(outermost)
+    top = nearest(found.nesting.parent, outermost)
+    node_time = dict(zip(nodes.tolist(), spans.duration_ns[nodes].tolist(), strict=True))
     within = waits.overlap(spans.start_ns[nodes], spans.end_ns[nodes])
-    waited: dict[int, int] = defaultdict(int, zip(nodes.tolist(), within.tolist(), strict=True))
-    for call in recomputed:  # the waits in what is computed again are that's
+    node_wait = dict(zip(nodes.tolist(), within.tolist(), strict=True))
+    recomputed = {i for i, span in enumerate(calls.span.tolist()) if attribution.place(span).phase == "recompute"}
+    for call in recomputed:  # its time, and the waits in it, are those of what is computed again
         span = int(calls.span[call])
-        if int(calls.parent[call]) not in recomputed and int(top[span]) in waited:
-            begin, end = spans.start_ns[[span]], spans.end_ns[[span]]
-            waited[int(top[span])] -= int(waits.overlap(begin, end)[0])
-    for span in outermost.tolist():
-        waited[int(top[span])] += int(spans.duration_ns[span])
-    return own, waited
-
-
-def _thread(found: Attributed, span: int) -> int | None:
-    tid = found.recording.lanes[int(found.recording.spans.lane[span])].tid
-    return tid if isinstance(tid, int) else None
-
-
-# --------------------------------------------------------------------------------------------------
-# Collectives of a trace as rows of the span table: those that a device runs, or a thread of the backend.
-
-_MOVE_THEIR_INPUT = ("all_reduce", "broadcast", "reduce", "send", "recv")
-
-
-def cpu_collectives(found: Attributed, steps: Steps) -> list[Row]:
-    """Collectives as the backend's own threads show them, else as calls; calls beside the former have no number."""
-    spans = found.recording.spans
-    outermost = outermost_calls(found)
-    training = np.isin(spans.lane, training_lanes(found))
-    own_threads = np.flatnonzero(outermost & ~training)
-    told = _told_of(found)
-    by_backend = _numbered(found, steps, own_threads, told, thread_of=lambda span: thread_of(found, span), depth=0)
-    nested = np.flatnonzero(outermost & training)
-    thread = main_thread(found)
-    by_call = _numbered(found, steps, nested, told, thread_of=lambda _: thread, depth=1)
-    if by_backend:
-        by_call = [row._replace(sequence=None, group=None) for row in by_call]
-        by_backend = _with_overlap(found, by_backend)
-    return by_backend + by_call
-
-
-def outermost_calls(found: Attributed) -> Bool:
-    """Per event whether it is a call that communicates, and within no other."""
-    spans, parent = found.recording.spans, found.nesting.parent
-    calls = np.array([is_collective_call(name) for name in found.recording.names], dtype=np.bool_)
-    is_call: Bool = calls[spans.name] & (spans.category <= Category.ANNOTATION)
-    outermost: Bool = is_call & (nearest_above(parent, nearest(parent, is_call)) < 0)
-    return outermost
-
-
-def _with_overlap(found: Attributed, rows: list[Row]) -> list[Row]:
-    """With how long the training threads ran ops beside each, calls that communicate left out."""
-    spans, parent = found.recording.spans, found.nesting.parent
-    calls = np.array([is_collective_call(name) for name in found.recording.names], dtype=np.bool_)
-    is_op = (spans.category == Category.CPU_OP) & np.isin(spans.lane, training_lanes(found))
-    is_op[list(found.tree.layer_of_span)] = False
-    chosen = is_op & ~(nearest(parent, calls[spans.name] & (spans.category <= Category.ANNOTATION)) >= 0)
-    computing = union(spans.start_ns[chosen], spans.end_ns[chosen])
-    starts = np.array([row.start_ns for row in rows], dtype=np.int64)
-    ends = starts + np.array([row.duration_ns for row in rows], dtype=np.int64)
-    beside = computing.overlap(starts, ends).tolist()
-    return [row._replace(overlapped_ns=overlapped) for row, overlapped in zip(rows, beside, strict=True)]
-
-
-def device_collectives(found: Attributed, steps: Steps) -> list[Row]:
-    """Kernels that communicate, each in its stream; of the step that launched it."""
-    spans, charges = found.recording.spans, found.charges
-    chosen = np.flatnonzero(charges.work == _COMMUNICATION)
-    if not len(chosen):
-        return []
-    numbers = steps.numbers_of_charges(chosen)
-    exposed, _ = exposed_communication(found.recording, charges)
-    told = _details(found)
-    rows = []
-    columns = (charges.span[chosen].tolist(), charges.cpu_span[chosen].tolist(), numbers, exposed[chosen].tolist())
-    for span, cpu_span, number, exposed_ns in zip(*columns, strict=True):
-        details = told.get(span) or told.get(_telling(found, cpu_span, told))
-        row = _collective_row(found, span, number, details, thread=int(spans.stream[span]), depth=0)
-        rows.append(row._replace(overlapped_ns=row.duration_ns - int(exposed_ns)))
-    return _with_sequence(rows)
-
-
-def _telling(found: Attributed, span: int, told: Mapping[int, CollectiveDetails]) -> int:
-    """The innermost event around a launch that tells of its collective; -1 for none."""
-    parent = found.nesting.parent
-    while span >= 0 and span not in told:
-        span = int(parent[span])
-    return span
-
-
-def _numbered(
-    found: Attributed,
-    steps: Steps,
-    members: Int64,
-    told: Mapping[int, CollectiveDetails],
-    *,
-    thread_of: Callable[[int], int],
-    depth: int,
-) -> list[Row]:
-    spans = found.recording.spans
-    members = members[np.argsort(spans.start_ns[members], kind="stable")]
-    numbers = steps.numbers(spans.start_ns[members])
-    rows = [
-        _collective_row(found, span, number, told.get(span), thread=thread_of(span), depth=depth)
-        for span, number in zip(members.tolist(), numbers, strict=True)
-    ]
-    return _with_sequence(rows)
-
-
-def _told_of(found: Attributed) -> dict[int, CollectiveDetails]:
-    """Per event that tells of its collective, or that is around one that does, what is told."""
-    told = _details(found)
-    parent = found.nesting.parent
-    for span, details in list(told.items()):
-        above = int(parent[span])
-        while above >= 0 and above not in told:
-            told[above] = details
-            above = int(parent[above])
-    return told
-
-
-def _collective_row(
-    found: Attributed, span: int, step: int | None, details: CollectiveDetails | None, *, thread: int, depth: int
-) -> Row:
-    spans, name = found.recording.spans, found.recording.name_of(span)
-    on_device = int(spans.category[span]) in DEVICE_CATEGORIES
-    plain = (details.name if details is not None else "") or name
-    return Row(
-        step=step,
-        name=collective_of(plain) or collective_of(name) or name,
-        kind="communication",
-        start_ns=int(spans.start_ns[span]),
-        duration_ns=int(spans.duration_ns[span]),
-        device_ns=int(spans.duration_ns[span]) if on_device else None,
-        thread=thread,
-        depth=depth,
-        sequence=None if details is None else details.sequence,
-        group=_group(found, details),
-        bytes=_bytes(details) if details is not None else _bytes_of_inputs(found, span),
-    )
-
-
-def _with_sequence(rows: list[Row]) -> list[Row]:
-    """Numbered in each step where the trace does not tell: by name and group, in order of start."""
-    seen: dict[tuple[int | None, str, str | None], int] = {}
-    numbered = []
-    for row in sorted(rows, key=lambda row: row.start_ns):
-        key = (row.step, row.name, row.group)
-        count = seen[key] = seen.get(key, -1) + 1
-        numbered.append(row if row.sequence is not None else row._replace(sequence=count))
-    return numbered
-
-
-def _details(found: Attributed) -> dict[int, CollectiveDetails]:
-    return {details.span: details for details in found.recording.collectives}
-
-
-def _group(found: Attributed, details: CollectiveDetails | None) -> str | None:
-    """The ranks of the group, else its name; where nothing is told, of a job with one group that one."""
-    if details is not None and details.ranks:
-        return rank_list_text(details.ranks)
-    if details is not None and details.group_name:
-        return details.group_name
-    info = found.recording.metadata.get("distributedInfo")
-    groups = info.get("pg_config") if isinstance(info, Mapping) else None
-    if isinstance(groups, list) and len(groups) == 1 and isinstance(groups[0], Mapping):
-        ranks = groups[0].get("ranks")
-        return rank_list_text(ranks) if isinstance(ranks, list) and ranks else str(groups[0].get("pg_desc") or "all")
-    return None
-
-
-def _bytes(details: CollectiveDetails) -> int | None:
-    size = element_bytes(details.dtype or "")
-    elements = [count for count in (details.in_elements, details.out_elements) if count is not None]
-    return None if size is None or not elements else max(elements) * size
-
-
-def _bytes_of_inputs(found: Attributed, span: int) -> int | None:
-    """Of a collective that moves what it is given, as a trace with shapes tells it."""
-    shapes = found.shapes.get(span) if found.shapes is not None else None
-    if shapes is None or collective_of(found.recording.name_of(span)) not in _MOVE_THEIR_INPUT:
-        return None
-    inputs = [
-        (math.prod(dims), element_bytes(kind)) for dims, kind in zip(shapes.dims, shapes.types, strict=False) if dims
-    ]
-    if not inputs or any(size is None for _, size in inputs):
-        return None
-    return int(sum(elements * (size or 0) for elements, size in inputs))
+        node = int(top[span])
+        if int(calls.parent[call]) not in recomputed and node in node_time:
+            node_time[node] -= int(spans.duration_ns[span])
+            node_wait[node] -= int(waits.overlap(spans.start_ns[[span]], spans.end_ns[[span]])[0])
+    communicates = named(found, lambda name: role_of(name) == Role.COLLECTIVE or is_collective_call(name))
+    collective = communicates & (spans.category <= Category.ANNOTATION) & (top >= 0)
+    for span in np.flatnonzero(outermost_of(found, collective)).tolist():
+        node_wait[int(top[span])] += int(spans.duration_ns[span])
+    return node_time, node_wait
 
 
 # --------------------------------------------------------------------------------------------------
 # What runs on a training thread, or on the compute streams of a device, as phases of a step.
 
 LONG_GAP_NS = 100_000  # less belongs to what is before and after it
-_LASTING = ("forward", "backward", "recompute")  # go on between their ops
 _APART = ("data", "checkpoint", "communication")  # never joined: each is a span as it is
 _KINDS = {"backward": "backward", "accumulate_grad": "backward", "recompute": "recompute", "optimizer": "optimizer"}
 
 
-class Piece(NamedTuple):
-    """Something that runs, and of which kind it is; "": nothing tells."""
+class _Piece(NamedTuple):
+    """Something that runs, and of which kind it is; "": not known."""
 
     start_ns: int
     end_ns: int
@@ -510,13 +357,13 @@ class Piece(NamedTuple):
     name: str
 
 
-def kind_of_phase(phase: str) -> str:
+def _kind_of_phase(phase: str) -> str:
     """The kind of a span of this phase; "" for what is in none."""
     return "forward" if phase in FORWARD_PHASES else _KINDS.get(phase, "")
 
 
 def phases(
-    pieces: Sequence[Piece], collectives: Union, *, thread: int, lasting: tuple[str, ...] = _LASTING
+    pieces: Sequence[_Piece], collectives: Union, *, thread: int, lasting: tuple[str, ...] = _LASTING
 ) -> list[Row]:
     """Pieces of one kind after another as one span.
 
@@ -529,9 +376,9 @@ def phases(
         collectives: when some run beside.
         lasting: kinds that go on between their pieces.
     """
-    joined: list[Piece] = []
+    joined: list[_Piece] = []
     gaps = _gaps(pieces, collectives)
-    for (gap_ns, waited_ns), piece in zip(gaps, _named(pieces, gaps), strict=True):
+    for (gap_ns, waited_ns), piece in zip(gaps, _with_kinds(pieces, gaps), strict=True):
         last = joined[-1] if joined else None
         if last is None or last.kind != piece.kind or last.step != piece.step or piece.kind in _APART:
             joined.append(piece)
@@ -557,9 +404,9 @@ def phases(
     ]
 
 
-def _named(pieces: Sequence[Piece], gaps: Sequence[tuple[int, int]]) -> list[Piece]:
+def _with_kinds(pieces: Sequence[_Piece], gaps: Sequence[tuple[int, int]]) -> list[_Piece]:
     """The same, with a kind for each."""
-    named: list[Piece] = []
+    found: list[_Piece] = []
     runs = [list(run) for _, run in groupby(pieces, key=lambda piece: (bool(piece.kind), piece.step))]
     for at, run in enumerate(runs):
         before = runs[at - 1][-1] if at else None
@@ -567,14 +414,14 @@ def _named(pieces: Sequence[Piece], gaps: Sequence[tuple[int, int]]) -> list[Pie
         kind = before.kind if before is not None and before.step == run[0].step and before.kind in _LASTING else ""
         within = after is not None and (after.kind, after.step) == (kind, run[0].step)
         for piece in run:
-            gap_ns, waited_ns = gaps[len(named)]
+            gap_ns, waited_ns = gaps[len(found)]
             if not within and gap_ns - waited_ns > LONG_GAP_NS:
                 kind = ""
-            named.append(piece._replace(kind=piece.kind or kind or "other"))
-    return named
+            found.append(piece._replace(kind=piece.kind or kind or "other"))
+    return found
 
 
-def _gaps(pieces: Sequence[Piece], collectives: Union) -> list[tuple[int, int]]:
+def _gaps(pieces: Sequence[_Piece], collectives: Union) -> list[tuple[int, int]]:
     """Per piece: how long nothing ran before it, and how much of that a collective did; nothing before the first."""
     if not pieces:
         return []
@@ -599,64 +446,61 @@ _AROUND = ("forward", "backward", "recompute", "optimizer")  # of such a block: 
 
 
 @lru_cache(maxsize=4096)
-def kind_of_block(name: str) -> str:
-    """What somebody says by the name of an annotation, as `Timer` knows it; "" where it does not tell."""
+def _kind_of_block(name: str) -> str:
+    """The kind that the name of an annotation means, as for `Timer`; "" where it means none."""
     kind = kind_of_span(name) if is_named_block(name) else ""
     return kind if kind in (*_WHOLE, *_AROUND) else ""
 
 
-def cpu_pieces(found: Attributed, steps: Steps) -> list[Piece]:
+def cpu_pieces(found: Attributed, steps: Steps) -> list[_Piece]:
     """The outermost events of the training threads, in order of start, and the ends of blocks that somebody named.
 
     What the trace knows of an op comes before the name of a block around it. That block's two ends are pieces without
     length, so that it lasts from one to the other.
     """
     recording, spans, parent = found.recording, found.recording.spans, found.nesting.parent
+    training = on_training_threads(found)
     roles = np.array([role_of(name) for name in recording.names], dtype=np.int8)[spans.name]
-    blocks = np.array([kind_of_block(name) for name in recording.names])[spans.name]
-    blocks[(spans.category != Category.ANNOTATION) | ~_on_training_threads(found)] = ""
-    around = _outermost(found, np.isin(blocks, _AROUND))
+    blocks = np.array([_kind_of_block(name) for name in recording.names])[spans.name]
+    blocks[(spans.category != Category.ANNOTATION) | ~training] = ""
+    around = outermost_of(found, np.isin(blocks, _AROUND))
     is_layer = np.zeros(len(spans), dtype=np.bool_)
     is_layer[list(found.tree.layer_of_span)] = True
     is_layer &= (blocks == "") | (blocks == "forward")
-    is_step = np.array([name.startswith(STEP) or is_server_step(name) for name in recording.names], dtype=np.bool_)
+    is_step = named(found, lambda name: _is_step(name) or is_server_step(name))
     counts = (spans.category == Category.CPU_OP) | is_layer | np.isin(blocks, _WHOLE) | (roles != Role.PLAIN)
-    outermost = _outermost(
-        found, counts & (spans.category <= Category.MODULE) & ~is_step[spans.name] & _on_training_threads(found)
-    )
+    outermost = outermost_of(found, counts & (spans.category <= Category.MODULE) & ~is_step & training)
     has_node = np.zeros(len(spans), dtype=np.bool_)
-    made_in = nearest(parent, outermost)[made_nodes(found)]
+    made_in = nearest(parent, outermost)[_forward_ops(found)]
     has_node[made_in[made_in >= 0]] = True
     named_by = nearest(parent, around)
     pieces = []
-    for span, step in _with_steps(found, steps, outermost):
+    for span, step in with_steps(found, steps, outermost):
         kind = str(blocks[span]) if blocks[span] in _WHOLE else ""
         kind = kind or _kind_of(found, span, int(roles[span]), runs_forward=bool(has_node[span] or is_layer[span]))
         kind = kind or (str(blocks[named_by[span]]) if named_by[span] >= 0 else "")
         start = int(spans.start_ns[span])
-        pieces.append(Piece(start, start + int(spans.duration_ns[span]), kind, step, recording.name_of(span)))
-    for span, step in _with_steps(found, steps, around):
+        pieces.append(_Piece(start, start + int(spans.duration_ns[span]), kind, step, recording.name_of(span)))
+    for span, step in with_steps(found, steps, around):
         for end in (int(spans.start_ns[span]), int(spans.end_ns[span])):
-            pieces.append(Piece(end, end, str(blocks[span]), step, recording.name_of(span)))
+            pieces.append(_Piece(end, end, str(blocks[span]), step, recording.name_of(span)))
     return sorted(pieces, key=lambda piece: (piece.start_ns, piece.end_ns))
 
 
-def made_nodes(found: Attributed) -> Int64:
-    """The forward ops of the nodes that ran."""
+def _forward_ops(found: Attributed) -> Int64:
+    """The forward ops of the autograd nodes that ran."""
     return np.array([link.forward_op for link in found.attribution.links if link.forward_op >= 0], dtype=np.int64)
 
 
 def garbage_rows(found: Attributed, steps: Steps, phases: list[Row]) -> list[Row]:
     """The collections of garbage on the training threads, in whatever phase each lies."""
-    recording, spans = found.recording, found.recording.spans
-    collects = np.array([name == GARBAGE or _says_garbage(name) for name in recording.names], dtype=np.bool_)
-    chosen = _outermost(
-        found, collects[spans.name] & (spans.category == Category.ANNOTATION) & _on_training_threads(found)
-    )
+    spans = found.recording.spans
+    collects = named(found, lambda name: name == GARBAGE or (is_named_block(name) and kind_of_span(name) == "gc"))
+    chosen = outermost_of(found, collects & (spans.category == Category.ANNOTATION) & on_training_threads(found))
     phases = sorted(phases, key=lambda row: row.start_ns)
     starts = np.array([row.start_ns for row in phases], dtype=np.int64)
     rows = []
-    for span, step in _with_steps(found, steps, chosen):
+    for span, step in with_steps(found, steps, chosen):
         start = int(spans.start_ns[span])
         before = phases[at] if (at := int(np.searchsorted(starts, start, side="right")) - 1) >= 0 else None
         within = before is not None and start < before.start_ns + before.duration_ns
@@ -675,10 +519,6 @@ def garbage_rows(found: Attributed, steps: Steps, phases: list[Row]) -> list[Row
     return rows
 
 
-def _says_garbage(name: str) -> bool:
-    return is_named_block(name) and kind_of_span(name) == "gc"
-
-
 def _kind_of(found: Attributed, span: int, role: int, *, runs_forward: bool) -> str:
     name = found.recording.name_of(span)
     if role == Role.DATA_LOADING:
@@ -695,46 +535,26 @@ def _kind_of(found: Attributed, span: int, role: int, *, runs_forward: bool) -> 
     return "recompute" if phase == "recompute" else ""
 
 
-def _on_training_threads(found: Attributed) -> Bool:
-    on_them: Bool = np.isin(found.recording.spans.lane, training_lanes(found))
-    return on_them
-
-
-def _outermost(found: Attributed, chosen: Bool) -> Bool:
-    parent = found.nesting.parent
-    outermost: Bool = chosen & (nearest_above(parent, nearest(parent, chosen)) < 0)
-    return outermost
-
-
-def _with_steps(found: Attributed, steps: Steps, chosen: Bool) -> list[tuple[int, int | None]]:
-    """The events in order of start, each with its step."""
-    start = found.recording.spans.start_ns
-    members = np.flatnonzero(chosen)
-    members = members[np.argsort(start[members], kind="stable")]
-    return list(zip(members.tolist(), steps.numbers(start[members]), strict=True))
-
-
 # --------------------------------------------------------------------------------------------------
 # What the compute streams of a device do, piece by piece, and how much of a time they are busy.
 
-LASTING = ("forward", "backward", "recompute", "optimizer")  # a device waits between kernels for the CPU
 _LEAST_OF_COMPUTE = 0.1  # of the busiest stream's time: a stream with less does not make the phases
 
 
-def device_pieces(found: Attributed, steps: Steps) -> list[Piece]:
+def device_pieces(found: Attributed, steps: Steps) -> list[_Piece]:
     """What runs on the compute streams of the busiest device."""
     spans, charges = found.recording.spans, found.charges
     chosen = _computes(found)
-    kinds = [kind_of_phase(place.phase) for place in found.attribution.places]
+    kinds = [_kind_of_phase(place.phase) for place in found.attribution.places]
     start, end = spans.start_ns[charges.span[chosen]], spans.end_ns[charges.span[chosen]]
     makes_node = np.zeros(len(spans), dtype=np.bool_)
-    makes_node[made_nodes(found)] = True
+    makes_node[_forward_ops(found)] = True
     launch = charges.cpu_span[chosen]
     forward = (launch >= 0) & (nearest(found.nesting.parent, makes_node)[launch] >= 0)
     columns = (start, end, charges.place[chosen], forward)
     numbers = steps.numbers_of_charges(chosen)
     return [
-        Piece(begin, stop, kinds[place] or ("forward" if in_forward else ""), number, "")
+        _Piece(begin, stop, kinds[place] or ("forward" if in_forward else ""), number, "")
         for (begin, stop, place, in_forward), number in zip(
             zip(*(column.tolist() for column in columns), strict=True), numbers, strict=True
         )
@@ -755,7 +575,7 @@ def with_device_time(found: Attributed, rows: list[Row]) -> list[Row]:
 def _computes(found: Attributed) -> Int64:
     """The charges of streams that compute, in order of start; collectives left out."""
     spans, charges = found.recording.spans, found.charges
-    candidates: Int64 = np.flatnonzero(charges.work != _COMMUNICATION)
+    candidates: Int64 = np.flatnonzero(charges.work != COMMUNICATION)
     if not len(candidates):
         return candidates
     lane = spans.lane[charges.span[candidates]]
@@ -773,24 +593,22 @@ def _computes(found: Attributed) -> Int64:
 # Where a training thread waits for a collective within a layer or a node, which show in the trace as one event.
 #
 # The thread goes on when the collective ends. So where one ends while the thread is in no op, only in a layer's mark,
-# in
-# the engine's part of a node or around a call that communicates, it waited since the last op, or since the collective
-# began. A thread that goes on before waited for nothing.
+# in the engine's part of a node or around a call that communicates, it waited since the last op, or since the
+# collective began. A thread that goes on before waited for nothing.
 
 _ENGINE = "autograd::engine::evaluate_function: "  # hooks run in it, beside the node itself
 _WAITING = ("forward", "backward", "recompute", "optimizer", "other")
 
 
-def waits_within(found: Attributed) -> Union:
+def waits_within_events(found: Attributed) -> Union:
     """The waits of the training threads within events, where the backend's threads show collectives."""
     spans, parent = found.recording.spans, found.nesting.parent
-    calls = outermost_calls(found)
-    training = np.isin(spans.lane, training_lanes(found))
+    calls = outermost_of(found, collective_calls(found))
+    training = on_training_threads(found)
     collectives = np.flatnonzero(calls & ~training)
     if found.charges.basis == "device" or not len(collectives):
         return union(np.empty(0, np.int64), np.empty(0, np.int64))
-    engine = np.array([name.startswith(_ENGINE) for name in found.recording.names], dtype=np.bool_)
-    may_wait = engine[spans.name]
+    may_wait = named(found, lambda name: name.startswith(_ENGINE))
     may_wait[list(found.tree.layer_of_span)] = True
     around = parent[np.flatnonzero(calls & training)]
     while len(around := np.unique(around[around >= 0])):
@@ -829,37 +647,3 @@ def _last(starts: Int64, values: Int64, at_ns: Int64) -> Int64:
     place = np.searchsorted(starts, at_ns, side="left") - 1
     found: Int64 = np.where(place >= 0, values[np.maximum(place, 0)], np.iinfo(np.int64).min)
     return found
-
-
-# --------------------------------------------------------------------------------------------------
-# One trace as rows of the span table: steps, phases, layers and collectives of a rank.
-#
-# On a CPU-only trace phases are what the training threads do: ops one after another with the same phase are one span.
-# On
-# a trace of a device they are what its compute streams do, and data loading is the CPU's, beside it. A long gap in
-# which
-# a collective runs is none of a phase: it is that collective's.
-
-_BESIDE_DEVICE = ("data", "checkpoint")  # of the CPU, which a device waits for
-
-
-def trace_rows(found: Attributed) -> list[Row]:
-    """The rows of an attributed recording, whose times are its own."""
-    steps = steps_of(found)
-    on_device = found.charges.basis == "device"
-    collectives = device_collectives(found, steps) if on_device else cpu_collectives(found, steps)
-    beside = [row for row in collectives if row.depth == 0]
-    starts = np.array([row.start_ns for row in beside], dtype=np.int64)
-    waits = union(starts, starts + np.array([row.duration_ns for row in beside], dtype=np.int64))
-    within = waits_within(found)
-    on_cpu = phases(cpu_pieces(found, steps), waits, thread=main_thread(found))
-    garbage = garbage_rows(found, steps, on_cpu)
-    if on_device:
-        compute = phases(device_pieces(found, steps), waits, thread=COMPUTE_THREAD, lasting=LASTING)
-        rows = [*with_device_time(found, compute), *(row for row in on_cpu if row.kind in _BESIDE_DEVICE)]
-        garbage = [row._replace(depth=0, parent=None) for row in garbage]
-    else:
-        rows = without_waits((row for row in on_cpu if row.kind != "communication"), within)
-        at_top = {row.start_ns for row in on_cpu if row.kind == "communication"}
-        collectives = [row._replace(depth=0, parent=None) if row.start_ns in at_top else row for row in collectives]
-    return [*steps.rows(), *collectives, *rows, *garbage, *layer_rows(found, steps, within)]

@@ -15,11 +15,29 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from profiler_wrapper.analysis.attributed import attributed
+import numpy as np
+
+from profiler_wrapper.analysis.attributed import Attributed, attributed
+from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.child import start_child
 from profiler_wrapper.errors import MissingPackage, WrongUse
+from profiler_wrapper.ranks.collectives import cpu_collectives, device_collectives
 from profiler_wrapper.ranks.database import INSTALL, available_cores
-from profiler_wrapper.ranks.from_trace import Row, trace_rows
+from profiler_wrapper.ranks.from_trace import (
+    COMPUTE_THREAD,
+    LASTING_ON_DEVICE,
+    Row,
+    cpu_pieces,
+    device_pieces,
+    garbage_rows,
+    layer_rows,
+    main_thread,
+    phases,
+    steps_of,
+    waits_within_events,
+    with_device_time,
+    without_waits,
+)
 from profiler_wrapper.trace.atomic import replacing
 from profiler_wrapper.trace.reader import read, read_shapes
 from profiler_wrapper.trace.run_directory import RUN_FILE
@@ -30,6 +48,9 @@ _LATEST_NS = 2**62  # since 1970; what is beyond is no clock
 _GREATEST_RANK = 2**31 - 1
 _KEY = b"profiler_wrapper"
 _ARROW = {"INTEGER": "int32", "BIGINT": "int64", "SMALLINT": "int16", "VARCHAR": "string"}
+
+
+_BESIDE_DEVICE = ("data", "checkpoint")  # of the CPU, which a device waits for
 
 
 class Task(NamedTuple):
@@ -104,6 +125,32 @@ def _reduce(trace: Path, rank: int | None) -> tuple[Reduced, list[Row]]:
         notes=tuple(notes),
     )
     return summary, rows
+
+
+def trace_rows(found: Attributed) -> list[Row]:
+    """The rows of an attributed recording, whose times are its own."""
+    steps = steps_of(found)
+    on_device = found.charges.basis == "device"
+    collectives = device_collectives(found, steps) if on_device else cpu_collectives(found, steps)
+    collective_times = _times_of([row for row in collectives if row.depth == 0])
+    waits = waits_within_events(found)
+    on_cpu = phases(cpu_pieces(found, steps), collective_times, thread=main_thread(found))
+    garbage = garbage_rows(found, steps, on_cpu)
+    if on_device:
+        pieces = device_pieces(found, steps)
+        compute = phases(pieces, collective_times, thread=COMPUTE_THREAD, lasting=LASTING_ON_DEVICE)
+        rows = [*with_device_time(found, compute), *(row for row in on_cpu if row.kind in _BESIDE_DEVICE)]
+        garbage = [row._replace(depth=0, parent=None) for row in garbage]
+    else:
+        rows = without_waits((row for row in on_cpu if row.kind != "communication"), waits)
+        at_top = {row.start_ns for row in on_cpu if row.kind == "communication"}
+        collectives = [row._replace(depth=0, parent=None) if row.start_ns in at_top else row for row in collectives]
+    return [*steps.rows(), *collectives, *rows, *garbage, *layer_rows(found, steps, waits)]
+
+
+def _times_of(rows: Sequence[Row]) -> Union:
+    starts = np.array([row.start_ns for row in rows], dtype=np.int64)
+    return union(starts, starts + np.array([row.duration_ns for row in rows], dtype=np.int64))
 
 
 def _run_beside(trace: Path) -> dict[str, Any]:
@@ -423,10 +470,7 @@ def _there(task: Task) -> Reduced | None:
 
 
 def _on_dask(tasks: Sequence[Task], scheduler: str, reduce: Reduce) -> Iterator[tuple[int, Reduced]]:
-    try:
-        import distributed
-    except ImportError as error:
-        raise MissingPackage("--scheduler needs Dask: pip install dask distributed") from error
+    distributed = _distributed()
     try:
         distributed.comm.get_address_host_port(scheduler, strict=True)
         client = distributed.Client(scheduler, timeout=_PATIENCE_S, set_as_default=False)
@@ -444,3 +488,11 @@ def _on_dask(tasks: Sequence[Task], scheduler: str, reduce: Reduce) -> Iterator[
                 killed = type(raised).__name__ == "KilledWorker"
                 why = _KILLED if killed else f"{type(raised).__name__}: {raised}"
                 yield i, Reduced(tasks[i].trace, "", tasks[i].rank, failure=why)
+
+
+def _distributed() -> Any:
+    try:
+        import distributed
+    except ImportError as error:
+        raise MissingPackage("--scheduler needs Dask: pip install dask distributed") from error
+    return distributed

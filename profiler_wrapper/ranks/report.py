@@ -13,6 +13,7 @@ import numpy as np
 
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.ranks.clocks import align, fit, write_table
+from profiler_wrapper.ranks.collectives import arrivals, communication, match_collectives, prepare, with_reasons
 from profiler_wrapper.ranks.database import Database, LoadedSpans
 from profiler_wrapper.ranks.model import Bool, Float, Int, Missing, OwnTimes, RanksReport, Replay
 from profiler_wrapper.ranks.replay import what_if
@@ -21,16 +22,11 @@ from profiler_wrapper.ranks.times import (
     MANY_STEPS,
     Basis,
     account,
-    arrivals,
-    communication,
     judged_times,
     layer_times,
-    match_collectives,
     own_times,
-    prepare,
     score,
     subtract_transfer_waiting,
-    with_reasons,
     with_waiting_of_one,
 )
 from profiler_wrapper.trace.run_directory import RESULT_FILE, RUN_FILE

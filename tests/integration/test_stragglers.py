@@ -9,9 +9,10 @@ import pytest
 
 import span_sums
 from processes import run_in_processes
+from profiler_wrapper.ranks.collectives import arrivals, prepare
 from profiler_wrapper.ranks.load import open_spans
 from profiler_wrapper.ranks.stragglers import judge
-from profiler_wrapper.ranks.times import account, arrivals, layer_times, own_times, prepare
+from profiler_wrapper.ranks.times import account, layer_times, own_times
 from straggler_jobs import Plan, record_rows, record_timers, record_traces, said, verdict_of
 
 RANKS = 4

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("duckdb")
 
+from profiler_wrapper.ranks.collectives import communication, prepare, with_reasons
 from profiler_wrapper.ranks.model import CommunicationRow
-from profiler_wrapper.ranks.times import communication, prepare, with_reasons
 from span_tables import span, span_database
 
 

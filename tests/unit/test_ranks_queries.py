@@ -10,17 +10,10 @@ import pytest
 
 pytest.importorskip("duckdb")
 
+from profiler_wrapper.ranks.collectives import arrivals, common_name, communication, match_collectives, prepare
 from profiler_wrapper.ranks.database import open_database
 from profiler_wrapper.ranks.model import OWN_KINDS, OwnTimes
-from profiler_wrapper.ranks.times import (
-    arrivals,
-    common_name,
-    communication,
-    layer_times,
-    match_collectives,
-    own_times,
-    prepare,
-)
+from profiler_wrapper.ranks.times import layer_times, own_times
 from span_tables import EPOCH_NS, span, span_database
 
 
