@@ -133,7 +133,7 @@ def tables(
         time_basis=charges.basis,
         complete=recording.complete and bool(run.get("complete", True)),
         warnings=(*_strings(run.get("warnings")), *recording.warnings, *found.notes, *notes),
-        run={name: told for name, told in run.items() if name not in _OF_USE_WITH_A_TRACE_ONLY},
+        run={name: value for name, value in run.items() if name not in _OF_USE_WITH_A_TRACE_ONLY},
         time=totals(found, exposed_total),
         unattributed=unattributed_rows(attribution, charges),
         layers=layer_rows(found, exposed, per_call, ran_elsewhere),
@@ -151,8 +151,8 @@ def tables(
     if not isinstance(work, str):
         analysis = with_work(analysis, found, work, peaks)
     failed: list[str] = []
-    told = attempt("the summary is", lambda: summary_of(analysis, found), Summary({}, ()), failed)
-    return replace(analysis, summary=told.summary, warnings=(*analysis.warnings, *told.notes, *failed))
+    said = attempt("the summary is", lambda: summary_of(analysis, found), Summary({}, ()), failed)
+    return replace(analysis, summary=said.summary, warnings=(*analysis.warnings, *said.notes, *failed))
 
 
 def _work(found: Attributed) -> WorkCount | str:

@@ -324,7 +324,7 @@ def with_called(ops: OpSpans, own: Int64) -> Int64:
     return own
 
 
-def called_by_alike(ops: OpSpans, key: Int32) -> Bool:
+def called_by_same_key(ops: OpSpans, key: Int32) -> Bool:
     """Per op: whether one with the same key calls it, directly or not."""
     found = np.zeros(len(ops), dtype=np.bool_)
     doubtful, above = np.arange(len(ops)), ops.around
@@ -333,6 +333,6 @@ def called_by_alike(ops: OpSpans, key: Int32) -> Bool:
         doubtful, above = doubtful[called], above[called]
         if not len(doubtful):
             return found
-        alike = key[above] == key[doubtful]
-        found[doubtful[alike]] = True
-        doubtful, above = doubtful[~alike], ops.around[above[~alike]]
+        same = key[above] == key[doubtful]
+        found[doubtful[same]] = True
+        doubtful, above = doubtful[~same], ops.around[above[~same]]

@@ -60,7 +60,7 @@ class Graph:
 def only_called(compiled: Mapping[str, Any], recording: Recording) -> dict[str, Any]:
     """Of what a run says of its compiled graphs, what concerns those that `recording` calls."""
     called = graph_keys(recording.names) | {ALL_GRAPHS}
-    return {key: told for key, told in compiled.items() if key in called}
+    return {key: graph for key, graph in compiled.items() if key in called}
 
 
 def graph_key(name: str) -> str | None:
@@ -81,23 +81,23 @@ def read_graphs(compiled: object) -> dict[str, Graph | str] | None:
     """
     if not isinstance(compiled, Mapping):
         return None
-    return {key: told if isinstance(told, str) else _read_graph(told) for key, told in compiled.items()}
+    return {key: graph if isinstance(graph, str) else _read_graph(graph) for key, graph in compiled.items()}
 
 
-def _read_graph(told: Mapping[str, Any]) -> Graph | str:
+def _read_graph(described: Mapping[str, Any]) -> Graph | str:
     try:
-        return _graph(told)
+        return _graph(described)
     except (KeyError, TypeError, ValueError):
         return DAMAGED
 
 
-def _graph(told: Mapping[str, Any]) -> Graph:
+def _graph(described: Mapping[str, Any]) -> Graph:
     kernels = []
-    for name, is_extern, phase, modules in told["kernels"]:
+    for name, is_extern, phase, modules in described["kernels"]:
         event = _event_of_library(name) if is_extern else name
         silent = not is_extern and name.startswith(_GENERATED_FOR_CPU)
         kernels.append(Kernel(name, event, silent, phase, tuple(modules)))
-    inside = {(str(root), str(path)): [str(name) for name in names] for root, path, names in told["inside"]}
+    inside = {(str(root), str(path)): [str(name) for name in names] for root, path, names in described["inside"]}
     numbers = {number for kernel in kernels for number in kernel.modules}
     if any(not 0 <= number < len(names) for names in inside.values() for number in numbers):
         raise ValueError("a module without a name")

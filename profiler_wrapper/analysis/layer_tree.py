@@ -115,7 +115,7 @@ def is_named_block(name: str) -> bool:
 def _from_marks(
     entries: Sequence[tuple[int, Mark]], described: Iterable[Mapping[str, Any]], unmarked: Iterable[Mark] = ()
 ) -> LayerTree:
-    told = {(str(d.get("root")), str(d.get("path"))): (place, d) for place, d in enumerate(described)}
+    places = {(str(d.get("root")), str(d.get("path"))): (place, d) for place, d in enumerate(described)}
     first_mark: dict[tuple[str, str], Mark] = {}
     compiled = set()  # sooner or later: a block may be compiled after its first call
     for mark in (*(mark for _, mark in entries), *unmarked):
@@ -129,7 +129,7 @@ def _from_marks(
     index: dict[tuple[str, str], int] = {}
     for place, key in enumerate(distinct):
         mark = first_mark[key]
-        order, description = told.get(key, (place + len(told), {}))
+        order, description = places.get(key, (place + len(places), {}))
         name = _layer_name(key, prefix)
         index[key] = len(tree.layers)
         tree.layers.append(
@@ -148,7 +148,7 @@ def _from_marks(
         tree.layers[index[root, path]].parent = _parent_by_path(root, path, index)
     _repeated_roots_are_blocks(tree, distinct, index)
     tree.layer_of_mark = index
-    tree.not_entered = tuple(_layer_name(key, prefix) for key in told if key not in index and key[0] in prefix)
+    tree.not_entered = tuple(_layer_name(key, prefix) for key in places if key not in index and key[0] in prefix)
     for span, mark in entries:
         tree.layer_of_span[span] = index[mark.root, mark.path]
         phase_flags = tuple(f for f in mark.flags if f in ("prefill", "decode"))

@@ -152,11 +152,14 @@ class Leak:
     steps: int  # over which this was seen
 
 
+ChangeKind = Literal["checkpoint", "no_grad", "free_grads", "smaller_batch", "chunk_loss", "optimizer_state", "leak"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """What would lower the peak, from this run's numbers."""
 
-    kind: Literal["checkpoint", "no_grad", "free_grads", "smaller_batch", "chunk_loss", "optimizer_state", "leak"]
+    kind: ChangeKind
     text: str  # one line: what to do
     layers: tuple[str, ...]
     saves_bytes: int  # at the peak

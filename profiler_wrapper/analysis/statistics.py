@@ -1,8 +1,9 @@
-"""Median, its deviation and outliers, over numbers of which some are not known."""
+"""Numbered names as one; median, deviation and outliers; sums by key, and of numbers of which some are unknown."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Final, TypeVar
@@ -56,6 +57,7 @@ def number_ranges(numbers: Sequence[int]) -> str:
 
 
 Float = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
 
 MAD_TO_SIGMA: Final = 1.4826  # median deviation of normal numbers to their standard deviation
 # An outlier is farther from the median than both of these.
@@ -93,6 +95,31 @@ def outliers(values: Sequence[float]) -> dict[int, float]:
         return {}
     far = max(OUTLIER_SHARE * center, OUTLIER_DEVIATIONS * float(mad(values)))
     return {i: value / center - 1 for i, value in enumerate(values) if abs(value - center) > far}
+
+
+# --------------------------------------------------------------------------------------------------
+# Sums by key of whole columns.
+
+
+def sum_by_key(key: npt.NDArray[Any], values: Int64, count: int) -> Int64:
+    """Per key, from 0 to `count` - 1, the exact sum of its values."""
+    total = np.zeros(count, dtype=np.int64)
+    np.add.at(total, key, values)
+    return total
+
+
+def largest_by_key(
+    key: npt.NDArray[Any], value: npt.NDArray[Any], weight: Int64, most: int
+) -> dict[int, tuple[int, ...]]:
+    """Per key at most so many of its values, those with the largest sums of weights first; -1 is no value."""
+    chosen = np.flatnonzero(value >= 0)
+    width = int(value.max(initial=0)) + 1
+    pairs, inverse = np.unique(key[chosen].astype(np.int64) * width + value[chosen], return_inverse=True)
+    order = np.lexsort((pairs, -sum_by_key(inverse, weight[chosen], len(pairs))))
+    values: dict[int, list[int]] = defaultdict(list)
+    for one, number in zip(*(column.tolist() for column in np.divmod(pairs[order], width)), strict=True):
+        values[one].append(number)
+    return {one: tuple(numbers[:most]) for one, numbers in values.items()}
 
 
 # --------------------------------------------------------------------------------------------------

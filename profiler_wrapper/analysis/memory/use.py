@@ -171,11 +171,13 @@ def slope_of(owned: OwnedMemory, steps: Steps) -> Slope | None:
 def find_leaks(owned: OwnedMemory, steps: Steps) -> tuple[tuple[Leak, Int64], ...]:
     """Allocations that stay, step after step, each with its blocks; those that take most first.
 
-    What counts is alive when the recording ends and was made in several steps before the last, whose own may
-    yet be freed. The first of five or more does not count: what is made once is kept on purpose. What the model
+    What counts is alive when the recording ends and was made in every step before the last, whose own may yet be
+    freed; of five steps or more, in two fifths of them up to the end, without the first: what is made once is kept on
+    purpose. What the model
     or an optimizer still holds when the recording ends is none either, though it may grow (the history of L-BFGS).
     """
-    first = 1 if len(steps) >= _FEW_STEPS else 0
+    few = len(steps) < _FEW_STEPS
+    first = 0 if few else 1
     count = len(steps) - 1 - first
     if count < 2:
         return ()
@@ -194,7 +196,9 @@ def find_leaks(owned: OwnedMemory, steps: Steps) -> tuple[tuple[Leak, Int64], ..
     leaks: list[tuple[Leak, Int64]] = []
     for members in np.split(np.argsort(group, kind="stable"), np.cumsum(sizes)[:-1]):
         size = int(blocks.size_bytes[staying[members]].sum())
-        if not _goes_on(np.unique(step[members]), count) or size < _SMALLEST_LEAK_BYTES * count:
+        seen = np.unique(step[members])
+        goes_on = len(seen) == count if few else len(seen) >= max(2, _MOST_RARE * count) and seen[-1] >= count - 2
+        if not goes_on or size < _SMALLEST_LEAK_BYTES * count:
             continue
         one = int(staying[members[0]])
         phase = owned.phases[int(blocks.place[one])]
@@ -209,13 +213,6 @@ def find_leaks(owned: OwnedMemory, steps: Steps) -> tuple[tuple[Leak, Int64], ..
         )
         leaks.append((leak, staying[members]))
     return tuple(sorted(leaks, key=lambda found: -found[0].bytes_per_step))
-
-
-def _goes_on(seen: Int64, count: int) -> bool:
-    """Whether what stays of these steps, ascending and out of `count`, is one of every step or so, to the end."""
-    if count < _FEW_STEPS - 2:
-        return len(seen) == count
-    return len(seen) >= max(2, _MOST_RARE * count) and bool(seen[-1] >= count - 2)
 
 
 def phase_starts(recording: Recording, attribution: Attribution, calls: CallTree) -> tuple[tuple[int, Phase], ...]:

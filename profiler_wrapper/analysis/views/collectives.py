@@ -165,8 +165,8 @@ def collective_rows(found: Attributed) -> tuple[CollectiveRow, ...]:
         if identity not in seen:
             seen.add(identity)
             gathered.count += call.counts
-            told = call.payload_bytes is not None and gathered.payload_bytes is not None
-            gathered.payload_bytes = (gathered.payload_bytes or 0) + (call.payload_bytes or 0) if told else None
+            known = call.payload_bytes is not None and gathered.payload_bytes is not None
+            gathered.payload_bytes = (gathered.payload_bytes or 0) + (call.payload_bytes or 0) if known else None
     rows = [_row(key, gathered, on_device=charges.basis == "device") for key, gathered in sums.items()]
     rows.sort(
         key=lambda row: (-row.time_ns, row.collective, row.group, row.layer or "", PHASES.index(row.phase), row.dtype)
@@ -218,7 +218,7 @@ class _Calls:
         self._telling = nearest(parent, tells)
         names = np.array([bool(collective_of(name)) for name in found.recording.names], dtype=np.bool_)
         self._named = nearest(parent, is_call & names[spans.name])
-        self._inside: dict[int, list[CollectiveDetails]] = defaultdict(list)  # what is told within a call
+        self._inside: dict[int, list[CollectiveDetails]] = defaultdict(list)  # what is known within a call
         for span in np.flatnonzero(tells).tolist():
             if self._outermost[span] >= 0:
                 self._inside[int(self._outermost[span])] += self._details[span]
@@ -227,32 +227,32 @@ class _Calls:
     def of(self, span: int, cpu_span: int) -> tuple[int, _Call]:
         """(identity, call) of a charge."""
         if self._on_device and span in self._details:
-            identity, told = span, self._details[span]
+            identity, details = span, self._details[span]
         elif cpu_span >= 0 and self._on_device and self._telling[cpu_span] >= 0:
             identity = int(self._telling[cpu_span])
-            told = self._details[identity]
+            details = self._details[identity]
         elif cpu_span >= 0 and self._outermost[cpu_span] >= 0:
             identity = int(self._outermost[cpu_span])
-            told = [] if self._on_device else self._inside.get(identity, [])
+            details = [] if self._on_device else self._inside.get(identity, [])
         else:
-            identity, told = span, []
+            identity, details = span, []
         if identity not in self._known:
-            self._known[identity] = self._call(identity, told, span, cpu_span)
+            self._known[identity] = self._call(identity, details, span, cpu_span)
         return identity, self._known[identity]
 
-    def _call(self, identity: int, told: list[CollectiveDetails], span: int, cpu_span: int) -> _Call:
+    def _call(self, identity: int, details: list[CollectiveDetails], span: int, cpu_span: int) -> _Call:
         kernel = self._recording.name_of(span)
         named = int(self._named[cpu_span]) if cpu_span >= 0 else -1
-        names = [details.name for details in told]
+        names = [one.name for one in details]
         names += [kernel, self._recording.name_of(named) if named >= 0 else ""]
-        first = told[0] if told else CollectiveDetails(identity, "")
+        first = details[0] if details else CollectiveDetails(identity, "")
         kind = _Kind(
             collective=next(filter(None, map(collective_of, names)), OTHER),
             group=first.group_name or "",
             group_size=first.group_size,
             dtype=first.dtype or type_in_kernel(kernel),
         )
-        payloads = [_payload_bytes(details) for details in told]
+        payloads = [_payload_bytes(one) for one in details]
         known = [payload for payload in payloads if payload is not None]
         counts = self._on_device or self._recording.spans.category[identity] == Category.CPU_OP
         return _Call(kind, sum(known) if known and len(known) == len(payloads) else None, bool(counts))

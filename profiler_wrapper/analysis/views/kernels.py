@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +11,7 @@ from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.calls import find_ops
 from profiler_wrapper.analysis.classes import tensor_core_kernels
 from profiler_wrapper.analysis.model import KernelRow
+from profiler_wrapper.analysis.statistics import largest_by_key, sum_by_key
 from profiler_wrapper.trace.recording import Bool, Category, Configurations, Float64, Int64
 
 if TYPE_CHECKING:
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 # --------------------------------------------------------------------------------------------------
-# What the launches of kernels tell: which are alike, and how full they make a device.
+# What the launches of kernels tell: which are equal, and how full they make a device.
 
 _THREADS_OF_A_WARP = 32
 
 
-def launches_alike(details: Configurations) -> Int64:
+def configuration_groups(details: Configurations) -> Int64:
     """Per configuration a number, equal where grid, block, registers and shared memory are.
 
-    The last one, at index -1, is for "not told": 0.
+    The last one, at index -1, is for "not known": 0.
     """
     if not len(details):
         return np.zeros(1, dtype=np.int64)
@@ -37,7 +37,7 @@ def launches_alike(details: Configurations) -> Int64:
 
 
 def occupancy_of(details: Configurations) -> Float64:
-    """Estimated achieved occupancy per configuration, 0 to 1; NaN where it is not told, or cannot be.
+    """Estimated achieved occupancy per configuration, 0 to 1; NaN where it is not known, or impossible.
 
     Kineto tells 0 for kernels with more shared memory than a launch has by default. A kernel with a warp or more
     for every multiprocessor occupies 1/64 of it at least, which no rounding to whole percents makes 0.
@@ -76,13 +76,13 @@ class _Table:
         charges, recording = found.charges, found.recording
         self.is_kernel: Bool = recording.spans.category[charges.span] == Category.KERNEL
         self.configuration = recording.details.configuration_of(charges.span)
-        launch = launches_alike(recording.details.configurations)[self.configuration]
+        launch = configuration_groups(recording.details.configurations)[self.configuration]
         launch = np.where(self.is_kernel, launch, 0)
         name = recording.spans.name[charges.span].astype(np.int64)
         keys = (name * 2 + self.is_kernel) * (launch.max(initial=0) + 1) + launch
         keys = keys * len(classes.CLASSES) + charges.work
         _, first, key = np.unique(keys, return_index=True, return_inverse=True)
-        time_ns = _sums(key, charges.time_ns, len(first))
+        time_ns = sum_by_key(key, charges.time_ns, len(first))
         order = np.lexsort((first, -time_ns))
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
@@ -91,7 +91,7 @@ class _Table:
         if self.count > _MOST_ROWS:
             self.count = _MOST_ROWS
             self.key = np.minimum(self.key, _MOST_ROWS - 1)
-            self.time_ns = _sums(self.key, charges.time_ns, self.count)
+            self.time_ns = sum_by_key(self.key, charges.time_ns, self.count)
             self.has_others = True
         else:
             self.has_others = False
@@ -125,8 +125,8 @@ class _Table:
                     max_ns=int(longest[i]),
                     grid=_sizes(details.grid, launch),
                     block=_sizes(details.block, launch),
-                    registers_per_thread=_told(details.registers, launch),
-                    shared_memory_bytes=_told(details.shared_memory_bytes, launch),
+                    registers_per_thread=_at(details.registers, launch),
+                    shared_memory_bytes=_at(details.shared_memory_bytes, launch),
                     blocks_per_sm=None if is_rest else blocks[i],
                     occupancy=None if is_rest else occupancy[i],
                     tensor_cores=cores[i],
@@ -148,14 +148,13 @@ class _Table:
 
     def _tensor_cores(self) -> list[bool | None]:
         """Per key what its kernels do, where all of them do the same."""
-        judged = tensor_core_kernels(self.found.recording, self.found.charges.span)
-        answers: list[bool | None] = []
+        uses = tensor_core_kernels(self.found.recording, self.found.charges.span)
         least, most = np.full(self.count, 1), np.full(self.count, -1)
-        np.minimum.at(least, self.key, judged)
-        np.maximum.at(most, self.key, judged)
-        for low, high in zip(least.tolist(), most.tolist(), strict=True):
-            answers.append(None if low != high or low < 0 else bool(low))
-        return answers
+        np.minimum.at(least, self.key, uses)
+        np.maximum.at(most, self.key, uses)
+        return [
+            bool(low) if low == high >= 0 else None for low, high in zip(least.tolist(), most.tolist(), strict=True)
+        ]
 
     def _mean(self, values: Float64) -> list[float | None]:
         """Per key the mean by time of what the configurations of its kernels tell."""
@@ -176,12 +175,12 @@ class _Table:
         size = np.full(len(self.key), -1, dtype=np.int64)
         if len(details):
             size = np.where(self.configuration >= 0, details.copied_bytes[self.configuration], size)
-        total = _sums(self.key[moves], size[moves], self.count)
-        untold = np.zeros(self.count, dtype=np.bool_)
-        untold[self.key[moves & (size < 0)]] = True
+        total = sum_by_key(self.key[moves], size[moves], self.count)
+        unknown = np.zeros(self.count, dtype=np.bool_)
+        unknown[self.key[moves & (size < 0)]] = True
         copies_only = np.ones(self.count, dtype=np.bool_)
         copies_only[self.key[self.is_kernel]] = False
-        known = copies_only & ~untold
+        known = copies_only & ~unknown
         return [int(bytes_) if tells else None for bytes_, tells in zip(total.tolist(), known.tolist(), strict=True)]
 
     def _ops(self) -> dict[int, tuple[str, ...]]:
@@ -190,32 +189,17 @@ class _Table:
         launch = found.charges.cpu_span
         op = np.where(launch >= 0, ops.op_of[np.maximum(launch, 0)], -1)
         name = np.where(op >= 0, recording.spans.name[ops.span[np.maximum(op, 0)]] if len(ops) else -1, -1)
-        return {key: tuple(recording.names[i] for i in chosen) for key, chosen in self._dearest(name)}
+        return self._named(recording.names, name)
 
     def _layers(self) -> dict[int, tuple[str, ...]]:
         layer_of_place = np.array([place.layer for place in self.found.attribution.places], dtype=np.int64)
-        layer = layer_of_place[self.found.charges.place]
         names = [layer.name for layer in self.found.tree.layers]
-        return {key: tuple(names[i] for i in chosen) for key, chosen in self._dearest(layer)}
+        return self._named(names, layer_of_place[self.found.charges.place])
 
-    def _dearest(self, value: Int64) -> Iterable[tuple[int, list[int]]]:
-        """Per key the values (-1 for none) with most of its time, the most expensive first."""
-        chosen = np.flatnonzero(value >= 0)
-        width = int(value.max(initial=0)) + 1
-        pairs, inverse = np.unique(self.key[chosen] * width + value[chosen], return_inverse=True)
-        spent = _sums(inverse, self.found.charges.time_ns[chosen], len(pairs))
-        dearest: dict[int, list[int]] = defaultdict(list)
-        for pair in pairs[np.lexsort((pairs, -spent))].tolist():
-            key, number = divmod(pair, width)
-            if len(dearest[key]) < _MOST:
-                dearest[key].append(number)
-        return dearest.items()
-
-
-def _sums(key: Int64, values: Int64, count: int) -> Int64:
-    total = np.zeros(count, dtype=np.int64)
-    np.add.at(total, key, values)
-    return total
+    def _named(self, names: Sequence[str], value: Int64) -> dict[int, tuple[str, ...]]:
+        """Per key the names, given by their index, with most of its time."""
+        largest = largest_by_key(self.key, value, self.found.charges.time_ns, _MOST)
+        return {key: tuple(names[i] for i in chosen) for key, chosen in largest.items()}
 
 
 def _sizes(sizes: Int64, configuration: int) -> tuple[int, ...] | None:
@@ -224,5 +208,5 @@ def _sizes(sizes: Int64, configuration: int) -> tuple[int, ...] | None:
     return tuple(sizes[configuration].tolist())
 
 
-def _told(values: Int64, configuration: int) -> int | None:
+def _at(values: Int64, configuration: int) -> int | None:
     return int(values[configuration]) if configuration >= 0 and values[configuration] >= 0 else None

@@ -10,18 +10,18 @@ A row has one class, that of most of its time, so sums by class are only near th
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.calls import OpSpans, called_by_alike, find_ops, with_called
+from profiler_wrapper.analysis.calls import OpSpans, called_by_same_key, find_ops, with_called
 from profiler_wrapper.analysis.charges import optimizer_work
 from profiler_wrapper.analysis.classes import tensor_core_eligible, tensor_core_kernels
 from profiler_wrapper.analysis.memory.use import begin_of, owned_memory
 from profiler_wrapper.analysis.model import CATEGORIES, PHASES, AllocationRow, OperatorRow, OpMemoryRow
+from profiler_wrapper.analysis.statistics import largest_by_key, sum_by_key
 from profiler_wrapper.analysis.views.sources import PythonSources
 from profiler_wrapper.trace.recording import Int32, Int64
 
@@ -122,20 +122,20 @@ class _Table:
         phase = phase_of_place[attribution.place_of[self.ops.span]]
         self.keys, self.key_of_op = _numbered(recording.spans.name[self.ops.span] * np.int64(len(PHASES)) + phase)
         self.count = len(self.keys) + len(PHASES)
-        self.outermost = ~called_by_alike(self.ops, self.key_of_op)
+        self.outermost = ~called_by_same_key(self.ops, self.key_of_op)
         charges, cpu = found.charges, found.cpu
         self.op_of_charge = _op_of(self.ops, charges.cpu_span)
         self.key_of_charge = self._keys(self.op_of_charge, phase_of_place[charges.place])
         op_of_time = self.ops.op_of[cpu.span]
         key_of_time = self._keys(op_of_time, phase_of_place[attribution.place_of[cpu.span]])
-        self.self_cpu_ns = self._sums(key_of_time, cpu.time_ns)
-        self.op_cpu_ns = with_called(self.ops, _own(self.ops, op_of_time, cpu.time_ns))
+        self.self_cpu_ns = sum_by_key(key_of_time, cpu.time_ns, self.count)
+        self.op_cpu_ns = self._with_called(op_of_time, cpu.time_ns)
         del op_of_time, key_of_time
         self.cpu_ns = self._inclusive(self.op_cpu_ns, self.self_cpu_ns)
         self.on_device = charges.basis == "device"
         if self.on_device:
-            self.self_ns = self._sums(self.key_of_charge, charges.time_ns)
-            self.op_ns = with_called(self.ops, _own(self.ops, self.op_of_charge, charges.time_ns))
+            self.self_ns = sum_by_key(self.key_of_charge, charges.time_ns, self.count)
+            self.op_ns = self._with_called(self.op_of_charge, charges.time_ns)
             self.ns = self._inclusive(self.op_ns, self.self_ns)
         else:
             self.self_ns, self.op_ns, self.ns = self.self_cpu_ns, self.op_cpu_ns, self.cpu_ns
@@ -176,14 +176,14 @@ class _Table:
         no_op: Int32 = phase + np.int32(len(self.keys))
         return np.where(op >= 0, self.key_of_op[op], no_op) if len(self.ops) else no_op
 
-    def _sums(self, key: Int32, values: Int64) -> Int64:
-        sums = np.zeros(self.count, dtype=np.int64)
-        np.add.at(sums, key, values)
-        return sums
+    def _with_called(self, op: Int32, values: Int64) -> Int64:
+        """Per op the sum over it and all that it calls; `op`: of each value the op, -1 for none."""
+        own = op >= 0
+        return with_called(self.ops, sum_by_key(op[own], values[own], len(self.ops)))
 
     def _inclusive(self, per_op: Int64, own: Int64) -> Int64:
         """Sums of whole ops; an op that is called by one of the same key is part of that one."""
-        sums = self._sums(self.key_of_op[self.outermost], per_op[self.outermost])
+        sums = sum_by_key(self.key_of_op[self.outermost], per_op[self.outermost], self.count)
         sums[len(self.keys) :] = own[len(self.keys) :]
         return sums
 
@@ -211,42 +211,29 @@ class _Table:
         if not self.on_device:
             return {}
         charges = self.found.charges
-        judged = tensor_core_kernels(self.found.recording, charges.span)  # 1, 0, -1 for "its name does not tell"
-        known, uses = judged >= 0, judged == 1
-        spent = self._sums(self.key_of_charge[uses], charges.time_ns[uses])
+        uses_cores = tensor_core_kernels(self.found.recording, charges.span)  # 1, 0, -1 for "its name does not tell"
+        known, uses = uses_cores >= 0, uses_cores == 1
+        spent = sum_by_key(self.key_of_charge[uses], charges.time_ns[uses], self.count)
         return {key: int(spent[key]) for key in np.unique(self.key_of_charge[known]).tolist()}
 
     def _layers(self) -> dict[int, tuple[str, ...]]:
         layer_of_place = np.array([place.layer for place in self.found.attribution.places], dtype=np.int64)
         layer = layer_of_place[self.found.attribution.place_of[self.ops.span]]
         names = [item.name for item in self.found.tree.layers]
-        return {key: tuple(names[i] for i in chosen) for key, chosen in self._dearest(layer).items()}
+        return {key: tuple(names[i] for i in chosen) for key, chosen in self._largest(layer).items()}
 
     def _sources(self) -> dict[int, tuple[str, ...]]:
         sources = PythonSources(self.found.recording, self.found.attribution)
         if not sources:
             return {}
         lines = sources.of(self.ops.span)
-        user, library = self._dearest(lines.user), self._dearest(lines.library)
-        return {key: sources.dearest(user.get(key, ()), library.get(key, ())) for key in {*user, *library}}
+        user, library = self._largest(lines.user), self._largest(lines.library)
+        return {key: sources.most_expensive(user.get(key, ()), library.get(key, ())) for key in {*user, *library}}
 
-    def _dearest(self, value: Int32 | Int64) -> dict[int, list[int]]:
+    def _largest(self, value: Int32 | Int64) -> dict[int, tuple[int, ...]]:
         """Per key the values (of ops, -1 for none) with most of its time; without device time, of CPU time."""
-        has_time = self.ns[self.key_of_op] > 0
-        weight = np.where(has_time, self.op_ns, self.op_cpu_ns)
-        chosen = np.flatnonzero((value >= 0) & self.outermost)
-        width = int(value.max(initial=0)) + 1
-        pairs, inverse = np.unique(
-            self.key_of_op[chosen] * np.int64(width) + value[chosen].astype(np.int64), return_inverse=True
-        )
-        spent = np.zeros(len(pairs), dtype=np.int64)
-        np.add.at(spent, inverse, weight[chosen])
-        dearest: dict[int, list[int]] = defaultdict(list)
-        for pair in pairs[np.lexsort((pairs, -spent))].tolist():
-            key, number = divmod(pair, width)
-            if len(dearest[key]) < _MOST:
-                dearest[key].append(number)
-        return dearest
+        weight = np.where(self.ns[self.key_of_op] > 0, self.op_ns, self.op_cpu_ns)
+        return largest_by_key(self.key_of_op, np.where(self.outermost, value, -1), weight, _MOST)
 
 
 def _numbered(keys: Int64) -> tuple[Int64, Int32]:
@@ -258,9 +245,3 @@ def _numbered(keys: Int64) -> tuple[Int64, Int32]:
 def _op_of(ops: OpSpans, cpu_span: Int64) -> Int32:
     """Per charge the innermost op around its launch; -1 for none."""
     return np.where(cpu_span >= 0, ops.op_of[np.maximum(cpu_span, 0)], np.int32(-1))
-
-
-def _own(ops: OpSpans, op: Int32, values: Int64) -> Int64:
-    own = np.zeros(len(ops), dtype=np.int64)
-    np.add.at(own, op[op >= 0], values[op >= 0])
-    return own

@@ -171,7 +171,7 @@ class _Kernels:
         A kernel with fewer blocks than there are multiprocessors takes that part of them; kernels beside one another
         add up, to all of them at most. None where some kernel does not tell its blocks.
         """
-        blocks = self._told(self.recording.details.configurations.blocks_per_sm)
+        blocks = self._of_configurations(self.recording.details.configurations.blocks_per_sm)
         if not len(blocks) or np.isnan(blocks).any():
             return None
         spans = self.recording.spans
@@ -184,23 +184,23 @@ class _Kernels:
 
     def occupancy(self) -> float | None:
         """Mean by time over the kernels that tell; None where none does."""
-        occupancy = self._told(occupancy_of(self.recording.details.configurations))
+        occupancy = self._of_configurations(occupancy_of(self.recording.details.configurations))
         known = ~np.isnan(occupancy)
         return float(np.average(occupancy[known], weights=self.time_ns[known])) if known.any() else None
 
     def tensor_core_share(self) -> float | None:
         """Of kernel time, in kernels that are known to use tensor cores; None where no kernel's name tells."""
-        judged = tensor_core_kernels(self.recording, self.span)
-        if not (judged >= 0).any():
+        uses_cores = tensor_core_kernels(self.recording, self.span)
+        if not (uses_cores >= 0).any():
             return None
-        return int(self.time_ns[judged == 1].sum()) / int(self.time_ns.sum())
+        return int(self.time_ns[uses_cores == 1].sum()) / int(self.time_ns.sum())
 
-    def _told(self, values: Float64) -> Float64:
+    def _of_configurations(self, values: Float64) -> Float64:
         """Per kernel what its configuration tells."""
         if not len(values):
             return np.full(len(self.span), np.nan)
-        told: Float64 = np.where(self.configuration >= 0, values[self.configuration], np.nan)
-        return told
+        known: Float64 = np.where(self.configuration >= 0, values[self.configuration], np.nan)
+        return known
 
 
 def _union_of(recording: Recording, span: Int64) -> Union:

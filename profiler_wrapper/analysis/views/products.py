@@ -62,7 +62,7 @@ def attention_made(found: Attributed, *, ran: Bool | None = None) -> AttentionMa
 
 
 def attention_call_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most: int) -> tuple[AttentionCallRow, ...]:
-    """A row for equal calls in each layer and phase, the `most` expensive of them, dearest first.
+    """A row for equal calls in each layer and phase, the `most` expensive of them.
 
     Time is that of the events that are attention in every other table too: where all calls are described, the rows
     of a layer, phase and backend add up to its `AttentionRow`.
@@ -80,18 +80,18 @@ def attention_call_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most
     for entry, at, backend, time_ns in zip(*(column[members].tolist() for column in columns), strict=True):
         if entry not in shapes:
             continue
-        told = (int(name_of[entry]), shapes.number(entry))
-        if told not in described:
-            described[told] = _described(names[told[0]], shapes[entry])
-        call = described[told]
+        inputs = (int(name_of[entry]), shapes.number(entry))
+        if inputs not in described:
+            described[inputs] = _described(names[inputs[0]], shapes[entry])
+        call = described[inputs]
         if call is not None:
             place = places[at]
             key = _Key(found.layer_name(place) or "", place.phase, classes.BACKENDS[backend], call)
             calls[key].add(entry)
             times[key] += time_ns
     steps = max(1, len(found.steps))
-    dearest = sorted(calls, key=lambda key: -times[key])[:most]
-    return tuple(_row(key, len(calls[key]) / steps, round(times[key] / steps)) for key in dearest)
+    kept = sorted(calls, key=lambda key: -times[key])[:most]
+    return tuple(_row(key, len(calls[key]) / steps, round(times[key] / steps)) for key in kept)
 
 
 def _row(key: _Key, calls_per_step: float, time_ns: int) -> AttentionCallRow:
@@ -201,8 +201,8 @@ def _is_given(shapes: OpShapes, place: int | None) -> bool | None:
 
 
 def _flag(shapes: OpShapes, place: int | None) -> bool | None:
-    told = shapes.concrete[place] if place is not None and place < len(shapes.concrete) else ""
-    return {"True": True, "1": True, "2": True, "False": False, "0": False}.get(told)
+    flag = shapes.concrete[place] if place is not None and place < len(shapes.concrete) else ""
+    return {"True": True, "1": True, "2": True, "False": False, "0": False}.get(flag)
 
 
 def _number(shapes: OpShapes, place: int | None) -> float | None:
@@ -230,7 +230,7 @@ class _ProductKey(NamedTuple):
 
 
 def product_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most: int) -> tuple[ProductRow, ...]:
-    """A row for each size in each layer and phase, of the ops whose FLOPs count; the `most` expensive, dearest first.
+    """A row for each size in each layer and phase, of the ops whose FLOPs count; the `most` expensive first.
 
     An op that makes two products (a convolution's backward) divides its time by their FLOPs.
     """
@@ -259,8 +259,8 @@ def product_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most: int) 
             calls[key] += 1
             times[key] += taken * product.flops / flops if flops else 0.0
     steps = max(1, len(found.steps))
-    dearest = sorted(calls, key=lambda key: -times[key])[:most]
-    return tuple(_product_row(key, calls[key] / steps, round(times[key] / steps)) for key in dearest)
+    kept = sorted(calls, key=lambda key: -times[key])[:most]
+    return tuple(_product_row(key, calls[key] / steps, round(times[key] / steps)) for key in kept)
 
 
 def _product_row(key: _ProductKey, calls_per_step: float, time_ns: int) -> ProductRow:
@@ -325,8 +325,8 @@ def _shapes_of_op(found: Attributed, shapes: Shapes, ops: FlopOps) -> dict[str, 
         name, number = divmod(pair, different)
         of_name[name].append((-count, number))
     texts = {}
-    for name, told in of_name.items():
-        kept = [_text(shapes.numbered(number)) for _, number in sorted(told)[:_MOST_SHAPES]]
+    for name, counted in of_name.items():
+        kept = [_text(shapes.numbered(number)) for _, number in sorted(counted)[:_MOST_SHAPES]]
         texts[found.recording.names[name]] = tuple(dict.fromkeys(text for text in kept if text))
     return {name: kept for name, kept in texts.items() if kept}
 

@@ -106,12 +106,12 @@ class PythonSources:
         in_the_node = (node >= 0) & (began_ns >= self._recording.spans.start_ns[node])
         from_forward = np.flatnonzero((made_by >= 0) & ~in_the_node)
         forward, began_ns = self._innermost(made_by[from_forward])
-        told = began_ns >= 0
-        found.user[from_forward[told]] = forward.user[told]
-        found.library[from_forward[told]] = forward.library[told]
+        known = began_ns >= 0
+        found.user[from_forward[known]] = forward.user[known]
+        found.library[from_forward[known]] = forward.library[known]
         return found
 
-    def dearest(self, user: Iterable[int], library: Iterable[int]) -> tuple[str, ...]:
+    def most_expensive(self, user: Iterable[int], library: Iterable[int]) -> tuple[str, ...]:
         """As texts, at most five, each once: of the user's the first, and at least two of libraries if there are."""
         users, libraries = (list(dict.fromkeys(map(self.text, lines))) for lines in (user, library))
         users = users[: _MOST - min(len(libraries), _OF_LIBRARIES)]

@@ -118,7 +118,7 @@ def _row(key: _Key, sums: _Sums, sources: PythonSources) -> SynchronisationRow:
         phase=key.phase,
         count=len(sums.waits),
         wait_ns=sums.wait_ns,
-        sources=sources.dearest(user, library),
+        sources=sources.most_expensive(user, library),
     )
 
 
@@ -146,11 +146,11 @@ def _waiting_calls(recording: Recording, kinds: Int64, charges: Charges) -> Int6
     waits[made_by[pageable]] = True
     runs_ops = np.bincount(spans.lane[spans.category == Category.CPU_OP], minlength=len(recording.lanes)) > 0
     waits &= runs_ops[spans.lane]
-    told = np.flatnonzero(spans.category == Category.SYNC)
-    told = told[kinds[spans.name[told]] >= 0]
-    if len(told):
-        lost = (spans.correlation[told] < 0) | ~np.isin(spans.correlation[told], spans.correlation[runtime])
-        waits[told[lost]] = True
+    stated = np.flatnonzero(spans.category == Category.SYNC)
+    stated = stated[kinds[spans.name[stated]] >= 0]
+    if len(stated):
+        lost = (spans.correlation[stated] < 0) | ~np.isin(spans.correlation[stated], spans.correlation[runtime])
+        waits[stated[lost]] = True
     return np.flatnonzero(waits)
 
 
