@@ -6,7 +6,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from profiler_wrapper.analysis.model import (
@@ -139,9 +141,11 @@ def layer_order(analysis: Analysis) -> dict[str, int]:
 
 def moment_in_words(use: MemoryUse) -> str:
     """When the peak was: `"in backward of step 3"`; `""` where that is not known."""
-    phase = use.timeline.phase_at(use.peak.time_ns)
-    step = None if use.peak.step is None else f"step {use.peak.step}"
-    where = f"{phase} of {step}" if phase and step else phase or step
+    return _in_words(use.timeline.phase_at(use.peak.time_ns), use.peak.step)
+
+
+def _in_words(phase: str | None, step: int | None) -> str:
+    where = " of ".join(filter(None, (phase, None if step is None else f"step {step}")))
     return f"in {where}" if where else ""
 
 
@@ -399,31 +403,44 @@ _LONGEST_PLACE = 70
 _LEAST_SHARE = 0.005  # of the peak: a category that holds less is not named on one line
 
 
-def peak_line(use: MemoryUse, width: int) -> str:
-    """`"memory: peak 312.4 MiB in backward of step 3: activation 61 %, params 20 %, ..."`.
+class _PeakOfResult(msgspec.Struct):
+    allocated_bytes: float
+    step: int | None = None
+    phase: str | None = None
 
-    Categories that do not fit into `width` are left out, the smallest first.
+
+class _MemoryOfResult(msgspec.Struct):
+    """What the lines below need of `Analysis.memory`."""
+
+    peak: _PeakOfResult
+    categories: dict[str, float]  # at the peak
+    leaks: list[Leak] = []
+
+
+def memory_lines(memory: Mapping[str, Any], width: int) -> list[str]:
+    """The peak and the largest leak of `Analysis.memory`, a line of at most `width` columns each.
+
+    `"memory: peak 312.4 MiB in backward of step 3: activation 61 %, params 20 %, ..."`: categories that do not fit are
+    left out, the smallest first. No lines where it is not known who held the memory.
     """
+    try:
+        use = msgspec.convert(memory, _MemoryOfResult)
+    except msgspec.ValidationError:  # nothing was recorded, or an earlier version wrote it
+        return []
     peak = use.peak
-    when = f" {moment_in_words(use)}".rstrip()
-    line = f"memory: peak {peak.total_bytes / MIB:.1f} MiB{when}"
-    held = sorted(peak.categories.items(), key=lambda item: -item[1])
+    line = f"memory: peak {peak.allocated_bytes / MIB:.1f} MiB {_in_words(peak.phase, peak.step)}".rstrip()
     between = ": "
-    for name, size in held:
-        part = f"{between}{name} {100 * size / max(1, peak.total_bytes):.0f} %"
-        if size <= _LEAST_SHARE * peak.total_bytes or cells(line + part) > width:
+    for name, size in sorted(use.categories.items(), key=lambda item: -item[1]):
+        part = f"{between}{clean(name)} {100 * size / max(1, peak.allocated_bytes):.0f} %"
+        if size <= _LEAST_SHARE * peak.allocated_bytes or cells(line + part) > width:
             break
         line, between = line + part, ", "
-    return shorten(line, width)
+    return [shorten(line, width), *(_leak_line(leak, len(use.leaks) - 1, width) for leak in use.leaks[:1])]
 
 
-def leak_line(use: MemoryUse, width: int) -> str:
-    """The largest leak in at most `width` columns, whose name is shortened; `""` where there is none."""
-    if not use.leaks:
-        return ""
-    leak = use.leaks[0]
+def _leak_line(leak: Leak, others: int, width: int) -> str:
     before = f"warning: leak of {leak.bytes_per_step / MIB:.3f} MiB per step ({leak.steps} steps seen): "
-    after = f" (and {len(use.leaks) - 1} more in the log)" if len(use.leaks) > 1 else ""
+    after = f" (and {others} more in the log)" if others else ""
     who = f"{leak.op} in {leak.layer}" if leak.layer else leak.op
     return shorten(before + shorten(clean(who), max(0, width - cells(before) - cells(after))) + after, width)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from profiler_wrapper.analysis.model import Analysis, Phase
 from profiler_wrapper.reports.describe import per_step, title_parts, use_line
-from profiler_wrapper.reports.memory import peak_line
+from profiler_wrapper.reports.memory import memory_lines
 from profiler_wrapper.reports.table_rows import TableRow, phase_columns, table_rows
 from profiler_wrapper.reports.text import AT_LEAST, clean, shorten
 from profiler_wrapper.units import MIB
@@ -46,7 +46,7 @@ def result_html(analysis: Analysis) -> str:
         _paragraph(", ".join(title_parts(analysis, unicode=True)), "pw-quiet"),
         _table(analysis),
         _paragraph(use_line(analysis, _TEXT_WIDTH)),
-        _paragraph(None if analysis.memory_use is None else peak_line(analysis.memory_use, _TEXT_WIDTH)),
+        *(_paragraph(line) for line in memory_lines(analysis.memory, _TEXT_WIDTH)[:1]),
         *(_paragraph(f"warning: {warning}", "pw-quiet") for warning in analysis.warnings[:_WARNINGS]),
         _paragraph(_more(len(analysis.warnings) - _WARNINGS, "warnings in result.warnings"), "pw-quiet"),
     ]

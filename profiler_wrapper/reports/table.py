@@ -11,7 +11,7 @@ from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.describe import followed_lines, per_step, title_parts, use_lines
 from profiler_wrapper.reports.folding import Order
 from profiler_wrapper.reports.full_table import full_table
-from profiler_wrapper.reports.memory import leak_line, peak_line
+from profiler_wrapper.reports.memory import memory_lines
 from profiler_wrapper.reports.table_rows import ACCUMULATION, TableRow, TableRows, phase_columns, table_rows
 from profiler_wrapper.reports.text import AT_LEAST, aligned_lines, cells, clean, shorten, wrap
 from profiler_wrapper.units import MIB
@@ -64,8 +64,8 @@ def console_table(
         raise WrongUse(f"order={order!r}: give 'cost' or 'model'.")
     head = _joined(title_parts(analysis, unicode=unicode), width)
     tail = [
-        *_use_lines(analysis, rows, width),
-        *_memory_lines(analysis, rows, width),
+        *(use_lines(analysis, width) if rows >= _HIGH else ()),
+        *(memory_lines(analysis.memory, width) if rows >= _HIGH else ()),
         *_warning_lines(analysis, rows, width, unicode),
     ]
     followed = followed_lines(analysis, most=_FOLLOWED_LINES if rows >= _HIGH else 1, width=width, unicode=unicode)
@@ -91,19 +91,6 @@ def _with_layer_rows(analysis: Analysis, layer_rows: int, most: int, order: Orde
             break
         table = larger
     return table
-
-
-def _use_lines(analysis: Analysis, rows: int, width: int) -> list[str]:
-    """The share of the peak, on more than one line where its numbers need them; none in a low table."""
-    return use_lines(analysis, width) if rows >= _HIGH else []
-
-
-def _memory_lines(analysis: Analysis, rows: int, width: int) -> list[str]:
-    """The peak and a leak, a line each; none in a low table."""
-    use = analysis.memory_use
-    if use is None or rows < _HIGH:
-        return []
-    return [line for line in (peak_line(use, width), leak_line(use, width)) if line]
 
 
 def _joined(parts: Sequence[str], width: int) -> list[str]:

@@ -15,6 +15,7 @@ import variants
 from memory_recordings import assert_adds_up, stated_totals
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import BEFORE_PROFILING, MemoryMoment, MemoryUse
+from profiler_wrapper.result import load
 from profiler_wrapper.trace.reader import read
 from profiling import directory_of, profiler, result_of
 from shared_traces import TRACES
@@ -273,3 +274,17 @@ def test_the_changes_save_what_they_say_when_they_are_made(name: str, tmp_path: 
     assert len(changes["checkpoint"].layers) == 6
     assert changes["checkpoint"].costs_ns
     assert "checkpoint" not in {change.kind for change in checkpointed.changes}
+
+
+def test_a_result_from_its_file_prints_what_the_live_one_prints(tmp_path: Path) -> None:
+    case = models.build("llama")
+    optimizer = models.optimizer_of(case.model)
+    prof = profiler(case, tmp_path)
+    with prof:
+        for step in range(3):
+            models.train_step(case, case.model, optimizer, seed=step)
+            prof.step()
+    again = load(directory_of(prof))
+    assert str(again) == str(result_of(prof))
+    assert "\nmemory: peak " in str(again)
+    assert again._repr_html_() == result_of(prof)._repr_html_()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from profiler_wrapper.analysis.memory.use import memory_summary
 from profiler_wrapper.analysis.model import Analysis, Overview, Phase, StepRow, StepSplit, UncountedRow
 from profiler_wrapper.analysis.statistics import number_ranges, outliers
 from profiler_wrapper.analysis.work.peaks import find_peaks
@@ -520,7 +521,7 @@ def test_owners_of_like_layers_are_one_row_and_the_rows_add_up() -> None:
 
 
 def test_the_console_has_a_line_for_the_peak_and_one_for_a_leak() -> None:
-    analysis = replace(llama(12), memory_use=leaking_memory(12))
+    analysis = replace(llama(12), memory=memory_summary(leaking_memory(12)))
     lines = console_table(analysis).splitlines()
     assert lines[-2:] == [
         "memory: peak 723.1 MiB in backward of step 7: os_state 48 %, activation 25 %, params 24 %, other 2 %",
