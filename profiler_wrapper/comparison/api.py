@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.comparison.baseline import Baseline, baseline_from_dict, baseline_of
 from profiler_wrapper.comparison.compare import compare as compare_analyses
 from profiler_wrapper.comparison.compare import peak_bytes, traits
-from profiler_wrapper.comparison.guard import Baseline, GuardReport, baseline_from_dict, baseline_of, guard_text
+from profiler_wrapper.comparison.guard import GuardReport, guard_text
 from profiler_wrapper.comparison.guard import guard as guard_baselines
 from profiler_wrapper.comparison.model import Comparison
 from profiler_wrapper.comparison.page import write_compare_page
