@@ -12,12 +12,13 @@ from typing import Any
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.comparison.baseline import Baseline, baseline_from_dict, baseline_of
 from profiler_wrapper.comparison.compare import compare as compare_analyses
-from profiler_wrapper.comparison.compare import peak_bytes, traits
+from profiler_wrapper.comparison.compare import peak_bytes
 from profiler_wrapper.comparison.guard import GuardReport, guard_text
 from profiler_wrapper.comparison.guard import guard as guard_baselines
 from profiler_wrapper.comparison.model import Comparison
 from profiler_wrapper.comparison.page import write_compare_page
 from profiler_wrapper.comparison.text import compare_csv, compare_text
+from profiler_wrapper.comparison.verdict import traits
 from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.result import load

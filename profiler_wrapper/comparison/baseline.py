@@ -16,9 +16,10 @@ import numpy as np
 
 from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import OPEN
-from profiler_wrapper.comparison.compare import peak_bytes, traits
+from profiler_wrapper.comparison.compare import peak_bytes
 from profiler_wrapper.comparison.match import Side, like_name, match_layers, match_names, side_of
 from profiler_wrapper.comparison.noise import FEWEST_STEPS, levels, weighted_median
+from profiler_wrapper.comparison.verdict import traits
 from profiler_wrapper.errors import WrongUse
 
 LEAST_SHARE = 0.004  # of a step: the time of a layer that takes less is not judged by itself
@@ -31,10 +32,15 @@ NOTHING: Range = (0.0, 0.0)
 TimeKey = tuple[str, Phase | None]  # all phases of a layer together; of what has no module each
 
 
+What = Literal["flops", "events", "retained_bytes", "peak_bytes", "graph_breaks", "op", "class", "wait"]
+_OF_STEP: tuple[What, ...] = ("flops", "peak_bytes", "graph_breaks")
+_OF_LAYER: tuple[What, ...] = ("flops", "events", "retained_bytes")
+
+
 class Amount(NamedTuple):
     """What a range is of, per step: a layer's own in one phase; an op, class or wait; without a name all of a step."""
 
-    what: Literal["flops", "events", "retained_bytes", "peak_bytes", "graph_breaks", "op", "class", "wait"]
+    what: What
     name: str = ""
     phase: Phase | None = None  # of layers and ops
 
@@ -75,7 +81,7 @@ class Baseline:
     def on_device(self) -> bool:
         return self.traits.get("time_basis") == "device"
 
-    def of_step(self, what: Literal["flops", "peak_bytes", "graph_breaks"]) -> Range | None:
+    def of_step(self, what: What) -> Range | None:
         """Of a whole step; None where it is not known."""
         return self.ranges.get(Amount(what))
 
@@ -334,10 +340,10 @@ def _version_2(data: Mapping[str, Any]) -> Baseline:
     if data["runs"] < 1 or not isinstance(data["traits"].get("coverage", 0.0), (int, float)):
         raise ValueError(f"it is of {data['runs']} runs, with a coverage of {data['traits'].get('coverage')!r}")
     ranges: dict[Amount, Range | None] = {Amount("events"): _range(data["events"])}
-    for what in ("flops", "peak_bytes", "graph_breaks"):
+    for what in _OF_STEP:
         ranges[Amount(what)] = _range(data.get(what))
-    for kind, values in (("class", data["classes"]), ("wait", data.get("synchronisations") or {})):
-        ranges |= {Amount(kind, name): _range(value) for name, value in values.items()}
+    ranges |= {Amount("class", name): _range(value) for name, value in data["classes"].items()}
+    ranges |= {Amount("wait", name): _range(value) for name, value in (data.get("synchronisations") or {}).items()}
     for phase, ops in data["ops"].items():
         ranges |= {Amount("op", op, phase): _range(value) for op, value in ops.items()}
     alike: dict[str, tuple[str, int | None]] = {}
@@ -347,7 +353,7 @@ def _version_2(data: Mapping[str, Any]) -> Baseline:
         names, phase = _names(row["names"]), row["phase"]
         alike |= names
         for layer in names:
-            for what in ("flops", "events", "retained_bytes"):
+            for what in _OF_LAYER:
                 ranges[Amount(what, layer, phase)] = _range(row.get(what))
             if row.get("backends"):
                 backends[layer, phase] = tuple(row["backends"])

@@ -18,9 +18,9 @@ import numpy as np
 from profiler_wrapper.analysis.model import Phase
 from profiler_wrapper.analysis.statistics import fill_numbers
 from profiler_wrapper.comparison.baseline import NOTHING, Amount, Baseline, Range, TimeKey
-from profiler_wrapper.comparison.compare import OF_MACHINE, differences
 from profiler_wrapper.comparison.model import Difference
 from profiler_wrapper.comparison.noise import BUSY, UNSTEADY, weighted_deviation, weighted_median
+from profiler_wrapper.comparison.verdict import OF_MACHINE, differences
 from profiler_wrapper.reports.text import clean
 from profiler_wrapper.units import MIB
 

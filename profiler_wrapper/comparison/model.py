@@ -133,7 +133,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Culprit:
+class ChangedLayer:
     """The deepest layer that explains a change."""
 
     layer: str  # may stand for many alike: `model.layers.{0..23}.mlp`
@@ -195,7 +195,7 @@ class Comparison:
     differences: tuple[Difference, ...]
     notes: tuple[str, ...]
     totals: tuple[ComparedTotal, ...]
-    culprits: tuple[Culprit, ...]  # what changed otherwise than the rest, the largest change first
+    culprits: tuple[ChangedLayer, ...]  # what changed otherwise than the rest, the largest change first
     work: tuple[WorkChange, ...]  # what does other work, whatever its time: exact, the most first
     rows: tuple[ComparedRow, ...]  # in the order of `b`, what only `a` has where it was
     classes: tuple[ComparedClass, ...]
@@ -253,7 +253,7 @@ class Comparison:
         }
 
 
-def _fields(row: Difference | Culprit | WorkChange | ComparedClass | ComparedReason) -> dict[str, Any]:
+def _fields(row: Difference | ChangedLayer | WorkChange | ComparedClass | ComparedReason) -> dict[str, Any]:
     """The fields of a row, nanoseconds as microseconds."""
     values: dict[str, Any] = {}
     for name in row.__dataclass_fields__:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from profiler_wrapper.comparison.compare import decision_words, place_of, work_words
 from profiler_wrapper.comparison.model import Comparison
 from profiler_wrapper.comparison.text import folded_rows
+from profiler_wrapper.comparison.verdict import decision_words, place_of, work_words
 from profiler_wrapper.reports.page import packaged_source, page_text
 
 _FOLDER = "compare_views"

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from profiler_wrapper.analysis.statistics import sum_of_known
-from profiler_wrapper.comparison.compare import BASIS, SIZES, decision_words, percent, place, place_of, work_words
 from profiler_wrapper.comparison.match import folded_name, like_name
-from profiler_wrapper.comparison.model import ComparedRow, ComparedTotal, Comparison, Culprit
+from profiler_wrapper.comparison.model import ChangedLayer, ComparedRow, ComparedTotal, Comparison
+from profiler_wrapper.comparison.verdict import BASIS, SIZES, decision_words, percent, place, place_of, work_words
 from profiler_wrapper.reports.export import csv_cell
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
 from profiler_wrapper.units import MIB
@@ -111,7 +111,7 @@ def compare_text(comparison: Comparison, *, rows: int = 20, width: int = 100, un
     parts[-1] += "".join(f"\n{line}" for line in textwrap.wrap(clean(_legend(comparison), unicode=unicode), width))
     if comparison.culprits:
         room = max(_LEAST_NAME_WIDTH, width - 36)
-        told = [_culprit(one, room, unicode) for one in comparison.culprits]
+        told = [_changed_layer(one, room, unicode) for one in comparison.culprits]
         parts.append(_fitting(("changed otherwise", "ms a step", "change", "of all"), told, width, spare=(3, 1)))
         if abs(comparison.common) >= _NO_COMMON:
             left_out = f"ms a step: beyond the {percent(comparison.common, None)} that all layers have in common"
@@ -164,7 +164,7 @@ def amount(value: float | None, unit: str) -> str:
     return f"{100 * value:.1f} %" if unit == "share" else f"{value:g}"
 
 
-def _culprit(one: Culprit, room: int, unicode: bool) -> tuple[str, str, str, str]:
+def _changed_layer(one: ChangedLayer, room: int, unicode: bool) -> tuple[str, str, str, str]:
     change = (
         percent(one.change, one.error) if one.change is not None else "only in " + ("b" if one.change_ns > 0 else "a")
     )

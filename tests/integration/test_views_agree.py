@@ -22,8 +22,9 @@ from browser import CHROMIUM, NO_CHROMIUM, Page
 from page_tables import UNITS, Opener, show, table_named
 from profiler_wrapper import ProfilerWrapper, load
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.comparison.compare import CLOCK, compare
+from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.text import compare_csv, compare_text
+from profiler_wrapper.comparison.verdict import CLOCK
 from profiler_wrapper.reports.describe import step_count
 from profiler_wrapper.reports.export import csv_text
 from profiler_wrapper.reports.full_table import full_table

@@ -14,7 +14,7 @@ from noisy_recordings import Factor, noisy_run
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.comparison.api import guard, make_baseline, read_baseline, write_baseline
 from profiler_wrapper.comparison.compare import compare
-from profiler_wrapper.comparison.model import Culprit, WorkChange
+from profiler_wrapper.comparison.model import ChangedLayer, WorkChange
 from profiler_wrapper.comparison.text import compare_text
 from profiler_wrapper.errors import WrongUse
 
@@ -100,7 +100,7 @@ def test_the_text_fits_where_everything_in_it_is_long() -> None:
     """At every width: `+-` is a column longer than the sign that it stands for."""
     found = compare(on_cpu(1), on_cpu(2, loaded))
     name = "model.language_model.layers.{0..127}.self_attention.query_key_value"
-    culprit = Culprit(
+    culprit = ChangedLayer(
         layer=name,
         layers=(name,),
         phase="accumulate_grad",

@@ -10,7 +10,7 @@ import pytest
 from noisy_recordings import Factor, Noise, noisy_run
 from profiler_wrapper.analysis.advice.verdict import input_shapes
 from profiler_wrapper.analysis.model import Analysis, FlopRow, ProductRow, UncountedRow
-from profiler_wrapper.comparison import compare as compare_times
+from profiler_wrapper.comparison import times
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.text import _told_apart, compare_text, folded_rows
 from sample_results import llama
@@ -152,7 +152,7 @@ def test_what_got_faster_with_all_but_less_than_all_is_called_no_slower() -> Non
 @pytest.fixture
 def known_work_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine so noisy that nothing is sure by its times alone."""
-    monkeypatch.setattr(compare_times, "_beside_the_rest", lambda *_: False)
+    monkeypatch.setattr(times, "_beside_the_rest", lambda *_: False)
 
 
 @pytest.mark.usefixtures("known_work_alone")
