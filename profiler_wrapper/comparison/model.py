@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from profiler_wrapper.analysis.model import Phase
+from profiler_wrapper.reports.result_json import NS_PER_US, to_plain
 
 COMPARISON_VERSION = 1
-NS_PER_US = 1000
 
 Decision = Literal["slower", "faster", "no difference", "not judged", "only in a", "only in b"]
 Confidence = Literal["high", "low"]
@@ -72,15 +71,11 @@ class ComparedRow:
 
     def to_dict(self, steps_a: int, steps_b: int) -> dict[str, Any]:
         """As plain data."""
-        names = ("layer", "class_name", "kind", "block", "parent", "depth", "order", "phase")
-        return {
-            **{name: getattr(self, name) for name in names},
+        amounts = {
             "a": None if self.a is None else self.a.to_dict(steps_a),
             "b": None if self.b is None else self.b.to_dict(steps_b),
-            "change": self.change,
-            "error": self.error,
-            "decision": self.decision,
         }
+        return {field.name: amounts.get(field.name, getattr(self, field.name)) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,33 +235,20 @@ class Comparison:
             "steps_a": self.steps_a,
             "steps_b": self.steps_b,
             "noise_known": self.noise_known,
-            "differences": [_fields(row) for row in self.differences],
+            "differences": [to_plain(row) for row in self.differences],
             "notes": list(self.notes),
             "totals": [_total_to_dict(total) for total in self.totals],
-            "culprits": [_fields(row) for row in self.culprits],
-            "work": [_fields(row) for row in self.work],
+            "culprits": [to_plain(row) for row in self.culprits],
+            "work": [to_plain(row) for row in self.work],
             "rows": [row.to_dict(self.steps_a, self.steps_b) for row in self.rows],
-            "classes": [{"class" if k == "class_name" else k: v for k, v in _fields(c).items()} for c in self.classes],
-            "unattributed": [_fields(row) for row in self.unattributed],
+            "classes": [to_plain(row) for row in self.classes],
+            "unattributed": [to_plain(row) for row in self.unattributed],
             "backend_changes": [{"layer": layer, "a": a, "b": b} for layer, a, b in self.backend_changes],
             "common": self.common,
         }
 
 
-def _fields(row: Difference | ChangedLayer | WorkChange | ComparedClass | ComparedReason) -> dict[str, Any]:
-    """The fields of a row, nanoseconds as microseconds."""
-    values: dict[str, Any] = {}
-    for name in row.__dataclass_fields__:
-        value = getattr(row, name)
-        if name.endswith("_ns"):
-            values[f"{name[:-3]}_us"] = value / NS_PER_US
-        else:
-            values[name] = list(value) if isinstance(value, tuple) else value
-    return values
-
-
-def _total_to_dict(total: ComparedTotal) -> Mapping[str, Any]:
+def _total_to_dict(total: ComparedTotal) -> dict[str, Any]:
     in_us = total.unit == "ns"
     a, b = (value / NS_PER_US if in_us and value is not None else value for value in (total.a, total.b))
-    told = {"change": total.change, "error": total.error, "decision": total.decision}
-    return {"name": total.name, "unit": "us" if in_us else total.unit, "a": a, "b": b, **told}
+    return to_plain(total) | {"unit": "us" if in_us else total.unit, "a": a, "b": b}

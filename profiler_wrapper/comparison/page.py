@@ -9,8 +9,8 @@ from profiler_wrapper.comparison.model import Comparison
 from profiler_wrapper.comparison.text import folded_rows
 from profiler_wrapper.comparison.verdict import decision_words, place_of, work_words
 from profiler_wrapper.reports.page import packaged_source, page_text
+from profiler_wrapper.reports.result_json import NS_PER_US, to_plain
 
-_FOLDER = "compare_views"
 _VIEWS = ("view_changes.js", "view_rows.js", "view_classes.js")
 
 
@@ -20,18 +20,9 @@ def write_compare_page(comparison: Comparison, path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    path.write_text(_html(comparison), encoding="utf-8")
-
-
-def _html(comparison: Comparison) -> str:
-    """The frame of a run's page with views of its own."""
-    return page_text(
-        _page_data(comparison),
-        (
-            ("parts.js", packaged_source("page", "parts.js")),
-            *((name, packaged_source(_FOLDER, name)) for name in _VIEWS),
-        ),
-    )
+    views = [("page", "parts.js"), *(("compare_views", name) for name in _VIEWS)]
+    scripts = [(name, packaged_source(folder, name)) for folder, name in views]
+    path.write_text(page_text(_page_data(comparison), scripts), encoding="utf-8")
 
 
 def _page_data(comparison: Comparison) -> dict[str, Any]:
@@ -50,19 +41,10 @@ def _page_data(comparison: Comparison) -> dict[str, Any]:
             for one in comparison.work
         ],
         "folded": [
-            {
-                "label": row.label,
+            to_plain(row)
+            | {
                 "phase": "" if row.phase == row.label else row.phase.replace("_", " "),
-                "a_us": None if row.a_ns is None else row.a_ns / 1000,
-                "b_us": None if row.b_ns is None else row.b_ns / 1000,
-                "difference_us": row.difference_ns / 1000,
-                "retained_a": row.retained_a,
-                "retained_b": row.retained_b,
-                "flops_a": row.flops_a,
-                "flops_b": row.flops_b,
-                "slower": list(row.slower),
-                "faster": list(row.faster),
-                "members": row.members,
+                "difference_us": row.difference_ns / NS_PER_US,
             }
             for row in folded_rows(comparison)
         ],

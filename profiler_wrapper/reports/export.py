@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.errors import MissingPackage, WrongUse
-from profiler_wrapper.reports.result_json import LISTS, column_names, json_name, ranked, rows_to_dicts
+from profiler_wrapper.reports.result_json import LISTS, column_names, json_name, ranked, to_plain
 from profiler_wrapper.trace.atomic import replacing
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def rows_of(analysis: Analysis, name: str) -> tuple[Sequence[str], list[dict[str
     """
     if name not in LISTS:
         raise WrongUse(f"rows={name!r}: a result has no such list of rows. It has: {', '.join(LISTS)}.")
-    return column_names(LISTS[name]), rows_to_dicts(getattr(analysis, name))
+    return column_names(LISTS[name]), [to_plain(row) for row in getattr(analysis, name)]
 
 
 def csv_cell(value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from importlib.resources import files
 from types import NoneType
@@ -39,33 +39,11 @@ from profiler_wrapper.analysis.model import (
     UncountedRow,
     Utilization,
 )
-from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.trace.run_directory import check_run
 
-Row = (
-    AllocationRow
-    | AttentionCallRow
-    | AttentionRow
-    | ClassRow
-    | CollectiveRow
-    | FlopRow
-    | KernelRow
-    | LayerRow
-    | OperatorRow
-    | OpMemoryRow
-    | Overview
-    | ProductRow
-    | StepRow
-    | StepSplit
-    | SynchronisationRow
-    | TimeTotals
-    | UnattributedRow
-    | UncountedRow
-    | Utilization
-)
 # The lists of rows of an analysis, in the order of the file.
-LISTS: Mapping[str, type[Row]] = {
+LISTS: Mapping[str, type[Any]] = {
     "unattributed": UnattributedRow,
     "layers": LayerRow,
     "attention": AttentionRow,
@@ -85,7 +63,7 @@ LISTS: Mapping[str, type[Row]] = {
 }
 
 # What rows are written with beside their fields, from which it follows.
-FOLLOWS: Mapping[type[Row], tuple[str, ...]] = {LayerRow: ("bound",), TimeTotals: ("coverage",)}
+FOLLOWS: Mapping[type[Any], tuple[str, ...]] = {LayerRow: ("bound",), TimeTotals: ("coverage",)}
 
 NS_PER_US = 1000
 # Without these a row says nothing; every other field has a value for "not known".
@@ -102,11 +80,11 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "complete": analysis.complete,
         "warnings": _plain(analysis.warnings),
         "run": {"timed_steps": timed_steps, "full_steps": []} | _plain_mapping(analysis.run),
-        "time": _row_to_dict(analysis.time),
-        **{name: rows_to_dicts(getattr(analysis, name)) for name in LISTS},
+        "time": to_plain(analysis.time),
+        **{name: [to_plain(row) for row in getattr(analysis, name)] for name in LISTS},
         "series": _plain_mapping(analysis.series),
-        "utilization": None if analysis.utilization is None else _row_to_dict(analysis.utilization),
-        "overview": None if analysis.overview is None else _row_to_dict(analysis.overview),
+        "utilization": _plain(analysis.utilization),
+        "overview": _plain(analysis.overview),
         "memory": _plain_mapping(analysis.memory),
     }
 
@@ -159,18 +137,18 @@ def json_name(row_type: type[Any], name: str) -> str:
     return name[:-3] + "_us" if name.endswith("_ns") else name
 
 
-def column_names(row_type: type[Row]) -> tuple[str, ...]:
+def column_names(row_type: type[Any]) -> tuple[str, ...]:
     """The keys of a row in the file."""
     return (*(json_name(row_type, field.name) for field in fields(row_type)), *FOLLOWS.get(row_type, ()))
 
 
 def _microseconds(time_ns: Any) -> Any:
-    """Integer nanoseconds as microseconds, inside mappings too; None stays None."""
+    """Nanoseconds as microseconds, inside mappings too; None stays None."""
     if isinstance(time_ns, Mapping):
         return {_text(name): _microseconds(value) for name, value in time_ns.items()}
     if isinstance(time_ns, tuple):
         return [_microseconds(value) for value in time_ns]
-    return None if time_ns is None else int(time_ns) / NS_PER_US
+    return None if time_ns is None else float(time_ns / NS_PER_US)
 
 
 def _nanoseconds(time_us: Any) -> Any:
@@ -188,21 +166,16 @@ def _conversions(row_type: type[Any]) -> tuple[tuple[str, str, Callable[[Any], A
     return tuple((name, json_name(row_type, name), _microseconds if name.endswith("_ns") else _plain) for name in names)
 
 
-def _row_to_dict(row: Row) -> dict[str, Any]:
-    row_type: Any = type(row)
-    told = {name: convert(getattr(row, field)) for field, name, convert in _conversions(row_type)}
-    return told | {name: getattr(row, name) for name in FOLLOWS.get(type(row), ())}
-
-
-def rows_to_dicts(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Rows as they are written."""
-    return [_row_to_dict(row) for row in rows]
+def to_plain(row: Any) -> dict[str, Any]:
+    """Any of our rows (a dataclass) in JSON types: its fields, nanoseconds (`x_ns`) as microseconds (`x_us`)."""
+    row_type = type(row)
+    values = {name: convert(getattr(row, field)) for field, name, convert in _conversions(row_type)}
+    return values | {name: getattr(row, name) for name in FOLLOWS.get(row_type, ())}
 
 
 @cache
-def _unknown_values(row_name: str) -> dict[str, Any]:
+def _unknown_values(row_type: type[Any]) -> dict[str, Any]:
     """What each optional field of a row type holds when the file does not say."""
-    row_type = next(row_type for row_type in get_args(Row) if row_type.__name__ == row_name)
     hints = get_type_hints(row_type)
     unknown: dict[str, Any] = {}
     for field in fields(row_type):
@@ -218,8 +191,8 @@ def _unknown_values(row_name: str) -> dict[str, Any]:
     return unknown
 
 
-def _row_from_dict(row_type: type[Row], data: Mapping[str, Any]) -> dict[str, Any]:
-    row = dict(_unknown_values(row_type.__name__))
+def _row_from_dict(row_type: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    row = dict(_unknown_values(row_type))
     for field in fields(row_type):
         name = json_name(row_type, field.name)
         if name in data:
@@ -249,10 +222,8 @@ def _plain(value: Any) -> Any:
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return _plain_mapping(value)
-    if isinstance(value, Peaks):
-        return _plain_mapping(asdict(value))
-    if isinstance(value, StepSplit):
-        return _row_to_dict(value)
+    if is_dataclass(value):
+        return to_plain(value)
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, (set, frozenset)):
@@ -277,7 +248,7 @@ def schema_text() -> str:
 # --------------------------------------------------------------------------------------------------
 # Parts of what `result.json` holds, for programs that need little of it.
 
-# What rows are ranked by: the first of these that they have. Self times add up, so those at the top are the dearest.
+# What rows are ranked by: the first of these that they have. Self times add up, so those at the top take most.
 _RANKED_BY = ("self_time_us", "time_us", "time_per_step_us", "wait_us", "allocated_bytes", "size_bytes")
 _CURVE = "memory.curve"  # a list for each of its columns
 _CURVE_ROWS = (f"{_CURVE}.steps", f"{_CURVE}.phases")  # rows of their own beside the points
