@@ -46,7 +46,7 @@ ROOMS = {
     "run": _room(8, 2100, "__version__ analysis capture reports result trace"),
     "analysis": _room(50, 14900, "trace"),
     "reports": _room(19, 5600, "analysis trace"),
-    "comparison": _room(9, 3700, "analysis reports result trace"),
+    "comparison": _room(12, 3500, "analysis reports result trace"),
     "ranks": _room(20, 9900, "analysis reports trace"),
     "snapshot": _room(4, 1600, "reports trace"),
     "timer": _room(9, 3600, "capture trace"),
