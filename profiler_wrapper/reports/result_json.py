@@ -168,7 +168,7 @@ def _conversions(row_type: type[Any]) -> tuple[tuple[str, str, Callable[[Any], A
 
 def to_plain(row: Any) -> dict[str, Any]:
     """Any of our rows (a dataclass) in JSON types: its fields, nanoseconds (`x_ns`) as microseconds (`x_us`)."""
-    row_type = type(row)
+    row_type: Any = type(row)
     values = {name: convert(getattr(row, field)) for field, name, convert in _conversions(row_type)}
     return values | {name: getattr(row, name) for name in FOLLOWS.get(row_type, ())}
 
@@ -191,7 +191,7 @@ def _unknown_values(row_type: type[Any]) -> dict[str, Any]:
     return unknown
 
 
-def _row_from_dict(row_type: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+def _row_from_dict(row_type: Any, data: Mapping[str, Any]) -> dict[str, Any]:
     row = dict(_unknown_values(row_type))
     for field in fields(row_type):
         name = json_name(row_type, field.name)
