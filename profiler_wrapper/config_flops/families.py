@@ -1,4 +1,4 @@
-"""Diffusion Transformers as diffusers builds them: DiT and CogVideoX. No token is hidden from another."""
+"""The families: decoders, encoders, and the diffusion Transformers of diffusers."""
 
 from __future__ import annotations
 
@@ -139,9 +139,8 @@ def deepseek(fields: Fields, batch: Batch) -> Work:
 def encoder(work: Work, fields: Fields, hidden: int, mlp_width: int, *, causal: bool = False) -> None:
     """Blocks of attention and an MLP of two matrices."""
     layers, heads = fields.whole(*LAYERS), fields.whole(*HEADS)
-    attention = HeadAttention(heads=heads, key_heads=heads, width=head_width(fields, heads))
-    attention.add(work, hidden, causal=causal, times=layers)
-    Mlp(width=mlp_width, gated=False).add(work, hidden, times=layers)
+    HeadAttention(heads, heads, head_width(fields, heads)).add(work, hidden, causal=causal, times=layers)
+    Mlp(mlp_width, gated=False).add(work, hidden, times=layers)
 
 
 # --- BERT ---------------------------------------------------------------------------------------
@@ -319,8 +318,8 @@ def _timestep(work: Work, sines: int, inner: int, outer: int, *, times: int = 1)
 def _blocks(work: Work, fields: Fields, hidden: int) -> None:
     layers, heads = fields.whole(*LAYERS), fields.whole(*HEADS)
     width = fields.whole("attention_head_dim")
-    HeadAttention(heads=heads, key_heads=heads, width=width).add(work, hidden, causal=False, times=layers)
+    HeadAttention(heads, heads, width).add(work, hidden, causal=False, times=layers)
     activation = fields.get("activation_fn", default="gelu-approximate")
     if activation not in _GATED:
         raise WrongUse(f"activation_fn={activation!r} of the config is not known: one of {', '.join(_GATED)}")
-    Mlp(width=4 * hidden, gated=_GATED[activation]).add(work, hidden, times=layers)
+    Mlp(4 * hidden, gated=_GATED[activation]).add(work, hidden, times=layers)

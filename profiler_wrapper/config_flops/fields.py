@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from profiler_wrapper.config_flops.registry import Fields, Work, whole_number
@@ -14,8 +13,7 @@ from profiler_wrapper.errors import WrongUse
 # The parts of a Transformer's block, and the products that each of them has.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadAttention:
+class HeadAttention(NamedTuple):
     """Attention whose keys and values may serve several heads of queries each (GQA).
 
     Attributes:
@@ -36,8 +34,7 @@ class HeadAttention:
         work.attention(self.heads, self.width, causal=causal, window=window, times=times)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
+class LatentAttention(NamedTuple):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): keys and values from one narrow projection.
 
     Attributes:
@@ -69,42 +66,33 @@ class LatentAttention:
         work.attention(self.heads, width, self.value_width, causal=causal, window=window, times=times)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mlp:
-    """Two matrices, or three where one gates another (SwiGLU, GeGLU)."""
-
-    width: int
-    gated: bool
-
-    def add(self, work: Work, hidden: int, *, part: str = "mlp", copies: int = 1, times: int = 1) -> None:
-        """`copies`: of it that each token goes through."""
-        work.linear(part, hidden, self.width, times=(3 if self.gated else 2) * copies * times)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
-    """A mixture of experts that drops no token: a router, the chosen experts, and those that all tokens share.
+class Mlp(NamedTuple):
+    """Two matrices, or three where one gates another (SwiGLU, GeGLU); or a mixture of experts that drops no token.
 
     Attributes:
-        routed: how many the router chooses among.
-        chosen: how many each token goes through.
-        shared_width: of the shared experts together; 0: none.
+        width: of the MLP, or of each expert.
+        routed: experts that a router chooses among; 0: there is no mixture.
+        chosen: experts that each token goes through.
+        shared_width: of the experts that all tokens share, together; 0: none.
         shared_gate: a product of the input with one vector weighs their output.
     """
 
-    routed: int
-    chosen: int
     width: int
     gated: bool
+    routed: int = 0
+    chosen: int = 1
     shared_width: int = 0
     shared_gate: bool = False
 
     def add(self, work: Work, hidden: int, *, times: int = 1) -> None:
+        matrices = (3 if self.gated else 2) * times
+        if not self.routed:
+            work.linear("mlp", hidden, self.width, times=matrices)
+            return
         work.linear("router", hidden, self.routed, times=times)
-        Mlp(width=self.width, gated=self.gated).add(work, hidden, part="experts", copies=self.chosen, times=times)
+        work.linear("experts", hidden, self.width, times=matrices * self.chosen)
         if self.shared_width:
-            shared = Mlp(width=self.shared_width, gated=self.gated)
-            shared.add(work, hidden, part="shared_experts", times=times)
+            work.linear("shared_experts", hidden, self.shared_width, times=matrices)
             if self.shared_gate:
                 work.linear("shared_experts", hidden, 1, times=times)
 
@@ -145,7 +133,7 @@ _OWN_HEAD_WIDTH = {"gemma", "gemma2", "gemma3_text", "qwen3"}
 
 class Block(NamedTuple):
     attention: HeadAttention | LatentAttention
-    mlp: Mlp | Experts
+    mlp: Mlp
     window: int | None  # tokens that a query sees, itself the last
 
 
@@ -170,13 +158,9 @@ def blocks_of(fields: Fields, dialect: Dialect) -> list[Block]:
     windows = _windows(fields, layers)
     sparse = _sparse(fields, dialect, layers)
     gated = fields.flag(*GATED, default=dialect.gated)
-    experts = _experts(fields, dialect, gated) if any(sparse) else None
-    dense = None if all(sparse) else Mlp(width=_mlp_width(fields, dialect, gated), gated=gated)
-    return [
-        Block(attention, mlp, window)
-        for has_experts, window in zip(sparse, windows, strict=True)
-        if (mlp := experts if has_experts else dense) is not None
-    ]
+    mlps = {True: _experts, False: _dense}  # what of these the layers have is read, and no field of the other
+    mlp_of = {has_experts: mlps[has_experts](fields, dialect, gated) for has_experts in sorted(set(sparse))[::-1]}
+    return [Block(attention, mlp_of[has_experts], window) for has_experts, window in zip(sparse, windows, strict=True)]
 
 
 # --- attention ----------------------------------------------------------------------------------
@@ -188,12 +172,13 @@ def _attention(fields: Fields, dialect: Dialect) -> HeadAttention | LatentAttent
     if fields.flag("multi_latent_attention", default=dialect.latent or fields.get("kv_lora_rank") is not None):
         if not fields.has("q_lora_rank"):  # which may be None
             raise fields.missing("q_lora_rank")
+        is_megatrons = fields.get("qk_pos_emb_head_dim") is not None and fields.get("qk_nope_head_dim") is None
         return LatentAttention(
             heads=heads,
             query_rank=fields.whole("q_lora_rank") if fields.get("q_lora_rank") is not None else None,
             key_rank=fields.whole("kv_lora_rank"),
             # Hugging Face's own qk_head_dim is the sum of both.
-            plain_width=fields.whole("qk_nope_head_dim", *(["qk_head_dim"] if _megatron_latent(fields) else [])),
+            plain_width=fields.whole("qk_nope_head_dim", *(["qk_head_dim"] if is_megatrons else [])),
             rotary_width=fields.whole("qk_rope_head_dim", "qk_pos_emb_head_dim"),
             value_width=fields.whole("v_head_dim"),
         )
@@ -205,24 +190,19 @@ def _attention(fields: Fields, dialect: Dialect) -> HeadAttention | LatentAttent
     )
 
 
-def _megatron_latent(fields: Fields) -> bool:
-    return fields.get("qk_pos_emb_head_dim") is not None and fields.get("qk_nope_head_dim") is None
-
-
 def _key_heads(fields: Fields, dialect: Dialect, heads: int) -> int:
-    if fields.has("group_query_attention") and not fields.flag("group_query_attention"):
-        return heads  # Megatron's arguments: the number of groups is then not used
-    if not dialect.key_heads:
+    of_megatron = fields.has("group_query_attention")  # without it, the number of groups is not used
+    if (of_megatron and not fields.flag("group_query_attention")) or not dialect.key_heads:
         return heads
-    told = dialect.key_heads_as_heads or any(fields.has(name) for name in dialect.key_heads)
-    key_heads = fields.whole(*dialect.key_heads, default=heads if told else None)
+    may_be_missing = dialect.key_heads_as_heads or any(fields.has(name) for name in dialect.key_heads)
+    key_heads = fields.whole(*dialect.key_heads, default=heads if may_be_missing else None)
     if heads % key_heads:
         raise WrongUse(f"the config has {heads} heads of queries, which {key_heads} heads of keys cannot share")
     return key_heads
 
 
 def head_width(fields: Fields, heads: int) -> int:
-    """Of a head: told, or the model's width divided among them."""
+    """Of a head: as the config says, or the model's width divided among them."""
     hidden = fields.whole(*HIDDEN)
     if fields.model_type in _OWN_HEAD_WIDTH:
         return fields.whole(*HEAD_WIDTH)
@@ -234,9 +214,8 @@ def head_width(fields: Fields, heads: int) -> int:
 def _windows(fields: Fields, layers: int) -> list[int | None]:
     """The window of each layer."""
     types = fields.get("layer_types")
-    width = (
-        0 if not fields.flag("use_sliding_window", default=True) else fields.whole("sliding_window", default=0, least=0)
-    )
+    slides = fields.flag("use_sliding_window", default=True)
+    width = fields.whole("sliding_window", default=0, least=0) if slides else 0
     if types is not None:
         return _windows_of_types(types, layers, width)
     if fields.get("window_size"):
@@ -282,35 +261,26 @@ def _windows_of_megatron(fields: Fields, layers: int) -> list[int | None]:
 # --- MLP and experts ----------------------------------------------------------------------------
 
 
-def _mlp_width(fields: Fields, dialect: Dialect, gated: bool) -> int:
-    if dialect.mlp_four_times and not gated:
-        return fields.whole(*dialect.mlp_width, default=4 * fields.whole(*HIDDEN))
-    return fields.whole(*dialect.mlp_width)
+def _dense(fields: Fields, dialect: Dialect, gated: bool) -> Mlp:
+    four_times = dialect.mlp_four_times and not gated
+    default = 4 * fields.whole(*HIDDEN) if four_times else None
+    return Mlp(fields.whole(*dialect.mlp_width, default=default), gated)
 
 
-def _experts(fields: Fields, dialect: Dialect, gated: bool) -> Experts:
+def _experts(fields: Fields, dialect: Dialect, gated: bool) -> Mlp:
     as_mlp = dialect.experts_as_mlp or fields.has("ffn_hidden_size")  # as Megatron has it
     width = fields.whole(*EXPERT_WIDTH, *(MLP_WIDTH if as_mlp else ()))
     routed, chosen = fields.whole(*EXPERTS), fields.whole(*CHOSEN)
     if chosen > routed:
         raise WrongUse(f"the config has {routed} experts, of which a token cannot go through {chosen}")
-    shared_gate = fields.get("shared_expert_intermediate_size") is not None
-    return Experts(
-        routed=routed,
-        chosen=chosen,
-        width=width,
-        gated=gated,
-        shared_width=_shared_width(fields, dialect, width),
-        shared_gate=fields.flag("moe_shared_expert_gate", default=shared_gate),
-    )
-
-
-def _shared_width(fields: Fields, dialect: Dialect, width: int) -> int:
-    """Told as it is, or as a number of experts of the width of others; 0 where neither is."""
+    # The shared ones by their width, or as a number of experts of the width of others.
     if fields.get(*SHARED_WIDTH) is not None or fields.model_type == "qwen2_moe":
-        return fields.whole(*SHARED_WIDTH, least=0)
-    needed = dialect.latent and not any(fields.has(name) for name in SHARED_WIDTH)
-    return width * fields.whole("n_shared_experts", default=None if needed else 0, least=0)
+        shared_width = fields.whole(*SHARED_WIDTH, least=0)
+    else:
+        needed = dialect.latent and not any(fields.has(name) for name in SHARED_WIDTH)
+        shared_width = width * fields.whole("n_shared_experts", default=None if needed else 0, least=0)
+    gate = fields.flag("moe_shared_expert_gate", default=fields.get("shared_expert_intermediate_size") is not None)
+    return Mlp(width, gated, routed, chosen, shared_width, gate)
 
 
 def _sparse(fields: Fields, dialect: Dialect, layers: int) -> list[bool]:

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from profiler_wrapper.errors import WrongUse
 
@@ -53,12 +53,12 @@ class Fields:
     @property
     def architecture(self) -> str | None:
         """The model's class, which tells its head: `LlamaForCausalLM`; None where nothing tells."""
-        told = self.get("architectures")
+        named = self.get("architectures")
         if "architectures" not in self._given and self._class_name is not None and self._own_type is not None:
             return self._class_name
-        if isinstance(told, str):
-            return told
-        return str(told[0]) if isinstance(told, Sequence) and told else None
+        if isinstance(named, str):
+            return named
+        return str(named[0]) if isinstance(named, Sequence) and named else None
 
     @property
     def class_names(self) -> list[str]:
@@ -162,7 +162,7 @@ class Batch:
         return sum(length * count for length, count in self._known().items())
 
     def or_of_length(self, tokens: int) -> Batch:
-        """The same batch, its sequences of `tokens` tokens unless it was told otherwise."""
+        """The same batch, its sequences of `tokens` tokens where it does not say how long they are."""
         return self if self.lengths is not None else replace(self, lengths={tokens: self.sequences})
 
     def twice_the_pairs(self, *, causal: bool, window: int | None = None) -> int:
@@ -238,8 +238,7 @@ Formula = Callable[[Fields, Batch], Work]
 _CLASS_NAME = re.compile(r"(?P<stem>\w+?)(For[A-Z]\w*|LMHeadModel|DoubleHeadsModel|Model|Config)$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class Family(NamedTuple):
     """A formula, and how "auto" knows its models.
 
     Attributes:
@@ -250,9 +249,9 @@ class Family:
 
     name: str
     formula: Formula
-    model_types: tuple[str, ...]
-    class_names: tuple[str, ...]
-    marks: tuple[tuple[str, ...], ...]
+    model_types: Sequence[str]
+    class_names: Sequence[str]
+    marks: Sequence[Sequence[str]]
 
 
 FAMILIES: dict[str, Family] = {}
@@ -272,13 +271,7 @@ def register_family(
 
     def register(formula: Formula) -> Formula:
         FAMILIES.pop(name, None)
-        FAMILIES[name] = Family(
-            name=name,
-            formula=formula,
-            model_types=tuple(model_types),
-            class_names=tuple(class_names),
-            marks=tuple(tuple(group) for group in marks),
-        )
+        FAMILIES[name] = Family(name, formula, model_types, class_names, marks)
         return formula
 
     return register
@@ -299,49 +292,32 @@ def family_of(fields: Fields, name: str | None) -> Family:
         close = difflib.get_close_matches(str(name), [*FAMILIES, *types], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise WrongUse(f"no family {name!r} is registered.{hint} Registered: {_known()}")
-    if fields.model_type is not None:
-        return _by_model_type(fields.model_type)
+    newest_first = list(reversed(FAMILIES.values()))
+    model_type = fields.model_type
+    if model_type is not None:
+        for family in newest_first:
+            if model_type in family.model_types:
+                return family
+        if model_type in FAMILIES:
+            return FAMILIES[model_type]
+        raise WrongUse(
+            f"model_type={model_type!r} is of no registered family. If it has the same products as one of {_known()}, "
+            'say so (family="llama"); else register its formula (register_family), or measure the FLOPs of a step'
+        )
     for class_name in fields.class_names:
-        found = _by_class(class_name)
-        if found is not None:
-            return found
-    return _by_marks(fields)
-
-
-def _by_model_type(model_type: str) -> Family:
-    for family in reversed(FAMILIES.values()):
-        if model_type in family.model_types:
-            return family
-    if model_type in FAMILIES:
-        return FAMILIES[model_type]
-    raise WrongUse(
-        f"model_type={model_type!r} is of no registered family. If it has the same products as one of {_known()}, "
-        'say so (family="llama"); else register its formula (register_family), or measure the FLOPs of a step'
-    )
-
-
-def _by_class(class_name: str) -> Family | None:
-    match = _CLASS_NAME.fullmatch(class_name)
-    stem = match["stem"].lower() if match else None
-    for family in reversed(FAMILIES.values()):
-        if class_name in family.class_names or stem in {kind.replace("_", "") for kind in family.model_types}:
-            return family
-    return None
-
-
-def _by_marks(fields: Fields) -> Family:
-    found = [
-        family
-        for family in reversed(FAMILIES.values())
-        if any(all(fields.has(name) for name in group) for group in family.marks)
-    ]
+        match = _CLASS_NAME.fullmatch(class_name)
+        stem = match["stem"].lower() if match else None
+        for family in newest_first:
+            if class_name in family.class_names or stem in {kind.replace("_", "") for kind in family.model_types}:
+                return family
+    found = [one for one in newest_first if any(all(map(fields.has, group)) for group in one.marks)]
     if len(found) == 1:
         return found[0]
     if found:
-        found_text = "fields of several families: " + ", ".join(sorted(family.name for family in found))
+        has = "fields of several families: " + ", ".join(sorted(family.name for family in found))
     else:
-        found_text = "no model_type, nor a class or fields that tell its family"
-    raise WrongUse(f"the config has {found_text}. Say which it is of with family=..., one of {_known()}")
+        has = "no model_type, nor a class or fields that tell its family"
+    raise WrongUse(f"the config has {has}. Say which it is of with family=..., one of {_known()}")
 
 
 def _known() -> str:

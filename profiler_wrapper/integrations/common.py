@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 from collections import deque
@@ -66,7 +67,8 @@ def guarded(method: T) -> T:
                 f"{type(self).__name__} is off from now on, because {method.__name__} failed: "
                 f"{type(error).__name__}: {error}"
             )
-            _silently(self.abandon)
+            with contextlib.suppress(Exception):  # of no use to anybody after the first
+                self.abandon()
 
     return body  # type: ignore[return-value]  # the same parameters; a callback returns nothing
 
@@ -86,13 +88,6 @@ class Outlets:
         except Exception as error:
             self._dropped.add(name)
             tell(f"{name} gets no more of the monitor's numbers, because it failed: {type(error).__name__}: {error}")
-
-
-def _silently(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except Exception as error:
-        del error  # of no use to anybody after the first
 
 
 _LOG_FILE = "training_log.json"
@@ -179,7 +174,8 @@ def counts(sizes: Sequence[BatchSize], *, context_parallel: int = 1) -> dict[str
 
     `context_parallel`: ranks that have a part of each sequence.
     """
-    samples = _sum([size.samples for size in sizes])
+    known = [size.samples for size in sizes if size.samples is not None]
+    samples = sum(known) if known and len(known) == len(sizes) else None
     masks = [size.mask for size in sizes if size.mask is not None]
     if masks and len(masks) == len(sizes) and context_parallel == 1:
         return {"samples": samples, "attention_mask": masks}
@@ -187,11 +183,6 @@ def counts(sizes: Sequence[BatchSize], *, context_parallel: int = 1) -> dict[str
     if shapes and len(shapes) == len(sizes):
         return {"samples": samples, "shapes": shapes}
     return {"samples": samples}
-
-
-def _sum(parts: Sequence[int | None]) -> int | None:
-    known = [part for part in parts if part is not None]
-    return sum(known) if known and len(known) == len(parts) else None
 
 
 # --------------------------------------------------------------------------------------------------

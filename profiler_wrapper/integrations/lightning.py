@@ -8,7 +8,6 @@ Nothing of it can end a training: a failure of ours is one warning.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 from collections.abc import Iterator
@@ -29,8 +28,6 @@ from profiler_wrapper.integrations.common import (
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import Row
 from profiler_wrapper.monitor.steps import BatchSize, size_of
-from profiler_wrapper.result import ProfileResult
-from profiler_wrapper.wrapper import ProfilerWrapper
 
 if TYPE_CHECKING:
 
@@ -58,20 +55,6 @@ else:
 _AUTOCAST = {"bf16-mixed": "bfloat16", "16-mixed": "float16"}
 
 
-class _Steps:
-    """When an optimizer's step has ended: Lightning's global step went on."""
-
-    def __init__(self) -> None:
-        self._global_step = 0
-
-    def begin(self, trainer: Any) -> None:
-        self._global_step = trainer.global_step
-
-    def ended(self, trainer: Any) -> bool:
-        before, self._global_step = self._global_step, trainer.global_step
-        return bool(self._global_step != before)
-
-
 class ProfilerCallback(ProfiledTraining, Callback):
     """Profiles some steps of `trainer.fit(model)`.
 
@@ -85,16 +68,17 @@ class ProfilerCallback(ProfiledTraining, Callback):
     def rest(self) -> None:
         super().rest()
         _let_go_of_the_model(self)
-        self._steps = _Steps()
+        self._global_step = 0
 
     @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._steps.begin(trainer)
+        self._global_step = trainer.global_step
         self._enter(pl_module)
 
     @guarded
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self._inside and self._steps.ended(trainer):
+        before, self._global_step = self._global_step, trainer.global_step
+        if self._global_step != before:  # an optimizer's step has ended
             self._step()
 
     @guarded
@@ -106,7 +90,7 @@ class ProfilerCallback(ProfiledTraining, Callback):
         self._leave(exception)
 
 
-class LayerProfiler(Guarded, Profiler):
+class LayerProfiler(ProfiledTraining, Profiler):
     """What `Trainer(profiler=...)` takes: a profile by layer from the first training batch on.
 
     The roots are the modules that the LightningModule calls, by their classes; the optimizer's steps are the steps.
@@ -119,22 +103,14 @@ class LayerProfiler(Guarded, Profiler):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.profiler = ProfilerWrapper(**options)
-        self._inside = False
-
-    @property
-    def result(self) -> ProfileResult | None:
-        """What `ProfilerWrapper.result` is; None before anything was recorded."""
-        return self.profiler.result
+        Profiler.__init__(self)
+        super().__init__(**options)
 
     @guarded
     def start(self, action_name: str) -> None:
         """An action of Lightning's begins."""
         if action_name == "run_training_batch" and not self._inside:
-            self._inside = True
-            self.profiler.__enter__()
-            atexit.register(self._leave)
+            self._enter(None)
 
     def stop(self, action_name: str) -> None:
         """An action of Lightning's has ended."""
@@ -144,25 +120,14 @@ class LayerProfiler(Guarded, Profiler):
         """The training has ended."""
         self._leave()
 
-    def abandon(self) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        if self._inside:
-            self._inside = False
-            atexit.unregister(self._leave)
-            self.profiler.__exit__(None, None, None)
-            self.profiler.leave()
-
 
 class MonitorCallback(Guarded, Callback):
     """A `TrainingMonitor` beside `trainer.fit(model)`: files, and all loggers of the Trainer.
 
     A step lasts from the end of the one before to the end of the batch that the optimizer steps in, other batches and
     waiting for data included; validation and saving are left out, and a step has no time where they come between its
-    batches. Samples and tokens are those of the batches, see
-    `batches.size_of`. The loggers get the monitor's tags, and beside them Lightning's own names (`device/mfu`,
-    `items_per_sec`, ...; items are tokens).
+    batches. Samples and tokens are those of the batches, see `monitor.steps.size_of`. The loggers get the monitor's
+    tags, and beside them Lightning's own names (`device/mfu`, `items_per_sec`, ...; items are tokens).
 
     Args:
         output_dir: where files go; None: the Trainer's `default_root_dir`.
@@ -183,7 +148,7 @@ class MonitorCallback(Guarded, Callback):
         self.monitor: TrainingMonitor | None = None
         self._loggers = Outlets()
         self._rows = Collector()
-        self._steps = _Steps()
+        self._global_step = 0
         self._batches: list[BatchSize] = []
         self._losses: list[torch.Tensor] = []
         self._learning_rate: float | None = None
@@ -193,7 +158,7 @@ class MonitorCallback(Guarded, Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._close(trainer)
         self._rows, self._loggers = Collector(), Outlets()
-        self._steps.begin(trainer)
+        self._global_step = trainer.global_step
         self.monitor = self._blueprint.build(
             trainer.default_root_dir,
             interval=trainer.log_every_n_steps,
@@ -227,7 +192,8 @@ class MonitorCallback(Guarded, Callback):
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, torch.Tensor):
             self._losses.append(loss.detach())
-        if not self._steps.ended(trainer):
+        before, self._global_step = self._global_step, trainer.global_step
+        if self._global_step == before:
             return
         self.monitor.end_step(
             step=_steps_before(trainer) + 1,

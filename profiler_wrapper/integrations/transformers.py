@@ -157,7 +157,7 @@ class MonitorCallback(Guarded, TrainerCallback):
         if ended is not None:
             self._end(args, state, ended, loss=logs.get("loss"), grad_norm=logs.get("grad_norm"))
         if self._add_to_logs and "loss" in logs and self.monitor is not None and self.monitor.last is not None:
-            logs.update(_told_in_logs(self.monitor.last))
+            logs.update(_rates(self.monitor.last))
 
     @guarded
     def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -231,17 +231,17 @@ class _RunOfTrainer(Sink):
         self._run.log({**tagged_for_trainer(row), "train/global_step": row.record.step})
 
 
-def _told_in_logs(record: Any) -> dict[str, float]:
+def _rates(record: Any) -> dict[str, float]:
     """Rates of the last step; none of a profiled one, whose time is not that of a step alone."""
     if record.profiled:
         return {}
-    told = {
+    rates = {
         "mfu": record.mfu,
         "tflops_per_gpu": record.tflops_per_gpu,
         "tokens_per_second": record.tokens_per_s,
         "samples_per_second": record.samples_per_s,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in rates.items() if value is not None}
 
 
 def _tensorboard_dir(args: Any) -> str:
