@@ -38,7 +38,7 @@ pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
 from profiler_wrapper.integrations.transformers import (  # noqa: E402
     MonitorCallback,
     ProfilerCallback,
-    _told_in_logs,
+    _rates,
 )
 
 PEAK_TFLOPS = 0.5
@@ -480,5 +480,5 @@ def test_two_ranks_have_one_log_with_the_jobs_totals(tmp_path: Path) -> None:
 
 def test_rates_of_a_profiled_step_stay_out_of_the_trainers_logs() -> None:
     record = StepRecord(step=1, timestamp=0.0, step_time_s=2.0, tokens=10)
-    assert _told_in_logs(record) == {"tokens_per_second": 5.0}
-    assert _told_in_logs(replace(record, profiled=True)) == {}
+    assert _rates(record) == {"tokens_per_second": 5.0}
+    assert _rates(replace(record, profiled=True)) == {}
