@@ -41,21 +41,21 @@ def train(options: argparse.Namespace, output_dir: str, mode: str) -> dict[str, 
 
     import models
     import profiler_wrapper as pw
-    from profiler_wrapper.capture.recorder import Tape
+    from profiler_wrapper.capture.recorder import SessionSequence
 
     warnings.simplefilter("ignore")
     case = models.build("llama", layers=options.layers, hidden=options.hidden, tokens=options.tokens)
     model = torch.nn.parallel.DistributedDataParallel(case.model)
     optimizer = models.optimizer_of(model)
     exports: list[float] = []
-    stop = Tape.stop
+    stop = SessionSequence.stop
 
-    def timed_stop(tape: Tape) -> None:
+    def timed_stop(sessions: SessionSequence) -> None:
         begin = time.perf_counter()
-        stop(tape)
+        stop(sessions)
         exports.append(time.perf_counter() - begin)
 
-    Tape.stop = timed_stop  # type: ignore[method-assign]
+    SessionSequence.stop = timed_stop  # type: ignore[method-assign]
     steps: list[float] = []
     profiler = pw.ProfilerWrapper(model, output_dir=output_dir, run_name="job", steps=f"{FIRST}-{LAST}", **MODES[mode])
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):

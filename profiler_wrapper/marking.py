@@ -102,7 +102,7 @@ class _Held:
             self._memory.begin()
             self._steps = OptimizerSteps(before=self._memory.before_step, after=self._memory.after_step)
         elif not records:
-            self.forget()  # it has ended, and no handler of ours was told
+            self.forget()  # it has ended, and no handler of ours was called
 
     def end(self) -> tuple[Holding, ...]:
         """What was held since the profiler began, which has just ended."""

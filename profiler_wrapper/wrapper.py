@@ -14,7 +14,7 @@ from profiler_wrapper.analysis.series import Track
 from profiler_wrapper.analysis.work.peaks import Given
 from profiler_wrapper.errors import WrongUse, tell
 from profiler_wrapper.result import ProfileResult
-from profiler_wrapper.run.options import make_options
+from profiler_wrapper.run.options import OPTIONS, make_options
 from profiler_wrapper.run.profiling import Profiling
 
 T = TypeVar("T")
@@ -150,35 +150,7 @@ class ProfilerWrapper:
             if is_st is not None:
                 raise WrongUse(f"The first argument {model!r} is is_st, and is_st={is_st!r} was given too. Give one.")
             model, is_st = None, model
-        options = make_options(
-            prefix=prefix,
-            is_st=is_st,
-            output_dir=output_dir,
-            log_dir=log_dir,
-            mem_dir=mem_dir,
-            files=files,
-            track=track,
-            activities=activities,
-            record_shapes=record_shapes,
-            trace=trace,
-            steps=steps,
-            schedule=schedule,
-            profile_memory=profile_memory,
-            with_stack=with_stack,
-            layers=layers,
-            run_name=run_name,
-            rank=rank,
-            device_mesh=device_mesh,
-            coordinates=coordinates,
-            ranks=ranks,
-            local_dir=local_dir,
-            background=background,
-            peaks=peaks,
-            enabled_record_memory_pickle=enabled_record_memory_pickle,
-            enabled_record_cuda_average_time=enabled_record_cuda_average_time,
-            enable_record_cuda_mm=enable_record_cuda_mm,
-            enable_print_summary=enable_print_summary,
-        )
+        options = make_options(**{name: value for name, value in locals().items() if name in OPTIONS})
         self._off = options.off
         self._profiling = Profiling(model, options, optimizer=optimizer)
 

@@ -16,14 +16,13 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from profiler_wrapper.capture.steps import is_off
-from profiler_wrapper.trace.marks import ROOT_PATH
 from profiler_wrapper.trace.owned import ALL_GRAPHS
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 _ROOT = re.compile(r"L\['\w+'\]")
 _STEPS = re.compile(r"""\._modules\[['"](\w+)['"]\]|\[['"](\w+)['"]\]|\[(\d+)\]|\.([^.\[\]@]+)""")
-_MADE_BY_A_PASS = "made by a pass"
 
 
 class ForeignModule(ValueError):
@@ -116,31 +114,27 @@ def called_operator(nodes: Iterable[Any]) -> str | None:
 
 
 def kernel_nodes(made_from: Any) -> list[Any]:
-    """The FX nodes that tell whom a kernel works for: not those that only look at memory, if there are others."""
-    nodes = list(dict.fromkeys(_nodes_of_list(made_from) if isinstance(made_from, list) else _nodes_of_one(made_from)))
-    working = [node for node in nodes if not _is_view(node)]
-    return working or nodes
+    """The FX nodes that say whom a kernel works for: not those that only look at memory, if there are others.
 
-
-def _nodes_of_list(schedule: list[Any]) -> Iterator[Any]:
-    """Of what the scheduler fused into one kernel; markers between the nodes have no `node`."""
-    for scheduled in schedule:
-        if getattr(scheduled, "node", None) is not None:
-            yield from scheduled.node.origins
-
-
-def _nodes_of_one(extern: Any) -> Iterable[Any]:
-    """Of a call of a library: the very node if it is known, else the one that calls this operator."""
-    if getattr(extern, "origin_node", None) is not None:
-        return [extern.origin_node]
-    nodes = list(extern.origins)
-    operator = getattr(extern, "op_overload", None)
-    return [node for node in nodes if operator is not None and node.target == operator] or nodes
+    Args:
+        made_from: what the scheduler fused into one kernel, a list; else a call of a library.
+    """
+    found: Iterable[Any]
+    if isinstance(made_from, list):  # markers between the nodes have no `node`
+        fused = (scheduled.node for scheduled in made_from if getattr(scheduled, "node", None) is not None)
+        found = [origin for node in fused for origin in node.origins]
+    elif getattr(made_from, "origin_node", None) is not None:
+        found = [made_from.origin_node]
+    else:
+        operator = getattr(made_from, "op_overload", None)
+        origins = list(made_from.origins)
+        found = [node for node in origins if operator is not None and node.target == operator] or origins
+    nodes = list(dict.fromkeys(found))
+    return [node for node in nodes if not _is_view(node)] or nodes
 
 
 def _is_view(node: Any) -> bool:
-    target = node.target
-    return bool(getattr(target, "is_view", False)) or str(target).startswith("aten._unsafe_view")
+    return bool(getattr(node.target, "is_view", False)) or str(node.target).startswith("aten._unsafe_view")
 
 
 def owners(nodes: Iterable[Any]) -> list[Module]:
@@ -158,10 +152,8 @@ def owners(nodes: Iterable[Any]) -> list[Module]:
 
 def _owners_of_node(node: Any, seen: set[Any]) -> list[Module]:
     module = module_of(node)
-    if module is not None:
-        return [module]
-    if "seq_nr" in node.meta:
-        return [OWN]
+    if module is not None or "seq_nr" in node.meta:
+        return [module or OWN]
     inferred: dict[Module, None] = {}
     for above in node.all_input_nodes:
         if above not in seen and above.op not in ("placeholder", "get_attr"):
@@ -172,18 +164,9 @@ def _owners_of_node(node: Any, seen: set[Any]) -> list[Module]:
 
 
 def is_recomputed(nodes: Iterable[Any]) -> bool:
-    """Whether all of a backward graph's kernel is forward run again."""
-    kinds = {_kind(node) for node in nodes} - {_MADE_BY_A_PASS}
-    return kinds == {"forward"}
-
-
-def _kind(node: Any) -> str:
-    meta = node.meta
-    if "seq_nr" not in meta:
-        return _MADE_BY_A_PASS
-    if meta.get("nn_module_stack") or meta.get("source_fn_stack"):
-        return "forward"
-    return "backward"
+    """Whether all of a backward graph's kernel is forward run again; what a pass made says nothing of that."""
+    traced = [node.meta for node in nodes if "seq_nr" in node.meta]
+    return bool(traced) and all(meta.get("nn_module_stack") or meta.get("source_fn_stack") for meta in traced)
 
 
 _ATTRIBUTE = "_profiler_wrapper_kernels"
@@ -217,8 +200,10 @@ class _Here(threading.local):
 
 _here = _Here()
 _graphs: dict[str, tuple[Kernel, ...] | str] = {}  # by cache key; or why nothing is known
-_traced: dict[str, frozenset[Module]] = {}  # by cache key: whom Dynamo saw at work in it
-_unavailable: str | None = None
+# By cache key: the modules that ran when the graph was traced, those whose kernels are all gone included. None of a
+# graph of the backward, and where it is not known.
+_traced: dict[str, frozenset[Module]] = {}
+_unavailable: str | None = None  # why nothing can be known with this version of torch
 
 
 def install() -> None:
@@ -232,19 +217,6 @@ def install() -> None:
 def known_graphs() -> dict[str, tuple[Kernel, ...] | str]:
     """The kernel calls of each compiled graph by its cache key, or why they are not known."""
     return dict(_graphs)
-
-
-def traced_modules(key: str) -> frozenset[Module]:
-    """The modules that ran when the graph of this cache key was traced, those whose kernels are all gone included.
-
-    Empty for a graph of the backward, and where it is not known.
-    """
-    return _traced.get(key, frozenset())
-
-
-def why_unavailable() -> str | None:
-    """Why nothing can be known with this version of torch."""
-    return _unavailable
 
 
 def _guarded(patch: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
@@ -291,13 +263,13 @@ def _note_kernel(made_from: Any = None, name: Any = None, *_: Any, **__: Any) ->
 
 
 def _kernel(made_from: Any, name: str, *, is_backward: bool) -> Kernel:
-    telling = kernel_nodes(made_from)
+    nodes = kernel_nodes(made_from)
     phase = "forward"
     if is_backward:
-        phase = "recompute" if is_recomputed(telling) else "backward"
+        phase = "recompute" if is_recomputed(nodes) else "backward"
     is_extern = not isinstance(made_from, list)
-    name = (called_operator(telling) if is_extern else None) or name
-    return Kernel(name, is_extern, phase, tuple(owners(telling)))
+    name = (called_operator(nodes) if is_extern else None) or name
+    return Kernel(name, is_extern, phase, tuple(owners(nodes)))
 
 
 # -- when a graph is compiled, or comes from a cache -------------------------------------------------
@@ -399,7 +371,7 @@ def _graph_of_dynamo() -> Any | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Where torch.compile could not go on: the graph breaks of this process so far, as Dynamo tells them.
+# Where torch.compile could not go on: the graph breaks of this process so far, as Dynamo counts them.
 
 _MOST = 20
 _LONGEST = 200
@@ -410,7 +382,7 @@ _PLAINLY = (  # Dynamo's own words for what has a plain name
 
 
 def graph_breaks() -> list[dict[str, Any]] | None:
-    """`{reason, count, source}` per reason and place (`file:line`, None where not told), the most frequent first.
+    """`{reason, count, source}` per reason and place (`file:line`, None where not known), the most frequent first.
 
     A place counts once for each time it was compiled, recompilations among them. Empty where nothing was compiled:
     Dynamo is not imported for this. None where this torch does not tell.
@@ -418,11 +390,11 @@ def graph_breaks() -> list[dict[str, Any]] | None:
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None:
         return []
-    told, counters = getattr(utils, "graph_break_reasons", None), getattr(utils, "counters", None)
-    if told is None and counters is None:
+    reasons, counters = getattr(utils, "graph_break_reasons", None), getattr(utils, "counters", None)
+    if reasons is None and counters is None:
         return None
     found: Counter[tuple[str, str | None]] = Counter()
-    for entry in list(told or ()):
+    for entry in list(reasons or ()):
         if getattr(entry, "graph_break", True):
             found[_reason(getattr(entry, "reason", "")), _source(getattr(entry, "user_stack", None))] += 1
     with_place = {reason for reason, _ in found}
@@ -456,44 +428,30 @@ def _source(stack: Iterable[Any] | None) -> str | None:
 NO_SUCH_MODULES = "they were compiled for modules that are not in this model"
 
 
-class MarkedModule(NamedTuple):
-    """A module that marks a layer when it is called: the plain one or one of its wrappers."""
+class CompiledModule(NamedTuple):
+    """A module that ran compiled code."""
 
     root: str  # as marks have them
     path: str
     module: nn.Module
-    compiled: bool  # some call of the layer ran compiled code
-    in_pipeline: bool = False  # its root is a stage of a pipeline
 
 
-def describe_compiled(modules: Iterable[MarkedModule]) -> dict[str, Any]:
+def describe_compiled(modules: Iterable[CompiledModule], full_names: Mapping[str, Mapping[int, str]]) -> dict[str, Any]:
     """The compiled graphs that were made for `modules`, as `recording.owned` has them.
 
     A graph may run in a layer if all its modules are there, with their classes: caches know nothing of names.
+
+    Args:
+        full_names: of every module of a root, by its id.
     """
-    unavailable = why_unavailable()
-    if unavailable is not None:
-        return {ALL_GRAPHS: unavailable}
+    if _unavailable is not None:
+        return {ALL_GRAPHS: _unavailable}
     graphs = known_graphs()
-    modules = list(modules) if graphs else []
-    names = {place: _names_below(place, full_names) for place, full_names in _compiled_places(modules)}
-    return {key: _describe(kernels, traced_modules(key), names) for key, kernels in graphs.items()}
+    names = {one: _names_below(one, full_names.get(one.root, {})) for one in modules} if graphs else {}
+    return {key: _describe(kernels, _traced.get(key, frozenset()), names) for key, kernels in graphs.items()}
 
 
-def _compiled_places(modules: list[MarkedModule]) -> Iterable[tuple[MarkedModule, dict[int, str]]]:
-    from profiler_wrapper.capture.layers import Root, module_paths  # which import torch
-
-    full_names: dict[str, dict[int, str]] = {}
-    for marked in modules:
-        if marked.path == ROOT_PATH:
-            root = Root(marked.root, marked.module, named="#" not in marked.root, in_pipeline=marked.in_pipeline)
-            full_names.setdefault(marked.root, {}).update(module_paths(root))
-    for marked in modules:
-        if marked.compiled:
-            yield marked, full_names.get(marked.root, {})
-
-
-def _names_below(place: MarkedModule, full_names: dict[int, str]) -> dict[tuple[str, str], str]:
+def _names_below(place: CompiledModule, full_names: Mapping[int, str]) -> dict[tuple[str, str], str]:
     """Full name of each module below, by the path and the class that Dynamo knows."""
     found = {OWN[:2]: place.path}
     for path, module in place.module.named_modules(remove_duplicate=False):
@@ -506,7 +464,7 @@ def _names_below(place: MarkedModule, full_names: dict[int, str]) -> dict[tuple[
 def _describe(
     kernels: tuple[Kernel, ...] | str,
     traced: frozenset[Module],
-    names: dict[MarkedModule, dict[tuple[str, str], str]],
+    names: dict[CompiledModule, dict[tuple[str, str], str]],
 ) -> dict[str, Any] | str:
     if isinstance(kernels, str):
         return kernels
@@ -549,34 +507,28 @@ def after_import(name: str, when_imported: WhenImported) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Lets the others find a module that is waited for, and has the loader tell when it is done."""
+    """Lets the others find a module that is waited for, and has its loader report when it is done."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname not in _waiting:
             return None
-        spec = _found_by_others(fullname, path, target)
-        # A loader of this type is made for one module and for one import of it.
-        if spec is not None and type(spec.loader) is SourceFileLoader:
-            _let_tell(fullname, spec.loader)
-        return spec
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec = find(fullname, path, target) if finder is not self and find is not None else None
+            if spec is not None:
+                # A loader of this type is made for one module and for one import of it.
+                if type(spec.loader) is SourceFileLoader:
+                    _report_when_imported(fullname, spec.loader)
+                return spec  # type: ignore[no-any-return]
+        return None
 
 
 _finder = _Finder()
 
 
-def _found_by_others(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
-    for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
-        if finder is not _finder and find is not None:
-            spec: ModuleSpec | None = find(name, path, target)
-            if spec is not None:
-                return spec
-    return None
-
-
-def _let_tell(name: str, loader: SourceFileLoader) -> None:
+def _report_when_imported(name: str, loader: SourceFileLoader) -> None:
     def exec_module(module: ModuleType) -> None:
         vars(loader).pop("exec_module", None)  # the loader is as it was
         loader.exec_module(module)

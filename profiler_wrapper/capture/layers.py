@@ -26,9 +26,9 @@ from profiler_wrapper.trace.marks import ROOT_PATH, Mark, kind_of, looks_like_bl
 # --------------------------------------------------------------------------------------------------
 # Stages of a pipeline: which modules they hold, and which layers of the whole model those are.
 
-# How the entries of a list of layers, or a module right below them, say which layer of the whole model they are.
-_NUMBERS_FROM_0 = ("layer_idx", "layer_id", "layer_index", "block_idx")
-_NUMBER_FROM_1 = "layer_number"  # Megatron-LM
+# What the entries of a list of layers, or a module right below them, have that says which layer of the whole model
+# they are, and where it counts from: 1 is Megatron-LM.
+_NUMBERS = {"layer_number": 1, "layer_idx": 0, "layer_id": 0, "layer_index": 0, "block_idx": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,34 +78,21 @@ def _ranks_of(found: Any) -> tuple[int, ...]:
 
 def numbered_from(entries: Mapping[str, nn.Module]) -> int:
     """Which layer of the whole model the first of these is, as they say themselves; 0 where they do not agree."""
-    for number in (_from_1, *(_from_0(name) for name in _NUMBERS_FROM_0)):
-        told = [number(entry) for entry in entries.values()]
-        starts = {None if one is None else one - place for place, one in enumerate(told)}
-        if len(starts) == 1:
-            (start,) = starts
-            if start is not None and start > 0:
-                return start
+    for name, first in _NUMBERS.items():
+        numbers = [_own_number(entry, name) for entry in entries.values()]
+        starts = {None if number is None else number - first - place for place, number in enumerate(numbers)}
+        start = starts.pop() if len(starts) == 1 else None
+        if start is not None and start > 0:
+            return start
     return 0
 
 
-def _from_1(entry: nn.Module) -> int | None:
-    number = getattr(entry, _NUMBER_FROM_1, None)
-    return number - 1 if _is_number(number) else None  # type: ignore[operator]
-
-
-def _from_0(name: str) -> Callable[[nn.Module], int | None]:
-    def number(entry: nn.Module) -> int | None:
-        for module in (entry, *children(entry).values()):
-            told = getattr(module, name, None)
-            if _is_number(told):
-                return int(told)  # type: ignore[arg-type]
-        return None
-
-    return number
-
-
-def _is_number(told: object) -> bool:
-    return isinstance(told, int) and not isinstance(told, bool)
+def _own_number(entry: nn.Module, name: str) -> int | None:
+    for module in (entry, *children(entry).values()):
+        number = getattr(module, name, None)
+        if isinstance(number, int) and not isinstance(number, bool):
+            return number
+    return None
 
 
 Pattern = Union[str, "re.Pattern[str]"]
@@ -296,7 +283,7 @@ def _descend(parent: _Spot, prefix: str, raw_prefix: str, visit: _Visit) -> Iter
         if (seen := visit.spots.get(id(inner))) is not None:
             seen.shared = True
             continue
-        if path in visit.paths:  # two modules of one plain name: keep what tells them apart
+        if path in visit.paths:  # two modules of one plain name: keep what sets them apart
             path = raw_prefix + name
         spot = _Spot(
             path=path,
@@ -383,17 +370,13 @@ def _layer(spot: _Spot, label: str) -> Layer:
     name = class_name(spot.module)
     kind = "block" if spot.is_block else kind_of(name, "" if spot.path == ROOT_PATH else spot.path)
     mark = Mark(spot.path, name, kind, label, ("shared",) if spot.shared else ())
-    own, everything = _count_parameters(spot.module)
+    own = sum(_numel(parameter) for parameter in spot.module._parameters.values() if parameter is not None)
+    everything = sum(_numel(parameter) for parameter in all_parameters(spot.module))
     return Layer(mark, spot.raw_name, spot.holders, own, everything)
 
 
-def _count_parameters(module: nn.Module) -> tuple[int, int]:
-    """Own and all parameters, of the unsharded tensors where these know their full size."""
-    own = sum(_numel(parameter) for parameter in module._parameters.values() if parameter is not None)
-    return own, sum(_numel(parameter) for parameter in all_parameters(module))
-
-
 def _numel(parameter: nn.Parameter) -> int:
+    """Of the unsharded tensor, where it knows its full size."""
     if isinstance(parameter, UninitializedParameter):
         return 0
     return int(getattr(parameter, "ds_numel", None) or parameter.numel())
@@ -477,16 +460,10 @@ def is_adapted(module: nn.Module) -> bool:
     return _facts(module).adapted_attribute is not None
 
 
-def wrapped_module(module: nn.Module) -> nn.Module | None:
-    """What `module` wraps, one level down; None if it wraps nothing."""
-    attribute = _facts(module).wrapped_attribute
-    return children(module).get(attribute) if attribute else None
-
-
 def holders(module: nn.Module) -> tuple[nn.Module, ...]:
     """`module`, what it wraps, what that wraps: the plain module is the last."""
     held = [module]
-    while (inner := wrapped_module(held[-1])) is not None:
+    while (inner := children(held[-1]).get(_facts(held[-1]).wrapped_attribute or "")) is not None:
         held.append(inner)
     return tuple(held)
 
@@ -512,20 +489,15 @@ def is_part_of_a_model(module: nn.Module) -> bool:
 
 def _facts(module: nn.Module) -> _ClassFacts:
     cls: type = type(module)
-    facts = _known.get(cls)
-    if facts is None:
-        facts = _known[cls] = _find_out(cls)
-    return facts
-
-
-def _find_out(cls: type) -> _ClassFacts:
-    names = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__]
-    return _ClassFacts(
-        plain_name=_plain_name(cls),
-        wrapped_attribute=next((_WRAPPED[name] for name in names if name in _WRAPPED), None),
-        is_compiled_wrapper=_OPTIMIZED in names,
-        adapted_attribute=next((_ADAPTED[name] for name in names if name in _ADAPTED), None),
-    )
+    if cls not in _known:
+        names = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__]
+        _known[cls] = _ClassFacts(
+            plain_name=_plain_name(cls),
+            wrapped_attribute=next((_WRAPPED[name] for name in names if name in _WRAPPED), None),
+            is_compiled_wrapper=_OPTIMIZED in names,
+            adapted_attribute=next((_ADAPTED[name] for name in names if name in _ADAPTED), None),
+        )
+    return _known[cls]
 
 
 def _plain_name(cls: type) -> str:

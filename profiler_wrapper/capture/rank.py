@@ -77,7 +77,7 @@ class RunInfo:
 
     rank: int = 0
     world_size: int = 1
-    local_rank: int | None = None  # among the ranks of its host; None: nobody tells
+    local_rank: int | None = None  # among the ranks of its host; None: not known
     host: str = ""
     process: int | None = None  # its number on that host
     attempt: int = 0  # which start of an elastic job this is, from 0

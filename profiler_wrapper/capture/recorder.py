@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from profiler_wrapper.capture.growth import GrowthBound
 from profiler_wrapper.capture.owned_tensors import OwnedTensors
+from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.session import Annotation, Session, SessionLost
 from profiler_wrapper.capture.steps import (
     AutoPlan,
@@ -23,7 +24,6 @@ from profiler_wrapper.capture.steps import (
     StepCounter,
     StepFacts,
     WindowPlan,
-    describe_steps,
 )
 from profiler_wrapper.capture.torch_state import (
     OptimizerSteps,
@@ -37,6 +37,7 @@ from profiler_wrapper.capture.torch_state import (
 )
 from profiler_wrapper.capture.window import RecordedTrace, Window
 from profiler_wrapper.trace.owned import Holding
+from profiler_wrapper.trace.spans import ranges
 
 # One session after the other, and the window that they fill.
 
@@ -47,7 +48,7 @@ class NamedBlock:
     Where a session ends in the midst of it, its annotation ends too, and begins again in the next session.
 
     Args:
-        on_begin: told the name when some of the block is recorded.
+        on_begin: called with the name when some of the block is recorded.
     """
 
     def __init__(self, name: str, on_begin: Callable[[str], None]) -> None:
@@ -67,14 +68,14 @@ class NamedBlock:
             annotation.end()
 
 
-class Tape:
-    """Records sessions into windows.
+class SessionSequence:
+    """Records one session after the other, into windows.
 
     Args:
         new_session: makes the session for a mode.
         part_path: where to export one for now.
         before_another: called just before somebody else's profiler takes the recorder from a session of ours.
-        held: is told when a session begins and ends.
+        held: lists what is owned when a session begins and ends.
     """
 
     def __init__(
@@ -162,11 +163,10 @@ class Tape:
             session.stop()
             trace = self._export(session, held)
         except SessionLost as lost:
-            what = f"steps {describe_steps(self._steps)}" if self._steps else "an unfinished step"
+            what = f"steps {ranges(self._steps)}" if self._steps else "an unfinished step"
             self.window.warn(f"the recording of {what} is lost: {lost}", incomplete=True)
             return
         finally:
-            _count_ended()
             session.close()
         if session.problem is not None:
             self.window.warn(session.problem, incomplete=True)
@@ -189,7 +189,6 @@ class Tape:
             try:
                 session.stop()
             finally:
-                _count_ended()
                 session.close()
 
     def take_window(self) -> Window:
@@ -198,8 +197,10 @@ class Tape:
         return window
 
     def _let_go(self) -> Session | None:
+        global _sessions_ended
         self._watch.remove()
         session, self._session = self._session, None
+        _sessions_ended += session is not None
         for block in reversed(self._named):
             block.end()
         self.end_block()
@@ -223,51 +224,24 @@ class Tape:
 
 _sessions_ended = 0  # in this process
 
-
-def _count_ended() -> None:
-    global _sessions_ended
-    _sessions_ended += 1
-
-
 _MOST_WAIT_S = 1.0  # of another thread's profiler for a call or a step on ours
 _LOOK_EVERY_S = 0.01
 _SETTLING_STEPS = 2  # gradients and the optimizer's state come in these, and stay
 
 
-class LayerMarks(Protocol):
-    """What marks the layers: `LayerScopes`."""
-
-    def attach(self) -> object: ...
-
-    def detach(self) -> object: ...
-
-
-class RootCall(Protocol):
-    """An outermost call of a model."""
-
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def phase(self) -> str: ...
-
-    @property
-    def grad_enabled(self) -> bool: ...
-
-
 class Recorder:
     """From `start()` to `stop()`, one loop on one thread.
 
-    Methods called from inside the loop never raise: what fails ends the recording, and `on_failure` is told why.
+    Methods called from inside the loop never raise: what fails ends the recording and goes to `on_failure`.
 
     Args:
         plan: what to record of which step.
         marks: what marks the layers while something is recorded.
-        new_session, part_path: see `Tape`.
-        held: what tells which memory the model and its optimizers hold.
-        on_failure: told what failed.
-        on_over: told once that nothing more will be recorded.
-        on_window: told that a window has ended while the loop runs on.
+        new_session, part_path: see `SessionSequence`.
+        held: lists which memory the model and its optimizers own.
+        on_failure: called with what failed.
+        on_over: called once when nothing more will be recorded.
+        on_window: called when a window has ended while the loop runs on.
         first_step: the number of the first step.
         optimizer_may_come: see `StepCounter`.
     """
@@ -276,7 +250,7 @@ class Recorder:
         self,
         *,
         plan: Plan,
-        marks: LayerMarks,
+        marks: LayerScopes,
         new_session: Callable[[Mode], Session],
         part_path: Callable[[str], Path],
         held: OwnedTensors,
@@ -293,7 +267,9 @@ class Recorder:
         self._on_over, self._on_window = on_over, on_window
         self._growth = growth or GrowthBound()
         self._held = held
-        self._tape = Tape(new_session=new_session, part_path=part_path, before_another=self._before_another, held=held)
+        self.sessions = SessionSequence(
+            new_session=new_session, part_path=part_path, before_another=self._before_another, held=held
+        )
         self._mode = Mode.IDLE
         self._marking = False
         self._steps_hook: OptimizerSteps | None = None
@@ -303,7 +279,7 @@ class Recorder:
         self._next: Callable[[], None] | None = None  # what the next call or step on its own thread has to do instead
         self._compilations = 0
         self._over = False
-        self._home = (os.getpid(), threading.get_ident())
+        self._owner = (os.getpid(), threading.get_ident())
 
     @property
     def over(self) -> bool:
@@ -311,25 +287,25 @@ class Recorder:
         return self._over
 
     @property
-    def at_home(self) -> bool:
+    def on_owner_thread(self) -> bool:
         """On the process and thread that started it; forked workers and other threads are not."""
-        return self._home == (os.getpid(), threading.get_ident())
+        return self._owner == (os.getpid(), threading.get_ident())
 
     @property
     def is_same_process(self) -> bool:
         """Not in a fork of the process that started it."""
-        return self._home[0] == os.getpid()
+        return self._owner[0] == os.getpid()
 
     @property
     def _is_another_thread(self) -> bool:
-        process, thread = self._home
+        process, thread = self._owner
         return process == os.getpid() and thread != threading.get_ident()
 
     # -- from outside the loop --------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin. Raises what torch raises, with nothing left behind."""
-        self._home = (os.getpid(), threading.get_ident())
+        self._owner = (os.getpid(), threading.get_ident())
         try:
             self._steps_hook = OptimizerSteps(before=self.optimizer_steps, after=self.optimizer_stepped)
             self._compilations = compilations()
@@ -346,7 +322,7 @@ class Recorder:
         return self._ask_its_thread(self._end_left)
 
     def _ask_its_thread(self, action: Callable[[], None]) -> bool:
-        if not (self._is_another_thread and self._tape.running and is_alive(self._home[1])):
+        if not (self._is_another_thread and self.sessions.running and is_alive(self._owner[1])):
             return False
         self._next = action
         return True
@@ -371,11 +347,11 @@ class Recorder:
 
     def _end_loop(self) -> None:
         if self.counter.last_step_counts():
-            self._tape.end_step(self.counter.ended)
+            self.sessions.end_step(self.counter.ended)
         missed = self._plan.missed(self.counter.ended) if isinstance(self._plan, WindowPlan) else None
         if missed is not None:
             self.note(f"of the steps asked for, {missed} never came: the block ended after {self.counter.ended} steps")
-        self._tape.stop()
+        self.sessions.stop()
         self._close_window()
 
     def hold_open(self) -> None:
@@ -388,23 +364,15 @@ class Recorder:
         if isinstance(self._plan, OpenPlan):
             self._plan.entered_again |= entry > 0
             self.counter.count_root_calls = False
-        self._tape.begin_block(f"iteration#{entry}")
+        self.sessions.begin_block(f"iteration#{entry}")
 
     def end_entry(self) -> None:
         """The block has been left."""
-        self._tape.end_block()
-
-    def enter_named(self, block: NamedBlock) -> None:
-        """A named block begins on the loop's own thread."""
-        self._tape.enter_named(block)
-
-    def leave_named(self, block: NamedBlock) -> None:
-        """It has ended."""
-        self._tape.leave_named(block)
+        self.sessions.end_block()
 
     def note(self, message: str, *, incomplete: bool = False) -> None:
         """Something the result has to say."""
-        window = self.windows[-1] if self._over and self.windows else self._tape.window
+        window = self.windows[-1] if self._over and self.windows else self.sessions.window
         window.warn(message, incomplete=incomplete)
 
     # -- what happens in the loop -----------------------------------------------------------------
@@ -418,7 +386,7 @@ class Recorder:
 
     def optimizer_steps(self, optimizer: Callable[[], Any]) -> None:
         """Some optimizer is about to make a step; on a thread of the engine, if it is in a hook of backward."""
-        if self._tape.running and self.is_same_process:
+        if self.sessions.running and self.is_same_process:
             self._held.before_step(optimizer)
 
     def optimizer_stepped(self, optimizer: Callable[[], Any]) -> None:
@@ -426,14 +394,14 @@ class Recorder:
 
         Where nothing ends, what changed the parameters is seen later.
         """
-        if self._tape.running and self.is_same_process:
+        if self.sessions.running and self.is_same_process:
             self._held.after_step(optimizer)
         if not self._nothing_ends_here():
             self._safely("the optimizer's step", lambda: self._count(self.counter.optimizer_step(optimizer)))
 
     def root_enters(self, call: RootCall, *, updated: bool = False) -> None:
         """A model is about to be called; `updated`: its parameters have changed since the last call."""
-        self._calls_elsewhere |= self._tape.running and self._is_another_thread
+        self._calls_elsewhere |= self.sessions.running and self._is_another_thread
         self._settle_step()
         self._safely("a call of the model", lambda: self._root_enters(call, updated))
 
@@ -447,10 +415,10 @@ class Recorder:
 
         Inside of an op, torch would write the op's end into a trace that it has freed.
         """
-        return in_backward() or capturing() or (self._tape.running and in_op())
+        return in_backward() or capturing() or (self.sessions.running and in_op())
 
     def _root_enters(self, call: RootCall, updated: bool) -> None:
-        reason = self._growth.exceeded() if self._tape.running else None
+        reason = self._growth.exceeded() if self.sessions.running else None
         if reason is not None:
             self._end_early(reason)
             return
@@ -465,13 +433,13 @@ class Recorder:
         facts = self._facts()
         restart = self._plan.restart(step) if ended is Ended.RESTART else None
         if restart is not None:
-            self._tape.discard()
+            self.sessions.discard()
             self._switch_to(restart)
             return
         self._held.step_ended()
-        self._tape.end_step(step)
+        self.sessions.end_step(step)
         if facts.compiled and self._mode is Mode.TIMED:
-            self._tape.window.warn(f"torch.compile was still compiling in the timed step {step}")
+            self.sessions.window.warn(f"torch.compile was still compiling in the timed step {step}")
         reason = self._bound_reached(step)
         if reason is not None:
             self._end_early(reason)
@@ -485,7 +453,7 @@ class Recorder:
         return facts
 
     def _bound_reached(self, step: int) -> str | None:
-        if not self._tape.running:
+        if not self.sessions.running:
             return None
         if step < _SETTLING_STEPS:
             self._growth.restart()
@@ -494,9 +462,9 @@ class Recorder:
 
     def _follow(self, decision: Decision) -> None:
         if decision.mode is self._mode and not decision.ends_window:
-            self._tape.begin_step(self.counter.ended)
+            self.sessions.begin_step(self.counter.ended)
             return
-        self._tape.stop()
+        self.sessions.stop()
         if decision.ends_window:
             self._close_window()
         self._switch_to(decision.mode)
@@ -515,18 +483,18 @@ class Recorder:
         # Calls of the model are what counts steps until something better does.
         self._mark(recording or self.counter.source not in ("prof.step()", "optimizer"))
         if recording:
-            self._tape.start(mode, self.counter.ended)
+            self.sessions.start(mode, self.counter.ended)
             self._growth.restart()
 
     def _end_early(self, reason: str) -> None:
-        self._tape.window.warn(f"recording ended in step {self.counter.ended}, because {reason}", incomplete=True)
-        self._tape.stop()
+        self.sessions.window.warn(f"recording ended in step {self.counter.ended}, because {reason}", incomplete=True)
+        self.sessions.stop()
         self._close_window()
         self._take_down()
         self._on_window()
 
     def _close_window(self) -> None:
-        window = self._tape.take_window()
+        window = self.sessions.take_window()
         if self._calls_elsewhere:
             self._calls_elsewhere = False
             window.warn("the model was called on other threads too: torch.profiler does not record what runs there")
@@ -543,17 +511,17 @@ class Recorder:
         """Somebody else's profiler is about to start: torch has room for one, so ours ends first."""
         if self._ask_its_thread(self._make_room):
             end_s = time.monotonic() + _MOST_WAIT_S
-            while self._tape.running and time.monotonic() < end_s:
+            while self.sessions.running and time.monotonic() < end_s:
                 time.sleep(_LOOK_EVERY_S)
         self._safely("making room for another profiler", self._make_room)
 
     def _make_room(self) -> None:
-        self._tape.window.warn(
+        self.sessions.window.warn(
             f"another torch profiler took over in step {self.counter.ended}, and torch runs one at a time: "
             "ours ended there, and nothing after it is in this result",
             incomplete=True,
         )
-        self._tape.stop()
+        self.sessions.stop()
         self._close_window()
         self._remove_hook()
         # The marks stay until the block ends: the other trace has use for them.
@@ -579,7 +547,7 @@ class Recorder:
         # The session before the marks: it ends those that are open.
         for action in (
             self._remove_hook,
-            self._tape.discard if self.is_same_process else None,
+            self.sessions.discard if self.is_same_process else None,
             lambda: self._mark(False),
         ):
             try:
@@ -595,12 +563,12 @@ class Recorder:
             self._on_over()
 
     def _safely(self, what: str, action: Callable[[], None]) -> None:
-        if self._over or not self.at_home:
+        if self._over or not self.on_owner_thread:
             return
         try:
             (self._next or action)()
         except Exception as error:
-            self._tape.window.warn(f"recording ended, because {what} failed: {error}", incomplete=True)
+            self.sessions.window.warn(f"recording ended, because {what} failed: {error}", incomplete=True)
             self._close_window()
             self._take_down()
             self._on_failure(what, error)

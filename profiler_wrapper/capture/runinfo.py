@@ -20,7 +20,7 @@ from profiler_wrapper.capture.layers import Stage, all_modules, all_parameters
 from profiler_wrapper.capture.rank import DIMENSIONS, WRITTEN_ALWAYS, RunInfo, in_order
 from profiler_wrapper.trace.run_directory import attempt_number
 
-# Who tells rank, size of the job and rank on its host: torchrun, SLURM, Open MPI, other launchers of MPI.
+# Variables that hold rank, size of the job and rank on its host, of torchrun, SLURM, Open MPI, other launchers of MPI.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
@@ -56,9 +56,9 @@ def run_info(
     warnings: list[str] = []
     mesh = root_mesh(device_mesh) if device_mesh is not None else mesh_of(modules)
     group_rank, group_size = _process_group()
-    told = _told_by_launcher(environment, warnings)
-    world_size = group_size or told[1]
-    rank_candidates = (rank, mesh_rank(mesh), group_rank, told[0])
+    launcher_rank, launcher_size, local_rank = _of_launcher(environment, warnings)
+    world_size = group_size or launcher_size
+    rank_candidates = (rank, mesh_rank(mesh), group_rank, launcher_rank)
     found = next((candidate for candidate in rank_candidates if candidate is not None), 0)
     if world_size is not None and found >= world_size:
         warnings.append(f"rank {found} is beyond the world of {world_size}; it is kept as the name of this process")
@@ -66,7 +66,7 @@ def run_info(
     return RunInfo(
         rank=found,
         world_size=max(world_size or 1, 1),
-        local_rank=told[2],
+        local_rank=local_rank,
         host=socket.gethostname(),
         process=os.getpid(),
         attempt=attempt_number(environment),
@@ -82,17 +82,14 @@ def run_info(
     )
 
 
-def _told_by_launcher(environment: Mapping[str, str], warnings: list[str]) -> tuple[int | None, int | None, int | None]:
-    """Rank, size of the job and rank on the host, each from the first that tells it."""
-    told: list[int | None] = [None, None, None]
-    numbers: dict[str, int | None] = {}
-    for names in _LAUNCHERS:
-        for place, name in enumerate(names):
-            if name not in numbers:
-                numbers[name] = _number(environment, name, warnings)
-            if told[place] is None:
-                told[place] = numbers[name]
-    rank, world_size, local_rank = told
+def _of_launcher(environment: Mapping[str, str], warnings: list[str]) -> tuple[int | None, int | None, int | None]:
+    """Rank, size of the job and rank on the host, each from the first variable that has it."""
+    names = dict.fromkeys(name for launcher in _LAUNCHERS for name in launcher)
+    numbers = {name: _number(environment, name, warnings) for name in names}
+    rank, world_size, local_rank = (
+        next((numbers[name] for name in column if numbers[name] is not None), None)
+        for column in zip(*_LAUNCHERS, strict=True)
+    )
     return rank, world_size or None, local_rank
 
 
@@ -119,12 +116,12 @@ def float32_matmul_precision() -> str | None:
     try:
         return str(torch.get_float32_matmul_precision())
     except RuntimeError:  # set for one backend by the newer switch, beside which this one refuses to be asked
-        told = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
-        return {"tf32": "high", "ieee": "highest"}.get(str(told))
+        precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+        return {"tf32": "high", "ieee": "highest"}.get(str(precision))
 
 
 def _processor() -> str:
-    """The processor's own name where the system tells it, else its architecture."""
+    """The processor's own name where the system has it, else its architecture."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -180,7 +177,7 @@ def _device() -> tuple[str, str | None]:
 # --------------------------------------------------------------------------------------------------
 # Where a process lies in the job's device mesh: by dimension, from whoever knows. Asks no other rank.
 
-# Megatron-LM has no mesh; its parallel state tells this process's place in each dimension.
+# Megatron-LM has no mesh; its parallel state knows this process's place in each dimension.
 _MEGATRON = "megatron.core.parallel_state"
 _MEGATRON_DIMENSIONS = {
     "dp": "data_parallel",
@@ -278,7 +275,7 @@ def root_mesh(mesh: Any) -> Any:
 
 
 def mesh_rank(mesh: Any) -> int | None:
-    """This process's rank as a mesh tells it."""
+    """This process's rank as a mesh has it."""
     try:
         return int(mesh.get_rank()) if mesh is not None else None
     except (RuntimeError, AttributeError, ValueError):
@@ -286,10 +283,10 @@ def mesh_rank(mesh: Any) -> int | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# How a run is set up: its optimizers, parameters and wrappers, what torch and its backends were told.
+# How a run is set up: its optimizers, parameters and wrappers, what torch and its backends were set to.
 #
 # Asked once, when a window has ended, so that it costs no step anything. Nothing is started by asking: no device, no
-# process group. What cannot be told is left out.
+# process group. What cannot be known is left out.
 
 _ATTENTION_BACKENDS = ("flash", "mem_efficient", "math", "cudnn")
 _WRAPPERS = frozenset(
@@ -314,16 +311,16 @@ def run_settings(modules: Sequence[nn.Module], optimizers: Iterable[object]) -> 
         "process_group_backend": _process_group_backend,
         "attention_backends": _attention_backends,
         "free_memory_bytes": free_bytes,
-        **_PARTS_OF_CUDA,
+        **(_PARTS_OF_CUDA if torch.cuda.is_available() and torch.cuda.is_initialized() else {}),  # type: ignore[no-untyped-call]
     }
     settings = {}
     for name, ask in parts.items():
         try:
-            told = ask()
+            found = ask()
         except Exception:  # of a version of torch, or of a model, that has it otherwise
             continue
-        if told is not None:
-            settings[name] = told
+        if found is not None:
+            settings[name] = found
     return settings
 
 
@@ -336,10 +333,10 @@ def _optimizer(optimizer: Any) -> dict[str, Any]:
     return {
         "class_name": type(optimizer).__name__,
         "module": type(optimizer).__module__,
-        "fused": _told(groups, "fused"),
-        "foreach": _told(groups, "foreach"),
-        "capturable": _told(groups, "capturable"),
-        "differentiable": _told(groups, "differentiable"),
+        "fused": _of_groups(groups, "fused"),
+        "foreach": _of_groups(groups, "foreach"),
+        "capturable": _of_groups(groups, "capturable"),
+        "differentiable": _of_groups(groups, "differentiable"),
         "can_fuse": _accepts(optimizer, "fused") and _devices_with("fused", parameters),
         "can_foreach": _accepts(optimizer, "foreach"),
         "parameters": len(parameters),
@@ -349,10 +346,10 @@ def _optimizer(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def _told(groups: Iterable[Mapping[str, Any]], name: str) -> bool | None:
+def _of_groups(groups: Iterable[Mapping[str, Any]], name: str) -> bool | None:
     """What the groups say; None where that is nothing, which leaves it to torch, or not the same."""
-    told = {group.get(name) for group in groups}
-    return bool(next(iter(told))) if len(told) == 1 and None not in told else None
+    values = {group.get(name) for group in groups}
+    return bool(next(iter(values))) if len(values) == 1 and None not in values else None
 
 
 def _accepts(optimizer: object, name: str) -> bool:
@@ -393,8 +390,8 @@ def _wrappers(modules: Iterable[nn.Module]) -> list[str]:
 def _attention_implementation(modules: Iterable[nn.Module]) -> str | None:
     """As a Hugging Face config says: "sdpa", "eager" ...; None where no model has one."""
     configs = (getattr(inner, "config", None) for module in modules for inner in all_modules(module))
-    told = (getattr(config, "_attn_implementation", None) for config in configs)
-    return next((name for name in told if isinstance(name, str)), None)
+    names = (getattr(config, "_attn_implementation", None) for config in configs)
+    return next((name for name in names if isinstance(name, str)), None)
 
 
 # --- torch and the device -----------------------------------------------------------------------
@@ -413,46 +410,18 @@ def _attention_backends() -> dict[str, bool]:
     return {name: bool(ask()) for name, ask in asked.items() if ask is not None}
 
 
-def _cuda_in_use() -> bool:
-    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def _device_count() -> int | None:
-    return torch.cuda.device_count() if _cuda_in_use() else None
-
-
-def _device_memory_bytes() -> int | None:
-    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory) if _cuda_in_use() else None
-
-
-def _compute_capability() -> list[int] | None:
-    return list(torch.cuda.get_device_capability()) if _cuda_in_use() and torch.version.cuda else None
-
-
-def _tf32() -> dict[str, bool] | None:
-    if not _cuda_in_use():
-        return None
-    return {"matmul": torch.backends.cuda.matmul.allow_tf32, "cudnn": torch.backends.cudnn.allow_tf32}
-
-
-def _cudnn() -> dict[str, bool] | None:
-    if not _cuda_in_use():
-        return None
-    return {"benchmark": torch.backends.cudnn.benchmark, "deterministic": torch.backends.cudnn.deterministic}
-
-
-def _allocator_settings() -> str | None:
-    """Of the caching allocator, as the environment has them; "" where it has none."""
-    return (
-        next((os.environ[name] for name in _ALLOCATOR_VARIABLES if name in os.environ), "") if _cuda_in_use() else None
-    )
-
-
 _PARTS_OF_CUDA: dict[str, Callable[[], object]] = {
-    "device_count": _device_count,
-    "device_memory_bytes": _device_memory_bytes,
-    "compute_capability": _compute_capability,
-    "tf32": _tf32,
-    "cudnn": _cudnn,
-    "allocator_settings": _allocator_settings,
+    "device_count": torch.cuda.device_count,
+    "device_memory_bytes": lambda: int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory),
+    "compute_capability": lambda: list(torch.cuda.get_device_capability()) if torch.version.cuda else None,
+    "tf32": lambda: {
+        "matmul": torch.backends.cuda.matmul.allow_tf32,
+        "cudnn": torch.backends.cudnn.allow_tf32,
+    },
+    "cudnn": lambda: {
+        "benchmark": torch.backends.cudnn.benchmark,
+        "deterministic": torch.backends.cudnn.deterministic,
+    },
+    # Of the caching allocator, as the environment has them; "" where it has none.
+    "allocator_settings": lambda: next((os.environ[name] for name in _ALLOCATOR_VARIABLES if name in os.environ), ""),
 }

@@ -20,7 +20,7 @@ import torch.autograd.profiler as autograd_profiler
 from torch import nn
 from torch._C import _profiler
 
-from profiler_wrapper.capture.compiled import MarkedModule, describe_compiled
+from profiler_wrapper.capture.compiled import CompiledModule, describe_compiled
 from profiler_wrapper.capture.layers import (
     Layer,
     Root,
@@ -32,6 +32,7 @@ from profiler_wrapper.capture.layers import (
     holders,
     is_compiled,
     is_part_of_a_model,
+    module_paths,
     name_layers,
 )
 from profiler_wrapper.capture.torch_state import generation_phase, in_backward, keep_dynamo_off, recorder_is_taken
@@ -46,15 +47,15 @@ from profiler_wrapper.trace.marks import ROOT_PATH, format_mark
 # and of a forward compiled in place, and closes whatever the exception.
 #
 # It also stays out of compiled code. Dynamo steps straight into `forward` if `Module.__call__` is the
-# function that it knows, so it is told that ours is; it skips our frames; and where it must trace
+# function that it knows, so ours is given to it; it skips our frames; and where it must trace
 # `__call__` it finds an early return. Graphs, guards and cache keys are those without us, for what was
 # compiled before, during or after.
 
 
 class Listener(Protocol):
-    """Is told of calls of modules. Its methods must not raise, and are run outside of Dynamo.
+    """Hears of calls of modules. Its methods must not raise, and are run outside of Dynamo.
 
-    One that also has `take_result(opened, result)` is told there what a call that it opened has returned, before
+    One that also has `take_result(opened, result)` hears there what a call that it opened has returned, before
     `close_call`; one that has `end_marks()` ends there what it has open on this thread: a torch profiler is about to
     stop, whoever's it is.
     """
@@ -278,7 +279,6 @@ class LayerScopes:
         self._finds_roots = not roots
         self._attached = False
         self._entrances: dict[int, _Entrance] = {}  # by id of the module called
-        self._alive: dict[int, weakref.ref[nn.Module]] = {}
         self._roots: dict[str, tuple[weakref.ref[nn.Module], Root]] = {}  # by label; what else is known of it
         self._targets: dict[tuple[str, str], _Target] = {}  # by root and path, in model order
         self._plain: set[type] = set()  # classes that wrap nothing
@@ -337,7 +337,7 @@ class LayerScopes:
         return (*self._unnamed, *(replace(root, module=module) for module, root in alive if module is not None))
 
     def is_part(self, module: nn.Module) -> bool | None:
-        """Whether `module` lies in a model that was given, and is none itself; None where that cannot be told."""
+        """Whether `module` lies in a model that was given, and is none itself; None where that is not known."""
         entrance = self._entrances.get(id(module))
         if not self._given or entrance is None:
             return None
@@ -346,17 +346,15 @@ class LayerScopes:
 
     def describe_compiled(self) -> dict[str, Any]:
         """What is known of the compiled code that ran in the layers, as plain data."""
-        live = ((self._alive[key](), entrance.target) for key, entrance in self._entrances.items())
+        full_names = {root.label: module_paths(root) for root in self.roots()}
+        live = ((entrance.module(), entrance.target) for entrance in self._entrances.values())
         return describe_compiled(
-            MarkedModule(
-                target.layer.mark.root,
-                target.layer.mark.path,
-                module,
-                target.compiled,
-                self._roots[target.layer.mark.root][1].in_pipeline,
-            )
-            for module, target in live
-            if module is not None
+            (
+                CompiledModule(target.layer.mark.root, target.layer.mark.path, module)
+                for module, target in live
+                if module is not None and target.compiled
+            ),
+            full_names,
         )
 
     def open_call(
@@ -460,17 +458,16 @@ class LayerScopes:
 
     def _add_entrance(self, module: nn.Module, target: _Target) -> _Entrance:
         key = id(module)
-        entrance = self._entrances[key] = _Entrance(target, is_compiled(module))
-        self._alive[key] = weakref.ref(module, partial(self._forget, key))
+        reference = weakref.ref(module, partial(self._forget, key))
+        entrance = self._entrances[key] = _Entrance(target, is_compiled(module), reference)
         return entrance
 
     def _forget(self, key: int, reference: object) -> None:
-        if self._alive.get(key) is reference:
-            del self._alive[key], self._entrances[key]
+        if key in self._entrances and self._entrances[key].module is reference:
+            del self._entrances[key]
 
     def _give_up(self, error: Exception) -> None:
         self._entrances.clear()
-        self._alive.clear()
         self._finds_roots = False
         self.warnings.append(f"layers are no longer marked, since marking one failed: {type(error).__name__}: {error}")
 
@@ -510,14 +507,13 @@ class _Target:
         }
 
 
+@dataclass(slots=True)
 class _Entrance:
     """One module through which a layer is entered: the plain one or one of its wrappers."""
 
-    __slots__ = ("compiled", "target")
-
-    def __init__(self, target: _Target, compiled: bool) -> None:
-        self.target = target
-        self.compiled = compiled
+    target: _Target
+    compiled: bool
+    module: weakref.ref[nn.Module]
 
 
 _NOTHING = nn.Module()

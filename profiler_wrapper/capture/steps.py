@@ -9,11 +9,11 @@ import os
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from profiler_wrapper.errors import WrongUse
 
@@ -52,21 +52,26 @@ class Decision:
     ends_window: bool = False  # what was recorded so far is one result
 
 
-class Plan(Protocol):
+class Plan:
     """Says what is recorded of which step."""
+
+    __slots__ = ()
 
     def first(self) -> Mode:
         """What is recorded of step 0."""
+        raise NotImplementedError
 
     def after(self, step: int, facts: StepFacts) -> Decision:
         """What is recorded of step `step + 1`, now that `step` has ended."""
+        raise NotImplementedError
 
     def restart(self, step: int) -> Mode | None:
         """The steps before `step` turned out to be no steps: begin again, or None to go on as planned."""
+        return None
 
 
 @dataclass(slots=True)
-class AutoPlan:
+class AutoPlan(Plan):
     """A few warm-up steps in full, then the timed ones, then nothing.
 
     Generation stays in one window in full: its prefill comes once, and a table needs it beside the decoding.
@@ -112,7 +117,7 @@ class AutoPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class TimedFromTheStart:
+class TimedFromTheStart(Plan):
     """Every step is timed: `steps="all"` where all steps are recorded alike."""
 
     def first(self) -> Mode:
@@ -121,12 +126,9 @@ class TimedFromTheStart:
     def after(self, step: int, facts: StepFacts) -> Decision:
         return Decision(Mode.TIMED)
 
-    def restart(self, step: int) -> Mode | None:
-        return None
-
 
 @dataclass(frozen=True, slots=True)
-class WindowPlan:
+class WindowPlan(Plan):
     """Windows of steps; the step before each is recorded in full where shapes are asked for so."""
 
     windows: tuple[range, ...]
@@ -137,9 +139,6 @@ class WindowPlan:
 
     def after(self, step: int, facts: StepFacts) -> Decision:
         return Decision(self._mode(step + 1), ends_window=any(step == window[-1] for window in self.windows))
-
-    def restart(self, step: int) -> Mode | None:
-        return None
 
     def missed(self, steps: int) -> str | None:
         """Which of the steps asked for were not among the first `steps`; None if all were."""
@@ -157,7 +156,7 @@ class WindowPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulePlan:
+class SchedulePlan(Plan):
     """A `torch.profiler.schedule(...)`: each of its cycles is a window."""
 
     schedule: Callable[[int], Any]  # step -> torch.profiler.ProfilerAction
@@ -168,9 +167,6 @@ class SchedulePlan:
 
     def after(self, step: int, facts: StepFacts) -> Decision:
         return Decision(self._mode(step + 1), ends_window=self._action(step) == "RECORD_AND_SAVE")
-
-    def restart(self, step: int) -> Mode | None:
-        return None
 
     def _action(self, step: int) -> str:
         return str(getattr(self.schedule(step), "name", ""))
@@ -184,7 +180,7 @@ class SchedulePlan:
 
 
 @dataclass(slots=True)
-class OpenPlan:
+class OpenPlan(Plan):
     """Everything until it is ended from outside: the block is entered again and again.
 
     Until it has been entered a second time, nobody knows that it will be, so the first step ends it.
@@ -200,9 +196,6 @@ class OpenPlan:
         if self.entered_again:
             return Decision(self.mode)
         return Decision(Mode.OVER, ends_window=True)
-
-    def restart(self, step: int) -> Mode | None:
-        return None
 
 
 def make_plan(
@@ -279,17 +272,6 @@ def _not_steps(steps: object) -> WrongUse:
     return WrongUse(f"steps={steps!r} means nothing here. Give 'auto', 'all', or step numbers such as '20-22,500'.")
 
 
-def describe_steps(steps: Sequence[int]) -> str:
-    """`[3, 4, 5, 9]` -> `"3-5, 9"`; nothing -> `"none"`."""
-    parts: list[list[int]] = []
-    for step in steps:
-        if parts and parts[-1][-1] == step - 1:
-            parts[-1][1:] = [step]
-        else:
-            parts.append([step])
-    return ", ".join("-".join(str(step) for step in part) for part in parts) or "none"
-
-
 # --------------------------------------------------------------------------------------------------
 # When a step has ended: by what the user says, what the optimizer does, what is called. Without torch.
 
@@ -312,8 +294,8 @@ class StepCounter:
     """Says when a step has ended.
 
     A step is what `prof.step()` ends. Without it, one step of the first optimizer seen, or of the next one
-    once that is no more or has made none for `MOST_OTHER_STEPS` steps of another; of one that tells
-    nobody (compiled, not torch's, or made inside of backward), what changes the parameters between two
+    once that is no more or has made none for `MOST_OTHER_STEPS` steps of another; of one that calls no
+    hook (compiled, not torch's, or made inside of backward), what changes the parameters between two
     calls. Without that, one call of the root and the backward after it: when a root is called that was
     already called in this step, a new one begins. While an optimizer that may step is alive, calls with
     gradients are micro-batches, until there are `MOST_MICRO_BATCHES` of them. Where one steps though none

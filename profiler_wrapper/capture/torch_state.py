@@ -140,7 +140,7 @@ class Watch:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a call of a model is for, told from its arguments alone; no tensor is ever read.
+# What a call of a model is for, known from its arguments alone; no tensor is ever read.
 
 _CACHES = ("past_key_values", "cache_params", "inference_params", "inference_context", "kv_cache", "past")
 _QUERIES = ("decoder_input_ids", "input_ids", "inputs_embeds")
@@ -205,7 +205,7 @@ def _has_cache(kwargs: Mapping[str, Any]) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# What tells of steps in a loop that says nothing: optimizers, and the compiler.
+# What shows the steps of a loop that says nothing: optimizers, and the compiler.
 
 
 def keep_dynamo_off(function: Any, *, and_below: bool) -> None:
@@ -224,48 +224,48 @@ is_compiling = torch.compiler.is_compiling
 _STEP: Any = Optimizer.profile_hook_step(lambda: None).__code__  # around each step, where the hooks are called
 
 
-Told = Callable[[Callable[[], Any]], None]  # with a weak reference to an optimizer, which is hashable
+StepHook = Callable[[Callable[[], Any]], None]  # with a weak reference to an optimizer, which is hashable
 
 
 class OptimizerSteps:
-    """Tells of each step of any optimizer, just before and after, until `remove()`.
+    """Calls a function just before and after each step of any optimizer, until `remove()`.
 
-    Steps that `torch.compile` has compiled are not told: Dynamo finds nothing to trace here, and
+    Steps that `torch.compile` has compiled are not seen: Dynamo finds nothing to trace here, and
     `Updates` sees what they did.
     """
 
-    def __init__(self, *, before: Told, after: Told) -> None:
+    def __init__(self, *, before: StepHook, after: StepHook) -> None:
         self._active = True
-        self._telling = False
+        self._calling = False
 
         def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             if not is_compiling():
-                self._tell(before, optimizer)
+                self._call_hook(before, optimizer)
 
         def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             if not is_compiling():
-                self._tell(after, optimizer)
+                self._call_hook(after, optimizer)
 
         keep_dynamo_off(before_step, and_below=True)
         keep_dynamo_off(after_step, and_below=True)
         self._handles = (register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step))
 
-    def _tell(self, told: Told, optimizer: Any) -> None:
+    def _call_hook(self, hook: StepHook, optimizer: Any) -> None:
         if self._active:
-            self._telling = True
+            self._calling = True
             try:
-                told(weakref.ref(optimizer))
+                hook(weakref.ref(optimizer))
             finally:
-                self._telling = False
+                self._calling = False
 
     def remove(self) -> None:
-        """Tell nothing more. What cannot be removed within a step stays, silent, until the next call of this."""
+        """Call nothing more. What cannot be removed within a step stays, silent, until the next call of this."""
         self._active = False
         in_step = _in_step()
         for handle in self._handles:
             hooks = handle.hooks_dict_ref() or {}
             # torch goes through these: a removal raises in the user's step, but that of the last one, by itself.
-            if not in_step or (self._telling and next(reversed(hooks), None) == handle.id):
+            if not in_step or (self._calling and next(reversed(hooks), None) == handle.id):
                 handle.remove()
 
 
@@ -281,7 +281,7 @@ def _in_step() -> bool:
 
 
 class Updates:
-    """Whether a model's parameters have changed since it was last asked: a step of an optimizer that told nobody."""
+    """Whether a model's parameters have changed since it was last asked: a step of an optimizer that called no hook."""
 
     def __init__(self) -> None:
         self._seen: tuple[int, int] | None = None

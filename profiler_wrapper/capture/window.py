@@ -27,7 +27,7 @@ _ON_CPU = re.compile(r"DefaultCPUAllocator|bad_alloc|not enough memory")
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """An allocation that could not be met; sizes in bytes, None where nothing tells."""
+    """An allocation that could not be met; sizes in bytes, None where not known."""
 
     device: str  # "cpu", "cuda:0"; "cuda" or "an accelerator" where its number, or its kind, is not said
     requested_bytes: int | None
@@ -39,7 +39,10 @@ class OutOfMemory:
 def out_of_memory(error: BaseException | None) -> OutOfMemory | None:
     """What `error`, or one that it was raised from, says; None if it is about something else."""
     for one in _chain(error):
-        message = str(one)
+        try:
+            message = str(one)
+        except Exception:  # its own __str__ fails
+            return None
         if isinstance(one, MemoryError) or (isinstance(one, RuntimeError) and _ON_CPU.search(message)):
             return OutOfMemory("cpu", _size(_REQUESTED, message), None, None, free_bytes())
         of_torch = type(one).__name__ == "OutOfMemoryError"
@@ -75,7 +78,7 @@ class RecordedTrace:
     """One exported session."""
 
     path: Path
-    steps: tuple[int, ...] | None  # those that were recorded from begin to end; None: the trace tells
+    steps: tuple[int, ...] | None  # those that were recorded from begin to end; None: as the trace has them
     shapes: bool
     held: tuple[Holding, ...] = ()  # which memory the model and its optimizers held meanwhile
     # torch keeps the sizes of a CPU's blocks from one session to the next, and does not see what is freed in between:

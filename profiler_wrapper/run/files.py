@@ -27,7 +27,6 @@ from profiler_wrapper.units import file_size
 SMALL_SET = frozenset({"result"})
 TRACES = frozenset({"trace", "full_trace"})
 _MOST_NAMES = 8  # of files that stay where they are
-_TOLD_AS = {"report": "the page"}
 
 
 class WindowFiles:
@@ -69,7 +68,10 @@ class WindowFiles:
         for name, report in REPORTS.items():
             if name in wanted and report.applies(result):
                 for file in report.files:
-                    self._attempt(_TOLD_AS.get(name, name.replace("_", " ")), partial(self._report, name, file, result))
+                    self._attempt(
+                        "the page" if name == "report" else name.replace("_", " "),
+                        partial(self._report, name, file, result),
+                    )
         self._finish(complete=bool(self._run.get("complete", True)) and self._whole)
 
     def write_traces(self, *, main: Path, full: Path | None) -> None:
@@ -89,7 +91,7 @@ class WindowFiles:
         self._write_run(complete=complete and self._whole)
 
     def _take_away(self, source: RunDirectory, target: RunDirectory) -> None:
-        """To where the run is kept; what cannot be taken there stays, and that is told."""
+        """To where the run is kept; what cannot be taken there stays, with a warning."""
         carried = carry(source.root, target.root)
         self._written = [path for path in self._written if not path.is_relative_to(source.root)]
         self._written += carried.there
@@ -113,32 +115,31 @@ class WindowFiles:
             self._write_trace(full, self._trace_file("full_trace"), "the trace with shapes", None)
 
     def _write_trace(self, source: Path, path: Path, what: str, lanes: Callable[[], Sequence[LaneSpan]] | None) -> None:
-        written = lanes is not None and self._attempt("the layer lanes", partial(_splice, source, lanes, path))
+        written = lanes is not None and self._attempt("the layer lanes", lambda: splice_lanes(source, lanes(), path))
         if written or self._attempt(what, partial(_put, source, path)):
-            self._keep(path)
+            self._written.append(path)
 
     def _trace_file(self, name: str) -> Path:
         path = self._directory_path().path(FILES[name])
         return path.with_name(f"{path.name}.gz") if self._zipped else path
 
     def _write_run(self, *, complete: bool) -> None:
-        self._attempt("run.json", lambda: self._keep(self._directory_path().write_run(self._run, complete=complete)))
+        self._attempt(
+            "run.json", lambda: self._written.append(self._directory_path().write_run(self._run, complete=complete))
+        )
 
     def wanted(self) -> frozenset[str]:
         """Keys of `FILES` that this rank writes. One rank writes the page, which is the run's."""
-        return self._asked_for() - (set() if self._options.is_first(self._info) else {"report"})
-
-    def _asked_for(self) -> frozenset[str]:
         options = self._options
+        left_out = set() if options.is_first(self._info) else {"report"}
         if self._only_traces:
             return TRACES
         if options.files == "all":
-            return frozenset(FILES)
+            return frozenset(FILES) - left_out
         if options.files != "auto":
-            return options.files
+            return options.files - left_out
         if not options.writes_everything(self._info):
             return SMALL_SET
-        left_out = set[str]()
         if not options.enabled_record_cuda_average_time:
             left_out.add("time_plot")
         if not options.enable_record_cuda_mm:
@@ -162,7 +163,7 @@ class WindowFiles:
         return self._trace_file("trace").name
 
     def trace_names(self, *, full: bool) -> dict[str, str | None]:
-        """The file names that run.json tells: of the timed trace and, if there is one, of that with shapes."""
+        """The file names in run.json: of the timed trace and, if there is one, of that with shapes."""
         names = {"trace": self.trace_name}
         if full and self._directory is not None and "full_trace" in self.wanted():
             names["full_trace"] = self._trace_file("full_trace").name
@@ -191,33 +192,28 @@ class WindowFiles:
     def _report(self, name: str, file: ReportFile, result: ProfileResult) -> None:
         directory = self._directory_path()
         if name == "report":
-            self._page(result, directory.page)
+            trace = self.trace_path
+            with replacing(directory.page) as beside:
+                trace_href = None if trace is None else href(trace, page=directory.page)
+                write_page(result, beside, trace_href=trace_href)
+            self._written.append(directory.page)
             return
         if file.shared:
             directory = replace(directory, window="")
             if directory.path(file.name).exists():
                 return
         if name != "log" or self._options.log_dir is None:
-            self._keep(directory.write_with(file.name, lambda path: file.write(result, path)))
+            self._written.append(directory.write_with(file.name, lambda path: file.write(result, path)))
             return
         file_name = directory.path(file.name).name
         path = self._options.log_dir / (f"{directory.window}_{file_name}" if directory.window else file_name)
         with replacing(path) as beside:
             file.write(result, beside)
-        self._keep(path)
-
-    def _page(self, result: ProfileResult, path: Path) -> None:
-        trace = self.trace_path
-        with replacing(path) as beside:
-            write_page(result, beside, trace_href=None if trace is None else href(trace, page=path))
-        self._keep(path)
+        self._written.append(path)
 
     def _directory_path(self) -> RunDirectory:
         assert self._directory is not None
         return self._directory
-
-    def _keep(self, path: Path) -> None:
-        self._written.append(path)
 
     def _attempt(self, what: str, write: Callable[[], object]) -> bool:
         try:
@@ -227,10 +223,6 @@ class WindowFiles:
             tell(f"{what} could not be written: {type(error).__name__}: {error}")
             return False
         return True
-
-
-def _splice(source: Path, lanes: Callable[[], Sequence[LaneSpan]], target: Path) -> None:
-    splice_lanes(source, lanes(), target)
 
 
 def _put(source: Path, target: Path) -> None:

@@ -24,7 +24,7 @@ from profiler_wrapper.capture.window import OutOfMemory, RecordedTrace, Window
 from profiler_wrapper.errors import say, tell
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.run.options import Options
-from profiler_wrapper.run.out_of_memory import answer
+from profiler_wrapper.run.out_of_memory import explain_oom
 from profiler_wrapper.run.place import Describe, RunPlace, RunRecord, choose, notes_of
 from profiler_wrapper.run.window import (
     Child,
@@ -55,7 +55,7 @@ class Finisher:
         describe_settings: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self.windows = 0  # that ended, results of which may still be on their way
-        self._answered: OutOfMemory | None = None
+        self._explained: OutOfMemory | None = None
         self._options, self._info = options, info
         self._record = RunRecord(options, info, describe, describe_compiled, describe_settings)
         self._place = RunPlace(options, info, self._record)
@@ -158,14 +158,14 @@ class Finisher:
         """Analyse a window, write its files, print its table; nothing of it, if nothing was recorded.
 
         Args:
-            failure: an out-of-memory that ended the window, which is answered.
+            failure: an out-of-memory that ended the window, which is explained.
             loop_goes_on: nobody should wait, so it is left to a child process; see `wait`.
         """
         main, full = choose(window)
         parts = {trace.path for trace in (window.full, window.timed) if trace is not None}
         try:
             if main is None:
-                self._tell_nothing("; ".join(window.warnings) or "the block ended before its first step")
+                self._warn_of_nothing("; ".join(window.warnings) or "the block ended before its first step")
                 return
             task = self._task(window, main, full, failure)
             if loop_goes_on and self._options.background:
@@ -231,24 +231,20 @@ class Finisher:
 
     def _take(self, task: WindowTask, finished: FinishedWindow) -> None:
         if finished.nothing_recorded:
-            self._tell_nothing(task.why_nothing)
-        if finished.answered:
-            self._answered = task.failure
+            self._warn_of_nothing(task.why_nothing)
+        if finished.explained:
+            self._explained = task.failure
         if finished.result is not None:
             self._results.append(finished.result)
         say(finished.text)
 
-    def answer(self, failure: OutOfMemory) -> None:
-        """Answer an out-of-memory that ended no recording, or one that could not be analysed; once."""
-        if self._answered is failure:
-            return
-        self._answered = failure
-        try:
-            answer(failure, self._results[-1] if self._results else None, directory=self.directory)
-        except Exception as error:
-            tell(f"the out-of-memory could not be explained: {type(error).__name__}: {error}")
+    def explain_oom(self, failure: OutOfMemory) -> None:
+        """Explain an out-of-memory that ended no recording, or one that could not be analysed; once."""
+        if self._explained is not failure:
+            self._explained = failure
+            explain_oom(failure, self._results[-1] if self._results else None, directory=self.directory)
 
-    def _tell_nothing(self, why: str) -> None:
+    def _warn_of_nothing(self, why: str) -> None:
         tell(f"nothing {'more ' if self._results else ''}was recorded: {why}")
 
     def give_up(self) -> None:
@@ -257,7 +253,7 @@ class Finisher:
         if not self.windows:
             self._place.mark_incomplete()
 
-    def tell_what_goes_on(self) -> None:
+    def warn_of_what_goes_on(self) -> None:
         """Somebody waits no longer."""
         for task, child in self._later:
             where = task.target or task.directory
@@ -282,6 +278,6 @@ def _finish_all() -> None:
         try:
             finisher.wait()
         except KeyboardInterrupt:
-            finisher.tell_what_goes_on()
+            finisher.warn_of_what_goes_on()
         except Exception as error:
             tell(f"a recorded window could not be finished: {type(error).__name__}: {error}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex, TypeVar
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 
@@ -17,8 +18,9 @@ from profiler_wrapper.capture.steps import SWITCH, Plan, Shapes, is_off, make_pl
 from profiler_wrapper.errors import WrongUse, tell
 from profiler_wrapper.reports.write import REPORTS
 from profiler_wrapper.trace.run_directory import given_directory, safe_name
+from profiler_wrapper.trace.spans import parse_ranks
 
-PREFIXES = {True: "opensora", False: "cogvideo", None: "profile"}
+_PREFIXES = {True: "opensora", False: "cogvideo", None: "profile"}
 
 # What `files=` may name, and what each is on disk.
 FILES = {
@@ -28,17 +30,12 @@ FILES = {
 }
 Trace = Literal["json", "json.gz", False]
 LOCAL_DIR_VARIABLE = "PROFILER_WRAPPER_LOCAL_DIR"
-_FLAGS = (
-    "profile_memory", "with_stack", "enabled_record_memory_pickle", "enabled_record_cuda_average_time",
-    "enable_record_cuda_mm", "enable_print_summary", "background",
-)  # fmt: skip
-Value = TypeVar("Value")
 FEW_RANKS = 8  # that are asked for by number: each of them writes the full set of files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Everything about a profile but the model. Fields are `ProfilerWrapper`'s parameters."""
+    """Everything about a profile but the model: `ProfilerWrapper`'s parameters, checked."""
 
     is_st: bool | None = None
     prefix: str = "profile"
@@ -101,57 +98,38 @@ class Options:
         return warm_up if self.record_shapes == "auto" else bool(self.record_shapes)
 
 
-def make_options(
-    *,
-    prefix: str | None = None,
-    is_st: bool | None = None,
-    output_dir: str | os.PathLike[str] = "outputs",
-    log_dir: str | os.PathLike[str] | None = None,
-    mem_dir: str | os.PathLike[str] | None = None,
-    files: str | Iterable[str] = "auto",
-    track: Any = (),
-    activities: Iterable[Any] | None = None,
-    record_shapes: object = "auto",
-    trace: object = None,
-    peaks: Given | None = None,
-    coordinates: object = None,
-    ranks: object = None,
-    local_dir: str | os.PathLike[str] | None = None,
-    environment: Mapping[str, str] | None = None,
-    **others: Any,
-) -> Options:
-    """Check what a user gave and what the environment says.
+OPTIONS = {field.name for field in fields(Options)}
+
+
+def make_options(*, environment: Mapping[str, str] | None = None, **given: Any) -> Options:
+    """Check what a user gave, by the names of `Options`' fields, and what the environment says.
 
     Raises:
         WrongUse: a value that means nothing; the message says which values do.
     """
-    if is_st is not None and not _is_flag(is_st):
-        raise WrongUse(f"is_st={is_st!r} is neither True (opensora) nor False (cogvideo). Give one, or prefix='name'.")
     environment = os.environ if environment is None else environment
-    options = Options(
-        is_st=is_st,
-        prefix=_prefix(PREFIXES[is_st] if prefix is None else prefix),
-        output_dir=given_directory(output_dir, "output_dir"),
-        log_dir=None if log_dir is None else given_directory(log_dir, "log_dir"),
-        mem_dir=None if mem_dir is None else given_directory(mem_dir, "mem_dir"),
-        files=_files(files),
-        track=_track(track),
-        activities=_activities(activities),
-        record_shapes=_shapes(record_shapes),
-        trace=_trace(trace),
-        peaks=_of_environment(VARIABLE, _peaks, environment) if peaks is None else _peaks(peaks),
-        coordinates=None if coordinates is None else given_coordinates(coordinates),
-        ranks=None if ranks is None else _given_ranks(ranks),
-        local_dir=_of_environment(LOCAL_DIR_VARIABLE, lambda path: given_directory(path, "path"), environment)
-        if local_dir is None
-        else given_directory(local_dir, "local_dir"),
-        **others,
-    )
-    _check(options)
-    return _of_environment(SWITCH, lambda text: _overridden(options, text), environment) or options
+    values = {name: _checked(name, value) for name, value in given.items()}
+    if values.get("prefix") is None:
+        values["prefix"] = _PREFIXES[values.get("is_st")]
+    for name, variable in (("peaks", VARIABLE), ("local_dir", LOCAL_DIR_VARIABLE)):
+        if values.get(name) is None:
+            values[name] = _of_environment(variable, partial(_checked, name), environment)
+    options = Options(**values)
+    options.plan()  # so that wrong steps are said here and not in the loop
+    return _of_environment(SWITCH, partial(_overridden, options), environment) or options
 
 
-def _of_environment(name: str, read: Callable[[str], Value], environment: Mapping[str, str]) -> Value | None:
+def _checked(name: str, value: Any) -> Any:
+    if value is None and name in _MAY_BE_NONE:
+        return None
+    means_something, advice = _RULES.get(name, (None, ""))
+    if means_something is not None and not means_something(value):
+        raise WrongUse(f"{name}={value!r} {advice}")
+    convert = _CONVERSIONS.get(name)
+    return value if convert is None else convert(value)
+
+
+def _of_environment(name: str, read: Callable[[str], Any], environment: Mapping[str, str]) -> Any:
     """What a variable says; a slip in it is no error of the program that runs: a warning, and it is ignored."""
     text = environment.get(name, "").strip()
     if not text:
@@ -163,29 +141,9 @@ def _of_environment(name: str, read: Callable[[str], Value], environment: Mappin
         return None
 
 
-def _check(options: Options) -> None:
-    for name in _FLAGS:
-        if not _is_flag(getattr(options, name)):
-            raise WrongUse(f"{name}={getattr(options, name)!r} means nothing here. Give True or False.")
-    if options.run_name is not None and not isinstance(options.run_name, str):
-        raise WrongUse(f"run_name={options.run_name!r} names no directory. Give a text, the same on all ranks.")
-    if options.rank is not None and not (isinstance(options.rank, int) and options.rank >= 0):
-        raise WrongUse(f"rank={options.rank!r} is no rank. Give a number from 0.")
-    mesh = options.device_mesh
-    if mesh is not None and not hasattr(mesh, "mesh_dim_names") and not hasattr(mesh, "get_rank"):
-        raise WrongUse(f"device_mesh={mesh!r} is none. Give a torch.distributed.device_mesh.DeviceMesh.")
-    options.plan()  # so that wrong steps are said here and not in the loop
-
-
 def _is_flag(value: object) -> bool:
     """True or False, also as a number or numpy's."""
     return isinstance(value, (int, np.bool_)) and value in (0, 1)
-
-
-def _prefix(prefix: object) -> str:
-    if not isinstance(prefix, str) or not prefix:
-        raise WrongUse(f"prefix={prefix!r} begins no file name. Give a text.")
-    return safe_name(prefix, "profile")
 
 
 def _files(files: str | Iterable[str]) -> frozenset[str] | Literal["auto", "all"]:
@@ -212,9 +170,7 @@ def _track(track: Any) -> tuple[Any, ...]:
     return found
 
 
-def _activities(activities: Iterable[Any] | None) -> tuple[Any, ...] | None:
-    if activities is None:
-        return None
+def _activities(activities: object) -> tuple[Any, ...]:
     from torch.profiler import ProfilerActivity
 
     found = tuple(activities) if isinstance(activities, Iterable) else ()
@@ -224,24 +180,6 @@ def _activities(activities: Iterable[Any] | None) -> tuple[Any, ...] | None:
             "Give some of torch.profiler.ProfilerActivity, or leave it out for all that the machine has."
         )
     return found
-
-
-def _shapes(record_shapes: object) -> Shapes:
-    if _is_flag(record_shapes):
-        return bool(record_shapes)
-    if isinstance(record_shapes, str) and record_shapes == "auto":
-        return "auto"
-    raise WrongUse(f"record_shapes={record_shapes!r} means nothing here. Give True, False or 'auto'.")
-
-
-def _trace(trace: object) -> Trace | None:
-    if trace is None or trace is True:
-        return None
-    if trace is False:
-        return False
-    if isinstance(trace, str) and trace in ("json", "json.gz"):
-        return "json" if trace == "json" else "json.gz"
-    raise WrongUse(f"trace={trace!r} means nothing here. Give 'json', 'json.gz' or False.")
 
 
 def _peaks(peaks: Given) -> Given:
@@ -270,27 +208,61 @@ def _overridden(options: Options, text: str) -> Options:
         options = replace(options, steps=",".join(values["steps"]), schedule=None)
         options.plan()
     if "ranks" in values:
-        options = replace(options, ranks=_given_ranks(",".join(values["ranks"])))
+        options = replace(options, ranks=_ranks(",".join(values["ranks"])))
     return options
 
 
-def _given_ranks(ranks: object) -> frozenset[int]:
+def _ranks(ranks: object) -> frozenset[int]:
     """`0`, `"0-3,8"`, `[0, 8]` or a `range`."""
-    found: set[int] = set()
-    for part in _parts(ranks):
-        match = re.fullmatch(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", part)
-        if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise WrongUse(f"ranks={ranks!r}: {part!r} is no rank. Give a number, '0-3,8', or a list of numbers.")
-        found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(found)
+    if not isinstance(ranks, str):
+        numbers = ranks if isinstance(ranks, Iterable) else (ranks,)
+        # A bool is no rank, though it is an int; nor is a number that is not whole.
+        texts = (
+            str(int(one)) if isinstance(one, SupportsIndex) and not isinstance(one, bool) else repr(one)
+            for one in numbers
+        )
+        ranks = ",".join(texts)
+    return frozenset(parse_ranks(ranks, option="ranks="))
 
 
-def _parts(ranks: object) -> Sequence[str]:
-    if isinstance(ranks, str):
-        return [part.strip() for part in ranks.split(",")]
-    numbers = ranks if isinstance(ranks, Iterable) else (ranks,)
-    # A bool is no rank, though it is an int; nor is a number that is not whole.
-    parts = [
-        str(int(one)) if isinstance(one, SupportsIndex) and not isinstance(one, bool) else repr(one) for one in numbers
-    ]
-    return parts or [""]
+# What a value has to be, and what is said of others.
+_RULES: dict[str, tuple[Callable[[Any], object], str]] = {
+    **{
+        field.name: (_is_flag, "means nothing here. Give True or False.")
+        for field in fields(Options)
+        if field.type == "bool"
+    },
+    "is_st": (_is_flag, "is neither True (opensora) nor False (cogvideo). Give one, or prefix='name'."),
+    "prefix": (lambda value: isinstance(value, str) and value, "begins no file name. Give a text."),
+    "run_name": (
+        lambda value: isinstance(value, str),
+        "names no directory. Give a text, the same on all ranks.",
+    ),
+    "rank": (lambda value: isinstance(value, int) and value >= 0, "is no rank. Give a number from 0."),
+    "device_mesh": (
+        lambda value: hasattr(value, "mesh_dim_names") or hasattr(value, "get_rank"),
+        "is none. Give a torch.distributed.device_mesh.DeviceMesh.",
+    ),
+    "record_shapes": (
+        lambda value: _is_flag(value) or (isinstance(value, str) and value == "auto"),
+        "means nothing here. Give True, False or 'auto'.",
+    ),
+    "trace": (
+        lambda value: isinstance(value, bool) or (isinstance(value, str) and value in ("json", "json.gz")),
+        "means nothing here. Give 'json', 'json.gz' or False.",
+    ),
+}
+# What is made of a value; these too raise WrongUse for what means nothing. Others are taken as they are.
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    **{name: partial(given_directory, parameter=name) for name in ("output_dir", "log_dir", "mem_dir", "local_dir")},
+    "prefix": lambda value: safe_name(value, "profile"),
+    "record_shapes": lambda value: value if isinstance(value, str) else bool(value),
+    "trace": lambda value: None if value is True else value,
+    "files": _files,
+    "track": _track,
+    "activities": _activities,
+    "peaks": _peaks,
+    "coordinates": given_coordinates,
+    "ranks": _ranks,
+}
+_MAY_BE_NONE = {"prefix", *(field.name for field in fields(Options) if field.default is None)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +12,10 @@ import numpy as np
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import NO_LAYER
 from profiler_wrapper.analysis.memory.blocks import innermost_spans, op_tree
-from profiler_wrapper.analysis.model import Change, MemoryUse, Owner, Phase
+from profiler_wrapper.analysis.model import Change, MemoryUse, Owner
 from profiler_wrapper.analysis.statistics import OPEN, fill_numbers, split_number
 from profiler_wrapper.capture.window import OutOfMemory
-from profiler_wrapper.errors import say
+from profiler_wrapper.errors import say, tell
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.trace.reader import read_shapes
@@ -26,38 +26,24 @@ from profiler_wrapper.units import file_size, percent
 # Where an allocation failed that could not be met.
 
 
-@dataclass(frozen=True, slots=True)
-class FailedOp:
-    """The op that asked for memory in vain."""
-
-    op: str  # `aten::mm`
-    layer: str  # "" outside of all layers
-    phase: Phase
-    step: int | None
-
-
-def failed_op(found: Attributed) -> FailedOp | None:
-    """Whose the last failed allocation of the recording was; None where none failed, or outside of all ops."""
+def failed_op(found: Attributed) -> str:
+    """Op, layer, phase and step of the last failed allocation; "" where none failed, or outside of all ops."""
     recording = found.recording
     if not recording.failed_allocations:
-        return None
+        return ""
     failure = recording.failed_allocations[-1]
     time_ns = np.array([failure.time_ns], dtype=np.int64)
     lane = np.array([failure.lane], dtype=np.int32)
     around = int(innermost_spans(recording, found.nesting, lane, time_ns)[0])
     if around < 0:
-        return None
-    ops = op_tree(recording, found.nesting, found.tree)
-    maker = int(ops.maker[around])
+        return ""
+    maker = int(op_tree(recording, found.nesting, found.tree).maker[around])
     span = maker if maker >= 0 else around
     place = found.attribution.place(span)
+    layer = found.tree.layers[place.layer].name if place.layer >= 0 else "code outside of layers"
     (step,) = found.steps.place_of(time_ns).tolist()
-    return FailedOp(
-        op=recording.name_of(span),
-        layer=found.tree.layers[place.layer].name if place.layer >= 0 else "",
-        phase=place.phase,
-        step=found.steps.number[step] if step >= 0 else None,
-    )
+    during = f", step {found.steps.number[step]}" if step >= 0 and found.steps.number[step] is not None else ""
+    return f"{recording.name_of(span)} of {layer} ({place.phase}{during})"
 
 
 ShapeOf = Callable[[str, str], str]  # (op, layer) -> the shapes of what it was given, "" where not known
@@ -72,12 +58,8 @@ _WORTH_TRYING = 0.05  # of the request
 
 
 def out_of_memory_text(
+    failure: OutOfMemory,
     *,
-    device: str,
-    requested_bytes: int | None,
-    allocated_bytes: int | None,
-    reserved_bytes: int | None,
-    free_bytes: int | None,
     where: str,
     use: MemoryUse | None,
     shape_of: ShapeOf,
@@ -93,16 +75,17 @@ def out_of_memory_text(
         files: where the files are; "" without any.
         failed_in_recording: the recording ends with the failure, so its last owners are those at fault.
     """
+    allocated_bytes = failure.allocated_bytes
     if allocated_bytes is None and use is not None and failed_in_recording:
         allocated_bytes = use.last.total_bytes
     sizes = {
-        "requested": requested_bytes,
+        "requested": failure.requested_bytes,
         "allocated": allocated_bytes,
-        "reserved": reserved_bytes,
-        "free": free_bytes,
+        "reserved": failure.reserved_bytes,
+        "free": failure.free_bytes,
     }
-    told = [f"{name} {file_size(size)}" for name, size in sizes.items() if size is not None]
-    lines = [f"out of memory on {device}" + (f": {', '.join(told)}" if told else "")]
+    known = ", ".join(f"{name} {file_size(size)}" for name, size in sizes.items() if size is not None)
+    lines = [f"out of memory on {failure.device}" + (f": {known}" if known else "")]
     if where:
         lines.append(f"in {where}")
     if use is None:
@@ -113,7 +96,7 @@ def out_of_memory_text(
             lines.append("it came after the recording ended; at the recording's own peak it was:")
         lines += _owners_lines(owners)
         lines += [f"  largest: {text}" for text in _largest(owners, shape_of)]
-        least = _WORTH_TRYING * (requested_bytes or 0)
+        least = _WORTH_TRYING * (failure.requested_bytes or 0)
         changes = [change for change in use.changes if change.saves_bytes >= least]
         lines += [f"try: {_change_text(change)}" for change in changes[:_MOST_CHANGES]]
         if use.changes and not changes:
@@ -137,14 +120,14 @@ def _owners_lines(owners: Sequence[Owner]) -> list[str]:
         if number is not None:
             members[key].add(number)
     categories = sorted(by_category.items(), key=lambda item: -item[1])
-    told = [
+    shares = [
         f"{name} {file_size(size)} ({percent(size, total)} %)"
         for name, size in categories
         if size >= _WORTH_A_WORD * total
     ]
-    while len(told) > 1 and len("  held by: " + ", ".join(told)) > _WIDTH:
-        told.pop()
-    lines = [f"held by: {', '.join(told)}"]
+    while len(shares) > 1 and len("  held by: " + ", ".join(shares)) > _WIDTH:
+        shares.pop()
+    lines = [f"held by: {', '.join(shares)}"]
     layers = sorted(by_layers.items(), key=lambda item: -item[1])[:_MOST_LAYERS]
     for (pattern, category), size in layers:
         where = fill_numbers(pattern, members[pattern, category])
@@ -181,40 +164,40 @@ def _change_text(change: Change) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Answers an out-of-memory on stderr, from the exception and from what was recorded.
+# Explains an out-of-memory on stderr, from the exception and from what was recorded.
 
 _MOST_INPUTS = 3
 
 
-def answer(
+def explain_oom(
     failure: OutOfMemory,
     result: ProfileResult | None,
     *,
     found: Attributed | None = None,
     trace: Path | None = None,
     directory: Path | None = None,
-) -> None:
-    """Say who holds the memory and what would help.
+) -> bool:
+    """Say who holds the memory and what would help; whether that could be.
 
     Args:
         result: of the recording that the failure ended, or of an earlier one; None without one.
         found, trace: of the recording that the failure ended; `trace` if it has shapes.
         directory: where the files are.
     """
-    failed_in = failed_op(found) if found is not None else None
-    text = out_of_memory_text(
-        device=failure.device,
-        requested_bytes=failure.requested_bytes,
-        allocated_bytes=failure.allocated_bytes,
-        reserved_bytes=failure.reserved_bytes,
-        free_bytes=_free_then(failure, result if found is not None else None),
-        where=_where(failed_in),
-        use=_use_of(failure.device, result),
-        shape_of=_shapes(found, trace) if found is not None and trace is not None else lambda op, layer: "",
-        failed_in_recording=found is not None,
-        files=str(directory) if directory is not None else "",
-    )
+    try:
+        text = out_of_memory_text(
+            replace(failure, free_bytes=_free_then(failure, result if found is not None else None)),
+            where="" if found is None else failed_op(found),
+            use=_use_of(failure.device, result),
+            shape_of=_shapes(found, trace) if found is not None and trace is not None else lambda op, layer: "",
+            failed_in_recording=found is not None,
+            files=str(directory) if directory is not None else "",
+        )
+    except Exception as error:
+        tell(f"the out-of-memory could not be explained: {type(error).__name__}: {error}")
+        return False
     say(f"{text}\n", on="stderr")
+    return True
 
 
 def _use_of(device: str, result: ProfileResult | None) -> MemoryUse | None:
@@ -232,13 +215,6 @@ def _free_then(failure: OutOfMemory, result: ProfileResult | None) -> int | None
         return failure.free_bytes
     let_go_bytes = use.last.total_bytes - int(use.timeline.total_bytes[-1])
     return max(0, failure.free_bytes - max(0, let_go_bytes))
-
-
-def _where(failed_in: FailedOp | None) -> str:
-    if failed_in is None:
-        return ""
-    step = "" if failed_in.step is None else f", step {failed_in.step}"
-    return f"{failed_in.op} of {failed_in.layer or 'code outside of layers'} ({failed_in.phase}{step})"
 
 
 def _shapes(found: Attributed, trace: Path) -> ShapeOf:

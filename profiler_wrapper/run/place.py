@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,28 +26,19 @@ from profiler_wrapper.trace.run_directory import RunDirectory, open_run, remove_
 Describe = Callable[[], Sequence[dict[str, Any]]]
 
 
+@dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Describes the windows of one process.
+    """Describes the windows of one process."""
 
-    Args:
-        options, info: of the run.
-        describe, describe_compiled, describe_settings: tell of the layers, of compiled code, of how the run is set up.
-    """
-
-    def __init__(
-        self,
-        options: Options,
-        info: RunInfo,
-        describe: Describe,
-        describe_compiled: Callable[[], dict[str, Any]],
-        describe_settings: Callable[[], dict[str, Any]],
-    ) -> None:
-        self._options, self._info, self._describe = options, info, describe
-        self._describe_compiled, self._describe_settings = describe_compiled, describe_settings
+    options: Options
+    info: RunInfo
+    describe: Describe  # the layers
+    describe_compiled: Callable[[], dict[str, Any]]  # the compiled code
+    describe_settings: Callable[[], dict[str, Any]]  # how the run is set up
 
     def begun(self, *, local_dir: str | None, begin_ns: int) -> dict[str, Any]:
         """While a window is recorded, and of one that never came to its end."""
-        return {**self._of_ranks(begin_ns, None), "local_dir": local_dir, "prefix": self._options.prefix}
+        return {**self._of_ranks(begin_ns, None), "local_dir": local_dir, "prefix": self.options.prefix}
 
     def of_window(
         self, window: Window, main: RecordedTrace, full: RecordedTrace | None, notes: list[str]
@@ -56,13 +47,13 @@ class RunRecord:
         steps = {} if main.steps is None else {"timed_steps": list(main.steps), "full_steps": _full_steps(main, full)}
         return {
             **self._of_ranks(window.begin_ns, window.end_ns),
-            **_attempt("how the run is set up is not known", self._describe_settings, notes, {}),
-            "prefix": self._options.prefix,
+            **_attempt("how the run is set up is not known", self.describe_settings, notes, {}),
+            "prefix": self.options.prefix,
             **steps,
             "complete": window.complete,
             "warnings": notes,
-            "layers": list(self._describe()),
-            "compiled": _attempt("the layers inside compiled code have no rows", self._describe_compiled, notes, {}),
+            "layers": list(self.describe()),
+            "compiled": _attempt("the layers inside compiled code have no rows", self.describe_compiled, notes, {}),
             "held": holdings_to_list(main.held),
             "graph_breaks": _attempt("graph breaks are not available", graph_breaks, notes, None),
             "cpu_frees_unsure": main.cpu_frees_unsure,
@@ -70,10 +61,10 @@ class RunRecord:
 
     def _of_ranks(self, begin_ns: int | None, end_ns: int | None) -> dict[str, Any]:
         """What a reader of all ranks goes by."""
-        ranks = self._options.ranks
+        ranks = self.options.ranks
         return {
-            **self._info.to_dict(),
-            "recorded_ranks": None if ranks is None else sorted(rank for rank in ranks if rank < self._info.world_size),
+            **self.info.to_dict(),
+            "recorded_ranks": None if ranks is None else sorted(rank for rank in ranks if rank < self.info.world_size),
             "window_begin_ns": begin_ns,
             "window_end_ns": end_ns,
         }

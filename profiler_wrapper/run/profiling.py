@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable
-from typing import Any
 
 from profiler_wrapper import __version__
 from profiler_wrapper.capture.layers import all_parameters, find_stages
@@ -23,7 +22,7 @@ from profiler_wrapper.capture.torch_state import (
     records_elsewhere,
 )
 from profiler_wrapper.capture.window import OutOfMemory, out_of_memory
-from profiler_wrapper.errors import tell
+from profiler_wrapper.errors import Notices, tell
 from profiler_wrapper.run.finishing import Finisher
 from profiler_wrapper.run.options import Options
 
@@ -50,13 +49,12 @@ class Profiling:
         )
         for warning in self._scopes.warnings:
             tell(warning)
-        self._held_memory = OwnedTensors(self._scopes.roots, find_optimizers(optimizer))
+        self._owned_tensors = OwnedTensors(self._scopes.roots, find_optimizers(optimizer))
         self._recorder: Recorder | None = None
         self._first_call = FirstCall()
         self._updates = Updates()
         self._only_marks = False
-        self._told_of_another = False
-        self._told_of_thread = False
+        self._notices = Notices()
         self._depth = 0
         self._entries = 0
         self._root_calls = 0
@@ -96,8 +94,8 @@ class Profiling:
         """A named block begins."""
         block = NamedBlock(name, lambda name: self.finisher.follow(name) if self.finisher is not None else None)
         recorder = self._recorder
-        if recorder is not None and recorder.at_home and not recorder.over:
-            recorder.enter_named(block)
+        if recorder is not None and recorder.on_owner_thread and not recorder.over:
+            recorder.sessions.enter_named(block)
         elif profiler_is_on():
             block.begin()
         return block
@@ -105,7 +103,7 @@ class Profiling:
     def leave_named(self, block: NamedBlock) -> None:
         """It has ended."""
         if self._recorder is not None:
-            self._recorder.leave_named(block)
+            self._recorder.sessions.leave_named(block)
         block.end()  # which may be none of this recorder's
 
     def finish(self) -> None:
@@ -135,7 +133,7 @@ class Profiling:
         else:
             self._finish()
             self._begin(OpenPlan(entered_again=True))
-            self._hold()
+            self._held = True
 
     def _exit(self, error: BaseException | None) -> None:
         if self._only_marks:
@@ -151,19 +149,19 @@ class Profiling:
             return
         if error is not None:
             recorder.note(f"the block was left by {type(error).__name__}", incomplete=True)
-            self._out_of_memory, self._while_recording = _out_of_memory(error), not recorder.over
+            self._out_of_memory, self._while_recording = out_of_memory(error), not recorder.over
         elif self._held and not recorder.over:
             return
         elif self._may_be_entered_again(recorder):
             recorder.hold_open()
-            self._hold()
+            self._held = True
             return
         try:
             self._finish()
         finally:
             failure, self._out_of_memory = self._out_of_memory, None
             if failure is not None and self.finisher is not None:
-                self.finisher.answer(failure)
+                self.finisher.explain_oom(failure)
 
     def _leave_in_backward(self, recorder: Recorder, error: BaseException | None) -> None:
         """The engine would bring back a session that ended here, so it goes on until it can end."""
@@ -171,7 +169,7 @@ class Profiling:
             recorder.note(f"the block was left by {type(error).__name__}", incomplete=True)
         if not self._held and not recorder.over:
             recorder.hold_open()
-            self._hold()
+            self._held = True
 
     def _takes_part(self) -> bool:
         if self._options.off:
@@ -190,7 +188,9 @@ class Profiling:
                 info,
                 self._scopes.describe,
                 self._scopes.describe_compiled,
-                describe_settings=self._settings,
+                describe_settings=lambda: run_settings(
+                    [root.module for root in self._scopes.roots()], self._owned_tensors.optimizers()
+                ),
             )
             self._check_ranks(self.finisher)
         return self._options.ranks is None or self.finisher.rank in self._options.ranks
@@ -201,9 +201,6 @@ class Profiling:
         if ranks is not None and finisher.rank == 0 and min(ranks) >= finisher.world_size > 1:
             tell(f"nothing is recorded: none of the ranks asked for is among the {finisher.world_size} of this job")
 
-    def _settings(self) -> dict[str, Any]:
-        return run_settings([root.module for root in self._scopes.roots()], self._held_memory.optimizers())
-
     def _begin(self, plan: Plan) -> None:
         assert self.finisher is not None
         recorder = Recorder(
@@ -211,7 +208,7 @@ class Profiling:
             marks=self._scopes,
             new_session=self._new_session,
             part_path=self.finisher.part_path,
-            held=self._held_memory,
+            held=self._owned_tensors,
             on_failure=self._failure,
             on_over=self.finisher.end_history,
             on_window=lambda: self._safely("writing the reports of", lambda: self._report(loop_goes_on=True)),
@@ -229,7 +226,7 @@ class Profiling:
     def _optimizer_may_come(self) -> bool:
         """One is alive that holds a parameter of a model, or was given."""
         parameters = [one for root in self._scopes.roots() for one in all_parameters(root.module)]
-        return bool(self._held_memory.optimizers()) or may_come(parameters)
+        return bool(self._owned_tensors.optimizers()) or may_come(parameters)
 
     def _failure(self, what: str, error: Exception) -> None:
         if not self._failed:
@@ -250,19 +247,18 @@ class Profiling:
     def _mark_only(self) -> None:
         self._only_marks = True
         self._scopes.attach()
-        if self._told_of_another:
-            return
-        self._told_of_another = True
         if records_elsewhere():
-            tell(
+            self._notices.once(
+                "another",
                 "another thread is being profiled, and torch has one profiler a process: this ProfilerWrapper "
-                "records nothing and has no result"
+                "records nothing and has no result",
             )
-            return
-        tell(
-            "another torch profiler is on, and torch runs one at a time: this ProfilerWrapper records nothing "
-            "of its own and has no result. The layers are marked in the other one's trace."
-        )
+        else:
+            self._notices.once(
+                "another",
+                "another torch profiler is on, and torch runs one at a time: this ProfilerWrapper records nothing "
+                "of its own and has no result. The layers are marked in the other one's trace.",
+            )
 
     def _may_be_entered_again(self, recorder: Recorder) -> bool:
         """The block called a part of a model and ended no step: perhaps one turn of a loop over layers."""
@@ -276,9 +272,6 @@ class Profiling:
             return False
         return self._gradients or self._root_calls <= _FEW_CALLS
 
-    def _hold(self) -> None:
-        self._held = True
-
     def _root_enters(self, call: RootCall) -> None:
         self._root_calls += 1
         self._gradients |= call.grad_enabled
@@ -290,13 +283,12 @@ class Profiling:
     def _finish(self, *, at_exit: bool = False) -> None:
         recorder = self._recorder
         if recorder is not None and not at_exit and recorder.leave_to_its_thread():
-            self._hold()
-            if not self._told_of_thread:
-                self._told_of_thread = True
-                tell(
-                    "the block was left on another thread than it was entered on, and torch stops a profiler on its "
-                    "own thread only: recording ends with that thread's next call of the model or step"
-                )
+            self._held = True
+            self._notices.once(
+                "thread",
+                "the block was left on another thread than it was entered on, and torch stops a profiler on its own "
+                "thread only: recording ends with that thread's next call of the model or step",
+            )
             return
         self._held = False
         atexit.unregister(self._at_exit)
@@ -366,11 +358,3 @@ class Profiling:
                 action()
             except Exception as error:
                 self._failure("taking the profiler away", error)
-
-
-def _out_of_memory(error: BaseException) -> OutOfMemory | None:
-    """What the user's exception says of memory, if it can be read at all."""
-    try:
-        return out_of_memory(error)
-    except Exception:  # its own __str__ fails, which is no business of ours
-        return None

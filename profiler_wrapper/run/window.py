@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from profiler_wrapper.analysis.analyse import tables
-from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.compiled import only_called
 from profiler_wrapper.capture.growth import control_group_free_bytes, free_bytes_below_own_limit
 from profiler_wrapper.capture.rank import RunInfo
@@ -36,7 +35,7 @@ from profiler_wrapper.reports.table import console_table
 from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, work_of_trace
 from profiler_wrapper.run.files import WindowFiles
 from profiler_wrapper.run.options import Options
-from profiler_wrapper.run.out_of_memory import answer
+from profiler_wrapper.run.out_of_memory import explain_oom
 from profiler_wrapper.trace.json_stream import no_garbage_collection
 from profiler_wrapper.trace.run_directory import RunDirectory, remove_empty
 from profiler_wrapper.units import file_size
@@ -72,7 +71,7 @@ class WindowTask:
         return (self.main.path,) if self.full is None else (self.main.path, self.full)
 
     def files(self) -> WindowFiles:
-        """What writes them; `run` is told where the traces go."""
+        """What writes them; `run` gets where the traces go."""
         files = WindowFiles(self.options, self.info, self.directory, self.run, target=self.target)
         self.run.update(files.trace_names(full=self.full is not None))
         return files
@@ -85,7 +84,7 @@ class FinishedWindow:
     result: ProfileResult | None  # None: nothing was recorded, or it could not be analysed
     files: str  # where they are and how big
     nothing_recorded: bool = False
-    answered: bool = False  # the failure was
+    explained: bool = False  # the failure was
     text: str = ""  # the table and where the files are, to be printed
 
 
@@ -97,7 +96,7 @@ def has_little_memory() -> bool:
 
 @no_garbage_collection()
 def finish_window(task: WindowTask) -> FinishedWindow:
-    """Analyse the trace, write the files, answer the failure. What fails is told; the traces are kept."""
+    """Analyse the trace, write the files, explain the failure. What fails is a warning; the traces are kept."""
     files, run = task.files(), task.run
     try:
         found = attribute_trace(task.main.path, run=run, shapes=task.main.shapes)
@@ -117,29 +116,17 @@ def finish_window(task: WindowTask) -> FinishedWindow:
         files.write_traces(main=task.main.path, full=task.full)
         raise
     files.write(result, found, main=task.main.path, full=task.full)
-    answered = task.failure is not None and _answered(task, task.failure, result, found, files)
+    explained = False
+    if task.failure is not None:
+        trace = (files.trace_path or task.main.path) if task.main.shapes else None
+        explained = explain_oom(task.failure, result, found=found, trace=trace, directory=files.directory)
     summary = files.summary()
-    return FinishedWindow(result=result, files=summary, answered=answered, text=_text(task, result, summary))
-
-
-def _text(task: WindowTask, result: ProfileResult, files: str) -> str:
-    if not task.prints:
-        return ""
-    rows = PRINTED_ROWS - len(files.splitlines())
-    table = console_table(result, rows=rows, width=_PRINTED_WIDTH, order="cost", unicode=task.unicode)
-    return f"{table}\n{files}\n"
-
-
-def _answered(
-    task: WindowTask, failure: OutOfMemory, result: ProfileResult, found: Attributed, files: WindowFiles
-) -> bool:
-    trace = files.trace_path if files.trace_path is not None else task.main.path
-    try:
-        answer(failure, result, found=found, trace=trace if task.main.shapes else None, directory=files.directory)
-    except Exception as error:
-        tell(f"the out-of-memory could not be explained: {type(error).__name__}: {error}")
-        return False
-    return True
+    text = ""
+    if task.prints:
+        rows = PRINTED_ROWS - len(summary.splitlines())
+        table = console_table(result, rows=rows, width=_PRINTED_WIDTH, order="cost", unicode=task.unicode)
+        text = f"{table}\n{summary}\n"
+    return FinishedWindow(result=result, files=summary, explained=explained, text=text)
 
 
 def keep_traces(task: WindowTask, problem: str) -> FinishedWindow:
@@ -180,7 +167,7 @@ _ENVIRONMENT = {
 
 
 def finish_window_in_child(task: WindowTask) -> FinishedWindow:
-    """As `finish_window`, by a child process. Where it fails, the traces are kept, and that is told."""
+    """As `finish_window`, by a child process. Where it fails, the traces are kept, with a warning."""
     try:
         child = Child(task)
         finished, problem = child.finished(_PATIENCE_S), child.problem
@@ -249,7 +236,7 @@ class Child:
     def finished(self, patience_s: float) -> FinishedWindow | None:
         """What came of the window, once it has ended, which it has to in time; None: `problem` says why nothing did.
 
-        To be asked until it has been answered, which Ctrl-C may prevent.
+        To be asked until it has been explained, which Ctrl-C may prevent.
         """
         raise_priority(self.process)
         try:
@@ -291,11 +278,11 @@ def finish_for_parent() -> None:
     out, sys.stdout = sys.stdout.buffer, sys.stderr
     out.write(_BEGUN)
     out.flush()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", ProfilerWrapperWarning)
         finished = finish_window(task)
-    messages = tuple(str(one.message) for one in told if issubclass(one.category, ProfilerWrapperWarning))
+    messages = tuple(str(one.message) for one in caught if issubclass(one.category, ProfilerWrapperWarning))
     pickle.dump((messages, finished), out)
     out.flush()
     drop_parts(task)

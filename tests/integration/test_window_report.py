@@ -80,12 +80,11 @@ def test_a_child_that_fails_costs_no_trace(tmp_path: Path, monkeypatch: pytest.M
     assert load(tmp_path / "run").layers
 
 
-def test_an_answer_that_fails_costs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_explanation_that_fails_costs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(window, "answer", fails)
-    monkeypatch.setattr(finishing, "answer", fails)
+    monkeypatch.setattr("profiler_wrapper.run.out_of_memory.out_of_memory_text", fails)
     with (
         pytest.raises(RuntimeError, match="4096 bytes"),
         pytest.warns(ProfilerWrapperWarning, match="could not be explained"),
@@ -94,7 +93,7 @@ def test_an_answer_that_fails_costs_nothing_else(tmp_path: Path, monkeypatch: py
     assert {"rank0/profile_trace.json", "rank0/result.json"} <= names(tmp_path / "run")
 
 
-def test_a_failure_is_answered_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_is_explained_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     case = models.build("llama", layers=2, hidden=32)
     optimizer = models.optimizer_of(case.model)
     prof = pw.ProfilerWrapper(

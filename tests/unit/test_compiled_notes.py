@@ -17,16 +17,16 @@ from torch import nn
 from profiler_wrapper.capture import compiled
 from profiler_wrapper.capture.compiled import (
     OWN,
+    CompiledModule,
     ForeignModule,
     Kernel,
-    MarkedModule,
     Module,
     describe_compiled,
     is_recomputed,
     owners,
     split_source,
 )
-from profiler_wrapper.capture.layers import Root, find_roots, name_layers
+from profiler_wrapper.capture.layers import find_roots, module_paths, name_layers
 
 SELF = "L['self']"
 
@@ -188,8 +188,8 @@ def test_failed_note_drops_the_graph_and_the_next_one_is_whole() -> None:
 def test_unknown_torch_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_unavailable", None)
     compiled._guarded(compiled._stand_before_tracing)(SimpleNamespace())  # type: ignore[arg-type]
-    assert "this version of torch is not known" in str(compiled.why_unavailable())
-    assert set(describe_compiled([])) == {"*"}
+    assert "this version of torch is not known" in str(compiled._unavailable)
+    assert set(describe_compiled([], {})) == {"*"}
 
 
 # -- for which modules of the model -------------------------------------------------------------------
@@ -200,19 +200,21 @@ def two_blocks() -> nn.Module:
     return nn.Sequential(block(), block())
 
 
-def marked(model: nn.Module, *compiled_paths: str) -> list[MarkedModule]:
+def described(model: nn.Module, *compiled_paths: str) -> dict[str, Any]:
     (root,) = find_roots(model)
-    return [
-        MarkedModule(root.label, layer.mark.path, holder, layer.mark.path in compiled_paths)
-        for layer in name_layers(Root(root.label, model))
+    places = [
+        CompiledModule(root.label, layer.mark.path, holder)
+        for layer in name_layers(root)
         for holder in layer.holders
+        if layer.mark.path in compiled_paths
     ]
+    return describe_compiled(places, {root.label: module_paths(root)})
 
 
 def test_one_graph_may_run_in_every_block_that_has_its_modules() -> None:
     compiled._graphs["key"] = (Kernel("mm", True, "forward", (Module("0", "Linear", SELF), OWN)),)
-    described = describe_compiled(marked(two_blocks(), "0", "1"))
-    assert described == {
+    found = described(two_blocks(), "0", "1")
+    assert found == {
         "key": {
             "kernels": [["mm", True, "forward", [0, 1]]],
             "inside": [["Sequential#0", "0", ["0.0", "0"]], ["Sequential#0", "1", ["1.0", "1"]]],
@@ -223,18 +225,18 @@ def test_one_graph_may_run_in_every_block_that_has_its_modules() -> None:
 @pytest.mark.parametrize("module", [Module("0", "Conv2d", SELF), Module("7", "Linear", SELF)])
 def test_modules_that_the_model_does_not_have(module: Module) -> None:
     compiled._graphs["key"] = (Kernel("mm", True, "forward", (module,)),)
-    assert describe_compiled(marked(two_blocks(), "0")) == {"key": compiled.NO_SUCH_MODULES}
+    assert described(two_blocks(), "0") == {"key": compiled.NO_SUCH_MODULES}
 
 
 def test_kernels_of_a_compiled_function_are_known_wherever_it_is_called() -> None:
     compiled._graphs["key"] = (Kernel("cpp_fused_0", False, "forward", (OWN,)),)
-    described = {"key": {"kernels": [["cpp_fused_0", False, "forward", []]], "inside": []}}
-    assert describe_compiled(marked(two_blocks())) == described
+    expected = {"key": {"kernels": [["cpp_fused_0", False, "forward", []]], "inside": []}}
+    assert described(two_blocks()) == expected
 
 
 def test_graphs_run_only_in_what_was_compiled() -> None:
     compiled._graphs["key"] = (Kernel("mm", True, "forward", (Module("0", "Linear", SELF),)),)
-    assert describe_compiled(marked(two_blocks())) == {"key": compiled.NO_SUCH_MODULES}
+    assert described(two_blocks()) == {"key": compiled.NO_SUCH_MODULES}
 
 
 # -- standing in the way of nothing --------------------------------------------------------------------

@@ -138,11 +138,7 @@ def use_of(device: str, *owners: Owner) -> MemoryUse:
 
 def answered(use: MemoryUse | None, *, device: str = "cpu", in_recording: bool = True) -> list[str]:
     text = out_of_memory_text(
-        device=device,
-        requested_bytes=1 << 30,
-        allocated_bytes=None,
-        reserved_bytes=None,
-        free_bytes=None,
+        OutOfMemory(device, 1 << 30, None, None, None),
         where="aten::mm of layers.3.mlp (forward)",
         use=use,
         shape_of=lambda op, layer: "[4, 8] x [8, 16]" if op == "aten::mm" else "",

@@ -17,7 +17,6 @@ from profiler_wrapper.capture.steps import (
     StepCounter,
     StepFacts,
     WindowPlan,
-    describe_steps,
     make_plan,
     parse_windows,
 )
@@ -275,11 +274,6 @@ def test_what_follows_the_last_step_is_no_step() -> None:
     loop.optimizer()
     loop.infer()
     assert not loop.counter.last_step_counts()
-
-
-def test_steps_in_words() -> None:
-    assert describe_steps([3, 4, 5, 9, 11, 12]) == "3-5, 9, 11-12"
-    assert describe_steps([]) == "none"
 
 
 def test_an_optimizer_takes_over_from_one_that_steps_no_more() -> None:
