@@ -64,7 +64,7 @@ ROOMS = {
     ),
     "timer": Room(
         "timer/*.py",
-        "engine_calls line_files timer_device timer_files timer layer_spans layer_spans_odd_steps",
+        "engine_calls rank_waits span_log timer_device timer_files timer layer_spans layer_spans_odd_steps",
     ),
     "monitor": Room(
         "monitor/*.py",

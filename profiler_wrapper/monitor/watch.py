@@ -138,7 +138,7 @@ class StepWatch:
             self._breakdown.start()
             self._breakdown.begin_step(self._begun.point.mark)
         if self._layers is not None:
-            self._layers.begin_step()
+            self._layers.layers.begin_step()
         if self._calls is not None:
             self._calls.start()
             self._calls.sizes.clear()  # of a step that was forgotten
@@ -153,7 +153,7 @@ class StepWatch:
         if self._breakdown is not None:
             self._breakdown.end_step()
         if self._layers is not None:
-            self._layers.forget_step()
+            self._layers.layers.forget_step()
 
     def forget_time(self) -> None:
         """The step that was begun will end with its counts and no time."""
@@ -177,7 +177,7 @@ class StepWatch:
         begun, self._begun = self._begun, None
         begin = begun.point if begun is not None else self._last_end
         boundaries = self._parts(begun)
-        found = None if self._layers is None else self._layers.end_step()
+        found = None if self._layers is None else self._layers.layers.end_step()
         recorded = begun is not None and begun.recorded
         if begin is not None and self._last_end is not None and not recorded:
             between_s = begin.mark.host_s - self._last_end.mark.host_s
@@ -190,7 +190,7 @@ class StepWatch:
         profiled = recorded or end.profiled or (begin is not None and begin.profiled)
         if self._layers is not None and found is not None:
             if begun is None or profiled:  # nobody saw it, or it was slow for a reason of its own
-                self._layers.leave_out(found)
+                self._layers.layers.give_back(found.events)
             else:
                 self._layers.add(number, begun.point.mark, end.mark, boundaries or (), found)
         batch = opened.batches.of(samples, tokens, attention_mask, shapes)

@@ -342,12 +342,12 @@ class _Here(threading.local):
 class LayerSpans:
     """Listens to calls of modules in the place of a `Breakdown`, and passes them on to it; and to waits for ranks.
 
-    Its own failures are told to `on_failure`.
+    Its own failures go to `on_failure`.
 
     Args:
         model: as it is called in the loop, wrappers included, or a pipeline's schedule or stage.
         events: None: nothing is measured on a device.
-        notices: told once why layers are not known.
+        notices: say once why layers are not known.
     """
 
     def __init__(

@@ -98,7 +98,7 @@ def _parts(step: SeenStep, numbered: bool) -> Iterator[Span]:
 
 
 def _waits(step: SeenStep, parts: list[Span], layers: list[Span]) -> Iterator[Span]:
-    """The waits, each in the innermost span of its thread; those around it are told of it."""
+    """The waits, each in the innermost span of its thread, and in the times of those around it."""
     if not step.seen.waits:  # DDP, or what is compiled, may have waited where nobody looks
         return
     parts = [span for span in parts if span.kind != "communication"]
@@ -216,10 +216,10 @@ class LayerWatch:
     Args:
         model: as it is called in the loop, wrappers included, or a pipeline's schedule or stage.
         mark: makes the marks of the parts.
-        on_failure: told of what fails where nobody could catch it.
+        on_failure: called with what fails where nobody could catch it.
 
     Attributes:
-        parts: what listens; to be started, and told of each step's begin and end.
+        parts, layers: what listens: the first is to be started; each step's begin and end goes to both, in this order.
     """
 
     def __init__(
@@ -234,44 +234,28 @@ class LayerWatch:
         optimizers: Sequence[Any] = (),
     ) -> None:
         events = None if accelerator is None else EventPool(accelerator, notices)
-        self._layers = LayerSpans(model, events, on_failure, notices)
+        self.layers = LayerSpans(model, events, on_failure, notices)
         stages = find_stages(model)
         self._stages = max(1, len(stages))
         # What a schedule calls are its stages' modules; nobody else holds this list. A model is not held.
         self._called = None if isinstance(model, nn.Module) else nn.ModuleList(stage.module for stage in stages)
-        self.parts = self._layers.parts = Breakdown(
+        self.parts = self.layers.parts = Breakdown(
             mark,
             on_failure,
             model=model if isinstance(model, nn.Module) else self._called,
             optimizers=optimizers,
             notices=notices,
-            listener=self._layers,
+            listener=self.layers,
         )
         self._waiting: deque[SeenStep] = deque()
         self._log = span_log(_with_coordinates(place, model), notices)
         self._log.users += 1
         self._closed = False
 
-    def begin_step(self) -> None:
-        """A step begins; the parts have been told."""
-        self._layers.begin_step()
-
-    def forget_step(self) -> None:
-        """The step that was begun is none."""
-        self._layers.forget_step()
-
-    def end_step(self) -> StepSpans:
-        """The step has ended; the parts have been told."""
-        return self._layers.end_step()
-
     def add(self, number: int, begin: Mark, end: Mark, boundaries: Boundaries, seen: StepSpans) -> None:
         """Write a step as soon as the device has come to its end."""
         self._waiting.append(SeenStep(number, begin, end, boundaries, seen, threading.get_native_id(), self._stages))
         self.pass_on()
-
-    def leave_out(self, seen: StepSpans) -> None:
-        """A step that is not to be written."""
-        self._layers.give_back(seen.events)
 
     def pass_on(self, *, everything: bool = False) -> None:
         """Write the steps that the device has come to the end of, and those there are too many of."""
@@ -280,14 +264,14 @@ class LayerWatch:
             step = waiting.popleft()
             _write_step(self._log, step)
             if step.end.reached:
-                self._layers.give_back(step.seen.events)
+                self.layers.give_back(step.seen.events)
 
     def close(self) -> None:
         """Write all there is, without waiting for the device, and let go of the files."""
         if self._closed:
             return
         self._closed = True
-        self._layers.stop()
+        self.layers.stop()
         self.parts.stop()
         self.pass_on(everything=True)
         if self._log.owner is not None:
@@ -431,14 +415,14 @@ class LayerTimer:
     def _begin(self, mark: Mark) -> None:
         self._watch.parts.start()
         self._watch.parts.begin_step(mark)
-        self._watch.begin_step()
+        self._watch.layers.begin_step()
         self._begun = self._next, mark
 
     def _step(self, number: int | None) -> None:
         mark, begun = self._clock.mark(), self._begun
         if begun is not None:
             boundaries = self._watch.parts.end_step()
-            seen = self._watch.end_step()
+            seen = self._watch.layers.end_step()
             ended = begun[0] if number is None else int(number)
             self._next = ended + 1
             self._watch.add(ended, begun[1], mark, boundaries, seen)

@@ -273,15 +273,9 @@ class LineFile:
     """Appends whole lines to a file. Nothing is buffered in the process, so a fork repeats none and a kill loses none.
 
     Every method raises OSError where the file cannot be written or read.
-
-    Args:
-        new: it must not be there.
     """
 
-    def __init__(self, path: Path, *, new: bool = False) -> None:
-        self.path = path
-        if new:
-            path.touch(exist_ok=False)
+    def __init__(self, path: Path) -> None:
         self._end = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close
         self._inside = open(path, "r+b", buffering=0)  # noqa: SIM115
         self._write = self._end.write

@@ -127,11 +127,11 @@ class Stack(list[OpenSpan]):
 
     def remove_span(self, wanted: OpenSpan) -> OpenSpan | None:
         """Exactly that one; None: another thread was quicker."""
-        for place in range(len(self) - 1, 0, -1):
-            if self[place] is wanted:
-                del self[place]
-                return wanted
-        return None
+        try:
+            self.remove(wanted)
+        except ValueError:
+            return None
+        return wanted
 
 
 class _Local(threading.local):

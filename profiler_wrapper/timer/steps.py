@@ -49,12 +49,12 @@ def parts_of(boundaries: Sequence[tuple[str, Mark]], end: Mark, step_time_s: flo
 class Breakdown:
     """Listens to calls of modules, of the autograd engine and of optimizers, between `start()` and `stop()`.
 
-    Nothing is left on the model, and what is compiled stays as it is. Its own failures are told to `on_failure`.
+    Nothing is left on the model, and what is compiled stays as it is. Its own failures go to `on_failure`.
 
     Args:
         model: whose calls, and those of modules in it, are forward; None: the outermost modules that are called.
         optimizers: whose steps count; empty: those of all.
-        notices: told once why parts are not known.
+        notices: say once why parts are not known.
         listener: who listens to calls of modules in the place of this, and passes them on to it.
 
     Attributes:

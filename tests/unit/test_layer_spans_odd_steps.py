@@ -126,7 +126,7 @@ def test_a_graph_that_is_run_any_number_of_times(tmp_path: Path, monkeypatch: py
         loss = model(X).sum()
         for _ in range(50):
             loss.backward(retain_graph=True)
-        spans = layers._watch._layers
+        spans = layers._watch.layers
         kept = sum(len(run.records) for run in spans._runs)
         assert kept <= 60 and len(spans._runs) <= 30 and len(spans._ends) <= 30, "they grow with each run"
         layers.step()

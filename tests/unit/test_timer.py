@@ -748,8 +748,8 @@ def test_a_timer_that_nobody_holds_ends_its_files(tmp_path: Path) -> None:
     assert path.read_bytes().endswith(b"ms\n")
 
 
-def test_a_hundred_thousand_spans(timer: Timer) -> None:
-    for _ in range(50_000):
+def test_ten_thousand_spans(timer: Timer) -> None:
+    for _ in range(5_000):
         timer.start("outer")
         timer.start("inner")
         timer.stop("inner")
@@ -757,20 +757,20 @@ def test_a_hundred_thousand_spans(timer: Timer) -> None:
     path = timer.dump()
     assert path is not None
     with path.open() as text:
-        assert sum(1 for _ in text) == 100_000
+        assert sum(1 for _ in text) == 10_000
     spans = span_rows(path)
-    assert len(spans) == 100_000
+    assert len(spans) == 10_000
     ends = [span["start_ns"] + span["duration_ns"] for span in spans]
     assert ends == sorted(ends)
     assert {(span["name"], span["depth"]) for span in spans} == {("outer", 0), ("inner", 1)}
 
 
 def test_names_that_never_come_again_do_not_pile_up(timer: Timer) -> None:
-    for number in range(10_000):
+    for number in range(4_500):
         with timer(f"{number}"):
             pass
     assert _label.cache_info().currsize <= 4096
-    assert len(written(timer)) == 10_000
+    assert len(written(timer)) == 4_500
 
 
 def test_a_name_that_cannot_even_be_printed(timer: Timer) -> None:
