@@ -49,7 +49,7 @@ class Line(NamedTuple):
     offset_ns: float
     drift: float
 
-    def common(self, own: Float) -> Float:
+    def aligned(self, own: Float) -> Float:
         """Own times by the common time."""
         return own - (self.offset_ns + self.drift * own)
 
@@ -290,7 +290,7 @@ class _Fit:
             return
         main = Counter(self.part.values()).most_common(1)[0][0]
         units = group.ranks.tolist()
-        aligned = self._common(group)
+        aligned = self._aligned(group)
         part = np.array([self.part.get(unit, -1 - place) for place, unit in enumerate(units)])
         common = median(aligned[:, part == main], axis=1) if (part == main).any() else aligned[:, 0] * np.nan
         joined = 0
@@ -307,11 +307,11 @@ class _Fit:
                     before.offset_ns + line.offset_ns - line.drift * before.offset_ns,
                     before.drift + line.drift * (1 - before.drift),
                 )
-                self.errors[unit] = [(own[both], line.common(own[both]) - common[both])]
+                self.errors[unit] = [(own[both], line.aligned(own[both]) - common[both])]
                 joined += sum(each == unit for each in self.unit.values())
         self.notes.append(f"{joined} ranks share no collective with the others: compared by the ends of steps")
 
-    def _common(self, group: SharedEvents) -> Float:
+    def _aligned(self, group: SharedEvents) -> Float:
         """Its ends by the common time, as far as units are fitted; else as they are."""
         lines = np.array([self.lines.get(unit, ON_TIME) for unit in group.ranks.tolist()])
         return np.asarray(group.ends - (lines[:, 0] + lines[:, 1] * group.ends))
@@ -327,7 +327,7 @@ class _Fit:
         """Fit the units of a group that are not known yet; which these are."""
         units = group.ranks.tolist()
         known = [place for place, unit in enumerate(units) if unit in self.lines]
-        common = median(self._common(group)[:, known], axis=1) if known else consensus(group.ends)
+        common = median(self._aligned(group)[:, known], axis=1) if known else reference_clock(group.ends)
         self.events += len(common)
         fresh = []
         for place, unit in enumerate(units):
@@ -338,7 +338,7 @@ class _Fit:
             if unit not in self.lines:
                 self.lines[unit] = fit_line(own[both], (own - common)[both])
                 fresh.append(unit)
-            self.errors.setdefault(unit, []).append((own[both], self.lines[unit].common(own[both]) - common[both]))
+            self.errors.setdefault(unit, []).append((own[both], self.lines[unit].aligned(own[both]) - common[both]))
         return fresh
 
     def _check_hosts(self, groups: list[SharedEvents]) -> None:
@@ -394,11 +394,11 @@ class _Fit:
         )
 
 
-def consensus(ends: Float) -> Float:
-    """When events ended, by most of the clocks; of two the first one's.
+def reference_clock(ends: Float) -> Float:
+    """When events ended, by the median of the clocks; of two the first one's.
 
-    Clocks of different rates pass one another, and the middle one of them is no clock of an even rate. So their lines
-    are taken off first.
+    Clocks of different rates pass one another, and their median is no clock of an even rate. So their lines are
+    subtracted first.
     """
     if ends.shape[1] == 2:
         return np.array(ends[:, 0])

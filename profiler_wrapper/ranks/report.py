@@ -13,7 +13,7 @@ import numpy as np
 
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.ranks.clocks import align, fit, write_table
-from profiler_wrapper.ranks.collectives import arrivals, communication, match_collectives, prepare, with_reasons
+from profiler_wrapper.ranks.collectives import communication, match_collectives, prepare
 from profiler_wrapper.ranks.database import Database, LoadedSpans
 from profiler_wrapper.ranks.model import Bool, Float, Int, Missing, OwnTimes, RanksReport, Replay
 from profiler_wrapper.ranks.replay import what_if
@@ -22,10 +22,10 @@ from profiler_wrapper.ranks.times import (
     MANY_STEPS,
     Basis,
     account,
-    judged_times,
     layer_times,
     own_times,
     score,
+    steady_times,
     subtract_transfer_waiting,
     with_waiting_of_one,
 )
@@ -156,8 +156,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     own = with_waiting_of_one(subtract_transfer_waiting(own_times(database, basis=basis, matched=matched)))
     if not len(own.steps):
         raise EmptyRecording(f"{loaded.run}: no span belongs to a step. {_how_steps_are_told(loaded)}")
-    judged = judged_times(own)
-    arrived = arrivals(database, matched=matched)
+    judged = steady_times(own)
     layers = layer_times(database, basis=basis)
     replayed = what_if(database, align=None if clocks is None else partial(align, clocks))
     replay = replayed if isinstance(replayed, Replay) else None
@@ -165,7 +164,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     results = results_of(loaded.root, own.ranks)
     missing = [Missing(what=gap.what, reason=gap.reason, rank=gap.rank) for gap in loaded.missing]
     missing += steps_missing(own)
-    verdict = judge(own, arrived, layers, replay)
+    verdict = judge(own, matched.arrivals, layers, replay)
     named = named_spans(database, judged)
     verdict = with_name(verdict, named)
     evidence = [*verdict.evidence, *named_evidence(named, verdict.step_ns or np.inf), *_hints(loaded, judged)]
@@ -178,14 +177,14 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         judged=judged,
         accounting=account(judged),
         scores=score(judged),
-        arrivals=arrived,
+        arrivals=matched.arrivals,
         layers=layers,
         replay=replay,
         replay_unknown=None if isinstance(replayed, Replay) else replayed.reason,
         coordinates=_coordinates(told, len(own.ranks)),
         hosts=_hosts(told),
         world_size=loaded.world_size,
-        communication=with_reasons(communication(database, matched=matched)),
+        communication=communication(database),
         clocks=clocks,
         peak_bytes=results.peak_bytes,
         mfu=results.mfu,

@@ -46,7 +46,7 @@ from profiler_wrapper.ranks.model import (
 from profiler_wrapper.ranks.times import (
     MANY_STEPS,
     SOME_STEPS,
-    judged_steps,
+    steady_steps,
     subtract_estimated_waiting,
     waiting_source,
 )
@@ -63,7 +63,7 @@ def judge(
     own: OwnTimes, arrivals: Arrivals | None = None, layers: LayerTimes | None = None, replay: Replay | None = None
 ) -> Verdict:
     """The verdict over all steps, with its evidence and everything that was weighed."""
-    own, left_out = judged_steps(own)
+    own, left_out = steady_steps(own)
     if len(own.steps) < _FEWEST_STEPS or not len(own.ranks):
         return _too_little(own)
     own = subtract_estimated_waiting(own)

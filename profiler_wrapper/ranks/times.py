@@ -26,7 +26,7 @@ from profiler_wrapper.ranks.model import (
 
 Basis = Literal["cpu", "device"]
 
-_CARVED = ("gc", "checkpoint", "communication", "recompute")  # their own kinds wherever they lie
+_EXCLUSIVE = ("gc", "checkpoint", "communication", "recompute")  # their own kinds wherever they lie
 _RELEVANT = "step IS NOT NULL AND (depth = 0 OR kind IN ('gc', 'checkpoint', 'communication', 'recompute'))"
 # A moment in which several spans run belongs to the first of these: on the main thread, then beside it.
 _ON_MAIN = ("gc", "checkpoint", "communication", "recompute", "data", "optimizer", "backward", "forward", "other")
@@ -47,7 +47,7 @@ def own_times(database: Database, *, basis: Basis = "cpu", matched: MatchedColle
         f"coalesce(sum({time}) FILTER (kind = '{kind}'), 0)::DOUBLE AS {kind}_ns"
         for kind, time in ((kind, duration if kind in COMPUTE else "duration_ns") for kind in OWN_KINDS)
     )
-    carved = ", ".join(f"'{kind}'" for kind in _CARVED)
+    exclusive = ", ".join(f"'{kind}'" for kind in _EXCLUSIVE)
     database.execute(
         f"""CREATE OR REPLACE TABLE step_sums AS
         SELECT rank, step, {sums},
@@ -56,7 +56,7 @@ def own_times(database: Database, *, basis: Basis = "cpu", matched: MatchedColle
             min(start_ns) FILTER (kind <> 'step') AS first_ns,
             max(start_ns + duration_ns) FILTER (kind <> 'step') AS last_ns,
             coalesce(sum(duration_ns) FILTER (kind <> 'step'), 0) AS covered_ns,
-            count(*) FILTER (depth > 0 AND kind IN ({carved})) AS nested,
+            count(*) FILTER (depth > 0 AND kind IN ({exclusive})) AS nested,
             min(thread) FILTER (kind <> 'step') AS least_thread, max(thread) FILTER (kind <> 'step') AS greatest_thread
         FROM spans WHERE {_RELEVANT} GROUP BY rank, step"""
     )
@@ -93,7 +93,7 @@ def own_times(database: Database, *, basis: Basis = "cpu", matched: MatchedColle
         own[:, :, other] = wall - named
     own[np.isnan(wall)] = np.nan
     waiting[np.isnan(wall)] = np.nan
-    told = database.execute("SELECT count(*) > 0 FROM communications").fetchone()[0]
+    communicates = database.execute("SELECT count(*) > 0 FROM communications").fetchone()[0]
     begin = grid.filled(windows, "begin_ns")
     return OwnTimes(
         ranks=ranks,
@@ -104,7 +104,7 @@ def own_times(database: Database, *, basis: Basis = "cpu", matched: MatchedColle
         wall_ns=wall,
         begin_ns=_aligned(database, ranks, begin),
         basis=basis,
-        waiting_known=bool(told) or len(ranks) < 2,
+        waiting_known=bool(communicates) or len(ranks) < 2,
     )
 
 
@@ -155,17 +155,17 @@ def _sweep(database: Database, grid: Grid, own: Float, beside: Float, duration: 
 
 
 def _device_times(database: Database, grid: Grid, own: Float, first: int, last: int) -> None:
-    """Compute of these ranks as the device tells it, where a rank's spans do."""
+    """Compute of these ranks by the device's time, where a rank's spans have it."""
     for kind in COMPUTE:
-        told = to_arrays(
+        sums = to_arrays(
             database,
             f"""SELECT s.rank, s.step, sum(s.device_ns)::DOUBLE AS device_ns FROM spans s
             JOIN (SELECT * FROM step_windows WHERE overlapping) w USING (rank, step)
             WHERE s.kind = '{kind}' AND s.depth = 0 AND s.device_ns IS NOT NULL AND s.rank BETWEEN {first} AND {last}
             GROUP BY s.rank, s.step""",
         )
-        step, rank = grid.places(told)
-        own[step, rank, OWN_KINDS.index(kind)] = told["device_ns"]
+        step, rank = grid.places(sums)
+        own[step, rank, OWN_KINDS.index(kind)] = sums["device_ns"]
 
 
 def _rank_ranges(database: Database, rows_at_once: int = 2_000_000) -> list[tuple[int, int]]:
@@ -182,9 +182,9 @@ def _transfers(matched: MatchedCollectives, grid: Grid, on_main: Float, beside: 
     """Of the time in communication what its transfers take: of each collective the shortest over its ranks."""
     total = np.zeros(on_main.shape)
     places = np.ix_(np.searchsorted(grid.steps, matched.steps), np.searchsorted(grid.ranks, matched.ranks))
-    for communication, of_meetings in ((on_main, matched.transfer_on_main_ns), (beside, matched.transfer_beside_ns)):
+    for communication, transfer_ns in ((on_main, matched.transfer_on_main_ns), (beside, matched.transfer_beside_ns)):
         transfer = np.zeros(on_main.shape)
-        transfer[places] = of_meetings
+        transfer[places] = transfer_ns
         total += np.minimum(communication, transfer)
     return total
 
@@ -228,15 +228,15 @@ def largest(values: Float, axis: int = 0) -> Float:
     return np.where(np.isfinite(filled), filled, np.nan)
 
 
-# --- waiting that no span tells ---
+# --- waiting that no span shows ---
 
 
-_LEVEL = 0.5  # of a head start: less is left of it where two ranks have met
-_MEETING = ("forward", "backward", "communication", "optimizer", "other")  # where ranks may wait
+_LEFT_OF_HEAD_START = 0.5  # at most, where two ranks have waited for one another
+_MAY_WAIT = ("forward", "backward", "communication", "optimizer", "other")  # where ranks may wait
 
 
 def subtract_transfer_waiting(own: OwnTimes) -> OwnTimes:
-    """The same, where a step's transfers take each rank no longer than that which they took least.
+    """Take what a rank's transfers of a step took beyond the quickest rank's as waiting.
 
     Ranks that do the same have the same transfers. Whoever computes longer hides more of them behind that, and what
     others see of that part they see because they have nothing left to do: they wait.
@@ -252,12 +252,12 @@ def subtract_transfer_waiting(own: OwnTimes) -> OwnTimes:
 
 
 def subtract_estimated_waiting(own: OwnTimes) -> OwnTimes:
-    """The same without the waiting for others that was not measured, and is in the phases where ranks meet.
+    """Estimate the wait inside phases where ranks synchronise, and subtract it.
 
-    A rank that is ahead of the last one waits for it where they meet, and then has lost its head start: what a phase
-    took it longer than the quickest rank is waiting, up to that head start, if the phase has levelled the two. Ranks
-    need not all meet in the same phase: of DDP's broadcast of buffers, in the forward, some hear sooner than others.
-    A phase that levels all ranks, where no waiting was measured, takes each as long as the quickest.
+    A rank that is ahead of the last one waits for it where they synchronise, and then has lost its head start: what a
+    phase took it longer than the quickest rank is waiting, up to that head start, if the two end the phase together.
+    Ranks need not all wait in the same phase: of DDP's broadcast of buffers, in the forward, some hear sooner than
+    others. A phase that all ranks end together, where no waiting was measured, takes each as long as the quickest.
     """
     times, waiting = own.own_ns.copy(), own.waiting_ns.copy()
     for members in comparable(own):
@@ -286,23 +286,23 @@ def _waited(own: OwnTimes, members: Int, order: tuple[str, ...]) -> Float:
         place = own.kinds.index(kind)
         phase = own.own_ns[:, members, place]
         end = begin + phase
-        if kind in _MEETING:
+        if kind in _MAY_WAIT:
             last = np.where(np.isfinite(end), begin, -np.inf).argmax(axis=1)[:, None]
             ahead = np.take_along_axis(begin, last, 1) - begin
             apart = np.abs(np.take_along_axis(end, last, 1) - end)
             beyond = phase + largest(-phase, axis=1)[:, None]  # the quickest rank's
-            if own.waiting_known or not _levels(begin, end):
-                beyond = np.where(apart <= _LEVEL * ahead, np.minimum(beyond, ahead - measured), 0.0)
+            if own.waiting_known or not _evens_out(begin, end):
+                beyond = np.where(apart <= _LEFT_OF_HEAD_START * ahead, np.minimum(beyond, ahead - measured), 0.0)
             waited[:, :, place] = np.clip(np.nan_to_num(beyond), 0.0, None)
         begin = end
     return waited
 
 
-def _levels(begin: Float, end: Float) -> bool:
+def _evens_out(begin: Float, end: Float) -> bool:
     """Whether the ranks' differences at the begin of a phase are gone at its end."""
     known = np.isfinite(begin) & np.isfinite(end)
     before, after = _spread(begin, known), _spread(end, known)
-    return before > 0 and after < _LEVEL * before
+    return before > 0 and after < _LEFT_OF_HEAD_START * before
 
 
 def _spread(times: Float, known: Bool) -> float:
@@ -319,11 +319,11 @@ SOME_STEPS, MANY_STEPS = 5, 10  # for medium and high confidence
 _WARM_UP = 1.5  # times the median of the steps after it
 _MOST_WARM_UP = 3  # steps
 _ALONE = "one rank alone does not tell what it waited for others: that is in the time of its communication"
-_NOTHING_TELLS = "no communication was recorded, and no phase levels the ranks: phases may hold waiting"
+_NO_COMMUNICATION = "no communication was recorded, and no phase levels the ranks: phases may hold waiting"
 
 
-def judged_steps(own: OwnTimes) -> tuple[OwnTimes, list[str]]:
-    """The steps that can be judged: known of half the ranks at least, warm-up left out. And what is left out."""
+def steady_steps(own: OwnTimes) -> tuple[OwnTimes, list[str]]:
+    """The steps that are analysed: known of half the ranks at least, warm-up left out. And what is left out."""
     known = np.asarray(np.isfinite(own.own_ns).all(axis=2))
     share = known.mean(axis=1)
     kept = np.flatnonzero((share > 0) & (share >= 0.5 * share.max(initial=0.0)))
@@ -348,17 +348,14 @@ def judged_steps(own: OwnTimes) -> tuple[OwnTimes, list[str]]:
     return _of_steps(own, kept), left_out
 
 
-def judged_times(own: OwnTimes) -> OwnTimes:
-    """Own times in these steps, what was waited for others taken out of them, also where it has to be estimated.
-
-    Where no step can be judged, all of them are told.
-    """
-    judged, _ = judged_steps(own)
-    return subtract_estimated_waiting(judged if len(judged.steps) else own)
+def steady_times(own: OwnTimes) -> OwnTimes:
+    """Self times in the steady steps, else in all; without waiting, also where it has to be estimated."""
+    steady, _ = steady_steps(own)
+    return subtract_estimated_waiting(steady if len(steady.steps) else own)
 
 
 def with_waiting_of_one(own: OwnTimes) -> OwnTimes:
-    """Of one rank nothing tells a transfer from waiting: all of its communication is its own time."""
+    """Of one rank a transfer cannot be told from waiting: all of its communication is self time."""
     if len(own.ranks) != 1:
         return own
     times = own.own_ns.copy()
@@ -367,14 +364,14 @@ def with_waiting_of_one(own: OwnTimes) -> OwnTimes:
 
 
 def waiting_source(own: OwnTimes) -> tuple[WaitingSource, str | None]:
-    """How the waiting in judged own times is known, and why it is not."""
+    """How the waiting in the steady steps is known, and why it is not."""
     if len(own.ranks) == 1:
         return "unknown", _ALONE
     if own.waiting_known:
         return "measured", None
     if np.nansum(own.waiting_ns) > 0:
         return "estimated", None
-    return "unknown", _NOTHING_TELLS
+    return "unknown", _NO_COMMUNICATION
 
 
 def _of_steps(own: OwnTimes, kept: Int) -> OwnTimes:

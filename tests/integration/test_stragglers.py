@@ -9,7 +9,7 @@ import pytest
 
 import span_sums
 from processes import run_in_processes
-from profiler_wrapper.ranks.collectives import arrivals, prepare
+from profiler_wrapper.ranks.collectives import match_collectives, prepare
 from profiler_wrapper.ranks.load import open_spans
 from profiler_wrapper.ranks.stragglers import judge
 from profiler_wrapper.ranks.times import account, layer_times, own_times
@@ -74,7 +74,7 @@ def test_the_engine_adds_up_as_plain_python_does() -> None:
         rows = [row for of_rank in found for row in of_rank[at]]
         with span_sums.database_of(rows, stages=plan.stages) as database:
             prepare(database)
-            own, arrived, layers = own_times(database), arrivals(database), layer_times(database)
+            own, arrived, layers = own_times(database), match_collectives(database).arrivals, layer_times(database)
         by_hand = span_sums.own_times(rows, stages=plan.stages)
         assert own.ranks.tolist() == by_hand.ranks.tolist() and own.stages.tolist() == by_hand.stages.tolist()
         assert np.allclose(own.own_ns, by_hand.own_ns, atol=1) and np.allclose(

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("duckdb")
 
-from profiler_wrapper.ranks.collectives import communication, prepare, with_reasons
+from profiler_wrapper.ranks.collectives import communication, match_collectives, prepare
 from profiler_wrapper.ranks.model import CommunicationRow
 from span_tables import span, span_database
 
@@ -16,7 +16,8 @@ from span_tables import span, span_database
 def rows_of(spans: list[dict[str, Any]]) -> dict[str, CommunicationRow]:
     with span_database(spans) as database:
         prepare(database)
-        return {row.name: row for row in with_reasons(communication(database))}
+        match_collectives(database)
+        return {row.name: row for row in communication(database)}
 
 
 def sent(rank: int, name: str, overlapped: int | None, **more: Any) -> dict[str, Any]:
