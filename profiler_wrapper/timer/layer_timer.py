@@ -249,7 +249,6 @@ class LayerWatch:
         )
         self._waiting: deque[SeenStep] = deque()
         self._log = span_log(_with_coordinates(place, model), notices)
-        self._log.users += 1
         self._closed = False
 
     def add(self, number: int, begin: Mark, end: Mark, boundaries: Boundaries, seen: StepSpans) -> None:
@@ -276,9 +275,7 @@ class LayerWatch:
         self.pass_on(everything=True)
         if self._log.owner is not None:
             self._log.flush()
-        self._log.users -= 1
-        if self._log.users <= 0:
-            self._log.close()
+        self._log.release()
 
     def flush(self) -> Path | None:
         """Write what the device has come to; the path of the text."""

@@ -341,12 +341,13 @@ _logs: weakref.WeakValueDictionary[tuple[Any, ...], SpanLog] = weakref.WeakValue
 
 
 def span_log(place: SpanPlace, notices: Notices) -> SpanLog:
-    """The log of that place: all timers of a process with one place share it, and none of two writes over the other."""
+    """The log of that place, to be released: all timers of a process with one place share it."""
     log = _logs.get(place.key)
     if log is None or log.closed:
         log = _logs[place.key] = SpanLog(place, notices)
     elif place.coordinates is not None and log.place.coordinates is None and log.place.device_mesh is None:
         log.set_place(replace(log.place, coordinates=place.coordinates))
+    log.users += 1
     return log
 
 
@@ -362,7 +363,7 @@ class SpanLog:
         heads: what a line of text, and a JSON line, begins with.
         look_at: when by the monotonic clock `look` is due.
         owner: None: there are no files yet.
-        users: timers that write here.
+        users: timers that write here, and have not released it.
         lost: lines that could not be written.
     """
 
@@ -491,6 +492,12 @@ class SpanLog:
             self._reported_lost = self.lost
             self.add_header(lost_lines=self.lost)
         return self._pair.files.text
+
+    def release(self) -> None:
+        """One of its users is done; the last one flushes, and lets go of the files."""
+        self.users -= 1
+        if self.users <= 0:
+            self.close()
 
     def close(self) -> None:
         """Flush, and let go of the files."""

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, Final
+from typing import Any, Final, TypedDict, get_type_hints
 
 import msgspec
 
@@ -23,14 +23,19 @@ from profiler_wrapper.timer.device_events import Accelerator, Event, EventPool, 
 from profiler_wrapper.timer.log import PENDING_END, SpanPlace, json_name, span_log, text_line, text_name
 from profiler_wrapper.trace.spans import KINDS, kind_of_span
 
-_ABOUT: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "kind": str,
-    "layer": str,
-    "group": str,
-    "microbatch": int,
-    "bytes": int,
-    "step": int,
-}
+
+class About(TypedDict, total=False):
+    """What may be said of a span beside its name."""
+
+    kind: str
+    layer: str
+    microbatch: int
+    group: str
+    bytes: int
+    step: int
+
+
+_ABOUT: Final[Mapping[str, Callable[[Any], Any]]] = get_type_hints(About)
 _ABOUT_IN_ORDER: Final = ("layer", "microbatch", "group", "bytes")  # as JSON lines have it
 _MOST_OPEN = 1000  # spans within one another
 _MOST_SEQUENCES = 10_000  # names of communication in a step
@@ -150,7 +155,6 @@ class SpanRecorder:
     def __init__(self, place: SpanPlace, notices: Notices, *, device: Any, watch_garbage: bool) -> None:
         self._notices, self._device, self._watch_garbage = notices, device, watch_garbage
         self.log = span_log(place, notices)
-        self.log.users += 1
         self._garbage: GarbageSpans | None = None
         self._reset()
 
@@ -250,9 +254,7 @@ class SpanRecorder:
         if error is not None and self.log.owner is not None:
             self.log.add_header(ended_by=error)
         self.dump()
-        self.log.users -= 1
-        if self.log.users <= 0:
-            self.log.close()
+        self.log.release()
 
     # --- what is open ---
 

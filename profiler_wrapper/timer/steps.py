@@ -148,7 +148,20 @@ class Breakdown:
             return True
         if id(module) in self._outside:
             return False
-        return self._is_of(model, module) or (self._looks_again(model, module) and self._is_of(model, module))
+        if self._is_of(model, module):
+            return True
+        if self._looked_inside:
+            return False
+        self._looked_inside = True  # once in a step: it takes milliseconds where there are thousands of modules
+        try:
+            self._inside = {id(one) for one in all_modules(model)}
+            if self._is_of(model, module):
+                return True
+            self._outside.update(id(one) for one in all_modules(module) if id(one) not in self._inside)
+        except Exception as error:
+            self._open = False
+            self._on_failure("measuring the parts of a step", error)
+        return False
 
     def _is_of(self, model: nn.Module, module: nn.Module) -> bool:
         found: Any = module
@@ -158,20 +171,6 @@ class Breakdown:
             children = found.__dict__.get("_modules") or {}
             found = next((children[name] for name in _WRAPPED if children.get(name) is not None), None)
         return False
-
-    def _looks_again(self, model: nn.Module, stranger: nn.Module) -> bool:
-        """Finds the modules in the model, at most once in a step: it takes milliseconds where there are thousands."""
-        if self._looked_inside:
-            return False
-        self._looked_inside = True
-        try:
-            self._inside = {id(module) for module in all_modules(model)}
-            if not self._is_of(model, stranger):
-                self._outside.update(id(module) for module in all_modules(stranger) if id(module) not in self._inside)
-        except Exception as error:
-            self._open = False
-            self._on_failure("measuring the parts of a step", error)
-        return self._open
 
     def open_run(self) -> bool:
         """The autograd engine is about to run."""

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch.compiler import is_dynamo_compiling
 
 from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.errors import Notices, WrongUse
 from profiler_wrapper.timer.log import SpanPlace, checked_place
-from profiler_wrapper.timer.spans import OpenSpan, SpanRecorder
+from profiler_wrapper.timer.spans import About, OpenSpan, SpanRecorder
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -26,17 +26,6 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _timers: weakref.WeakSet[Timer] = weakref.WeakSet()
-
-
-class About(TypedDict, total=False):
-    """What may be said of a span beside its name."""
-
-    kind: str
-    layer: str
-    microbatch: int
-    group: str
-    bytes: int
-    step: int
 
 
 class Timer:
