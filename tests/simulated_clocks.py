@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.ranks.collectives import prepare
+from profiler_wrapper.ranks.times import prepare
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.ranks.collectives import label_key
 from profiler_wrapper.ranks.database import Database, has_table, literal, to_arrays
 from profiler_wrapper.ranks.model import Float, Int, RanksReport
+from profiler_wrapper.ranks.times import label_key
 from profiler_wrapper.trace.spans import KINDS
 
 STEPS = 3

@@ -121,7 +121,7 @@ def _verdict_dict(report: RanksReport) -> dict[str, Any]:
 
 
 def _communication_dicts(rows: Sequence[CommunicationRow]) -> list[dict[str, Any]]:
-    from profiler_wrapper.ranks.collectives import is_call
+    from profiler_wrapper.ranks.times import is_call
 
     return [_row_dict(row) | {"is_call": is_call(row, rows)} for row in rows]
 

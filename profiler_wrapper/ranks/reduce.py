@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import signal
@@ -19,29 +20,39 @@ import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.charges import Union, union
+from profiler_wrapper.analysis.time_rows import exposed_communication
+from profiler_wrapper.analysis.views.collectives import collective_of, element_bytes
 from profiler_wrapper.child import start_child
 from profiler_wrapper.errors import MissingPackage, WrongUse
-from profiler_wrapper.ranks.collectives import cpu_collectives, device_collectives
 from profiler_wrapper.ranks.database import INSTALL, available_cores
 from profiler_wrapper.ranks.from_trace import (
+    COMMUNICATION,
     COMPUTE_THREAD,
     LASTING_ON_DEVICE,
     Row,
+    Steps,
+    collective_calls,
     cpu_pieces,
     device_pieces,
     garbage_rows,
     layer_rows,
     main_thread,
+    on_training_threads,
+    outermost_of,
     phases,
     steps_of,
+    thread_of,
     waits_within_events,
     with_device_time,
+    with_steps,
     without_waits,
 )
 from profiler_wrapper.trace.atomic import replacing
+from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.reader import read, read_shapes
+from profiler_wrapper.trace.recording import DEVICE_CATEGORIES, Category, CollectiveDetails
 from profiler_wrapper.trace.run_directory import RUN_FILE
-from profiler_wrapper.trace.spans import SPAN_COLUMNS
+from profiler_wrapper.trace.spans import SPAN_COLUMNS, rank_list_text
 
 SCHEMA_VERSION = 2  # of what is made of a trace: a table of another one is made again
 _LATEST_NS = 2**62  # since 1970; what is beyond is no clock
@@ -131,7 +142,7 @@ def trace_rows(found: Attributed) -> list[Row]:
     """The rows of an attributed recording, whose times are its own."""
     steps = steps_of(found)
     on_device = found.charges.basis == "device"
-    collectives = device_collectives(found, steps) if on_device else cpu_collectives(found, steps)
+    collectives = _device_collectives(found, steps) if on_device else _cpu_collectives(found, steps)
     collective_times = _times_of([row for row in collectives if row.depth == 0])
     waits = waits_within_events(found)
     on_cpu = phases(cpu_pieces(found, steps), collective_times, thread=main_thread(found))
@@ -269,6 +280,139 @@ def _arrow() -> tuple[Any, Any]:
     except ImportError as error:
         raise MissingPackage(f"tables of spans need pyarrow: {INSTALL}") from error
     return pyarrow, pyarrow.parquet
+
+
+# --------------------------------------------------------------------------------------------------
+# Collectives of a trace as rows of the span table: those that a device runs, or a thread of the backend.
+
+_MOVE_THEIR_INPUT = ("all_reduce", "broadcast", "reduce", "send", "recv")
+
+
+def _cpu_collectives(found: Attributed, steps: Steps) -> list[Row]:
+    """Collectives as the backend's own threads show them, else as calls; calls beside the former have no number."""
+    outermost = outermost_of(found, collective_calls(found))
+    training = on_training_threads(found)
+    details = {one.span: one for one in found.recording.collectives}
+    for span, one in list(details.items()):  # events around them are the same collective
+        above = int(found.nesting.parent[span])
+        while above >= 0 and above not in details:
+            details[above] = one
+            above = int(found.nesting.parent[above])
+    by_backend = _with_sequence(
+        [
+            _collective_row(found, span, step, details.get(span), thread=thread_of(found, span), depth=0)
+            for span, step in with_steps(found, steps, outermost & ~training)
+        ]
+    )
+    thread = main_thread(found)
+    by_call = _with_sequence(
+        [
+            _collective_row(found, span, step, details.get(span), thread=thread, depth=1)
+            for span, step in with_steps(found, steps, outermost & training)
+        ]
+    )
+    if by_backend:
+        by_call = [row._replace(sequence=None, group=None) for row in by_call]
+        by_backend = _with_overlap(found, by_backend)
+    return by_backend + by_call
+
+
+def _with_overlap(found: Attributed, rows: list[Row]) -> list[Row]:
+    """With how long the training threads ran ops beside each, calls that communicate left out."""
+    spans = found.recording.spans
+    is_op = (spans.category == Category.CPU_OP) & on_training_threads(found)
+    is_op[list(found.tree.layer_of_span)] = False
+    chosen = is_op & (nearest(found.nesting.parent, collective_calls(found)) < 0)
+    computing = union(spans.start_ns[chosen], spans.end_ns[chosen])
+    starts = np.array([row.start_ns for row in rows], dtype=np.int64)
+    ends = starts + np.array([row.duration_ns for row in rows], dtype=np.int64)
+    beside = computing.overlap(starts, ends).tolist()
+    return [row._replace(overlapped_ns=overlapped) for row, overlapped in zip(rows, beside, strict=True)]
+
+
+def _device_collectives(found: Attributed, steps: Steps) -> list[Row]:
+    """Kernels that communicate, each in its stream; of the step that launched it."""
+    spans, charges = found.recording.spans, found.charges
+    chosen = np.flatnonzero(charges.work == COMMUNICATION)
+    if not len(chosen):
+        return []
+    exposed, _ = exposed_communication(found.recording, charges)
+    details = {one.span: one for one in found.recording.collectives}
+    rows = []
+    columns = (charges.span[chosen].tolist(), charges.cpu_span[chosen].tolist(), exposed[chosen].tolist())
+    for span, around, exposed_ns, step in zip(*columns, steps.numbers_of_charges(chosen), strict=True):
+        if span not in details:
+            while around >= 0 and around not in details:  # the innermost event around the launch that knows it
+                around = int(found.nesting.parent[around])
+        known = details.get(span) or details.get(around)
+        row = _collective_row(found, span, step, known, thread=int(spans.stream[span]), depth=0)
+        rows.append(row._replace(overlapped_ns=row.duration_ns - int(exposed_ns)))
+    return _with_sequence(rows)
+
+
+def _collective_row(
+    found: Attributed, span: int, step: int | None, details: CollectiveDetails | None, *, thread: int, depth: int
+) -> Row:
+    spans, name = found.recording.spans, found.recording.name_of(span)
+    on_device = int(spans.category[span]) in DEVICE_CATEGORIES
+    plain = (details.name if details is not None else "") or name
+    return Row(
+        step=step,
+        name=collective_of(plain) or collective_of(name) or name,
+        kind="communication",
+        start_ns=int(spans.start_ns[span]),
+        duration_ns=int(spans.duration_ns[span]),
+        device_ns=int(spans.duration_ns[span]) if on_device else None,
+        thread=thread,
+        depth=depth,
+        sequence=None if details is None else details.sequence,
+        group=_group(found, details),
+        bytes=_bytes(details) if details is not None else _bytes_of_inputs(found, span),
+    )
+
+
+def _with_sequence(rows: list[Row]) -> list[Row]:
+    """Numbered in each step where the trace does not number them: by name and group, in order of start."""
+    seen: dict[tuple[int | None, str, str | None], int] = {}
+    numbered = []
+    for row in sorted(rows, key=lambda row: row.start_ns):
+        key = (row.step, row.name, row.group)
+        count = seen[key] = seen.get(key, -1) + 1
+        numbered.append(row if row.sequence is not None else row._replace(sequence=count))
+    return numbered
+
+
+def _group(found: Attributed, details: CollectiveDetails | None) -> str | None:
+    """The ranks of the group, else its name; where neither is known, of a job with one group that one."""
+    if details is not None and details.ranks:
+        return rank_list_text(details.ranks)
+    if details is not None and details.group_name:
+        return details.group_name
+    info = found.recording.metadata.get("distributedInfo")
+    groups = info.get("pg_config") if isinstance(info, Mapping) else None
+    if isinstance(groups, list) and len(groups) == 1 and isinstance(groups[0], Mapping):
+        ranks = groups[0].get("ranks")
+        return rank_list_text(ranks) if isinstance(ranks, list) and ranks else str(groups[0].get("pg_desc") or "all")
+    return None
+
+
+def _bytes(details: CollectiveDetails) -> int | None:
+    size = element_bytes(details.dtype or "")
+    elements = [count for count in (details.in_elements, details.out_elements) if count is not None]
+    return None if size is None or not elements else max(elements) * size
+
+
+def _bytes_of_inputs(found: Attributed, span: int) -> int | None:
+    """Of a collective that moves its inputs, by their shapes, where they were recorded."""
+    shapes = found.shapes.get(span) if found.shapes is not None else None
+    if shapes is None or collective_of(found.recording.name_of(span)) not in _MOVE_THEIR_INPUT:
+        return None
+    inputs = [
+        (math.prod(dims), element_bytes(kind)) for dims, kind in zip(shapes.dims, shapes.types, strict=False) if dims
+    ]
+    if not inputs or any(size is None for _, size in inputs):
+        return None
+    return int(sum(elements * (size or 0) for elements, size in inputs))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import numpy as np
 
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.ranks.clocks import align, fit, write_table
-from profiler_wrapper.ranks.collectives import communication, match_collectives, prepare
 from profiler_wrapper.ranks.database import Database, LoadedSpans
 from profiler_wrapper.ranks.model import Bool, Float, Int, Missing, OwnTimes, RanksReport, Replay
 from profiler_wrapper.ranks.replay import what_if
@@ -22,8 +21,11 @@ from profiler_wrapper.ranks.times import (
     MANY_STEPS,
     Basis,
     account,
+    communication,
     layer_times,
+    match_collectives,
     own_times,
+    prepare,
     score,
     steady_times,
     subtract_transfer_waiting,
@@ -152,8 +154,8 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     clocks = fit(database) if loaded.has_clocks else None
     if clocks is not None:
         write_table(database, clocks)
-    basis, matched = _basis(loaded), match_collectives(database)
-    own = with_waiting_of_one(subtract_transfer_waiting(own_times(database, basis=basis, matched=matched)))
+    basis, arrived = _basis(loaded), match_collectives(database)
+    own = with_waiting_of_one(subtract_transfer_waiting(own_times(database, basis=basis)))
     if not len(own.steps):
         raise EmptyRecording(f"{loaded.run}: no span belongs to a step. {_how_steps_are_told(loaded)}")
     judged = steady_times(own)
@@ -164,7 +166,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     results = results_of(loaded.root, own.ranks)
     missing = [Missing(what=gap.what, reason=gap.reason, rank=gap.rank) for gap in loaded.missing]
     missing += steps_missing(own)
-    verdict = judge(own, matched.arrivals, layers, replay)
+    verdict = judge(own, arrived, layers, replay)
     named = named_spans(database, judged)
     verdict = with_name(verdict, named)
     evidence = [*verdict.evidence, *named_evidence(named, verdict.step_ns or np.inf), *_hints(loaded, judged)]
@@ -177,7 +179,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         judged=judged,
         accounting=account(judged),
         scores=score(judged),
-        arrivals=matched.arrivals,
+        arrivals=arrived,
         layers=layers,
         replay=replay,
         replay_unknown=None if isinstance(replayed, Replay) else replayed.reason,

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.ranks.collectives import is_call
 from profiler_wrapper.ranks.model import CommunicationRow, RanksReport, Suspect
 from profiler_wrapper.ranks.rows import culprits, layers_over_ranks
-from profiler_wrapper.ranks.times import SLOW, WINDOWS, typical, waiting_source
+from profiler_wrapper.ranks.times import SLOW, WINDOWS, is_call, typical, waiting_source
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
 
 # --------------------------------------------------------------------------------------------------

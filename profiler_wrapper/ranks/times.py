@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, median
-from profiler_wrapper.ranks.collectives import MatchedCollectives, match_collectives
-from profiler_wrapper.ranks.database import Database, Grid, column, has_table, to_arrays
+from profiler_wrapper.ranks.database import Database, Grid, column, has_table, insert, to_arrays
 from profiler_wrapper.ranks.model import (
     COMPUTE,
     OWN_KINDS,
     Accounting,
+    Arrivals,
     Bool,
+    CommunicationRow,
     Float,
     Int,
     LayerTimes,
@@ -23,6 +25,178 @@ from profiler_wrapper.ranks.model import (
     Scores,
     WaitingSource,
 )
+
+# --------------------------------------------------------------------------------------------------
+# Collectives, sends and receives of all ranks: who came last to each, who waited, what each name costs in all.
+#
+# A database has the tables (or views) `spans` and `ranks`, as trace/spans.py describes them. `prepare` adds:
+#
+# - `main_threads`: rank, thread: the one whose time is the step's.
+# - `labels`: label, name, "group": a number for each communication in each group. A send and its receive are one.
+# - `labels_of_names`: key, label: of each name in each group as spans have it.
+# - `communications`: rank, step, label, sequence, start_ns, duration_ns, bytes, overlapped_ns, on_main.
+#
+# `match_collectives` adds `matched`: a row for each collective, send or receive that two ranks or more have.
+#
+# Rows are added up there, so that an answer has the size of ranks times steps, never that of the spans.
+
+_SENDS = re.compile(r"(?i)(^|[^a-z])(i?)(send|recv|receive)(?![a-z])")
+
+
+def prepare(database: Database) -> None:
+    """Adds the tables that the answers are made from."""
+    # The thread of a rank's steps; where there are none, that with the most time in spans.
+    database.execute(
+        """CREATE OR REPLACE TABLE main_threads AS
+        SELECT rank, arg_max(thread, (steps, busy_ns, thread)) AS thread FROM (
+            SELECT rank, thread, count(*) FILTER (kind = 'step') AS steps,
+                coalesce(sum(duration_ns) FILTER (kind NOT IN ('step', 'communication') AND depth = 0), 0) AS busy_ns
+            FROM spans WHERE step IS NOT NULL AND thread IS NOT NULL GROUP BY rank, thread) GROUP BY rank"""
+    )
+    names = database.execute(
+        f"""SELECT {label_key("spans")} AS key, any_value(name), any_value("group") FROM spans
+        WHERE kind = 'communication' AND step IS NOT NULL GROUP BY key"""
+    ).fetchall()
+    labels: dict[tuple[str, str], int] = {}
+    of_names = [(key, labels.setdefault((common_name(name), group or ""), len(labels))) for key, name, group in names]
+    database.execute('CREATE OR REPLACE TABLE labels (label INTEGER, name VARCHAR, "group" VARCHAR)')
+    database.execute("CREATE OR REPLACE TABLE labels_of_names (key UBIGINT, label INTEGER)")
+    insert(database, "labels_of_names", of_names)
+    insert(database, "labels", [(label, *both) for both, label in labels.items()])
+    database.execute(
+        f"""CREATE OR REPLACE TABLE communications AS
+        SELECT s.rank, s.step, l.label, s.sequence, s.start_ns, s.duration_ns, s.bytes, s.overlapped_ns,
+            (m.thread IS NULL OR s.thread IS NULL OR s.thread = m.thread) AS on_main
+        FROM spans s JOIN labels_of_names l ON l.key = {label_key("s")} LEFT JOIN main_threads m ON m.rank = s.rank
+        WHERE s.kind = 'communication' AND s.step IS NOT NULL"""
+    )
+
+
+def label_key(table: str) -> str:
+    """The expression of the key in `labels_of_names` of a span's name in its group."""
+    return f"""hash({table}.name, coalesce({table}."group", ''))"""
+
+
+def common_name(name: str) -> str:
+    """What a send and the receive that it goes to have in common: `"forward-send"` -> `"forward-send/recv"`."""
+    return _SENDS.sub(r"\1\2send/recv", name)
+
+
+# --- collectives matched across ranks ---
+
+
+def match_collectives(database: Database) -> Arrivals | None:
+    """Match collectives across ranks by name, group, step and number: who came last to each, and who waited.
+
+    The shortest duration over the ranks of a collective is its transfer: who came last did not wait. Adds the table
+    `matched` to a database that is prepared. None where no two ranks have a collective in common.
+    """
+    # Starts by aligned clocks, where the database has `clocks`; since the first one, so that medians are exact.
+    start, join = "c.start_ns", ""
+    if has_table(database, "clocks"):
+        start = "c.start_ns - coalesce(k.offset_ns + k.drift * (c.start_ns - k.reference_ns), 0)::BIGINT"
+        join = "LEFT JOIN clocks k ON k.rank = c.rank"
+    database.execute(
+        f"""CREATE OR REPLACE TABLE matched AS
+        SELECT label, step, sequence, count(*) AS size, min(duration_ns) AS shortest_ns,
+            median(duration_ns) AS median_ns, sum(duration_ns)::BIGINT AS total_ns,
+            arg_min(rank, (duration_ns, rank)) AS shortest_rank,
+            arg_min(rank, (begin_ns, duration_ns, rank)) AS first_rank,
+            arg_max(rank, (begin_ns, duration_ns, rank)) AS last_rank, max(begin_ns) - median(begin_ns) AS lateness_ns
+        FROM (SELECT c.*, (({start})::HUGEINT - (SELECT min(start_ns) FROM communications))::DOUBLE AS begin_ns
+            FROM communications c {join})
+        WHERE sequence IS NOT NULL GROUP BY label, step, sequence HAVING count(*) > 1"""
+    )
+    rows = to_arrays(database, "SELECT * FROM matched JOIN labels USING (label) ORDER BY step, label, sequence")
+    if not len(rows["step"]):
+        return None
+    ranks = column(database, "SELECT DISTINCT rank FROM communications ORDER BY rank")
+    waiting = to_arrays(
+        database,
+        """SELECT c.rank, sum(c.duration_ns - m.shortest_ns)::BIGINT AS waiting_ns
+        FROM communications c JOIN matched m USING (label, step, sequence) GROUP BY c.rank""",
+    )
+    rank_waiting = np.zeros(len(ranks))
+    rank_waiting[np.searchsorted(ranks, waiting["rank"])] = waiting["waiting_ns"]
+    whole = {
+        name: rows[name].astype(np.int64)
+        for name in ("step", "sequence", "size", "first_rank", "last_rank", "shortest_rank")
+    }
+    shortest, total = rows["shortest_ns"].astype(np.float64), rows["total_ns"].astype(np.float64)
+    shorter_by = rows["median_ns"] - shortest
+    last = np.searchsorted(ranks, whole["shortest_rank"])
+    alone = shorter_by > 0  # of ranks that came together, none came last
+    return Arrivals(
+        **whole,
+        group=tuple(rows["group"].tolist()),
+        name=tuple(rows["name"].tolist()),
+        lateness_ns=rows["lateness_ns"],
+        shorter_by_ns=shorter_by,
+        transfer_ns=shortest,
+        waiting_ns=total - shortest * whole["size"],
+        ranks=ranks,
+        times_last=np.bincount(last[alone], minlength=len(ranks)),
+        late_ns=np.asarray(np.bincount(last, weights=shorter_by, minlength=len(ranks)), dtype=np.float64),
+        rank_waiting_ns=rank_waiting,
+    )
+
+
+# --- what each costs ---
+
+
+_NO_OVERLAP = "overlap: nothing tells what its rank computes beside it, or not of all of them"
+_NO_BYTES = "bandwidth: nothing tells how many bytes were moved (traces of a CPU do with record_shapes alone)"
+_NO_TRANSFER = "bandwidth: no two ranks tell of one of these, so its transfer cannot be told from waiting"
+
+
+def communication(database: Database) -> tuple[CommunicationRow, ...]:
+    """Each collective, send and receive in each group, over all ranks and steps; what takes longest first.
+
+    Of a database in which collectives are matched.
+    """
+    rows = database.execute(
+        """SELECT l.name, l."group", c.ranks, coalesce(m.instances, c.instances), c.bytes, c.time_ns, m.transfer_ns,
+            c.overlapped_ns
+        FROM (SELECT label, count(DISTINCT rank) AS ranks, count(*) // count(DISTINCT rank) AS instances,
+                TRY_CAST(sum(bytes) AS BIGINT) AS bytes, sum(duration_ns)::BIGINT AS time_ns,
+                CASE WHEN count(*) = count(overlapped_ns) THEN sum(overlapped_ns)::BIGINT END AS overlapped_ns
+            FROM communications GROUP BY label) c
+        JOIN labels l USING (label)
+        LEFT JOIN (SELECT label, count(*) AS instances, sum(shortest_ns * size)::BIGINT AS transfer_ns
+            FROM matched GROUP BY label) m USING (label)
+        ORDER BY c.time_ns DESC, l.name, l."group" """
+    ).fetchall()
+    found = []
+    for name, group, ranks, instances, moved, time_ns, transfer_ns, overlapped_ns in rows:
+        bandwidth = moved * 1e9 / transfer_ns if moved and transfer_ns else None
+        reasons = [_NO_OVERLAP] if overlapped_ns is None else []
+        if bandwidth is None:
+            reasons.append(_NO_BYTES if moved is None else _NO_TRANSFER)
+        found.append(
+            CommunicationRow(
+                name=name,
+                group=group,
+                size=ranks,
+                instances=instances,
+                bytes=None if moved is None else moved // ranks,
+                time_ns=time_ns,
+                transfer_ns=transfer_ns,
+                waiting_ns=None if transfer_ns is None else time_ns - transfer_ns,
+                overlapped_ns=overlapped_ns,
+                bandwidth_bytes_per_s=bandwidth,
+                unknown="; ".join(reasons),
+            )
+        )
+    return tuple(found)
+
+
+def is_call(row: CommunicationRow, rows: Sequence[CommunicationRow]) -> bool:
+    """Whether a row is what the calling thread takes to start collectives that another row has, of the backend's."""
+    return not row.group and any(other.group and other.name == row.name for other in rows)
+
+
+# --------------------------------------------------------------------------------------------------
+# What each rank did itself in each step.
 
 Basis = Literal["cpu", "device"]
 
@@ -34,14 +208,14 @@ _BESIDE = ("communication", "data", "gc", "checkpoint")
 _BITS = 9  # of a counter of running spans: at most 511 of one kind at once
 
 
-def own_times(database: Database, *, basis: Basis = "cpu", matched: MatchedCollectives | None = None) -> OwnTimes:
+def own_times(database: Database, *, basis: Basis = "cpu") -> OwnTimes:
     """What each rank did itself in each step, see `OwnTimes`; of a database that is prepared.
 
     Args:
         basis: "device": compute is the device's time where a span has it.
-        matched: as of `match_collectives`, where it was called already.
     """
-    matched = match_collectives(database) if matched is None else matched
+    if not has_table(database, "matched"):
+        match_collectives(database)
     duration = "coalesce(device_ns, duration_ns)" if basis == "device" else "duration_ns"
     sums = ", ".join(
         f"coalesce(sum({time}) FILTER (kind = '{kind}'), 0)::DOUBLE AS {kind}_ns"
@@ -84,7 +258,15 @@ def own_times(database: Database, *, basis: Basis = "cpu", matched: MatchedColle
     if database.execute("SELECT coalesce(bool_or(overlapping), false) FROM step_windows").fetchone()[0]:
         _sweep(database, grid, own, beside, duration)
     communication = OWN_KINDS.index("communication")
-    transfers = _transfers(matched, grid, own[:, :, communication], beside)
+    # Of the time in communication what its transfers take.
+    in_step = to_arrays(
+        database,
+        """SELECT c.rank, c.step, coalesce(sum(m.shortest_ns) FILTER (c.on_main), 0)::BIGINT AS on_main,
+            coalesce(sum(m.shortest_ns) FILTER (NOT c.on_main), 0)::BIGINT AS beside
+        FROM communications c JOIN matched m USING (label, step, sequence) GROUP BY c.rank, c.step""",
+    )
+    transfers = np.minimum(own[:, :, communication], np.nan_to_num(grid.filled(in_step, "on_main")))
+    transfers += np.minimum(beside, np.nan_to_num(grid.filled(in_step, "beside")))
     waiting = own[:, :, communication] + beside - transfers
     own[:, :, communication] = transfers
     other = OWN_KINDS.index("other")
@@ -178,23 +360,11 @@ def _rank_ranges(database: Database, rows_at_once: int = 2_000_000) -> list[tupl
     return [(int(ranks[first]), int(ranks[end])) for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
 
 
-def _transfers(matched: MatchedCollectives, grid: Grid, on_main: Float, beside: Float) -> Float:
-    """Of the time in communication what its transfers take: of each collective the shortest over its ranks."""
-    total = np.zeros(on_main.shape)
-    places = np.ix_(np.searchsorted(grid.steps, matched.steps), np.searchsorted(grid.ranks, matched.ranks))
-    for communication, transfer_ns in ((on_main, matched.transfer_on_main_ns), (beside, matched.transfer_beside_ns)):
-        transfer = np.zeros(on_main.shape)
-        transfer[places] = transfer_ns
-        total += np.minimum(communication, transfer)
-    return total
-
-
 def _ranks_and_stages(database: Database) -> tuple[Int, Int]:
     found = to_arrays(
         database,
-        """SELECT w.rank, coalesce(any_value(r.stage), 0)::BIGINT AS stage
-        FROM (SELECT DISTINCT rank FROM step_windows) w LEFT JOIN ranks r USING (rank)
-        GROUP BY w.rank ORDER BY w.rank""",
+        """SELECT DISTINCT w.rank, coalesce(r.stage, 0)::BIGINT AS stage
+        FROM step_windows w LEFT JOIN ranks r USING (rank) ORDER BY w.rank""",
     )
     return found["rank"].astype(np.int64), found["stage"].astype(np.int64)
 
@@ -264,17 +434,11 @@ def subtract_estimated_waiting(own: OwnTimes) -> OwnTimes:
         if len(members) < 2:
             continue
         # What no span covers may lie before the phases or after them: the order counts that explains more.
-        orders = (own.kinds, _order(own.kinds, "other", 0))
+        orders = (own.kinds, ("other", *(kind for kind in own.kinds if kind != "other")))
         waited = max((_waited(own, members, order) for order in orders), key=lambda found: float(np.nansum(found)))
         times[:, members] -= waited
         waiting[:, members] += waited.sum(axis=2)
     return replace(own, own_ns=times, waiting_ns=waiting)
-
-
-def _order(kinds: tuple[str, ...], kind: str, place: int) -> tuple[str, ...]:
-    """With one kind at another place."""
-    rest = [one for one in kinds if one != kind]
-    return (*rest[:place], kind, *rest[place:])
 
 
 def _waited(own: OwnTimes, members: Int, order: tuple[str, ...]) -> Float:
@@ -345,7 +509,8 @@ def steady_steps(own: OwnTimes) -> tuple[OwnTimes, list[str]]:
             else "the first step was left out as warm-up"
         )
         kept = kept[warm_up:]
-    return _of_steps(own, kept), left_out
+    by_step = {name: getattr(own, name)[kept] for name in ("steps", "own_ns", "waiting_ns", "wall_ns", "begin_ns")}
+    return replace(own, **by_step), left_out
 
 
 def steady_times(own: OwnTimes) -> OwnTimes:
@@ -374,17 +539,6 @@ def waiting_source(own: OwnTimes) -> tuple[WaitingSource, str | None]:
     return "unknown", _NO_COMMUNICATION
 
 
-def _of_steps(own: OwnTimes, kept: Int) -> OwnTimes:
-    return replace(
-        own,
-        steps=own.steps[kept],
-        own_ns=own.own_ns[kept],
-        waiting_ns=own.waiting_ns[kept],
-        wall_ns=own.wall_ns[kept],
-        begin_ns=own.begin_ns[kept],
-    )
-
-
 # --- layers ---
 
 
@@ -402,41 +556,34 @@ def layer_times(database: Database, *, basis: Basis = "cpu") -> LayerTimes | Non
             WHERE layer IS NOT NULL AND step IS NOT NULL AND kind IN ({kinds}) GROUP BY rank, step, layer, kind)
         GROUP BY rank, layer, kind"""
     )
-    layers = [
-        row[0]
-        for row in database.execute(
-            """SELECT layer FROM layer_sums s LEFT JOIN ranks r USING (rank)
-            GROUP BY layer ORDER BY min(coalesce(r.stage, 0)), min(first_ns), layer"""
-        ).fetchall()
-    ]
-    if not layers:
+    in_order = database.execute(
+        """SELECT layer FROM layer_sums s LEFT JOIN ranks r USING (rank)
+        GROUP BY layer ORDER BY min(coalesce(r.stage, 0)), min(first_ns), layer"""
+    ).fetchall()
+    if not in_order:
         return None
+    place_of = {layer: place for place, (layer,) in enumerate(in_order)}
     found = to_arrays(database, "SELECT rank, layer, kind, own_ns, spread_ns, steps FROM layer_sums")
     ranks = np.unique(found["rank"]).astype(np.int64)
     stage_of = dict(database.execute("SELECT rank, stage FROM ranks").fetchall())
-    place_of = {layer: place for place, layer in enumerate(layers)}
     places = (
         np.searchsorted(ranks, found["rank"]),
-        np.array([place_of[layer] for layer in _texts(found["layer"])], dtype=np.int64),
-        np.array([COMPUTE.index(kind) for kind in _texts(found["kind"])], dtype=np.int64),
+        np.array([place_of[layer] for layer in found["layer"].tolist()], dtype=np.int64),
+        np.array([COMPUTE.index(kind) for kind in found["kind"].tolist()], dtype=np.int64),
     )
-    times = np.full((len(ranks), len(layers), len(COMPUTE)), np.nan)
+    times = np.full((len(ranks), len(place_of), len(COMPUTE)), np.nan)
     spread, steps = times.copy(), np.zeros(len(ranks), dtype=np.int64)
     times[places], spread[places] = found["own_ns"], found["spread_ns"]
     np.maximum.at(steps, places[0], found["steps"].astype(np.int64))
     return LayerTimes(
         ranks=ranks,
         stages=np.array([stage_of.get(rank) or 0 for rank in ranks.tolist()], dtype=np.int64),
-        layers=tuple(layers),
+        layers=tuple(place_of),
         kinds=COMPUTE,
         own_ns=times,
         spread_ns=spread,
         steps=steps,
     )
-
-
-def _texts(values: npt.NDArray[Any]) -> tuple[str, ...]:
-    return tuple("" if value is None else str(value) for value in values.tolist())
 
 
 # --- accounting ---

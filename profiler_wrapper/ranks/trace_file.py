@@ -14,11 +14,11 @@ from typing import IO, Any
 
 import numpy as np
 
-from profiler_wrapper.ranks.collectives import label_key
 from profiler_wrapper.ranks.database import Database
 from profiler_wrapper.ranks.lanes import aligned_start, clock_join, drawn_steps
 from profiler_wrapper.ranks.model import RanksReport
 from profiler_wrapper.ranks.rows import chosen_ranks, culprits
+from profiler_wrapper.ranks.times import label_key
 from profiler_wrapper.trace.spans import ranges
 
 # --------------------------------------------------------------------------------------------------

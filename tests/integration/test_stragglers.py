@@ -9,10 +9,9 @@ import pytest
 
 import span_sums
 from processes import run_in_processes
-from profiler_wrapper.ranks.collectives import match_collectives, prepare
 from profiler_wrapper.ranks.load import open_spans
 from profiler_wrapper.ranks.stragglers import judge
-from profiler_wrapper.ranks.times import account, layer_times, own_times
+from profiler_wrapper.ranks.times import account, layer_times, match_collectives, own_times, prepare
 from straggler_jobs import Plan, record_rows, record_timers, record_traces, said, verdict_of
 
 RANKS = 4
@@ -74,7 +73,7 @@ def test_the_engine_adds_up_as_plain_python_does() -> None:
         rows = [row for of_rank in found for row in of_rank[at]]
         with span_sums.database_of(rows, stages=plan.stages) as database:
             prepare(database)
-            own, arrived, layers = own_times(database), match_collectives(database).arrivals, layer_times(database)
+            own, arrived, layers = own_times(database), match_collectives(database), layer_times(database)
         by_hand = span_sums.own_times(rows, stages=plan.stages)
         assert own.ranks.tolist() == by_hand.ranks.tolist() and own.stages.tolist() == by_hand.stages.tolist()
         assert np.allclose(own.own_ns, by_hand.own_ns, atol=1) and np.allclose(

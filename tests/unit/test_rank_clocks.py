@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from profiler_wrapper.ranks.clocks import align, fit, write_table
-from profiler_wrapper.ranks.collectives import prepare
 from profiler_wrapper.ranks.model import Clocks
+from profiler_wrapper.ranks.times import prepare
 from simulated_clocks import BEGIN_NS, Float, WrongClocks, clock_tables, random_clocks
 
 pytest.importorskip("duckdb")

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("duckdb")
 
-from profiler_wrapper.ranks.collectives import communication, match_collectives, prepare
 from profiler_wrapper.ranks.model import CommunicationRow
+from profiler_wrapper.ranks.times import communication, match_collectives, prepare
 from span_tables import span, span_database
 
 

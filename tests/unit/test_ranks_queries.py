@@ -10,10 +10,9 @@ import pytest
 
 pytest.importorskip("duckdb")
 
-from profiler_wrapper.ranks.collectives import common_name, communication, match_collectives, prepare
 from profiler_wrapper.ranks.database import open_database
 from profiler_wrapper.ranks.model import OWN_KINDS, OwnTimes
-from profiler_wrapper.ranks.times import layer_times, own_times
+from profiler_wrapper.ranks.times import common_name, communication, layer_times, match_collectives, own_times, prepare
 from span_tables import EPOCH_NS, span, span_database
 
 
@@ -136,7 +135,7 @@ def test_waiting_is_what_is_beyond_the_shortest_duration() -> None:
 def test_who_came_last() -> None:
     with span_database(late_rank()) as database:
         prepare(database)
-        found = match_collectives(database).arrivals
+        found = match_collectives(database)
         rows = communication(database)
     assert found is not None
     assert (found.first_rank.tolist(), found.last_rank.tolist(), found.shortest_rank.tolist()) == ([0], [2], [2])
@@ -160,7 +159,7 @@ def test_clocks_set_who_came_last_right() -> None:
             f"""CREATE TABLE clocks AS SELECT 2 AS rank, {EPOCH_NS} AS reference_ns,
             95.0::DOUBLE AS offset_ns, 0.0::DOUBLE AS drift"""
         )
-        found = match_collectives(database).arrivals
+        found = match_collectives(database)
         own = own_times(database)
     assert found is not None
     assert (found.first_rank.tolist(), found.last_rank.tolist()) == ([2], [1])
@@ -182,7 +181,7 @@ def test_groups_and_numbers_keep_collectives_apart() -> None:
     ]
     with span_database(rows) as database:
         prepare(database)
-        found = match_collectives(database).arrivals
+        found = match_collectives(database)
     assert found is not None
     assert sorted(zip(found.size.tolist(), found.transfer_ns.tolist(), found.shortest_rank.tolist(), strict=True)) == [
         (2, 2.0, 1),
@@ -254,5 +253,5 @@ def test_no_layers_and_no_collectives() -> None:
     with span_database(PLAIN) as database:
         prepare(database)
         assert layer_times(database) is None
-        assert match_collectives(database).arrivals is None
+        assert match_collectives(database) is None
         assert communication(database) == ()
