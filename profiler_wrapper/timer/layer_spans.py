@@ -179,11 +179,12 @@ class Call:
         microbatch: the forward of the step that it belongs to, from 0.
         phase: what the step's parts returned for it; None: nothing.
         recomputed: in the backward.
-        in_part: only a module in it was called, by one that computes its forward again without being called.
+        for_node: only a module in it was called, by one that computes its forward again without being called: the
+            number of the node in the graph that it does so for; None: it was called itself.
         inputs: that have a gradient.
     """
 
-    __slots__ = ("begin", "end", "in_part", "inputs", "microbatch", "module", "phase", "recomputed", "thread")
+    __slots__ = ("begin", "end", "for_node", "inputs", "microbatch", "module", "phase", "recomputed", "thread")
 
     def __init__(
         self,
@@ -193,10 +194,10 @@ class Call:
         thread: int,
         *,
         recomputed: bool = False,
-        in_part: bool = False,
+        for_node: int | None = None,
     ) -> None:
         self.module, self.microbatch, self.phase, self.thread = module, microbatch, phase, thread
-        self.recomputed, self.in_part = recomputed, in_part
+        self.recomputed, self.for_node = recomputed, for_node
         self.begin: Moment = (0, None)
         self.end: Moment | None = None
         self.inputs: Known = []
@@ -304,24 +305,24 @@ def _span(kind: str, call: Call, begin: Moment, end: Moment, thread: int = 0) ->
 
 
 def _joined(records: list[_Record]) -> list[_Record]:
-    """What modules in a block computed again one after the other is one recompute of it.
-
-    It is over where more time passes than it took so far: what was computed again is now gone through in backward.
-    """
+    """What modules in a block computed again one after the other, for one node of the graph, is one recompute of it."""
     joined: list[_Record] = []
-    since = 0
     for record in records:
-        what, which, (now, _) = record
-        if what == RECOMPUTE and which is not None and which.in_part:
-            before = joined[-1] if joined else None
-            if before is not None and before[0] == RECOMPUTED and before[1] is not None and before[1].in_part:
-                ended = before[2][0]
-                if before[1].module is which.module and now - ended <= ended - since:
-                    joined.pop()
-                    continue
-            since = now
+        what, which, _ = record
+        if what == RECOMPUTE and which is not None and which.for_node is not None and joined:
+            what_before, before, _ = joined[-1]
+            is_same = before is not None and (before.module, before.for_node) == (which.module, which.for_node)
+            if what_before == RECOMPUTED and is_same:
+                joined.pop()
+                continue
         joined.append(record)
     return joined
+
+
+def _node_number() -> int:
+    """Of the node that the autograd engine runs on this thread."""
+    node = torch._C._current_autograd_node()
+    return -1 if node is None else node._sequence_nr()
 
 
 # --- listening ---
@@ -436,16 +437,16 @@ class LayerSpans:
         try:
             if phase is not None:
                 self._group = _reduced_over(module)
-            timed, recomputed, in_part = self._modules.find(module), in_backward(), False
+            timed, recomputed, for_node = self._modules.find(module), in_backward(), None
             if timed is None and recomputed:
-                timed, in_part = self._modules.find(module, inside=True), True
+                timed, for_node = self._modules.find(module, inside=True), _node_number()
             if timed is None or not self._takes_more():
                 return phase
             times = parts.entered.get("backward" if recomputed else "forward", 0)
-            call = Call(timed, times - 1, phase, here.thread, recomputed=recomputed, in_part=in_part)
+            call = Call(timed, times - 1, phase, here.thread, recomputed=recomputed, for_node=for_node)
             if not recomputed:
                 timed.calls += 1
-            if not in_part:
+            if for_node is None:
                 self._hook_inputs(call, args, kwargs)
             here.inside = True
             call.begin = self._moment()
@@ -462,7 +463,7 @@ class LayerSpans:
             return
         self._end(opened)
         try:
-            if self._open and not opened.in_part:
+            if self._open and opened.for_node is None:
                 self._hook_outputs(opened, result)
         except Exception as error:
             self._fail(error)

@@ -189,6 +189,35 @@ def test_a_recompute_is_apart_from_backward(tmp_path: Path, way: str, reentrant:
     assert all(begin + lasted <= after for (begin, lasted), (after, _) in pairwise(spans))
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_block_that_computes_two_segments_again_has_two_recomputes(tmp_path: Path, reentrant: bool) -> None:
+    """Each is whole, however long the block takes between the modules in it, and without the backward after it."""
+    time = Time()
+
+    class TwoSegments(Block):
+        def __init__(self, *times: Any) -> None:
+            super().__init__(*times)
+            self.first, self.second = Block(time, 1.0, 100.0), Block(time, 2.0, 100.0)
+
+        def segment(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            time.spend(50.0)
+            return self.second(x)  # type: ignore[no-any-return]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                x = checkpoint(self.segment, x, use_reentrant=reentrant)
+            return x
+
+    model = Stack(time, 1, make=TwoSegments)
+    with timing(model, tmp_path, time) as layers:
+        model(X).sum().backward()
+        layers.step()
+    recomputes = [row["duration_ns"] / 1e6 for row in rows_of(tmp_path) if row["kind"] == "recompute"]
+    assert recomputes == [53.0, 53.0]
+    assert milliseconds(rows_of(tmp_path))["layers.0", "backward"] == 400.0
+
+
 def test_a_block_used_twice_has_both(tmp_path: Path) -> None:
     time = Time()
 
