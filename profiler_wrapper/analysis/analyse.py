@@ -17,8 +17,8 @@ from profiler_wrapper.analysis.memory.events import DeviceMemory, device_memory
 from profiler_wrapper.analysis.memory.owned import OwnedMemory
 from profiler_wrapper.analysis.memory.use import memory_summary, memory_use, owned_memory
 from profiler_wrapper.analysis.model import GRAPH_REPLAY, Analysis
-from profiler_wrapper.analysis.series import Track, function_series, named_series
-from profiler_wrapper.analysis.steps import Steps, find_iterations
+from profiler_wrapper.analysis.series import Track, tracked_series
+from profiler_wrapper.analysis.steps import Steps
 from profiler_wrapper.analysis.time_rows import (
     attention_rows,
     class_rows,
@@ -121,13 +121,12 @@ def tables(
     memory = device_memory(recording, holdings, cpu_frees_unsure=bool(run.get("cpu_frees_unsure")))
     owned = None if memory is None else owned_memory(found, memory)
     use = None if memory is None else memory_use(found, memory, owned=owned)
-    node_starts = np.sort(recording.spans.start_ns[attribution.is_node])
-    per_call = None if memory is None else call_memory(recording, found.calls, memory, node_starts)
+    per_call = None if memory is None else call_memory(found, memory)
     exposed, exposed_total = exposed_communication(recording, charges)
     work = _work(found) if work is None else work
     ran_elsewhere, work_notes = keys_of_work(tree, work)
     notes = [*_notes(found, memory), *memory_notes, *(use.notes if use is not None else ()), *work_notes]
-    series = _series(found, track, notes)
+    series = tracked_series(found, track, notes)
     shaped = ShapeRows() if isinstance(work, str) else work.shapes
     analysis = Analysis(
         time_basis=charges.basis,
@@ -183,17 +182,6 @@ def _with_views(
         op_memory=attempt("memory of ops is", lambda: op_memory_rows(found, memory, owned=owned), (), notes),
         warnings=(*analysis.warnings, *notes),
     )
-
-
-def _series(found: Attributed, track: Sequence[Track], notes: list[str]) -> dict[str, tuple[float | None, ...]]:
-    """What is followed, per step, or per entry of a layer loop."""
-    recording, charges = found.recording, found.charges
-    iterations = find_iterations(recording)
-    per = iterations if len(iterations) > 1 else found.steps
-    names = [item for item in track if not callable(item)]
-    functions = [item for item in track if callable(item)]
-    series = named_series(recording, found.enclosing, charges, per, names, notes)
-    return series | function_series(recording, found.tree, found.attribution, charges, per, functions, notes)
 
 
 def _uneven_steps(steps: Steps) -> list[str]:

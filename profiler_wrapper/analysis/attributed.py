@@ -37,7 +37,7 @@ from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recor
 from profiler_wrapper.trace.shapes import Shapes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Attributed:
     """A recording with a place for every event: what all tables and the layer lanes are made from."""
 
@@ -102,27 +102,24 @@ def attributed(
             f"{recording.path or 'the recording'}: {len(spans)} events, but no kernel, copy or CPU op among them. "
             "Was the profiler stopped before the first step, or its schedule still waiting?"
         )
-    calls = find_calls(tree, nesting, spans.start_ns, attribution.node_of)
     whole_steps = {*(run.get("timed_steps") or ()), *(run.get("full_steps") or ())}
-    steps = find_steps(recording, tree, attribution.node_of).only(whole_steps)
-    notes = tuple(regions.notes())
     return Attributed(
-        recording,
-        nesting,
-        enclosing,
-        tree,
-        attribution,
-        cpu,
-        charges,
-        calls,
-        steps,
-        shared_kernels,
-        work_of,
-        shapes,
-        notes,
-        captured_kernels(recording, launch),
-        unseen_until_ns(recording, charges),
-        run.get("float32_matmul_precision") in ("high", "medium"),
+        recording=recording,
+        nesting=nesting,
+        enclosing=enclosing,
+        tree=tree,
+        attribution=attribution,
+        cpu=cpu,
+        charges=charges,
+        calls=find_calls(tree, nesting, spans.start_ns, attribution.node_of),
+        steps=find_steps(recording, tree, attribution.node_of).only(whole_steps),
+        shared_kernels=shared_kernels,
+        work_of=work_of,
+        shapes=shapes,
+        notes=tuple(regions.notes()),
+        captured_kernels=captured_kernels(recording, launch),
+        unseen_until_ns=unseen_until_ns(recording, charges),
+        fast_float32=run.get("float32_matmul_precision") in ("high", "medium"),
     )
 
 
@@ -139,27 +136,10 @@ def _nest_cpu(recording: Recording, launch: Int64) -> tuple[Nesting, Int32]:
     launched = np.unique(launch[launch >= 0])
     chosen[launched[spans.category[launched] == Category.RUNTIME]] = True
     everything = _nest(recording, chosen)
-    hiding = _crossing_annotations(recording, everything) | _asynchronous_collectives(recording, everything)
+    hiding = _hiding_annotations(recording, everything)
     if not hiding.any():
         return everything, everything.parent
     return _nest(recording, chosen & ~hiding), everything.parent
-
-
-def _asynchronous_collectives(recording: Recording, nesting: Nesting) -> Bool:
-    """Annotations of a collective that begin in the call that starts it, and end after it."""
-    spans = recording.spans
-    asynchronous = np.zeros(len(spans), dtype=np.bool_)
-    if not nesting.crossing_lanes:
-        return asynchronous
-    named = np.array([role_of(name) == Role.COLLECTIVE for name in recording.names], dtype=np.bool_)[spans.name]
-    for lane in nesting.crossing_lanes:
-        here = named & (spans.lane == lane)
-        doubtful = np.flatnonzero(here & (spans.category == Category.ANNOTATION))
-        calls = here & (spans.category == Category.CPU_OP)
-        asynchronous[doubtful] = crossed(
-            spans.start_ns[doubtful], spans.end_ns[doubtful], spans.start_ns[calls], spans.end_ns[calls]
-        )
-    return asynchronous
 
 
 def _nest(recording: Recording, chosen: Bool) -> Nesting:
@@ -170,23 +150,25 @@ def _nest(recording: Recording, chosen: Bool) -> Nesting:
     return Nesting(members[local.order], parent, local.crossing_lanes)
 
 
-def _crossing_annotations(recording: Recording, nesting: Nesting) -> Bool:
-    """Annotations without a meaning of their own that cross a layer or an autograd node."""
+def _hiding_annotations(recording: Recording, nesting: Nesting) -> Bool:
+    """Annotations that cross what they hide: a collective the call that begins it, any other a layer or a node."""
     spans = recording.spans
-    crossing = np.zeros(len(spans), dtype=np.bool_)
+    hiding = np.zeros(len(spans), dtype=np.bool_)
     if not nesting.crossing_lanes:
-        return crossing
-    marks = np.array([parse_mark(name) is not None for name in recording.names], dtype=np.bool_)[spans.name]
+        return hiding
+    marks = recording.named(parse_mark)
     layers = marks | (spans.category == Category.MODULE)
-    if not layers.any():
-        return crossing  # annotations are the layers
-    hiding = (Role.PLAIN, Role.SERVER_STEP)
-    plain = np.array([role_of(name) in hiding for name in recording.names], dtype=np.bool_)[spans.name]
-    annotation = (spans.category == Category.ANNOTATION) & plain & ~marks
+    collective = recording.named(lambda name: role_of(name) == Role.COLLECTIVE)
+    plain = recording.named(lambda name: role_of(name) in (Role.PLAIN, Role.SERVER_STEP))
+    annotation = spans.category == Category.ANNOTATION
     bearing = (spans.category <= Category.MODULE) & (layers | ~plain)
+    pairs = [(annotation & collective, (spans.category == Category.CPU_OP) & collective)]
+    if layers.any():  # else annotations are the layers
+        pairs.append((annotation & plain & ~marks, bearing))
     for lane in nesting.crossing_lanes:
-        doubtful, others = np.flatnonzero(annotation & (spans.lane == lane)), bearing & (spans.lane == lane)
-        crossing[doubtful] = crossed(
-            spans.start_ns[doubtful], spans.end_ns[doubtful], spans.start_ns[others], spans.end_ns[others]
-        )
-    return crossing
+        for doubtful, others in pairs:
+            chosen, around = (np.flatnonzero(mask & (spans.lane == lane)) for mask in (doubtful, others))
+            hiding[chosen] = crossed(
+                spans.start_ns[chosen], spans.end_ns[chosen], spans.start_ns[around], spans.end_ns[around]
+            )
+    return hiding

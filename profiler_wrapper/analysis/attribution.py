@@ -25,7 +25,14 @@ from typing import NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis.layer_tree import LayerTree
-from profiler_wrapper.analysis.model import NO_FORWARD_LINK, NO_LAYERS, Phase, is_server_step, phase_of_server_step
+from profiler_wrapper.analysis.model import (
+    NO_FORWARD_LINK,
+    NO_LAYERS,
+    PHASES,
+    Phase,
+    is_server_step,
+    phase_of_server_step,
+)
 from profiler_wrapper.analysis.steps import closure_ops
 from profiler_wrapper.trace.nesting import Nesting, nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, ForwardBackwardFlows, Int32, Int64, Recording
@@ -266,6 +273,20 @@ class Attribution:
     outside: int  # the place of what nothing encloses
 
     @property
+    def layer_of_place(self) -> Int64:
+        """Per place its layer, NO_LAYER or UNKNOWN."""
+        return np.array([place.layer for place in self.places], dtype=np.int64)
+
+    @property
+    def phase_of_place(self) -> Int64:
+        """Per place the index of its phase in PHASES."""
+        return np.array([PHASES.index(place.phase) for place in self.places], dtype=np.int64)
+
+    def in_phases(self, *phases: Phase) -> Bool:
+        """Per place whether its phase is one of these."""
+        return np.array([place.phase in phases for place in self.places], dtype=np.bool_)
+
+    @property
     def is_node(self) -> Bool:
         """True for the spans that are autograd nodes."""
         mask: Bool = self.node_of == np.arange(len(self.node_of))
@@ -399,7 +420,7 @@ class _Walk:
         numbered = is_op & (spans.sequence >= 0)
         if not numbered.any():
             return set()
-        saving = np.array([name in OPS_OF_SAVING for name in self.recording.names], dtype=np.bool_)[spans.name]
+        saving = self.recording.named(lambda name: name in OPS_OF_SAVING)
         above = nearest_above(self.parent, nearest(self.parent, is_op))
         own = np.flatnonzero(is_op & ~saving & ((above < 0) | (self.node_of[above] != self.node_of)))
         own = own[np.lexsort((spans.start_ns[own], self.node_of[own]))]

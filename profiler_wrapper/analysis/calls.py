@@ -15,7 +15,7 @@ from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.memory.events import NEVER, DeviceMemory, freed_at
 from profiler_wrapper.analysis.model import LayerCall, Phase
 from profiler_wrapper.analysis.steps import Steps
-from profiler_wrapper.trace.nesting import Nesting, nearest, nearest_above
+from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int16, Int32, Int64, Recording
 
 if TYPE_CHECKING:
@@ -140,21 +140,21 @@ def _cost(recording: Recording, calls: CallTree, charges: Charges) -> tuple[Int6
 # Memory of each call, from the allocator's own events.
 
 
-def call_memory(recording: Recording, calls: CallTree, memory: DeviceMemory, node_starts_ns: Int64) -> CallMemory:
-    """Memory of every call, in the order of `calls`; `node_starts_ns`: when autograd nodes began, ascending."""
-    spans = recording.spans
+def call_memory(found: Attributed, memory: DeviceMemory) -> CallMemory:
+    """Memory of every call, in the order of `Attributed.calls`."""
+    spans, calls = found.recording.spans, found.calls
     start, end = spans.start_ns[calls.span], spans.end_ns[calls.span]
-    entry = np.searchsorted(memory.time_ns, start) - 1  # the last event before the call
-    leave = np.searchsorted(memory.time_ns, end, side="right") - 1
+    entry = np.searchsorted(memory.time_ns, start)  # 0: before the first event
+    leave = np.searchsorted(memory.time_ns, end, side="right")
     allocated = np.concatenate([[memory.allocated_at_start], memory.allocated])
-    reserved = np.concatenate([memory.reserved[:1], memory.reserved])
-    self_retained, retained = _retained(recording, calls, memory, node_starts_ns)
+    reserved = None if memory.device == "cpu" else np.concatenate([memory.reserved[:1], memory.reserved])
+    self_retained, retained = _retained(found, memory)
     return CallMemory(
-        entry_allocated=allocated[entry + 1],
-        exit_allocated=allocated[leave + 1],
-        entry_reserved=None if memory.device == "cpu" else reserved[entry + 1],
-        exit_reserved=None if memory.device == "cpu" else reserved[leave + 1],
-        peak=_highest(allocated, entry + 1, leave + 1),
+        entry_allocated=allocated[entry],
+        exit_allocated=allocated[leave],
+        entry_reserved=None if reserved is None else reserved[entry],
+        exit_reserved=None if reserved is None else reserved[leave],
+        peak=_highest(allocated, entry, leave),
         retained=retained,
         self_retained=self_retained,
     )
@@ -170,13 +170,13 @@ def _highest(values: Int64, first: Int64, last: Int64) -> Int64:
     return highest
 
 
-def _keeping_moments(recording: Recording, calls: CallTree, node_starts_ns: Int64) -> Int64:
+def _keeping_moments(found: Attributed) -> Int64:
     """Per call, the instant at which what it allocated and is alive counts as retained.
 
     That is when the outermost forward around it ends; where a backward follows, it is when that begins
     or the same outermost layer is entered again: outputs that nobody kept are gone by that time.
     """
-    spans = recording.spans
+    spans, calls = found.recording.spans, found.calls
     outermost = np.arange(len(calls))
     next_entry = np.full(len(calls), NEVER, dtype=np.int64)
     last_entry: dict[int, int] = {}
@@ -188,23 +188,25 @@ def _keeping_moments(recording: Recording, calls: CallTree, node_starts_ns: Int6
             next_entry[last_entry[layer]] = spans.start_ns[calls.span[i]]
         last_entry[layer] = i
     end = spans.end_ns[calls.span]
-    nodes = np.append(node_starts_ns, NEVER)
+    nodes = np.append(np.sort(spans.start_ns[found.attribution.is_node]), NEVER)
     backward = nodes[np.searchsorted(nodes, end)]
     moment: Int64 = np.where(backward < NEVER, np.minimum(backward, next_entry), end)[outermost]
     return moment
 
 
-def _retained(
-    recording: Recording, calls: CallTree, memory: DeviceMemory, node_starts_ns: Int64
-) -> tuple[Int64, Int64]:
+def _retained(found: Attributed, memory: DeviceMemory) -> tuple[Int64, Int64]:
     """(own, with layers below) bytes that each call leaves behind."""
-    freed = freed_at(memory)
-    moment = _keeping_moments(recording, calls, node_starts_ns)
-    last_before = np.searchsorted(memory.time_ns, moment, side="right") - 1
-    innermost = _call_at(recording, calls, memory)
-    allocations = np.flatnonzero((memory.size_bytes > 0) & (innermost >= 0))
-    call = innermost[allocations]
-    alive = freed[allocations] > last_before[call]
+    calls, nesting = found.calls, found.nesting
+    last_before = np.searchsorted(memory.time_ns, _keeping_moments(found), side="right") - 1
+    call_of_entry = np.full(len(nesting.parent) + 1, -1, dtype=np.int32)  # the last one is for "none"
+    call_of_entry[calls.span] = np.arange(len(calls))
+    entered = nearest(nesting.parent, call_of_entry[:-1] >= 0)
+    allocations = np.flatnonzero((memory.size_bytes > 0) & (memory.lane >= 0))
+    made_ns = memory.time_ns[allocations]
+    span = innermost_around(nesting, found.recording.spans, memory.lane[allocations], made_ns, made_ns + 1)
+    call = np.where(span >= 0, call_of_entry[entered[span]], -1)
+    allocations, call = allocations[call >= 0], call[call >= 0]
+    alive = freed_at(memory)[allocations] > last_before[call]
     own = np.zeros(len(calls), dtype=np.int64)
     np.add.at(own, call[alive], memory.size_bytes[allocations[alive]])
     total = own.copy()
@@ -212,40 +214,6 @@ def _retained(
         if calls.parent[i] >= 0:
             total[calls.parent[i]] += total[i]
     return own, total
-
-
-def _call_at(recording: Recording, calls: CallTree, memory: DeviceMemory) -> Int64:
-    """Per memory event, the innermost call around it on its thread; -1 for none."""
-    spans = recording.spans
-    found = np.full(len(memory.time_ns), -1, dtype=np.int64)
-    for lane in np.unique(spans.lane[calls.span]).tolist():
-        on_lane = np.flatnonzero(spans.lane[calls.span] == lane)
-        times, innermost = _timeline(spans.start_ns[calls.span[on_lane]], spans.end_ns[calls.span[on_lane]], on_lane)
-        events = np.flatnonzero(memory.lane == lane)
-        place = np.searchsorted(np.array(times), memory.time_ns[events], side="right") - 1
-        found[events] = np.where(place >= 0, np.array(innermost)[place], -1)
-    return found
-
-
-def _timeline(start: Int64, end: Int64, calls: Int64) -> tuple[list[int], list[int]]:
-    """Instants at which the innermost call of a thread changes, and the call from there on."""
-    times: list[int] = []
-    innermost: list[int] = []
-    stack: list[tuple[int, int]] = []  # (end, call)
-
-    def close_until(limit: int) -> None:
-        while stack and stack[-1][0] <= limit:
-            ended, _ = stack.pop()
-            times.append(ended)
-            innermost.append(stack[-1][1] if stack else -1)
-
-    for begin, finish, call in zip(start.tolist(), end.tolist(), calls.tolist(), strict=True):
-        close_until(begin)
-        stack.append((finish, call))
-        times.append(begin)
-        innermost.append(call)
-    close_until(NEVER)
-    return times, innermost
 
 
 # --------------------------------------------------------------------------------------------------

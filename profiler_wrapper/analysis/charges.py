@@ -13,7 +13,7 @@ from profiler_wrapper.analysis.attention_ops import FAST_PATH, FAST_PATH_PARTS
 from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN, Attribution, Place, Role, role_of
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import GRAPH_REPLAY, LAUNCHED_BEFORE, NO_LAUNCH, NO_LAYERS
-from profiler_wrapper.trace.nesting import Nesting, nearest, nearest_above, self_time
+from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest, nearest_above, self_time
 from profiler_wrapper.trace.recording import Bool, Category, Int8, Int32, Int64, Recording
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def device_charges(recording: Recording, attribution: Attribution, launch: Int64
     nowhere = attribution.index_of(Place(UNKNOWN, "other", NO_LAUNCH))
     place[~launched] = np.where(_launched_before(recording, device, launched)[~launched], before, nowhere)
     launch_ns = np.where(launched, spans.start_ns[np.where(launched, cpu_span, 0)], spans.start_ns[device])
-    graph = spans.graph[device] | (launched & _named(recording, _GRAPH_LAUNCH)[cpu_span])
+    graph = spans.graph[device] | (launched & recording.named(_GRAPH_LAUNCH.match)[cpu_span])
     place[graph] = _replayed(attribution, place[graph])
     work, backend = work_of.device_events(device, np.where(graph, -1, cpu_span))
     collective = work == classes.CLASSES.index("communication")
@@ -171,10 +171,10 @@ def captured_kernels(recording: Recording, launch: Int64) -> int:
     """
     spans = recording.spans
     runtime = spans.category == Category.RUNTIME
-    begins = np.sort(spans.start_ns[runtime & _named(recording, _CAPTURE_BEGIN)])
+    begins = np.sort(spans.start_ns[runtime & recording.named(_CAPTURE_BEGIN.match)])
     if not len(begins):
         return 0
-    ends = np.sort(spans.start_ns[runtime & _named(recording, _CAPTURE_END)])
+    ends = np.sort(spans.start_ns[runtime & recording.named(_CAPTURE_END.match)])
     ran = np.zeros(len(spans), dtype=np.bool_)
     ran[launch[launch >= 0]] = True
     called_ns = spans.start_ns[launches_kernels(recording) & ~ran]
@@ -184,15 +184,8 @@ def captured_kernels(recording: Recording, launch: Int64) -> int:
 
 def launches_kernels(recording: Recording) -> Bool:
     """Per span whether it is a call that launches kernels."""
-    calls: Bool = (recording.spans.category == Category.RUNTIME) & _named(recording, _LAUNCH)
+    calls: Bool = (recording.spans.category == Category.RUNTIME) & recording.named(_LAUNCH.match)
     return calls
-
-
-def _named(recording: Recording, pattern: re.Pattern[str]) -> Bool:
-    """Per span whether its name matches."""
-    matches = np.array([pattern.match(name) is not None for name in recording.names], dtype=np.bool_)
-    named: Bool = matches[recording.spans.name]
-    return named
 
 
 def _launched_before(recording: Recording, device: Int64, launched: Bool) -> Bool:
@@ -217,12 +210,9 @@ def _collectives_of_several_layers(
     attribution: Attribution, place: Int32, cpu_span: Int64, collective: Bool, recording: Recording
 ) -> None:
     """A collective launched where gradients are accumulated (DDP's buckets) belongs to no one layer."""
-    roles = np.array([role_of(name) for name in recording.names], dtype=np.int8)
-    no_layer = attribution.index_of(Place(NO_LAYER, "backward"))
-    for i in np.flatnonzero(collective & (cpu_span >= 0)).tolist():
-        node = int(attribution.node_of[cpu_span[i]])
-        if node >= 0 and roles[recording.spans.name[node]] == Role.ACCUMULATE:
-            place[i] = no_layer
+    accumulates = recording.named(lambda name: role_of(name) == Role.ACCUMULATE)
+    node = np.where(cpu_span >= 0, attribution.node_of[cpu_span], -1)
+    place[collective & (node >= 0) & accumulates[node]] = attribution.index_of(Place(NO_LAYER, "backward"))
 
 
 def cpu_charges(recording: Recording, attribution: Attribution, cpu: CpuTime, work_of: WorkOfOps) -> Charges:
@@ -246,7 +236,7 @@ def cpu_charges(recording: Recording, attribution: Attribution, cpu: CpuTime, wo
 
 def optimizer_work(attribution: Attribution, place: Int32, work: Int8) -> Int8:
     """The class of work, which inside an optimizer is its own, but for communication."""
-    in_optimizer = np.array([p.phase == "optimizer" for p in attribution.places], dtype=np.bool_)
+    in_optimizer = attribution.in_phases("optimizer")
     keeps = work == classes.CLASSES.index("communication")
     optimizer = np.int8(classes.CLASSES.index("optimizer"))
     return np.where(in_optimizer[place] & ~keeps, optimizer, work).astype(np.int8)
@@ -270,9 +260,9 @@ class WorkOfOps:
         tells_work = on_cpu & ((self._work_of_name[name] >= 0) | is_mark)
         self._work_from = nearest(parent, tells_work)
         tells_backend = on_cpu & ((self.backend_of >= 0) | is_mark)
-        self._backend_from = _outermost(parent, is_mark, nearest(parent, tells_backend))
+        self._backend_from = outermost(parent, nearest(parent, tells_backend), is_mark)
         self._node_of = attribution.node_of
-        self._in_backward = np.array([p.phase == "backward" for p in attribution.places])[attribution.place_of]
+        self._in_backward = attribution.in_phases("backward")[attribution.place_of]
         self._backend_of_node = self._backends_of_nodes(attribution)
 
     def _backends_of_nodes(self, attribution: Attribution) -> Int8:
@@ -350,17 +340,18 @@ def _ids(values: list[int]) -> Int8:
     return np.array(values, dtype=np.int8)
 
 
-def _outermost(parent: Int32, is_mark: Bool, near: Int32) -> Int32:
-    """Per event: of those around it that tell, up to the next mark, the outermost."""
+def outermost(parent: Int32, near: Int32, is_border: Bool | None = None) -> Int32:
+    """Per event the outermost of what `nearest` finds around it, up to the next border; -1 for none."""
     above = nearest_above(parent, near)
-    outermost = near.copy()
-    while True:
-        further = above[outermost]
-        moves = (outermost >= 0) & ~is_mark[outermost] & (further >= 0) & ~is_mark[further]
-        if not moves.any():
-            break
-        outermost[moves] = further[moves]
-    found: Int32 = outermost
+    found: Int32 = near.copy()
+    at = np.flatnonzero(found >= 0)
+    while len(at):
+        further = above[found[at]]
+        moves = further >= 0
+        if is_border is not None:
+            moves &= ~is_border[found[at]] & ~is_border[further]
+        at, further = at[moves], further[moves]
+        found[at] = further
     return found
 
 
@@ -417,11 +408,10 @@ def idle_per_place(found: Attributed) -> Int64 | None:
 
     A gap belongs to the thread that launched what ended it. None without device events, and where some are not seen.
     """
-    recording, nesting, attribution, charges = found.recording, found.nesting, found.attribution, found.charges
+    spans, charges = found.recording.spans, found.charges
     if charges.basis != "device" or found.unseen_until_ns is not None:
         return None
-    idle = np.zeros(len(attribution.places), dtype=np.int64)
-    spans = recording.spans
+    idle = np.zeros(len(found.attribution.places), dtype=np.int64)
     for device in np.unique(spans.device[charges.span]).tolist():
         here = np.flatnonzero(spans.device[charges.span] == device)
         start = spans.start_ns[charges.span[here]]
@@ -431,55 +421,21 @@ def idle_per_place(found: Attributed) -> Int64 | None:
         cpu_span = charges.cpu_span[ender]
         lane = np.where(cpu_span >= 0, spans.lane[np.maximum(cpu_span, 0)], -1)
         for thread in np.unique(lane[lane >= 0]).tolist():
-            _charge(recording, nesting, attribution, thread, gap_start[lane == thread], gap_end[lane == thread], idle)
+            _add_idle(found, thread, gap_start[lane == thread], gap_end[lane == thread], idle)
     return idle
 
 
-def _charge(
-    recording: Recording,
-    nesting: Nesting,
-    attribution: Attribution,
-    thread: int,
-    gap_start: Int64,
-    gap_end: Int64,
-    idle: Int64,
-) -> None:
-    """Cut the gaps where the place of the thread changes and add the pieces up."""
-    times, places = _places_over_time(recording, nesting, attribution, thread)
-    cuts = np.unique(np.concatenate([gap_start, gap_end, times]))
+def _add_idle(found: Attributed, thread: int, gap_start: Int64, gap_end: Int64, idle: Int64) -> None:
+    """Cut the gaps where the place of the thread changes and add the pieces to `idle`."""
+    spans, nesting, place_of = found.recording.spans, found.nesting, found.attribution.place_of
+    members = nesting.order[spans.lane[nesting.order] == thread]
+    above = nesting.parent[members]
+    around = np.where(above >= 0, place_of[above], np.int32(found.attribution.outside))
+    members = members[place_of[members] != around]  # the others change nothing
+    cuts = np.unique(np.concatenate([gap_start, gap_end, spans.start_ns[members], spans.end_ns[members]]))
     left, right = cuts[:-1], cuts[1:]
     gap = np.searchsorted(gap_start, left, side="right") - 1
     inside = (gap >= 0) & (left < gap_end[np.maximum(gap, 0)])
-    at = np.searchsorted(times, left[inside], side="right") - 1
-    np.add.at(idle, places[at], (right - left)[inside])
-
-
-def _places_over_time(
-    recording: Recording, nesting: Nesting, attribution: Attribution, thread: int
-) -> tuple[Int64, Int64]:
-    """Instants at which the place of a thread changes, and the place from there on."""
-    spans = recording.spans
-    place_of, outside = attribution.place_of, attribution.outside
-    around = np.where(nesting.parent >= 0, place_of[nesting.parent], np.int32(outside))
-    members = nesting.order[spans.lane[nesting.order] == thread]
-    members = members[place_of[members] != around[members]]  # the others change nothing
-    times: list[int] = [np.iinfo(np.int64).min]
-    places: list[int] = [outside]
-    stack: list[tuple[int, int]] = []
-
-    def close_until(limit: int) -> None:
-        while stack and stack[-1][0] <= limit:
-            ended, _ = stack.pop()
-            times.append(max(ended, times[-1]))
-            places.append(stack[-1][1] if stack else outside)
-
-    ends = (spans.start_ns + spans.duration_ns)[members].tolist()
-    starts, own = spans.start_ns[members].tolist(), place_of[members].tolist()
-    for place, start, end in zip(own, starts, ends, strict=True):
-        close_until(start)
-        if not stack or stack[-1][1] != place:
-            times.append(max(start, times[-1]))
-            places.append(place)
-        stack.append((end, place))
-    close_until(np.iinfo(np.int64).max)
-    return np.array(times, dtype=np.int64), np.array(places, dtype=np.int64)
+    left, right = left[inside], right[inside]
+    span = innermost_around(nesting, spans, np.full(len(left), thread, dtype=np.int32), left, left + 1)
+    np.add.at(idle, np.where(span >= 0, place_of[span], found.attribution.outside), right - left)

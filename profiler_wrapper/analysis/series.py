@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.attribution import Attribution
 from profiler_wrapper.analysis.charges import Charges
-from profiler_wrapper.analysis.layer_tree import LayerTree, is_named_block
-from profiler_wrapper.analysis.steps import Steps
+from profiler_wrapper.analysis.layer_tree import is_named_block
+from profiler_wrapper.analysis.statistics import sum_by_key
+from profiler_wrapper.analysis.steps import Steps, find_iterations
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
+
+if TYPE_CHECKING:
+    from profiler_wrapper.analysis.attributed import Attributed
 
 _MOST_NAMED_BLOCKS = 50
 
@@ -33,13 +36,21 @@ TrackFunction = Callable[[Sequence[LayerEvent]], float]
 Track = str | re.Pattern[str] | TrackFunction
 
 
-def named_series(
-    recording: Recording,
-    parent: Int32,
-    charges: Charges,
-    steps: Steps,
-    track: Iterable[str | re.Pattern[str]],
-    notes: list[str],
+def tracked_series(found: Attributed, track: Sequence[Track], notes: list[str]) -> dict[str, tuple[float | None, ...]]:
+    """What is followed, per step, or per entry of a layer loop; `notes` gets what is not known, and why.
+
+    Microseconds of each tracked name, and of every block that the trace names: `name`. What each tracked function
+    makes of a block's events: `function[block]`.
+    """
+    iterations = find_iterations(found.recording)
+    steps = iterations if len(iterations) > 1 else found.steps
+    names = [item for item in track if not callable(item)]
+    functions = [item for item in track if callable(item)]
+    return _named_series(found, steps, names, notes) | _function_series(found, steps, functions, notes)
+
+
+def _named_series(
+    found: Attributed, steps: Steps, track: Iterable[str | re.Pattern[str]], notes: list[str]
 ) -> dict[str, tuple[float | None, ...]]:
     """Microseconds per step of each tracked name, and of every block that the trace names.
 
@@ -47,14 +58,14 @@ def named_series(
     stands, if it is none). An event inside another one that matches counts once. A tracked name that
     nothing has is no number, and `notes` says so.
     """
-    spans = recording.spans
+    recording, charges = found.recording, found.charges
     wanted: dict[str, set[int]] = {}
     for item in track:
         pattern = _pattern(item)
         exact = {i for i, name in enumerate(recording.names) if name == item}
         matching = exact or {i for i, name in enumerate(recording.names) if pattern.search(name)}
         wanted[pattern.pattern if isinstance(item, re.Pattern) else item] = matching
-    used = np.unique(spans.name[spans.category == Category.ANNOTATION]).tolist()
+    used = np.unique(recording.spans.name[recording.spans.category == Category.ANNOTATION]).tolist()
     blocks = [i for i in used if is_named_block(recording.names[i])]
     for i in blocks[:_MOST_NAMED_BLOCKS]:
         wanted.setdefault(recording.names[i], {i})
@@ -66,11 +77,8 @@ def named_series(
             series[name] = (None,) * count
             notes.append(f"the tracked {name!r} is the name of nothing in the timed trace")
             continue
-        members = _inside(recording, parent, charges, ids)
-        spent = np.zeros(count, dtype=np.int64)
-        chosen = members & (place >= 0)
-        np.add.at(spent, place[chosen], charges.time_ns[chosen])
-        series[name] = tuple(ns / 1000 for ns in spent.tolist())
+        chosen = _inside(recording, found.enclosing, charges, ids) & (place >= 0)
+        series[name] = tuple(ns / 1000 for ns in sum_by_key(place[chosen], charges.time_ns[chosen], count).tolist())
     return series
 
 
@@ -110,30 +118,22 @@ def _begins_in_block(recording: Recording, members: Int64, names: set[int]) -> B
     return within
 
 
-def function_series(
-    recording: Recording,
-    tree: LayerTree,
-    attribution: Attribution,
-    charges: Charges,
-    steps: Steps,
-    functions: Iterable[TrackFunction],
-    notes: list[str],
+def _function_series(
+    found: Attributed, steps: Steps, functions: Sequence[TrackFunction], notes: list[str]
 ) -> dict[str, tuple[float | None, ...]]:
-    """Per step, what each function makes of a block's events: series `function[block]`.
+    """Per step, what each function makes of a block's events.
 
     Where the model has no blocks, a root's events are given. A function that raises has no number
     there, and `notes` gets its first reason.
     """
-    functions = list(functions)
     if not functions:
         return {}
-    groups = _events_by_block(recording, tree, attribution, charges, steps.place_of(charges.launch_ns))
-    count = max(len(steps), 1)
+    groups = _events_by_block(found, steps)
     series: dict[str, tuple[float | None, ...]] = {}
     for function in functions:
         name = getattr(function, "__name__", type(function).__name__)
         for block in dict.fromkeys(block for block, _ in groups):
-            values = [groups.get((block, step)) for step in range(count)]
+            values = [groups.get((block, step)) for step in range(max(len(steps), 1))]
             series[f"{name}[{block}]"] = tuple(_number(function, name, events, notes) for events in values)
     return series
 
@@ -150,16 +150,16 @@ def _number(function: TrackFunction, name: str, events: list[LayerEvent] | None,
         return None
 
 
-def _events_by_block(
-    recording: Recording, tree: LayerTree, attribution: Attribution, charges: Charges, step: Int64
-) -> dict[tuple[str, int], list[LayerEvent]]:
+def _events_by_block(found: Attributed, steps: Steps) -> dict[tuple[str, int], list[LayerEvent]]:
+    recording, layers, charges = found.recording, found.tree.layers, found.charges
+    step = steps.place_of(charges.launch_ns)
     groups: dict[tuple[str, int], list[LayerEvent]] = defaultdict(list)
     for i in range(len(charges)):
-        place = attribution.places[charges.place[i]]
+        place = found.attribution.places[charges.place[i]]
         if place.layer < 0:
             continue
-        layer = tree.layers[place.layer]
-        block = tree.layers[layer.block if layer.block >= 0 else layer.ancestors[-1]]
+        layer = layers[place.layer]
+        block = layers[layer.block if layer.block >= 0 else layer.ancestors[-1]]
         event = LayerEvent(
             recording.name_of(int(charges.span[i])),
             int(charges.time_ns[i]) / 1000,

@@ -11,10 +11,13 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from profiler_wrapper.trace.spans import parts_of
+
 # --------------------------------------------------------------------------------------------------
 # Names that differ in a number, as one: `layers.3` and `layers.4` are `layers.{3,4}`.
 
 FEWEST_IN_STEPS = 3  # more numbers at equal distances are written as a range with its step
+FEWEST_IN_RANGE = 3  # fewer neighbours are written one by one
 
 # A number that is a component of a name, or ends one: `layers.3.mlp`, `Qwen2DecoderLayer_7`.
 _NUMBER = re.compile(r"(?:(?<=[._#])|^)[0-9]{1,9}(?=\.|$)")
@@ -44,15 +47,9 @@ def number_ranges(numbers: Sequence[int]) -> str:
     distances = {after - before for before, after in pairwise(numbers)}
     if len(numbers) > FEWEST_IN_STEPS and len(distances) == 1 and distances != {1}:
         return f"{numbers[0]},{numbers[1]}..{numbers[-1]}"
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
     return ",".join(
-        str(first) if first == last else f"{first},{last}" if last == first + 1 else f"{first}..{last}"
-        for first, last in ranges
+        ",".join(map(str, part)) if len(part) < FEWEST_IN_RANGE else f"{part[0]}..{part[-1]}"
+        for part in parts_of(numbers)
     )
 
 

@@ -43,7 +43,7 @@ def closure_ops(recording: Recording, parent: Int32, optimizing: Bool, made_node
     made_nodes = made_nodes[optimizing[made_nodes]]
     if not len(made_nodes):
         return found
-    is_call = np.array([name.startswith("Optimizer.") for name in recording.names], dtype=np.bool_)[spans.name]
+    is_call = recording.named(lambda name: name.startswith("Optimizer."))
     call = nearest(parent, is_call & (spans.category < Category.RUNTIME))
     is_op = spans.category == Category.CPU_OP
     numbered = nearest(parent, optimizing & is_op & (spans.sequence >= 0) & (spans.forward_thread <= 0))
@@ -202,7 +202,7 @@ def find_steps(recording: Recording, tree: LayerTree, node_of: Int32) -> Steps:
         begin = int(spans.start_ns.min())
         return _cut(list(range(len(first))), np.concatenate([[begin], ends[:-1]]), ends)
     served: list[int] = []  # of a step within a step, the outer one
-    is_step = np.array([is_server_step(name) for name in recording.names], dtype=np.bool_)[spans.name]
+    is_step = recording.named(is_server_step)
     for i in annotations[is_step[annotations]].tolist():
         if not served or spans.start_ns[i] >= spans.end_ns[served[-1]]:
             served.append(i)

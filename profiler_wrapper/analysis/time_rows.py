@@ -28,12 +28,13 @@ from profiler_wrapper.analysis.model import (
     TimeTotals,
     UnattributedRow,
 )
+from profiler_wrapper.analysis.statistics import sum_by_key
 from profiler_wrapper.analysis.steps import Steps
 from profiler_wrapper.analysis.work.flops import FlopCount, LayerFlops
 from profiler_wrapper.analysis.work.peaks import Given
 from profiler_wrapper.analysis.work.roofline import Roof, Roofs, WorkCount, roofs
 from profiler_wrapper.analysis.work.utilization import peaks_of_run, utilization
-from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
+from profiler_wrapper.trace.recording import Bool, Category, Int64, Recording
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
@@ -144,8 +145,8 @@ def _sums(
         "graph": charges.graph.astype(np.int64),
         "events": np.ones(len(charges), dtype=np.int64),
     }
-    per_place = {name: _per_place(places, charges.place, values) for name, values in columns.items()}
-    per_place["cpu"] = _per_place(places, found.attribution.place_of[found.cpu.span], found.cpu.time_ns)
+    per_place = {name: sum_by_key(charges.place, values, len(places)) for name, values in columns.items()}
+    per_place["cpu"] = sum_by_key(found.attribution.place_of[found.cpu.span], found.cpu.time_ns, len(places))
     if idle_ns is not None:
         per_place["idle"] = idle_ns
     own: dict[Key, Counter[str]] = defaultdict(Counter)
@@ -159,12 +160,6 @@ def _sums(
         for layer in chain:
             inclusive[layer, place.phase].update(sums)
     return own, inclusive
-
-
-def _per_place(places: Sequence[object], place: Int32 | Int64, values: Int64) -> Int64:
-    total = np.zeros(len(places), dtype=np.int64)
-    np.add.at(total, place, values)
-    return total
 
 
 _ON_CPU = re.compile(r"(gloo|mpi|ucc):")
@@ -212,7 +207,7 @@ def attention_rows(found: Attributed) -> tuple[AttentionRow, ...]:
 
 def class_rows(attribution: Attribution, charges: Charges) -> tuple[ClassRow, ...]:
     """Time by class and phase, what has no layer included; the most expensive first."""
-    phase = np.array([PHASES.index(place.phase) for place in attribution.places], dtype=np.int64)[charges.place]
+    phase = attribution.phase_of_place[charges.place]
     time_ns, count = np.zeros((2, len(classes.CLASSES), len(PHASES)), dtype=np.int64)
     np.add.at(time_ns, (charges.work, phase), charges.time_ns)
     np.add.at(count, (charges.work, phase), 1)
@@ -228,7 +223,7 @@ def step_rows(
 ) -> tuple[StepRow, ...]:
     """A row per step, and a last one (`step` None) for what was launched in no step."""
     place = step_of_charges(charges, steps)
-    phase = np.array([PHASES.index(p.phase) for p in attribution.places], dtype=np.int64)[charges.place]
+    phase = attribution.phase_of_place[charges.place]
     spent = np.zeros((len(steps) + 1, len(PHASES)), dtype=np.int64)  # the last row is for no step
     np.add.at(spent, (place, phase), charges.time_ns)
     attention = np.zeros(len(steps) + 1, dtype=np.int64)
@@ -308,8 +303,7 @@ def communication_and_compute(
 
 def communicating_threads(recording: Recording) -> Bool:
     """Per span, whether it is a collective on a thread of gloo, MPI or UCC: from its begin there until all have met."""
-    named = np.array([_ON_CPU.match(name) is not None for name in recording.names], dtype=np.bool_)
-    chosen: Bool = named[recording.spans.name] & (recording.spans.category <= Category.ANNOTATION)
+    chosen: Bool = recording.named(_ON_CPU.match) & (recording.spans.category <= Category.ANNOTATION)
     return chosen
 
 
@@ -321,7 +315,7 @@ def alone_ns(moving: Union, compute: Union) -> int:
 def totals(found: Attributed, exposed_ns: int | None) -> TimeTotals:
     """The sums over the whole trace."""
     recording, attribution, charges = found.recording, found.attribution, found.charges
-    unknown = np.array([place.layer == UNKNOWN for place in attribution.places], dtype=np.bool_)
+    unknown = attribution.layer_of_place == UNKNOWN
     total = int(charges.time_ns.sum())
     unattributed = int(charges.time_ns[unknown[charges.place]].sum())
     spans = recording.spans

@@ -11,13 +11,14 @@ import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import NO_LAYER
-from profiler_wrapper.analysis.memory.blocks import innermost_spans, op_tree
+from profiler_wrapper.analysis.memory.blocks import op_tree
 from profiler_wrapper.analysis.model import Change, MemoryUse, Owner
 from profiler_wrapper.analysis.statistics import OPEN, fill_numbers, split_number
 from profiler_wrapper.capture.window import OutOfMemory
 from profiler_wrapper.errors import say, tell
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.result import ProfileResult
+from profiler_wrapper.trace.nesting import innermost_around
 from profiler_wrapper.trace.reader import read_shapes
 from profiler_wrapper.trace.shapes import OpShapes
 from profiler_wrapper.units import file_size, percent
@@ -34,7 +35,7 @@ def failed_op(found: Attributed) -> str:
     failure = recording.failed_allocations[-1]
     time_ns = np.array([failure.time_ns], dtype=np.int64)
     lane = np.array([failure.lane], dtype=np.int32)
-    around = int(innermost_spans(recording, found.nesting, lane, time_ns)[0])
+    around = int(innermost_around(found.nesting, recording.spans, lane, time_ns, time_ns)[0])
     if around < 0:
         return ""
     maker = int(op_tree(recording, found.nesting, found.tree).maker[around])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.trace.recording import Bool, Int32, Int64
+from profiler_wrapper.trace.recording import Bool, Int32, Int64, Spans
 
 
 class Nesting(NamedTuple):
@@ -75,6 +75,24 @@ def nearest(parent: Int32, chosen: Bool) -> Int32:
 def nearest_above(parent: Int32, near: Int32) -> Int32:
     """Per event: what `nearest` found for the event around it; -1 where there is none."""
     return np.where(parent >= 0, near[parent], np.int32(-1))
+
+
+def innermost_around(nesting: Nesting, spans: Spans, lane: Int32, start_ns: Int64, end_ns: Int64) -> Int32:
+    """Per interval of a lane the innermost event that holds it, both ends included; -1 for none."""
+    ends, lanes = spans.end_ns, spans.lane[nesting.order]
+    found = np.full(len(lane), -1, dtype=np.int32)
+    for one in np.unique(lane).tolist():
+        events = nesting.order[np.searchsorted(lanes, one) : np.searchsorted(lanes, one, side="right")]
+        asked = np.flatnonzero(lane == one)
+        last = np.searchsorted(spans.start_ns[events], start_ns[asked], side="right") - 1
+        asked, last = asked[last >= 0], last[last >= 0]
+        around = events[last].astype(np.int32)
+        while len(asked):
+            inside = ends[around] >= end_ns[asked]
+            found[asked[inside]] = around[inside]
+            asked, around = asked[~inside], nesting.parent[around[~inside]]
+            asked, around = asked[around >= 0], around[around >= 0]
+    return found
 
 
 def self_time(

@@ -250,6 +250,12 @@ class Recording:
         """The name of span number `span`."""
         return self.names[int(self.spans.name[span])]
 
+    def named(self, test: Callable[[str], object]) -> Bool:
+        """Per span: whether its name passes a test, which is made once a name."""
+        passes = np.array([bool(test(name)) for name in self.names], dtype=np.bool_)
+        mask: Bool = passes[self.spans.name]
+        return mask
+
     @property
     def device_mask(self) -> Bool:
         """True for kernels, copies and sets."""

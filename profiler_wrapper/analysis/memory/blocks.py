@@ -11,7 +11,7 @@ from profiler_wrapper.analysis.attribution import Attribution, Role, role_of
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.memory.events import DeviceMemory, freed_at, frees_of_unknown
 from profiler_wrapper.analysis.model import BEFORE_PROFILING
-from profiler_wrapper.trace.nesting import Nesting, nearest
+from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
 
 _NODE_PREFIX = "autograd::engine::evaluate_function: "
@@ -64,14 +64,14 @@ class OpTree:
 def op_tree(recording: Recording, nesting: Nesting, tree: LayerTree) -> OpTree:
     """The borders, and what lies between them and an event."""
     spans, parent = recording.spans, nesting.parent
-    node = np.array([role_of(name) in _NODES for name in recording.names], dtype=np.bool_)[spans.name]
+    node = recording.named(lambda name: role_of(name) in _NODES)
     border = (spans.category != Category.CPU_OP) | node
     border[list(tree.layer_of_span)] = True
-    one_op = np.array([_ONE_OP.match(name) is not None for name in recording.names], dtype=np.bool_)[spans.name]
+    one_op = recording.named(_ONE_OP.match)
     holds_ops = border | ~one_op
     outermost = nearest(parent, holds_ops | np.where(parent >= 0, holds_ops[parent], True))
     outermost[(outermost >= 0) & holds_ops[outermost]] = -1
-    allocator = np.array([_ALLOCATOR.match(name) is not None for name in recording.names], dtype=np.bool_)[spans.name]
+    allocator = recording.named(_ALLOCATOR.match)
     maker = nearest(parent, ~allocator | border)
     useless = (maker < 0) | (border[maker] & ~node[maker])
     return OpTree(border, outermost, np.where(useless, np.int32(-1), maker))
@@ -84,7 +84,8 @@ def find_blocks(
     count = len(memory.time_ns)
     made = np.flatnonzero(memory.size_bytes > 0)
     freed = np.minimum(freed_at(memory)[made], count)
-    span = innermost_spans(recording, nesting, memory.lane[made], memory.time_ns[made])
+    made_ns = memory.time_ns[made]
+    span = innermost_around(nesting, recording.spans, memory.lane[made], made_ns, made_ns)
     known = span >= 0
     place = np.where(known, attribution.place_of[np.where(known, span, 0)], attribution.outside).astype(np.int32)
     names, op_of_name = _op_names(recording)
@@ -107,25 +108,6 @@ def find_blocks(
         np.concatenate([np.where(an_op, maker, np.int32(-1)).astype(np.int32), nothing]),
         count,
     )
-
-
-def innermost_spans(recording: Recording, nesting: Nesting, lane: Int32, time_ns: Int64) -> Int32:
-    """Per instant of a lane the innermost CPU event around it, both ends included; -1 for none."""
-    spans, ends = recording.spans, recording.spans.end_ns
-    found = np.full(len(time_ns), -1, dtype=np.int32)
-    lanes = spans.lane[nesting.order]
-    for one in np.unique(lane).tolist():
-        events = nesting.order[np.searchsorted(lanes, one) : np.searchsorted(lanes, one, side="right")]
-        asked = np.flatnonzero(lane == one)
-        last = np.searchsorted(spans.start_ns[events], time_ns[asked], side="right") - 1
-        asked, last = asked[last >= 0], last[last >= 0]
-        around = events[last].astype(np.int32)
-        while len(asked):
-            inside = ends[around] >= time_ns[asked]
-            found[asked[inside]] = around[inside]
-            asked, around = asked[~inside], nesting.parent[around[~inside]]
-            asked, around = asked[around >= 0], around[around >= 0]
-    return found
 
 
 def _op_names(recording: Recording) -> tuple[list[str], Int32]:

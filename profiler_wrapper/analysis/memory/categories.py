@@ -27,13 +27,13 @@ from profiler_wrapper.analysis.attribution import Attribution, Role, role_of
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.memory.blocks import Blocks, OpTree, held_at_end
 from profiler_wrapper.analysis.memory.events import DeviceMemory, EventsByAddress
-from profiler_wrapper.analysis.model import CATEGORIES, MemoryCategory
+from profiler_wrapper.analysis.model import CATEGORIES, MemoryCategory, Phase
 from profiler_wrapper.analysis.steps import optimizer_calls
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Int8, Int32, Int64, Recording
 
 _CODE: dict[MemoryCategory, int] = {category: i for i, category in enumerate(CATEGORIES)}
-_PASSES = ("forward", "prefill", "decode", "recompute", "backward", "accumulate_grad")
+_PASSES: tuple[Phase, ...] = ("forward", "prefill", "decode", "recompute", "backward", "accumulate_grad")
 _FSDP_COLLECTIVE = re.compile(r"FSDP::(all_gather|reduce_scatter|all_reduce|broadcast|post_backward_reduce)")
 _DDP_FORWARD = "DistributedDataParallel.forward"
 _NEVER = np.iinfo(np.int64).max
@@ -110,10 +110,9 @@ class _Rules:
         self.made_ns = np.append(memory.time_ns, 0)[blocks.made]
         self.freed_ns = np.append(memory.time_ns, _NEVER)[blocks.freed]
 
-    def phase_is(self, *phases: str) -> Bool:
+    def phase_is(self, *phases: Phase) -> Bool:
         """Made in one of these phases."""
-        chosen = np.array([place.phase in phases for place in self.attribution.places] + [False], dtype=np.bool_)
-        mask: Bool = chosen[self.blocks.place]
+        mask: Bool = np.append(self.attribution.in_phases(*phases), False)[self.blocks.place]
         return mask
 
     def outlives(self, end_ns: Int64) -> Bool:
@@ -123,14 +122,13 @@ class _Rules:
 
     def in_collective(self) -> Bool:
         """Made inside a collective, or by DistributedDataParallel's own forward and kept beyond it: its buckets."""
-        named = np.array([_is_collective(name) for name in self.recording.names], dtype=np.bool_)
-        collective = self._around(named[self.recording.spans.name]) >= 0
-        own = np.array([name == _DDP_FORWARD for name in self.recording.names], dtype=np.bool_)
+        collective = self._around(self.recording.named(_is_collective)) >= 0
+        own = self.recording.named(lambda name: name == _DDP_FORWARD)
         if not own.any():
             return collective
         border = nearest(self.parent, self.ops.is_border)
         around = self._of_span(border, -1)
-        bucket = (around >= 0) & own[self.recording.spans.name[around]] & self.outlives(self.ends[around])
+        bucket = (around >= 0) & own[around] & self.outlives(self.ends[around])
         return collective | bucket
 
     def is_workspace(self) -> Bool:
@@ -199,13 +197,9 @@ def ends_of_backward(recording: Recording, tree: LayerTree, attribution: Attribu
     nodes = nodes[np.argsort(spans.start_ns[nodes], kind="stable")]
     ended = np.maximum.accumulate(spans.end_ns[nodes])
     entries = np.fromiter(tree.layer_of_span, dtype=np.int64, count=len(tree.layer_of_span))
-    others = np.array([_begins_something(name) for name in recording.names], dtype=np.bool_)[spans.name]
+    others = recording.named(lambda name: name.startswith(("Optimizer.", "ProfilerStep#")))
     outside = np.concatenate([entries, np.flatnonzero(others)])
     borders = np.unique(spans.start_ns[outside[node_of[outside] < 0]])
     following = np.append(borders, _NEVER)[np.searchsorted(borders, time_ns, side="right")]
     last = np.searchsorted(spans.start_ns[nodes], following) - 1
     return np.where(last >= 0, np.maximum(ended[last], time_ns), time_ns)
-
-
-def _begins_something(name: str) -> bool:
-    return name.startswith(("Optimizer.", "ProfilerStep#"))

@@ -65,7 +65,7 @@ class _Changes:
         for members in leaking:
             self.leaking[members] = self.alive[members]
         self.alive &= ~self.leaking
-        self.layer = np.array([place.layer for place in found.attribution.places] + [-1], dtype=np.int64)[blocks.place]
+        self.layer = np.append(found.attribution.layer_of_place, -1)[blocks.place]
         self.by_forward = self._made_in(*FORWARD_PHASES)
         has_backward = bool(found.attribution.is_node.any())
         followed = _forwards_followed(found)  # one without a backward may have broken off before it
@@ -189,8 +189,7 @@ class _Changes:
 
     def _made_in(self, *phases: Phase) -> Bool:
         """Per block: made in one of these phases."""
-        chosen = [place.phase in phases for place in self.found.attribution.places]
-        made: Bool = np.array([*chosen, False], dtype=np.bool_)[self.owned.blocks.place]
+        made: Bool = np.append(self.found.attribution.in_phases(*phases), False)[self.owned.blocks.place]
         return made
 
     def _forward_time(self, blocks: set[int]) -> int | None:
@@ -208,7 +207,7 @@ class _Changes:
 def _forwards_followed(found: Attributed) -> int:
     """Outermost calls outside of backward, if ops in forward have sequence numbers: they get them with gradients on."""
     attribution, calls = found.attribution, found.calls
-    forward = np.array([place.phase in FORWARD_PHASES for place in attribution.places], dtype=np.bool_)
+    forward = attribution.in_phases(*FORWARD_PHASES)
     numbered = np.flatnonzero((found.recording.spans.sequence >= 0) & (attribution.place_of >= 0))
     if not forward[attribution.place_of[numbered]].any():
         return 0

@@ -232,13 +232,12 @@ def phase_starts(recording: Recording, attribution: Attribution, calls: CallTree
     ends = ends[np.unique(run)]  # of each run of backward
     last = np.searchsorted(spans.start_ns[steps], ends, side="right") - 1
     resumed = ends[(last >= 0) & (ends < spans.end_ns[steps[last]])] if len(steps) else ends[:0]
-    phase_of_place = np.array([PHASES.index(place.phase) for place in attribution.places], dtype=np.int64)
     times = np.concatenate(
         [spans.start_ns[entries], spans.start_ns[nodes], spans.start_ns[steps], resumed, spans.end_ns[steps]]
     )
     phases = np.concatenate(
         [
-            phase_of_place[attribution.place_of[entries]],
+            attribution.phase_of_place[attribution.place_of[entries]],
             np.full(len(nodes), PHASES.index("backward")),
             np.full(len(steps) + len(resumed), PHASES.index("optimizer")),
             np.full(len(steps), PHASES.index("other")),
@@ -280,8 +279,8 @@ def find_moments(
             add("after forward", number, forward[1])
         if stepped is not None:
             add("after optimizer", number, stepped[1])
-    points = np.flatnonzero([name.startswith(MEMORY_POINT) for name in recording.names])
-    asked = np.flatnonzero(np.isin(spans.name, points) & (spans.category <= Category.ANNOTATION))
+    is_point = recording.named(lambda name: name.startswith(MEMORY_POINT))
+    asked = np.flatnonzero(is_point & (spans.category <= Category.ANNOTATION))
     for point, place in zip(asked.tolist(), steps.place_of(spans.start_ns[asked]).tolist(), strict=True):
         label = recording.name_of(point).removeprefix(MEMORY_POINT)
         add(label, steps.number[place] if place >= 0 else None, int(spans.start_ns[point]))

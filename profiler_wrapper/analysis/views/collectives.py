@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.charges import outermost
 from profiler_wrapper.analysis.model import PHASES, CollectiveRow, Phase
 from profiler_wrapper.analysis.time_rows import exposed_communication
-from profiler_wrapper.trace.nesting import nearest, nearest_above
-from profiler_wrapper.trace.recording import Bool, Category, CollectiveDetails, Int32
+from profiler_wrapper.trace.nesting import nearest
+from profiler_wrapper.trace.recording import Bool, Category, CollectiveDetails
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
@@ -209,15 +210,13 @@ class _Calls:
         self._details: dict[int, list[CollectiveDetails]] = defaultdict(list)
         for details in found.recording.collectives:
             self._details[details.span].append(details)
-        calls = np.array([is_collective_call(name) for name in found.recording.names], dtype=np.bool_)
-        is_call: Bool = calls[spans.name] & (spans.category <= Category.ANNOTATION)
-        self._outermost = _outermost(parent, is_call)
+        is_call: Bool = found.recording.named(is_collective_call) & (spans.category <= Category.ANNOTATION)
+        self._outermost = outermost(parent, nearest(parent, is_call))
         tells = np.zeros(len(spans), dtype=np.bool_)
         tells[list(self._details)] = True
         tells &= spans.category <= Category.RUNTIME
         self._telling = nearest(parent, tells)
-        names = np.array([bool(collective_of(name)) for name in found.recording.names], dtype=np.bool_)
-        self._named = nearest(parent, is_call & names[spans.name])
+        self._named = nearest(parent, is_call & found.recording.named(collective_of))
         self._inside: dict[int, list[CollectiveDetails]] = defaultdict(list)  # what is known within a call
         for span in np.flatnonzero(tells).tolist():
             if self._outermost[span] >= 0:
@@ -262,15 +261,3 @@ def _payload_bytes(details: CollectiveDetails) -> int | None:
     size = element_bytes(details.dtype or "")
     elements = [count for count in (details.in_elements, details.out_elements) if count is not None]
     return None if size is None or not elements else max(elements) * size
-
-
-def _outermost(parent: Int32, chosen: Bool) -> Int32:
-    """Per event: of itself and those around it, the outermost that is chosen; -1 for none."""
-    outermost = nearest(parent, chosen)
-    above = nearest_above(parent, outermost)
-    while True:
-        at = np.flatnonzero(outermost >= 0)
-        moves = at[above[outermost[at]] >= 0]
-        if not len(moves):
-            return outermost
-        outermost[moves] = above[outermost[moves]]

@@ -192,9 +192,8 @@ class _Table:
         return self._named(recording.names, name)
 
     def _layers(self) -> dict[int, tuple[str, ...]]:
-        layer_of_place = np.array([place.layer for place in self.found.attribution.places], dtype=np.int64)
         names = [layer.name for layer in self.found.tree.layers]
-        return self._named(names, layer_of_place[self.found.charges.place])
+        return self._named(names, self.found.attribution.layer_of_place[self.found.charges.place])
 
     def _named(self, names: Sequence[str], value: Int64) -> dict[int, tuple[str, ...]]:
         """Per key the names, given by their index, with most of its time."""

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.model import LayerCall
+from profiler_wrapper.analysis.model import LayerCall, Phase
 from profiler_wrapper.trace.lanes import LaneSpan
 from profiler_wrapper.trace.nesting import nearest_above
 from profiler_wrapper.trace.recording import Int64
 
-_BACKWARD = ("backward", "accumulate_grad")
+_BACKWARD: tuple[Phase, ...] = ("backward", "accumulate_grad")
 
 
 def layer_lanes(found: Attributed, calls: Sequence[LayerCall]) -> list[LaneSpan]:
@@ -79,9 +79,9 @@ def _backward_events(found: Attributed) -> Iterator[tuple[int | None, Int64, Int
 
     On a CPU-only trace, the outermost autograd nodes of each thread.
     """
-    spans, places = found.recording.spans, found.attribution.places
-    backward = np.array([place.phase in _BACKWARD for place in places], dtype=np.bool_)
-    layer_of_place = np.array([place.layer for place in places], dtype=np.int64)
+    spans = found.recording.spans
+    attribution = found.attribution
+    backward, layer_of_place = attribution.in_phases(*_BACKWARD), attribution.layer_of_place
     charges = found.charges
     if charges.basis == "device":
         chosen = backward[charges.place]

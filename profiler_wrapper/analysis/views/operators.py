@@ -118,7 +118,7 @@ class _Table:
         recording, attribution = found.recording, found.attribution
         # A large trace has millions of ops: numbers of 32 bits, and no column longer than it is needed.
         self.ops = find_ops(recording, found.nesting.parent, found.tree)
-        phase_of_place = np.array([PHASES.index(place.phase) for place in attribution.places], dtype=np.int32)
+        phase_of_place = attribution.phase_of_place.astype(np.int32)
         phase = phase_of_place[attribution.place_of[self.ops.span]]
         self.keys, self.key_of_op = _numbered(recording.spans.name[self.ops.span] * np.int64(len(PHASES)) + phase)
         self.count = len(self.keys) + len(PHASES)
@@ -217,8 +217,8 @@ class _Table:
         return {key: int(spent[key]) for key in np.unique(self.key_of_charge[known]).tolist()}
 
     def _layers(self) -> dict[int, tuple[str, ...]]:
-        layer_of_place = np.array([place.layer for place in self.found.attribution.places], dtype=np.int64)
-        layer = layer_of_place[self.found.attribution.place_of[self.ops.span]]
+        attribution = self.found.attribution
+        layer = attribution.layer_of_place[attribution.place_of[self.ops.span]]
         names = [item.name for item in self.found.tree.layers]
         return {key: tuple(names[i] for i in chosen) for key, chosen in self._largest(layer).items()}
 

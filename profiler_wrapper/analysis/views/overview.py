@@ -121,17 +121,16 @@ def _by_priority(found: Attributed) -> list[Int64]:
     Communication is kernels that move data between ranks; without device events, ops and annotations that do.
     """
     recording, charges = found.recording, found.charges
-    category, name = recording.spans.category, recording.spans.name
+    category = recording.spans.category
     communicates = np.zeros(len(category), dtype=np.bool_)
     if charges.basis == "device":
         communicates[charges.span[charges.work == _COMMUNICATION]] = True
     communicates &= category == Category.KERNEL
     on_cpu: Bool = (category == Category.CPU_OP) | (category == Category.ANNOTATION)
-    is_mark = np.array([parse_mark(text) is not None for text in recording.names], dtype=np.bool_)[name]
-    loads = np.array([text.startswith(_DATALOADER) for text in recording.names], dtype=np.bool_)[name]
+    is_mark = recording.named(parse_mark)
+    loads = recording.named(lambda text: text.startswith(_DATALOADER))
     if charges.basis != "device":
-        moves = [classes.class_of_op(text) == "communication" for text in recording.names]
-        communicates |= on_cpu & np.array(moves, dtype=np.bool_)[name] & ~is_mark
+        communicates |= on_cpu & recording.named(lambda text: classes.class_of_op(text) == "communication") & ~is_mark
     kinds = (
         (category == Category.KERNEL) & ~communicates,
         communicates,

@@ -120,8 +120,8 @@ def _row(key: _Key, calls_per_step: float, time_ns: int) -> AttentionCallRow:
 
 def _entries(found: Attributed) -> Bool:
     """The outermost ops that are attention."""
-    spans, names = found.recording.spans, found.recording.names
-    entered = np.isin(spans.name, [i for i, name in enumerate(names) if name == ENTRY])
+    spans = found.recording.spans
+    entered = found.recording.named(lambda name: name == ENTRY)
     is_attention: Bool = entered | (found.work_of.backend_of >= 0)
     is_attention &= spans.category == Category.CPU_OP
     parent = found.nesting.parent
@@ -140,7 +140,7 @@ def _entry_of(found: Attributed, entries: Bool) -> Int32:
         return around
     by_node = np.full(len(around) + 1, -1, dtype=np.int32)  # the last one is for "no node"
     by_node[[link.node for link in links]] = around[[link.forward_op for link in links]]
-    in_backward = np.array([place.phase == "backward" for place in found.attribution.places], dtype=np.bool_)
+    in_backward = found.attribution.in_phases("backward")
     backward = np.flatnonzero(in_backward[found.attribution.place_of] & (found.attribution.place_of >= 0))
     forward = by_node[found.attribution.node_of[backward]]
     around[backward] = np.where(forward >= 0, forward, around[backward])

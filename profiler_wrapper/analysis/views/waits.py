@@ -20,11 +20,11 @@ from profiler_wrapper.analysis.calls import find_ops
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.model import PHASES, Phase, SynchronisationRow
 from profiler_wrapper.analysis.views.sources import PythonSources, frame_around
+from profiler_wrapper.trace.nesting import innermost_around
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
-    from profiler_wrapper.trace.nesting import Nesting
 
 
 Kind = Literal["item", "nonzero", "blocking copy", "stream", "device", "event", "other"]
@@ -84,7 +84,11 @@ def synchronisation_rows(found: Attributed) -> tuple[SynchronisationRow, ...]:
     calls = _waiting_calls(recording, kinds, found.charges)
     if not len(calls):
         return ()
-    around = innermost_around(recording, found.nesting, calls)
+    # Calls into the runtime that launch nothing are not nested, so they are looked up by time.
+    spans = recording.spans
+    around = innermost_around(
+        found.nesting, spans, spans.lane[calls], spans.start_ns[calls], spans.end_ns[calls]
+    ).astype(np.int64)
     kept = _in_steps(found, calls) & ~_of_the_profiler(found, calls, around)
     calls, around = calls[kept], around[kept]
     if not len(calls):
@@ -139,9 +143,9 @@ def _waiting_calls(recording: Recording, kinds: Int64, charges: Charges) -> Int6
     waits[runtime[kinds[spans.name[runtime]] >= 0]] = True
     copies = np.flatnonzero((spans.category[charges.span] == Category.MEMCPY) & (charges.cpu_span >= 0))
     made_by, copy = charges.cpu_span[copies], charges.span[copies]
-    within = np.array([_WITHIN_DEVICE in name for name in recording.names], dtype=np.bool_)[spans.name[copy]]
+    within = recording.named(lambda name: _WITHIN_DEVICE in name)[copy]
     waits[made_by[within]] = False
-    pageable = np.array([_PAGEABLE in name for name in recording.names], dtype=np.bool_)[spans.name[copy]]
+    pageable = recording.named(lambda name: _PAGEABLE in name)[copy]
     pageable &= (spans.category[made_by] == Category.RUNTIME) & (spans.end_ns[made_by] > spans.start_ns[copy])
     waits[made_by[pageable]] = True
     runs_ops = np.bincount(spans.lane[spans.category == Category.CPU_OP], minlength=len(recording.lanes)) > 0
@@ -152,25 +156,6 @@ def _waiting_calls(recording: Recording, kinds: Int64, charges: Charges) -> Int6
         lost = (spans.correlation[stated] < 0) | ~np.isin(spans.correlation[stated], spans.correlation[runtime])
         waits[stated[lost]] = True
     return np.flatnonzero(waits)
-
-
-def innermost_around(recording: Recording, nesting: Nesting, span: Int64) -> Int64:
-    """Per span the innermost CPU event around it, or itself if it is nested; -1 for none.
-
-    Calls into the runtime that launch nothing are not nested, so they are looked up by time.
-    """
-    spans, order = recording.spans, nesting.order
-    ends = spans.end_ns
-    found = np.full(len(span), -1, dtype=np.int64)
-    for lane in np.unique(spans.lane[span]).tolist():
-        members = order[spans.lane[order] == lane]
-        here = np.flatnonzero(spans.lane[span] == lane)
-        place = np.searchsorted(spans.start_ns[members], spans.start_ns[span[here]], side="right") - 1
-        near = np.where(place >= 0, members[np.maximum(place, 0)] if len(members) else -1, -1)
-        while (short := np.flatnonzero((near >= 0) & (ends[near] < ends[span[here]]))).size:
-            near[short] = nesting.parent[near[short]]
-        found[here] = near
-    return found
 
 
 def _in_steps(found: Attributed, calls: Int64) -> Bool:
