@@ -366,13 +366,20 @@ class LayerTimer:
             return
         accelerator = find_accelerator(device)
         self._clock = StepClock(accelerator)
+        failed = weakref.WeakMethod(self._failed)
+
+        def on_failure(what: str, error: Exception) -> None:
+            method = failed()
+            if method is not None:
+                method(what, error)
+
         self._watch = LayerWatch(
             model,
             place,
             accelerator,
             self._notices,
             mark=self._clock.mark,
-            on_failure=_weakly_failing(weakref.ref(self)),
+            on_failure=on_failure,
             optimizers=find_optimizers(optimizer),
         )
         self._finish = weakref.finalize(self, _finish, self._watch, self._pid, self._notices)
@@ -441,15 +448,6 @@ class LayerTimer:
                 f"layers are timed no more, because {what} failed: {type(error).__name__}: {error}; training goes on",
             )
             self.close()
-
-
-def _weakly_failing(timer: weakref.ref[LayerTimer]) -> Any:
-    def fail(what: str, error: Exception) -> None:
-        there = timer()
-        if there is not None:
-            there._failed(what, error)
-
-    return fail
 
 
 def _finish(watch: LayerWatch, pid: int, notices: Notices) -> None:

@@ -128,28 +128,21 @@ ENGINE = Patches([Patch("torch.autograd", "", name, _around_run) for name in _NA
 
 # --- waits for other ranks ---
 
-# Names of torch's OpType, by number. FSDP's reduce-scatter has none with gloo.
-_OPERATIONS = {
-    0: "broadcast",
-    1: "all_reduce",
-    2: "all_reduce",
-    3: "reduce",
-    4: "all_gather",
-    5: "all_gather",
-    6: "all_gather",
-    7: "gather",
-    8: "scatter",
-    9: "reduce_scatter",
-    10: "all_to_all",
-    11: "all_to_all",
-    12: "send",
-    13: "recv",
-    14: "recv",
-    15: "barrier",
-    16: "reduce_scatter",
-    18: "all_reduce",
-    19: "reduce_scatter",
+# Numbers of torch's OpType by name. FSDP's reduce-scatter has none with gloo.
+_NUMBERS = {
+    "broadcast": (0,),
+    "all_reduce": (1, 2, 18),
+    "reduce": (3,),
+    "all_gather": (4, 5, 6),
+    "gather": (7,),
+    "scatter": (8,),
+    "reduce_scatter": (9, 16, 19),
+    "all_to_all": (10, 11),
+    "send": (12,),
+    "recv": (13, 14),
+    "barrier": (15,),
 }
+_OPERATIONS = {number: name for name, numbers in _NUMBERS.items() for number in numbers}
 _OTHER = "wait"
 _OF_A_PAIR = ("send", "recv")
 
@@ -334,6 +327,9 @@ def _blocks(device: Any) -> bool:
     return getattr(device, "type", None) == "cpu"
 
 
+_text_of = functools.lru_cache(maxsize=256)(rank_list_text)
+
+
 def _ranks_of(group: Any) -> str:
     return _text_of(tuple(torch.distributed.get_process_group_ranks(group)))
 
@@ -345,11 +341,6 @@ def _only_group() -> str | None:
         return _ranks_of(next(iter(groups))) if len(groups) == 1 else None
     except Exception:  # of a version that has it otherwise, or there is no group any more
         return None
-
-
-@functools.lru_cache(maxsize=256)
-def _text_of(ranks: tuple[int, ...]) -> str:
-    return rank_list_text(ranks)
 
 
 _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
