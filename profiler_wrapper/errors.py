@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+T = TypeVar("T")
 
 
 class ProfilerWrapperError(Exception):
@@ -73,17 +76,29 @@ def _caller() -> int:
     return level
 
 
+_LONGEST_NOTE = 300
+
+
+def attempt(what: str, ask: Callable[[], T], otherwise: T, notes: list[str]) -> T:
+    """What `ask` returns; where it fails `otherwise`, and a note that says so: one part spoils no other."""
+    try:
+        return ask()
+    except Exception as error:
+        notes.append(f"{what} not available, because that failed: {type(error).__name__}: {error}"[:_LONGEST_NOTE])
+        return otherwise
+
+
 class Notices:
     """Says each thing once. Where `quiet`, as on the ranks that write no log, nothing."""
 
     def __init__(self) -> None:
         self.quiet = False
-        self._told: set[str] = set()
+        self._topics: set[str] = set()
 
     def once(self, topic: str, message: str) -> None:
-        """Tell `message`, unless something of this topic has been told."""
-        if topic in self._told:
+        """Tell `message`, unless something of this topic was said before."""
+        if topic in self._topics:
             return
-        self._told.add(topic)
+        self._topics.add(topic)
         if not self.quiet:
             tell(message)

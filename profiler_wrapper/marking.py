@@ -189,7 +189,9 @@ def _handle(profiler: Any, finisher: Finisher, steps: _RecordedSteps) -> None:
         held=held,
         cpu_frees_unsure=finisher.windows > 0,
     )
-    finisher.write(Window(timed=trace), loop_goes_on=finisher.world_size > 1)  # no rank waits for another's reports
+    finisher.write(
+        Window(timed=trace), loop_goes_on=finisher.info.world_size > 1
+    )  # no rank waits for another's reports
 
 
 class _RecordedSteps:

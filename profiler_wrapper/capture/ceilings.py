@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from profiler_wrapper.capture.growth import free_bytes
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.trace.measured_peaks import FILE_VERSION, Ceiling, MeasuredPeaks
@@ -70,7 +71,7 @@ def measure_ceilings(
     check_seconds(seconds)
     where = find_device(device)
     on_cpu = where.type == "cpu"
-    timer = _cpu_timer if on_cpu else _device_timer(where)
+    timer = _timer(where)
     end = time.perf_counter() + seconds
     flops: dict[str, Ceiling] = {}
     left_out: dict[str, str] = {}
@@ -80,7 +81,9 @@ def measure_ceilings(
             if reason is None:
                 share = (end - time.perf_counter()) / (len(_TYPES) - i + 1)
                 try:
-                    flops[kind] = _best_matmul(kind, where, sizes or _sizes(where), share, timer)
+                    flops[kind] = _best_matmul(
+                        kind, where, sizes or (_CPU_SIZES if on_cpu else _DEVICE_SIZES), share, timer
+                    )
                 except (RuntimeError, TypeError, NotImplementedError) as error:
                     reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
             if reason is not None:
@@ -198,10 +201,6 @@ def _plain_matmuls(device: torch.device) -> Iterator[None]:
 # --- work ------------------------------------------------------------------------------------------
 
 
-def _sizes(device: torch.device) -> tuple[int, ...]:
-    return _CPU_SIZES if device.type == "cpu" else _DEVICE_SIZES
-
-
 def _best_matmul(kind: str, device: torch.device, sizes: tuple[int, ...], seconds: float, timer: _Timer) -> Ceiling:
     """The size with the highest rate, of those that there is time and memory for."""
     end = time.perf_counter() + seconds
@@ -220,29 +219,18 @@ def _best_matmul(kind: str, device: torch.device, sizes: tuple[int, ...], second
                 raise
             break
         call_s, before = sample.best_s, size
-        flops = 2 * size**3
-        found.append(
-            Ceiling(per_s=flops / sample.best_s, median_per_s=flops / sample.median_s, size=f"{size} x {size} x {size}")
-        )
+        found.append(_ceiling(2 * size**3, sample, f"{size} x {size} x {size}"))
     return max(found, key=lambda ceiling: ceiling.per_s)
 
 
 def _copy_bytes(device: torch.device) -> int:
     """Of each buffer: at most an eighth of the memory that is free."""
     if device.type == "cpu":
-        return min(_CPU_COPY_BYTES, max(_free_host_bytes() // 8, 1 << 20))
+        free = free_bytes()
+        return _CPU_COPY_BYTES if free is None else min(_CPU_COPY_BYTES, max(free // 8, 1 << 20))
     if device.type == "cuda":
         return min(_DEVICE_COPY_BYTES, max(torch.cuda.mem_get_info(device)[0] // 8, 1 << 20))
     return _DEVICE_COPY_BYTES // 4
-
-
-def _free_host_bytes() -> int:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            free = next((line for line in lines if line.startswith("MemAvailable:")), "")
-        return int(free.split()[1]) << 10
-    except (OSError, IndexError, ValueError):  # no Linux
-        return 8 * _CPU_COPY_BYTES
 
 
 def _best_copy(device: torch.device, size_bytes: int, seconds: float, timer: _Timer) -> Ceiling | None:
@@ -252,31 +240,25 @@ def _best_copy(device: torch.device, size_bytes: int, seconds: float, timer: _Ti
     except (RuntimeError, MemoryError):
         return None
     sample = timer(lambda: target.copy_(source), seconds)
-    moved = 2 * size_bytes
-    return Ceiling(
-        per_s=moved / sample.best_s, median_per_s=moved / sample.median_s, size=f"{size_bytes / (1 << 20):g} MiB"
-    )
+    return _ceiling(2 * size_bytes, sample, f"{size_bytes / (1 << 20):g} MiB")
+
+
+def _ceiling(amount: int, sample: _Sample, size: str) -> Ceiling:
+    return Ceiling(per_s=amount / sample.best_s, median_per_s=amount / sample.median_s, size=size)
 
 
 # --- time ------------------------------------------------------------------------------------------
 
 
-def _cpu_timer(work: _Work, seconds: float) -> _Sample:
-    """One call a sample, after one that does not count."""
-    work()
+def _timer(device: torch.device) -> _Timer:
+    """Times single calls on a CPU; elsewhere batches between two device events: neither launches nor waiting count."""
+    on_cpu = device.type == "cpu"
 
-    def sample() -> float:
-        start = time.perf_counter()
-        work()
-        return time.perf_counter() - start
-
-    return _samples(sample, seconds)
-
-
-def _device_timer(device: torch.device) -> _Timer:
-    """Calls in batches between two device events, so that neither launches nor waiting count."""
-
-    def batch(work: _Work, calls: int) -> float:
+    def call_s(work: _Work, calls: int) -> float:
+        if on_cpu:
+            begin_s = time.perf_counter()
+            work()
+            return time.perf_counter() - begin_s
         start = torch.Event(device=device, enable_timing=True)
         end = torch.Event(device=device, enable_timing=True)
         start.record()
@@ -287,18 +269,13 @@ def _device_timer(device: torch.device) -> _Timer:
         return start.elapsed_time(end) / 1e3 / calls
 
     def timer(work: _Work, seconds: float) -> _Sample:
+        """Two samples in any case, and more while there is time, after a call that does not count."""
         work()
-        call_s = max(batch(work, 3), 1e-7)
-        calls = max(1, math.ceil(_DEVICE_SAMPLE_S / call_s))
-        return _samples(lambda: batch(work, calls), seconds)
+        calls = 1 if on_cpu else max(1, math.ceil(_DEVICE_SAMPLE_S / max(call_s(work, 3), 1e-7)))
+        end_s = time.perf_counter() + seconds
+        found = [call_s(work, calls), call_s(work, calls)]
+        while time.perf_counter() < end_s and len(found) < _MOST_SAMPLES:
+            found.append(call_s(work, calls))
+        return _Sample(best_s=max(min(found), 1e-9), median_s=max(statistics.median(found), 1e-9))
 
     return timer
-
-
-def _samples(sample: Callable[[], float], seconds: float) -> _Sample:
-    """Two samples in any case, and more while there is time."""
-    end = time.perf_counter() + seconds
-    found = [sample(), sample()]
-    while time.perf_counter() < end and len(found) < _MOST_SAMPLES:
-        found.append(sample())
-    return _Sample(best_s=max(min(found), 1e-9), median_s=max(statistics.median(found), 1e-9))

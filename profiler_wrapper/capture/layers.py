@@ -56,24 +56,19 @@ def find_stages(model: object) -> tuple[Stage, ...]:
 
 
 def _is_stage(found: Any) -> bool:
-    return isinstance(getattr(found, "submod", None), nn.Module) and isinstance(
-        getattr(found, "stage_index", None), int
-    )
+    is_numbered = isinstance(getattr(found, "stage_index", None), int)
+    return is_numbered and isinstance(getattr(found, "submod", None), nn.Module)
 
 
 def _stage(found: Any) -> Stage:
     place = getattr(found, "group_rank", None)
-    return Stage(int(found.stage_index), found.submod, place if isinstance(place, int) else None, _ranks_of(found))
-
-
-def _ranks_of(found: Any) -> tuple[int, ...]:
-    """The ranks that hold the pipeline's stages, as the whole job numbers them."""
     try:
         import torch.distributed as dist
 
-        return tuple(dist.get_process_group_ranks(getattr(found, "group", None)))
+        ranks = tuple(dist.get_process_group_ranks(getattr(found, "group", None)))
     except Exception:  # no process group, or an older torch
-        return ()
+        ranks = ()
+    return Stage(int(found.stage_index), found.submod, place if isinstance(place, int) else None, ranks)
 
 
 def numbered_from(entries: Mapping[str, nn.Module]) -> int:

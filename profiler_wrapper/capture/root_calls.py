@@ -19,7 +19,7 @@ from profiler_wrapper.trace.marks import GARBAGE
 # --------------------------------------------------------------------------------------------------
 # Marks Python's collections of garbage in the trace: their pauses belong to nobody's layer, and may hold all ranks up.
 #
-# torch.profiler tells of them only where it records stacks.
+# torch.profiler shows them only where it records stacks.
 
 _Range = torch._C._profiler._RecordFunctionFast
 _YOUNGEST = 0  # such collections are short, and there may be thousands of them a second
@@ -121,28 +121,20 @@ def is_part(module: nn.Module) -> bool:
     Asks the garbage collector, so it takes some 50 ms in a process with 300,000 objects.
     """
     for holder in gc.get_referrers(module):
-        if type(holder) is list and _is_list_of_layers(holder, module):
+        if type(holder) is list and len(holder) > 1 and all(type(item) is type(module) for item in holder):
             return True
-        if type(holder) is dict and _may_be_children(holder, module) and _belongs_to_module(holder):
+        if type(holder) is dict and _are_children(holder):
             return True
     return False
 
 
-def _is_list_of_layers(holder: list[Any], module: nn.Module) -> bool:
-    return len(holder) > 1 and all(type(item) is type(module) for item in holder)
-
-
-def _may_be_children(holder: dict[Any, Any], module: nn.Module) -> bool:
-    """Nothing but modules under names, as `Module._modules` is."""
-    return all(
-        isinstance(key, str) and (value is None or isinstance(value, nn.Module)) for key, value in holder.items()
+def _are_children(holder: dict[Any, Any]) -> bool:
+    """Whether it is the `_modules` of a module: nothing but modules under names, and a module refers to it."""
+    for key, value in holder.items():
+        if not isinstance(key, str) or not (value is None or isinstance(value, nn.Module)):
+            return False
+    return any(
+        # Python 3.11 and later keep attributes in the object itself.
+        isinstance(owner, nn.Module) or (type(owner) is dict and owner.get("_modules") is holder)
+        for owner in gc.get_referrers(holder)
     )
-
-
-def _belongs_to_module(children: dict[Any, Any]) -> bool:
-    for owner in gc.get_referrers(children):
-        if isinstance(owner, nn.Module):
-            return True  # Python 3.11 and later keep attributes in the object itself
-        if type(owner) is dict and owner.get("_modules") is children:
-            return True
-    return False

@@ -172,10 +172,6 @@ def _bytes(size_gb: float | None) -> int | None:
     return None if size_gb is None else round(size_gb * GB)
 
 
-def _bytes(size_gb: float | None) -> int | None:
-    return None if size_gb is None else round(size_gb * GB)
-
-
 def _times(value: float | None, factor: float | None) -> float | None:
     return None if value is None or factor is None else value * factor
 

@@ -56,7 +56,8 @@ class Finisher:
     ) -> None:
         self.windows = 0  # that ended, results of which may still be on their way
         self._explained: OutOfMemory | None = None
-        self._options, self._info = options, info
+        self.info = info
+        self._options = options
         self._record = RunRecord(options, info, describe, describe_compiled, describe_settings)
         self._place = RunPlace(options, info, self._record)
         self._followed: dict[str, None] = {}  # names of blocks, in the order they came
@@ -66,16 +67,6 @@ class Finisher:
         self._later: list[tuple[WindowTask, Child | None]] = []  # windows that are to be waited for
         self._waiting = threading.RLock()
         self._home = os.getpid()
-
-    @property
-    def rank(self) -> int:
-        """This process's rank."""
-        return self._info.rank
-
-    @property
-    def world_size(self) -> int:
-        """The ranks of the job."""
-        return self._info.world_size
 
     @property
     def directory(self) -> Path | None:
@@ -114,7 +105,7 @@ class Finisher:
 
     def begin(self) -> None:
         """Recording begins. Where there are several ranks, the run's directory says so from now on."""
-        if self._info.world_size > 1:
+        if self.info.world_size > 1:
             self._place.open()
 
     def part_path(self, name: str) -> Path:
@@ -186,7 +177,7 @@ class Finisher:
         directory, target = self._place.of_window(main, self.windows)
         return WindowTask(
             options=self._options,
-            info=self._info,
+            info=self.info,
             directory=directory,
             target=target,
             run=self._record.of_window(window, main, full, notes),
@@ -195,7 +186,7 @@ class Finisher:
             followed=tuple(self._followed),
             failure=failure,
             why_nothing="; ".join(window.warnings) or _NO_OP,
-            prints=self._options.enable_print_summary and self._options.is_first(self._info),  # one rank prints
+            prints=self._options.enable_print_summary and self._options.is_first(self.info),  # one rank prints
             unicode=unicode_terminal(),
         )
 

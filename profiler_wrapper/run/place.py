@@ -15,7 +15,7 @@ from profiler_wrapper.capture.allocator_history import snapshot_name
 from profiler_wrapper.capture.compiled import graph_breaks
 from profiler_wrapper.capture.rank import RunInfo
 from profiler_wrapper.capture.window import RecordedTrace, Window
-from profiler_wrapper.errors import tell
+from profiler_wrapper.errors import attempt, tell
 from profiler_wrapper.run.options import Options
 from profiler_wrapper.trace.owned import holdings_to_list
 from profiler_wrapper.trace.run_directory import RunDirectory, open_run, remove_empty
@@ -44,18 +44,19 @@ class RunRecord:
         self, window: Window, main: RecordedTrace, full: RecordedTrace | None, notes: list[str]
     ) -> dict[str, Any]:
         """Of one that has ended; `notes` get what could not be found out."""
+        nothing: dict[str, Any] = {}
         steps = {} if main.steps is None else {"timed_steps": list(main.steps), "full_steps": _full_steps(main, full)}
         return {
             **self._of_ranks(window.begin_ns, window.end_ns),
-            **_attempt("how the run is set up is not known", self.describe_settings, notes, {}),
+            **attempt("how the run is set up is", self.describe_settings, nothing, notes),
             "prefix": self.options.prefix,
             **steps,
             "complete": window.complete,
             "warnings": notes,
             "layers": list(self.describe()),
-            "compiled": _attempt("the layers inside compiled code have no rows", self.describe_compiled, notes, {}),
+            "compiled": attempt("the layers inside compiled code are", self.describe_compiled, nothing, notes),
             "held": holdings_to_list(main.held),
-            "graph_breaks": _attempt("graph breaks are not available", graph_breaks, notes, None),
+            "graph_breaks": attempt("graph breaks are", graph_breaks, None, notes),
             "cpu_frees_unsure": main.cpu_frees_unsure,
         }
 
@@ -68,14 +69,6 @@ class RunRecord:
             "window_begin_ns": begin_ns,
             "window_end_ns": end_ns,
         }
-
-
-def _attempt(otherwise: str, ask: Callable[[], Any], notes: list[str], nothing: Any) -> Any:
-    try:
-        return ask()
-    except Exception as error:
-        notes.append(f"{otherwise}, because {type(error).__name__}: {error}")
-        return nothing
 
 
 def choose(window: Window) -> tuple[RecordedTrace | None, RecordedTrace | None]:
@@ -125,7 +118,8 @@ class RunPlace:
             try:
                 self._open()
             except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
-                self._without_run(error)
+                self._fallback = tempfile.TemporaryDirectory(prefix="profiler_wrapper_")
+                self._note(f"no files were written, because {self._options.output_dir} cannot be used: {error}")
         here = self._local or self.run
         return here.directory if here is not None else Path(self._fallback.name)  # type: ignore[union-attr]
 
@@ -158,10 +152,6 @@ class RunPlace:
             self._note(f"files are written to {run.root} at once, because local_dir cannot be used: {error}")
             return None
         return local
-
-    def _without_run(self, error: Exception) -> None:
-        self._fallback = tempfile.TemporaryDirectory(prefix="profiler_wrapper_")
-        self._note(f"no files were written, because {self._options.output_dir} cannot be used: {error}")
 
     def _note(self, message: str) -> None:
         self.notes.append(message)
@@ -201,29 +191,24 @@ class RunPlace:
         """
         if self.run is None:
             return None, None
-        directory = self.run if number == 0 else self._later(self.run, main, number)
+        directory = self.run
+        if number:
+            first, last = (main.steps[0], main.steps[-1]) if main.steps else (number, number)
+            directory = self.run.for_window(first, last)
+            if directory.window in self._windows or directory.directory.exists():
+                directory = replace(directory, window=f"{directory.window}_{number}")
+            self._windows.add(directory.window)
         if self._local is None:
             return directory, None
         return replace(self._local, window=directory.window), directory
-
-    def _later(self, run: RunDirectory, main: RecordedTrace, number: int) -> RunDirectory:
-        first, last = (main.steps[0], main.steps[-1]) if main.steps else (number, number)
-        directory = run.for_window(first, last)
-        if directory.window in self._windows or directory.directory.exists():
-            directory = replace(directory, window=f"{directory.window}_{number}")
-        self._windows.add(directory.window)
-        return directory
 
     def history_path(self, what: Literal["mem", "oom"]) -> Path:
         """Where the allocator's history goes: not over the node's own disk, since it is written at any time."""
         options = self._options
         if options.mem_dir is None:
             parts = self.open()
-            return (
-                (parts if self.run is None else self.run.directory)
-                / "memory"
-                / snapshot_name(options.prefix, what=what)
-            )
+            directory = parts if self.run is None else self.run.directory
+            return directory / "memory" / snapshot_name(options.prefix, what=what)
         prefix = f"{options.prefix}_rank_{self._info.rank}" if self._info.world_size > 1 else options.prefix
         return options.mem_dir / snapshot_name(prefix, what=what)
 

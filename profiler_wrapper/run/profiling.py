@@ -193,13 +193,15 @@ class Profiling:
                 ),
             )
             self._check_ranks(self.finisher)
-        return self._options.ranks is None or self.finisher.rank in self._options.ranks
+        return self._options.ranks is None or self.finisher.info.rank in self._options.ranks
 
     def _check_ranks(self, finisher: Finisher) -> None:
         """Say so if nobody will record anything."""
         ranks = self._options.ranks
-        if ranks is not None and finisher.rank == 0 and min(ranks) >= finisher.world_size > 1:
-            tell(f"nothing is recorded: none of the ranks asked for is among the {finisher.world_size} of this job")
+        if ranks is not None and finisher.info.rank == 0 and min(ranks) >= finisher.info.world_size > 1:
+            tell(
+                f"nothing is recorded: none of the ranks asked for is among the {finisher.info.world_size} of this job"
+            )
 
     def _begin(self, plan: Plan) -> None:
         assert self.finisher is not None

@@ -41,7 +41,7 @@ from profiler_wrapper.trace.run_directory import RunDirectory, remove_empty
 from profiler_wrapper.units import file_size
 
 # --------------------------------------------------------------------------------------------------
-# One recorded window becomes a result and files, in this process or in a child (see window_child). No torch here.
+# One recorded window becomes a result and files, in this process or in a child. No torch here.
 
 PRINTED_ROWS = 25  # with the lines that say where the files are
 _PRINTED_WIDTH = 100

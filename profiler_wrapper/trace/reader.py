@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.errors import BrokenTrace
+from profiler_wrapper.errors import BrokenTrace, attempt
 from profiler_wrapper.trace.events import Args, Event, EventDecoder
 from profiler_wrapper.trace.json_stream import Progress, TraceWalker, no_garbage_collection
 from profiler_wrapper.trace.marks import GARBAGE
@@ -48,7 +48,6 @@ _T = TypeVar("_T")
 _NO_TIME = int(np.iinfo(np.int64).min)
 _LIMIT_US = (1 << 62) // 1000  # 146 years
 _HOUR_NS = 3600 * 10**9
-_LONGEST_NOTE = 300
 _LARGEST = 1 << 62  # of what counts as a number of things
 _MOST_RANKS = 1 << 20
 _DETAILS = "how kernels were launched, what copies moved and what collectives tell are"
@@ -126,15 +125,6 @@ def _read(
     if decoder.misfits:
         warnings.append(f"{decoder.misfits} entries of traceEvents could not be understood and were left out")
     return collector.finish(os.fspath(path), walker, warnings)
-
-
-def attempt(what: str, ask: Callable[[], _T], otherwise: _T, notes: list[str]) -> _T:
-    """What `ask` returns; where it fails `otherwise`, and a note that says so: one part spoils no other."""
-    try:
-        return ask()
-    except Exception as error:
-        notes.append(f"{what} not available, because that failed: {type(error).__name__}: {error}"[:_LONGEST_NOTE])
-        return otherwise
 
 
 # --- what grows slice by slice ---

@@ -94,7 +94,7 @@ def test_torch_is_as_before_also_after_an_interrupt(monkeypatch: pytest.MonkeyPa
 
     torch.set_float32_matmul_precision("high")
     before = settings()
-    monkeypatch.setattr(ceilings, "_cpu_timer", interrupt)
+    monkeypatch.setattr(ceilings, "_timer", lambda device: interrupt)
     with pytest.raises(KeyboardInterrupt):
         tiny()
     assert settings() == before
@@ -206,7 +206,7 @@ def test_device_events_time_batches_of_calls(monkeypatch: pytest.MonkeyPatch) ->
         clock.ms += 0.5
 
     monkeypatch.setattr(torch, "Event", FakeEvent)
-    sample = ceilings._device_timer(CUDA)(work, 0.0)
+    sample = ceilings._timer(CUDA)(work, 0.0)
     assert sample == (pytest.approx(0.5e-3), pytest.approx(0.5e-3))
     assert len(calls) == 1 + 3 + 2 * 20  # warm-up, a first look, two samples
     assert clock.waited == 3

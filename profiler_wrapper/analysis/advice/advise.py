@@ -14,7 +14,7 @@ from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, durat
 from profiler_wrapper.analysis.advice.verdict import comparable, verdict
 from profiler_wrapper.analysis.model import Finding
 from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known
-from profiler_wrapper.trace.reader import attempt
+from profiler_wrapper.errors import attempt
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed

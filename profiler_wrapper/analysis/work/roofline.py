@@ -31,7 +31,7 @@ from profiler_wrapper.analysis.work.flops import (
 from profiler_wrapper.analysis.work.formulas import OpFlops
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.analysis.work.traffic import Traffic
-from profiler_wrapper.trace.reader import attempt
+from profiler_wrapper.errors import attempt
 from profiler_wrapper.trace.recording import Int32, Int64
 from profiler_wrapper.trace.shapes import Shapes
 
