@@ -22,9 +22,11 @@ from profiler_wrapper.ranks.model import Clocks, Float, Int
 MOST_ROWS: Final = 400_000  # of communication that are read
 MOST_STEPS: Final = 200
 MOST_EVENTS: Final = 200  # of a group, evenly chosen
-BLOCKS: Final = 0.5  # of a blocking collective the ends are so much closer than the starts: who only launches goes on
-CLOSE_NS: Final = 1e6  # ends as close as this are shared whatever the starts are
-SPREAD_RATIO: Final = 3.0  # collectives of a group whose ends scatter so many times as far as the closest are left out
+# Of a blocking collective the ends scatter so much less than the starts: who only launches it goes on.
+ENDS_TO_STARTS: Final = 0.5
+CLOSE_ENDS_NS: Final = 1e6  # ends as close as this are shared whatever the starts are
+# Collectives of a group whose ends scatter so many times as far as the closest are left out.
+MOST_SCATTER_RATIO: Final = 3.0
 ONE_CLOCK_NS: Final = 50e6  # ranks that differ by more have no clock in common, whatever their host is called
 NO_HOST: Final = ("", "localhost", "localhost.localdomain")
 MOST_DRIFT: Final = 1e-3  # no clock is as wrong
@@ -58,19 +60,11 @@ ON_TIME: Final = Line(0.0, 0.0)
 
 
 def fit(database: Database) -> Clocks:
-    """The clocks of all ranks of a database that is prepared (see prepared)."""
-    extents = to_arrays(
-        database,
-        "SELECT rank, step, min(start_ns) AS begin, max(start_ns + duration_ns) AS finish FROM spans GROUP BY ALL",
-    )
-    ranks = np.unique(np.asarray(extents["rank"]).astype(np.int64))
-    if not len(ranks):
-        return _unknown(ranks, 0, "no rank has spans")
-    base = int(extents["begin"].min())
-    if len(ranks) == 1:
-        return _unknown(ranks, base, "one rank has one clock")
-    if _begins_anew(extents, int(ranks[0])):
-        return _unknown(ranks, base, "times begin anew in each step: clocks are taken as they are")
+    """The clocks of all ranks of a database that is prepared (see `times.prepare`)."""
+    base, found = database.execute("SELECT min(start_ns), list(DISTINCT rank ORDER BY rank) FROM spans").fetchone()
+    ranks = np.array(found or [], dtype=np.int64)
+    if len(ranks) < 2:
+        return _unknown(ranks, base or 0, "one rank has one clock" if len(ranks) else "no rank has spans")
     fitted = _Fit(ranks, _hosts(database, ranks))
     fitted.use(collective_ends(database, base))
     source: Literal["collectives", "steps"] = "collectives" if fitted.lines else "steps"
@@ -122,21 +116,9 @@ def _unknown(ranks: Int, base: int, note: str) -> Clocks:
 
 def _hosts(database: Database, ranks: Int) -> dict[int, str]:
     """By rank, where it is known and means something."""
-    if not any(row[0] == "host" for row in database.execute("DESCRIBE ranks").fetchall()):
-        return {}
     rows = database.execute("SELECT rank, max(host) FROM ranks WHERE host IS NOT NULL GROUP BY rank").fetchall()
     known = set(ranks.tolist())
     return {rank: host for rank, host in rows if host not in NO_HOST and rank in known}
-
-
-def _begins_anew(extents: Any, rank: int) -> bool:
-    """Whether most steps of a rank begin before the step before them is half done, which no job does."""
-    steps = np.ma.masked_invalid(np.ma.asarray(extents["step"]))
-    mine = np.flatnonzero((np.asarray(extents["rank"]) == rank) & ~np.ma.getmaskarray(steps))
-    order = mine[np.argsort(np.asarray(steps)[mine])]
-    begin, finish = extents["begin"][order].astype(np.int64), extents["finish"][order].astype(np.int64)
-    early = begin[1:] < begin[:-1] + (finish[:-1] - begin[:-1]) // 2
-    return bool(len(early) and early.mean() > 0.5)
 
 
 # --- shared events ---
@@ -200,15 +182,14 @@ def _shared_by_group(rows: dict[str, Any]) -> SharedEvents | None:
     kept: list[tuple[float, Float]] = []
     for part in _split(rows, "label"):
         event = part["step"] * (int(part["number"].max()) + 1) + part["number"]
-        ends = _matrix(event, part["rank"], ranks, part["end_ns"])
-        starts = _matrix(event, part["rank"], ranks, part["start_ns"])
-        scatter = _scatter(_shared(ends))
-        if len(_shared(ends)) and (scatter < BLOCKS * _scatter(_shared(starts)) or scatter < CLOSE_NS):
-            kept.append((scatter, _shared(ends)))
+        starts, ends = (_shared(_matrix(event, part["rank"], ranks, part[name])) for name in ("start_ns", "end_ns"))
+        scatter = _scatter(ends)
+        if len(ends) and (scatter < ENDS_TO_STARTS * _scatter(starts) or scatter < CLOSE_ENDS_NS):
+            kept.append((scatter, ends))
     if not kept:
         return None
     closest = min(scatter for scatter, _ in kept)
-    ends = np.concatenate([each for scatter, each in kept if scatter <= SPREAD_RATIO * closest])
+    ends = np.concatenate([each for scatter, each in kept if scatter <= MOST_SCATTER_RATIO * closest])
     ends = ends[np.argsort(median(ends, axis=1), kind="stable")]
     return SharedEvents(ranks, ends[_evenly(len(ends), MOST_EVENTS)])
 
@@ -289,25 +270,25 @@ class _Fit:
             self._fit_group(group)
             return
         main = Counter(self.part.values()).most_common(1)[0][0]
-        units = group.ranks.tolist()
+        for unit in group.ranks.tolist():
+            self.part.setdefault(unit, -1 - unit)  # a part of its own
+        part = np.array([self.part[unit] for unit in group.ranks.tolist()])
         aligned = self._aligned(group)
-        part = np.array([self.part.get(unit, -1 - place) for place, unit in enumerate(units)])
-        common = median(aligned[:, part == main], axis=1) if (part == main).any() else aligned[:, 0] * np.nan
+        main_ends = median(aligned[:, part == main], axis=1) if (part == main).any() else aligned[:, 0] * np.nan
         joined = 0
-        for other in np.unique(part[part != main]):
+        for other in np.unique(part[part != main]).tolist():
             own = median(aligned[:, part == other], axis=1)
-            both = ~np.isnan(own) & ~np.isnan(common)
+            both = ~np.isnan(own) & ~np.isnan(main_ends)
             if not both.any():
                 continue
-            line = fit_line(own[both], (own - common)[both])
-            members = [unit for unit in set(self.unit.values()) if self.part.get(unit) == other]
-            for unit in members or [unit for unit, each in zip(units, part, strict=True) if each == other]:
+            line = fit_line(own[both], (own - main_ends)[both])
+            for unit in [unit for unit, each in self.part.items() if each == other]:
                 before = self.lines.get(unit, ON_TIME)
                 self.lines[unit] = Line(
                     before.offset_ns + line.offset_ns - line.drift * before.offset_ns,
                     before.drift + line.drift * (1 - before.drift),
                 )
-                self.errors[unit] = [(own[both], line.aligned(own[both]) - common[both])]
+                self.errors[unit] = [(own[both], line.aligned(own[both]) - main_ends[both])]
                 joined += sum(each == unit for each in self.unit.values())
         self.notes.append(f"{joined} ranks share no collective with the others: compared by the ends of steps")
 

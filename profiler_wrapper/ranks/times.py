@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, median
+from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, median, outliers
 from profiler_wrapper.ranks.database import Database, Grid, column, has_table, insert, to_arrays
 from profiler_wrapper.ranks.model import (
     COMPUTE,
@@ -670,16 +670,12 @@ def _flagged(scores: Float) -> Bool:
 # --- outliers ---
 
 
-_SPREADS = 4.0  # beyond the median
-_SHARE = 0.1  # and at least this much longer than the median
-
-
 class OverRanks(NamedTuple):
     """One time over the ranks that have it, in the unit of what was given."""
 
     typical: float  # the median; of two the quicker
     spread: float  # 1.48 times the median deviation
-    outliers: tuple[int, ...]  # ranks far beyond, the slowest first
+    outliers: tuple[int, ...]  # ranks far slower, the slowest first
 
 
 def typical(values: Float, axis: int) -> Float:
@@ -690,9 +686,8 @@ def typical(values: Float, axis: int) -> Float:
 
 
 def over_ranks(values: Float, ranks: Int) -> OverRanks:
-    """What is typical of (R,) values, all known, how they spread, and who is far beyond."""
-    middle = float(typical(values, axis=0))
-    spread = MAD_TO_SIGMA * float(np.median(np.abs(values - middle)))
-    far = values > middle + max(_SPREADS * spread, _SHARE * middle)
-    order = np.argsort(-values[far], kind="stable")
-    return OverRanks(middle, spread, tuple(ranks[far][order].tolist()) if len(values) > 1 else ())
+    """What is typical of (R,) values, all known, how they spread, and which ranks are outliers (of three or more)."""
+    center = float(typical(values, axis=0))
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(values - center)))
+    slow = {at: excess for at, excess in outliers(values.tolist()).items() if excess > 0}
+    return OverRanks(center, spread, tuple(int(ranks[at]) for at in sorted(slow, key=lambda at: -slow[at])))
