@@ -220,8 +220,8 @@ def load(
     """
     path = given = Path(path)
     check_path(path)
-    told = (os.environ.get(VARIABLE) if peaks is None else peaks) if path.is_dir() else None
-    path = find_result(path, rank=rank, with_trace=bool(told))
+    wanted_peaks = (os.environ.get(VARIABLE) if peaks is None else peaks) if path.is_dir() else None
+    path = find_result(path, rank=rank, with_trace=bool(wanted_peaks))
     if path.name == RESULT_FILE:
         if peaks is not None:
             raise WrongUse(f"{path}: peaks= needs the trace, from which the result was made. Give the trace.")

@@ -74,7 +74,7 @@ class Baseline:
     step: LayerTime | None = None  # all time of a step; None: times cannot be judged
     times: Mapping[TimeKey, LayerTime]
     no_times: str = ""  # why times cannot be judged
-    alike: Mapping[str, tuple[str, int | None]]  # layer -> name with a number left open, and that number
+    siblings: Mapping[str, tuple[str, int | None]]  # layer -> name with a number left open, and that number
     results: tuple[Analysis, ...] = field(default=(), compare=False, repr=False)  # that it was made from
 
     @property
@@ -163,7 +163,7 @@ def _measured(analysis: Analysis, name_of: Mapping[str, str]) -> Baseline:
         times=times,
         step=step,
         no_times=no_times,
-        alike={name_of.get(row.layer, row.layer): like_name(row.layer, row.block) for row in analysis.layers},
+        siblings={name_of.get(row.layer, row.layer): like_name(row.layer, row.block) for row in analysis.layers},
     )
 
 
@@ -273,7 +273,7 @@ def _together(sides: Sequence[Baseline]) -> Baseline:
         step=_step(timed),
         times=_times_together(timed),
         no_times="" if timed else sides[0].no_times,
-        alike={layer: name for one in reversed(sides) for layer, name in one.alike.items()},
+        siblings={layer: name for one in reversed(sides) for layer, name in one.siblings.items()},
     )
 
 
@@ -346,12 +346,12 @@ def _version_2(data: Mapping[str, Any]) -> Baseline:
     ranges |= {Amount("wait", name): _range(value) for name, value in (data.get("synchronisations") or {}).items()}
     for phase, ops in data["ops"].items():
         ranges |= {Amount("op", op, phase): _range(value) for op, value in ops.items()}
-    alike: dict[str, tuple[str, int | None]] = {}
+    siblings: dict[str, tuple[str, int | None]] = {}
     backends: dict[tuple[str, Phase], tuple[str, ...]] = {}
     times: dict[TimeKey, LayerTime] = {}
     for row in data["rows"]:
         names, phase = _names(row["names"]), row["phase"]
-        alike |= names
+        siblings |= names
         for layer in names:
             for what in _OF_LAYER:
                 ranges[Amount(what, layer, phase)] = _range(row.get(what))
@@ -371,7 +371,7 @@ def _version_2(data: Mapping[str, Any]) -> Baseline:
         times=times,
         step=LayerTime(data["step_us"], data["step_spread"]) if "step_us" in data else None,
         no_times=data.get("no_times", ""),
-        alike=alike,
+        siblings=siblings,
     )
 
 

@@ -64,15 +64,15 @@ def work_changes(pairs: Sequence[Pair], a: Side, b: Side) -> tuple[WorkChange, .
     members: dict[_Key, list[Pair]] = defaultdict(list)
     for pair in pairs:
         members[pair.layer, None if pair.layer else pair.phase].append(pair)
-    alike: dict[tuple[object, ...], list[WorkChange]] = defaultdict(list)
+    siblings: dict[tuple[object, ...], list[WorkChange]] = defaultdict(list)
     for (layer, phase), rows in members.items():
         change = _change(layer, phase, rows, a, b)
         if change is not None:
             pattern, _ = like_name(layer, rows[0].row.block)
             deltas = (change.flops_delta, round(change.events_delta), round(change.calls_delta))
-            alike[pattern, phase, deltas].append(change)
+            siblings[pattern, phase, deltas].append(change)
     block = {pair.layer: pair.row.block for pair in pairs}
-    found = [_together(changes, block) for changes in alike.values()]
+    found = [_together(changes, block) for changes in siblings.values()]
     flops = max(1, *(sum(row.flops_per_step for row in side.analysis.flops) for side in (a, b)))
     events = max(1, *(sum(row.count for row in side.analysis.classes) / side.steps for side in (a, b)))
     return tuple(sorted(found, key=lambda one: -abs(one.flops_delta) / flops - abs(one.events_delta) / events))
@@ -158,11 +158,11 @@ def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -
     different = differences(traits(a), traits(b))
     notes = tuple(_notes(side_a, side_b, changes))
     totals = tuple(_totals(side_a, side_b, paired.pairs, changes, decision))
-    told_backends = tuple((folded_name(layers), one, other) for layers, one, other in backend_changes)
-    told = math.isfinite(changes.total.mean_error) and changes.total.mean_error <= SURE
-    sure = changes.known and (told if decision == "no difference" else explained(found, totals[0]) >= MOST_OF_IT)
+    named_backends = tuple((folded_name(layers), one, other) for layers, one, other in backend_changes)
+    precise = math.isfinite(changes.total.mean_error) and changes.total.mean_error <= SURE
+    sure = changes.known and (precise if decision == "no difference" else explained(found, totals[0]) >= MOST_OF_IT)
     return Comparison(
-        verdict=verdict_of(different, totals, changes, found, work, told_backends, (a.time_basis, b.time_basis)),
+        verdict=verdict_of(different, totals, changes, found, work, named_backends, (a.time_basis, b.time_basis)),
         decision=decision,
         confidence="high" if sure else "low",
         name_a=name_a,
@@ -179,7 +179,7 @@ def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -
         rows=tuple(_row(pair, side_a, side_b, changes, backends_a, backends_b) for pair in paired.pairs),
         classes=_classes(a, b),
         unattributed=_reasons(a, b),
-        backend_changes=told_backends,
+        backend_changes=named_backends,
         common=changes.left_out,
     )
 
@@ -263,8 +263,8 @@ def _known_flops(pairs: Sequence[Pair]) -> ComparedTotal:
 
 def _steps_on_the_clock(side_a: Side, side_b: Side) -> ComparedTotal:
     """What a step takes, judged where it is known of several steps."""
-    told, _ = _step_times(side_a.analysis, side_b.analysis)
-    times_a, times_b = (np.array(times, dtype=np.float64) for times in told)
+    times_of_steps, _ = _step_times(side_a.analysis, side_b.analysis)
+    times_a, times_b = (np.array(times, dtype=np.float64) for times in times_of_steps)
     same_basis = side_a.analysis.time_basis == side_b.analysis.time_basis
     enough = min(len(times_a), len(times_b)) >= FEWEST_STEPS and bool((times_a > 0).all() and (times_b > 0).all())
     change = series_change(times_a, times_b) if same_basis and enough else None
@@ -355,12 +355,12 @@ def _backend_changes(
 ) -> tuple[tuple[Mapping[str, str | None], str, str], ...]:
     """Where attention runs otherwise, like layers together: each with its block."""
 
-    def told(row: LayerRow | None, backends: _Backends) -> str:
+    def backends_of(row: LayerRow | None, backends: _Backends) -> str:
         return "" if row is None else " + ".join(sorted(backends.get((row.layer, row.phase), ())))
 
     groups: dict[tuple[str, str, str], dict[str, str | None]] = defaultdict(dict)
     for pair in pairs:
-        one, other = told(pair.a, a), told(pair.b, b)
+        one, other = backends_of(pair.a, a), backends_of(pair.b, b)
         if one != other and pair.a is not None and pair.b is not None:
             pattern, _ = like_name(pair.layer, pair.row.block)
             groups[pattern, one or NO_BACKEND, other or NO_BACKEND][pair.layer] = pair.row.block

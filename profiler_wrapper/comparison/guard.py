@@ -136,15 +136,15 @@ def guard(base: Baseline, run: Baseline, *, baseline_name: str = "baseline", run
 def _checks(base: Baseline, run: Baseline, found: Sequence[Difference]) -> tuple[GuardCheck, ...]:
     model = next((one for one in found if one.what == "model"), None)
     if model is not None:
-        return _none_judged(_NAMES, f"the baseline is of {model.a}, the run of {model.b}")
+        return _skipped(_NAMES, f"the baseline is of {model.a}, the run of {model.b}")
     one, other = (bool(side.traits.get("steps")) for side in (base, run))
     if one != other:
         who = "the run" if one else "the baseline"
-        return _none_judged(_NAMES, f"{who} marks no steps, so that nothing of it is per step")
+        return _skipped(_NAMES, f"{who} marks no steps, so that nothing of it is per step")
     other_machine = _in_words([one for one in found if one.what in _OF_COUNTS])
     if other_machine:
         names = ("kernels or ops", "synchronisations", "graph breaks", "memory", "attention")
-        exact = _none_judged(names, other_machine)
+        exact = _skipped(names, other_machine)
     else:
         causes = _better_attention(base, run)
         exact = (
@@ -158,7 +158,7 @@ def _checks(base: Baseline, run: Baseline, found: Sequence[Difference]) -> tuple
     return (_check_flops(base, run), *exact, _check_time(base, run, differs=differs))
 
 
-def _none_judged(names: Iterable[str], reason: str) -> tuple[GuardCheck, ...]:
+def _skipped(names: Iterable[str], reason: str) -> tuple[GuardCheck, ...]:
     return tuple(GuardCheck(name=name, status="not judged", reason=reason) for name in names)
 
 
@@ -224,7 +224,7 @@ def _layer_rows(
 
 
 def _like_name(layer: str, base: Baseline, run: Baseline) -> tuple[str, int | None]:
-    return base.alike.get(layer) or run.alike.get(layer) or (layer, None)
+    return base.siblings.get(layer) or run.siblings.get(layer) or (layer, None)
 
 
 def _folded(layers: Sequence[str], base: Baseline, run: Baseline) -> str:
@@ -494,12 +494,12 @@ def _ops_text(grown: Mapping[str, _Calls]) -> str:
 def _check_time(base: Baseline, run: Baseline, *, differs: str = "") -> GuardCheck:
     """Each layer beside the others, and the step as a whole; on a CPU the step alone says too little."""
     if differs:
-        return _not_judged(differs)
+        return _no_time(differs)
     for side, who in ((base, "the baseline"), (run, "the run")):
         if side.no_times:
-            return _not_judged(f"{who}: {side.no_times}")
+            return _no_time(f"{who}: {side.no_times}")
     if base.step is None or run.step is None:
-        return _not_judged("no step has a time")
+        return _no_time("no step has a time")
     before, after = base.times, run.times
     keys = [key for key in before if key in after]
     shift = np.array([math.log(after[key].level_us / before[key].level_us) for key in keys])
@@ -537,9 +537,9 @@ def _check_time(base: Baseline, run: Baseline, *, differs: str = "") -> GuardChe
             (worse if whole > 0 else better).append(_finding(("", None), base.step.level_us, whole, limit, spread))
     if on_cpu and abs(math.expm1(common)) > BUSY and not worse:
         amount = f"{100 * math.expm1(common):+.0f} %"
-        return _not_judged(f"all layers alike changed by {amount}, as on a busy machine or at another clock: try again")
+        return _no_time(f"all layers alike changed by {amount}, as on a busy machine or at another clock: try again")
     if unsteady + held_up and unsteady + held_up == len(keys) and on_cpu:
-        return _not_judged("every layer varies too much from step to step, as on a busy machine: try again")
+        return _no_time("every layer varies too much from step to step, as on a busy machine: try again")
     worse.sort(key=_amount)
     return GuardCheck(
         name="time",
@@ -571,7 +571,7 @@ def _reserves(unsteady: int, held_up: int, layers: int, *, on_cpu: bool) -> Iter
         yield f"{held_up} of {layers} changed with the rest of the step or are nearly all of it, as under other load"
 
 
-def _not_judged(reason: str) -> GuardCheck:
+def _no_time(reason: str) -> GuardCheck:
     return GuardCheck(name="time", status="not judged", reason=reason)
 
 

@@ -208,8 +208,8 @@ class Side:
     def series(self, rows: Sequence[LayerRow]) -> Float:
         """Time of `rows` together in each step; of one step, where no more is known, all of it."""
         if self.known_steps:
-            told = [row.step_times_ns for row in rows if row.step_times_ns]
-            per_row: Float = np.array(told, dtype=np.float64).reshape(-1, self.steps)
+            known = [row.step_times_ns for row in rows if row.step_times_ns]
+            per_row: Float = np.array(known, dtype=np.float64).reshape(-1, self.steps)
             return np.asarray(per_row.sum(axis=0), dtype=np.float64)
         return np.array([sum(row.time_ns for row in rows) / self.steps])
 
@@ -222,8 +222,8 @@ class Side:
 def side_of(analysis: Analysis) -> Side:
     """The side of one result. Times of its steps count as known where every row of a layer with time has them."""
     steps = sum(row.step is not None for row in analysis.steps)
-    told = all(len(row.step_times_ns) == steps for row in analysis.layers if row.time_ns)
-    return Side(analysis, max(1, steps), steps > 1 and told and bool(analysis.layers), steps > 0)
+    each_row_known = all(len(row.step_times_ns) == steps for row in analysis.layers if row.time_ns)
+    return Side(analysis, max(1, steps), steps > 1 and each_row_known and bool(analysis.layers), steps > 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -111,8 +111,8 @@ def compare_text(comparison: Comparison, *, rows: int = 20, width: int = 100, un
     parts[-1] += "".join(f"\n{line}" for line in textwrap.wrap(clean(_legend(comparison), unicode=unicode), width))
     if comparison.culprits:
         room = max(_LEAST_NAME_WIDTH, width - 36)
-        told = [_changed_layer(one, room, unicode) for one in comparison.culprits]
-        parts.append(_fitting(("changed otherwise", "ms a step", "change", "of all"), told, width, spare=(3, 1)))
+        changed = [_changed_layer(one, room, unicode) for one in comparison.culprits]
+        parts.append(_fitting(("changed otherwise", "ms a step", "change", "of all"), changed, width, spare=(3, 1)))
         if abs(comparison.common) >= _NO_COMMON:
             left_out = f"ms a step: beyond the {percent(comparison.common, None)} that all layers have in common"
             parts[-1] += "".join(f"\n{line}" for line in textwrap.wrap(left_out, width))
@@ -187,21 +187,21 @@ def _work_table(comparison: Comparison, width: int, unicode: bool) -> str:
 
 def _table(comparison: Comparison, most: int, width: int, unicode: bool) -> str:
     every = folded_rows(comparison)
-    alike = all(one.what != BASIS for one in comparison.differences)
+    comparable = all(one.what != BASIS for one in comparison.differences)
     shown = every[:most]
     rest = every[most:]
-    lines = [_line(row, alike) for row in shown]
+    lines = [_line(row, comparable) for row in shown]
     if rest:
         a, b = sum(row.a_ns or 0.0 for row in rest), sum(row.b_ns or 0.0 for row in rest)
         lines.append((f"({len(rest)} more)", "", _ms(a), _ms(b), f"{(b - a) / 1e6:+.3f}", "", ""))
     a, b = (sum((row.a_ns if side == "a" else row.b_ns) or 0.0 for row in every) for side in "ab")
     lines.append(
-        ("TOTAL", "", _ms(a), _ms(b), f"{(b - a) / 1e6:+.3f}", percent(b / a - 1, None) if a and alike else "", "")
+        ("TOTAL", "", _ms(a), _ms(b), f"{(b - a) / 1e6:+.3f}", percent(b / a - 1, None) if a and comparable else "", "")
     )
     header = ("mean own time a step", "phase", "a ms", "b ms", "b - a", "change", "")
     others = grid(("", *header[1:]), [("", *line[1:]) for line in lines], left_columns=2).split("\n")
     room = min(_LONGEST_NAME, max(_LEAST_OWN_NAME_WIDTH, width - max(map(cells, others)) - 2))
-    names = _told_apart([clean(line[0], unicode=unicode) for line in lines], room)
+    names = _distinct([clean(line[0], unicode=unicode) for line in lines], room)
     lines = [(name, *line[1:]) for name, line in zip(names, lines, strict=True)]
     return _fitting(header, lines, width, spare=(2, 5, 3), left_columns=2)
 
@@ -219,7 +219,7 @@ def _fitting(
     return drawn
 
 
-def _told_apart(names: Sequence[str], room: int) -> list[str]:
+def _distinct(names: Sequence[str], room: int) -> list[str]:
     """Each in at most `room` columns: cut in the middle, and where two would then be one, at its begin."""
     short = [shorten(name, room) for name in names]
     whole: dict[str, set[str]] = defaultdict(set)
@@ -231,8 +231,8 @@ def _told_apart(names: Sequence[str], room: int) -> list[str]:
     ]
 
 
-def _line(row: FoldedRow, alike: bool) -> tuple[str, ...]:
-    change = percent(row.b_ns / row.a_ns - 1, None) if alike and row.a_ns and row.b_ns is not None else ""
+def _line(row: FoldedRow, comparable: bool) -> tuple[str, ...]:
+    change = percent(row.b_ns / row.a_ns - 1, None) if comparable and row.a_ns and row.b_ns is not None else ""
     return (
         row.label,
         "" if row.phase == row.label else row.phase.replace("_", " "),
@@ -247,12 +247,12 @@ def _line(row: FoldedRow, alike: bool) -> tuple[str, ...]:
 def _said(row: FoldedRow) -> str:
     if row.a_ns is None or row.b_ns is None:
         return "only in b" if row.a_ns is None else "only in a"
-    told = [
+    decided = [
         word if row.members == 1 else f"{len(names)} {word}"
         for names, word in ((row.slower, "slower"), (row.faster, "faster"))
         if names
     ]
-    return ", ".join(told)
+    return ", ".join(decided)
 
 
 def _ms(value_ns: float) -> str:
@@ -292,8 +292,8 @@ def compare_csv(comparison: Comparison) -> str:
         line: dict[str, object] = {name: csv_cell(getattr(row, name)) for name in CSV_COLUMNS[:7]}
         for side, own, steps in (("a", row.a, comparison.steps_a), ("b", row.b, comparison.steps_b)):
             if own is not None:
-                told = own.to_dict(steps) | {"self_time_per_step_us": own.self_time_ns / steps / 1000}
-                line |= {f"{name[:-2]}_{side}": told[name[:-2]] for name in CSV_COLUMNS[7:] if name.endswith("_a")}
+                amounts = own.to_dict(steps) | {"self_time_per_step_us": own.self_time_ns / steps / 1000}
+                line |= {f"{name[:-2]}_{side}": amounts[name[:-2]] for name in CSV_COLUMNS[7:] if name.endswith("_a")}
         writer.writerow(line)
     for reason in comparison.unattributed:
         line = {"layer": f"(unattributed) {reason.reason}"}

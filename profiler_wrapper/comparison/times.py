@@ -132,7 +132,7 @@ def time_changes(pairs: Sequence[Pair], a: Side, b: Side, other_work: Collection
         whole = UnitKey(key.layers, None)
         plain[whole] = plain.get(whole, 0.0) or direction
     certain = (np.array(sure), np.array([plain.get(key, 0.0) for key in keys]))
-    return _judged(keys, table_a, table_b, np.array(weights), one_sided, total, shared, certain, on_cpu)
+    return _unit_changes(keys, table_a, table_b, np.array(weights), one_sided, total, shared, certain, on_cpu)
 
 
 def shared_time(pairs: Sequence[Pair], a: Side, b: Side) -> float:
@@ -167,7 +167,7 @@ def _beside_the_rest(a: Float, b: Float, wholes: tuple[Float, Float]) -> bool:
     return fastest / beside.shift >= _IN_FASTEST
 
 
-def _judged(
+def _unit_changes(
     keys: Sequence[UnitKey],
     a: Float,
     b: Float,
@@ -185,16 +185,16 @@ def _judged(
     common = weighted_median(moved, weight)
     common_error = shifts.common_error if math.isfinite(shifts.common_error) else 0.0
     sure_of_common = abs(shifts.common) > limit(common_error, known=shifts.known)
-    all_alike = bool(total.beyond_noise and shared >= LEAST_SHARED and sure_of_common)
+    all_moved = bool(total.beyond_noise and shared >= LEAST_SHARED and sure_of_common)
     sure, direction = certain
     plain = np.sign(direction) * shifts.excess > math.log1p(_PLAIN)  # beside the rest of its step, and all layers
     one_way = (moved - common) * shifts.excess > 0  # what is shown and what is judged
     beyond = apart = ((shifts.beyond_noise() & sure) | plain) & one_way
-    if all_alike and not on_cpu:
+    if all_moved and not on_cpu:
         error = np.hypot(shifts.error, common_error)
         far = np.abs(shifts.shift) > limit(error, known=shifts.known)
         beyond = (far | plain) & (moved * shifts.shift > 0)
-    base = 0.0 if all_alike and not on_cpu else common
+    base = 0.0 if all_moved and not on_cpu else common
     for i, key in enumerate(keys):
         before, after = float(mean_a[i]), float(mean_b[i])
         units[key] = UnitChange(
@@ -209,7 +209,7 @@ def _judged(
     return TimeChanges(
         units=units,
         common=math.expm1(common),
-        common_beyond_noise=all_alike,
+        common_beyond_noise=all_moved,
         known=shifts.known,
         total=total,
         shared=shared,
@@ -247,7 +247,7 @@ def folds(pairs: Iterable[Pair]) -> list[tuple[str, ...]]:
 # What explains a change: from the whole model down to the layers that it is in.
 
 EXPLAINS = 0.75  # of a change: then it is said of the part instead of the whole
-_ALIKE = 0.5  # of the mean change of like layers that the median one must have, to name all of them
+_TYPICAL_SHARE = 0.5  # of the mean change of like layers that the median one must have, to name all of them
 _ONE_WAY = 0.9  # of them have changed in the same direction
 MOST_CHANGED = 5
 
@@ -305,13 +305,13 @@ class _Tree:
         for child in children:
             fold = tuple(layer for layer in self._fold_of.get(child, ()) if layer in children)
             whole = UnitKey(self._fold_of.get(child, ()), None)
-            if len(fold) == len(whole.layers) and self._changed_alike(whole):
+            if len(fold) == len(whole.layers) and self._changed_together(whole):
                 parts[whole] = None
             else:
                 parts[UnitKey((child,), None)] = None
         return list(parts)
 
-    def _changed_alike(self, fold: UnitKey) -> bool:
+    def _changed_together(self, fold: UnitKey) -> bool:
         own = self._changes.get(fold)
         if own is None or not own.apart:
             return False
@@ -320,26 +320,26 @@ class _Tree:
         same_way = sum((delta > 0) == (own.apart_ns > 0) for delta in deltas)
         typical = median(deltas) if deltas else 0.0
         mean = own.apart_ns / len(fold.layers)
-        return same_way >= _ONE_WAY * len(fold.layers) and typical / mean >= _ALIKE
+        return same_way >= _ONE_WAY * len(fold.layers) and typical / mean >= _TYPICAL_SHARE
 
     def whole(self, keys: Iterable[UnitKey]) -> list[UnitKey]:
         """`keys`, with all of the like layers as one where each of them is there and they changed alike."""
         found = list(keys)
         for fold in dict.fromkeys(self._fold_of.get(key.layers[0], ()) for key in found):
             single = [UnitKey((layer,), None) for layer in fold]
-            if fold and set(single) <= set(found) and self._changed_alike(UnitKey(fold, None)):
+            if fold and set(single) <= set(found) and self._changed_together(UnitKey(fold, None)):
                 found = [UnitKey(fold, None), *(key for key in found if key not in single)]
         return found
 
     def joined(self, keys: Iterable[UnitKey]) -> Iterable[UnitKey]:
         """`keys`, with like layers that only one side has as one."""
-        alike: dict[tuple[object, ...], list[UnitKey]] = defaultdict(list)
+        one_sided: dict[tuple[object, ...], list[UnitKey]] = defaultdict(list)
         for key in keys:
             change = self._changes[key]
             own = key.layers if len(key.layers) > 1 or change.change is not None else ()
             fold = own or self._fold_of.get(key.layers[0], key.layers)
-            alike[fold, own, key.phase, change.change is None and change.delta_ns > 0].append(key)
-        for members in alike.values():
+            one_sided[fold, own, key.phase, change.change is None and change.delta_ns > 0].append(key)
+        for members in one_sided.values():
             key = UnitKey(tuple(layer for member in members for layer in member.layers), members[0].phase)
             if len(members) > 1:
                 delta = sum(self._changes[member].delta_ns for member in members)

@@ -79,15 +79,15 @@ def traits(analysis: Analysis) -> dict[str, Any]:
         ),
         "shapes_in_timed_steps": not set(_numbers(run.get("timed_steps"))).isdisjoint(_numbers(run.get("full_steps"))),
     }
-    told = analysis.summary.get("comparable")
-    known = own | (dict(told) if isinstance(told, Mapping) else {})
+    comparable = analysis.summary.get("comparable")
+    known = own | (dict(comparable) if isinstance(comparable, Mapping) else {})
     known["time_basis"] = analysis.time_basis
     known["shapes"] = input_shapes(analysis) or known.get("shapes")
     return {key: value for key, value in known.items() if value is not None}
 
 
-def _numbers(told: object) -> list[object]:
-    return list(told) if isinstance(told, (list, tuple)) else []
+def _numbers(value: object) -> list[object]:
+    return list(value) if isinstance(value, (list, tuple)) else []
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Difference, ...]:
@@ -169,10 +169,10 @@ def _work(work: Sequence[WorkChange], basis: str) -> str:
     if not work:
         return ""
     more = f" and {len(work) - _MOST_WORK} more" if len(work) > _MOST_WORK else ""
-    told = "; ".join(f"{place_of(one.layer, one.phase)} {work_words(one, basis)}" for one in work[:_MOST_WORK])
+    layers = "; ".join(f"{place_of(one.layer, one.phase)} {work_words(one, basis)}" for one in work[:_MOST_WORK])
     signs = {delta > 0 for one in work for delta in (one.flops_delta, one.events_delta, one.calls_delta) if delta}
     word = "other" if len(signs) != 1 else "more" if signs == {True} else "less"
-    return f"; {word} work: {told}{more}"
+    return f"; {word} work: {layers}{more}"
 
 
 def work_words(one: WorkChange, basis: str) -> str:
@@ -193,14 +193,14 @@ def work_words(one: WorkChange, basis: str) -> str:
 
 
 def _unlike(differences: Sequence[Difference]) -> str:
-    told = [one for one in differences if one.what not in HARMLESS]
-    if not told:
+    named = [one for one in differences if one.what not in HARMLESS]
+    if not named:
         return ""
     words = [
         f"other {one.what}" if one.what == SIZES else f"{one.what} {one.a[:_LONGEST]} -> {one.b[:_LONGEST]}"
-        for one in told[:_MOST_DIFFERENCES]
+        for one in named[:_MOST_DIFFERENCES]
     ]
-    more = f" and {len(told) - _MOST_DIFFERENCES} more" if len(told) > _MOST_DIFFERENCES else ""
+    more = f" and {len(named) - _MOST_DIFFERENCES} more" if len(named) > _MOST_DIFFERENCES else ""
     return f"not alike ({'; '.join(words)}{more}): "
 
 
@@ -250,7 +250,7 @@ def _on_the_clock(totals: Sequence[ComparedTotal]) -> str:
     return f"; on the clock a step took {more} ({times}): waits, data, other load"
 
 
-def _of_total(total: ComparedTotal, like_load: bool, bases: tuple[str, str], alike_on_cpu: bool) -> str:
+def _of_total(total: ComparedTotal, like_load: bool, bases: tuple[str, str], common_on_cpu: bool) -> str:
     if total.a is None or total.b is None or not total.a or not total.b:
         return "the time of a step is not known on both sides"
     a, b = (f"{value / 1e6:.3f}" for value in (total.a, total.b))
@@ -262,7 +262,7 @@ def _of_total(total: ComparedTotal, like_load: bool, bases: tuple[str, str], ali
         return f"not judged, because one side marks no steps ({times})"
     more = abs(total.change or 0.0)
     if total.decision == "no difference":
-        return _no_difference(total, times, alike_on_cpu)
+        return _no_difference(total, times, common_on_cpu)
     if like_load:
         word = "more" if total.decision == "slower" else "less"
         return f"b took {100 * more:.0f} % {word} time, {LIKE_LOAD} ({times})"
@@ -280,14 +280,14 @@ def decision_words(total: ComparedTotal) -> str:
     return "not certain" if total.decision == "no difference" and uncertain else total.decision
 
 
-def _no_difference(total: ComparedTotal, times: str, alike_on_cpu: bool) -> str:
+def _no_difference(total: ComparedTotal, times: str, common_on_cpu: bool) -> str:
     """Of a change that may be noise, that it is not certain: the numbers beside it may differ by much."""
     change, moved = percent(total.change, total.error), abs(total.change or 0.0)
     if decision_words(total) == "no difference":
         return f"no difference in all ({change}; {times})"
     if total.error is None:
         return f"no certain difference ({change}, noise not known; {times})"
-    if alike_on_cpu and moved >= LEAST_CHANGE:
+    if common_on_cpu and moved >= LEAST_CHANGE:
         more = f"{100 * moved:.0f} % {'more' if (total.change or 0.0) > 0 else 'less'} time"
         return f"no certain difference: {more} in common to all layers, {BY_LOAD} ({change}; {times})"
     return f"no certain difference of the whole step ({change}; {times})"

@@ -87,8 +87,8 @@ def outside_steps_ns(analysis: Analysis) -> int:
 def generates(analysis: Analysis) -> bool:
     """Whether tokens were generated in steps that are not alike: not as those of a server, each all decode."""
     phases = [{"prefill", "decode"} & {*row.phases_ns} for row in analysis.steps if row.step is not None]
-    alike = bool(phases) and len(phases[0]) == 1 and all(phase == phases[0] for phase in phases)
-    return not alike and any(row.phase in ("prefill", "decode") for row in analysis.layers)
+    same_kind = bool(phases) and len(phases[0]) == 1 and all(phase == phases[0] for phase in phases)
+    return not same_kind and any(row.phase in ("prefill", "decode") for row in analysis.layers)
 
 
 def steps_in_words(analysis: Analysis) -> str:

@@ -330,8 +330,8 @@ def ring_colors(
             color = PLAIN
         else:
             color = mixed(found[parent], _LIGHTER)
-        is_odd = labels[i].isdecimal() and int(labels[i][-1]) % 2 == 1
-        found.append(mixed(color, _OTHER) if is_odd else color)
+        uneven = labels[i].isdecimal() and int(labels[i][-1]) % 2 == 1
+        found.append(mixed(color, _OTHER) if uneven else color)
     return found
 
 

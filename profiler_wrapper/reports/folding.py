@@ -1,7 +1,7 @@
 """The layer tree with like siblings folded into one: plain data, which the tables draw.
 
 `layers.0` to `layers.31` become one `Fold`, and below it the 32 `self_attn` become one. What
-differs much from its likes is named as odd.
+differs much from its siblings is named as an outlier.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import heapq
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count, takewhile
 from typing import Any, Generic, Literal, TypeVar
@@ -42,10 +42,10 @@ class LayerTotal:
     attention_ns: int
     communication_ns: int
     fused_ns: int
-    flops: int | None  # per step
-    known_flops: int | None  # per step: at least so many
-    roof_ns: int | None  # per step: time at the roof
-    memory_roof_ns: int | None  # per step: of it, in ops that bytes bound
+    flops_per_step: int | None
+    known_flops_per_step: int | None  # at least so many
+    roof_time_per_step_ns: int | None
+    memory_roof_time_per_step_ns: int | None  # of it, in ops that bytes bound
     calls: int | None
     retained_bytes: float | None
     peak_bytes: int | None
@@ -64,8 +64,8 @@ class LayerTotal:
 
 
 @dataclass(frozen=True)
-class Odd:
-    """A layer whose time or retained memory is far from the median of its likes."""
+class Outlier:
+    """A layer whose time or retained memory is far from the median of its siblings."""
 
     layer: LayerTotal
     what: str  # "time" or "retained"
@@ -82,56 +82,37 @@ class Fold:
     numbered: bool  # many siblings under one name such as `layers.{0..31}`
 
     @cached_property
-    def phases_ns(self) -> dict[Phase, int]:
-        sums: dict[Phase, int] = defaultdict(int)
+    def whole(self) -> LayerTotal:
+        """The members together, as if they were one layer."""
+        phases: dict[Phase, int] = defaultdict(int)
         for member in self.members:
             for phase, time_ns in member.phases_ns.items():
-                sums[phase] += time_ns
-        return dict(sums)
+                phases[phase] += time_ns
+        return replace(
+            self.members[0],
+            order=min(member.order for member in self.members),
+            phases_ns=dict(phases),
+            calls=sum_of_known(member.calls for member in self.members),
+            retained_bytes=sum_of_known(member.retained_bytes for member in self.members),
+            **_sums(self.members),
+        )
 
     @cached_property
     def time_ns(self) -> int:
-        return sum(self.phases_ns.values())
+        return self.whole.time_ns
 
-    @property
-    def order(self) -> int:
-        return min(member.order for member in self.members)
 
-    @property
-    def attention_ns(self) -> int:
-        return sum(member.attention_ns for member in self.members)
+# Fields of layers that are summed, over phases and over sibling layers; of work one unknown part makes all unknown.
+_TIMES = ("attention_ns", "communication_ns", "fused_ns")
+_WORK = ("flops_per_step", "known_flops_per_step", "roof_time_per_step_ns", "memory_roof_time_per_step_ns")
 
-    @property
-    def communication_ns(self) -> int:
-        return sum(member.communication_ns for member in self.members)
 
-    @property
-    def flops(self) -> int | None:
-        return sum_if_all_known(member.flops for member in self.members)
-
-    @property
-    def known_flops(self) -> int | None:
-        return sum_if_all_known(member.known_flops for member in self.members)
-
-    @property
-    def roof_ns(self) -> int | None:
-        return sum_if_all_known(member.roof_ns for member in self.members)
-
-    @property
-    def memory_roof_ns(self) -> int | None:
-        return sum_if_all_known(member.memory_roof_ns for member in self.members)
-
-    @property
-    def calls(self) -> int | None:
-        return sum_of_known(member.calls for member in self.members)
-
-    @property
-    def retained_bytes(self) -> float | None:
-        return sum_of_known(member.retained_bytes for member in self.members)
-
-    @property
-    def peak_bytes(self) -> int | None:
-        return max((m.peak_bytes for m in self.members if m.peak_bytes is not None), default=None)
+def _sums(rows: Sequence[LayerRow] | Sequence[LayerTotal]) -> dict[str, Any]:
+    return {
+        **{name: sum(getattr(row, name) for row in rows) for name in _TIMES},
+        **{name: sum_if_all_known(getattr(row, name) for row in rows) for name in _WORK},
+        "peak_bytes": max((row.peak_bytes for row in rows if row.peak_bytes is not None), default=None),
+    }
 
 
 def layer_totals(analysis: Analysis) -> list[LayerTotal]:
@@ -160,19 +141,12 @@ def _layer_total(layer: str, rows: Sequence[LayerRow], parent: str | None) -> La
         parent=parent,
         order=first.order,
         phases_ns=dict(phases),
-        attention_ns=sum(row.attention_ns for row in rows),
-        communication_ns=sum(row.communication_ns for row in rows),
-        fused_ns=sum(row.fused_ns for row in rows),
-        flops=sum_if_all_known(row.flops_per_step for row in rows),
-        known_flops=sum_if_all_known(row.known_flops_per_step for row in rows),
-        roof_ns=sum_if_all_known(row.roof_time_per_step_ns for row in rows),
-        memory_roof_ns=sum_if_all_known(row.memory_roof_time_per_step_ns for row in rows),
         calls=sum_of_known(row.calls for row in forward),
         retained_bytes=max(retained, default=None),
-        peak_bytes=max((row.peak_bytes for row in rows if row.peak_bytes is not None), default=None),
         shared=any(row.shared for row in rows),
         compiled=any(row.compiled for row in rows),
         graph=any(row.graph for row in rows),
+        **_sums(rows),
     )
 
 
@@ -264,39 +238,39 @@ def _tell_apart(folds: list[Fold]) -> list[Fold]:
     for fold in folds:
         counts[fold.label] += 1
         classes[_pattern(fold.relative[0])].add(fold.members[0].class_name)
-    told: list[Fold] = []
+    labelled: list[Fold] = []
     for fold in folds:
         beside = classes[_pattern(fold.relative[0])]
         if counts[fold.label] > 1 or (len(beside) > 1 and not fold.numbered):
             tail = _own_part(fold.members[0].class_name, beside)
             fold = Fold(f"{fold.label} ({tail})", fold.members, fold.relative, fold.numbered)
-        told.append(fold)
-    return told
+        labelled.append(fold)
+    return labelled
 
 
 def _own_part(class_name: str, classes: Iterable[str]) -> str:
     """A class without the words that all of `classes` begin with: `SelfAttention` of `T5LayerSelfAttention`."""
     words = {name: re.findall(r"[A-Z]?[^A-Z]+|[A-Z]+(?![^A-Z])", name) for name in classes}
-    alike = takewhile(lambda column: len({*column}) == 1, zip(*(parts[:-1] for parts in words.values()), strict=False))
-    shared = len([*alike]) if len(words) > 1 else 0
+    common = takewhile(lambda column: len({*column}) == 1, zip(*(parts[:-1] for parts in words.values()), strict=False))
+    shared = len([*common]) if len(words) > 1 else 0
     return "".join(words[class_name][shared:]) or class_name
 
 
-def odd_ones(fold: Fold) -> list[Odd]:
+def outlying_layers(fold: Fold) -> list[Outlier]:
     """Members whose time or retained memory is over 20 % and 5 robust deviations off the median, worst first."""
     times = [float(member.time_ns) for member in fold.members]
-    odd = [Odd(fold.members[i], "time", excess) for i, excess in outliers(times).items()]
+    far = [Outlier(fold.members[i], "time", excess) for i, excess in outliers(times).items()]
     retained = [member.retained_bytes for member in fold.members]
     known = [size for size in retained if size is not None]
     if len(known) == len(retained):
-        named = {one.layer.layer for one in odd}
+        named = {one.layer.layer for one in far}
         more = outliers(known).items()
-        odd += [Odd(fold.members[i], "retained", e) for i, e in more if fold.members[i].layer not in named]
-    return sorted(odd, key=lambda one: -abs(one.excess))
+        far += [Outlier(fold.members[i], "retained", e) for i, e in more if fold.members[i].layer not in named]
+    return sorted(far, key=lambda one: -abs(one.excess))
 
 
 # --------------------------------------------------------------------------------------------------
-# Which folds of a layer tree get a row where there is only room for some: the dearest, each below its parent.
+# Which folds of a layer tree get a row where there is only room for some: the most expensive, each below its parent.
 
 Order = Literal["cost", "model"]
 Extra = TypeVar("Extra")
@@ -360,10 +334,10 @@ def choose(
 
 
 def in_order(shown: Sequence[Shown[Extra]], order: Order) -> list[Shown[Extra]]:
-    """Siblings as they are drawn: the dearest first, or as in the model."""
+    """Siblings as they are drawn: the most expensive first, or as in the model."""
     if order == "model":
-        return sorted(shown, key=lambda one: one.fold.order)
-    return sorted(shown, key=lambda one: (-one.fold.time_ns, one.fold.order))
+        return sorted(shown, key=lambda one: one.fold.whole.order)
+    return sorted(shown, key=lambda one: (-one.fold.time_ns, one.fold.whole.order))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -376,13 +350,15 @@ def parents_of_layers(analysis: Analysis) -> dict[str, str]:
 
 
 def layer_groups(analysis: Analysis) -> list[dict[str, Any]]:
-    """Siblings that the text table folds into one row, such as `layers.{0..31}`, with the odd ones named."""
+    """Siblings that the text table folds into one row, such as `layers.{0..31}`, with the outliers named."""
     return [
         {
             "label": fold.label,
             "parent": parent,
             "layers": [member.layer for member in fold.members],
-            "odd": [{"layer": one.layer.layer, "what": one.what, "excess": one.excess} for one in odd_ones(fold)],
+            "odd": [
+                {"layer": one.layer.layer, "what": one.what, "excess": one.excess} for one in outlying_layers(fold)
+            ],
         }
         for parent, fold in _all_folds(analysis)
         if fold.numbered

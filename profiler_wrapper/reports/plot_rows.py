@@ -44,7 +44,7 @@ class Averages:
     attention_ms: float  # of FlashAttention where there is any, else of all attention
     flash: tuple[str, ...]  # backends that are FlashAttention
     others: tuple[str, ...]  # the other backends of attention
-    alike: bool  # over blocks that are alike: then their ratio says something
+    uniform: bool  # over blocks that are alike: then their ratio says something
 
     @property
     def ratio(self) -> float:
@@ -172,19 +172,19 @@ def averages(analysis: Analysis, bars: Sequence[LayerBar]) -> Averages | None:
             groups[split_number(bar.layer, left_open="*")[0]].append(bar)
     if not bars:
         return None
-    dearest = max(groups, key=lambda name: sum(bar.time_ms for bar in groups[name]), default=None)
-    over = list(bars) if dearest is None else groups[dearest]
+    costliest = max(groups, key=lambda name: sum(bar.time_ms for bar in groups[name]), default=None)
+    over = list(bars) if costliest is None else groups[costliest]
     backends = list(attention_backends(analysis))
     flash = tuple(backend for backend in backends if _is_flash(analysis, backend))
     counted = flash or backends
     return Averages(
         layers=len(over),
-        what="layer" if dearest is None else f"block of {dearest}" if len(groups) > 1 else "block",
+        what="layer" if costliest is None else f"block of {costliest}" if len(groups) > 1 else "block",
         average_ms=sum(bar.time_ms for bar in over) / len(over),
         attention_ms=sum(bar.attention_ms.get(backend, 0.0) for bar in over for backend in counted) / len(over),
         flash=flash,
         others=tuple(backend for backend in backends if backend not in flash),
-        alike=dearest is not None,
+        uniform=costliest is not None,
     )
 
 

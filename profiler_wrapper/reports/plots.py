@@ -427,7 +427,7 @@ def _three_numbers(numbers: Averages) -> list[str]:
     if numbers.flash or numbers.others:
         name = "FA" if numbers.flash else "Attention"
         texts.append(f"{name} Average Time: {numbers.attention_ms:.3f} ms")
-        if numbers.alike:  # a ratio over layers that are not alike says nothing
+        if numbers.uniform:  # a ratio over layers that are not alike says nothing
             texts.append(f"{name} / Average Time Ratio: {numbers.ratio:.3f}")
     return texts
 

@@ -216,10 +216,10 @@ def roofline(analysis: Analysis) -> Roofline:
                 points.append(_point(part.name, part.kind, of_part, steps, scale, own=part.own))
     points += [_point("optimizer", "optimizer", [row], steps, scale) for row in rows.get(("optimizer", ""), ())]
     total_ns = sum(point.time_ns for point in points)
-    told = [point for point in points if point.time_ns > _LEAST_TIME * total_ns]
+    long_enough = [point for point in points if point.time_ns > _LEAST_TIME * total_ns]
     peaks = analysis.utilization.peaks if analysis.utilization is not None else None
     return Roofline(
-        points=tuple(sorted(told, key=lambda point: -point.time_ns)),
+        points=tuple(sorted(long_enough, key=lambda point: -point.time_ns)),
         flops_per_s={} if peaks is None else dict(_peaks_of_types(analysis)),
         bytes_per_s=None if peaks is None else peaks.bandwidth_bytes_per_s,
         source="" if peaks is None else peaks.source,
@@ -385,17 +385,17 @@ def not_shown(what: Roofline, analysis: Analysis) -> str:
     if not left_out:
         return ""
     total_ns = analysis.time.total_ns / step_count(analysis)
-    told = [
+    parts = [
         f"{clean(point.name, unicode=True)}{'' if point.phase == point.name else f' ({point.phase})'}, "
         f"{100 * point.time_ns / total_ns:.1f} % of the time, {point.why_no_roof}"
         for point in left_out[:_MOST_NOT_SHOWN]
     ]
     if len(left_out) > _MOST_NOT_SHOWN:
         rest_ns = sum(point.time_ns for point in left_out[_MOST_NOT_SHOWN:])
-        told.append(f"{len(left_out) - _MOST_NOT_SHOWN} more, {100 * rest_ns / total_ns:.1f} %")
+        parts.append(f"{len(left_out) - _MOST_NOT_SHOWN} more, {100 * rest_ns / total_ns:.1f} %")
     ops = list(dict.fromkeys(row.op for row in (*analysis.untold_bytes, *analysis.uncounted)))
     because = f" (no rule for {shorten(clean(', '.join(ops)), 60)})" if ops else ""
-    return f"not shown: {'; '.join(told)}{because}"
+    return f"not shown: {'; '.join(parts)}{because}"
 
 
 # --- the roofs ----------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, PHASES, Analysis, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import sum_if_all_known, sum_of_known
@@ -13,23 +13,28 @@ from profiler_wrapper.reports.describe import scaled, step_count, step_numbers, 
 from profiler_wrapper.reports.folding import (
     Fold,
     LayerTotal,
-    Odd,
     Order,
+    Outlier,
     Shown,
     Tree,
     choose,
     in_order,
     layer_totals,
-    odd_ones,
+    outlying_layers,
 )
 
 RowKind = Literal["layer", "median", "odd", "outside", "unattributed", "total"]
 
-MOST_ODD = 3
+MOST_OUTLIERS = 3
 _FEWEST_OUTSIDE = 3  # rows for what is in no layer, so that the optimizer keeps its own
 _NEARLY_ALL = 0.9
 _TRIFLE = 0.01  # of the time: what is not told of so little leaves the total known
 ACCUMULATION = "acc. grad"
+# Of what stands in a row of sibling layers, their median.
+_WITH_MEDIAN = (
+    "total_ns", "attention_ns", "communication_ns", "flops", "known_flops", "roof_ns", "memory_roof_ns", "calls",
+    "retained_bytes",
+)  # fmt: skip
 _ALONE: tuple[Phase, ...] = ("optimizer", "other")  # which layers seldom have: beside the total, no column is needed
 
 
@@ -80,29 +85,37 @@ class _Steps:
     def work(self, per_step: int | None) -> int | None:
         return scaled(per_step, self._work_scale)
 
-    def layer(self, source: Fold | LayerTotal, **more: object) -> TableRow:
-        """The row of a fold or of a single layer."""
-        calls = source.calls
-        values = {
-            "times_ns": self.times(source.phases_ns),
-            "total_ns": self.of(source.time_ns),
-            "attention_ns": self.of(source.attention_ns),
-            "communication_ns": self.of(source.communication_ns),
-            "flops": self.work(source.flops),
-            "known_flops": self.work(source.known_flops),
-            "roof_ns": self.work(source.roof_ns),
-            "memory_roof_ns": self.work(source.memory_roof_ns),
-            "calls": None if calls is None else self.of(calls),
-            "retained_bytes": source.retained_bytes,
-            "peak_bytes": source.peak_bytes,
+    def amounts(self, row: LayerRow | LayerTotal) -> dict[str, Any]:
+        """Time and work of a row."""
+        return {
+            "total_ns": self.of(row.time_ns),
+            "attention_ns": self.of(row.attention_ns),
+            "communication_ns": self.of(row.communication_ns),
+            "flops": self.work(row.flops_per_step),
+            "known_flops": self.work(row.known_flops_per_step),
+            "roof_ns": self.work(row.roof_time_per_step_ns),
+            "memory_roof_ns": self.work(row.memory_roof_time_per_step_ns),
         }
-        return TableRow(**(values | more))  # type: ignore[arg-type]
+
+    def layer(self, total: LayerTotal, kind: RowKind, label: str = "", depth: int = 0, **more: Any) -> TableRow:
+        """The row of a layer, or of many together."""
+        return TableRow(
+            kind=kind,
+            label=label,
+            depth=depth,
+            times_ns=self.times(total.phases_ns),
+            calls=None if total.calls is None else self.of(total.calls),
+            retained_bytes=total.retained_bytes,
+            peak_bytes=total.peak_bytes,
+            **self.amounts(total),
+            **more,
+        )
 
 
 def table_rows(analysis: Analysis, *, most: int, order: Order = "cost") -> TableRows:
     """At most `most` rows: layers, what is outside all layers, `(unattributed)` and the total.
 
-    Rows without indentation add up to the total; the dearest layers of the tree are chosen, each
+    Rows without indentation add up to the total; the most expensive layers of the tree are chosen, each
     below its parent.
     """
     steps = _Steps(analysis)
@@ -115,13 +128,7 @@ def table_rows(analysis: Analysis, *, most: int, order: Order = "cost") -> Table
     )
     rows = [row for root in in_order(shown, order) for row in _rows_below(root, order, steps)]
     if rest:
-        rows.append(
-            _sum_row(
-                "layer",
-                f"({len(rest)} more roots)",
-                [steps.layer(fold, kind="layer", label="", depth=0) for fold in rest],
-            )
-        )
+        rows.append(_sum_row("layer", f"({len(rest)} more roots)", [steps.layer(fold.whole, "layer") for fold in rest]))
     visible = sum(len(one.fold.members) for root in shown for one in root.walk())
     rows += [*outside, *unattributed, _total_row(analysis, steps, totals)]
     return TableRows(rows, len(totals) - visible)
@@ -136,12 +143,12 @@ def phase_columns(rows: Sequence[TableRow]) -> list[tuple[Phase, str]]:
 
 
 def _extras(one: Shown[TableRow], steps: _Steps) -> list[TableRow]:
-    """Below a fold: what one of them takes, and those that are odd."""
-    return [_median_row(one, steps), *_odd_rows(one, steps)]
+    """Below a fold: what one of them takes, and the outliers."""
+    return [_median_row(one, steps), *_outlier_rows(one, steps)]
 
 
 def _median_row(one: Shown[TableRow], steps: _Steps) -> TableRow:
-    rows = [steps.layer(member, kind="median", label="", depth=0) for member in one.fold.members]
+    rows = [steps.layer(member, "median") for member in one.fold.members]
     totals = [row.total_ns for row in rows]
     phases = {phase for row in rows for phase in row.times_ns}
     return TableRow(
@@ -150,40 +157,32 @@ def _median_row(one: Shown[TableRow], steps: _Steps) -> TableRow:
         before="median",
         depth=one.depth + 1,
         times_ns={phase: median(row.times_ns.get(phase, 0) for row in rows) for phase in phases},
-        total_ns=median(totals),
-        attention_ns=median(row.attention_ns for row in rows),
-        communication_ns=median(row.communication_ns for row in rows),
-        flops=_median(row.flops for row in rows),
-        known_flops=_median(row.known_flops for row in rows),
-        roof_ns=_median(row.roof_ns for row in rows),
-        memory_roof_ns=_median(row.memory_roof_ns for row in rows),
-        calls=_median(row.calls for row in rows),
-        retained_bytes=_median(row.retained_bytes for row in rows),
         range_ns=(min(totals), max(totals)),
+        **{name: _median(getattr(row, name) for row in rows) for name in _WITH_MEDIAN},
     )
 
 
-def _median(values: Iterable[float | None]) -> float | None:
+def _median(values: Iterable[float | None]) -> Any:
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
 
-def _odd_rows(one: Shown[TableRow], steps: _Steps) -> list[TableRow]:
-    odd = odd_ones(one.fold)
+def _outlier_rows(one: Shown[TableRow], steps: _Steps) -> list[TableRow]:
+    outlying = outlying_layers(one.fold)
     relative = dict(zip((member.layer for member in one.fold.members), one.fold.relative, strict=True))
-    more = len(odd) - MOST_ODD
+    more = len(outlying) - MOST_OUTLIERS
     rows = []
-    for i, this in enumerate(odd[:MOST_ODD]):
-        after = _excess(this) + (f", {more} more odd" if more > 0 and i == MOST_ODD - 1 else "")
+    for i, this in enumerate(outlying[:MOST_OUTLIERS]):
+        after = _excess(this) + (f", {more} more odd" if more > 0 and i == MOST_OUTLIERS - 1 else "")
         label = relative[this.layer.layer]
-        rows.append(steps.layer(this.layer, kind="odd", label=label, depth=one.depth + 1, before="odd: ", after=after))
+        rows.append(steps.layer(this.layer, "odd", label, one.depth + 1, before="odd: ", after=after))
     return rows
 
 
-def _excess(odd: Odd) -> str:
+def _excess(outlying: Outlier) -> str:
     """How far off: ` +97 %`, ` retained -40 %`, or as a factor from 10 on."""
-    what = "" if odd.what == "time" else " retained"
-    return f"{what} {100 * odd.excess:+.0f} %" if odd.excess < 9 else f"{what} x{1 + odd.excess:.3g}"
+    what = "" if outlying.what == "time" else " retained"
+    return f"{what} {100 * outlying.excess:+.0f} %" if outlying.excess < 9 else f"{what} x{1 + outlying.excess:.3g}"
 
 
 def _rows_below(one: Shown[TableRow], order: Order, steps: _Steps) -> list[TableRow]:
@@ -192,9 +191,7 @@ def _rows_below(one: Shown[TableRow], order: Order, steps: _Steps) -> list[Table
     stack = [one]
     while stack:
         this = stack.pop()
-        rows.append(
-            steps.layer(this.fold, kind="layer", label=this.fold.label, depth=this.depth, after=_flags(this.fold))
-        )
+        rows.append(steps.layer(this.fold.whole, "layer", this.fold.label, this.depth, after=_flags(this.fold)))
         rows += this.extras
         stack += reversed(in_order(this.children, order))
     return rows
@@ -207,20 +204,14 @@ def _flags(fold: Fold) -> str:
 
 
 def _outside_rows(analysis: Analysis, steps: _Steps) -> list[TableRow]:
-    """What has no module by nature, dearest first."""
+    """What has no module by nature, the most expensive first."""
     rows = [
         TableRow(
             kind="outside",
             label=outside_label(row),
             depth=0,
             times_ns=steps.times({row.phase: row.time_ns}),
-            total_ns=steps.of(row.time_ns),
-            attention_ns=steps.of(row.attention_ns),
-            communication_ns=steps.of(row.communication_ns),
-            flops=steps.work(row.flops_per_step),
-            known_flops=steps.work(row.known_flops_per_step),
-            roof_ns=steps.work(row.roof_time_per_step_ns),
-            memory_roof_ns=steps.work(row.memory_roof_time_per_step_ns),
+            **steps.amounts(row),
         )
         for row in analysis.layers
         if not row.layer and row.time_ns
@@ -315,17 +306,17 @@ def _all_flops(analysis: Analysis) -> int | None:
 def _whole_roof(analysis: Analysis, roots: Sequence[LayerTotal]) -> int | None:
     """Of all that ran; None where what is not told of took over 1 % of the time."""
     parts = [
-        *((root.roof_ns, root.time_ns) for root in roots),
+        *((root.roof_time_per_step_ns, root.time_ns) for root in roots),
         *((row.roof_time_per_step_ns, row.time_ns) for row in analysis.layers if not row.layer),
         *((row.roof_time_per_step_ns, row.time_ns) for row in analysis.unattributed),
     ]
-    told = [roof_ns for roof_ns, _ in parts if roof_ns is not None]
+    known = [roof_ns for roof_ns, _ in parts if roof_ns is not None]
     steps = max(1, len(step_numbers(analysis)))
     missing_ns = max(
         sum(time_ns for roof_ns, time_ns in parts if roof_ns is None),
         steps * sum(row.time_per_step_ns for row in analysis.untold_bytes),
     )
-    return sum(told) if told and missing_ns <= _TRIFLE * analysis.time.total_ns else None
+    return sum(known) if known and missing_ns <= _TRIFLE * analysis.time.total_ns else None
 
 
 def _overall_peak(analysis: Analysis, roots: Sequence[LayerTotal]) -> float | None:

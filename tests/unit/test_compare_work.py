@@ -12,7 +12,7 @@ from profiler_wrapper.analysis.advice.verdict import input_shapes
 from profiler_wrapper.analysis.model import Analysis, FlopRow, ProductRow, UncountedRow
 from profiler_wrapper.comparison import times
 from profiler_wrapper.comparison.compare import compare
-from profiler_wrapper.comparison.text import _told_apart, compare_text, folded_rows
+from profiler_wrapper.comparison.text import _distinct, compare_text, folded_rows
 from sample_results import llama
 
 BUSY = Noise(common=0.3, own=0.06)
@@ -219,7 +219,7 @@ def test_names_that_are_cut_stay_apart() -> None:
     rows = text.split("mean own time a step", 1)[1].splitlines()[2:]
     begins = [row[:40] for row in rows if row.strip()]  # name and phase
     assert len(begins) > 10 and len(set(begins)) == len(begins)
-    assert _told_apart(["layers.{0..3}.input_layernorm", "layers.{0..3}.inputs_layernorm", "head"], 18) == [
+    assert _distinct(["layers.{0..3}.input_layernorm", "layers.{0..3}.inputs_layernorm", "head"], 18) == [
         "...input_layernorm", "...nputs_layernorm", "head",
     ]  # fmt: skip
 

@@ -391,7 +391,7 @@ def test_a_file_of_version_2_is_still_a_baseline(tmp_path: Path) -> None:
     base, runs = read_baseline(VERSION_2), [two_runs_of_version_2(i) for i in (1, 2)]
     now = make_baseline(runs)
     assert (base.runs, base.ranges, base.backends) == (2, now.ranges, now.backends)
-    assert (base.break_places, base.alike) == (now.break_places, now.alike)
+    assert (base.break_places, base.siblings) == (now.break_places, now.siblings)
     assert set(base.times) == set(now.times)
     for key, time in base.times.items():
         assert time.level_us == pytest.approx(now.times[key].level_us, rel=0.03)

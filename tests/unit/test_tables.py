@@ -16,7 +16,7 @@ from profiler_wrapper.analysis.work.peaks import find_peaks
 from profiler_wrapper.analysis.work.roofline import _note
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.describe import coverage_percent, step_time_in_words, use_line, use_lines
-from profiler_wrapper.reports.folding import Tree, layer_totals, odd_ones
+from profiler_wrapper.reports.folding import Tree, layer_totals, outlying_layers
 from profiler_wrapper.reports.full_table import full_table, layer_section, step_section
 from profiler_wrapper.reports.memory import owner_groups
 from profiler_wrapper.reports.table import console_table
@@ -259,7 +259,7 @@ def test_odd_memory_is_named_too() -> None:
     layers = [Layer("M", "M")]
     layers += [Layer(f"b.{i}", "B", "block", {"forward": 5.0}, retained_mib=30.0 if i == 2 else 10.0) for i in range(6)]
     fold = Tree(layer_totals(analysis_of(layers))).children(Tree(layer_totals(analysis_of(layers))).roots()[0])[0]
-    assert [(one.layer.layer, one.what, one.excess) for one in odd_ones(fold)] == [("b.2", "retained", 2.0)]
+    assert [(one.layer.layer, one.what, one.excess) for one in outlying_layers(fold)] == [("b.2", "retained", 2.0)]
 
 
 # ---- text -------------------------------------------------------------------------------------
