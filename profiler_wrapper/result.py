@@ -20,10 +20,9 @@ from profiler_wrapper.analysis.work.peaks import VARIABLE, Given
 from profiler_wrapper.analysis.work.roofline import WorkCount, work_of_recording
 from profiler_wrapper.capture.growth import free_bytes
 from profiler_wrapper.errors import UnknownLayer, WrongUse, tell
-from profiler_wrapper.reports.export import data_frame, write_csv, write_csv_files
 from profiler_wrapper.reports.full_table import full_table
-from profiler_wrapper.reports.notebook import result_html
-from profiler_wrapper.reports.result_json import from_dict, to_dict
+from profiler_wrapper.reports.page import result_html
+from profiler_wrapper.reports.result_json import data_frame, from_dict, to_dict, write_csv, write_csv_files
 from profiler_wrapper.reports.table import console_table
 from profiler_wrapper.trace.atomic import check_path, replacing
 from profiler_wrapper.trace.json_stream import Progress, no_garbage_collection

@@ -129,7 +129,7 @@ def _json(result: ProfileResult, options: argparse.Namespace) -> str:
 
 
 def _csv(result: ProfileResult, options: argparse.Namespace) -> str:
-    from profiler_wrapper.reports.export import csv_text
+    from profiler_wrapper.reports.result_json import csv_text
 
     keys = _keys(options) or ["layers"]
     if len(keys) > 1:
@@ -154,8 +154,7 @@ def _write_directory(options: argparse.Namespace) -> None:
     """Every report, or every list as CSV. What a result has nothing to say of is left out."""
     directory = Path(options.output)
     if options.format == "csv":
-        from profiler_wrapper.reports.export import lists_with_rows, write_csv
-        from profiler_wrapper.reports.result_json import LISTS
+        from profiler_wrapper.reports.result_json import LISTS, lists_with_rows, write_csv
 
         refuse_to_overwrite((directory / f"{name}.csv" for name in LISTS), force=options.force)
         result = _read(options)

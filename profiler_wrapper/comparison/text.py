@@ -13,7 +13,7 @@ from profiler_wrapper.analysis.statistics import sum_of_known
 from profiler_wrapper.comparison.match import folded_name, like_name
 from profiler_wrapper.comparison.model import ChangedLayer, ComparedRow, ComparedTotal, Comparison
 from profiler_wrapper.comparison.verdict import BASIS, SIZES, decision_words, percent, place, place_of, work_words
-from profiler_wrapper.reports.export import csv_cell
+from profiler_wrapper.reports.result_json import csv_cell
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
 from profiler_wrapper.units import MIB
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, LayerRow
 from profiler_wrapper.analysis.statistics import number_ranges
 from profiler_wrapper.analysis.steps import step_times_ns
 from profiler_wrapper.analysis.work.roofline import peak_of
 from profiler_wrapper.reports.text import cells, clean, shorten
 
 _LONGEST_NAME = 36
+_NEARLY_ALL = 0.9  # of the time of what has no layer: it is then called by it
 _FEW_FLOPS = 0.01  # types of number with a smaller share of the FLOPs are not named
 _SOURCE_WIDTH = 20
 _OUTSIDE_STEPS = 0.01  # a larger share of the time is said to be in no step
@@ -235,6 +236,20 @@ def attention_backends(analysis: Analysis) -> dict[str, int]:
     for row in analysis.attention:
         times[row.backend] = times.get(row.backend, 0) + row.time_ns
     return dict(sorted(times.items(), key=lambda item: -item[1]))
+
+
+def outside_label(row: LayerRow) -> str:
+    """What a row without a layer is called in tables."""
+    own = row.raw_name or row.class_name
+    if own:
+        return own
+    if row.phase == "optimizer":
+        return "optimizer"
+    if row.time_ns and row.communication_ns >= _NEARLY_ALL * row.time_ns:
+        return f"collectives of several layers ({row.phase})"
+    if row.phase == "other":
+        return "other code between calls"
+    return f"outside layers ({row.phase})"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -6,9 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from profiler_wrapper.analysis.model import PHASES, Analysis, LayerRow, UncountedRow
-from profiler_wrapper.reports.describe import followed, per_step, scaled, step_count, title_parts, use_line, work_scale
+from profiler_wrapper.reports.describe import (
+    followed,
+    outside_label,
+    per_step,
+    scaled,
+    step_count,
+    title_parts,
+    use_line,
+    work_scale,
+)
 from profiler_wrapper.reports.memory import memory_use_sections, why_no_memory_use
-from profiler_wrapper.reports.table_rows import outside_label
 from profiler_wrapper.reports.text import AT_LEAST, clean, grid, shorten
 from profiler_wrapper.units import mebibytes, milliseconds, percent
 

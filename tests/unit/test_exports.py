@@ -18,9 +18,8 @@ from profiler_wrapper.__main__ import main
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.errors import MissingPackage, ProfilerWrapperError, WrongUse
-from profiler_wrapper.reports.export import csv_text
-from profiler_wrapper.reports.notebook import result_html
-from profiler_wrapper.reports.result_json import LISTS, to_dict
+from profiler_wrapper.reports.page import result_html
+from profiler_wrapper.reports.result_json import LISTS, csv_text, to_dict
 from profiler_wrapper.result import as_result
 from recordings import Trace
 from sample_results import llama

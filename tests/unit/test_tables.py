@@ -19,8 +19,7 @@ from profiler_wrapper.reports.describe import coverage_percent, step_time_in_wor
 from profiler_wrapper.reports.folding import Tree, layer_totals, outlying_layers
 from profiler_wrapper.reports.full_table import full_table, layer_section, step_section
 from profiler_wrapper.reports.memory import owner_groups
-from profiler_wrapper.reports.table import console_table
-from profiler_wrapper.reports.table_rows import TableRow, table_rows
+from profiler_wrapper.reports.table import TableRow, console_table, table_rows
 from profiler_wrapper.reports.text import cells, clean, shorten, wrap
 from sample_memory import leaking_memory, llama_memory
 from sample_results import Layer, analysis_of, llama
