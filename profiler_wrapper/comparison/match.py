@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -20,14 +20,6 @@ _FEWEST_VOTES = 2  # a prefix that puts fewer names together is chance, unless t
 _ENOUGH = 0.5  # of the names of the smaller side: with fewer, classes are tried
 _OWN = "\0"  # begins the name of a layer whose short name is another's
 _PrefixPair = tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Named:
-    layer: str
-    class_name: str
-    parent: str | None
-    order: int
 
 
 def match_layers(a: Analysis, b: Analysis) -> dict[str, str]:
@@ -70,15 +62,15 @@ def folded_name(layers: Mapping[str, str | None]) -> str:
     return fill_numbers(split[0][0], numbers) if len(numbers) > 1 else next(iter(layers))
 
 
-def _named(analysis: Analysis) -> dict[str, _Named]:
-    named: dict[str, _Named] = {}
+def _named(analysis: Analysis) -> dict[str, LayerRow]:
+    named: dict[str, LayerRow] = {}
     for row in analysis.layers:
         if row.layer:
-            named.setdefault(row.layer, _Named(row.layer, row.class_name, row.parent, row.order))
+            named.setdefault(row.layer, row)
     return named
 
 
-def _plain_names(layers: Mapping[str, _Named]) -> dict[str, str]:
+def _plain_names(layers: Mapping[str, LayerRow]) -> dict[str, str]:
     """Plain name -> layer: without wrappers and without the root, which is "" itself where there is one."""
     roots = [layer for layer, named in layers.items() if named.parent not in layers]
     root = roots[0] if len(roots) == 1 else None
@@ -104,9 +96,9 @@ def _unique(layers: Iterable[str], short: Callable[[str], str], root: str | None
     return unique
 
 
-def _class_paths(layers: Mapping[str, _Named]) -> dict[str, str]:
+def _class_paths(layers: Mapping[str, LayerRow]) -> dict[str, str]:
     """`Qwen2DecoderLayer#7.Qwen2RMSNorm#1` -> layer: classes, each with the place among its siblings of that class."""
-    children: dict[str | None, list[_Named]] = defaultdict(list)
+    children: dict[str | None, list[LayerRow]] = defaultdict(list)
     for named in layers.values():
         children[named.parent if named.parent in layers else None].append(named)
     paths: dict[str, str] = {}
@@ -297,16 +289,5 @@ def _places(b: Analysis, a: Analysis, shown_of_a: dict[str, str]) -> dict[str, f
 
 def amounts(row: LayerRow, backends: tuple[str, ...]) -> Amounts:
     """What is compared of a row."""
-    return Amounts(
-        layer=row.layer,
-        time_ns=row.time_ns,
-        self_time_ns=row.self_time_ns,
-        calls=row.calls,
-        self_events=row.self_events,
-        flops_per_step=row.flops_per_step,
-        self_flops_per_step=row.self_flops_per_step,
-        retained_bytes=row.retained_bytes,
-        peak_bytes=row.peak_bytes,
-        backends=backends,
-        step_times_ns=row.step_times_ns,
-    )
+    own = (field.name for field in fields(Amounts) if field.name != "backends")
+    return Amounts(backends=backends, **{name: getattr(row, name) for name in own})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -150,14 +150,21 @@ def _in_words(phase: str | None, step: int | None) -> str:
 
 
 def why_no_memory_use(analysis: Analysis) -> str:
-    """Why it is not known who holds memory, as a clause: from the warnings where one says it."""
-    for warning in analysis.warnings:
-        what, because, reason = warning.partition(", because ")
-        if because and "memory" in what.lower():
-            return reason.rstrip(". ")
+    """Why it is not known who holds memory, as a clause."""
     if analysis.memory and not analysis.calls:
-        return "a result that is read from its file holds no allocations; the trace does"
-    return "the trace holds no allocation events (profile_memory=True records them)"
+        return _reason(analysis) or "a result that is read from its file holds no allocations; the trace does"
+    return _reason(analysis) or "the trace holds no allocation events (profile_memory=True records them)"
+
+
+def why_no_memory(analysis: Analysis) -> str:
+    """Why no layer's memory is known, as a clause."""
+    return _reason(analysis) or "the trace holds no allocation events inside layers (profile_memory=True records them)"
+
+
+def _reason(analysis: Analysis) -> str:
+    """That of the first warning that gives one."""
+    split = (warning.partition(", because ") for warning in analysis.warnings)
+    return next((reason.rstrip(". ") for what, because, reason in split if because and "memory" in what.lower()), "")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -204,13 +211,10 @@ def _states(use: MemoryUse) -> Iterator[str]:
     begin_ns = int(use.timeline.time_ns[0]) if len(use.timeline.time_ns) else use.peak.time_ns
     moments = [*use.moments, *([use.reserved_peak] if use.reserved_peak is not None else [])]
     for moment in sorted(moments, key=lambda moment: moment.time_ns):
-        yield from _state(moment, begin_ns, _title(moment))
+        step = "" if moment.step is None else f", step {moment.step}"
+        yield from _state(moment, begin_ns, clean(moment.label) + step)
         yield ""
     yield from _state(use.peak, begin_ns, " ".join(filter(None, ("highest allocated", moment_in_words(use)))))
-
-
-def _title(moment: MemoryMoment) -> str:
-    return clean(moment.label) + ("" if moment.step is None else f", step {moment.step}")
 
 
 def _state(moment: MemoryMoment, begin_ns: int, title: str) -> Iterator[str]:
@@ -239,7 +243,7 @@ def _layout(analysis: Analysis, use: MemoryUse) -> Iterator[str]:
 
 
 def _mb(size_bytes: int) -> str:
-    return f"{size_bytes / MIB:.2f} MB"
+    return f"{_mib(size_bytes)} MB"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -352,19 +356,16 @@ def _passes(points: Sequence[MemoryPoint]) -> list[MemoryPoint]:
             seen = set()
         groups[-1].append(point)
         seen.add(point.layer)
-    return [_pass(number, group) for number, group in enumerate(groups)]
-
-
-def _pass(number: int, points: Sequence[MemoryPoint]) -> MemoryPoint:
-    peaks = [point.peak_mib for point in points if point.peak_mib is not None]
-    return MemoryPoint(
-        layer=f"pass.{number}",
-        phase=points[0].phase,
-        entry_mib=points[0].entry_mib,
-        exit_mib=points[-1].exit_mib,
-        reserved_mib=points[-1].reserved_mib,
-        peak_mib=max(peaks, default=None),
-    )
+    return [
+        replace(
+            group[-1],
+            layer=f"pass.{number}",
+            phase=group[0].phase,
+            entry_mib=group[0].entry_mib,
+            peak_mib=max((point.peak_mib for point in group if point.peak_mib is not None), default=None),
+        )
+        for number, group in enumerate(groups)
+    ]
 
 
 def _typical_step(analysis: Analysis, known: Collection[int | None]) -> tuple[int | None, str]:
@@ -387,15 +388,6 @@ def _point(call: LayerCall) -> MemoryPoint | None:
         reserved_mib=mib(call.exit_reserved_bytes or None),  # a CPU has no reserved memory, and says 0
         peak_mib=mib(call.peak_bytes),
     )
-
-
-def why_no_memory(analysis: Analysis) -> str:
-    """The reason as a clause, from the warnings where one names it."""
-    for warning in analysis.warnings:
-        what, because, reason = warning.partition(", because ")
-        if because and "memory" in what.lower():
-            return reason.rstrip(". ")
-    return "the trace holds no allocation events inside layers (profile_memory=True records them)"
 
 
 _MOST_OWNERS = 25

@@ -37,7 +37,7 @@ from profiler_wrapper.reports.figures import (
 )
 from profiler_wrapper.reports.folding import layer_groups, parents_of_layers
 from profiler_wrapper.reports.memory import memory_lines
-from profiler_wrapper.reports.result_json import LISTS, to_dict
+from profiler_wrapper.reports.result_json import LISTS, NS_PER_US, plain, to_dict, to_plain
 from profiler_wrapper.reports.roofline import HOW_TO_GET_PEAKS, Point, not_shown, roofline
 from profiler_wrapper.reports.table import TableRow, phase_columns, table_rows
 from profiler_wrapper.reports.text import AT_LEAST, clean, shorten
@@ -50,19 +50,11 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------------------
 # What single views of the page need beside the rows of result.json, as plain data.
 
-_NS_PER_US = 1000
-
 
 def view_data(analysis: Analysis) -> dict[str, Any]:
     """JSON types only, by view. A view whose data cannot be made has `{"failed": why}`; the others have theirs."""
-    return {name: _made(make, analysis) for name, make in _VIEWS.items()}
-
-
-def _made(make: Callable[[Analysis], dict[str, Any]], analysis: Analysis) -> dict[str, Any]:
-    try:
-        return make(analysis)
-    except Exception as error:  # one view is not worth the page
-        return {"failed": f"{type(error).__name__}: {error}"}
+    made = {name: _contained(make, analysis) for name, make in _VIEWS.items()}
+    return {name: data if failed is None else {"failed": failed} for name, (data, failed) in made.items()}
 
 
 def roofline_data(analysis: Analysis) -> dict[str, Any]:
@@ -70,7 +62,7 @@ def roofline_data(analysis: Analysis) -> dict[str, Any]:
     what = roofline(analysis)
     return {
         "points": [_point(point) for point in what.points],
-        "total_us": analysis.time.total_ns / step_count(analysis) / _NS_PER_US,
+        "total_us": analysis.time.total_ns / step_count(analysis) / NS_PER_US,
         "flops_per_s": what.flops_per_s,
         "bytes_per_s": what.bytes_per_s,
         "source": what.source,
@@ -82,18 +74,10 @@ def roofline_data(analysis: Analysis) -> dict[str, Any]:
 
 
 def _point(point: Point) -> dict[str, Any]:
-    return {
-        "name": point.name,
-        "kind": point.kind,
-        "phase": point.phase,
-        "time_us": point.time_ns / _NS_PER_US,
-        "roof_us": None if point.roof_ns is None else point.roof_ns / _NS_PER_US,
-        "flops": point.flops,
-        "bytes_moved": point.bytes_moved,
+    return to_plain(point) | {
         "flops_per_byte": point.intensity,
         "flops_per_s": point.flop_per_s,
         "of_roof": point.of_roof,
-        "bound": point.bound,
         "why": point.why_no_roof,
     }
 
@@ -115,12 +99,12 @@ def page_data(analysis: Analysis, *, title: str = "", trace_href: str | None = N
     and `views` (what single views need).
     """
     data = to_dict(analysis)
-    texts = Texts()
+    texts = StringTable()
     for name in LISTS:
         data[name] = columns_of(data[name], texts)
     data["run"] = {name: _as_columns(value, texts) for name, value in data["run"].items()}
     page, views = _page(analysis, title, trace_href), view_data(analysis)
-    return {**data, "texts": texts.all, "page": _as_text(page), "views": _as_text(views)}
+    return {**data, "texts": texts.all, "page": plain(page), "views": plain(views)}
 
 
 def _page(analysis: Analysis, title: str, trace_href: str | None) -> dict[str, Any]:
@@ -162,15 +146,6 @@ def _contained(make: Callable[[Analysis], _Made], analysis: Analysis) -> tuple[_
         return None, f"{type(error).__name__}: {error}"
 
 
-def _as_text(value: Any) -> Any:
-    """`value` with every text as result.json has it: a lone surrogate is its escape."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
-    if isinstance(value, dict):
-        return {_as_text(name): _as_text(item) for name, item in value.items()}
-    return [_as_text(item) for item in value] if isinstance(value, list) else value
-
-
 def default_title(analysis: Analysis) -> str:
     """`"LlamaForCausalLM on NVIDIA H200"`."""
     model, where = root_names(analysis), machine(analysis)
@@ -185,8 +160,8 @@ def _safe_link(href: str | None) -> str | None:
     return href if scheme is None or scheme[1] in ("file", "http", "https") else None
 
 
-class Texts:
-    """Every text once; where it is used stands its number."""
+class StringTable:
+    """The string table: every text once; where it is used stands its number."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
@@ -200,13 +175,13 @@ class Texts:
         return number
 
 
-def _as_columns(value: Any, texts: Texts) -> Any:
+def _as_columns(value: Any, texts: StringTable) -> Any:
     """`value` in columns where it is a list of rows with the same keys, else as it is."""
     is_rows = isinstance(value, list) and value and all(isinstance(row, dict) and row for row in value)
     return columns_of(value, texts) if is_rows and len({tuple(row) for row in value}) == 1 else value
 
 
-def columns_of(rows: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, Any]:
+def columns_of(rows: Sequence[Mapping[str, Any]], texts: StringTable) -> dict[str, Any]:
     """`rows`, all with the same keys, as columns: `{"count": 2, "columns": {name: column}}`.
 
     A column is `{"all": value}` where all rows agree, `{"text": [number or null]}` and `{"texts": [[number]]}`
@@ -216,7 +191,7 @@ def columns_of(rows: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, Any
     return {"count": len(rows), "columns": {name: _column([row[name] for row in rows], texts) for name in names}}
 
 
-def _column(values: list[Any], texts: Texts) -> dict[str, Any]:
+def _column(values: list[Any], texts: StringTable) -> dict[str, Any]:
     first = values[0]
     if (not isinstance(first, (str, list, dict)) or first == []) and all(
         type(value) is type(first) and value == first for value in values
@@ -254,7 +229,7 @@ def page_text(data: Mapping[str, Any], views: Iterable[tuple[str, str]]) -> str:
     from markupsafe import Markup  # with jinja2, which a command without a page need not wait for
 
     scripts = [*((name, packaged_source(FRAME_FOLDER, name)) for name in FRAME_SCRIPTS), *views]
-    return _template().render(
+    return page_template("template.html").render(
         title=shorten(clean(data["page"]["title"], unicode=True), _LONGEST_TITLE, ellipsis="…"),
         style=Markup(packaged_source(FRAME_FOLDER, "style.css")),
         data=Markup(script_json(data)),
@@ -276,12 +251,12 @@ def packaged_source(folder: str, name: str) -> str:
 
 
 @cache
-def _template() -> Template:
+def page_template(name: str) -> Template:
+    """One of the HTML files beside the page's scripts; what is put in is escaped."""
     from jinja2 import Environment
 
-    return Environment(autoescape=True, keep_trailing_newline=True).from_string(
-        packaged_source(FRAME_FOLDER, "template.html")
-    )
+    environment = Environment(autoescape=True, keep_trailing_newline=True)
+    return environment.from_string(packaged_source(FRAME_FOLDER, name))
 
 
 @cache

@@ -86,13 +86,13 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "summary": {"verdict": None, "findings": [], "comparable": {}} | _plain_mapping(analysis.summary),
         "time_basis": analysis.time_basis,
         "complete": analysis.complete,
-        "warnings": _plain(analysis.warnings),
+        "warnings": plain(analysis.warnings),
         "run": {"timed_steps": timed_steps, "full_steps": []} | _plain_mapping(analysis.run),
         "time": to_plain(analysis.time),
         **{name: [to_plain(row) for row in getattr(analysis, name)] for name in LISTS},
         "series": _plain_mapping(analysis.series),
-        "utilization": _plain(analysis.utilization),
-        "overview": _plain(analysis.overview),
+        "utilization": plain(analysis.utilization),
+        "overview": plain(analysis.overview),
         "memory": _plain_mapping(analysis.memory),
     }
 
@@ -171,7 +171,7 @@ def _nanoseconds(time_us: Any) -> Any:
 def _conversions(row_type: type[Any]) -> tuple[tuple[str, str, Callable[[Any], Any]], ...]:
     """Of each field of a row: its name, that in the file, and what makes its value one of JSON's."""
     names = (field.name for field in fields(row_type))
-    return tuple((name, json_name(row_type, name), _microseconds if name.endswith("_ns") else _plain) for name in names)
+    return tuple((name, json_name(row_type, name), _microseconds if name.endswith("_ns") else plain) for name in names)
 
 
 def to_plain(row: Any) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def _row_from_dict(row_type: Any, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain_mapping(mapping: Mapping[Any, Any]) -> dict[str, Any]:
-    return {_text(name): _plain(value) for name, value in mapping.items()}
+    return {_text(name): plain(value) for name, value in mapping.items()}
 
 
 def _text(value: Any) -> str:
@@ -218,7 +218,7 @@ def _text(value: Any) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """`value` in JSON types. What JSON has no word for becomes null (NaN, infinity) or its text."""
     if value is None or isinstance(value, bool):
         return value
@@ -233,12 +233,12 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return to_plain(value)
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, (set, frozenset)):
-        return sorted((_plain(item) for item in value), key=str)
+        return sorted((plain(item) for item in value), key=str)
     item = getattr(value, "item", None)  # a numpy number
     if callable(item) and getattr(value, "shape", None) == ():
-        return _plain(item())
+        return plain(item())
     return _text(value)
 
 

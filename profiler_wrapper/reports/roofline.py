@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _POINTS_PER_IN = 72
 _GAP = 4.0  # points between a mark and its name
+_LINE_RADIUS = 2.0  # pixels
 _ALONG_LINE = 4.0  # pixels between the boxes that stand for a line
 
 
@@ -54,21 +55,6 @@ class Named(NamedTuple):
     name: str
 
 
-class _Box(NamedTuple):
-    """In pixels."""
-
-    x0: float
-    y0: float
-    x1: float
-    y1: float
-
-    def overlaps(self, other: _Box) -> bool:
-        return self.x0 < other.x1 and other.x0 < self.x1 and self.y0 < other.y1 and other.y0 < self.y1
-
-    def lies_in(self, other: _Box) -> bool:
-        return self.x0 >= other.x0 and self.x1 <= other.x1 and self.y0 >= other.y0 and self.y1 <= other.y1
-
-
 def name_points(axes: Axes, points: Sequence[Named]) -> None:
     """Names by the order of the points; one that would lie on another, a mark or a line is moved, or left out.
 
@@ -77,15 +63,12 @@ def name_points(axes: Axes, points: Sequence[Named]) -> None:
     """
     pixels = axes.figure.dpi / _POINTS_PER_IN
     centres = [tuple(axes.transData.transform((point.x, point.y)).tolist()) for point in points]
-    taken = [
-        _Box(x - point.radius * pixels, y - point.radius * pixels, x + point.radius * pixels, y + point.radius * pixels)
-        for (x, y), point in zip(centres, points, strict=True)
-    ]
+    taken = [_around(x, y, point.radius * pixels) for (x, y), point in zip(centres, points, strict=True)]
     legend = axes.get_legend()
-    taken += [_box(text.get_window_extent()) for text in axes.texts]
-    taken += [] if legend is None else [_box(legend.get_window_extent())]
+    taken += [text.get_window_extent() for text in axes.texts]
+    taken += [] if legend is None else [legend.get_window_extent()]
     taken += _boxes_along_lines(axes)
-    inside = _box(axes.get_window_extent())
+    inside = axes.get_window_extent()
     written: set[str] = set()
     for (x, y), point in zip(centres, points, strict=True):
         text = axes.text(0.5, 0.5, point.name, fontsize=figures.FONT_SIZE - 1, transform=axes.transAxes)
@@ -95,7 +78,7 @@ def name_points(axes: Axes, points: Sequence[Named]) -> None:
             if away and point.name in written:
                 break
             box = _at(x + across * pixels, y + up * pixels, extent.width, extent.height, across, up)
-            if box.lies_in(inside) and not any(box.overlaps(other) for other in taken):
+            if _lies_in(box, inside) and not box.count_overlaps(taken):
                 _write(axes, point, across, up, away=away)
                 taken.append(box)
                 written.add(point.name)
@@ -110,11 +93,23 @@ def _places(radius: float) -> list[tuple[bool, float, float]]:
     return near + [(True, sign * across, up) for up in heights for across in (16.0, 34.0) for sign in (1, -1)]
 
 
-def _at(x: float, y: float, width: float, height: float, across: float, up: float) -> _Box:
+def _at(x: float, y: float, width: float, height: float, across: float, up: float) -> Bbox:
     """A text that stands to the right or left of an anchor, or above or below it."""
+    from matplotlib.transforms import Bbox
+
     x0 = x if across > 0 else x - width if across < 0 else x - width / 2
     y0 = y - height / 2 if across else y if up > 0 else y - height
-    return _Box(x0, y0, x0 + width, y0 + height)
+    return Bbox.from_bounds(x0, y0, width, height)
+
+
+def _around(x: float, y: float, radius: float) -> Bbox:
+    from matplotlib.transforms import Bbox
+
+    return Bbox.from_bounds(x - radius, y - radius, 2 * radius, 2 * radius)
+
+
+def _lies_in(box: Bbox, other: Bbox) -> bool:
+    return box.x0 >= other.x0 and box.x1 <= other.x1 and box.y0 >= other.y0 and box.y1 <= other.y1
 
 
 def _write(axes: Axes, point: Named, across: float, up: float, *, away: bool) -> None:
@@ -131,11 +126,7 @@ def _write(axes: Axes, point: Named, across: float, up: float, *, away: bool) ->
     )
 
 
-def _box(box: Bbox) -> _Box:
-    return _Box(box.x0, box.y0, box.x1, box.y1)
-
-
-def _boxes_along_lines(axes: Axes) -> list[_Box]:
+def _boxes_along_lines(axes: Axes) -> list[Bbox]:
     """What the straight lines cover."""
     boxes = []
     for line in axes.get_lines():
@@ -144,7 +135,7 @@ def _boxes_along_lines(axes: Axes) -> list[_Box]:
         pieces = max(1, round(math.hypot(x1 - x0, y1 - y0) / _ALONG_LINE))
         for piece in range(pieces + 1):
             x, y = x0 + (x1 - x0) * piece / pieces, y0 + (y1 - y0) * piece / pieces
-            boxes.append(_Box(x - 2, y - 2, x + 2, y + 2))
+            boxes.append(_around(x, y, _LINE_RADIUS))
     return boxes
 
 
