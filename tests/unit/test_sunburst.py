@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memory_recordings import use_of
@@ -172,6 +172,7 @@ def test_awkward_names_are_inert_and_whole() -> None:
     assert any("</title><script>x</script>\\ud800" in text for text in page.texts["p"])
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=5, unique=True))
 def test_no_name_changes_the_page(names: list[str]) -> None:
     use = memory_at_peak(tuple(owner("params", MIB, name=name) for name in names))
@@ -181,12 +182,11 @@ def test_no_name_changes_the_page(names: list[str]) -> None:
     assert page.data["bytes"][0] == MIB * len(names)
 
 
-def test_the_data_are_ascii_without_what_html_reads() -> None:
+def test_the_data_hold_nothing_that_html_reads() -> None:
     use = memory_at_peak((owner("params", MIB, name="</script>&<!--é\u2028"),))
     data = re.search(r'id="sectors">(.*?)</script>', page_text(with_memory(use), "params"))
     assert data is not None
-    assert data[1].isascii()
-    assert not set("<>&") & set(data[1])
+    assert not set("<>&\u2028") & set(data[1])
     assert json.loads(data[1])["names"][1] == "</script>&<!--é\\u2028"
 
 
