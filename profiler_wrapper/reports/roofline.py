@@ -109,7 +109,7 @@ def _around(x: float, y: float, radius: float) -> Bbox:
 
 
 def _lies_in(box: Bbox, other: Bbox) -> bool:
-    return box.x0 >= other.x0 and box.x1 <= other.x1 and box.y0 >= other.y0 and box.y1 <= other.y1
+    return bool(box.x0 >= other.x0 and box.x1 <= other.x1 and box.y0 >= other.y0 and box.y1 <= other.y1)
 
 
 def _write(axes: Axes, point: Named, across: float, up: float, *, away: bool) -> None:
