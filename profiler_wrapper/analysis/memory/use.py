@@ -329,10 +329,12 @@ def memory_summary(use: MemoryUse | None) -> dict[str, Any]:
             "time_ns": use.peak.time_ns,
             "step": use.peak.step,
             "phase": timeline.phase_at(use.peak.time_ns),
-            "owners": [_owner(owner) for owner in use.peak_owners[:_MOST_OWNERS]],
-            "reserved": None if use.reserved_peak is None else _moment(use.reserved_peak),
+            "owners": [_renamed(owner, size_bytes="bytes") for owner in use.peak_owners[:_MOST_OWNERS]],
+            "reserved": None
+            if use.reserved_peak is None
+            else _renamed(use.reserved_peak, total_bytes="allocated_bytes"),
         },
-        "moments": [_moment(moment) for moment in use.moments],
+        "moments": [_renamed(moment, total_bytes="allocated_bytes") for moment in use.moments],
         "slope": None if use.slope is None else asdict(use.slope),
         "leaks": [asdict(leak) for leak in use.leaks],
         "changes": [asdict(change) for change in use.changes],
@@ -340,27 +342,9 @@ def memory_summary(use: MemoryUse | None) -> dict[str, Any]:
     }
 
 
-def _moment(moment: MemoryMoment) -> dict[str, Any]:
-    return {
-        "label": moment.label,
-        "step": moment.step,
-        "time_ns": moment.time_ns,
-        "allocated_bytes": moment.total_bytes,
-        "reserved_bytes": moment.reserved_bytes,
-        "categories": dict(moment.categories),
-    }
-
-
-def _owner(owner: Owner) -> dict[str, Any]:
-    return {
-        "category": owner.category,
-        "layer": owner.layer,
-        "name": owner.name,
-        "op": owner.op,
-        "phase": owner.phase,
-        "bytes": owner.size_bytes,
-        "count": owner.count,
-    }
+def _renamed(row: MemoryMoment | Owner, **names: str) -> dict[str, Any]:
+    """The fields of a row, some under the names that `result.json` gives them."""
+    return {names.get(name, name): value for name, value in asdict(row).items()}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import numpy as np
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attention_ops import ATTENTIONS, ENTRY, HOLDING_ATTENTION
 from profiler_wrapper.analysis.model import AttentionCallRow, Phase, ProductRow
+from profiler_wrapper.analysis.statistics import largest_by_key, sum_by_key
 from profiler_wrapper.analysis.work.flops import FlopOps
 from profiler_wrapper.analysis.work.formulas import Product, dtype_of, products_of
 from profiler_wrapper.trace.nesting import nearest, nearest_above
@@ -38,13 +39,6 @@ class _Call(NamedTuple):
     causal: bool | None
     dropout: float | None
     strided: bool  # the last dimension of an input is not dense
-
-
-class _Key(NamedTuple):
-    layer: str
-    phase: Phase
-    backend: str
-    call: _Call
 
 
 class AttentionMade(NamedTuple):
@@ -71,8 +65,8 @@ def attention_call_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most
     described: dict[tuple[int, int], _Call | None] = {}
     names, name_of = found.recording.names, found.recording.spans.name
     charges, places = found.charges, found.attribution.places
-    calls: dict[_Key, set[int]] = defaultdict(set)
-    times: dict[_Key, int] = defaultdict(int)
+    calls: dict[tuple[str, Phase, str, _Call], set[int]] = defaultdict(set)
+    times: dict[tuple[str, Phase, str, _Call], int] = defaultdict(int)
     launched = charges.cpu_span >= 0
     owner = np.where(launched, entry_of[np.where(launched, charges.cpu_span, 0)], -1)
     members = np.flatnonzero((owner >= 0) & (charges.backend >= 0))
@@ -86,32 +80,21 @@ def attention_call_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most
         call = described[inputs]
         if call is not None:
             place = places[at]
-            key = _Key(found.layer_name(place) or "", place.phase, classes.BACKENDS[backend], call)
+            key = (found.layer_name(place) or "", place.phase, classes.BACKENDS[backend], call)
             calls[key].add(entry)
             times[key] += time_ns
     steps = max(1, len(found.steps))
-    kept = sorted(calls, key=lambda key: -times[key])[:most]
-    return tuple(_row(key, len(calls[key]) / steps, round(times[key] / steps)) for key in kept)
-
-
-def _row(key: _Key, calls_per_step: float, time_ns: int) -> AttentionCallRow:
-    call = key.call
-    return AttentionCallRow(
-        layer=key.layer,
-        phase=key.phase,
-        backend=key.backend,
-        dtype=call.dtype,
-        query_shape=call.query_shape,
-        key_shape=call.key_shape,
-        value_shape=call.value_shape,
-        mask=call.mask,
-        mask_shape=call.mask_shape,
-        causal=call.causal,
-        dropout=call.dropout,
-        grouped=len(call.query_shape) == len(call.key_shape) == 4 and call.key_shape[1] < call.query_shape[1],
-        strided=call.strided,
-        calls_per_step=calls_per_step,
-        time_per_step_ns=time_ns,
+    return tuple(
+        AttentionCallRow(
+            layer=layer,
+            phase=phase,
+            backend=backend,
+            **call._asdict(),
+            grouped=len(call.query_shape) == len(call.key_shape) == 4 and call.key_shape[1] < call.query_shape[1],
+            calls_per_step=len(calls[layer, phase, backend, call]) / steps,
+            time_per_step_ns=round(times[layer, phase, backend, call] / steps),
+        )
+        for layer, phase, backend, call in sorted(calls, key=lambda key: -times[key])[:most]
     )
 
 
@@ -221,14 +204,6 @@ def _is_strided(shapes: OpShapes, place: int) -> bool:
 # The matrix products of a recording, by their sizes.
 
 
-class _ProductKey(NamedTuple):
-    op: str
-    layer: str
-    phase: Phase
-    dtype: str
-    product: Product
-
-
 def product_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most: int) -> tuple[ProductRow, ...]:
     """A row for each size in each layer and phase, of the ops whose FLOPs count; the `most` expensive first.
 
@@ -238,51 +213,39 @@ def product_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most: int) 
     counted = np.flatnonzero(ops.is_counted)
     time_ns = times_inside(found, ops.is_counted)
     known: dict[tuple[int, int], tuple[Product, ...]] = {}
-    calls: dict[_ProductKey, int] = defaultdict(int)
-    times: dict[_ProductKey, float] = defaultdict(float)
-    spans = zip(
-        counted.tolist(),
-        found.recording.spans.name[counted].tolist(),
-        found.attribution.place_of[counted].tolist(),
-        time_ns[counted].tolist(),
-        strict=True,
-    )
-    for span, name, at, taken in spans:
+    calls: dict[tuple[str, str, Phase, str, Product], int] = defaultdict(int)
+    times: dict[tuple[str, str, Phase, str, Product], float] = defaultdict(float)
+    columns = (found.recording.spans.name, found.attribution.place_of, time_ns)
+    for span, name, at, taken in zip(counted.tolist(), *(column[counted].tolist() for column in columns), strict=True):
         call = (name, shapes.number(span))
         if call not in known:
             known[call] = products_of(names[name], shapes[span])
         place, flops = places[at], sum(product.flops for product in known[call])
         for product in known[call]:
-            key = _ProductKey(
-                names[name], found.layer_name(place) or "", place.phase, ops.flops_of(span).dtype, product
-            )
+            key = (names[name], found.layer_name(place) or "", place.phase, ops.flops_of(span).dtype, product)
             calls[key] += 1
             times[key] += taken * product.flops / flops if flops else 0.0
     steps = max(1, len(found.steps))
-    kept = sorted(calls, key=lambda key: -times[key])[:most]
-    return tuple(_product_row(key, calls[key] / steps, round(times[key] / steps)) for key in kept)
-
-
-def _product_row(key: _ProductKey, calls_per_step: float, time_ns: int) -> ProductRow:
-    return ProductRow(
-        op=key.op,
-        layer=key.layer,
-        phase=key.phase,
-        dtype=key.dtype,
-        **key.product._asdict(),
-        calls_per_step=calls_per_step,
-        time_per_step_ns=time_ns,
+    return tuple(
+        ProductRow(
+            op=op,
+            layer=layer,
+            phase=phase,
+            dtype=dtype,
+            **product._asdict(),
+            calls_per_step=calls[op, layer, phase, dtype, product] / steps,
+            time_per_step_ns=round(times[op, layer, phase, dtype, product] / steps),
+        )
+        for op, layer, phase, dtype, product in sorted(calls, key=lambda key: -times[key])[:most]
     )
 
 
 def times_inside(found: Attributed, chosen: np.typing.NDArray[np.bool_]) -> Int64:
     """Per span that is chosen, the time charged to it and to what it calls, up to the next chosen one."""
     charges = found.charges
-    time_ns = np.zeros(len(chosen), dtype=np.int64)
     launched = charges.cpu_span >= 0
     op = nearest(found.nesting.parent, chosen)[charges.cpu_span[launched]]
-    np.add.at(time_ns, op[op >= 0], charges.time_ns[launched][op >= 0])
-    return time_ns
+    return sum_by_key(op[op >= 0], charges.time_ns[launched][op >= 0], len(chosen))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -318,17 +281,13 @@ def _shapes_of_op(found: Attributed, shapes: Shapes, ops: FlopOps) -> dict[str, 
     spans, numbers = shapes.arrays()
     ran = ops.ran[spans]
     names = found.recording.spans.name[spans[ran]].astype(np.int64)
-    different = int(numbers.max(initial=0)) + 1
-    pairs, counts = np.unique(names * different + numbers[ran], return_counts=True)
-    of_name: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
-        name, number = divmod(pair, different)
-        of_name[name].append((-count, number))
+    frequent = largest_by_key(names, numbers[ran].astype(np.int64), np.ones(len(names), dtype=np.int64), _MOST_SHAPES)
     texts = {}
-    for name, counted in of_name.items():
-        kept = [_text(shapes.numbered(number)) for _, number in sorted(counted)[:_MOST_SHAPES]]
-        texts[found.recording.names[name]] = tuple(dict.fromkeys(text for text in kept if text))
-    return {name: kept for name, kept in texts.items() if kept}
+    for name, chosen in frequent.items():
+        kept = [text for number in chosen if (text := _text(shapes.numbered(number)))]
+        if kept:
+            texts[found.recording.names[name]] = tuple(dict.fromkeys(kept))
+    return texts
 
 
 def _text(shapes: OpShapes) -> str:
