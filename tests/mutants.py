@@ -257,6 +257,8 @@ def _pytest(copy: Path, tests: list[str], log: Path) -> None:
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.environ["PYTHONPATH"] = str(copy)
+    # As a program of its own: in what multiprocessing has started, a timer writes as a worker of its rank.
+    multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
     os.chdir(copy)
     sys.path.insert(0, str(copy))
     import pytest

@@ -150,6 +150,14 @@ def test_torch_has_what_is_wrapped() -> None:
         assert callable(vars(owner).get(patch.name)) or hasattr(owner, patch.name), patch
 
 
+def test_collectives_have_the_names_that_torch_has_for_their_numbers() -> None:
+    kinds = torch._C._distributed_c10d.OpType.__members__  # type: ignore[attr-defined]
+    ours = {kind: listening._OPERATIONS.get(int(number)) for kind, number in kinds.items()}
+    assert [kind for kind, name in ours.items() if name is None] == ["COALESCED", "UNKNOWN"]
+    for kind, name in ours.items():
+        assert name is None or kind.replace("_", "").lower().startswith(name.replace("_", "")), kind
+
+
 # --- FSDP on an accelerator: its stream waits, not the process ---
 
 
