@@ -26,7 +26,7 @@ from profiler_wrapper.capture.runinfo import float32_matmul_precision
 from profiler_wrapper.capture.scopes import LayerScopes
 from profiler_wrapper.capture.session import Annotation, Session
 from profiler_wrapper.capture.torch_state import in_backward, profiler_is_on, recorder_is_taken
-from profiler_wrapper.errors import Notices, WrongUse, tell
+from profiler_wrapper.errors import Notices, WrongUse, warn
 from profiler_wrapper.integrations.flagscale import (
     FLOPSMeasurementCallback,
     add_perf_monitor_to_model_provider,
@@ -139,14 +139,14 @@ class SimpleMemoryProfiler:
         if self.result is None:
             return  # ProfilerWrapper has said why
         if self.result.memory_use is None:
-            tell(f"no memory.log was written: {'; '.join(self.result.warnings)}")
+            warn(f"no memory.log was written: {'; '.join(self.result.warnings)}")
             return
         try:
             for file in (*REPORTS["memory_log"].files, *REPORTS["sunbursts"].files):
                 with replacing(self.log_folder / Path(file.name).name) as beside:
                     file.write(self.result, beside)
         except Exception as error:
-            tell(f"the files in {self.log_folder} could not be written: {type(error).__name__}: {error}")
+            warn(f"the files in {self.log_folder} could not be written: {type(error).__name__}: {error}")
 
 
 def calculate_mfu_with_profiler(
@@ -199,18 +199,18 @@ def calculate_mfu_with_profiler(
             raise NotMeasurable(warning or "the peak of this device is not known")
         work = _work_of_made_up_step(model, batch_size, seq_length)
         if work.uncounted:
-            tell(f"MFU is too low: the FLOPs of {', '.join(work.uncounted)} are not known")
+            warn(f"MFU is too low: the FLOPs of {', '.join(work.uncounted)} are not known")
         by_dtype = work.model_flops_by_dtype if convention == "full" else work.causal_model_flops_by_dtype
         tf32 = device.type == "cuda" and float32_matmul_precision() in ("high", "medium")
         seconds = Roof(roof, _Raising(), tf32=tf32).time_s(by_dtype)
         if not seconds:
             raise NotMeasurable("the model ran nothing that has FLOPs")
     except Exception as error:
-        tell(f"MFU is not available: {type(error).__name__}: {error}")
+        warn(f"MFU is not available: {type(error).__name__}: {error}")
         return math.nan
     mfu = seconds / step_time
     if mfu > 1:
-        tell(
+        warn(
             f"MFU is {mfu:.2f}, more than the peak allows: either step_time={step_time!r} s ends before the device "
             f"is done, or batch_size={batch_size} is that of all ranks, or the peak is not this device's"
         )
@@ -220,7 +220,7 @@ def calculate_mfu_with_profiler(
 class _Raising(Notices):
     """What cannot be said of the peak ends the attempt."""
 
-    def once(self, topic: str, message: str) -> None:
+    def warn_once(self, topic: str, message: str) -> None:
         raise NotMeasurable(message)
 
 

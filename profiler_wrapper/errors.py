@@ -49,7 +49,7 @@ class ProfilerWrapperWarning(UserWarning):
 # How we say something in the user's process: what cannot be printed is dropped, and never becomes an exception.
 
 
-def tell(message: str) -> None:
+def warn(message: str) -> None:
     """Warn; where that raises (warnings are errors, stderr is closed, a broken `showwarning`), print a plain line."""
     try:
         warnings.warn(message, ProfilerWrapperWarning, stacklevel=_caller())
@@ -95,10 +95,10 @@ class Notices:
         self.quiet = False
         self._topics: set[str] = set()
 
-    def once(self, topic: str, message: str) -> None:
-        """Tell `message`, unless something of this topic was said before."""
+    def warn_once(self, topic: str, message: str) -> None:
+        """Warn of `message`, unless something of this topic was said before."""
         if topic in self._topics:
             return
         self._topics.add(topic)
         if not self.quiet:
-            tell(message)
+            warn(message)

@@ -17,7 +17,7 @@ from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.torch_state import OptimizerSteps, profiler_is_on, records_here
 from profiler_wrapper.capture.window import RecordedTrace, Window
-from profiler_wrapper.errors import tell
+from profiler_wrapper.errors import warn
 from profiler_wrapper.run.finishing import Finisher
 from profiler_wrapper.run.options import make_options
 from profiler_wrapper.trace.owned import Holding
@@ -32,7 +32,7 @@ class LayerMarking:
         self._scopes = LayerScopes(model, layers=layers, on_root_enter=_held.root_enters)
         self._scopes.attach()
         for warning in self._scopes.warnings:
-            tell(warning)
+            warn(warning)
         _marking.append(self)
 
     def roots(self) -> tuple[Root, ...]:
@@ -160,7 +160,7 @@ def trace_handler(
                 finisher.append(Finisher(options, run_info(version=__version__), _marked_layers, _compiled_code))
             _handle(profiler, finisher[0], steps)
         except Exception as error:
-            tell(f"the reports of this trace were not written: {type(error).__name__}: {error}")
+            warn(f"the reports of this trace were not written: {type(error).__name__}: {error}")
 
     return on_trace_ready
 

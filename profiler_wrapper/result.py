@@ -19,7 +19,7 @@ from profiler_wrapper.analysis.work.formulas import has_formula
 from profiler_wrapper.analysis.work.peaks import VARIABLE, Given
 from profiler_wrapper.analysis.work.roofline import WorkCount, work_of_recording
 from profiler_wrapper.capture.growth import free_bytes
-from profiler_wrapper.errors import UnknownLayer, WrongUse, tell
+from profiler_wrapper.errors import UnknownLayer, WrongUse, warn
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.page import result_html
 from profiler_wrapper.reports.result_json import data_frame, from_dict, to_dict, write_csv, write_csv_files
@@ -235,4 +235,4 @@ def _warn_if_large(path: Path) -> None:
     # It takes about as much memory as a CPU's trace has JSON; a GPU's half of that (benchmarks/reader_memory.py).
     needed = path.stat().st_size * (_MOST_UNPACKED if path.suffix == ".gz" else 1)
     if free is not None and needed > free:
-        tell(f"{path}: reading it may take up to {file_size(needed)} of memory, and {file_size(free)} are free")
+        warn(f"{path}: reading it may take up to {file_size(needed)} of memory, and {file_size(free)} are free")

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from profiler_wrapper.analysis.series import Track
 from profiler_wrapper.analysis.work.peaks import Given
-from profiler_wrapper.errors import WrongUse, tell
+from profiler_wrapper.errors import WrongUse, warn
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.run.options import OPTIONS, make_options
 from profiler_wrapper.run.profiling import Profiling
@@ -145,7 +145,7 @@ class ProfilerWrapper:
             if name not in _OF_TORCH:
                 raise TypeError(f"ProfilerWrapper() got an unexpected keyword argument {name!r}")
             if of_torch[name] is not None and of_torch[name] is not False:
-                tell(f"{name}= of torch.profiler is ignored: {_OF_TORCH[name]}")
+                warn(f"{name}= of torch.profiler is ignored: {_OF_TORCH[name]}")
         if isinstance(model, bool):
             if is_st is not None:
                 raise WrongUse(f"The first argument {model!r} is is_st, and is_st={is_st!r} was given too. Give one.")

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from profiler_wrapper.errors import tell
+from profiler_wrapper.errors import warn
 from profiler_wrapper.monitor.config import MonitorConfig
 from profiler_wrapper.monitor.logs import sinks_of
 from profiler_wrapper.monitor.monitor import TrainingMonitor
@@ -63,7 +63,7 @@ def guarded(method: T) -> T:
             method(self, *args, **kwargs)
         except Exception as error:
             self.failed = True
-            tell(
+            warn(
                 f"{type(self).__name__} is off from now on, because {method.__name__} failed: "
                 f"{type(error).__name__}: {error}"
             )
@@ -87,7 +87,7 @@ class Outlets:
             action()
         except Exception as error:
             self._dropped.add(name)
-            tell(f"{name} gets no more of the monitor's numbers, because it failed: {type(error).__name__}: {error}")
+            warn(f"{name} gets no more of the monitor's numbers, because it failed: {type(error).__name__}: {error}")
 
 
 _LOG_FILE = "training_log.json"

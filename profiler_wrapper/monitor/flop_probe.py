@@ -172,7 +172,7 @@ class FlopProbe:
         if self._session is not None or self._counting is not None:
             return False  # the one before still runs on another thread, or is still counted
         if recorder_is_taken():
-            self._notices.once(
+            self._notices.warn_once(
                 "another profiler",
                 "the FLOPs of a step were not measured, because another torch profiler is on and torch runs one at a "
                 "time; the next ones are tried again",
@@ -218,7 +218,7 @@ class FlopProbe:
                 self._counted_step = self._step
                 self._counting, self._counting_since_s = self._count(trace, run), time.monotonic()
                 if first and self._counting.result(wait_s=FIRST_WAIT_S) is None:
-                    self._notices.once(
+                    self._notices.warn_once(
                         "counting",
                         f"the FLOPs of step {self._step} were not counted within {FIRST_WAIT_S:g} s; steps have no "
                         "measured FLOPs until they are",
@@ -289,7 +289,7 @@ class FlopProbe:
         if self._session is None or threading.get_ident() == self._thread:
             return False
         self._left = True
-        self._notices.once(
+        self._notices.warn_once(
             "thread",
             f"the FLOPs of step {self._step} were not measured, because it ended on another thread than it began on",
         )
@@ -303,7 +303,7 @@ class FlopProbe:
 
     def _give_way(self) -> None:
         self.cancel()
-        self._notices.once(
+        self._notices.warn_once(
             "gave way", "the FLOPs of a step were not measured, because another torch profiler began within it"
         )
 
@@ -316,7 +316,7 @@ class FlopProbe:
             self.cancel()
         elif too_much is not None:
             self.cancel()
-            self._notices.once("growth", f"the FLOPs of step {self._step} were not measured, because {too_much}")
+            self._notices.warn_once("growth", f"the FLOPs of step {self._step} were not measured, because {too_much}")
 
     def _let_go(self, session: Session) -> None:
         atexit.unregister(self._at_exit)
@@ -332,7 +332,7 @@ class FlopProbe:
         return scopes
 
     def _failed(self, error: Exception) -> None:
-        self._notices.once("probe", f"the FLOPs of step {self._step} could not be measured: {told(error)}")
+        self._notices.warn_once("probe", f"the FLOPs of step {self._step} could not be measured: {told(error)}")
 
 
 def _run_of(scopes: LayerScopes) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class Job:
         self.is_log_rank = ranks == 1 or self.info.rank == told.config.log_rank % ranks
         notices.quiet = not self.is_log_rank
         if self.sizes.warning is not None:
-            notices.once("sizes", self.sizes.warning)
+            notices.warn_once("sizes", self.sizes.warning)
         self.formula = None if told.flops_per_step is not None else _formula(told, notices)
 
     def works(self) -> StepWorks:
@@ -150,7 +150,7 @@ class Job:
         except WrongUse as error:  # of the environment: what the user gave was checked
             peaks, warning = None, f"no share of the peak: {error}"
         if warning is not None:
-            self.notices.once("peaks", warning)
+            self.notices.warn_once("peaks", warning)
         return peaks
 
 
@@ -184,7 +184,7 @@ def _formula(told: Told, notices: Notices) -> Formula | None:
     )
     frozen = 0.0 if formula is None else _frozen_share(told.model)
     if frozen >= _FROZEN_SHARE:
-        notices.once(
+        notices.warn_once(
             "frozen",
             f"{frozen:.0%} of the parameters are not trained, and FLOPs by the model's config count the backward of "
             "all: flops_profile_freq=500 measures them",

@@ -381,7 +381,7 @@ class TrainingMonitor:
 
     def _leave_out(self, others: Mapping[str, Any]) -> None:
         for name in others:
-            self._notices.once(
+            self._notices.warn_once(
                 f"number {name}", f"the monitor leaves out {name}: it logs loss, grad_norm, learning_rate"
             )
 
@@ -396,7 +396,7 @@ class TrainingMonitor:
         atexit.unregister(self._finish)
         self._finish.detach()
         self._notices.quiet = False
-        self._notices.once(
+        self._notices.warn_once(
             "failed", f"the monitor is off, because {what} failed: {type(error).__name__}: {error}; training goes on"
         )
         self._watch.close(wait=False)

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from threading import Event, Thread, current_thread
 from typing import Any, TypeAlias
 
-from profiler_wrapper.errors import tell
+from profiler_wrapper.errors import warn
 from profiler_wrapper.monitor.records import Interval, Row, RunStatistics, Session, StepRecord
 
 PATIENCE_S = 1.0  # what the training waits in all for a sink that is slow
@@ -156,7 +156,7 @@ def _drop(workers: list[_Worker], hangs_after_s: float) -> None:
         if trouble is not None:
             workers.remove(worker)
             worker.abandon()
-            tell(f"the monitor goes on without {worker.sink.name}: it {trouble}")
+            warn(f"the monitor goes on without {worker.sink.name}: it {trouble}")
 
 
 class _Worker:

@@ -291,7 +291,7 @@ class Intake:
         return Copy(self._accelerator.copy(tensor.reshape(())))
 
     def _refused(self, name: str, why: str) -> Number:
-        self._notices.once(f"number {name}", f"the monitor leaves out {name}: {why}")
+        self._notices.warn_once(f"number {name}", f"the monitor leaves out {name}: {why}")
         return None
 
 
@@ -355,7 +355,7 @@ class PendingStep:
         if self.begin is not None and reached:
             time_s = seconds_between(self.begin, self.end)
             if time_s is None:
-                notices.once("clock", f"the time of step {self.step} is not known: the clock ran backwards in it")
+                notices.warn_once("clock", f"the time of step {self.step} is not known: the clock ran backwards in it")
             elif self.boundaries:
                 parts = parts_of(self.boundaries, self.end, time_s)
         values = {name: value_of(number) for name, number in self.numbers.items()} if reached else {}
@@ -466,12 +466,12 @@ class Batches:
         given = {"samples": self._intake.count("samples", samples), "tokens": self._intake.count("tokens", tokens)}
         of_masks = None if attention_mask is None else shapes_of_masks(attention_mask)
         if attention_mask is not None and of_masks is None:
-            self._notices.once(
+            self._notices.warn_once(
                 "shape of mask", "the monitor leaves out attention_mask: it is not of shape (sequences, places)"
             )
         told = None if shapes is None else shapes_of(shapes)
         if shapes is not None and told is None:
-            self._notices.once("shapes", "the monitor leaves out shapes: they are no pairs (sequences, places)")
+            self._notices.warn_once("shapes", "the monitor leaves out shapes: they are no pairs (sequences, places)")
         counts = {name: count for name, count in given.items() if count is not None}
         return self._of(counts, None if of_masks is None else attention_mask, told or of_masks)
 
@@ -494,7 +494,7 @@ class Batches:
             sizes = {"batch_size": self._told.batch_size, "seq_length": self._told.seq_length}
             given = ", ".join(f"{name}={size}" for name, size in sizes.items() if size is not None)
             calls = in_words([(size.samples, size.length) for size in seen])
-            self._notices.once(
+            self._notices.warn_once(
                 "batch seen",
                 f"{given} contradicts step {step}, where the model was called with {calls}: samples, tokens and FLOPs "
                 f"are told of {in_words(taken)}. Give those of one step on this rank, all micro-batches together, or "
@@ -550,7 +550,7 @@ class Batches:
     def _compare(self, rows: int) -> None:
         size = self._told.batch_size
         if size is not None and rows < size and size % rows == 0:
-            self._notices.once(
+            self._notices.warn_once(
                 "rows of mask",
                 f"attention_mask or shapes have {rows} rows where batch_size={size}: samples and tokens are theirs. "
                 "With several micro-batches in a step give a list of their masks, or samples= and tokens=",
@@ -578,7 +578,7 @@ class Gaps:
         self._shares.append(max(0.0, between_s) / ((max(0.0, between_s) + max(0.0, inside_s)) or 1.0))
         share = median(self._shares)  # an evaluation now and then is no part of the loop
         if len(self._shares) == _STEPS and share > _LARGE:
-            self._notices.once(
+            self._notices.warn_once(
                 "gaps",
                 f"{100 * share:.0f} % of the time lies between steps (fetching batches?), and is in no step time or "
                 "rate: let a step hold it, by log_step() at its end, or with batch = next(batches) inside it",

@@ -247,7 +247,7 @@ class StepWatch:
             try:
                 action()
             except Exception as error:
-                self._notices.once("closing", f"closing the monitor: {type(error).__name__}: {error}")
+                self._notices.warn_once("closing", f"closing the monitor: {type(error).__name__}: {error}")
 
     def _now(self) -> _Point:
         return _Point(self._clock.mark(), profiler_is_on())
@@ -300,7 +300,7 @@ class StepWatch:
         opened = self._opened
         assert opened is not None
         if not reached:
-            self._notices.once(
+            self._notices.warn_once(
                 "never reached", f"the time of step {step.step} is not known: the device did not come to its end"
             )
         record = step.record(
@@ -310,7 +310,7 @@ class StepWatch:
             reached=reached,
         )
         if record.mfu is not None and record.mfu > 1:
-            self._notices.once("over the peak", why_over_peak(record, opened.works))
+            self._notices.warn_once("over the peak", why_over_peak(record, opened.works))
         self.last = record
         opened.sinks.write(record, skip=step.skip)
 

@@ -181,7 +181,7 @@ class Roof:
                 continue
             peak = self._peak(dtype)
             if peak is None:
-                self._notices.once(f"peak {dtype}", f"no share of the peak: {self._why_none(dtype)}")
+                self._notices.warn_once(f"peak {dtype}", f"no share of the peak: {self._why_none(dtype)}")
                 return None
             seconds += flops / peak
         return seconds
@@ -237,10 +237,10 @@ class StepWorks:
         if work.uncounted or not sum(model.values()):
             self._measured = None
             self._measured_of.clear()
-            self.notices.once("uncounted", _why_unknown(measurement))
+            self.notices.warn_once("uncounted", _why_unknown(measurement))
             return
         if self.sizes.pipeline_parallel > 1:
-            self.notices.once(
+            self.notices.warn_once(
                 "pipeline",
                 f"FLOPs of the job are an estimate: those measured here times {self.sizes.world_size} ranks, though "
                 "stages of a pipeline may be unlike",
@@ -275,7 +275,7 @@ class StepWorks:
             return None
         if not shapes:
             self.formula_fails = True
-            self.notices.once(
+            self.notices.warn_once(
                 "shape of batch",
                 "FLOPs by the model's config are not available, because nothing tells the batch: give batch_size= and "
                 "seq_length=, an attention_mask, shapes=, or flops_profile_freq=500 to measure them",
@@ -309,7 +309,7 @@ class StepWorks:
 
     def _tell_unlike(self, shapes: Shapes) -> None:
         if self._measured is not None:
-            self.notices.once(
+            self.notices.warn_once(
                 "unlike batch",
                 f"FLOPs are not known of steps like one on {in_words(shapes)}, because they were measured in step "
                 f"{self._measured.step} on {in_words(self._measured_shapes)}, and attention is not in proportion to "
@@ -329,7 +329,7 @@ class StepWorks:
             return formula(sequences, length or None)
         except Exception as error:
             self.formula_fails = True
-            self.notices.once(
+            self.notices.warn_once(
                 "formula",
                 f"FLOPs by the model's config are not available for a batch of {sequences}: "
                 f"{error if isinstance(error, ProfilerWrapperError) else repr(error)}",
@@ -394,7 +394,7 @@ def formula_of(
         except (ProfilerWrapperError, ValueError, TypeError, AttributeError, KeyError, ArithmeticError) as error:
             why = error
     if asked_for:
-        notices.once("formula", f"FLOPs by the model's config are not available: {why}")
+        notices.warn_once("formula", f"FLOPs by the model's config are not available: {why}")
     return None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.views.layer_lanes import layer_lanes
 from profiler_wrapper.capture.rank import FULL_SET_WORLD_SIZE, RunInfo
-from profiler_wrapper.errors import tell
+from profiler_wrapper.errors import warn
 from profiler_wrapper.reports.page import write_page
 from profiler_wrapper.reports.write import REPORTS, ReportFile
 from profiler_wrapper.result import ProfileResult
@@ -101,7 +101,7 @@ class WindowFiles:
         self._whole = False
         self._attempt("run.json beside them", lambda: source.write_run(self._run, complete=False))
         count = f"{len(carried.left)} of {len(carried.left) + len(carried.there)} files"
-        tell(
+        warn(
             f"{count} could not be copied to {target.root} ({carried.problem}). They stay in {source.root} on "
             f"{self._info.host}: {', '.join(path.name for path in carried.left[:_MOST_NAMES])}"
         )
@@ -220,7 +220,7 @@ class WindowFiles:
             write()
         except Exception as error:
             self._whole = False
-            tell(f"{what} could not be written: {type(error).__name__}: {error}")
+            warn(f"{what} could not be written: {type(error).__name__}: {error}")
             return False
         return True
 

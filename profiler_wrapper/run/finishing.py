@@ -21,7 +21,7 @@ from profiler_wrapper.capture.allocator_history import AllocatorHistory, Snapsho
 from profiler_wrapper.capture.rank import RunInfo
 from profiler_wrapper.capture.session import safe_name
 from profiler_wrapper.capture.window import OutOfMemory, RecordedTrace, Window
-from profiler_wrapper.errors import say, tell
+from profiler_wrapper.errors import say, warn
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.run.options import Options
 from profiler_wrapper.run.out_of_memory import explain_oom
@@ -123,7 +123,7 @@ class Finisher:
             history.start()
         except SnapshotUnavailable as reason:
             self._notes.append(str(reason))
-            tell(str(reason))
+            warn(str(reason))
         self._history = history
 
     def end_history(self) -> None:
@@ -141,7 +141,7 @@ class Finisher:
             history.stop()
         for message in said:
             self._notes.append(message)
-            tell(message)
+            warn(message)
 
     # -- a window ---------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class Finisher:
             explain_oom(failure, self._results[-1] if self._results else None, directory=self.directory)
 
     def _warn_of_nothing(self, why: str) -> None:
-        tell(f"nothing {'more ' if self._results else ''}was recorded: {why}")
+        warn(f"nothing {'more ' if self._results else ''}was recorded: {why}")
 
     def give_up(self) -> None:
         """Something of ours failed: keep what is whole, remove what is half written."""
@@ -249,7 +249,7 @@ class Finisher:
         for task, child in self._later:
             where = task.target or task.directory
             if child is not None and where is not None:
-                tell(
+                warn(
                     f"process {child.process} still finishes a window; when it has ended, run.json in "
                     f"{where.directory} says complete"
                 )
@@ -271,4 +271,4 @@ def _finish_all() -> None:
         except KeyboardInterrupt:
             finisher.warn_of_what_goes_on()
         except Exception as error:
-            tell(f"a recorded window could not be finished: {type(error).__name__}: {error}")
+            warn(f"a recorded window could not be finished: {type(error).__name__}: {error}")

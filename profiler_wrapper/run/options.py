@@ -15,7 +15,7 @@ import numpy as np
 from profiler_wrapper.analysis.work.peaks import VARIABLE, Given, find_peaks
 from profiler_wrapper.capture.rank import RunInfo, given_coordinates
 from profiler_wrapper.capture.steps import SWITCH, Plan, Shapes, is_off, make_plan
-from profiler_wrapper.errors import WrongUse, tell
+from profiler_wrapper.errors import WrongUse, warn
 from profiler_wrapper.reports.write import REPORTS
 from profiler_wrapper.trace.run_directory import given_directory, safe_name
 from profiler_wrapper.trace.spans import parse_ranks
@@ -137,7 +137,7 @@ def _of_environment(name: str, read: Callable[[str], Any], environment: Mapping[
     try:
         return read(text)
     except WrongUse as error:
-        tell(f"{name}={text!r} in the environment is ignored: {error}")
+        warn(f"{name}={text!r} in the environment is ignored: {error}")
         return None
 
 

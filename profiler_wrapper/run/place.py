@@ -15,7 +15,7 @@ from profiler_wrapper.capture.allocator_history import snapshot_name
 from profiler_wrapper.capture.compiled import graph_breaks
 from profiler_wrapper.capture.rank import RunInfo
 from profiler_wrapper.capture.window import RecordedTrace, Window
-from profiler_wrapper.errors import attempt, tell
+from profiler_wrapper.errors import attempt, warn
 from profiler_wrapper.run.options import Options
 from profiler_wrapper.trace.owned import holdings_to_list
 from profiler_wrapper.trace.run_directory import RunDirectory, open_run, remove_empty
@@ -155,7 +155,7 @@ class RunPlace:
 
     def _note(self, message: str) -> None:
         self.notes.append(message)
-        tell(message)
+        warn(message)
 
     # -- traces on their way ----------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from profiler_wrapper.capture.torch_state import (
     records_elsewhere,
 )
 from profiler_wrapper.capture.window import OutOfMemory, out_of_memory
-from profiler_wrapper.errors import Notices, tell
+from profiler_wrapper.errors import Notices, warn
 from profiler_wrapper.run.finishing import Finisher
 from profiler_wrapper.run.options import Options
 
@@ -48,7 +48,7 @@ class Profiling:
             on_root_enter=self._root_enters,
         )
         for warning in self._scopes.warnings:
-            tell(warning)
+            warn(warning)
         self._owned_tensors = OwnedTensors(self._scopes.roots, find_optimizers(optimizer))
         self._recorder: Recorder | None = None
         self._first_call = FirstCall()
@@ -199,7 +199,7 @@ class Profiling:
         """Say so if nobody will record anything."""
         ranks = self._options.ranks
         if ranks is not None and finisher.info.rank == 0 and min(ranks) >= finisher.info.world_size > 1:
-            tell(
+            warn(
                 f"nothing is recorded: none of the ranks asked for is among the {finisher.info.world_size} of this job"
             )
 
@@ -233,7 +233,7 @@ class Profiling:
     def _failure(self, what: str, error: Exception) -> None:
         if not self._failed:
             self._failed = True
-            tell(f"profiling ended, because {what} failed: {type(error).__name__}: {error}")
+            warn(f"profiling ended, because {what} failed: {type(error).__name__}: {error}")
 
     def _new_session(self, mode: Mode) -> Session:
         options = self._options
@@ -250,13 +250,13 @@ class Profiling:
         self._only_marks = True
         self._scopes.attach()
         if records_elsewhere():
-            self._notices.once(
+            self._notices.warn_once(
                 "another",
                 "another thread is being profiled, and torch has one profiler a process: this ProfilerWrapper "
                 "records nothing and has no result",
             )
         else:
-            self._notices.once(
+            self._notices.warn_once(
                 "another",
                 "another torch profiler is on, and torch runs one at a time: this ProfilerWrapper records nothing "
                 "of its own and has no result. The layers are marked in the other one's trace.",
@@ -286,7 +286,7 @@ class Profiling:
         recorder = self._recorder
         if recorder is not None and not at_exit and recorder.leave_to_its_thread():
             self._held = True
-            self._notices.once(
+            self._notices.warn_once(
                 "thread",
                 "the block was left on another thread than it was entered on, and torch stops a profiler on its own "
                 "thread only: recording ends with that thread's next call of the model or step",
@@ -303,7 +303,7 @@ class Profiling:
             self._report()
             if not self._reported:
                 ended = recorder.counter.ended
-                tell(f"nothing was recorded: the block ended after {ended} steps, before any that was asked for")
+                warn(f"nothing was recorded: the block ended after {ended} steps, before any that was asked for")
         if self._depth == 0:
             self._let_models_go()
 

@@ -30,7 +30,7 @@ from profiler_wrapper.capture.growth import control_group_free_bytes, free_bytes
 from profiler_wrapper.capture.rank import RunInfo
 from profiler_wrapper.capture.window import OutOfMemory, RecordedTrace
 from profiler_wrapper.child import raise_priority, start_child
-from profiler_wrapper.errors import EmptyRecording, ProfilerWrapperWarning, say, tell
+from profiler_wrapper.errors import EmptyRecording, ProfilerWrapperWarning, say, warn
 from profiler_wrapper.reports.table import console_table
 from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, work_of_trace
 from profiler_wrapper.run.files import WindowFiles
@@ -110,7 +110,7 @@ def finish_window(task: WindowTask) -> FinishedWindow:
         return FinishedWindow(result=None, files="", nothing_recorded=True)
     except Exception as error:
         files.write_traces(main=task.main.path, full=task.full)
-        tell(f"what was recorded could not be analysed ({type(error).__name__}: {error}); {files.summary()}")
+        warn(f"what was recorded could not be analysed ({type(error).__name__}: {error}); {files.summary()}")
         return FinishedWindow(result=None, files=files.summary())
     except BaseException:  # Ctrl-C; the traces are whole, and moving them takes no time
         files.write_traces(main=task.main.path, full=task.full)
@@ -137,7 +137,7 @@ def keep_traces(task: WindowTask, problem: str) -> FinishedWindow:
     files.write_traces(main=task.main.path, full=task.full if task.full is not None and task.full.exists() else None)
     trace = files.trace_path
     hint = "" if trace is None else f". To make the reports from the trace: python -m profiler_wrapper analyze {trace}"
-    tell(f"{problem}; {files.summary()}{hint}")
+    warn(f"{problem}; {files.summary()}{hint}")
     return FinishedWindow(result=None, files=files.summary())
 
 
@@ -257,7 +257,7 @@ class Child:
                 _drop_half_written(self._task, self.process)
                 return None
         for message in messages:
-            tell(message)
+            warn(message)
         assert isinstance(finished, FinishedWindow)
         return finished
 

@@ -121,7 +121,7 @@ class EventPool:
         if not self._accelerator.ready():
             return None
         if len(self._pending) >= MOST_PENDING:
-            self._notices.once(
+            self._notices.warn_once(
                 "behind", f"the device is {MOST_PENDING} spans behind; the next ones have no time on the device"
             )
             return None

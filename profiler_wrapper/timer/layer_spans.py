@@ -596,7 +596,7 @@ class LayerSpans:
 
     def _takes_more(self) -> bool:
         if len(self._calls) >= MOST_SPANS:
-            self._notices.once(
+            self._notices.warn_once(
                 "layers", f"blocks were called more than {MOST_SPANS} times in a step; the rest is left out"
             )
             return False
@@ -623,7 +623,7 @@ class LayerSpans:
         if modules.all and not missed:
             return
         if len(missed) == len(modules.all):
-            self._notices.once(
+            self._notices.warn_once(
                 "layers",
                 "no block of the model was called as a module in a step, as in a model that is compiled as a whole: "
                 "their times are not known; compile the blocks one by one to see them",

@@ -443,7 +443,7 @@ class LayerTimer:
 
     def _failed(self, what: str, error: Exception) -> None:
         if not self._off:
-            self._notices.once(
+            self._notices.warn_once(
                 "failed",
                 f"layers are timed no more, because {what} failed: {type(error).__name__}: {error}; training goes on",
             )
@@ -455,4 +455,4 @@ def _finish(watch: LayerWatch, pid: int, notices: Notices) -> None:
         try:
             watch.close()
         except Exception as error:
-            notices.once("closing", f"the times of layers could not be ended: {type(error).__name__}: {error}")
+            notices.warn_once("closing", f"the times of layers could not be ended: {type(error).__name__}: {error}")

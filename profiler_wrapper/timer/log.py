@@ -523,7 +523,7 @@ class SpanLog:
         if self.closed:  # the process is ending
             return
         where = self.place.output_dir if self._pair is None else self._pair.files.text
-        self._notices.once("lost", f"the timer loses spans: {where}: {error}; training goes on")
+        self._notices.warn_once("lost", f"the timer loses spans: {where}: {error}; training goes on")
 
     def _become(self, owner: Owner) -> None:
         """The owner is known, or better known: its lines go where they belong."""
@@ -587,7 +587,7 @@ class SpanLog:
         where = pair.files.root
         if where.name != named:
             taken = where.with_name(named)
-            self._notices.once("renamed", f"the timer writes to {where}: {taken} holds another run of that name")
+            self._notices.warn_once("renamed", f"the timer writes to {where}: {taken} holds another run of that name")
 
     def _write_clock(self) -> None:
         self._clock_at = time.perf_counter_ns() + _CLOCK_NS

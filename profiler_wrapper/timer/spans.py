@@ -206,7 +206,7 @@ class SpanRecorder:
             span = stack.take(wanted) or (None if wanted is None else self._take_elsewhere(wanted))
         if span is None:
             called = repr(wanted.label.name if isinstance(wanted, OpenSpan) else wanted)[:200]
-            self._notices.once("stop", f"the timer was to stop {called}, which it was not told to start")
+            self._notices.warn_once("stop", f"the timer was to stop {called}, which it was not told to start")
         else:
             self._end(span, end_ns)
 
@@ -276,7 +276,9 @@ class SpanRecorder:
             accelerator: Accelerator | None = find_accelerator(self._device)
         except Exception as error:
             accelerator = None
-            self._notices.once("device", f"the timer tells no times on the device: {type(error).__name__}: {error}")
+            self._notices.warn_once(
+                "device", f"the timer tells no times on the device: {type(error).__name__}: {error}"
+            )
         if accelerator is not None:
             self.events = EventPool(accelerator, self._notices)
         if self._watch_garbage:
@@ -303,7 +305,7 @@ class SpanRecorder:
     def _drop_left_open(self, stack: Stack, name: str) -> None:
         """Forget spans that nobody stopped: of that name and a step before, or all where there are too many."""
         if len(stack) > _MOST_OPEN:
-            self._notices.once(
+            self._notices.warn_once(
                 "open",
                 f"{_MOST_OPEN} timed spans are open, {name!r} among them; those that nobody stopped are left out",
             )
@@ -312,7 +314,7 @@ class SpanRecorder:
             begin_ns = self._step_begin_ns or 0
             dropped = [s for s in stack[1:] if s.label.name == name and not s.surely_ends and s.begin_ns < begin_ns]
         for span in dropped:
-            self._notices.once("open", f"the timed span {name!r} was begun and never stopped; it is left out")
+            self._notices.warn_once("open", f"the timed span {name!r} was begun and never stopped; it is left out")
             if stack.remove_span(span) and self.events is not None:
                 self.events.give_back(span.event)
 
@@ -328,7 +330,9 @@ class SpanRecorder:
                 kind = None
             if kind is None or (name == "kind" and value is not None and value not in KINDS):
                 checked.pop(name, None)
-                self._notices.once("about", f"the timer leaves out {name}={value!r:.100}: it means nothing of a span")
+                self._notices.warn_once(
+                    "about", f"the timer leaves out {name}={value!r:.100}: it means nothing of a span"
+                )
         return checked
 
     def _set_step(self, number: int) -> None:

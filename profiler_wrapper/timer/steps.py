@@ -122,7 +122,7 @@ class Breakdown:
             unseen = "an optimizer made a step in it and no backward was seen before"
         if unseen is not None:
             self._outside.clear()  # modules may have come into the model
-            self._notices.once("parts", f"the parts of a step are not known: {unseen}")
+            self._notices.warn_once("parts", f"the parts of a step are not known: {unseen}")
             return ()
         return tuple(boundaries)
 
@@ -197,7 +197,7 @@ class Breakdown:
             return False
         if len(self._boundaries) >= MOST_BOUNDARIES:
             self._open, self._boundaries = False, []  # nothing of this step is kept
-            self._notices.once(
+            self._notices.warn_once(
                 "parts",
                 f"the parts of a step are not known: it came to more than {MOST_BOUNDARIES // 2} of them "
                 "(has the loop told where its steps end?)",

@@ -226,7 +226,7 @@ class Timer:
     def _failed(self, what: str, error: Exception) -> None:
         if not self._off and not isinstance(error, RecursionError):  # the program is too deep here, and soon is not
             self._off = True
-            self._notices.once(
+            self._notices.warn_once(
                 "failed", f"the timer is off, because {what} failed: {type(error).__name__}: {error}; training goes on"
             )
 
@@ -306,7 +306,7 @@ def _finish(recorder: SpanRecorder, notices: Notices) -> None:
     try:
         recorder.finish()
     except Exception as error:
-        notices.once("failed", f"the timer could not end its files: {type(error).__name__}: {error}")
+        notices.warn_once("failed", f"the timer could not end its files: {type(error).__name__}: {error}")
 
 
 def _after_fork() -> None:

@@ -116,7 +116,7 @@ def test_what_a_child_does_not_finish_is_finished_by_who_waits(
     monkeypatch.setattr(window, "_CHILD", program)
     monkeypatch.setattr(window, "_LEAST_PATIENCE_S", 0.5)
     told: list[str] = []
-    monkeypatch.setattr("profiler_wrapper.run.window.tell", told.append)
+    monkeypatch.setattr("profiler_wrapper.run.window.warn", told.append)
     with profiler(case, tmp_path, run_name="job", background=True) as prof:
         models.train(case, steps=6)
         assert prof._profiling.finisher is not None

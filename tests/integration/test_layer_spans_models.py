@@ -107,7 +107,7 @@ def test_compiled_graphs_are_those_without_us(tmp_path: Path, how: str) -> None:
         model = getattr(variants, how)(case, backend="aot_eager")
         if watched:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("profiler_wrapper.errors.Notices.once", lambda *_: None)
+                patch.setattr("profiler_wrapper.errors.Notices.warn_once", lambda *_: None)
                 with LayerTimer(model, tmp_path) as layers:
                     trained(case, model, 3, layers)
         trained(case, model, 3)  # and what was compiled before is used again
