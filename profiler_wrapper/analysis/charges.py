@@ -1,8 +1,9 @@
-"""The time there is to give out, piece by piece: what, how long, where it belongs, when launched."""
+"""Time intervals with their layer, phase, class and launch: per device event, or per op of a CPU-only trace."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 
 TimeBasis = Literal["device", "cpu"]
+_ATTENTION, _COMMUNICATION, _COPY, _OPTIMIZER, _OTHER = (
+    classes.CLASSES.index(name) for name in ("attention", "communication", "copy", "optimizer", "other")
+)
 _LAUNCH = re.compile(r"(cuda|cu|hip)([A-Z]\w*)?Launch")
 _LONGEST_WAY_NS = 1_000_000  # from a launch to the kernel on an idle device: 17 us at most in recorded traces
 _GRAPH_LAUNCH = re.compile(r"(cuda|cu|hip)GraphLaunch")
@@ -30,7 +34,7 @@ _CAPTURE_END = re.compile(r"(cuda|cu|hip)StreamEndCapture")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Charges:
-    """One entry per device event; on a CPU-only trace per op with time of its own."""
+    """The attributed time: one entry per device event; on a CPU-only trace per op with self time."""
 
     basis: TimeBasis
     span: Int64  # the event
@@ -117,8 +121,7 @@ def device_charges(recording: Recording, attribution: Attribution, launch: Int64
     graph = spans.graph[device] | (launched & recording.named(_GRAPH_LAUNCH.match)[cpu_span])
     place[graph] = _replayed(attribution, place[graph])
     work, backend = work_of.device_events(device, np.where(graph, -1, cpu_span))
-    collective = work == classes.CLASSES.index("communication")
-    _collectives_of_several_layers(attribution, place, cpu_span, collective, recording)
+    _collectives_of_several_layers(attribution, place, cpu_span, work == _COMMUNICATION, recording)
     return Charges(
         basis="device",
         span=device,
@@ -237,9 +240,7 @@ def cpu_charges(recording: Recording, attribution: Attribution, cpu: CpuTime, wo
 def optimizer_work(attribution: Attribution, place: Int32, work: Int8) -> Int8:
     """The class of work, which inside an optimizer is its own, but for communication."""
     in_optimizer = attribution.in_phases("optimizer")
-    keeps = work == classes.CLASSES.index("communication")
-    optimizer = np.int8(classes.CLASSES.index("optimizer"))
-    return np.where(in_optimizer[place] & ~keeps, optimizer, work).astype(np.int8)
+    return np.where(in_optimizer[place] & (work != _COMMUNICATION), _OPTIMIZER, work).astype(np.int8)
 
 
 class WorkOfOps:
@@ -247,13 +248,11 @@ class WorkOfOps:
 
     def __init__(self, recording: Recording, parent: Int32, tree: LayerTree, attribution: Attribution) -> None:
         self.recording = recording
-        class_ids = {name: i for i, name in enumerate(classes.CLASSES) if name != "other"}
-        backend_ids = {name: i for i, name in enumerate(classes.BACKENDS)}
-        self._work_of_name = _ids([class_ids.get(classes.class_of_op(name), -1) for name in recording.names])
         name = recording.spans.name
-        backend_of_name = _ids([backend_ids.get(classes.attention_backend_of_op(name), -1) for name in recording.names])
-        self.backend_of = backend_of_name[name] if len(name) else backend_of_name  # per span, as its name tells
-        self.backend_of[_fast_path_parts(recording, parent)] = backend_ids["math"]
+        self._work_of_name = _codes(recording.names, classes.class_of_op, classes.CLASSES)
+        self._work_of_name[self._work_of_name == _OTHER] = -1
+        self.backend_of = _codes(recording.names, classes.attention_backend_of_op, classes.BACKENDS)[name]  # per span
+        self.backend_of[_fast_path_parts(recording, parent)] = classes.BACKENDS.index("math")
         on_cpu = recording.spans.category <= Category.RUNTIME
         is_mark = np.zeros(len(name), dtype=np.bool_)
         is_mark[list(tree.layer_of_span)] = True  # nothing is inherited from beyond a layer's own mark
@@ -291,39 +290,26 @@ class WorkOfOps:
     def device_events(self, device: Int64, cpu_span: Int64) -> tuple[Int8, Int8]:
         """(class, backend) per device event, by its op first, by its own name second."""
         recording = self.recording
-        class_ids = {name: i for i, name in enumerate(classes.CLASSES)}
-        backend_ids = {name: i for i, name in enumerate(classes.BACKENDS)}
-        used = np.unique(recording.spans.name[device]).tolist()
-        by_kernel = np.full(len(recording.names), -1, dtype=np.int8)
-        backend_by_kernel = np.full(len(recording.names), -1, dtype=np.int8)
-        communicates = np.zeros(len(recording.names), dtype=np.bool_)
-        moves = np.zeros(len(recording.names), dtype=np.bool_)
-        for name_id in used:
-            name = recording.names[name_id]
-            by_kernel[name_id] = class_ids.get(classes.class_of_kernel(name), -1)
-            backend_by_kernel[name_id] = backend_ids.get(classes.attention_backend_of_kernel(name), -1)
-            communicates[name_id] = classes.is_communication(name)
-            moves[name_id] = classes.is_layout_change(name)
-        name = recording.spans.name[device]
+        used, name = np.unique(recording.spans.name[device], return_inverse=True)
+        names = [recording.names[i] for i in used.tolist()]
+        by_kernel = _codes(names, classes.class_of_kernel, classes.CLASSES)[name]
+        backend_by_kernel = _codes(names, classes.attention_backend_of_kernel, classes.BACKENDS)[name]
+        communicates = np.array([classes.is_communication(text) for text in names], dtype=np.bool_)[name]
+        moves = np.array([classes.is_layout_change(text) for text in names], dtype=np.bool_)[name]
         launched = cpu_span >= 0
-        at = np.where(launched, cpu_span, 0)
-        op_work, op_backend = self._own(at)
-        op_work = np.where(launched, op_work, np.int8(-1))
-        op_backend = np.where(launched, op_backend, np.int8(-1))
-        is_copy = (recording.spans.category[device] != Category.KERNEL) | moves[name]
-        communication, copy = np.int8(class_ids["communication"]), np.int8(class_ids["copy"])
+        op_work, op_backend = self._own(np.where(launched, cpu_span, 0))
         # A collective's op launches plain copies and fills too: its kernel's name decides.
-        op_work = np.where((op_work == communication) & ~communicates[name], np.int8(-1), op_work)
-        work = np.where(op_work >= 0, op_work, by_kernel[name])
-        work = np.where(communicates[name], communication, np.where(is_copy, copy, work)).astype(np.int8)
-        backend = np.where(op_backend >= 0, op_backend, backend_by_kernel[name])
-        backend = np.where(communicates[name], np.int8(-1), backend).astype(np.int8)
+        tells_work = launched & (op_work >= 0) & ((op_work != _COMMUNICATION) | communicates)
+        is_copy = (recording.spans.category[device] != Category.KERNEL) | moves
+        work = np.where(tells_work, op_work, by_kernel)
+        work = np.where(communicates, _COMMUNICATION, np.where(is_copy, _COPY, work)).astype(np.int8)
+        backend = np.where(launched & (op_backend >= 0), op_backend, backend_by_kernel)
+        backend = np.where(communicates, np.int8(-1), backend).astype(np.int8)
         return self._settled(work, backend), backend
 
     @staticmethod
     def _settled(work: Int8, backend: Int8) -> Int8:
-        attention, other = np.int8(classes.CLASSES.index("attention")), np.int8(classes.CLASSES.index("other"))
-        return np.where(backend >= 0, attention, np.where(work >= 0, work, other)).astype(np.int8)
+        return np.where(backend >= 0, _ATTENTION, np.where(work >= 0, work, _OTHER)).astype(np.int8)
 
 
 def _fast_path_parts(recording: Recording, parent: Int32) -> Int64:
@@ -336,8 +322,10 @@ def _fast_path_parts(recording: Recording, parent: Int32) -> Int64:
     return found
 
 
-def _ids(values: list[int]) -> Int8:
-    return np.array(values, dtype=np.int8)
+def _codes(names: Sequence[str], kind_of: Callable[[str], str], kinds: Sequence[str]) -> Int8:
+    """Per name the index of its kind; -1 for none."""
+    codes = {kind: i for i, kind in enumerate(kinds)}
+    return np.array([codes.get(kind_of(name), -1) for name in names], dtype=np.int8)
 
 
 def outermost(parent: Int32, near: Int32, is_border: Bool | None = None) -> Int32:
