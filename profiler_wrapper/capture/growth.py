@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,17 +26,16 @@ def resident_bytes() -> int | None:
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     except (OSError, IndexError):
-        return _peak_resident_bytes()
+        return peak_resident_bytes()
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _peak_resident_bytes() -> int | None:
+def peak_resident_bytes() -> int | None:
+    """The most it has been, None where the system does not tell."""
     try:
         import resource
     except ImportError:
         return None
-    import sys
-
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 from profiler_wrapper.capture import scopes
+from profiler_wrapper.capture.growth import peak_resident_bytes
 from profiler_wrapper.capture.layers import holders
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.monitor.job import Told
@@ -615,7 +615,7 @@ class Memory:
             with contextlib.suppress(OSError):  # no such file on this system
                 self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         current = int(os.pread(self._statm, 128, 0).split()[1]) * self._page if self._statm is not None else None
-        known = [size for size in (current, _peak_resident_bytes(), self._peak) if size is not None]
+        known = [size for size in (current, peak_resident_bytes(), self._peak) if size is not None]
         self._peak = max(known, default=None)  # the system's two counts are not of the same instant
         return current, self._peak
 
@@ -624,12 +624,3 @@ class Memory:
         statm, self._statm = self._statm, None
         if statm is not None:
             os.close(statm)
-
-
-def _peak_resident_bytes() -> int | None:
-    try:
-        import resource
-    except ImportError:  # not on this system
-        return None
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
