@@ -138,7 +138,7 @@ def open_spans(path: Path, choice: Choice = EVERYTHING) -> Iterator[LoadedSpans]
         OSError: it is not there.
         WrongUse: a table is none of spans; ranks that are not there.
     """
-    table = path if choice.spans is None and is_table(path) else choice.spans
+    table = path if choice.spans is None and _is_table(path) else choice.spans
     if table is None and choice.columns:
         raise WrongUse("--columns is of a table: name it by --spans FILE")
     with open_database() as database, tempfile.TemporaryDirectory(prefix="profiler_wrapper_ranks_") as folder:
@@ -588,7 +588,7 @@ def _find_steps(database: Database, spans: str) -> str | None:
 # --- tables ---
 
 
-def is_table(path: Path) -> bool:
+def _is_table(path: Path) -> bool:
     """Whether it is a table by its ending, and no log or trace of ours."""
     name = path.name.removesuffix(".gz")
     return path.is_file() and name.endswith((".parquet", ".pq", ".csv", ".tsv", ".ndjson"))
@@ -622,14 +622,13 @@ def _load_tables(
     where = f" WHERE {_of_ranks(ranks)}"
     notes: tuple[str, ...] = ()
     has_clocks = True
-    there = {} if columns else _columns_of_ours(database, files)
-    if there:
+    if ours := {} if columns else _columns_of_ours(database, files):
         rows, bad = _view_spans(database, relation_of(files), ranks=ranks)
         if rows == bad:
             raise WrongUse(f"{path}: {rows} rows, and none of them is a span")
         if bad:
             notes = (f"{bad} of {rows} rows left out: they are no spans",)
-        stage = "coalesce(any_value(TRY_CAST(stage AS INTEGER)), 0)" if "stage" in there else "0"
+        stage = "coalesce(any_value(TRY_CAST(stage AS INTEGER)), 0)" if "stage" in ours else "0"
         of_ranks = (
             f"SELECT TRY_CAST(rank AS INTEGER) AS rank, {stage} AS stage "
             f"FROM {relation_of(files)} WHERE TRY_CAST(rank AS INTEGER) >= 0 GROUP BY ALL"
@@ -638,17 +637,19 @@ def _load_tables(
         foreign = read_foreign(database, files, mapping=columns)
         notes, has_clocks, of_ranks = foreign.notes, not foreign.laid_end_to_end, foreign.ranks
         database.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM ({foreign.spans}){where}")
-    database.execute(f"CREATE OR REPLACE TABLE ranks AS SELECT * FROM ({of_ranks}){where}")
-    _complete_ranks(database)
-    there_ranks = {row[0] for row in database.execute("SELECT rank FROM ranks").fetchall()}
-    world_size = database.execute("SELECT max(world_size) FROM ranks").fetchone()[0]
-    gaps = absent_ranks(there_ranks, world_size) if ranks is None else _ranks_not_there(set(ranks), there_ranks, path)
+    answer = database.execute(f"SELECT * FROM ({of_ranks}){where}")
+    names = [name for name, *_ in answer.description]
+    places = {place["rank"]: place for place in (dict(zip(names, row, strict=True)) for row in answer.fetchall())}
+    _write_ranks(database, places)
+    there = set(places)
+    world_size = max((place.get("world_size") or 0 for place in places.values()), default=0)
+    gaps = absent_ranks(there, world_size) if ranks is None else _ranks_not_there(set(ranks), there, path)
     return LoadedSpans(
         database,
         run=path.name,
         root=path.parent,
         missing=tuple(gaps),
-        world_size=world_size or len(there_ranks),
+        world_size=world_size or len(there),
         notes=notes,
         has_clocks=has_clocks,
     )
@@ -663,13 +664,3 @@ def _columns_of_ours(database: Database, files: Sequence[Path]) -> dict[str, str
     except import_duckdb().Error:  # what is wrong with it is said where it is read as a foreign table
         return {}
     return there if set(OUR_COLUMNS) <= set(there) else {}
-
-
-def _complete_ranks(database: Database) -> None:
-    """All columns of the table, in order."""
-    there = columns_of(database, "ranks")
-    columns = ", ".join(
-        f"CAST({quoted(name) if name in there else 'NULL'} AS {kind}) AS {name}"
-        for name, (kind, _) in RANK_COLUMNS.items()
-    )
-    database.execute(f"CREATE OR REPLACE TABLE ranks AS SELECT {columns} FROM ranks")
