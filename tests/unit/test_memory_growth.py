@@ -56,6 +56,12 @@ def test_a_tensor_a_step_is_a_slope_and_a_leak_with_its_op_and_layer() -> None:
     assert (leak.bytes_per_step, leak.count_per_step, leak.steps) == (2048, 1, 18)
 
 
+def test_of_four_steps_a_leak_is_in_every_one_but_the_last() -> None:
+    assert len(use_of(leaking(4)).leaks) == 1
+    assert use_of(leaking(4, first=1)).leaks == ()
+    assert len(use_of(leaking(5, first=2)).leaks) == 1  # of five the first does not count, and some may be without
+
+
 def test_three_steps_are_enough_and_two_are_not() -> None:
     assert len(use_of(leaking(5)).leaks) == 1
     assert len(use_of(leaking(3)).leaks) == 1

@@ -1,4 +1,4 @@
-"""The moments of a step at which memory is worth a look, and when phases begin."""
+"""All that is said of one device's memory: curve, growth, moments of the steps, peak, and the summary in the result."""
 
 from __future__ import annotations
 
