@@ -349,7 +349,6 @@ def test_coroutines_in_turn_have_their_own_times(timer: Timer) -> None:
     assert warned(lambda: asyncio.run(both())) == []
     durations = [span["duration_ns"] / 1e9 for span in written(timer)]
     assert all(wanted <= found for wanted, found in zip((0.01, 0.03, 0.05), durations, strict=True))
-    assert durations == sorted(durations)
 
 
 def test_a_block_can_be_entered_again_and_within_itself(timer: Timer) -> None:
