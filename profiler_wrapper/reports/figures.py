@@ -12,6 +12,7 @@ import warnings
 from bisect import bisect, insort
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,7 +67,6 @@ _LONGEST_LABEL = 26
 _LEAST_BESIDE = 0.035  # of the axis: room for the number of a bar beside the layers
 _MESSAGE_LETTERS, _MESSAGE_LINES = 90, 6
 _LETTERS_PER_IN = 8.2  # of a figure's title
-_STEPS = (1, 2, 5)
 _FEW = 60  # up to here lines carry large marks
 
 # Okabe and Ito, "Color Universal Design" (2008): told apart with any colour vision.
@@ -245,12 +245,7 @@ def _near(taken: Sequence[int], position: int) -> list[int]:
 
 
 def _nice_step(at_least: int) -> int:
-    scale = 1
-    while True:
-        for step in _STEPS:
-            if step * scale >= at_least:
-                return step * scale
-        scale *= 10
+    return next(step for scale in count() for step in (10**scale, 2 * 10**scale, 5 * 10**scale) if step >= at_least)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ def _attention_by_layer(
 
 
 def averages(analysis: Analysis, bars: Sequence[LayerBar]) -> Averages | None:
-    """The seed's three numbers over the dearest blocks that are alike, or over all layers where there are no blocks."""
+    """The seed's three numbers over the sibling blocks that take most, or over all layers where there are no blocks."""
     groups: dict[str, list[LayerBar]] = defaultdict(list)
     for bar in bars:
         if bar.block:

@@ -362,7 +362,7 @@ def console_table(
     order: Order = "cost",
     layer_rows: int | None = None,
 ) -> str:
-    """The layer tree with the dearest layers first (`order="model"`: as in the model), times in ms per step.
+    """The layer tree with the most expensive layers first (`order="model"`: as in the model), times in ms per step.
 
     At most `rows` lines and `width` columns in all, `layer_rows` of them about layers; ASCII unless `unicode`; no
     colour codes. Rows without indentation add up to TOTAL. A row such as `layers.{0..31}` holds all 32; `median`

@@ -27,7 +27,7 @@
     });
   }
 
-  function culprits(data, element) {
+  function changedLayers(data, element) {
     const section = page.section(element, "Changed otherwise than the rest");
     page.table(section, {
       columns: [
@@ -75,7 +75,7 @@
       for (const note of data.comparison.notes) page.note(element, note);
       for (const one of data.comparison.backend_changes) page.note(element, `Attention of ${one.layer}: ${one.a} → ${one.b}`);
       totals(data, element);
-      culprits(data, element);
+      changedLayers(data, element);
       work(data, element);
       bars(data, element);
       page.note(element, `a: ${data.comparison.a}`);
