@@ -245,7 +245,9 @@ def _near(taken: Sequence[int], position: int) -> list[int]:
 
 
 def _nice_step(at_least: int) -> int:
-    return next(step for scale in count() for step in (10**scale, 2 * 10**scale, 5 * 10**scale) if step >= at_least)
+    return next(
+        step for scale in count() for step in (round(part * 10.0**scale) for part in (1, 2, 5)) if step >= at_least
+    )
 
 
 # --------------------------------------------------------------------------------------------------
