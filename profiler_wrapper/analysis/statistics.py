@@ -77,6 +77,14 @@ def median(values: npt.NDArray[Any] | Sequence[float], axis: int = 0) -> Float:
     return np.asarray(((low + high) / 2).squeeze(axis=axis), dtype=np.float64)
 
 
+def mean(values: npt.NDArray[Any]) -> Float:
+    """The mean along the first axis, `nan` left out; `nan` where nothing is known."""
+    known = np.isfinite(values)
+    counts = known.sum(axis=0)
+    sums = np.where(known, values, 0.0).sum(axis=0)
+    return np.asarray(np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0))
+
+
 def mad(values: npt.NDArray[Any] | Sequence[float], axis: int = 0) -> Float:
     """Median absolute deviation from the median, scaled to the standard deviation of normal numbers."""
     center = np.expand_dims(median(values, axis), axis)

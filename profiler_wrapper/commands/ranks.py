@@ -201,7 +201,7 @@ def _draw_heat_map(subject: Subject, path: Path) -> None:
 
 
 def _write_trace(subject: Subject, path: Path, *, lanes: Lanes = None) -> None:
-    from profiler_wrapper.ranks.trace_file import write_ranks_trace
+    from profiler_wrapper.ranks.timeline import write_ranks_trace
 
     database, report = subject
     write_ranks_trace(report, database, path, ranks=_chosen_lanes(report, lanes))

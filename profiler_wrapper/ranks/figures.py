@@ -1,42 +1,24 @@
-"""A job of many ranks as heat maps: who takes longer than its like, for what, and in which block."""
+"""Pictures of a job of many ranks: heat maps of who takes longer than others and for what, and the timeline."""
 
 from __future__ import annotations
 
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from profiler_wrapper.analysis.statistics import mean
 from profiler_wrapper.ranks.database import Database
-from profiler_wrapper.ranks.lanes import (
-    LAYER,
-    Bars,
-    LaneSpans,
-    clocks_in_words,
-    drawn_steps,
-    is_aligned,
-    lane_bars,
-    lane_spans,
-    waiting_is_known,
-)
-from profiler_wrapper.ranks.model import Float, Int, RanksReport
-from profiler_wrapper.ranks.rows import (
-    Mesh,
-    beyond_typical,
-    binned,
-    chosen_ranks,
-    column_firsts,
-    culprits,
-    holders,
-    layers_beyond,
-    mesh,
-)
+from profiler_wrapper.ranks.model import Bool, Float, Int, LayerTimes, RanksReport
+from profiler_wrapper.ranks.timeline import LAYER, Bars, Timeline, drawn_steps, read_timeline, telling_ranks
+from profiler_wrapper.ranks.times import comparable, typical
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.figures import PHASE_COLORS, SPLIT_COLORS
 from profiler_wrapper.reports.text import clean, shorten
-from profiler_wrapper.trace.spans import KINDS, ranges
+from profiler_wrapper.trace.spans import KINDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +43,7 @@ SPAN_COLORS: Mapping[str, str] = {
     "checkpoint": SPLIT_COLORS["memcpy"],
     "other": PHASE_COLORS["other"],
 }
-CULPRIT = "#C00000"  # marks whom the verdict names
+NAMED_COLOR = "#C00000"  # marks whom the verdict names
 
 
 # --------------------------------------------------------------------------------------------------
@@ -105,7 +87,7 @@ def draw_use(axes: Axes, use: Use, firsts: Int, marked: Sequence[int]) -> None:
     parts = np.split(use.values, firsts[1:])
     pick = np.max if use.is_worse == "high" else np.min
     heights = [float(pick(part[np.isfinite(part)])) if np.isfinite(part).any() else np.nan for part in parts]
-    colors = [CULPRIT if at in set(marked) else _BAR for at in range(len(firsts))]
+    colors = [NAMED_COLOR if at in set(marked) else _BAR for at in range(len(firsts))]
     axes.bar(range(len(firsts)), heights, width=0.86 if len(firsts) <= 128 else 1.0, color=colors, gid=use.name)
     middle = float(np.nanmedian(use.values))
     axes.axhline(middle, color=figures.INK, linewidth=0.9, linestyle="--")
@@ -129,7 +111,189 @@ _FEW_CELLS, _FEW_RANKS = 160, 16  # up to here the numbers stand in them
 _ROW_IN = 0.26
 _LETTERS = 110
 _LEAST_SHARE = 0.05  # of a step: a difference of less never gets the darkest colour
+_WHOLE_MODEL = 0.9  # of the time of all other layers: a layer with so much is the model itself
 _BLANK = "#ECECEC"
+
+
+# --------------------------------------------------------------------------------------------------
+# What heat maps show, as plain numbers.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeatMap:
+    """Milliseconds per step of ranks, or of two of their coordinates."""
+
+    title: str
+    across: str  # what the columns are
+    down: str
+    columns: Int  # numbers of ranks, each the first of its column, or of a coordinate
+    rows: tuple[str, ...]
+    values_ms: Float  # (rows, columns); nan: not known, or no such rank
+    is_difference: bool  # from what is typical
+    least_ms: float = 0.0  # a difference of less never gets the darkest colour
+    named: tuple[tuple[int, int], ...] = ()  # (row, column) of the ranks that the verdict names, where these are few
+
+
+def heat_maps(report: RanksReport) -> list[HeatMap]:
+    """Ranks by kinds of time, by blocks of the model, and the mesh where it is known."""
+    own = report.own
+    used = [at for at in range(len(own.kinds)) if np.nansum(np.abs(own.own_ns[:, :, at])) > 0]
+    blocks, of_blocks = layers_beyond(report)
+    known = own.wall_ns[np.isfinite(own.wall_ns)]
+    least_ms = _LEAST_SHARE * float(np.median(known)) / 1e6 if len(known) else 0.0
+    found = []
+    for title, names, values, parts in (
+        (
+            "Own time beyond that of the typical rank",
+            [own.kinds[at] for at in used],
+            beyond_typical(report)[:, used],
+            1,
+        ),
+        ("Forward and backward of blocks beyond that of others", blocks, of_blocks, len(blocks)),
+    ):
+        if names:
+            firsts, cells = binned(values, MOST_COLUMNS)
+            found.append(
+                HeatMap(
+                    title=f"{title}, ms per step",
+                    across="rank",
+                    down="",
+                    columns=own.ranks[firsts],
+                    rows=tuple(names),
+                    values_ms=cells.T,
+                    is_difference=True,
+                    least_ms=least_ms / parts,
+                )
+            )
+    return [*found, *_mesh(report)]
+
+
+def _mesh(report: RanksReport) -> list[HeatMap]:
+    """Own work over data parallel rank and pipeline stage; nothing where a job has not both, nor several stages.
+
+    The rest of the coordinates are averaged.
+    """
+    own = report.own
+    stages, dp = np.unique(own.stages), report.coordinates.get("dp")
+    if len(stages) < 2 and (dp is None or "tp" not in report.coordinates):
+        return []
+    across, columns_of = ("stage", own.stages) if len(stages) > 1 else ("tp", report.coordinates["tp"])
+    down, rows_of = ("dp", dp) if dp is not None else ("rank in stage", _places_within(own.stages))
+    rows, row_at = np.unique(rows_of, return_inverse=True)
+    columns, column_at = np.unique(columns_of, return_inverse=True)
+    work = mean(report.steady.own_ns.sum(axis=2)) / 1e6
+    sums, counts = np.zeros((2, len(rows), len(columns)))
+    known = np.isfinite(work)
+    np.add.at(sums, (row_at[known], column_at[known]), work[known])
+    np.add.at(counts, (row_at[known], column_at[known]), 1)
+    named = np.isin(own.ranks, sorted(report.named_ranks))
+    return [
+        HeatMap(
+            title="Own time of a step over the mesh, ms per step",
+            across=across,
+            down=down,
+            columns=columns,
+            rows=tuple(str(row) for row in rows.tolist()),
+            values_ms=np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0),
+            is_difference=False,
+            named=tuple(sorted(set(zip(row_at[named].tolist(), column_at[named].tolist(), strict=True)))),
+        )
+    ]
+
+
+def beyond_typical(report: RanksReport) -> Float:
+    """What each rank takes longer than the typical one, (R, K) in ms per step: the mean over steps; nan: not known.
+
+    Compared with the ranks of its stage; where one rank is all of it, or the verdict names a stage, with all ranks.
+    """
+    own = report.steady
+    times = own.own_ns
+    groups = comparable(own)
+    if report.verdict.verdict == "stage" or all(len(group) < 2 for group in groups):
+        groups = [np.arange(len(own.ranks))]
+    beyond = np.full(times.shape, np.nan)
+    for group in groups:
+        beyond[:, group] = times[:, group] - typical(times[:, group], axis=1)[:, None]
+    return mean(beyond) / 1e6
+
+
+def blocks(layers: LayerTimes) -> list[int]:
+    """Places of the layers that make up the model without counting anything twice.
+
+    Those are its numbered blocks, and of what is in none of them the layers that hold no other.
+    """
+    names = layers.layers
+    holders = {name[:at] for name in names for at, letter in enumerate(name) if letter == "."}
+    numbered = {name for name in names if _is_block(name)}
+    if len(numbered) < 2:
+        numbered = set()
+    inside = {name for name in names if _prefixes(name) & numbered}
+    found = [at for at, name in enumerate(names) if name in numbered or name not in holders | inside]
+    total = np.where(np.isfinite(layers.own_ns), layers.own_ns, 0.0).sum(axis=(0, 2))
+    whole = total[found].sum()
+    return [at for at in found if "." in names[at] or len(found) == 1 or total[at] < _WHOLE_MODEL * (whole - total[at])]
+
+
+def _is_block(name: str) -> bool:
+    """Whether a name ends in its first number: `model.layers.3`."""
+    *before, last = name.split(".")
+    return bool(before) and last.isdecimal() and not any(part.isdecimal() for part in before)
+
+
+def _prefixes(name: str) -> set[str]:
+    return {name[:at] for at, letter in enumerate(name) if letter == "."}
+
+
+def layers_beyond(report: RanksReport) -> tuple[list[str], Float]:
+    """Names of blocks and what each takes longer on a rank than on the others that have it, (R, L) in ms per step."""
+    layers, ranks = report.layers, report.own.ranks
+    if layers is None or not len(layers.layers):
+        return [], np.zeros((len(ranks), 0))
+    places = blocks(layers)
+    known = np.isfinite(layers.own_ns[:, places])
+    times = np.where(known.any(axis=2), np.where(known, layers.own_ns[:, places], 0.0).sum(axis=2), np.nan)
+    beyond = np.full((len(ranks), len(places)), np.nan)
+    at = np.searchsorted(ranks, layers.ranks)
+    shared = np.isfinite(times).sum(axis=0) > 1
+    if shared.any():
+        beyond[np.ix_(at, np.flatnonzero(shared))] = times[:, shared] - typical(times[:, shared], axis=0)
+    return [layers.layers[place] for place in places], beyond / 1e6
+
+
+def _places_within(stages: Int) -> Int:
+    """The how-many-eth of its stage each rank is."""
+    places = np.zeros(len(stages), dtype=np.int64)
+    for stage in np.unique(stages).tolist():
+        places[stages == stage] = np.arange(int((stages == stage).sum()))
+    return places
+
+
+def column_firsts(count: int, most: int) -> Int:
+    """The first of so many rows that each of at most `most` columns holds."""
+    return np.arange(0, count, max(1, -(-count // most)))
+
+
+def binned(values: Float, most: int) -> tuple[Int, Float]:
+    """Rows put together to at most `most`: (first row of each, the value in it that is farthest from 0).
+
+    So one that stands out of thousands still shows.
+    """
+    count = len(values)
+    firsts = column_firsts(count, most)
+    if count <= most:
+        return firsts, values
+    each = int(firsts[1])
+    sizes = np.where(np.isfinite(values), np.abs(values), -1.0)
+    found = np.full((len(firsts), values.shape[1]), np.nan)
+    for row, first in enumerate(firsts.tolist()):
+        part = values[first : first + each]
+        farthest = sizes[first : first + each].argmax(axis=0)
+        found[row] = part[farthest, np.arange(values.shape[1])]
+    return firsts, found
+
+
+# --------------------------------------------------------------------------------------------------
+# The picture of heat maps.
 
 
 def draw_heat_map(report: RanksReport, path: str | os.PathLike[str]) -> None:
@@ -139,7 +303,7 @@ def draw_heat_map(report: RanksReport, path: str | os.PathLike[str]) -> None:
         OSError: it cannot be written.
     """
     with figures.own_style():
-        if not len(report.own.ranks):
+        if not len(report.own.ranks) or not np.isfinite(report.own.own_ns).any():
             figures.say(path, report.run, "No rank has a step.")
             return
         figures.save(heat_map_figure(report), path)
@@ -147,25 +311,16 @@ def draw_heat_map(report: RanksReport, path: str | os.PathLike[str]) -> None:
 
 def heat_map_figure(report: RanksReport) -> Figure:
     """The figure; axes are kinds, then blocks and mesh where there are any, then memory and MFU where known."""
-    kinds, of_kinds = _kinds(report)
-    blocks, of_blocks = layers_beyond(report)
-    blocks, of_blocks = _most_telling(blocks, of_blocks)
-    grid, uses = mesh(report), uses_of_ranks(report)
-    rows = [len(kinds), *([len(blocks)] if blocks else []), *([len(grid.rows)] if grid else [])]
-    heights = [1.1 + _ROW_IN * max(2, min(count, 32)) for count in rows] + [USE_IN] * len(uses)
+    maps, uses = [_most_telling(one) for one in heat_maps(report)], uses_of_ranks(report)
+    heights = [1.1 + _ROW_IN * max(2, min(len(one.rows), 32)) for one in maps] + [USE_IN] * len(uses)
     figure = figures.new_figure(100, height_in=1.0 + sum(heights))
     figure.set_figwidth(WIDTH_IN)
     verdict_title(figure, report)
     all_axes = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
-    title = "Own time beyond that of the typical rank, ms per step"
-    _heat(figure, all_axes.pop(0), report, kinds, of_kinds, title)
-    if blocks:
-        title = "Forward and backward of blocks beyond that of others, ms per step"
-        _heat(figure, all_axes.pop(0), report, blocks, of_blocks, title, parts=len(blocks))
-    if grid:
-        _draw_mesh(figure, all_axes.pop(0), grid)
+    firsts = column_firsts(len(report.own.ranks), MOST_COLUMNS)
+    for shown in maps:
+        _draw_map(figure, all_axes.pop(0), report, shown, firsts)
     for use, axes in zip(uses, all_axes, strict=True):
-        firsts = column_firsts(len(report.own.ranks), MOST_COLUMNS)
         draw_use(axes, use, firsts, marked_columns(report, firsts))
         _name_ranks(axes, report, firsts)
     if unknown := unknown_uses(report):
@@ -175,45 +330,52 @@ def heat_map_figure(report: RanksReport) -> Figure:
     return figure
 
 
-def _step_ms(report: RanksReport) -> float:
-    known = report.own.wall_ns[np.isfinite(report.own.wall_ns)]
-    return float(np.median(known)) / 1e6 if len(known) else 0.0
-
-
-def _kinds(report: RanksReport) -> tuple[list[str], Float]:
-    """Kinds that a step has, and what ranks take longer for each."""
-    beyond, own = beyond_typical(report), report.own
-    used = [at for at in range(len(own.kinds)) if np.nansum(np.abs(own.own_ns[:, :, at])) > 0]
-    return [own.kinds[at] for at in used], beyond[:, used]
-
-
-def _most_telling(names: list[str], values: Float) -> tuple[list[str], Float]:
+def _most_telling(shown: HeatMap) -> HeatMap:
     """At most so many rows, in the order that they have: those that differ most."""
-    if len(names) <= _MOST_BLOCKS:
-        return names, values
-    widest = np.nan_to_num(np.abs(values)).max(axis=0)
+    if len(shown.rows) <= _MOST_BLOCKS or not shown.is_difference:
+        return shown
+    widest = np.nan_to_num(np.abs(shown.values_ms)).max(axis=1)
     kept = np.sort(np.argsort(-widest, kind="stable")[:_MOST_BLOCKS])
-    return [names[at] for at in kept.tolist()], values[:, kept]
+    return replace(shown, rows=tuple(shown.rows[at] for at in kept.tolist()), values_ms=shown.values_ms[kept])
 
 
-def _heat(
-    figure: Figure, axes: Axes, report: RanksReport, names: Sequence[str], values: Float, title: str, *, parts: int = 1
-) -> None:
-    firsts, cells = binned(values, MOST_COLUMNS)
-    widest = max(float(np.nanmax(np.abs(cells), initial=0.0)), _LEAST_SHARE * _step_ms(report) / parts) or 1.0
-    axes.set_facecolor(_BLANK)
-    image = axes.imshow(cells.T, aspect="auto", interpolation="nearest", cmap="RdBu_r", vmin=-widest, vmax=widest)
-    _name_ranks(axes, report, firsts)
-    _name_rows(axes, [shorten(clean(name, unicode=True), 40) for name in names])
-    if cells.size <= _FEW_CELLS and len(cells) <= _FEW_RANKS:
-        _write_numbers(axes, cells.T, lambda value: abs(value) > 0.62 * widest, least=widest / 20)
+def _draw_map(figure: Figure, axes: Axes, report: RanksReport, shown: HeatMap, firsts: Int) -> None:
+    from matplotlib.patches import Rectangle
+
+    values, title = shown.values_ms, shown.title
+    if shown.is_difference:
+        high = max(float(np.nanmax(np.abs(values), initial=0.0)), shown.least_ms) or 1.0
+        low, least = -high, high / 20
+        dark = np.abs(values) > 0.62 * high
     else:
-        _tell_largest(axes, cells.T, least=_LEAST_SHARE * _step_ms(report) / parts)
+        high, least = float(np.nanmax(values)), 0.0
+        low = min(float(np.nanmin(values)), 0.5 * high)
+        dark = values < low + 0.6 * (high - low)
+    axes.set_facecolor(_BLANK)
+    colors = "RdBu_r" if shown.is_difference else "viridis"
+    image = axes.imshow(values, aspect="auto", interpolation="nearest", cmap=colors, vmin=low, vmax=high)
+    if shown.across == "rank":
+        _name_ranks(axes, report, firsts)
+        if len(firsts) < len(report.own.ranks):
+            title += f" ({int(firsts[1])} ranks a column: the one farthest from 0)"
+    else:
+        columns = range(0, len(shown.columns), max(1, len(shown.columns) // 32))
+        labels = [str(shown.columns[at]) for at in columns]
+        axes.set_xticks(list(columns), labels, fontsize=figures.FONT_SIZE - 1)
+        axes.set_xlabel({"stage": "pipeline stage"}.get(shown.across, shown.across), fontsize=figures.FONT_SIZE)
+        axes.set_ylabel({"dp": "data parallel"}.get(shown.down, shown.down), fontsize=figures.FONT_SIZE)
+    rows = range(0, len(shown.rows), max(1, -(-len(shown.rows) // 32)))
+    labels = [figures.literal(shorten(clean(shown.rows[at], unicode=True), 40)) for at in rows]
+    axes.set_yticks(list(rows), labels, fontsize=figures.FONT_SIZE - 1)
+    if values.size <= _FEW_CELLS and (values.shape[1] <= _FEW_RANKS or not shown.is_difference):
+        _write_numbers(axes, values, dark, least=least)
+    elif shown.is_difference:
+        _tell_largest(axes, values, least=shown.least_ms)
     _color_bar(figure, axes, image)
-    each = int(firsts[1] - firsts[0]) if len(firsts) < len(values) else 1
-    if each > 1:
-        title += f" ({each} ranks a column: the one farthest from 0)"
     axes.set_title(title, loc="left", fontsize=figures.FONT_SIZE + 1, fontweight="bold", pad=14)
+    for row, column in shown.named:
+        corner = (column - 0.5, row - 0.5)
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=NAMED_COLOR, linewidth=3, gid="named"))
 
 
 def _color_bar(figure: Figure, axes: Axes, image: AxesImage) -> None:
@@ -238,14 +400,14 @@ def _tell_largest(axes: Axes, cells: Float, *, least: float) -> None:
         va="center",
         fontsize=figures.FONT_SIZE,
         fontweight="bold",
-        color=CULPRIT,
+        color=NAMED_COLOR,
         gid="largest",
     )
 
 
 def marked_columns(report: RanksReport, firsts: Int) -> list[int]:
     """Columns with a rank that the verdict names; `firsts`: the place of the first rank of each column."""
-    named = np.isin(report.own.ranks, sorted(culprits(report)))
+    named = np.isin(report.own.ranks, sorted(report.named_ranks))
     places = np.searchsorted(firsts, np.flatnonzero(named), side="right") - 1
     return [int(place) for place in np.unique(places)]
 
@@ -256,7 +418,7 @@ def _name_ranks(axes: Axes, report: RanksReport, firsts: Int) -> None:
 
     ranks = report.own.ranks
     apart = max(1, len(firsts) // 32)
-    named = np.isin(ranks, sorted(culprits(report)))
+    named = np.isin(ranks, sorted(report.named_ranks))
     marked = marked_columns(report, firsts)
     ticks = [at for at in range(0, len(firsts), apart) if all(abs(at - one) >= apart for one in marked[:4])]
     ticks = sorted({*ticks, *marked[:4]})
@@ -264,7 +426,7 @@ def _name_ranks(axes: Axes, report: RanksReport, firsts: Int) -> None:
     axes.set_xticks(ticks, labels, fontsize=figures.FONT_SIZE - 1)
     for at, label in zip(ticks, axes.get_xticklabels(), strict=True):
         if at in marked:
-            label.set_color(CULPRIT)
+            label.set_color(NAMED_COLOR)
             label.set_fontweight("bold")
     axes.set_xlabel("rank", fontsize=figures.FONT_SIZE)
     if not marked:
@@ -273,7 +435,14 @@ def _name_ranks(axes: Axes, report: RanksReport, firsts: Int) -> None:
     lift = ScaledTranslation(0, 6 / 72, axes.figure.dpi_scale_trans)
     upper = axes.get_xaxis_transform() + lift  # columns as x; 6 points above the axes as y
     axes.plot(
-        marked, [1.0] * len(marked), "v", color=CULPRIT, markersize=size, clip_on=False, transform=upper, gid="culprit"
+        marked,
+        [1.0] * len(marked),
+        "v",
+        color=NAMED_COLOR,
+        markersize=size,
+        clip_on=False,
+        transform=upper,
+        gid="named",
     )
 
 
@@ -284,52 +453,16 @@ def _rank_label(ranks: Int, firsts: Int, column: int, named: np.ndarray[tuple[in
     return str(int(ranks[int(firsts[column]) + (int(inside[0]) if len(inside) else 0)]))
 
 
-def _name_rows(axes: Axes, names: Sequence[str]) -> None:
-    apart = max(1, -(-len(names) // 32))
-    ticks = range(0, len(names), apart)
-    labels = [figures.literal(names[at]) for at in ticks]
-    axes.set_yticks(list(ticks), labels, fontsize=figures.FONT_SIZE - 1)
-
-
-def _write_numbers(axes: Axes, cells: Float, is_dark, *, least: float) -> None:  # type: ignore[no-untyped-def]
-    for row, column in np.argwhere(np.isfinite(cells)).tolist():
-        value = float(cells[row, column])
-        if abs(value) < least:
-            continue
-        color = "white" if is_dark(value) else figures.INK
-        axes.text(column, row, _short(value), ha="center", va="center", fontsize=figures.FONT_SIZE - 2, color=color)
+def _write_numbers(axes: Axes, cells: Float, dark: Bool, *, least: float) -> None:
+    for row, column in np.argwhere(np.abs(np.nan_to_num(cells)) >= least).tolist():
+        if np.isfinite(cells[row, column]):
+            color = "white" if dark[row, column] else figures.INK
+            text = _short(float(cells[row, column]))
+            axes.text(column, row, text, ha="center", va="center", fontsize=figures.FONT_SIZE - 2, color=color)
 
 
 def _short(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 1 else f"{value:.2f}"
-
-
-def _draw_mesh(figure: Figure, axes: Axes, grid: Mesh) -> None:
-    from matplotlib.patches import Rectangle
-
-    least, most = float(np.nanmin(grid.own_ms)), float(np.nanmax(grid.own_ms))
-    axes.set_facecolor(_BLANK)
-    image = axes.imshow(
-        grid.own_ms, aspect="auto", interpolation="nearest", cmap="viridis", vmin=min(least, 0.5 * most), vmax=most
-    )
-    every = max(1, len(grid.columns) // 32)
-    axes.set_xticks(
-        range(0, len(grid.columns), every),
-        [str(one) for one in grid.columns[::every].tolist()],
-        fontsize=figures.FONT_SIZE - 1,
-    )
-    _name_rows(axes, [str(one) for one in grid.rows.tolist()])
-    axes.set_xlabel({"stage": "pipeline stage"}.get(grid.across, grid.across), fontsize=figures.FONT_SIZE)
-    axes.set_ylabel({"dp": "data parallel"}.get(grid.down, grid.down), fontsize=figures.FONT_SIZE)
-    if grid.own_ms.size <= _FEW_CELLS:
-        floor = min(least, 0.5 * most)
-        _write_numbers(axes, grid.own_ms, lambda value: value < floor + 0.6 * (most - floor), least=0.0)
-    _color_bar(figure, axes, image)
-    title = "Own time of a step over the mesh, ms"
-    axes.set_title(title, loc="left", fontsize=figures.FONT_SIZE + 1, fontweight="bold", pad=8)
-    for row, column in grid.named:
-        corner = (column - 0.5, row - 0.5)
-        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=CULPRIT, linewidth=3, gid="culprit"))
 
 
 def verdict_title(figure: Figure, report: RanksReport) -> None:
@@ -337,7 +470,7 @@ def verdict_title(figure: Figure, report: RanksReport) -> None:
     text = shorten(clean(report.verdict.sentence, unicode=True), 3 * _LETTERS, ellipsis="…")
     letters = int(10.4 * figure.get_figwidth())
     lines = textwrap.wrap(text, letters) or [""]
-    color = figures.INK if report.verdict.verdict == "none" else CULPRIT
+    color = figures.INK if report.verdict.verdict == "none" else NAMED_COLOR
     figure.suptitle(
         figures.literal("\n".join(lines)),
         fontsize=figures.FONT_SIZE + 2,
@@ -351,10 +484,9 @@ def verdict_title(figure: Figure, report: RanksReport) -> None:
 # --------------------------------------------------------------------------------------------------
 # A job of many ranks as a timeline: a lane for each rank, what it did in a few steps.
 
-MOST_LANES = 32
 _TALLEST_IN = 30.0
 _FEW_LANES, _MANY_LANES = 12, 64
-_PIXELS = 3000  # what lies closer together than a picture this wide shows is drawn as one
+PIXELS = 3000  # what lies closer together than a picture this wide shows is drawn as one
 _MOST_LABELS = 64
 _FRAME, _BAND = 1.8, 0.13
 _STEP_PT, _LEGEND_PT = 14, 20  # heights above the axes
@@ -377,46 +509,47 @@ def draw_timeline(
     Raises:
         OSError: it cannot be written.
     """
-    shown = drawn_steps(report) if steps is None else list(steps)
-    lanes = telling_ranks(report, shown) if ranks is None else list(ranks)
-    spans = lane_spans(database, lanes, shown, layer=report.verdict.layer).on_one_axis(is_aligned=is_aligned(report))
+    steps = drawn_steps(report) if steps is None else steps
+    lanes = telling_ranks(report, steps) if ranks is None else ranks
+    drawn = read_timeline(report, database, lanes, steps, pixels=PIXELS)
     with figures.own_style():
-        if not len(spans.rank):
+        if not drawn.steps:
             figures.say(path, report.run, "No span of these ranks lies in these steps.")
             return
-        figures.save(timeline_figure(report, spans, lanes, np.unique(spans.step).tolist()), path)
+        figures.save(timeline_figure(report, drawn), path)
 
 
-def timeline_figure(report: RanksReport, spans: LaneSpans, lanes: Sequence[int], steps: Sequence[int]) -> Figure:
-    """The figure; of its one axes, x is milliseconds and y the place of a rank in `lanes`."""
-    figure = figures.new_figure(100, height_in=1.6 + lane_in(len(lanes)) * max(3, len(lanes)))
+def timeline_figure(report: RanksReport, drawn: Timeline) -> Figure:
+    """The figure; of its one axes, x is milliseconds and y the place of a rank in the lanes."""
+    count = len(drawn.lanes)
+    figure = figures.new_figure(100, height_in=1.6 + lane_in(count) * max(3, count))
     figure.set_figwidth(WIDTH_IN)
     verdict_title(figure, report)
     axes = figure.subplots()
-    first = int(spans.start_ns.min())
-    gap_ns = float((spans.start_ns + spans.duration_ns).max() - first) / _PIXELS
-    named = culprits(report)
-    for place, rank in enumerate(lanes):
-        if rank in named:
-            axes.axhspan(place - 0.5, place + 0.5, color=CULPRIT, alpha=_BAND, linewidth=0, zorder=0, gid="culprit")
-    bars = lane_bars(spans, lanes, gap_ns, named=named)
-    for above, one in enumerate(bars):
-        _draw(axes, one, first, gap_ns, len(lanes), zorder=1.5 + 0.1 * above)
-    _mark_steps(axes, spans, first)
-    held = _mark_holders(axes, report, spans, lanes, first)
-    _name_lanes(axes, report, lanes)
-    _finish(axes, report, spans, lanes, steps)
-    _legend(axes, report, {one.kind for one in bars}, waiting_is_known(spans), held)
+    for place, rank in enumerate(drawn.lanes):
+        if rank in report.named_ranks:
+            axes.axhspan(place - 0.5, place + 0.5, color=NAMED_COLOR, alpha=_BAND, linewidth=0, zorder=0, gid="named")
+    for above, one in enumerate(drawn.bars):
+        _draw_bars(axes, one, drawn.gap_ns, count, zorder=1.5 + 0.1 * above)
+    for step, begin_ns in drawn.begins_ns.items():
+        axes.axvline(begin_ns / 1e6, color=figures.INK, linewidth=0.9, linestyle=":", zorder=6)
+        axes.annotate(
+            f"step {step}",
+            (begin_ns / 1e6, 1.0),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(2, 3),
+            textcoords="offset points",
+            fontsize=figures.FONT_SIZE - 1,
+        )
+    for lane, begin, end in drawn.held:
+        extent, height = (begin / 1e6, (end - begin) / 1e6), (lane - 0.47, 0.94)
+        axes.broken_barh(
+            [extent], height, facecolor="none", edgecolor=NAMED_COLOR, linewidth=_FRAME, zorder=7, gid="holder"
+        )
+    _name_lanes(axes, report, drawn)
+    _finish(axes, drawn)
+    _legend(axes, report, drawn)
     return figure
-
-
-def telling_ranks(report: RanksReport, steps: Sequence[int]) -> list[int]:
-    """The ranks of the lanes where nobody chose them: all, or those of many that tell most; a slow stage's together."""
-    ranks = chosen_ranks(report, MOST_LANES, also=holders(report, steps).values())
-    if report.verdict.verdict != "stage":
-        return ranks
-    stages = dict(zip(report.own.ranks.tolist(), report.own.stages.tolist(), strict=True))
-    return sorted(ranks, key=lambda rank: (stages[rank], rank))
 
 
 def lane_in(lanes: int) -> float:
@@ -426,20 +559,20 @@ def lane_in(lanes: int) -> float:
     return 0.22 if lanes <= _MANY_LANES else max(0.02, min(0.22, _TALLEST_IN / lanes, 0.22 * _MANY_LANES / lanes))
 
 
-def _draw(axes: Axes, bars: Bars, first: int, gap_ns: float, lanes: int, *, zorder: float) -> None:
+def _draw_bars(axes: Axes, bars: Bars, gap_ns: float, lanes: int, *, zorder: float) -> None:
     """Bars of one kind, or frames. Thin lanes touch, so that no pattern of gaps is seen."""
     from matplotlib.collections import PolyCollection
 
     framed, thin = bars.kind == LAYER, lanes > _MANY_LANES
     half = 0.5 if thin else 0.4
-    left = (bars.start_ns - first) / 1e6
+    left = bars.start_ns / 1e6
     right = left + np.maximum(bars.end_ns - bars.start_ns, 0 if framed else gap_ns) / 1e6
     low, high = bars.lane - half, bars.lane + half
     corners = np.stack([left, low, left, high, right, high, right, low], axis=1).reshape(-1, 4, 2)
     collection = PolyCollection(
         list(corners),
         facecolors="none" if framed else SPAN_COLORS[bars.kind],
-        edgecolors=CULPRIT if framed else "none",
+        edgecolors=NAMED_COLOR if framed else "none",
         linewidths=_FRAME if framed else 0,
         antialiaseds=not thin,
         zorder=zorder,
@@ -448,46 +581,9 @@ def _draw(axes: Axes, bars: Bars, first: int, gap_ns: float, lanes: int, *, zord
     axes.add_collection(collection)
 
 
-def _mark_steps(axes: Axes, spans: LaneSpans, first: int) -> None:
-    """A line where each step begins."""
-    for step, begin_ns in spans.step_begins_ns().items():
-        at = (begin_ns - first) / 1e6
-        axes.axvline(at, color=figures.INK, linewidth=0.9, linestyle=":", zorder=6)
-        axes.annotate(
-            f"step {step}",
-            (at, 1.0),
-            xycoords=axes.get_xaxis_transform(),
-            xytext=(2, 3),
-            textcoords="offset points",
-            fontsize=figures.FONT_SIZE - 1,
-        )
-
-
-def _mark_holders(axes: Axes, report: RanksReport, spans: LaneSpans, lanes: Sequence[int], first: int) -> bool:
-    """Where another rank holds up each step: a frame around that rank's step."""
-    drawn = False
-    for step, rank in holders(report, np.unique(spans.step).tolist()).items():
-        extent = spans.extent_ns(rank, step)
-        if rank in lanes and extent is not None:
-            begin, end = extent
-            axes.broken_barh(
-                [((begin - first) / 1e6, (end - begin) / 1e6)],
-                (list(lanes).index(rank) - 0.47, 0.94),
-                facecolor="none",
-                edgecolor=CULPRIT,
-                linewidth=_FRAME,
-                zorder=7,
-                gid="holder",
-            )
-            drawn = True
-    return drawn
-
-
-def _name_lanes(axes: Axes, report: RanksReport, lanes: Sequence[int]) -> None:
+def _name_lanes(axes: Axes, report: RanksReport, drawn: Timeline) -> None:
     """Names at the left, so many as can be read; of those that are named always."""
-    named = culprits(report)
-    stages = dict(zip(report.own.ranks.tolist(), report.own.stages.tolist(), strict=True))
-    staged = len(set(stages.values())) > 1
+    named, lanes = report.named_ranks, drawn.lanes
     apart = -(-len(lanes) // _MOST_LABELS)
     marked = [place for place, rank in enumerate(lanes) if rank in named]
     marked = marked[:: -(-len(marked) // 16)] if apart > 1 and marked else marked
@@ -496,63 +592,48 @@ def _name_lanes(axes: Axes, report: RanksReport, lanes: Sequence[int]) -> None:
         for place in range(len(lanes))
         if place in marked or (place % apart == 0 and all(abs(place - one) >= apart for one in marked))
     ]
-    labels = [f"rank {lanes[place]}" + (f", stage {stages.get(lanes[place], 0)}" if staged else "") for place in places]
-    axes.set_yticks(places, labels, fontsize=figures.FONT_SIZE - 1)
+    axes.set_yticks(places, [drawn.names[place] for place in places], fontsize=figures.FONT_SIZE - 1)
     if len(lanes) > _MANY_LANES and marked:
         at_the_right = axes.get_yaxis_transform()
-        axes.plot([1.0] * len(marked), marked, "<", color=CULPRIT, transform=at_the_right, clip_on=False, gid="culprit")
+        axes.plot(
+            [1.0] * len(marked), marked, "<", color=NAMED_COLOR, transform=at_the_right, clip_on=False, gid="named"
+        )
     for place, label in zip(places, axes.get_yticklabels(), strict=True):
         if lanes[place] in named:
-            label.set_color(CULPRIT)
+            label.set_color(NAMED_COLOR)
             label.set_fontweight("bold")
 
 
-def _finish(axes: Axes, report: RanksReport, spans: LaneSpans, lanes: Sequence[int], steps: Sequence[int]) -> None:
-    axes.set_ylim(len(lanes) - 0.5, -0.5)
+def _finish(axes: Axes, drawn: Timeline) -> None:
+    axes.set_ylim(len(drawn.lanes) - 0.5, -0.5)
     axes.margins(x=0.005)
     axes.autoscale_view(scaley=False)
     axes.tick_params(labelsize=figures.FONT_SIZE - 1)
-    axes.set_xlabel(f"ms, {clocks_in_words(report, spans)}", fontsize=figures.FONT_SIZE)
+    axes.set_xlabel(f"ms, {drawn.clocks}", fontsize=figures.FONT_SIZE)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    title = f"{what_is_drawn(report, lanes, steps)}; {steps_in_words(report, steps)}"
-    axes.set_title(title, loc="left", fontsize=figures.FONT_SIZE, pad=_STEP_PT + _LEGEND_PT + 4)
+    axes.set_title(drawn.drawn, loc="left", fontsize=figures.FONT_SIZE, pad=_STEP_PT + _LEGEND_PT + 4)
 
 
-def what_is_drawn(report: RanksReport, lanes: Sequence[int], steps: Sequence[int]) -> str:
-    """Of which ranks there are lanes."""
-    count = len(report.own.ranks)
-    if len(lanes) >= count:
-        return f"All {count:,} ranks" if count > 1 else "One rank"
-    by_us = list(lanes) == telling_ranks(report, steps)
-    staged = "some of each stage, " if len(np.unique(report.own.stages)) > 1 else ""
-    why = f": those named or suspected, {staged}others evenly spread" if by_us else ""
-    return f"{len(lanes):,} of {count:,} ranks{why}"
-
-
-def steps_in_words(report: RanksReport, steps: Sequence[int]) -> str:
-    of = f"{len(steps)} of {len(report.own.steps):,}"
-    return f"step{'s' if len(steps) > 1 else ''} {ranges(steps)} ({of})"
-
-
-def _legend(axes: Axes, report: RanksReport, kinds: set[str], waiting_known: bool, held: bool) -> None:
+def _legend(axes: Axes, report: RanksReport, drawn: Timeline) -> None:
     from matplotlib.patches import Patch
     from matplotlib.transforms import ScaledTranslation
 
+    kinds = {one.kind for one in drawn.bars}
     order = [kind for kind in (*KINDS[1:6], "waiting", *KINDS[6:]) if kind in kinds]
     names = {"waiting": "waiting for others", "gc": "garbage collection"}
-    if not waiting_known:
+    if not drawn.waiting_known:
         names["communication"] = "communication, with waiting"
     handles = [Patch(facecolor=SPAN_COLORS[kind], label=names.get(kind, kind)) for kind in order]
     if LAYER in kinds and report.verdict.layer is not None:
         name = figures.literal(shorten(clean(report.verdict.layer, unicode=True), 40))
-        handles.append(Patch(facecolor="none", edgecolor=CULPRIT, linewidth=_FRAME, label=name))
+        handles.append(Patch(facecolor="none", edgecolor=NAMED_COLOR, linewidth=_FRAME, label=name))
     if report.verdict.cause in ("late collective", "other") and report.verdict.rank is not None:
         label = f"rank {report.verdict.rank} in no span"
-        handles.append(Patch(facecolor=CULPRIT, alpha=_BAND, label=label))
-    if held:
+        handles.append(Patch(facecolor=NAMED_COLOR, alpha=_BAND, label=label))
+    if drawn.held:
         label = "longest of its step"
-        handles.append(Patch(facecolor="none", edgecolor=CULPRIT, linewidth=_FRAME, label=label))
+        handles.append(Patch(facecolor="none", edgecolor=NAMED_COLOR, linewidth=_FRAME, label=label))
     axes.legend(
         handles=handles,
         loc="lower left",

@@ -7,29 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from profiler_wrapper.ranks.database import Database
-from profiler_wrapper.ranks.figures import CULPRIT, SPAN_COLORS, steps_in_words, telling_ranks, what_is_drawn
-from profiler_wrapper.ranks.lanes import (
-    clocks_in_words,
-    drawn_steps,
-    is_aligned,
-    lane_bars,
-    lane_spans,
-    waiting_is_known,
-)
-from profiler_wrapper.ranks.model import Float, RanksReport
-from profiler_wrapper.ranks.rows import (
-    beyond_typical,
-    binned,
-    chosen_ranks,
-    culprits,
-    holders,
-    layers_beyond,
-    layers_over_ranks,
-    mesh,
-)
+from profiler_wrapper.ranks.figures import NAMED_COLOR, SPAN_COLORS, HeatMap, heat_maps
+from profiler_wrapper.ranks.model import RanksReport
+from profiler_wrapper.ranks.report import layers_over_ranks
+from profiler_wrapper.ranks.timeline import chosen_ranks, drawn_steps, read_timeline, telling_ranks
 from profiler_wrapper.reports.page import packaged_source, page_text
 
 _FOLDER = "ranks_views"
@@ -38,7 +20,6 @@ _VIEWS = (
     "view_layers.js",
 )  # fmt: skip
 _MOST_LANES = 256  # that a browser draws in a moment
-_MOST_COLUMNS = 256  # of a heat map, so that one shows; more ranks are put together
 _MOST_LAYERS = 2000
 _PIXELS = 1500  # what lies closer together than a screen shows is one bar
 
@@ -70,24 +51,36 @@ def page_data(
 ) -> dict[str, Any]:
     """What the page's scripts read, JSON types only: `RanksReport.to_dict`, and what is drawn."""
     own = report.own
+    layers = sorted(layers_over_ranks(report.layers), key=lambda row: -row.beyond_ms)
     return {
         "page": {
             "title": report.run,
             "machine": "",
             "rank": f"{len(own.ranks):,} ranks",
             "steps_in_words": f"{len(own.steps):,} steps, {report.spans:,} spans",
-            "colors": {"kind": {**SPAN_COLORS, "culprit": CULPRIT}},
+            "colors": {"kind": {**SPAN_COLORS, "culprit": NAMED_COLOR}},
             "trace_href": trace_href,
         },
         "summary": {"verdict": report.verdict.sentence},
         "warnings": [f"{row.what}: {row.reason}" for row in report.missing],
         "job": report.to_dict(),
-        "named": sorted(culprits(report)),
+        "named": sorted(report.named_ranks),
         "timeline": _timeline(report, database, ranks),
-        "heat": _heat_maps(report),
+        "heat": [_heat_map(one) for one in heat_maps(report)],
         "over_ranks": [
-            {**{name: getattr(row, name) for name in row.__slots__}, "beyond_ms": row.beyond_ms}
-            for row in layers_over_ranks(report)[:_MOST_LAYERS]
+            {
+                "layer": row.layer,
+                "kind": row.kind,
+                "ranks": row.ranks,
+                "median_ms": row.typical_ms,
+                "spread_ms": row.spread_ms,
+                "quickest_ms": row.quickest_ms,
+                "slowest_ms": row.slowest_ms,
+                "slowest_rank": row.slowest_rank,
+                "outliers": row.outliers,
+                "beyond_ms": row.beyond_ms,
+            }
+            for row in layers[:_MOST_LAYERS]
         ],
     }
 
@@ -98,92 +91,43 @@ def _timeline(report: RanksReport, database: Database, ranks: Sequence[int] | No
     ranks = telling_ranks(report, steps) if ranks is None else list(ranks)
     if len(ranks) > _MOST_LANES:
         ranks = [rank for rank in chosen_ranks(report, _MOST_LANES) if rank in set(ranks)]
-    spans = lane_spans(database, ranks, steps, layer=report.verdict.layer).on_one_axis(is_aligned=is_aligned(report))
-    steps = np.unique(spans.step).tolist()
-    stages = dict(zip(report.own.ranks.tolist(), report.own.stages.tolist(), strict=True))
-    staged = len(set(stages.values())) > 1
-    lanes = [f"rank {rank}" + (f", stage {stages.get(rank, 0)}" if staged else "") for rank in ranks]
-    found: dict[str, Any] = {
-        "ranks": ranks,
-        "lanes": lanes,
-        "steps": steps,
-        "drawn": f"{what_is_drawn(report, ranks, steps)}; {steps_in_words(report, steps)}",
-        "clocks": clocks_in_words(report, spans),
-        "waiting_known": waiting_is_known(spans),
-        "begins_us": [],
-        "held": [],
-        "bars": [],
-    }
-    if not len(spans.rank):
-        return found
-    first = int(spans.start_ns.min())
-    gap_ns = float((spans.start_ns + spans.duration_ns).max() - first) / _PIXELS
-    found["bars"] = [
-        {
-            "kind": bars.kind,
-            "lanes": bars.lane.tolist(),
-            "starts_us": _numbers((bars.start_ns - first) / 1000),
-            "lengths_us": _numbers((bars.end_ns - bars.start_ns) / 1000),
-        }
-        for bars in lane_bars(spans, ranks, gap_ns, named=culprits(report))
-    ]
-    found["begins_us"] = [_number((begin - first) / 1000) for begin in spans.step_begins_ns().values()]
-    for step, rank in holders(report, steps).items():
-        extent = spans.extent_ns(rank, step)
-        if rank in ranks and extent is not None:
-            start, length = (extent[0] - first) / 1000, (extent[1] - extent[0]) / 1000
-            found["held"].append({"lane": ranks.index(rank), "start_us": start, "length_us": length})
-    return found
-
-
-def _heat_maps(report: RanksReport) -> list[dict[str, Any]]:
-    """Each with its rows, columns and values in ms: (rows, columns)."""
-    own = report.own
-    beyond = beyond_typical(report)
-    used = [at for at in range(len(own.kinds)) if np.nansum(np.abs(own.own_ns[:, :, at])) > 0]
-    layers, of_layers = layers_beyond(report)
-    found = []
-    for title, rows, values in (
-        ("Own time beyond that of the typical rank", [own.kinds[at] for at in used], beyond[:, used]),
-        ("Forward and backward of blocks beyond that of others", layers, of_layers),
-    ):
-        if rows:
-            firsts, cells = binned(values, _MOST_COLUMNS)
-            columns = own.ranks[firsts].tolist()
-            found.append(_heat_map(title, "rank", "", columns, rows, cells.T, is_difference=True))
-    grid = mesh(report)
-    if grid is not None:
-        rows = [str(row) for row in grid.rows.tolist()]
-        title, columns = "Own time of a step over the mesh", grid.columns.tolist()
-        found.append(_heat_map(title, grid.across, grid.down, columns, rows, grid.own_ms, is_difference=False))
-        found[-1]["named"] = [list(cell) for cell in grid.named]
-    return found
-
-
-def _heat_map(
-    title: str,
-    across: str,
-    down: str,
-    columns: Sequence[int],
-    rows: Sequence[str],
-    values: Float,
-    *,
-    is_difference: bool,
-) -> dict[str, Any]:
+    drawn = read_timeline(report, database, ranks, steps, pixels=_PIXELS)
     return {
-        "title": f"{title}, ms per step",
-        "across": across,
-        "down": down,
-        "ranks": list(columns),
-        "rows": list(rows),
-        "values_ms": [[_number(value) for value in row] for row in values.tolist()],
-        "is_difference": is_difference,
+        "ranks": drawn.lanes,
+        "lanes": drawn.names,
+        "steps": drawn.steps,
+        "drawn": drawn.drawn,
+        "clocks": drawn.clocks,
+        "waiting_known": drawn.waiting_known,
+        "begins_us": [_short(begin / 1000) for begin in drawn.begins_ns.values()],
+        "held": [
+            {"lane": lane, "start_us": begin / 1000, "length_us": (end - begin) / 1000}
+            for lane, begin, end in drawn.held
+        ],
+        "bars": [
+            {
+                "kind": bars.kind,
+                "lanes": bars.lane.tolist(),
+                "starts_us": [_short(start) for start in (bars.start_ns / 1000).tolist()],
+                "lengths_us": [_short(length) for length in ((bars.end_ns - bars.start_ns) / 1000).tolist()],
+            }
+            for bars in drawn.bars
+        ],
     }
 
 
-def _numbers(values: Float) -> list[float]:
-    return [float(f"{value:.6g}") for value in values.tolist()]
+def _heat_map(shown: HeatMap) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "title": shown.title,
+        "across": shown.across,
+        "down": shown.down,
+        "ranks": shown.columns.tolist(),
+        "rows": shown.rows,
+        "values_ms": [[_short(value) for value in row] for row in shown.values_ms.tolist()],
+        "is_difference": shown.is_difference,
+    }
+    return found if shown.is_difference else found | {"named": shown.named}
 
 
-def _number(value: float) -> float | None:
+def _short(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,10 +11,23 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from profiler_wrapper.analysis.statistics import mean, median
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.ranks.clocks import align, fit, write_table
 from profiler_wrapper.ranks.database import Database, LoadedSpans
-from profiler_wrapper.ranks.model import Bool, Float, Int, Missing, OwnTimes, RanksReport, Replay
+from profiler_wrapper.ranks.model import (
+    Accounting,
+    Bool,
+    Clocks,
+    Float,
+    Int,
+    LayerTimes,
+    Missing,
+    NamedSpan,
+    OwnTimes,
+    RanksReport,
+    Replay,
+)
 from profiler_wrapper.ranks.replay import what_if
 from profiler_wrapper.ranks.stragglers import OUTSIDE, judge, named_evidence, named_spans, with_name
 from profiler_wrapper.ranks.times import (
@@ -22,17 +35,169 @@ from profiler_wrapper.ranks.times import (
     Basis,
     account,
     communication,
+    is_call,
+    largest,
     layer_times,
     match_collectives,
+    over_ranks,
     own_times,
     prepare,
     score,
     steady_times,
     subtract_transfer_waiting,
+    waiting_source,
     with_waiting_of_one,
 )
+from profiler_wrapper.trace.atomic import finite
 from profiler_wrapper.trace.run_directory import RESULT_FILE, RUN_FILE
 from profiler_wrapper.trace.spans import ranges
+
+_COORDINATES = ("dp", "tp", "cp", "ep", "pp")
+_MOSTLY = 0.9  # of compute spans that have a device's time, so that it counts instead of the CPU's
+_NAMED_RANKS = 8
+_UNTIMED = "what it does there has no span: time it too; `Timer(gc=True)` tells collections of garbage"
+
+
+def ranks_report(loaded: LoadedSpans) -> RanksReport:
+    """Everything that is said of a job: who is slow, who waits for whom, what it costs, and what is missing.
+
+    Raises:
+        EmptyRecording: no span belongs to a step.
+    """
+    database = loaded.database
+    prepare(database)
+    clocks = fit(database) if loaded.has_clocks else None
+    if clocks is not None:
+        write_table(database, clocks)
+    basis, arrived = _basis(loaded), match_collectives(database)
+    own = with_waiting_of_one(subtract_transfer_waiting(own_times(database, basis=basis)))
+    if not len(own.steps):
+        raise EmptyRecording(f"{loaded.run}: no span belongs to a step. {_how_steps_are_told(loaded)}")
+    steady = steady_times(own)
+    layers = layer_times(database, basis=basis)
+    replayed = what_if(database, align=None if clocks is None else partial(align, clocks))
+    replay, replay_unknown = (replayed, None) if isinstance(replayed, Replay) else (None, replayed.reason)
+    about = _about_ranks(database, own.ranks)
+    results = results_of(loaded.root, own.ranks)
+    hosts = tuple(str(rank.get("host") or "") for rank in about)
+    missing = [Missing(what=gap.what, reason=gap.reason, rank=gap.rank) for gap in loaded.missing]
+    missing += steps_missing(own)
+    verdict = judge(own, arrived, layers, replay)
+    named = named_spans(database, steady)
+    verdict = with_name(verdict, named)
+    evidence = [*verdict.evidence, *named_evidence(named, verdict.step_ns or np.inf), *_hints(loaded, steady)]
+    if OUTSIDE in verdict.sentence and loaded.from_timers and not steady.of("gc").any():
+        evidence.append(_UNTIMED)
+    return RanksReport(
+        run=loaded.run,
+        verdict=replace(verdict, evidence=(*evidence, *loaded.notes)),
+        own=own,
+        steady_steps=steady,
+        accounting=account(steady),
+        scores=score(steady),
+        arrivals=arrived,
+        layers=layers,
+        replay=replay,
+        replay_unknown=replay_unknown,
+        coordinates=_coordinates(about),
+        hosts=hosts if any(hosts) else (),
+        world_size=loaded.world_size,
+        communication=communication(database),
+        clocks=clocks,
+        peak_bytes=results.peak_bytes,
+        mfu=results.mfu,
+        peak_unknown=results.peak_unknown,
+        mfu_unknown=results.mfu_unknown,
+        missing=tuple(missing),
+        named_spans=named,
+        spans=int(database.execute("SELECT count(*) FROM spans").fetchone()[0]),
+    )
+
+
+def _how_steps_are_told(loaded: LoadedSpans) -> str:
+    if loaded.from_timers:
+        return "No name of a span comes again, which would tell them. Call `global_timer.step()` once a step."
+    return "Record whole steps, with `step()` after each; a table of spans needs a column `step`."
+
+
+def _hints(loaded: LoadedSpans, steady: OwnTimes) -> list[str]:
+    """What would tell more."""
+    if len(steady.steps) >= MANY_STEPS:
+        return []
+    if loaded.from_timers:
+        return [f"{MANY_STEPS} steps tell more: let the timer run on"]
+    if any(loaded.root.glob(f"rank*/{RUN_FILE}")):
+        return [f'{MANY_STEPS} steps tell more: record them by ProfilerWrapper(..., steps="5-{4 + MANY_STEPS}")']
+    return []
+
+
+def _basis(loaded: LoadedSpans) -> Basis:
+    """The device's time, where timers measured it; spans of a device's trace are its time already."""
+    if not loaded.from_timers:
+        return "cpu"
+    share = loaded.database.execute(
+        "SELECT avg((device_ns IS NOT NULL)::INTEGER) FROM spans WHERE kind IN ('forward', 'backward') AND depth = 0"
+    ).fetchone()[0]
+    return "device" if share is not None and share >= _MOSTLY else "cpu"
+
+
+def steps_missing(own: OwnTimes) -> list[Missing]:
+    """Steps that not all ranks have: those in which a rank is missing are told of it."""
+    known = np.isfinite(own.wall_ns)
+    lacking = ~known.all(axis=0)
+    if not lacking.any():
+        return []
+    places = np.flatnonzero(lacking)
+    if len(places) > _NAMED_RANKS:
+        told = ranges(own.ranks[places].tolist())
+        worst = int((~known[:, places]).sum(axis=0).max())
+        return [
+            Missing(
+                what=f"steps of {len(places)} ranks: {told}", reason=f"others have steps that they lack, up to {worst}"
+            )
+        ]
+    return [
+        Missing(
+            what=f"{_steps(own.steps[~known[:, place]].tolist())} of rank {int(own.ranks[place])}",
+            reason=_why_missing(own.steps, known[:, place]),
+            rank=int(own.ranks[place]),
+        )
+        for place in places.tolist()
+    ]
+
+
+def _steps(numbers: list[int]) -> str:
+    return f"step{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
+
+
+def _why_missing(steps: Int, known: Bool) -> str:
+    there = np.flatnonzero(known)
+    if not len(there):
+        return "it has no step at all"
+    last = int(steps[there[-1]])
+    if known[: there[-1] + 1].all():
+        return f"its spans end with step {last}, earlier than the others': it did not finish, or lost its last lines"
+    if known[there[0] :].all():
+        return "its spans begin later than the others'"
+    return "the others have them"
+
+
+def _about_ranks(database: Database, ranks: Int) -> list[Mapping[str, Any]]:
+    """The row of each rank in the table `ranks`, in their order."""
+    names = [row[0] for row in database.execute("DESCRIBE ranks").fetchall()]
+    rows = {row[0]: dict(zip(names, row, strict=True)) for row in database.execute("SELECT * FROM ranks").fetchall()}
+    return [rows.get(rank, {}) for rank in ranks.tolist()]
+
+
+def _coordinates(about: list[Mapping[str, Any]]) -> dict[str, Int]:
+    """What is known of where ranks are in the job: (R,) of each name, -1 where not known."""
+    found = {}
+    for name in _COORDINATES:
+        values = [rank.get(name) for rank in about]
+        if any(value is not None for value in values):
+            found[name] = np.array([-1 if value is None else int(value) for value in values], dtype=np.int64)
+    return found
+
 
 # --------------------------------------------------------------------------------------------------
 # Peak memory and MFU of each rank, as its result.json has them; where they are not known, why.
@@ -126,166 +291,273 @@ def _why_no_mfu(result: _Result) -> str:
 def _in_words(reasons: dict[str, list[int]], count: int) -> str | None:
     if not reasons:
         return None
-    if len(reasons) == 1 and sum(map(len, reasons.values())) == count:
-        return next(iter(reasons))
-    told: Sequence[tuple[str, list[int]]] = sorted(reasons.items(), key=lambda item: -len(item[1]))
-    words = [f"{_whose(ranks)}: {reason}" for reason, ranks in told[:_MOST_REASONS]]
-    return "; ".join(words) + (f"; and {len(told) - _MOST_REASONS} more reasons" if len(told) > _MOST_REASONS else "")
+    ordered = sorted(reasons.items(), key=lambda item: -len(item[1]))
+    if len(ordered[0][1]) == count:
+        return ordered[0][0]
+    words = [f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}: {reason}" for reason, ranks in ordered]
+    more = [f"and {len(words) - _MOST_REASONS} more reasons"] if len(words) > _MOST_REASONS else []
+    return "; ".join([*words[:_MOST_REASONS], *more])
 
 
-def _whose(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
+# --------------------------------------------------------------------------------------------------
+# The report as plain data, for JSON.
 
 
-_PLACES = ("dp", "tp", "cp", "ep", "pp")
-_MOSTLY = 0.9  # of compute spans that have a device's time, so that it counts instead of the CPU's
-_NAMED_RANKS = 8
-_UNTIMED = "what it does there has no span: time it too; `Timer(gc=True)` tells collections of garbage"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerOverRanks:
+    """One layer in one phase over the ranks that have it, in milliseconds of the median step."""
+
+    layer: str
+    kind: str
+    ranks: int
+    median_ms: float
+    typical_ms: float  # the median; of two the quicker
+    deviation_ms: float  # standard deviation over ranks
+    spread_ms: float  # 1.48 times the median deviation over ranks
+    quickest_ms: float
+    slowest_ms: float
+    slowest_rank: int | None  # None: all take equally long
+    outliers: tuple[int, ...]  # ranks far beyond the others, the slowest first
+
+    @property
+    def beyond_ms(self) -> float:
+        """What the slowest rank takes longer than the typical one."""
+        return self.slowest_ms - self.typical_ms
 
 
-def ranks_report(loaded: LoadedSpans) -> RanksReport:
-    """Everything that is said of a job: who is slow, who waits for whom, what it costs, and what is missing.
-
-    Raises:
-        EmptyRecording: no span belongs to a step.
-    """
-    database = loaded.database
-    prepare(database)
-    clocks = fit(database) if loaded.has_clocks else None
-    if clocks is not None:
-        write_table(database, clocks)
-    basis, arrived = _basis(loaded), match_collectives(database)
-    own = with_waiting_of_one(subtract_transfer_waiting(own_times(database, basis=basis)))
-    if not len(own.steps):
-        raise EmptyRecording(f"{loaded.run}: no span belongs to a step. {_how_steps_are_told(loaded)}")
-    judged = steady_times(own)
-    layers = layer_times(database, basis=basis)
-    replayed = what_if(database, align=None if clocks is None else partial(align, clocks))
-    replay = replayed if isinstance(replayed, Replay) else None
-    told = _of_ranks(database, own.ranks)
-    results = results_of(loaded.root, own.ranks)
-    missing = [Missing(what=gap.what, reason=gap.reason, rank=gap.rank) for gap in loaded.missing]
-    missing += steps_missing(own)
-    verdict = judge(own, arrived, layers, replay)
-    named = named_spans(database, judged)
-    verdict = with_name(verdict, named)
-    evidence = [*verdict.evidence, *named_evidence(named, verdict.step_ns or np.inf), *_hints(loaded, judged)]
-    if OUTSIDE in verdict.sentence and loaded.from_timers and not judged.of("gc").any():
-        evidence.append(_UNTIMED)
-    return RanksReport(
-        run=loaded.run,
-        verdict=replace(verdict, evidence=(*evidence, *loaded.notes)),
-        own=own,
-        judged=judged,
-        accounting=account(judged),
-        scores=score(judged),
-        arrivals=arrived,
-        layers=layers,
-        replay=replay,
-        replay_unknown=None if isinstance(replayed, Replay) else replayed.reason,
-        coordinates=_coordinates(told, len(own.ranks)),
-        hosts=_hosts(told),
-        world_size=loaded.world_size,
-        communication=communication(database),
-        clocks=clocks,
-        peak_bytes=results.peak_bytes,
-        mfu=results.mfu,
-        peak_unknown=results.peak_unknown,
-        mfu_unknown=results.mfu_unknown,
-        missing=tuple(missing),
-        named_spans=named,
-        spans=int(database.execute("SELECT count(*) FROM spans").fetchone()[0]),
-    )
-
-
-def _how_steps_are_told(loaded: LoadedSpans) -> str:
-    if loaded.from_timers:
-        return "No name of a span comes again, which would tell them. Call `global_timer.step()` once a step."
-    return "Record whole steps, with `step()` after each; a table of spans needs a column `step`."
-
-
-def _hints(loaded: LoadedSpans, judged: OwnTimes) -> list[str]:
-    """What would tell more."""
-    if len(judged.steps) >= MANY_STEPS:
-        return []
-    if loaded.from_timers:
-        return [f"{MANY_STEPS} steps tell more: let the timer run on"]
-    if any(loaded.root.glob(f"rank*/{RUN_FILE}")):
-        return [f'{MANY_STEPS} steps tell more: record them by ProfilerWrapper(..., steps="5-{4 + MANY_STEPS}")']
-    return []
-
-
-def _basis(loaded: LoadedSpans) -> Basis:
-    """The device's time, where timers measured it; spans of a device's trace are its time already."""
-    if not loaded.from_timers:
-        return "cpu"
-    share = loaded.database.execute(
-        "SELECT avg((device_ns IS NOT NULL)::INTEGER) FROM spans WHERE kind IN ('forward', 'backward') AND depth = 0"
-    ).fetchone()[0]
-    return "device" if share is not None and share >= _MOSTLY else "cpu"
-
-
-def steps_missing(own: OwnTimes) -> list[Missing]:
-    """Steps that not all ranks have: those in which a rank is missing are told of it."""
-    known = np.isfinite(own.wall_ns)
-    lacking = ~known.all(axis=0)
-    if not lacking.any():
-        return []
-    places = np.flatnonzero(lacking)
-    if len(places) > _NAMED_RANKS:
-        told = ranges(own.ranks[places].tolist())
-        worst = int((~known[:, places]).sum(axis=0).max())
-        return [
-            Missing(
-                what=f"steps of {len(places)} ranks: {told}", reason=f"others have steps that they lack, up to {worst}"
+def layers_over_ranks(layers: LayerTimes | None) -> list[LayerOverRanks]:
+    """Each layer and phase over the ranks that have it, in the order of the layers."""
+    rows: list[LayerOverRanks] = []
+    if layers is None:
+        return rows
+    for at, layer in enumerate(layers.layers):
+        for place, kind in enumerate(layers.kinds):
+            known = np.isfinite(layers.own_ns[:, at, place])
+            if not known.any():
+                continue
+            times, ranks = layers.own_ns[known, at, place], layers.ranks[known]
+            usual, spread, outliers = over_ranks(times, ranks)
+            slowest = int(times.argmax())
+            equal = len(times) > 1 and times.min() == times[slowest]
+            rows.append(
+                LayerOverRanks(
+                    layer=layer,
+                    kind=kind,
+                    ranks=len(times),
+                    median_ms=float(np.median(times)) / 1e6,
+                    typical_ms=usual / 1e6,
+                    deviation_ms=float(np.std(times)) / 1e6,
+                    spread_ms=spread / 1e6,
+                    quickest_ms=float(times.min()) / 1e6,
+                    slowest_ms=float(times[slowest]) / 1e6,
+                    slowest_rank=None if equal else int(ranks[slowest]),
+                    outliers=outliers,
+                )
             )
-        ]
-    return [
-        Missing(
-            what=f"{_steps(own.steps[~known[:, place]].tolist())} of rank {int(own.ranks[place])}",
-            reason=_why_missing(own.steps, known[:, place]),
-            rank=int(own.ranks[place]),
-        )
-        for place in places.tolist()
-    ]
+    return rows
 
 
-def _steps(numbers: list[int]) -> str:
-    return f"step{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
-
-
-def _why_missing(steps: Int, known: Bool) -> str:
-    there = np.flatnonzero(known)
-    if not len(there):
-        return "it has no step at all"
-    last = int(steps[there[-1]])
-    if known[: there[-1] + 1].all():
-        return f"its spans end with step {last}, earlier than the others': it did not finish, or lost its last lines"
-    if known[there[0] :].all():
-        return "its spans begin later than the others'"
-    return "the others have them"
-
-
-# --- ranks ---
-
-
-def _of_ranks(database: Database, ranks: Int) -> list[Mapping[str, Any]]:
-    """What is told of each rank, in their order."""
-    names = [row[0] for row in database.execute("DESCRIBE ranks").fetchall()]
-    rows = {row[0]: dict(zip(names, row, strict=True)) for row in database.execute("SELECT * FROM ranks").fetchall()}
-    return [rows.get(rank, {}) for rank in ranks.tolist()]
-
-
-def _coordinates(told: list[Mapping[str, Any]], count: int) -> dict[str, Int]:
-    found = {}
-    for name in _PLACES:
-        values = [rank.get(name) for rank in told]
-        if any(value is not None for value in values):
-            found[name] = np.array([-1 if value is None else int(value) for value in values], dtype=np.int64)
-    assert all(len(values) == count for values in found.values())
+def report_dict(report: RanksReport) -> dict[str, Any]:
+    """What `RanksReport.to_dict` gives. Averages are over `judged_steps`; why a value is null stands in `unknown`."""
+    source, why_no_waiting = waiting_source(report.steady)
+    head = _verdict_dict(report) | {"slowdown": _slowdown(report), "world_size": report.world_size}
+    found: dict[str, Any] = finite(
+        {
+            "schema_version": 1,
+            "run": report.run,
+            **head,
+            "spans": report.spans,
+            "steps": report.own.steps.tolist(),
+            "judged_steps": report.steady.steps.tolist(),
+            "waiting": source,
+            "lost": _lost_dicts(report.accounting),
+            "ranks": _rank_dicts(report, waiting_known=source != "unknown"),
+            "stages": _stage_dicts(report),
+            "communication": [
+                asdict(row) | {"is_call": is_call(row, report.communication)} for row in report.communication
+            ],
+            "layers": [_layer_dict(row) for row in layers_over_ranks(report.layers)],
+            "named_spans": [_named_span_dict(row) for row in report.named_spans],
+            "clocks": None if report.clocks is None else _clock_dict(report.clocks),
+            "missing": [asdict(row) for row in report.missing],
+            "unknown": {
+                "peak_bytes": report.peak_unknown,
+                "mfu": report.mfu_unknown,
+                "waiting_ms_per_step": why_no_waiting,
+                **_why_null(report, head),
+            },
+        }
+    )
     return found
 
 
-def _hosts(told: list[Mapping[str, Any]]) -> tuple[str, ...]:
-    hosts = tuple(str(rank.get("host") or "") for rank in told)
-    return hosts if any(hosts) else ()
+def _why_null(report: RanksReport, head: Mapping[str, Any]) -> dict[str, str]:
+    """Of keys of the report that are null, the reason."""
+    no_verdict, too_few = "no straggler was found", "too few steps were judged"
+    named = no_verdict if report.verdict.verdict == "none" else "the verdict names none"
+    no_replay = report.replay_unknown or "no replay of dependencies was made"
+    reasons = {
+        "rank": named,
+        "stage": named if len(np.unique(report.own.stages)) > 1 else "the job has no stages, or one",
+        "layer": named,
+        "share": no_verdict,
+        "lost_ms_per_step": no_verdict,
+        "step_ms_per_step": too_few,
+        "ideal_ms_per_step": too_few,
+        "differ_ms_per_step": too_few,
+        "slowdown": too_few,
+        "ms": no_replay,
+        "mw": no_replay,
+        "world_size": "no file tells it",
+    }
+    unknown = {key: why for key, why in reasons.items() if head.get(key) is None}
+    if report.replay is None:
+        unknown["ranks.share"] = unknown["stages.share"] = no_replay
+    if report.arrivals is None:
+        unknown["ranks.times_last"] = unknown["ranks.late_ms"] = "no two ranks tell of the same communication"
+    if report.clocks is None:
+        unknown["clocks"] = "starts say nothing of when other ranks started"
+    return unknown
+
+
+def _slowdown(report: RanksReport) -> float | None:
+    """T / T ideal: replayed where there is a replay, else of the steady-state steps."""
+    if report.replay is not None:
+        return report.replay.slowdown
+    step_ns, ideal_ns = report.verdict.step_ns, report.verdict.ideal_ns
+    return step_ns / ideal_ns if step_ns is not None and ideal_ns else None
+
+
+def _verdict_dict(report: RanksReport) -> dict[str, Any]:
+    verdict = report.verdict
+    found = asdict(verdict)
+    for key in ("lost", "step", "ideal"):
+        value = found.pop(f"{key}_ns")
+        found[f"{key}_ms_per_step"] = None if value is None else value / 1e6
+    step, ideal = found["step_ms_per_step"], found["ideal_ms_per_step"]
+    found["differ_ms_per_step"] = None if step is None or ideal is None else max(0.0, step - ideal)
+    if len(np.unique(report.own.stages)) < 2:
+        for one in (found, *found["suspects"]):
+            one["stage"] = None
+    return found
+
+
+def _layer_dict(row: LayerOverRanks) -> dict[str, Any]:
+    return {
+        "layer": row.layer,
+        "kind": row.kind,
+        "ranks": row.ranks,
+        "median_ms": row.median_ms,
+        "slowest_ms": row.slowest_ms,
+        "slowest_rank": row.slowest_rank,
+        "spread_ms": row.deviation_ms,
+        "quickest_ms": row.quickest_ms,
+        "typical_deviation_ms": row.spread_ms,
+        "outliers": row.outliers,
+    }
+
+
+def _named_span_dict(row: NamedSpan) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "slowest_rank": row.slowest_rank,
+        "slowest_ms_per_step": row.slowest_ns / 1e6,
+        "others_ms_per_step": None if row.others_ns is None else row.others_ns / 1e6,
+        "per_step": row.per_step,
+        "nested": row.nested,
+    }
+
+
+def _lost_dicts(accounting: Accounting) -> list[dict[str, Any]]:
+    """Per stage and kind: the mean time a step was held by it, and the rank that held it most."""
+    rows = []
+    for place, stage in enumerate(accounting.stages):
+        for kind, name in enumerate(accounting.kinds):
+            held = accounting.held_ns[:, place, kind]
+            if not held.any():
+                continue
+            holders, at = np.unique(accounting.holder[:, place, kind][held > 0], return_inverse=True)
+            by_rank = np.bincount(at, weights=held[held > 0])
+            most = int(holders[by_rank.argmax()])
+            rows.append(
+                {
+                    "stage": int(stage),
+                    "kind": name,
+                    "held_ms_per_step": float(held.mean()) / 1e6,
+                    "most_by_rank": most if most >= 0 else None,  # None: the ranks are equally long
+                    "share_of_that_rank": float(by_rank.max() / by_rank.sum()) if most >= 0 else None,
+                }
+            )
+    return rows
+
+
+def _rank_dicts(report: RanksReport, *, waiting_known: bool) -> list[dict[str, Any]]:
+    steady, arrivals, replay, scores = report.steady, report.arrivals, report.replay, report.scores
+    own_ms, waiting_ms, wall_ms = (mean(values) / 1e6 for values in (steady.own_ns, steady.waiting_ns, steady.wall_ns))
+    matched_steps = len(np.unique(arrivals.step)) if arrivals else 0
+    late_at = {rank: at for at, rank in enumerate(arrivals.ranks.tolist())} if arrivals else {}
+    replayed_at = {rank: at for at, rank in enumerate(replay.ranks.tolist())} if replay else {}
+    rows = []
+    for at, rank in enumerate(steady.ranks.tolist()):
+        late = replayed = None
+        if arrivals is not None and rank in late_at:
+            late = float(arrivals.late_ns[late_at[rank]]) / 1e6
+        if replay is not None and rank in replayed_at:
+            replayed = float(replay.share_of_rank[replayed_at[rank]])
+        relative, individual = bool(scores.flagged_relative[at]), bool(scores.flagged_individual[at])
+        rows.append(
+            {
+                "rank": rank,
+                "stage": int(steady.stages[at]),
+                **{name: int(values[at]) for name, values in report.coordinates.items() if values[at] >= 0},
+                "host": report.hosts[at] if report.hosts else None,
+                "own_ms_per_step": {
+                    kind: float(own_ms[at, place]) for place, kind in enumerate(steady.kinds) if own_ms[at, place]
+                },
+                "waiting_ms_per_step": float(waiting_ms[at]) if waiting_known else None,
+                "wall_ms_per_step": float(wall_ms[at]),
+                "relative_score": float(median(scores.relative[:, at])),
+                "individual_score": float(median(scores.individual[:, at])),
+                "flagged": relative or individual,
+                "flagged_relative": relative,
+                "flagged_individual": individual,
+                "times_last": None if arrivals is None or late is None else int(arrivals.times_last[late_at[rank]]),
+                "late_ms": late,
+                "late_ms_per_step": None if late is None else late / matched_steps,
+                "share": replayed,
+                "peak_bytes": None if report.peak_bytes is None else float(report.peak_bytes[at]),
+                "mfu": None if report.mfu is None else float(report.mfu[at]),
+            }
+        )
+    return rows
+
+
+def _stage_dicts(report: RanksReport) -> list[dict[str, Any]]:
+    replay = report.replay
+    replayed_at = {stage: at for at, stage in enumerate(replay.stages.tolist())} if replay else {}
+    work = report.steady.own_ns.sum(axis=2)
+    rows = []
+    for stage in np.unique(report.steady.stages).tolist():
+        members = work[:, report.steady.stages == stage]
+        share = None if replay is None or stage not in replayed_at else float(replay.share_of_stage[replayed_at[stage]])
+        rows.append(
+            {
+                "stage": stage,
+                "ranks": int(members.shape[1]),
+                "own_ms_per_step": float(median(members.ravel())) / 1e6,
+                "share": share,
+            }
+        )
+    return rows
+
+
+def _clock_dict(clocks: Clocks) -> dict[str, Any]:
+    return {
+        "source": clocks.source,
+        "events": clocks.events,
+        "largest_offset_ms": float(largest(np.abs(clocks.offset_ns))) / 1e6,
+        "largest_drift_ppm": float(largest(np.abs(clocks.drift))) * 1e6,
+        "residual_us": float(median(clocks.residual_ns)) / 1e3,
+        "largest_residual_us": float(largest(clocks.residual_ns)) / 1e3,
+        "notes": clocks.notes,
+    }

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.ranks.model import CommunicationRow, RanksReport, Suspect
-from profiler_wrapper.ranks.rows import culprits, layers_over_ranks
+from profiler_wrapper.ranks.report import layers_over_ranks
 from profiler_wrapper.ranks.times import SLOW, WINDOWS, is_call, typical, waiting_source
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
 
@@ -106,12 +106,12 @@ def ranks_table(report: RanksReport, width: int) -> str:
     rows = data["ranks"]
     if not rows:
         return ""
-    named = culprits(report)
+    named = report.named_ranks
     shown = _shown(rows, named)
     columns = _columns(report, data, shown, named)
     names = [name for name, (_, texts) in columns.items() if any(texts)]
     text, left_out = _fitting(columns, names, width)
-    count = len(report.told.steps)
+    count = len(report.steady.steps)
     then = "" if data["waiting"] == "unknown" else ", then what it waited for others"
     title = (
         f"Ranks: what each did itself{then}, in ms per step "
@@ -173,7 +173,7 @@ def _notes(
     met = 0 if report.arrivals is None else len(report.arrivals.step)
     if shown < count:
         notes.append(f"{shown} of {count} ranks: those named (>), then those with the most time of their own")
-    elif culprits(report):
+    elif report.named_ranks:
         notes.append("> is named by the verdict")
     for name, meaning in (
         ("other", "other: in no span, or in one whose name tells no kind"),
@@ -299,12 +299,12 @@ def named_table(report: RanksReport, width: int) -> str:
 
 def layers_table(report: RanksReport, width: int) -> str:
     """Layers over the ranks that have them, those that differ most."""
-    found = layers_over_ranks(report)
+    found = sorted(layers_over_ranks(report.layers), key=lambda row: -row.beyond_ms)
     rows = [
         [
             shorten(clean(row.layer), max(12, min(_LONGEST_NAME, width - 62))),
             row.kind,
-            ms(row.median_ms),
+            ms(row.typical_ms),
             ms(row.quickest_ms),
             ms(row.spread_ms),
             ms(row.slowest_ms),
@@ -435,11 +435,11 @@ def _unknown(report: RanksReport, width: int) -> str:
 
 
 def _instead(report: RanksReport) -> str:
-    return ": waiting was estimated" if waiting_source(report.told)[0] == "estimated" else ""
+    return ": waiting was estimated" if waiting_source(report.steady)[0] == "estimated" else ""
 
 
 def _in_no_span(report: RanksReport) -> str | None:
-    own = report.told
+    own = report.steady
     if "other" not in own.kinds or not len(own.ranks):
         return None
     other, wall = own.of("other"), own.wall_ns

@@ -104,23 +104,24 @@ def json_bytes(value: Any) -> bytes:
     try:
         return msgspec.json.format(msgspec.json.encode(value, enc_hook=plain_data), indent=1) + b"\n"
     except (ValueError, TypeError, OverflowError):  # lone surrogates, odd keys, integers of more than 64 bits
-        return json.dumps(_finite(value), indent=1, allow_nan=False, default=plain_data).encode() + b"\n"
+        return json.dumps(finite(value), indent=1, allow_nan=False, default=plain_data).encode() + b"\n"
 
 
 def plain_data(value: Any) -> Any:
     """What json does not know, as what it does: numpy's numbers and arrays, sets; the rest as text."""
     if hasattr(value, "tolist"):
-        return _finite(value.tolist())
+        return finite(value.tolist())
     if isinstance(value, (set, frozenset)):
         return sorted(value, key=str)
     return str(value)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Plain data whose numbers that are not finite are None, as JSON has none for them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

@@ -16,17 +16,17 @@ from matplotlib.image import imread
 
 from profiler_wrapper.ranks.database import Database
 from profiler_wrapper.ranks.figures import (
-    CULPRIT,
+    NAMED_COLOR,
+    PIXELS,
     draw_heat_map,
     draw_timeline,
     heat_map_figure,
     lane_in,
     timeline_figure,
 )
-from profiler_wrapper.ranks.lanes import drawn_steps, lane_spans, merged
 from profiler_wrapper.ranks.load import open_ranks
 from profiler_wrapper.ranks.model import RanksReport
-from profiler_wrapper.ranks.rows import holders
+from profiler_wrapper.ranks.timeline import drawn_steps, holders, lane_spans, merged, timeline_of
 from simulated_jobs import QUIET, report_of, simulated
 from small_rank_jobs import HOSTILE, MS, STEP_MS, write_job
 
@@ -60,7 +60,7 @@ def test_timeline_lanes(job: Job) -> None:
     database, report = job
     steps = drawn_steps(report)
     spans = lane_spans(database, [0, 1, 2, 3], steps, layer=report.verdict.layer)
-    (axes,) = timeline_figure(report, spans, [0, 1, 2, 3], steps).axes
+    (axes,) = timeline_figure(report, timeline_of(report, spans, [0, 1, 2, 3], pixels=PIXELS)).axes
     forward = bars(axes, "forward")
     assert len(forward) == 4 * 3
     assert [bar for bar in forward if bar[0] == 0] == [(0, 2.0, 12.0), (0, 102.0, 112.0), (0, 202.0, 212.0)]
@@ -84,7 +84,7 @@ def test_heat_map_cells(job: Job) -> None:
     assert np.count_nonzero(np.abs(cells) > 1e-6) == 1
     cells = np.asarray(blocks.images[0].get_array())
     assert cells.tolist() == pytest.approx(np.array([[0, 0, 0, 0], [0, 0, 50, 0]]))
-    (marks,) = [line for line in kinds.lines if line.get_gid() == "culprit"]
+    (marks,) = [line for line in kinds.lines if line.get_gid() == "named"]
     assert list(marks.get_xdata()) == [2]
 
 
@@ -130,7 +130,8 @@ def test_without_transfers_communication_is_one_bar(tmp_path: Path) -> None:
         writer.writerows(rows)
     with open_ranks(table) as (loaded, report):
         steps = drawn_steps(report)
-        (axes,) = timeline_figure(report, lane_spans(loaded.database, [0, 1], steps), [0, 1], steps).axes
+        spans = lane_spans(loaded.database, [0, 1], steps)
+        (axes,) = timeline_figure(report, timeline_of(report, spans, [0, 1], pixels=PIXELS)).axes
     assert not bars(axes, "waiting")
     assert bars(axes, "communication")[0] == (0, 12.0, 80.0)
     legend = axes.get_legend()
@@ -189,14 +190,14 @@ def test_memory_and_mfu_of_ranks() -> None:
     heights = [bar.get_height() for bar in used.patches]  # type: ignore[attr-defined]
     assert heights[:6] == pytest.approx([40, 40, 40, 30, 40, 40]) and np.isnan(heights[6])
     red = [bar.get_facecolor()[0] > 0.7 and bar.get_facecolor()[1] < 0.1 for bar in used.patches]
-    assert red == [rank == 3 for rank in range(8)], f"{CULPRIT} is the named rank's alone"
+    assert red == [rank == 3 for rank in range(8)], f"{NAMED_COLOR} is the named rank's alone"
     assert figure.get_supxlabel() == f"MFU is not known: {reason}"
 
 
 def test_of_a_slow_stage_the_cells_of_the_mesh_are_framed() -> None:
     report = report_of(simulated("stage", seed=0, ranks=8, stages=4, stage=3, noise=QUIET))
     (mesh,) = [axes for axes in heat_map_figure(report).axes if axes.get_xlabel() == "pipeline stage"]
-    framed = sorted(patch.get_xy() for patch in mesh.patches if patch.get_gid() == "culprit")  # type: ignore[attr-defined]
+    framed = sorted(patch.get_xy() for patch in mesh.patches if patch.get_gid() == "named")  # type: ignore[attr-defined]
     assert framed == [(2.5, -0.5), (2.5, 0.5)]
 
 
@@ -217,7 +218,7 @@ def test_pauses_between_recorded_steps_are_cut(job: Job) -> None:
     closed = spans.on_one_axis(is_aligned=True)
     pause = closed.start_ns[closed.step == 6].min() - (closed.start_ns + closed.duration_ns)[closed.step == 1].max()
     assert 0 < pause < 10 * MS and closed.is_cut
-    (axes,) = timeline_figure(report, closed, [0, 1], [1, 6]).axes
+    (axes,) = timeline_figure(report, timeline_of(report, spans, [0, 1], pixels=PIXELS)).axes
     assert "pauses between steps are cut" in axes.get_xlabel()
     lines = sorted(float(np.asarray(line.get_xdata())[0]) for line in axes.lines)
     first_bars = sorted(bar[1] for bar in bars(axes, "data") if bar[0] == 0)
@@ -235,8 +236,8 @@ def test_clocks_that_tell_nothing_do_not_tear_lanes_apart(tmp_path: Path) -> Non
         apart = lane_spans(loaded.database, [0, 1, 2, 3], steps)
     clocks = None if report.clocks is None else replace(report.clocks, source="none")
     assert np.ptp(apart.start_ns) > hour
-    spans = apart.on_one_axis(is_aligned=False)
-    (axes,) = timeline_figure(replace(report, clocks=clocks), spans, [0, 1, 2, 3], steps).axes
+    report = replace(report, clocks=clocks)
+    (axes,) = timeline_figure(report, timeline_of(report, apart, [0, 1, 2, 3], pixels=PIXELS)).axes
     assert "each rank from its own first step on" in axes.get_xlabel()
     assert [bar[1] for bar in bars(axes, "data") if bar[0] == 1] == [0.0, 100.0, 200.0]
     assert not apart.on_one_axis(is_aligned=True).from_own_begin

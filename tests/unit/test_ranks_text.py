@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from profiler_wrapper.ranks.figures import beyond_typical, binned, blocks, heat_maps
 from profiler_wrapper.ranks.model import Clocks, CommunicationRow, LayerTimes, Missing, RanksReport
-from profiler_wrapper.ranks.rows import beyond_typical, binned, blocks, chosen_ranks, culprits, layers_over_ranks, mesh
+from profiler_wrapper.ranks.report import layers_over_ranks
 from profiler_wrapper.ranks.text import ranks_text
+from profiler_wrapper.ranks.timeline import chosen_ranks
 from profiler_wrapper.ranks.times import typical
 from simulated_jobs import QUIET, layer_times, report_of, simulated
 
@@ -98,7 +100,7 @@ def test_of_many_ranks_those_that_are_named_are_shown() -> None:
 def test_no_straggler_marks_nobody() -> None:
     found = report_of(simulated(seed=0, noise=QUIET))
     text = ranks_text(found)
-    assert text.startswith("No straggler") and not culprits(found) and "\n> " not in text
+    assert text.startswith("No straggler") and not found.named_ranks and "\n> " not in text
 
 
 def test_names_cannot_speak_to_the_terminal() -> None:
@@ -146,12 +148,12 @@ def test_a_slow_stage_is_beyond_the_typical_rank() -> None:
     found = report_of(simulated("stage", seed=0, stages=4, stage=3, noise=QUIET))
     assert found.verdict.verdict == "stage"
     beyond = beyond_typical(found).sum(axis=1)
-    assert culprits(found) == {6, 7} and set(np.argsort(-beyond)[:2].tolist()) == {6, 7}
-    grid = mesh(found)
-    assert grid is not None and grid.across == "stage" and grid.own_ms.shape == (2, 4)
-    assert grid.own_ms.argmax(axis=1).tolist() == [3, 3]
+    assert found.named_ranks == {6, 7} and set(np.argsort(-beyond)[:2].tolist()) == {6, 7}
+    mesh = heat_maps(found)[-1]
+    assert mesh.across == "stage" and mesh.values_ms.shape == (2, 4)
+    assert mesh.values_ms.argmax(axis=1).tolist() == [3, 3]
     work = found.own.own_ns.sum(axis=2)[:, 5].mean() / MS  # rank 5 is the second of stage 2
-    assert grid.own_ms[1, 2] == pytest.approx(work)
+    assert mesh.values_ms[1, 2] == pytest.approx(work)
 
 
 def test_blocks_count_nothing_twice() -> None:
@@ -184,7 +186,7 @@ def test_layers_over_ranks_by_hand() -> None:
         spread_ns=times,
         steps=np.full(8, 20),
     )
-    first, second = layers_over_ranks(report_of(own, layers=layers))
+    first, second = layers_over_ranks(layers)
     assert (first.layer, first.median_ms, first.slowest_ms, first.slowest_rank) == ("a.0", 11.5, 90.0, 7)
     assert first.spread_ms == pytest.approx(1.4826) and first.outliers == (7,) and first.ranks == 8
     assert (second.ranks, second.median_ms, second.outliers) == (4, 5.0, ())

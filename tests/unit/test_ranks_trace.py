@@ -14,10 +14,9 @@ import pytest
 pytest.importorskip("duckdb")
 
 from profiler_wrapper.ranks.database import Database
-from profiler_wrapper.ranks.lanes import drawn_steps, lane_spans
 from profiler_wrapper.ranks.load import open_ranks
 from profiler_wrapper.ranks.model import RanksReport
-from profiler_wrapper.ranks.trace_file import write_ranks_trace
+from profiler_wrapper.ranks.timeline import drawn_steps, lane_spans, write_ranks_trace
 from small_rank_jobs import HOSTILE, MS, START_NS, STEPS, write_job
 
 Job = tuple[Database, RanksReport]

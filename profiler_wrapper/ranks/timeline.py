@@ -1,0 +1,625 @@
+"""The timeline of many ranks: the spans of a few steps in lanes, a lane for each rank; and all as a Chrome trace.
+
+The trace is for ui.perfetto.dev, a process for each rank, as "Trace Event Format" (Google) has it: `M`, `X`, and
+`s`/`f` for arrows from who came last to who waited for it. Times are by aligned clocks, where ranks have them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, groupby
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from profiler_wrapper.ranks.database import Database, has_table, literal, to_arrays
+from profiler_wrapper.ranks.model import Bool, Float, Int, RanksReport
+from profiler_wrapper.ranks.times import label_key
+from profiler_wrapper.trace.spans import KINDS, ranges
+
+# --------------------------------------------------------------------------------------------------
+# Which ranks and steps are drawn, and who holds up each step.
+
+DRAWN_STEPS = 3
+MOST_LANES = 32  # where nobody chose the ranks
+MOST_LANE_SPANS = 400_000
+_LONG_PAUSE, _SHORT_PAUSE = 0.3, 0.05  # of a step: longer ones between two steps are cut down to that
+_LONGEST_RATIO = 1.05  # times the median rank of a step: from there on the longest rank holds the others up
+_CARVED = "'communication', 'gc', 'checkpoint', 'data', 'recompute'"  # drawn over what they lie in
+
+
+def drawn_steps(report: RanksReport, count: int = DRAWN_STEPS) -> list[int]:
+    """Steps one after another that are like most; of a verdict on garbage collection, those that have most of it."""
+    own = report.own
+    steps: list[int] = own.steps.tolist()
+    skipped = len(steps) - report.verdict.steps if 0 < report.verdict.steps < len(steps) else 0
+    if len(steps) - skipped <= count:
+        return steps[-count:]
+    known = np.where(np.isfinite(own.own_ns), own.own_ns, 0.0)
+    gc = report.verdict.verdict == "gc" and "gc" in own.kinds
+    times: Float = known[:, :, own.kinds.index("gc")].max(axis=1) if gc else known.sum(axis=2).max(axis=1)
+    windows = np.convolve(times[skipped:], np.ones(count), mode="valid")
+    at = int(windows.argmax()) if gc else int(np.abs(windows - np.median(windows)).argmin())
+    return steps[skipped + at : skipped + at + count]
+
+
+def chosen_ranks(report: RanksReport, most: int, *, also: Iterable[int] = ()) -> list[int]:
+    """Ranks to be drawn one by one: all, or those named or suspected, `also`, one of each stage, others evenly spread.
+
+    A rank that is named has the two beside it in its stage with it, to be compared with.
+    """
+    own = report.own
+    ranks: list[int] = own.ranks.tolist()
+    if len(ranks) <= most:
+        return ranks
+    named = sorted(report.named_ranks)[: most // 2]
+    stage_of = dict(zip(ranks, own.stages.tolist(), strict=True))
+    beside = [
+        one
+        for rank in named[:4]
+        for one in (rank - 1, rank + 1)
+        if rank in stage_of and stage_of.get(one) == stage_of[rank]
+    ]
+    suspected = [one.rank for one in report.verdict.suspects[:4] if one.rank is not None]
+    of_stages = [int(own.ranks[own.stages == stage][0]) for stage in np.unique(own.stages).tolist()]
+    wanted = list(dict.fromkeys(one for one in (*named, *suspected, *also, *beside, *of_stages) if one in stage_of))[
+        :most
+    ]
+    rest = [rank for rank in ranks if rank not in set(wanted)]
+    spread = np.linspace(0, len(rest) - 1, most - len(wanted)).round().astype(int)
+    return sorted([*wanted, *(rest[at] for at in spread.tolist())])
+
+
+def holders(report: RanksReport, steps: Sequence[int]) -> dict[int, int]:
+    """The rank with the most time of its own in each step, where no rank is to blame: another one each time.
+
+    Steps in which it has about as much as the others are left out.
+    """
+    own, verdict = report.own, report.verdict
+    if verdict.verdict not in ("imbalance", "gc", "data") or report.named_ranks:
+        return {}
+    places = {step: place for place, step in enumerate(own.steps.tolist())}
+    found = {}
+    for step in steps:
+        times = own.own_ns[places[step]].sum(axis=1) if step in places else np.zeros(0)
+        if np.isfinite(times).any() and np.nanmax(times) > _LONGEST_RATIO * np.nanmedian(times):
+            found[step] = int(own.ranks[np.nanargmax(times)])
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# The spans that lanes are drawn from.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LaneSpans:
+    """Spans of chosen ranks and steps, as arrays (N,), by rank and start."""
+
+    rank: Int
+    step: Int
+    kind: Int  # its place in KINDS
+    start_ns: Int  # by aligned clocks
+    duration_ns: Int
+    waiting_ns: Int  # at its beginning, for others in a communication; -1: not known, or it is none
+    depth: Int
+    on_main: Bool  # on the thread of the steps
+    is_marked: Bool  # of the layer that the verdict names
+    is_cut: bool = False  # pauses between steps are
+    from_own_begin: bool = False  # each rank's starts count from its own first span on: clocks tell nothing
+
+    def on_one_axis(self, *, is_aligned: bool) -> LaneSpans:
+        """The same as it can be drawn: pauses between steps cut down, so that steps recorded apart stand side by side.
+
+        Where clocks are not aligned, and tell that ranks are in a step at times that are a step apart, each rank
+        counts from its own first span on.
+        """
+        found = self
+        if not is_aligned and len(self.rank):
+            begin = {rank: int(self.start_ns[self.rank == rank].min()) for rank in np.unique(self.rank).tolist()}
+            longest = max(last - first for of_rank in begin for first, last, _ in self._extents(self.rank == of_rank))
+            if max(begin.values()) - min(begin.values()) > longest:
+                shift = np.array([begin[rank] for rank in self.rank.tolist()], dtype=np.int64)
+                found = replace(self, start_ns=self.start_ns - shift, from_own_begin=True)
+        return found._without_pauses()
+
+    def _extents(self, of: Bool) -> list[tuple[int, int, int]]:
+        """(first, last, step) of the steps of some of them."""
+        end = self.start_ns + self.duration_ns
+        parts = [(of & (self.step == step), step) for step in np.unique(self.step[of]).tolist()]
+        return sorted((int(self.start_ns[mine].min()), int(end[mine].max()), step) for mine, step in parts)
+
+    def _without_pauses(self) -> LaneSpans:
+        extents = self._extents(np.ones(len(self.rank), dtype=np.bool_))
+        usual = sorted(last - first for first, last, _ in extents)[len(extents) // 2] if extents else 0
+        cut, total, reached = dict[int, int](), 0, 0
+        for at, (first, last, step) in enumerate(extents):
+            pause = first - reached
+            if at and pause > _LONG_PAUSE * usual:
+                total += pause - round(_SHORT_PAUSE * usual)
+            cut[step], reached = total, max(reached, last)
+        if not total:
+            return self
+        shift = np.array([cut[step] for step in self.step.tolist()], dtype=np.int64)
+        return replace(self, start_ns=self.start_ns - shift, is_cut=True)
+
+
+def lane_spans(
+    database: Database,
+    ranks: Sequence[int],
+    steps: Sequence[int],
+    *,
+    layer: str | None = None,
+    most: int = MOST_LANE_SPANS,
+) -> LaneSpans:
+    """What is drawn in the lanes of some ranks: phases, and what lies within them that is none.
+
+    Of more than `most` spans one step in the middle is left, and then of that what lies in no other span.
+    """
+    within = f"(s.depth = 0 OR s.kind IN ({_CARVED}) OR coalesce(s.layer = {_text(layer)}, false))"
+    one = [steps[len(steps) // 2]] if steps else []
+    for chosen, depth in ((steps, within), (one, within), (one, "s.depth = 0")):
+        where = f"s.rank IN ({_numbers(ranks)}) AND s.step IN ({_numbers(chosen)}) AND s.kind <> 'step' AND {depth}"
+        if database.execute(f"SELECT count(*) FROM spans s WHERE {where}").fetchone()[0] <= most:
+            break
+    kinds = " ".join(f"WHEN '{kind}' THEN {place}" for place, kind in enumerate(KINDS))
+    start, clocks = _aligned_start(database)
+    found = to_arrays(
+        database,
+        f"""SELECT s.rank, s.step, CASE s.kind {kinds} ELSE {len(KINDS) - 1} END AS kind, {start},
+            s.duration_ns, coalesce(s.duration_ns - t.transfer_ns, -1) AS waiting_ns, s.depth,
+            (m.thread IS NULL OR s.thread IS NULL OR s.thread = m.thread) AS on_main,
+            coalesce(s.layer = {_text(layer)}, false) AS is_marked
+        FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank {clocks} {_transfer_join(steps)}
+        WHERE {where}""",
+    )
+    order = np.lexsort((found["start_ns"], found["rank"]))
+    numbers = {name: values[order].astype(np.int64) for name, values in found.items()}
+    return LaneSpans(
+        rank=numbers["rank"],
+        step=numbers["step"],
+        kind=numbers["kind"],
+        start_ns=numbers["start_ns"],
+        duration_ns=numbers["duration_ns"],
+        waiting_ns=numbers["waiting_ns"],
+        depth=numbers["depth"],
+        on_main=numbers["on_main"] > 0,
+        is_marked=numbers["is_marked"] > 0,
+    )
+
+
+def _aligned_start(database: Database) -> tuple[str, str]:
+    """(start, join) of spans `s`: their `start_ns` by aligned clocks where there are any, and the tables it needs."""
+    if not has_table(database, "clocks"):
+        return "s.start_ns", ""
+    shift = "c.offset_ns + c.drift * (s.start_ns - c.reference_ns)"
+    return (
+        f"s.start_ns - coalesce(round({shift})::BIGINT, 0) AS start_ns",
+        "LEFT JOIN clocks c ON c.rank = s.rank",
+    )
+
+
+def _transfer_join(steps: Sequence[int]) -> str:
+    """Of communications that others tell of too: their transfer, the shortest duration over all ranks."""
+    return f"""LEFT JOIN labels_of_names l ON s.kind = 'communication' AND l.key = {label_key("s")}
+        LEFT JOIN (SELECT step, label, sequence, min(duration_ns) AS transfer_ns FROM communications
+            WHERE step IN ({_numbers(steps)}) AND sequence IS NOT NULL
+            GROUP BY step, label, sequence HAVING count(*) > 1) t
+        ON t.label = l.label AND t.step = s.step AND t.sequence = s.sequence"""
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ", ".join(str(int(value)) for value in values) or "NULL"
+
+
+def _text(value: str | None) -> str:
+    return "NULL" if value is None else literal(value)
+
+
+# --------------------------------------------------------------------------------------------------
+# Bars of a timeline of many ranks: a lane for each rank, what lies over what, and who waits.
+
+_NESTED = ("communication", "gc", "checkpoint", "data", "recompute")  # their own kinds wherever they lie
+_UNDER = tuple(kind for kind in KINDS[1:] if kind not in _NESTED)
+_OVER = ("recompute", "data", "checkpoint")
+LAYER = "layer"  # the kind of the frames around the layer that the verdict names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Bars:
+    """Bars of one kind, which lie over those of all `Bars` before them."""
+
+    kind: str  # of KINDS, "waiting" or LAYER
+    lane: Int  # (N,) its place among the ranks
+    start_ns: Int  # (N,)
+    end_ns: Int  # (N,)
+
+
+def lane_bars(spans: LaneSpans, ranks: Sequence[int], gap_ns: float, *, named: Collection[int] = ()) -> list[Bars]:
+    """What is drawn in the lanes of `ranks`, the undermost first; what lies closer together than a gap is one bar.
+
+    A communication beside the main thread shows where nothing else runs; one within a phase lies over it. It begins
+    with waiting for others as far as that is known; only its transfer is drawn as communication.
+    """
+    communication = spans.kind == KINDS.index("communication")
+    within = communication & spans.on_main & (spans.depth > 0)
+    end = spans.start_ns + spans.duration_ns
+    moved = spans.start_ns + np.maximum(spans.waiting_ns, 0)  # the transfer begins
+
+    def of_kind(kind: str) -> Bool:
+        chosen: Bool = spans.kind == KINDS.index(kind)
+        return chosen if kind in _NESTED else chosen & (spans.depth == 0)
+
+    def parts() -> Iterator[tuple[str, Bool, Int, Int]]:
+        beside = communication & ~within
+        yield "waiting", beside & (spans.waiting_ns > 0), spans.start_ns, moved
+        yield "communication", beside, moved, end
+        for kind in (*_UNDER, *_OVER):
+            yield kind, of_kind(kind), spans.start_ns, end
+        yield "waiting", within & (spans.waiting_ns > 0), spans.start_ns, moved
+        yield "communication", within, moved, end
+        yield "gc", of_kind("gc"), spans.start_ns, end
+        yield LAYER, spans.is_marked & np.isin(spans.rank, sorted(named)), spans.start_ns, end
+
+    found = (_joined(kind, spans.rank, chosen, start, end, ranks, gap_ns) for kind, chosen, start, end in parts())
+    return [bars for bars in found if len(bars.lane)]
+
+
+def _joined(kind: str, rank: Int, chosen: Bool, start: Int, end: Int, ranks: Sequence[int], gap_ns: float) -> Bars:
+    parts = [np.empty((3, 0), dtype=np.int64)]
+    for lane, one in enumerate(ranks):
+        mine = chosen & (rank == one)
+        low, high = merged(start[mine], end[mine], gap_ns)
+        parts.append(np.stack([np.full(len(low), lane), low, high]))
+    lanes, starts, ends = np.concatenate(parts, axis=1).astype(np.int64)
+    return Bars(kind=kind, lane=lanes, start_ns=starts, end_ns=ends)
+
+
+def merged(start: Int, end: Int, gap_ns: float) -> tuple[Int, Int]:
+    """Intervals with those put together that lie less than a gap apart, by start."""
+    if not len(start):
+        return start, end
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    reached = np.maximum.accumulate(end)
+    first = np.flatnonzero(np.concatenate([[True], start[1:] - reached[:-1] > gap_ns]))
+    return start[first], np.maximum.reduceat(end, first)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timeline:
+    """What is drawn of a few steps, in nanoseconds from the first span on."""
+
+    lanes: tuple[int, ...]  # ranks, the topmost first
+    names: tuple[str, ...]  # of the lanes
+    steps: tuple[int, ...]
+    bars: tuple[Bars, ...]
+    begins_ns: dict[int, float]  # of each step: the median over ranks
+    held: tuple[tuple[int, int, int], ...]  # (lane, begin, end) of the step of a rank that holds up the others
+    gap_ns: float  # what lies closer together is one bar
+    waiting_known: bool  # whether any communication tells its transfer from waiting
+    drawn: str  # of which ranks and steps
+    clocks: str  # by which clocks
+
+
+def read_timeline(
+    report: RanksReport, database: Database, lanes: Sequence[int], steps: Sequence[int], *, pixels: int
+) -> Timeline:
+    """Of the database; pauses between steps are cut down."""
+    return timeline_of(report, lane_spans(database, lanes, steps, layer=report.verdict.layer), lanes, pixels=pixels)
+
+
+def timeline_of(report: RanksReport, spans: LaneSpans, lanes: Sequence[int], *, pixels: int) -> Timeline:
+    """Of spans. What lies closer together than a picture of `pixels` columns shows is one bar."""
+    spans = spans.on_one_axis(is_aligned=report.clocks is not None and report.clocks.source != "none")
+    end = spans.start_ns + spans.duration_ns
+    first = int(spans.start_ns.min(initial=end.max(initial=0)))
+    gap_ns = float(end.max(initial=first) - first) / pixels
+    stages = dict(zip(report.own.ranks.tolist(), report.own.stages.tolist(), strict=True))
+    staged = len(set(stages.values())) > 1
+    steps: list[int] = np.unique(spans.step).tolist()
+    begins = {}
+    for step in steps:
+        mine = spans.step == step
+        firsts = [spans.start_ns[mine & (spans.rank == rank)].min() for rank in np.unique(spans.rank[mine])]
+        begins[step] = float(np.median(firsts)) - first
+    held = []
+    for step, rank in holders(report, steps).items():
+        mine = (spans.rank == rank) & (spans.step == step)
+        if rank in lanes and mine.any():
+            held.append(
+                (list(lanes).index(rank), int(spans.start_ns[mine].min()) - first, int(end[mine].max()) - first)
+            )
+    spans = replace(spans, start_ns=spans.start_ns - first)
+    return Timeline(
+        lanes=tuple(lanes),
+        names=tuple(f"rank {rank}" + (f", stage {stages.get(rank, 0)}" if staged else "") for rank in lanes),
+        steps=tuple(steps),
+        bars=tuple(lane_bars(spans, lanes, gap_ns, named=report.named_ranks)),
+        begins_ns=begins,
+        held=tuple(held),
+        gap_ns=gap_ns,
+        waiting_known=bool((spans.waiting_ns >= 0).any()),
+        drawn=_drawn_text(report, lanes, steps),
+        clocks=_clocks_text(report, spans),
+    )
+
+
+def telling_ranks(report: RanksReport, steps: Sequence[int], *, most: int = MOST_LANES) -> list[int]:
+    """The ranks of the lanes where nobody chose them: all, or those of many that tell most; a slow stage's together."""
+    ranks = chosen_ranks(report, most, also=holders(report, steps).values())
+    if report.verdict.verdict != "stage":
+        return ranks
+    stages = dict(zip(report.own.ranks.tolist(), report.own.stages.tolist(), strict=True))
+    return sorted(ranks, key=lambda rank: (stages[rank], rank))
+
+
+def _drawn_text(report: RanksReport, lanes: Sequence[int], steps: Sequence[int]) -> str:
+    count = len(report.own.ranks)
+    if len(lanes) >= count:
+        ranks = f"All {count:,} ranks" if count > 1 else "One rank"
+    else:
+        staged = "some of each stage, " if len(np.unique(report.own.stages)) > 1 else ""
+        by_us = list(lanes) == telling_ranks(report, steps)
+        ranks = f"{len(lanes):,} of {count:,} ranks"
+        ranks += f": those named or suspected, {staged}others evenly spread" if by_us else ""
+    return f"{ranks}; step{'s' if len(steps) > 1 else ''} {ranges(steps)} ({len(steps)} of {len(report.own.steps):,})"
+
+
+def _clocks_text(report: RanksReport, spans: LaneSpans) -> str:
+    hosts = set(report.hosts)
+    if report.clocks is not None and report.clocks.source != "none":
+        said = "clocks aligned"
+    elif spans.from_own_begin:
+        said = "each rank from its own first step on, as clocks are not aligned"
+    else:
+        said = "by the clock of their one host" if len(hosts) == 1 and "" not in hosts else "by the clock of each rank"
+    return said + ("; pauses between steps are cut" if spans.is_cut else "")
+
+
+# --------------------------------------------------------------------------------------------------
+# The Chrome trace.
+
+MOST_ARROWS = 4_000  # more are a black page
+_MOST_ARROWS_OF_ONE = 16  # of one collective, the longest waits
+_LEAST_WAIT = 0.02  # of a step: who waited less gets no arrow
+MOST_TRACE_SPANS = 300_000  # more make Perfetto slow: then only a few steps are written
+_COMPRESSION = 6
+_COLUMNS = ("rank", "step", "name", "kind", "layer", "duration_ns", "thread", "microbatch", "group", "bytes")
+_ABOUT = ("step", "kind", "layer", "microbatch", "group", "bytes")
+_MORE = ("is_main", "label", "sequence", "start_ns")  # beside these columns
+
+Event = dict[str, Any]
+Parts = dict[tuple[int, int, int], list[Event]]  # by label, step and sequence: each rank's part of a communication
+
+
+def write_ranks_trace(
+    report: RanksReport,
+    database: Database,
+    path: Path,
+    *,
+    ranks: Sequence[int] | None = None,
+    steps: Sequence[int] | None = None,
+    most: int = MOST_TRACE_SPANS,
+) -> None:
+    """Writes the trace, as JSON, gzipped where the name ends in `.gz`, an event at a time.
+
+    `ts` and `dur` are microseconds from `baseTimeNanoseconds` on.
+
+    Args:
+        ranks: that are written; None: all.
+        steps: that are written; None: all, or where that is more than `most` spans those of a few steps.
+        most: spans; what is left out so that there are not more stands in the trace.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    where, left_out = _chosen(report, database, ranks, steps, most)
+    start, clocks = _aligned_start(database)
+    starts = f"SELECT {start}, s.duration_ns FROM spans s {clocks} WHERE {where}"
+    extent = database.execute(f"SELECT min(start_ns), max(start_ns + duration_ns) FROM ({starts})").fetchone()
+    base, end = (int(one or 0) for one in extent)
+    head = {
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": base,
+        "metadata": {"run": report.run, "verdict": report.verdict.sentence, "left_out": left_out},
+    }
+    with path.open("wb") as file:
+        if not path.name.endswith(".gz"):
+            _write(file, head, _events(report, database, where, left_out, base, end))
+            return
+        # Without a name and a time in its header, so that the same spans are the same file.
+        with gzip.GzipFile(filename="", mode="wb", compresslevel=_COMPRESSION, fileobj=file, mtime=0) as packed:
+            _write(packed, head, _events(report, database, where, left_out, base, end))
+
+
+def _write(file: IO[bytes] | gzip.GzipFile, head: Event, events: Iterator[Event]) -> None:
+    text = json.dumps(head, allow_nan=False, separators=(",", ":"))
+    file.write(f'{text[:-1]},"traceEvents":['.encode())
+    for at, event in enumerate(events):
+        line = json.dumps(event, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+        file.write(f"{',' if at else ''}\n{line}".encode())
+    file.write(b"\n]}\n")
+
+
+def _events(report: RanksReport, database: Database, where: str, left_out: str, base: int, end: int) -> Iterator[Event]:
+    yield from _about(report, left_out, (end - base) / 1000)
+    yield from _processes(report)
+    columns = ", ".join(f's."{name}"' for name in _COLUMNS)
+    start, clocks = _aligned_start(database)
+    found = database.execute(
+        f"""SELECT {columns}, coalesce(m.thread = s.thread, false) AS is_main, l.label, s.sequence,
+            {start}
+        FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank
+            LEFT JOIN labels_of_names l ON s.kind = 'communication' AND l.key = {label_key("s")}
+            {clocks} WHERE {where}
+        ORDER BY s.rank, is_main DESC, s.thread, s.kind = 'communication' AND s.thread IS NULL, start_ns,
+            s.duration_ns DESC"""
+    )
+    parts: Parts = {}
+    for rank, of_rank in groupby(_rows(found), key=lambda row: int(row["rank"])):
+        threads = count(1)
+        for _, rows in groupby(of_rank, key=_thread_of):
+            yield from _lanes(list(rows), rank, base, threads, parts)
+    yield from _arrows(parts, report)
+
+
+def _arrows(parts: Parts, report: RanksReport) -> Iterator[Event]:
+    """From the rank that came last to a communication to those that waited for it, the longest waits of all.
+
+    An arrow leads from the middle of the last rank's transfer to the same instant within the span of who waited.
+    """
+    known = report.own.wall_ns[np.isfinite(report.own.wall_ns)]
+    least_us = _LEAST_WAIT * float(np.median(known)) / 1000 if len(known) else np.inf
+    waits = []
+    for ranks in parts.values():
+        ordered = sorted(ranks, key=lambda part: (part["dur"], part["ts"], part["pid"], part["tid"]))
+        last = ordered[0]
+        if any(part["pid"] != last["pid"] for part in ordered):
+            waiting = [part for part in reversed(ordered) if part["dur"] - last["dur"] >= least_us]
+            waits += [(part["dur"] - last["dur"], last, part) for part in waiting[:_MOST_ARROWS_OF_ONE]]
+    waits.sort(key=lambda wait: -wait[0])
+    for number, (_, last, part) in enumerate(waits[:MOST_ARROWS], 1):
+        about = {"cat": "waiting", "name": "waited for", "id": number}
+        begin = last["ts"] + last["dur"] / 2
+        yield {"ph": "s", **about, "pid": last["pid"], "tid": last["tid"], "ts": begin}
+        there = min(max(begin, part["ts"]), part["ts"] + part["dur"])
+        yield {"ph": "f", "bp": "e", **about, "pid": part["pid"], "tid": part["tid"], "ts": there}
+
+
+# --- which spans ---
+
+
+def _chosen(
+    report: RanksReport, database: Database, ranks: Sequence[int] | None, steps: Sequence[int] | None, most: int
+) -> tuple[str, str]:
+    """Which spans are written, as SQL, and what is not."""
+    of_ranks = "true" if ranks is None else f"s.rank IN ({_numbers(ranks)})"
+    others = "" if ranks is None else f"all ranks but {ranges(ranks)}"
+    whole = "s.step IS NOT NULL" if steps is None else _of_steps(steps)
+    few = drawn_steps(report) if steps is None else list(steps)
+    one = [few[len(few) // 2]] if few else []
+    wanted = [(whole, "")] + [(_of_steps(some), f"all steps but {ranges(some)}") for some in (few, one)]
+    shallow = f"{_of_steps(one)} AND s.depth = 0"
+    wanted.append((shallow, f"all steps but {ranges(one)}, and all spans within others"))
+    spans = 0
+    for part, left_out in wanted:
+        where = f"{part} AND {of_ranks}"
+        spans = database.execute(f"SELECT count(*) FROM spans s WHERE {where}").fetchone()[0]
+        if spans <= most:
+            return where, "; ".join(one for one in (left_out, others) if one)
+    there = report.own.ranks.tolist() if ranks is None else list(ranks)
+    kept = [rank for rank in chosen_ranks(report, max(1, most * len(there) // spans)) if rank in set(there)]
+    left_out = f"{wanted[-1][1]}; {len(there) - len(kept)} of {len(there)} ranks: --lanes chooses"
+    return f"{shallow} AND s.rank IN ({_numbers(kept)})", left_out
+
+
+def _of_steps(steps: Sequence[int]) -> str:
+    return f"s.step IN ({_numbers(steps)})"
+
+
+def _rows(found: Any) -> Iterator[dict[str, Any]]:
+    while many := found.fetchmany(50_000):
+        for row in many:
+            yield dict(zip((*_COLUMNS, *_MORE), row, strict=True))
+
+
+# --- lanes of threads ---
+
+
+def _thread_of(row: dict[str, Any]) -> tuple[bool, int | None]:
+    return row["kind"] == "communication" and row["thread"] is None, row["thread"]
+
+
+def _lanes(
+    rows: Sequence[dict[str, Any]], rank: int, base: int, threads: Iterator[int], parts: Parts
+) -> Iterator[Event]:
+    """Events of one thread; what overlaps another without lying within it is put into a lane of its own."""
+    stacks: list[list[int]] = []
+    lanes: list[list[dict[str, Any]]] = []
+    for row in rows:
+        start, end = row["start_ns"], row["start_ns"] + row["duration_ns"]
+        for stack in stacks:
+            while stack and stack[-1] <= start:
+                stack.pop()
+        free = (at for at, stack in enumerate(stacks) if not stack or end <= stack[-1])
+        at = next(free, len(stacks))
+        if at == len(stacks):
+            stacks.append([])
+            lanes.append([])
+        stacks[at].append(end)
+        lanes[at].append(row)
+    for number, lane in enumerate(lanes):
+        tid = next(threads)
+        yield _named("thread_name", rank, tid, name=_thread_name(lane[0], number))
+        yield _named("thread_sort_index", rank, tid, sort_index=tid)
+        for row in lane:
+            event = _event(row, rank, tid, base)
+            if row["label"] is not None and row["sequence"] is not None:
+                parts.setdefault((row["label"], row["step"], row["sequence"]), []).append(event)
+            yield event
+
+
+def _thread_name(row: dict[str, Any], number: int) -> str:
+    if _thread_of(row)[0]:
+        thread = "communication"
+    elif row["thread"] is None:
+        thread = "spans"
+    else:
+        thread = f"main thread {row['thread']}" if row["is_main"] else f"thread {row['thread']}"
+    return thread if number == 0 else f"{thread}, overlapping {number}"
+
+
+def _event(row: dict[str, Any], rank: int, tid: int, base: int) -> Event:
+    return {
+        "ph": "X",
+        "name": row["name"] or row["kind"],
+        "cat": row["kind"],
+        "pid": rank,
+        "tid": tid,
+        "ts": (row["start_ns"] - base) / 1000,
+        "dur": row["duration_ns"] / 1000,
+        "args": {name: row[name] for name in _ABOUT if row[name] is not None},
+    }
+
+
+# --- processes ---
+
+
+def _named(what: str, pid: int, tid: int, **args: Any) -> Event:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
+
+
+def _about(report: RanksReport, left_out: str, length_us: float) -> Iterator[Event]:
+    """A process before all ranks whose spans say what the trace is of, as no viewer shows metadata at once."""
+    pid = int(report.own.ranks.max(initial=0)) + 1
+    yield _named("process_name", pid, 0, name="about this trace")
+    yield _named("process_sort_index", pid, 0, sort_index=-1)
+    clocks = "not aligned"
+    if report.clocks is not None:
+        aligned = "not aligned" if report.clocks.source == "none" else f"aligned by ends of {report.clocks.source}"
+        clocks = "; ".join([aligned, *report.clocks.notes])
+    args = {"evidence": "; ".join(report.verdict.evidence), "clocks": clocks, "left_out": left_out or "nothing"}
+    told = [report.verdict.sentence] + ([f"Left out: {left_out}"] if left_out else [])
+    for tid, sentence in enumerate(told, 1):
+        yield _named("thread_name", pid, tid, name=("verdict", "left out")[tid - 1])
+        event = {"ph": "X", "name": sentence, "cat": "about", "pid": pid, "tid": tid}
+        yield {**event, "ts": 0.0, "dur": length_us, "args": args}
+
+
+def _processes(report: RanksReport) -> Iterator[Event]:
+    """Names of ranks, in their order; those that the verdict names say so."""
+    named, own = report.named_ranks, report.own
+    staged = len(set(own.stages.tolist())) > 1
+    for place, rank in enumerate(own.ranks.tolist()):
+        name = f"rank {rank}"
+        if staged:
+            name += f", stage {int(own.stages[place])}"
+        labels = ["named by the verdict"] * (rank in named) + [host for host in report.hosts[place : place + 1] if host]
+        yield _named("process_name", rank, 0, name=name)
+        yield _named("process_sort_index", rank, 0, sort_index=place)
+        if labels:
+            yield _named("process_labels", rank, 0, labels=", ".join(labels))
