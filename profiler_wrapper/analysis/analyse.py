@@ -115,7 +115,7 @@ def tables(
 
     `work`: FLOPs and bytes as another trace of the run tells them, or why it does not; None: as this one does.
     """
-    recording, charges, attribution, tree = found.recording, found.charges, found.attribution, found.tree
+    recording, charges, tree = found.recording, found.charges, found.tree
     run = {**run_of_trace(recording, found.steps.number), **run}
     holdings, memory_notes = _holdings(run)
     memory = device_memory(recording, holdings, cpu_frees_unsure=bool(run.get("cpu_frees_unsure")))
@@ -134,11 +134,11 @@ def tables(
         warnings=(*_strings(run.get("warnings")), *recording.warnings, *found.notes, *notes),
         run={name: value for name, value in run.items() if name not in _OF_USE_WITH_A_TRACE_ONLY},
         time=totals(found, exposed_total),
-        unattributed=unattributed_rows(attribution, charges),
+        unattributed=unattributed_rows(found),
         layers=layer_rows(found, exposed, per_call, ran_elsewhere),
         attention=attention_rows(found),
-        classes=class_rows(attribution, charges),
-        steps=step_rows(attribution, charges, found.steps, memory),
+        classes=class_rows(found),
+        steps=step_rows(found, memory),
         series=series,
         memory=memory_summary(use),
         products=shaped.products,

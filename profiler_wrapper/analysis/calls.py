@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN, Attribution
+from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.memory.events import NEVER, DeviceMemory, freed_at
@@ -227,11 +227,9 @@ def step_of_charges(charges: Charges, steps: Steps) -> Int64:
     return place
 
 
-def layer_step_times(
-    tree: LayerTree, attribution: Attribution, charges: Charges, steps: Steps
-) -> Mapping[tuple[int, Phase], tuple[int, ...]]:
+def layer_step_times(found: Attributed) -> Mapping[tuple[int, Phase], tuple[int, ...]]:
     """Nanoseconds of each (layer, phase) that has time, layers below included, in each step."""
-    places = attribution.places
+    places, charges, steps = found.attribution.places, found.charges, found.steps
     spent = np.zeros((len(places), len(steps) + 1), dtype=np.int64)  # the last column is for no step
     np.add.at(spent, (charges.place, step_of_charges(charges, steps)), charges.time_ns)
     row_of: dict[tuple[int, Phase], int] = {}
@@ -240,7 +238,7 @@ def layer_step_times(
         place = places[index]
         if place.layer == UNKNOWN:
             continue
-        chain = tree.layers[place.layer].ancestors if place.layer >= 0 else (NO_LAYER,)
+        chain = found.tree.layers[place.layer].ancestors if place.layer >= 0 else (NO_LAYER,)
         for layer in chain:
             from_place.append(index)
             to_row.append(row_of.setdefault((layer, place.phase), len(row_of)))

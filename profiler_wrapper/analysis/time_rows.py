@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN, Attribution
+from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN
 from profiler_wrapper.analysis.calls import CallMemory, layer_step_times, step_of_charges
 from profiler_wrapper.analysis.charges import Charges, Union, idle_per_place, union
 from profiler_wrapper.analysis.layer_tree import Layer, LayerTree
@@ -62,7 +62,7 @@ def layer_rows(
         entered[index, found.attribution.place(span).phase].append(call)
     place = {index: layer.order for index, layer in enumerate(tree.layers)}
     keys = {*inclusive, *entered, *fused_ns, *also}
-    in_steps, in_none = layer_step_times(tree, found.attribution, found.charges, found.steps), (0,) * len(found.steps)
+    in_steps, in_none = layer_step_times(found), (0,) * len(found.steps)
     rows = []
     for key in sorted(keys, key=lambda key: (key[0] < 0, place.get(key[0], 0), key[0], PHASES.index(key[1]))):
         index, phase = key
@@ -166,11 +166,12 @@ _ON_CPU = re.compile(r"(gloo|mpi|ucc):")
 _LEAF = 0.5  # of an op's duration that is its own: such ops compute, others hold them
 
 
-def unattributed_rows(attribution: Attribution, charges: Charges) -> tuple[UnattributedRow, ...]:
+def unattributed_rows(found: Attributed) -> tuple[UnattributedRow, ...]:
     """Time without a layer, by reason, the largest first."""
+    charges = found.charges
     time: Counter[str] = Counter()
     count: Counter[str] = Counter()
-    for index, place in enumerate(attribution.places):
+    for index, place in enumerate(found.attribution.places):
         if place.layer == UNKNOWN:
             members = charges.place == index
             time[place.reason] += int(charges.time_ns[members].sum())
@@ -205,9 +206,10 @@ def attention_rows(found: Attributed) -> tuple[AttentionRow, ...]:
     )
 
 
-def class_rows(attribution: Attribution, charges: Charges) -> tuple[ClassRow, ...]:
+def class_rows(found: Attributed) -> tuple[ClassRow, ...]:
     """Time by class and phase, what has no layer included; the most expensive first."""
-    phase = attribution.phase_of_place[charges.place]
+    charges = found.charges
+    phase = found.attribution.phase_of_place[charges.place]
     time_ns, count = np.zeros((2, len(classes.CLASSES), len(PHASES)), dtype=np.int64)
     np.add.at(time_ns, (charges.work, phase), charges.time_ns)
     np.add.at(count, (charges.work, phase), 1)
@@ -218,12 +220,11 @@ def class_rows(attribution: Attribution, charges: Charges) -> tuple[ClassRow, ..
     return tuple(sorted(rows, key=lambda row: (-row.time_ns, row.class_name, row.phase)))
 
 
-def step_rows(
-    attribution: Attribution, charges: Charges, steps: Steps, memory: DeviceMemory | None
-) -> tuple[StepRow, ...]:
+def step_rows(found: Attributed, memory: DeviceMemory | None) -> tuple[StepRow, ...]:
     """A row per step, and a last one (`step` None) for what was launched in no step."""
+    charges, steps = found.charges, found.steps
     place = step_of_charges(charges, steps)
-    phase = attribution.phase_of_place[charges.place]
+    phase = found.attribution.phase_of_place[charges.place]
     spent = np.zeros((len(steps) + 1, len(PHASES)), dtype=np.int64)  # the last row is for no step
     np.add.at(spent, (place, phase), charges.time_ns)
     attention = np.zeros(len(steps) + 1, dtype=np.int64)

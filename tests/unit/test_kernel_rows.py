@@ -109,7 +109,7 @@ def test_rows_add_up_to_all_device_events(name: str) -> None:
     assert len(launched) == len(rows)
     if rows[-1].name != OTHERS:
         by_class: Counter[str] = Counter()
-        for row in class_rows(found.attribution, found.charges):
+        for row in class_rows(found):
             by_class[row.class_name] += row.time_ns
         assert by_class == Counter({name: sum(r.time_ns for r in rows if r.class_name == name) for name in by_class})
     assert all(row.min_ns * row.count <= row.time_ns <= row.max_ns * row.count for row in rows)

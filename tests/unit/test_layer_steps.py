@@ -84,6 +84,6 @@ def test_a_hundred_layers_and_ten_steps_are_quick() -> None:
                 trace.mark(f"layers.{layer}.m{child}", at, at + 80).op("aten::mm", at + 10, at + 20)
     found = attributed(trace.recording())
     began = process_time()
-    times = layer_step_times(found.tree, found.attribution, found.charges, found.steps)
+    times = layer_step_times(found)
     assert process_time() - began < 0.3
     assert times[found.tree.by_name()["Net"], "forward"] == (9000,) * 10
