@@ -44,7 +44,7 @@ ROOMS = {
     "trace": _room(14, 3500, ""),
     "capture": _room(21, 5600, "trace"),
     "run": _room(8, 2100, "__version__ analysis capture reports result trace"),
-    "analysis": _room(50, 14900, "trace"),
+    "analysis": _room(51, 14900, "trace"),
     "reports": _room(16, 5300, "analysis trace"),
     "comparison": _room(12, 3500, "analysis reports result trace"),
     "ranks": _room(20, 9900, "analysis reports trace"),

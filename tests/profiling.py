@@ -31,6 +31,12 @@ def directory_of(prof: pw.ProfilerWrapper) -> Path:
     return prof.directory
 
 
+def read_run(directory: Path) -> dict[str, Any]:
+    """What run.json in a rank's directory says."""
+    run: dict[str, Any] = json.loads((directory / "run.json").read_text())
+    return run
+
+
 def rows_with_time(result: pw.ProfileResult, phase: str, kind: str = "block") -> list[str]:
     """The layers of that kind that took time in that phase."""
     return [row.layer for row in result.layers if row.phase == phase and row.kind == kind and row.time_ns]

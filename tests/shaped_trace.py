@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.analysis.analyse import analyse
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.work.flops import flops_of_recording
 from profiler_wrapper.analysis.work.peaks import Peaks
+from profiler_wrapper.analysis.work.utilization import StepWork, work_of_count
 from profiler_wrapper.trace.shapes import OpShapes, Shapes
 from recordings import Trace
 
@@ -55,3 +58,10 @@ def analysed(
 ) -> Analysis:
     """The analysis of a trace, with these peaks; None: with those that the run or a table tells."""
     return analyse(trace.recording(), shapes=shapes_of(trace, by_name), peaks=peaks, run=run)
+
+
+def work_of(found: Attributed) -> StepWork:
+    """The work of a step of a recording that has shapes."""
+    count = flops_of_recording(found)
+    assert not isinstance(count, str), count
+    return work_of_count(count)

@@ -7,9 +7,9 @@
 in order of time: one entry when the recording begins, one before each step of an optimizer (gradients) and
 one after it (state, if that is other than before), one when it ends. A category is params, grads, os_params
 or os_state. `address` is where the storage begins, `bytes` how long it is; storages that several tensors
-share are listed once. What is not told at one moment may be held all the same: only the first and the last
+share are listed once. What is not listed at one moment may be held all the same: only the first and the last
 entry list everything, and the first knows no optimizer that has made no step yet. What the list does not
-know it leaves out; it is empty where nothing can be told.
+know it leaves out; it is empty where nothing is known.
 
 Of compiled code, per Inductor graph, by its cache key, which modules each kernel works for:
 
@@ -57,16 +57,16 @@ def holdings_to_list(holdings: Sequence[Holding]) -> list[dict[str, Any]]:
     ]
 
 
-def read_holdings(told: object) -> tuple[Holding, ...]:
+def read_holdings(held: object) -> tuple[Holding, ...]:
     """What a run says of it; empty where it says nothing.
 
     Raises:
         ValueError: it is not what was written.
     """
-    if told is None:
+    if held is None:
         return ()
-    if not isinstance(told, list):
-        raise ValueError(f"held is a {type(told).__name__}, not a list")
+    if not isinstance(held, list):
+        raise ValueError(f"held is a {type(held).__name__}, not a list")
     try:
         return tuple(
             Holding(
@@ -76,7 +76,7 @@ def read_holdings(told: object) -> tuple[Holding, ...]:
                     for device, tensors in moment["tensors"].items()
                 },
             )
-            for moment in told
+            for moment in held
         )
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"held: {type(error).__name__}: {error}") from error

@@ -3,12 +3,11 @@
     <output_dir>/<run>/[attempt<N>/]<rank>/[steps_<first>-<last>/]<file>
 
 Nothing here waits for another rank: each writes only into its own directory. One of them writes the page above it.
-How the ranks of one launch find the same directory is in `launch`.
+Launches are kept apart by the file that its first rank leaves, see `launch_directories`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -26,7 +25,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from profiler_wrapper.errors import BrokenTrace, ProfilerWrapperError, WrongUse
+from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.trace.atomic import check_path, json_bytes, replacing
 from profiler_wrapper.trace.owned import read_holdings
 
@@ -101,7 +100,7 @@ class Launch:
     Attributes:
         job: the job's id; "" without one. torchrun writes "none" where it was given no id.
         exact: no other launch has this job's id.
-        meeting: address and port at which the ranks meet; "" where it is not told.
+        meeting: address and port at which the ranks meet; "" where it is not known.
         host: the machine, on which the next two are the same for all ranks.
         launcher: the folder that torchrun made for this launch; "" without.
         started_s: when the process that started this one did, in seconds since 1970; None where nothing tells.
@@ -181,25 +180,25 @@ def claim(root: Path, launch: Launch, *, restarted: bool = False) -> bool:
     Raises:
         OSError: nothing can be written there.
     """
-    told = _told(root)
-    if told is None:
-        if _has_ranks(root) and _told(root) is None:  # they leave the file first, so these are older, or one alone
+    owner = _owner(root)
+    if owner is None:
+        if _has_ranks(root) and _owner(root) is None:  # they leave the file first, so these are older, or one alone
             return False
         root.mkdir(parents=True, exist_ok=True)
         _leave(root / LAUNCH_FILE, launch)
-        told = _told(root)
-    return told is None or not launch.is_other_than(told, restarted=restarted)
+        owner = _owner(root)
+    return owner is None or not launch.is_other_than(owner, restarted=restarted)
 
 
 def _has_ranks(root: Path) -> bool:
     return any(True for pattern in ("rank*/", "attempt*/rank*/") for _ in root.glob(pattern))
 
 
-def _told(root: Path) -> Launch | None:
+def _owner(root: Path) -> Launch | None:
     """What the first rank left; None if there is nothing, or nothing that can be read."""
     try:
-        told = json.loads((root / LAUNCH_FILE).read_bytes())
-        return Launch(**{name: told[name] for name in Launch.__slots__ if name in told})
+        written = json.loads((root / LAUNCH_FILE).read_bytes())
+        return Launch(**{name: written[name] for name in Launch.__slots__ if name in written})
     except (OSError, ValueError, TypeError):
         return None
 
@@ -243,22 +242,8 @@ def parent_start_s() -> float | None:
         return None
 
 
-__all__ = [
-    "PAGE_FILE",
-    "RESULT_FILE",
-    "RUN_FILE",
-    "RUN_NAME_VARIABLE",
-    "RunDirectory",
-    "check_run",
-    "given_directory",
-    "json_bytes",
-    "launch_directories",
-    "open_run",
-    "rank_directories",
-    "read_run",
-    "replacing",
-    "safe_name",
-]
+# --------------------------------------------------------------------------------------------------
+# The files of one rank of one run.
 
 RUN_FILE = "run.json"
 RESULT_FILE = "result.json"
@@ -358,29 +343,10 @@ def open_run(
         root = _make_first(roots, rank_name)
     else:
         name = f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
-        root = _first_without(parent, name)
+        root = next(new_directories(parent / name))
     run = RunDirectory(root, rank_name, prefix, rank)
     run.directory.mkdir(parents=True, exist_ok=True)
     return run
-
-
-def read_run(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """What run.json in a rank's directory says.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ProfilerWrapperError: it is damaged.
-    """
-    path = Path(directory, RUN_FILE)
-    try:
-        info = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ProfilerWrapperError(
-            f"{path}: not the JSON that was written ({error}). Delete it, or record again."
-        ) from error
-    if not isinstance(info, dict):
-        raise ProfilerWrapperError(f"{path}: holds no JSON object. Delete it, or record again.")
-    return info
 
 
 class _Described(msgspec.Struct, gc=False):
@@ -415,17 +381,6 @@ def check_run(run: Mapping[str, Any]) -> None:
         msgspec.convert(run, _Described)
     except (msgspec.ValidationError, ValueError) as error:  # ValueError: a text that is none, of half a character
         raise ValueError(str(error)) from error
-
-
-def rank_directories(run: str | os.PathLike[str]) -> list[Path]:
-    """The directories of the ranks below `run`, which may be one itself; by rank, the last attempt's."""
-    run = Path(run)
-    if (run / RUN_FILE).is_file():
-        return [run]
-    attempts = sorted(run.glob("attempt*"), key=lambda path: _number_in(path.name))
-    last = attempts[-1] if attempts else run
-    found = [path.parent for path in last.glob(f"*/{RUN_FILE}")]
-    return sorted(found, key=lambda path: (_number_in(path.name), path.name))
 
 
 def safe_name(text: str, default: str) -> str:
@@ -468,8 +423,8 @@ def launch_directories(
 ) -> Iterator[Path]:
     """Where the ranks of this process's launch may write, the first place first, without end.
 
-    `<run>/[attempt<N>]`, then `<run>-2/[attempt<N>]` ...: all ranks of a launch are told the same, those of another
-    launch of the same name others. What is told is there, or is made.
+    `<run>/[attempt<N>]`, then `<run>-2/[attempt<N>]` ...: all ranks of a launch find the same, those of another
+    launch of the same name others. What is given is there, or is made.
 
     Raises:
         OSError: nothing can be written there.
@@ -478,8 +433,7 @@ def launch_directories(
     named = environment.get(RUN_NAME_VARIABLE) or run_name
     name = safe_name(named or f"{prefix}-{launch_name(launch, environment)}", prefix)
     parent = Path(output_dir).expanduser()
-    for number in itertools.count(1):
-        run = parent / (name if number == 1 else f"{name}-{number}")
+    for run in numbered(parent / name):
         root = run / attempt
         if claim(run, launch, restarted=bool(attempt)) and (not attempt or claim(root, launch)):
             yield root
@@ -488,28 +442,24 @@ def launch_directories(
 def _make_first(roots: Iterable[Path], rank_name: str) -> Path:
     """The first in which this rank has not been, with its directory."""
     for root in roots:
-        with contextlib.suppress(FileExistsError):
+        with suppress(FileExistsError):
             (root / rank_name).mkdir()
             return root
     raise AssertionError("there is always another one")
 
 
-def _first_without(parent: Path, name: str) -> Path:
-    """The first of `name`, `name-2` ... in `parent` that is not there yet; makes it."""
-    number = 1
-    while True:
-        root = parent / (name if number == 1 else f"{name}-{number}")
-        try:
-            root.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        else:
-            return root
+def numbered(root: Path) -> Iterator[Path]:
+    """`root`, `root-2`, `root-3` ..."""
+    for number in itertools.count(1):
+        yield root if number == 1 else root.with_name(f"{root.name}-{number}")
 
 
-def _number_in(name: str) -> int:
-    digits = "".join(letter if letter.isdigit() else " " for letter in name).split()
-    return int(digits[0]) if digits else -1
+def new_directories(root: Path) -> Iterator[Path]:
+    """Those of `numbered` that nobody has made yet, made now. Raises OSError: one cannot be made."""
+    for directory in numbered(root):
+        with suppress(FileExistsError):
+            directory.mkdir(parents=True)
+            yield directory
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
-"""What kind of work a span is, and who takes part in it, by the names that training frameworks give."""
+"""Named spans of time of many ranks: their ranks, kinds, columns, and the files of a rank's timer."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import time
@@ -20,6 +19,8 @@ from profiler_wrapper.trace.run_directory import (
     attempt_number,
     job_name,
     launch_directories,
+    new_directories,
+    numbered,
     safe_name,
 )
 
@@ -30,7 +31,7 @@ _AT_MOST_NAMED = 8  # ranks that are missing are named one by one
 
 
 class Gap(NamedTuple):
-    """Something that is not there, and why as far as can be told."""
+    """Something that is not there, and why as far as is known."""
 
     what: str
     reason: str
@@ -56,7 +57,7 @@ def absent_ranks(there: Iterable[int], world_size: int | None, ranks: Iterable[i
         return [Gap(f"rank {rank}", reasons[rank], rank) for rank in sorted(reasons)]
     found = []
     if without:
-        found.append(Gap(f"{sum(map(len, without))} ranks: {_told(without)}", "no file of theirs is there"))
+        found.append(Gap(f"{sum(map(len, without))} ranks: {_ranges_text(without)}", "no file of theirs is there"))
     if described:
         found.append(Gap(f"{len(described)} ranks: {ranges(described)}", "they left no trace and no timer's log"))
     return found
@@ -74,7 +75,7 @@ def _between(numbers: Iterable[int], end: int) -> list[range]:
 
 def ranges(numbers: Iterable[int], *, most: int = 12) -> str:
     """`[0, 1, 2, 5]` -> `"0-2, 5"`; at most so many parts."""
-    return _told(parts_of(numbers), most)
+    return _ranges_text(parts_of(numbers), most)
 
 
 def rank_list_text(ranks: Iterable[int]) -> str:
@@ -93,7 +94,7 @@ def parts_of(numbers: Iterable[int]) -> list[range]:
     return parts
 
 
-def _told(parts: Sequence[range], most: int = 12) -> str:
+def _ranges_text(parts: Sequence[range], most: int = 12) -> str:
     return ", ".join(map(_part_text, parts[:most])) + (f" and {len(parts) - most} more" if len(parts) > most else "")
 
 
@@ -115,6 +116,9 @@ def parse_ranks(text: str, *, option: str = "--ranks") -> tuple[int, ...]:
         found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(sorted(found))
 
+
+# --------------------------------------------------------------------------------------------------
+# What kind of work a span is, and who takes part in it, by the names that training frameworks give.
 
 # The first that matches counts. In lower case, words apart by one blank: "forward send", "params all gather".
 _KINDS = tuple(
@@ -301,7 +305,7 @@ def claim_timer_files(
 ) -> TimerFiles:
     """Make the two files, empty, where there are none of this rank: nothing is ever written over.
 
-    The run is named as for `store.open_run`, so that a timer's files lie beside those of the profiles of its job;
+    The run is named as for `open_run`, so that a timer's files lie beside those of the profiles of its job;
     where the run holds this rank's timer already, it is `<run>-2` and so on.
 
     Args:
@@ -316,12 +320,12 @@ def claim_timer_files(
     attempt = attempt_number(environment)
     roots: Iterator[Path]
     if named and world_size == 1:
-        roots = (root / attempt_name(environment) for root in _numbered(parent / safe_name(named, prefix)))
+        roots = (root / attempt_name(environment) for root in numbered(parent / safe_name(named, prefix)))
     elif named or job_name(environment) or world_size > 1:
         roots = launch_directories(output_dir, prefix=prefix, run_name=run_name, environment=environment)
     else:
         name = f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
-        roots, attempt = _new(_numbered(parent / name)), 0
+        roots, attempt = new_directories(parent / name), 0
     for root in roots:
         directory = root / DIRECTORY
         directory.mkdir(parents=True, exist_ok=True)
@@ -335,21 +339,6 @@ def claim_timer_files(
                 raise
             return TimerFiles(root.parent if attempt else root, attempt, text, lines)
     raise AssertionError("unreachable")
-
-
-def _numbered(root: Path) -> Iterator[Path]:
-    """`root`, `root-2`, `root-3` ..."""
-    for number in itertools.count(1):
-        yield root if number == 1 else root.with_name(f"{root.name}-{number}")
-
-
-def _new(roots: Iterable[Path]) -> Iterator[Path]:
-    """Those that nobody has made yet; makes them. Raises OSError: it cannot."""
-    for root in roots:
-        if not root.is_dir():
-            with contextlib.suppress(FileExistsError):
-                root.mkdir(parents=True)
-                yield root
 
 
 def _make(path: Path) -> None:

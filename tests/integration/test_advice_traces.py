@@ -19,7 +19,7 @@ from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
 pytestmark = needs_traces
 # Those that have traces of their own are left out.
-OTHERS = {*attention.RULES, *blocks.OPTIMIZER_RULES, *products.PRECISION_RULES, *products.ALIGNMENT_RULES}
+OTHERS = {*attention.RULES, *products.RULES, blocks.slow_optimizer}
 DDP = "ddp_training_with_memory.pt.trace.json.gz"
 VLLM = "b200_vllm_eager_inference.json.gz"
 VIT = "h100_vit_inference.json.gz"

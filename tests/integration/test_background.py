@@ -23,8 +23,7 @@ from profiler_wrapper.child import _BESIDE_TRAINING
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.run import finishing, window
 from profiler_wrapper.trace.atomic import replacing
-from profiler_wrapper.trace.run_directory import read_run
-from profiling import directory_of, profiler, result_of
+from profiling import directory_of, profiler, read_run, result_of
 from programs import TESTS
 
 ALL = ["profile_full_trace.json", "profile_trace.json", "result.json", "run.json"]

@@ -17,8 +17,9 @@ from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.work.bytes import has_rule
 from profiler_wrapper.analysis.work.flops import FlopOps
 from profiler_wrapper.analysis.work.traffic import Traffic
-from profiler_wrapper.analysis.work.utilization import StepWork, work_of_step
+from profiler_wrapper.analysis.work.utilization import StepWork
 from profiler_wrapper.trace.reader import read_with_shapes
+from shaped_trace import work_of
 from torch_versions import since_torch
 from variants import process_group
 
@@ -43,7 +44,7 @@ def recorded(step: Callable[[], object], path: Path) -> Attributed:
 
 
 def work(step: Callable[[], object], path: Path) -> StepWork:
-    found = work_of_step(recorded(step, path))
+    found = work_of(recorded(step, path))
     assert found.uncounted == ()
     return found
 
@@ -60,7 +61,7 @@ def products_of(found: Attributed) -> list[int]:
 def untold(found: Attributed) -> set[str]:
     """Ops of which nothing tells the bytes."""
     assert found.shapes is not None
-    return {row.op for row in Traffic(found, found.shapes, FlopOps(found, found.shapes)).untold(1)}
+    return {row.op for row in Traffic(found, found.shapes, FlopOps(found, found.shapes)).unknown(1)}
 
 
 def perceptron() -> nn.Sequential:
@@ -89,7 +90,7 @@ def test_products_of_distributed_tensors_count_once_also_when_they_are_new(tmp_p
     expected = products_of(plain)
     for name in ("first", "second"):
         found = recorded(partial(train, model), tmp_path / f"{name}.json")
-        assert work_of_step(found).hardware_flops == work_of_step(found).model_flops == TRAINING
+        assert work_of(found).hardware_flops == work_of(found).model_flops == TRAINING
         assert sorted(products_of(found)) == sorted(expected)
         assert untold(found) == set()
 
@@ -158,7 +159,7 @@ def test_what_selective_checkpointing_saved_is_not_computed_again(kept: Any, aga
         train(lambda x: checkpoint(model, x, use_reentrant=False, context_fn=contexts))
 
     found = recorded(step, tmp_path / "trace.json")
-    assert work_of_step(found).hardware_flops == TRAINING + again * FORWARD
+    assert work_of(found).hardware_flops == TRAINING + again * FORWARD
     assert untold(found) == set()
 
 

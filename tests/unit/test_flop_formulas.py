@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from profiler_wrapper.analysis.attention_ops import ATTENTIONS, HOLDING_ATTENTION, NO_MASK
-from profiler_wrapper.analysis.work.flops import count_flops
+from profiler_wrapper.analysis.work.flops import flops_of_recording
 from profiler_wrapper.analysis.work.formulas import flops_of, has_formula, has_work
 from profiler_wrapper.result import attribute_trace
 from profiler_wrapper.trace.shapes import OpShapes
@@ -32,9 +32,8 @@ def profiled(run: Callable[[], Any], path: Path) -> int:
         run()
     profiler.export_chrome_trace(str(path))
     found = attribute_trace(path)
-    assert found.shapes is not None
-    count = count_flops(found, found.shapes)
-    assert not count.uncounted
+    count = flops_of_recording(found)
+    assert not isinstance(count, str) and not count.uncounted
     return sum(row.flops_per_step for row in count.rows)
 
 

@@ -65,7 +65,7 @@ def test_what_a_mode_runs_counts_once() -> None:
     trace.op("aten::add", 50, 90).op(MODE, 51, 89).op("aten::add", 52, 80)
     assert sums(trace) == (1024, 768 + 768)
     _, traffic = counted(trace)
-    assert traffic.untold(1) == ()
+    assert traffic.unknown(1) == ()
 
 
 def test_what_a_mode_answers_without_computing_is_no_work() -> None:

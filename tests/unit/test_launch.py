@@ -16,7 +16,6 @@ from profiler_wrapper.trace import run_directory as launches
 from profiler_wrapper.trace.run_directory import (
     LAUNCH_FILE,
     Launch,
-    RunDirectory,
     attempt_number,
     claim,
     find_launch,
@@ -158,7 +157,5 @@ def test_a_torn_file_is_nobodys(tmp_path: Path) -> None:
 def test_the_last_attempt_is_what_a_reader_finds(tmp_path: Path) -> None:
     for attempt in (0, 2, 10):
         place = opened(tmp_path, 0, TORCHRUN, attempt=attempt)
-        RunDirectory(tmp_path / place, "", "p", 0).write_run({}, complete=True)
-    assert [str(one.relative_to(tmp_path)) for one in run_directory.rank_directories(tmp_path / "job")] == [
-        "job/attempt10/rank0"
-    ]
+        (tmp_path / place / "result.json").write_text("{}")
+    assert run_directory.find_result(tmp_path / "job") == tmp_path / "job/attempt10/rank0/result.json"

@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 
-from profiler_wrapper.analysis.work.bytes import bytes_moved, has_rule, moved_by
+from profiler_wrapper.analysis.work.bytes import has_rule, moved_by, moves_nothing
 from profiler_wrapper.analysis.work.traffic import element_size_of_kernel
 from profiler_wrapper.trace.shapes import OpShapes
 
 HALF, FLOAT, LONG, BOOL = "c10::BFloat16", "float", "long int", "bool"
+
+
+def bytes_moved(name: str, shapes: OpShapes, *, element_size: int | None = None) -> int | None:
+    """Bytes of one call, read and written; None where not known."""
+    moved = (0, 0) if moves_nothing(name) else moved_by(name, shapes, element_size=element_size)
+    return None if moved is None else sum(moved)
 
 
 def tensor(*dims: int, of: str = FLOAT, strides: list[int] | None = None) -> tuple[Any, str, str, Any]:

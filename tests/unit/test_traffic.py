@@ -28,7 +28,7 @@ def told(found: Traffic) -> list[tuple[int, int]]:
 
 
 def share(found: Traffic) -> tuple[int, int]:
-    return found.told_ns, found.time_ns
+    return found.known_ns, found.time_ns
 
 
 ROW = floats([10])
@@ -55,7 +55,7 @@ def test_an_op_without_a_rule_is_not_told_with_its_time_and_layer() -> None:
     trace = Trace().mark(".", 0, 100).mark("a", 10, 90).op("custom::op", 20, 50).op("aten::relu", 60, 80)
     found = traffic(trace, relu=ROW)
     assert share(found) == (20, 50)
-    (row,) = found.untold(1)
+    (row,) = found.unknown(1)
     assert (row.op, row.layers, row.count, row.time_per_step_ns, row.phase) == ("custom::op", ("a",), 1, 30, "forward")
 
 
@@ -65,7 +65,7 @@ def test_on_a_device_an_op_counts_that_launched_something() -> None:
     found = traffic(trace, relu=ROW)
     assert found.units.tolist() == [2]
     assert share(found) == (40, 47)
-    assert [(row.op, row.time_per_step_ns) for row in found.untold(1)] == [("other::op", 7)]
+    assert [(row.op, row.time_per_step_ns) for row in found.unknown(1)] == [("other::op", 7)]
 
 
 def test_of_a_copy_over_the_bus_the_side_of_the_device_counts() -> None:
@@ -81,7 +81,7 @@ def test_communication_is_left_out() -> None:
     trace.op("c10d::allreduce_", 30, 40).kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 60, 90, launched=35)
     found = traffic(trace, relu=ROW)
     assert share(found) == (10, 10)
-    assert found.untold(1) == ()
+    assert found.unknown(1) == ()
 
 
 def test_ops_outside_of_whole_steps_do_not_count() -> None:
@@ -104,7 +104,7 @@ def test_on_a_cpu_an_unknown_op_that_calls_known_ones_may_do_work_beside() -> No
     trace = Trace().mark(".", 0, 100).op("custom::op", 10, 50).op("aten::relu", 20, 30)
     found = traffic(trace, relu=ROW)
     assert share(found) == (10, 40)
-    assert [row.op for row in found.untold(1)] == ["custom::op"]
+    assert [row.op for row in found.unknown(1)] == ["custom::op"]
 
 
 def test_autograd_nodes_and_views_have_nothing_to_move() -> None:
@@ -126,7 +126,7 @@ def test_the_type_of_joined_tensors_is_told_by_the_one_allocation() -> None:
     twice = Trace().mark(".", 0, 100).op("aten::cat", 10, 20).memory(12, 22, address=1).memory(15, 22, address=2)
     assert told(traffic(twice, cat=LISTS)) == []
     none = Trace().mark(".", 0, 100).op("aten::cat", 10, 20)
-    assert [row.op for row in traffic(none, cat=LISTS).untold(1)] == ["aten::cat"]
+    assert [row.op for row in traffic(none, cat=LISTS).unknown(1)] == ["aten::cat"]
 
 
 def test_a_list_without_its_sizes_tells_nothing() -> None:

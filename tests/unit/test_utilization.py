@@ -10,10 +10,10 @@ from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.model import Analysis, Utilization
 from profiler_wrapper.analysis.steps import step_windows
 from profiler_wrapper.analysis.work.peaks import VARIABLE, peaks_of
-from profiler_wrapper.analysis.work.utilization import peaks_of_run, share_of_peak, work_of_step
-from profiler_wrapper.errors import EmptyRecording, WrongUse
+from profiler_wrapper.analysis.work.utilization import peaks_of_run, share_of_peak
+from profiler_wrapper.errors import WrongUse
 from recordings import AUTOGRAD, Trace
-from shaped_trace import PEAKS, analysed, matrices, product, shapes_of
+from shaped_trace import PEAKS, analysed, matrices, product, shapes_of, work_of
 
 MM = {"aten::mm": product()}  # 1024 FLOPs: 100 ns at the peak
 
@@ -210,20 +210,15 @@ def found_of(trace: Trace) -> Attributed:
 
 
 def test_the_work_of_a_step_is_the_mean_over_steps() -> None:
-    work = work_of_step(found_of(steps((0, 100), (100, 200)).op("aten::mm", 50, 60)))
+    work = work_of(found_of(steps((0, 100), (100, 200)).op("aten::mm", 50, 60)))
     assert work.model_flops_by_dtype == {"float32": 1536}
     assert (work.model_flops, work.hardware_flops, work.causal_model_flops, work.causal_hardware_flops) == (1536,) * 4
     assert work.uncounted == ()
 
 
 def test_the_work_of_a_step_names_ops_that_tell_nothing() -> None:
-    work = work_of_step(found_of(steps((0, 100)).op("aten::bmm", 20, 30)))
+    work = work_of(found_of(steps((0, 100)).op("aten::bmm", 20, 30)))
     assert (work.hardware_flops, work.uncounted) == (1024, ("aten::bmm",))
-
-
-def test_without_shapes_there_is_no_work_to_tell() -> None:
-    with pytest.raises(EmptyRecording, match="record_shapes=True"):
-        work_of_step(attributed(steps((0, 100)).recording()))
 
 
 def test_peaks_are_those_given_then_those_of_the_run_then_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,21 +22,15 @@ if TYPE_CHECKING:
 
 
 RULES: tuple[Rule, ...] = (
-    *launches.STEP_RULES,
-    *launches.LAUNCH_RULES,
+    *launches.RULES,
     *communication.RULES,
-    *launches.WAIT_RULES,
     *attention.RULES,
-    *products.PRECISION_RULES,
-    *products.ALIGNMENT_RULES,
-    *blocks.OPTIMIZER_RULES,
-    *blocks.BLOCK_RULES,
-    *memory.MEMORY_RULES,
-    *memory.RECOMPUTE_RULES,
-    *launches.COMPILE_RULES,
+    *products.RULES,
+    *blocks.RULES,
+    *memory.RULES,
 )
 MOST_FINDINGS = 10
-WORTH_IT = 0.01  # of the step's time, or of the peak: what saves less at most is not told
+WORTH_IT = 0.01  # of the step's time, or of the peak: what saves less at most is left out
 LONGEST = 5400  # characters of JSON that a summary may take: 2,000 tokens of three, and some room for spaces
 _MEMORY_WEIGHT = 0.5  # a share of the peak against one of the step: memory saved is not yet time saved
 _FREE_MEMORY_WEIGHT = 0.2  # where much of the device is free anyway
@@ -60,10 +54,14 @@ def summary_of(analysis: Analysis, found: Attributed, *, rules: Sequence[Rule] =
     facts = Facts(analysis=analysis, found=found)
     notes: list[str] = []
     findings = advise(facts, notes, rules)
-    told = attempt("the verdict is", lambda: verdict(facts, findings), "", notes)
+    sentence = attempt("the verdict is", lambda: verdict(facts, findings), "", notes)
     unknown: dict[str, Any] = {}
-    alike = attempt("what makes runs comparable is", lambda: comparable(facts), unknown, notes)
-    summary: dict[str, Any] = {"verdict": _cut(told, 2 * _LONGEST_TEXT) or None, "findings": [], "comparable": alike}
+    comparison = attempt("what makes runs comparable is", lambda: comparable(facts), unknown, notes)
+    summary: dict[str, Any] = {
+        "verdict": _cut(sentence, 2 * _LONGEST_TEXT) or None,
+        "findings": [],
+        "comparable": comparison,
+    }
     return Summary(_fitted(summary, [_plain(finding) for finding in findings]), tuple(notes))
 
 
@@ -87,12 +85,12 @@ def _all_of(rule: Rule, facts: Facts) -> list[Finding]:
 
 def _folded(findings: Iterable[Finding]) -> list[Finding]:
     """Findings of one rule, phase and cure, of layers whose names differ in a number, as one."""
-    alike: dict[tuple[object, ...], list[Finding]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[Finding]] = defaultdict(list)
     for place, finding in enumerate(findings):
         named = finding.layer is not None and "{" not in finding.layer and len(finding.layers) <= 1
         pattern = split_number(finding.layer)[0] if named and finding.layer else place
-        alike[finding.id, finding.phase, finding.fix, pattern].append(finding)
-    return [_one(members) if len(members) > 1 else members[0] for members in alike.values()]
+        groups[finding.id, finding.phase, finding.fix, pattern].append(finding)
+    return [_one(members) if len(members) > 1 else members[0] for members in groups.values()]
 
 
 def _one(members: Sequence[Finding]) -> Finding:
@@ -189,7 +187,7 @@ def _fitted(summary: dict[str, Any], findings: list[dict[str, Any]]) -> dict[str
     def too_long() -> bool:
         return len(json.dumps(summary, default=str)) > LONGEST
 
-    for shorten in (_without_details, _with_less_evidence, _without_layers, _in_short):
+    for shorten in (_without_details, _in_short):
         for finding in reversed(findings):
             if not too_long():
                 return summary
@@ -203,16 +201,9 @@ def _without_details(finding: dict[str, Any]) -> None:
     finding["details"] = {}
 
 
-def _with_less_evidence(finding: dict[str, Any]) -> None:
-    finding["evidence"] = finding["evidence"][:_LEAST_EVIDENCE]
-
-
-def _without_layers(finding: dict[str, Any]) -> None:
-    finding["layers"] = []
-
-
 def _in_short(finding: dict[str, Any]) -> None:
+    finding["layers"] = []
     for name in ("title", "layer", "fix"):
         finding[name] = _cut(finding[name], _SHORT_TEXT) if finding[name] else finding[name]
     finding["source"] = _cut(finding["source"], _SHORT_TEXT, end=True) if finding["source"] else None
-    finding["evidence"] = [_cut(line, _SHORT_TEXT) for line in finding["evidence"]]
+    finding["evidence"] = [_cut(line, _SHORT_TEXT) for line in finding["evidence"][:_LEAST_EVIDENCE]]

@@ -114,11 +114,7 @@ def why_not_efficient(call: AttentionCallRow, machine: Machine) -> tuple[Reason,
 def _switched_off(backend: str, machine: Machine) -> list[Reason]:
     if machine.switches.get(backend, True):
         return []
-    return [Reason("switched off", f"it is switched off: torch.backends.cuda.enable_{_switch(backend)}(False)")]
-
-
-def _switch(backend: str) -> str:
-    return f"{backend}_sdp"
+    return [Reason("switched off", f"it is switched off: torch.backends.cuda.enable_{backend}_sdp(False)")]
 
 
 def _of_any_fused(call: AttentionCallRow) -> list[Reason]:
@@ -215,10 +211,9 @@ def unfused_attention(found: Attributed) -> UnfusedAttention | None:
     is_product, is_softmax = _named(found, _PRODUCTS), _named(found, _SOFTMAX)
     if not is_softmax.any() or not is_product.any():
         return None
-    places = found.attribution.places
-    entered = np.array([place.phase not in ("backward", "optimizer") for place in places], dtype=np.bool_)
-    chosen = (is_product | is_softmax) & entered[found.attribution.place_of]
-    chosen &= attention_made(found).entry_of < 0  # what torch's own attention is made of is told by its name
+    places, place_of = found.attribution.places, found.attribution.place_of
+    chosen = (is_product | is_softmax) & ~found.attribution.in_phases("backward", "optimizer")[place_of]
+    chosen &= attention_made(found).entry_of < 0  # torch's own attention has its name
     call_of = _calls(found)
     members = np.flatnonzero(chosen)
     members = members[np.lexsort((spans.start_ns[members], call_of[members], spans.lane[members]))]
@@ -238,7 +233,7 @@ def unfused_attention(found: Attributed) -> UnfusedAttention | None:
     is_product[:] = False
     is_product[first[fits]] = is_product[last[fits]] = True
     in_product = nearest(parent, is_product) >= 0
-    names = [found.layer_name(places[at]) for at in found.attribution.place_of[softmaxes].tolist()]
+    names = [found.layer_name(places[at]) for at in place_of[softmaxes].tolist()]
     return UnfusedAttention(
         layers=tuple(dict.fromkeys(name for name in names if name)),
         calls=len(softmaxes),
@@ -249,10 +244,8 @@ def unfused_attention(found: Attributed) -> UnfusedAttention | None:
 
 
 def _named(found: Attributed, wanted: frozenset[str]) -> Bool:
-    spans = found.recording.spans
-    by_name = np.array([name in wanted for name in found.recording.names], dtype=np.bool_)
-    named: Bool = by_name[spans.name] & (spans.category == Category.CPU_OP)
-    return named
+    is_op: Bool = found.recording.spans.category == Category.CPU_OP
+    return is_op & found.recording.named(wanted.__contains__)
 
 
 def _calls(found: Attributed) -> Int64:
@@ -281,8 +274,8 @@ def _with_backward(found: Attributed, forward: Bool) -> Bool:
     nodes = [link.node for link in found.attribution.links if link.forward_op >= 0 and forward[link.forward_op]]
     of_node = np.zeros(len(forward) + 1, dtype=np.bool_)  # the last one is for "no node"
     of_node[nodes] = True
-    in_backward = np.array([place.phase == "backward" for place in found.attribution.places], dtype=np.bool_)
-    return forward | (of_node[found.attribution.node_of] & in_backward[found.attribution.place_of])
+    attribution = found.attribution
+    return forward | (of_node[attribution.node_of] & attribution.in_phases("backward")[attribution.place_of])
 
 
 ID = "attention-fallback"
@@ -382,23 +375,22 @@ def _of_backend(
     known = bool(fallen.rows)
     why = fallen.reasons[0].text if fallen.reasons else "its inputs meet all conditions" if known else "inputs unknown"
     calls = count(len(members) / facts.steps, "call")
-    evidence = [
-        f"{calls} a step in {where(fallen.layers)}: {duration(time_ns)} of {facts.time_name} a step",
-        *(f"not flash, because {reason.text}" for reason in fallen.reasons[:2]),
-        *_sizes(fallen.rows),
-        _reckoned(facts, time_ns, least_ns),
-    ]
-    confidence: Literal["high", "medium"] = "high" if fallen.reasons and fallen.backend == "math" else "medium"
-    yield Finding(
+    name = fallen.backend.replace("mem_efficient", "memory-efficient")
+    left = f", but for the {duration(least_ns)} that its products take at the peak" if least_ns else ""
+    yield facts.finding(
         id=ID,
-        title=f"attention ran with the {_name(fallen.backend)} backend, not flash: {why}",
-        layer=where(fallen.layers),
-        phase=None,
+        title=f"attention ran with the {name} backend, not flash: {why}",
         share=facts.share_of_work(time_ns),
-        saves_at_most_us=facts.saves_us(saved_ns),
-        saves_at_most_bytes=_kept_bytes(facts, fallen.layers) if fallen.backend == "math" else None,
-        evidence=tuple(evidence),
-        confidence=confidence,
+        saves_ns=saved_ns,
+        saves_bytes=_kept_bytes(facts, fallen.layers) if fallen.backend == "math" else None,
+        evidence=(
+            f"{calls} a step in {where(fallen.layers)}: {duration(time_ns)} of {facts.time_name} a step",
+            *(f"not flash, because {reason.text}" for reason in fallen.reasons[:2]),
+            *_sizes(fallen.rows),
+            f"saves at most: as if {'its kernels and their launches' if facts.on_device else 'attention'} took no time "
+            f"at all{left}",
+        ),
+        confidence="high" if fallen.reasons and fallen.backend == "math" else "medium",
         fix=_FIXES[cause] if cause is not None else _UNKNOWN_FIX,
         layers=tuple(fallen.layers),
         details={
@@ -409,19 +401,17 @@ def _of_backend(
     )
 
 
-def _name(backend: str) -> str:
-    return backend.replace("mem_efficient", "memory-efficient")
-
-
 def _sizes(rows: Iterable[AttentionCallRow]) -> list[str]:
     row = next(iter(rows), None)
     if row is None:
         return []
     query, key = (" x ".join(map(str, shape)) for shape in (row.query_shape, row.key_shape))
-    return [f"{row.dtype}, queries {query}, keys {key}, mask {_told(row.mask)}, dropout {_told(row.dropout)}"]
+    return [
+        f"{row.dtype}, queries {query}, keys {key}, mask {_value_text(row.mask)}, dropout {_value_text(row.dropout)}"
+    ]
 
 
-def _told(value: object) -> str:
+def _value_text(value: object) -> str:
     return {True: "given", False: "none", None: "not known"}.get(value, str(value))  # type: ignore[call-overload, no-any-return]
 
 
@@ -446,13 +436,6 @@ def _least_ns(rows: Iterable[AttentionCallRow], peak: float) -> float:
             pairs = queries * row.key_shape[2] * (0.5 if row.causal is not False else 1.0)
             flops += row.calls_per_step * products * 2 * batch * heads * pairs * width
     return flops / peak * 1e9
-
-
-def _reckoned(facts: Facts, time_ns: float, least_ns: float) -> str:
-    if not facts.on_device:
-        return "saves at most: as if attention cost nothing at all"
-    left = f", but for the {duration(least_ns)} that its products take at the peak" if least_ns else ""
-    return f"saves at most: as if its kernels and their launches vanished{left}"
 
 
 def _kept_bytes(facts: Facts, layers: Iterable[str]) -> int | None:
@@ -489,25 +472,23 @@ def attention_unfused(facts: Facts) -> Iterator[Finding]:
     device = device_of(facts)
     eager = facts.analysis.run.get("attention_implementation") == "eager"
     sdpa = "torch.nn.functional.scaled_dot_product_attention(q, k, v, ...)"
+    left = f", but for the {duration(least_ns)} that half of its products take at the peak" if least_ns else ""
     per_step = unfused.calls / facts.steps
-    yield Finding(
+    yield facts.finding(
         id=ID,
         title=f"attention is made of single ops, a softmax between two products: {share(facts.share_of_work(time_ns))} "
         f"of {facts.time_name}",
-        layer=where(unfused.layers) if unfused.layers else None,
-        phase=None,
         share=facts.share_of_work(time_ns),
-        saves_at_most_us=facts.saves_us(saved_ns),
-        saves_at_most_bytes=kept,
+        saves_ns=saved_ns,
+        saves_bytes=kept,
         evidence=(
             f"{count(per_step, 'softmax op')} a step between two batched products, in "
             f"{where(unfused.layers) if unfused.layers else 'layers that are not known'}",
             f"all that these layers do themselves but for projections: {duration(time_ns)} of {facts.time_name} a "
             f"step; the softmax {duration(softmax_ns)} of it, the two products {duration(products_ns)}",
             *([f"they keep, and need while they run, {size(kept)}; the scores are a part of it"] if kept else []),
-            f"saves at most: as if all that vanished{_around(facts)}"
-            + (f", but for the {duration(least_ns)} that half of its products take at the peak" if least_ns else "")
-            + "; a fused kernel makes the products too, and never writes the scores to memory",
+            f"saves at most: as if all that took no time, with the Python around it{left}; a fused kernel makes the "
+            "products too, and never writes the scores to memory",
         ),
         confidence="high" if eager or device is None or device.is_nvidia else "medium",
         fix='attn_implementation="sdpa" when the model is made' if eager else f'{sdpa}; in Transformers "sdpa"',
@@ -521,10 +502,6 @@ def attention_unfused(facts: Facts) -> Iterator[Finding]:
             "calls_per_step": per_step,
         },
     )
-
-
-def _around(facts: Facts) -> str:
-    return "" if facts.on_device else ", with the Python around these ops (wall time)"
 
 
 def _least_of_products_ns(facts: Facts, layers: Iterable[str]) -> float:

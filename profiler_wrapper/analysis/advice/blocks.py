@@ -1,4 +1,4 @@
-"""An optimizer that updates its parameters one by one."""
+"""A block that is slower than the others of its kind, and an optimizer that updates parameters one by one."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from profiler_wrapper.analysis.advice.facts import (
     time_of_ns,
 )
 from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding, LayerRow, Phase
-from profiler_wrapper.analysis.statistics import OUTLIER_DEVIATIONS, OUTLIER_SHARE, mad, split_number
+from profiler_wrapper.analysis.statistics import OUTLIER_SHARE, mad, outliers, split_number
 from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int64, Spans
 
 # --------------------------------------------------------------------------------------------------
-# Advice on blocks that should be equal: one that takes longer, or keeps more, than its likes.
+# Advice on blocks that should be equal: one that takes longer, or keeps more, than the others.
 
-_FEWEST = 4  # among fewer it is hard to say who is odd
-_MOST_ODD = 0.25  # of them; where more differ, that is how the model is made
+_FEWEST_BLOCKS = 4  # among fewer it is hard to say which is an outlier
+_MOST_OUTLIERS_SHARE = 0.25  # of them; where more differ, that is how the model is made
 _STEP_DEVIATIONS = 3.0  # of the noise between steps
-_SAME_WORK = 0.02  # difference of FLOPs that is none
+_SAME_FLOPS_SHARE = 0.02  # difference of FLOPs that is none
 
 
 @dataclass(frozen=True)
@@ -52,22 +52,22 @@ class _Block:
 
 
 def odd_block(facts: Facts) -> Iterator[Finding]:
-    """A block far from the median of its likes in time, and in every step; or in what it keeps for backward."""
-    likes: dict[tuple[str, str], list[_Block]] = defaultdict(list)
+    """A block far above the median of its class in time, and in every step; or in what it keeps for backward."""
+    siblings: dict[tuple[str, str], list[_Block]] = defaultdict(list)
     for name in facts.blocks:
         rows = facts.rows_of[name]
-        likes[split_number(name)[0], rows[0].class_name].append(_block(facts, name, rows))
-    for blocks in likes.values():
-        if len(blocks) < _FEWEST:
+        siblings[split_number(name)[0], rows[0].class_name].append(_block(facts, name, rows))
+    for blocks in siblings.values():
+        if len(blocks) < _FEWEST_BLOCKS:
             continue
-        slow = _odd(blocks, [block.time_ns for block in blocks])
+        slow = _outliers(blocks, [block.time_ns for block in blocks])
         slow = [block for block in slow if _in_every_step(block, blocks)]
-        if len(slow) <= _MOST_ODD * len(blocks):
+        if len(slow) <= _MOST_OUTLIERS_SHARE * len(blocks):
             yield from (_slow(facts, block, blocks) for block in slow)
         kept = [block.retained_bytes for block in blocks]
         known = [one for one in kept if one is not None]
-        large = _odd(blocks, known) if len(known) == len(kept) else []
-        if len(large) <= _MOST_ODD * len(blocks):
+        large = _outliers(blocks, known) if len(known) == len(kept) else []
+        if len(large) <= _MOST_OUTLIERS_SHARE * len(blocks):
             yield from (_large(facts, block, blocks) for block in large if block not in slow)
 
 
@@ -91,21 +91,19 @@ def _block(facts: Facts, name: str, rows: Sequence[LayerRow]) -> _Block:
     )
 
 
-def _odd(blocks: Sequence[_Block], values: Sequence[float]) -> list[_Block]:
+def _outliers(blocks: Sequence[_Block], values: Sequence[float]) -> list[_Block]:
     """Those whose value is far above the median of all."""
-    middle = median(values)
-    far = max(OUTLIER_SHARE * middle, OUTLIER_DEVIATIONS * float(mad(values)))
-    return [block for block, value in zip(blocks, values, strict=True) if middle > 0 and value - middle > far]
+    return [blocks[i] for i, excess in outliers(values).items() if excess > 0]
 
 
 def _in_every_step(block: _Block, blocks: Sequence[_Block]) -> bool:
-    """Whether it is above its likes by more than the noise between steps, and in each step; true where not known."""
+    """Whether it is above the others by more than the noise between steps, and in each step; true where not known."""
     if len(block.by_step_ns) < 2 or any(len(other.by_step_ns) != len(block.by_step_ns) for other in blocks):
         return True
-    likes = [median(times) for times in zip(*(other.by_step_ns for other in blocks), strict=True)]
-    above = [own - like for own, like in zip(block.by_step_ns, likes, strict=True)]
+    usual = [median(times) for times in zip(*(other.by_step_ns for other in blocks), strict=True)]
+    above = [own - other for own, other in zip(block.by_step_ns, usual, strict=True)]
     noise = max(float(mad(other.by_step_ns)) for other in blocks if other is not block)
-    return bool(min(above) > OUTLIER_SHARE / 2 * median(likes) and median(above) > _STEP_DEVIATIONS * noise)
+    return bool(min(above) > OUTLIER_SHARE / 2 * median(usual) and median(above) > _STEP_DEVIATIONS * noise)
 
 
 def _slow(facts: Facts, block: _Block, blocks: Sequence[_Block]) -> Finding:
@@ -117,15 +115,13 @@ def _slow(facts: Facts, block: _Block, blocks: Sequence[_Block]) -> Finding:
     )
     reason, fix = _difference(block, blocks)
     steps = f", in each of {len(block.by_step_ns)} steps" if len(block.by_step_ns) > 1 else ""
-    return Finding(
+    return facts.finding(
         id="odd-block",
         title=f"{block.name} takes {block.time_ns / middle:.1f} times as long as the {len(blocks) - 1} blocks like it: "
         f"{duration(block.time_ns)} against {duration(middle)} a step",
-        layer=block.name,
         phase=phase,
         share=facts.share_of_work(block.time_ns),
-        saves_at_most_us=facts.saves_us(excess),
-        saves_at_most_bytes=None,
+        saves_ns=excess,
         evidence=(
             f"the median of {len(blocks)} blocks is {duration(middle)} of {facts.time_name}, this one is "
             f"{duration(excess)} above{steps}; most in {phase}",
@@ -145,8 +141,8 @@ def _difference(block: _Block, blocks: Sequence[_Block]) -> tuple[str, str]:
     flops = [other.flops for other in others if other.flops is not None]
     if block.flops is not None and len(flops) == len(others) and median(flops) > 0:
         ratio = block.flops / median(flops)
-        if abs(ratio - 1) > _SAME_WORK:
-            return f"it does {ratio:.2f} times the FLOPs of the others", "check its sizes: it is not built as its likes"
+        if abs(ratio - 1) > _SAME_FLOPS_SHARE:
+            return f"it does {ratio:.2f} times the FLOPs of the others", "check its sizes: it is not built as they are"
     backends = frozenset[str]().union(*(other.backends for other in others))
     if block.backends != backends:
         own, usual = ", ".join(sorted(block.backends)) or "none", ", ".join(sorted(backends)) or "none"
@@ -167,14 +163,12 @@ def _large(facts: Facts, block: _Block, blocks: Sequence[_Block]) -> Finding:
     kept = block.retained_bytes or 0.0
     middle = median(other.retained_bytes or 0.0 for other in blocks)
     peak = facts.peak_bytes
-    return Finding(
+    return facts.finding(
         id="odd-block",
         title=f"{block.name} keeps {size(kept)} for backward, the {len(blocks) - 1} blocks like it {size(middle)}",
-        layer=block.name,
         phase="forward",
         share=min(1.0, kept / peak) if peak else None,
-        saves_at_most_us=None,
-        saves_at_most_bytes=round(kept - middle),
+        saves_bytes=round(kept - middle),
         evidence=(
             f"{size(kept - middle)} above the median of {len(blocks)} blocks, mean over calls",
             f"at most: as much as the median{f', of a peak of {size(peak)}' if peak else ''}",
@@ -186,10 +180,9 @@ def _large(facts: Facts, block: _Block, blocks: Sequence[_Block]) -> Finding:
     )
 
 
-BLOCK_RULES: tuple[Rule, ...] = (odd_block,)
+# --------------------------------------------------------------------------------------------------
+# An optimizer that updates its parameters one by one.
 
-
-ID = "slow-optimizer"
 _STEP = re.compile(r"Optimizer\.step#(?P<class_name>.+)\.step$")
 _OF_LISTS = ("aten::_foreach_", "aten::_fused_")
 _WITH_FUSED = frozenset(("Adam", "AdamW", "SGD", "Adagrad"))  # those of torch 2.11 to 2.13, on a GPU as on a CPU
@@ -226,14 +219,12 @@ def slow_optimizer(facts: Facts) -> Iterator[Finding]:
         fix = _fix(facts, steps.class_name, settings)
         time_ns = time_of_ns(facts, steps.whole)
         wall_ns = facts.per_step_ns(int(steps.wall_ns.sum()))
-        yield Finding(
-            id=ID,
+        yield facts.finding(
+            id="slow-optimizer",
             title=f"{steps.class_name} updates its parameters one by one: {ops / facts.steps:,.0f} small ops a step",
-            layer=None,
             phase="optimizer",
             share=facts.share_of_step(wall_ns) if not facts.on_device else facts.share_of_work(time_ns),
-            saves_at_most_us=facts.saves_us(_saved_ns(facts, steps)),
-            saves_at_most_bytes=None,
+            saves_ns=_saved_ns(facts, steps),
             evidence=(
                 f"{ops / facts.steps:,.0f} ops a step for {count(parameters, 'parameter')}, none of them _fused_ or "
                 f"_foreach_; {_most(steps)}",
@@ -261,10 +252,9 @@ def _steps(facts: Facts) -> Iterator[_Steps]:
     is_step = np.isin(spans.name, list(matches)) & (spans.category == Category.ANNOTATION)
     step_of = nearest(parent, is_step)
     attribution = facts.found.attribution
-    optimizing = np.array([place.phase == "optimizer" for place in attribution.places], dtype=np.bool_)
-    itself = (step_of >= 0) & optimizing[attribution.place_of]  # not the forward of a closure
+    itself = (step_of >= 0) & attribution.in_phases("optimizer")[attribution.place_of]  # not the forward of a closure
     foreign = ((step_of >= 0) & ~itself) | attribution.is_node
-    is_op = np.array([name.startswith("aten::") for name in names], dtype=np.bool_)[spans.name]
+    is_op = recording.named(lambda name: name.startswith("aten::"))
     is_op &= (spans.category == Category.CPU_OP) & itself
     outermost = np.flatnonzero(is_op & (nearest_above(parent, nearest(parent, is_op)) < 0))
     ops: dict[str, Counter[str]] = defaultdict(Counter)
@@ -289,12 +279,12 @@ def _own_wall_ns(spans: Spans, calls: Int64, is_op: Bool, foreign: Bool) -> Int6
     A run lasts from its first event (of the first run: from the call) to the end of its last, be it on the engine's
     thread: the caller waits for it.
     """
-    told = np.flatnonzero(is_op | foreign)
-    told = told[np.argsort(spans.start_ns[told], kind="stable")]
-    starts = spans.start_ns[told]
+    known = np.flatnonzero(is_op | foreign)
+    known = known[np.argsort(spans.start_ns[known], kind="stable")]
+    starts = spans.start_ns[known]
     wall_ns = spans.end_ns[calls] - spans.start_ns[calls]
     for i, (start, end) in enumerate(zip(spans.start_ns[calls].tolist(), spans.end_ns[calls].tolist(), strict=True)):
-        inside = told[np.searchsorted(starts, start) : np.searchsorted(starts, end, side="right")]
+        inside = known[np.searchsorted(starts, start) : np.searchsorted(starts, end, side="right")]
         inside = inside[spans.end_ns[inside] <= end]
         others = inside[foreign[inside]]
         run = np.searchsorted(spans.start_ns[inside[is_op[inside]]], spans.start_ns[others])
@@ -318,8 +308,8 @@ def _saved_ns(facts: Facts, steps: _Steps) -> float:
 
 def _settings(facts: Facts, class_name: str) -> list[Mapping[str, Any]]:
     """What the run says of optimizers of this class."""
-    told = facts.analysis.run.get("optimizers")
-    every = told if isinstance(told, list) else []
+    listed = facts.analysis.run.get("optimizers")
+    every = listed if isinstance(listed, list) else []
     return [one for one in every if isinstance(one, Mapping) and one.get("class_name") == class_name]
 
 
@@ -338,4 +328,4 @@ def _most(steps: _Steps) -> str:
     return ", ".join(f"{name} {number / steps.calls:.0f}" for name, number in steps.singles.most_common(3))
 
 
-OPTIMIZER_RULES: tuple[Rule, ...] = (slow_optimizer,)
+RULES: tuple[Rule, ...] = (odd_block, slow_optimizer)

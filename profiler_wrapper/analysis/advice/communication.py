@@ -53,12 +53,12 @@ def _communication_bound(facts: Facts, communicates: float, exposed: float, wait
             f"{_SLOWEST_LINK / 1.25e8:.0f} Gbit/s"
         )
     else:
-        evidence.append(f"one rank does not tell waiting for a slower one from transfer: {_COMPARE} does")
+        evidence.append(f"one rank does not part waiting for a slower one from transfer: {_COMPARE} does")
     if moved:
         evidence.append(f"{size(sum(moved) / facts.steps)} a step in {_calls(rows, facts)}")
     if collectives:
-        told = (f"{one.words} {duration(one.exposed_ns)}{one.place}" for one in collectives[:2])
-        evidence.append(f"nothing beside {', '.join(told)}")
+        most = (f"{one.words} {duration(one.exposed_ns)}{one.place}" for one in collectives[:2])
+        evidence.append(f"nothing beside {', '.join(most)}")
     title = f"{share(facts.share_of_step(exposed))} of a step ({duration(exposed)}) is communication with nothing "
     title += "computing beside it"
     fix = "communicate less often (accumulate gradients under no_sync()), less (bf16 gradients), or beside compute"
@@ -67,14 +67,11 @@ def _communication_bound(facts: Facts, communicates: float, exposed: float, wait
     if waits > exposed / 2:
         title += f", mostly waiting for {_others(facts)}"
         fix = f"find why {_others(facts)} comes later, as by its data or its machine: {_COMPARE} compares the ranks"
-    return Finding(
+    return facts.finding(
         id="communication-bound",
         title=title,
-        layer=None,
-        phase=None,
         share=facts.share_of_step(exposed),
-        saves_at_most_us=facts.saves_us(exposed),
-        saves_at_most_bytes=None,
+        saves_ns=exposed,
         evidence=(*evidence, "at most: none of it left"),
         confidence="high" if facts.on_device else "medium",
         fix=fix,
@@ -139,14 +136,12 @@ def _of_collective(facts: Facts, found: _Exposed) -> Finding:
     if speeds:
         slowest, fastest = f"{min(speeds) / 1e9:.1f}", f"{max(speeds) / 1e9:.1f}"
         evidence.append(f"bus bandwidth {slowest if slowest == fastest else f'{slowest} to {fastest}'} GB/s")
-    return Finding(
+    return facts.finding(
         id="exposed-communication",
         title=f"{duration(exposed)} a step of {found.words} has no compute beside it{found.place}",
-        layer=where(found.layers) if found.layers else None,
         phase=found.phase,
         share=facts.share_of_step(exposed),
-        saves_at_most_us=facts.saves_us(exposed),
-        saves_at_most_bytes=None,
+        saves_ns=exposed,
         evidence=(*evidence, "at most: all of it hidden (wall time)"),
         confidence="medium",
         fix=_FIXES.get(found.collective, _OTHER_FIX)[found.phase == "forward"],
@@ -193,15 +188,12 @@ def slow_backend(facts: Facts) -> Iterator[Finding]:
     if spent <= _SLOW_SHARE * facts.step_ns:
         return
     names = {recording.names[name].partition(":")[0] for name in np.unique(spans.name[chosen]).tolist()}
-    yield Finding(
+    yield facts.finding(
         id="slow-backend",
         title=f"ranks with devices communicate by {', '.join(sorted(names))}, through the CPU: {duration(spent)} of "
         f"{facts.step_text}",
-        layer=None,
-        phase=None,
         share=facts.share_of_step(spent),
-        saves_at_most_us=facts.saves_us(spent),
-        saves_at_most_bytes=None,
+        saves_ns=spent,
         evidence=(
             f"{count(int(chosen.sum()) / facts.steps, 'collective')} a step on the CPU, none on the device",
             f"the process group's backend: {backend}" if backend else "the trace does not tell the group's backend",
@@ -231,14 +223,11 @@ def data_parallel(facts: Facts) -> Iterator[Finding]:
         for here in (spans.device[charges.span] == device for device in devices)
     ]
     saves = max(0.0, facts.step_ns - max(busy))
-    yield Finding(
+    yield facts.finding(
         id="data-parallel",
         title=f"nn.DataParallel drives {len(devices)} devices from one process",
-        layer=None,
-        phase=None,
         share=facts.share_of_step(saves),
-        saves_at_most_us=facts.saves_us(saves),
-        saves_at_most_bytes=None,
+        saves_ns=saves,
         evidence=(
             "busy per step: " + ", ".join(f"device {d} {duration(b)}" for d, b in zip(devices[:4], busy, strict=False)),
             f"at most: {facts.step_text} down to what its busiest device computes (wall time)",
@@ -265,8 +254,8 @@ def _communication(facts: Facts) -> tuple[float, float, float]:
     pairs = communication_and_compute(
         found.recording, found.charges, facts.launched_in_steps if facts.on_device else None
     )
-    told = facts.analysis.run.get("parameters")
-    sizes = told.get("bytes_by_dtype") if isinstance(told, Mapping) else None
+    parameters = facts.analysis.run.get("parameters")
+    sizes = parameters.get("bytes_by_dtype") if isinstance(parameters, Mapping) else None
     transfer_ns = round(sum(sizes.values()) / _SLOWEST_LINK * 1e9) if sizes else None
     most = (0, 0, 0)
     for moving, compute in pairs:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.charges import Union, union
+from profiler_wrapper.analysis.classes import CLASSES
 from profiler_wrapper.analysis.device_properties import FIRST_WITH_TF32, busiest_device, busiest_device_properties
-from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Finding, LayerRow, ProductRow
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Finding, LayerRow, Phase, ProductRow
 from profiler_wrapper.analysis.statistics import number_ranges
 from profiler_wrapper.analysis.steps import StepWindows, step_windows
 from profiler_wrapper.trace.nesting import self_time
@@ -114,16 +115,10 @@ def _states(facts: Facts, thread: int) -> tuple[Union, Union]:
     recording = facts.found.recording
     spans = recording.spans
     mine = spans.lane == thread
-    waits = np.array([_WAITS.match(name) is not None for name in recording.names], dtype=np.bool_)
-    loads = np.array([role_of(name) == Role.DATA_LOADING for name in recording.names], dtype=np.bool_)
-    waiting = mine & (spans.category == Category.RUNTIME) & waits[spans.name]
-    loading = mine & (spans.category == Category.ANNOTATION) & loads[spans.name]
-    return _union(facts, waiting), _union(facts, loading)
-
-
-def _union(facts: Facts, chosen: Bool) -> Union:
-    spans = facts.found.recording.spans
-    return union(spans.start_ns[chosen], spans.end_ns[chosen])
+    waiting = mine & (spans.category == Category.RUNTIME) & recording.named(_WAITS.match)
+    loading = mine & facts.loads_data
+    waits, loads = (union(spans.start_ns[chosen], spans.end_ns[chosen]) for chosen in (waiting, loading))
+    return waits, loads
 
 
 # --------------------------------------------------------------------------------------------------
@@ -275,26 +270,26 @@ class Facts:
     def peak_bytes(self) -> int | None:
         """The highest allocated; None where memory was not recorded."""
         peak = self.analysis.memory.get("peak")
-        told = peak.get("allocated_bytes") if isinstance(peak, dict) else None
-        return int(told) if told else None
+        allocated = peak.get("allocated_bytes") if isinstance(peak, dict) else None
+        return int(allocated) if allocated else None
 
     @property
     def peak_reserved_bytes(self) -> int | None:
         """The most that the allocator took from the device; where it does not tell, the highest allocated."""
         peak = self.analysis.memory.get("peak")
-        told = peak.get("reserved_bytes") if isinstance(peak, dict) else None
-        return int(told) if told else self.peak_bytes
+        reserved = peak.get("reserved_bytes") if isinstance(peak, dict) else None
+        return int(reserved) if reserved else self.peak_bytes
 
     @property
     def device_memory_bytes(self) -> int | None:
         """What the device has; on a CPU the peak and what was free at the end. None where nobody tells, as a trace."""
-        overview, told = self.analysis.overview, self.analysis.run.get("device_memory_bytes")
+        overview, memory_bytes = self.analysis.overview, self.analysis.run.get("device_memory_bytes")
         free = self.analysis.run.get("free_memory_bytes")
         if not self.on_device and isinstance(free, int) and self.peak_bytes is not None:
             return self.peak_bytes + free
         if overview is not None and overview.device_memory_bytes:
             return overview.device_memory_bytes
-        return told if isinstance(told, int) and told > 0 else None
+        return memory_bytes if isinstance(memory_bytes, int) and memory_bytes > 0 else None
 
     @cached_property
     def gaps(self) -> Gaps | None:
@@ -317,6 +312,18 @@ class Facts:
         charges, steps = self.found.charges, self.found.steps
         launched: Bool = charges.cpu_span >= 0
         return launched & (steps.place_of(charges.launch_ns) >= 0) if len(steps) else launched
+
+    @cached_property
+    def loads_data(self) -> Bool:
+        """Per span whether it is a DataLoader's annotation around one batch."""
+        recording = self.found.recording
+        is_annotation: Bool = recording.spans.category == Category.ANNOTATION
+        return is_annotation & recording.named(lambda name: role_of(name) == Role.DATA_LOADING)
+
+    def work_is(self, *names: str) -> Bool:
+        """Per charge whether its work is of one of these classes."""
+        chosen: Bool = np.isin(self.found.charges.work, [CLASSES.index(name) for name in names])
+        return chosen
 
     def within_steps_ns(self, start_ns: Int64, end_ns: Int64) -> float:
         """Per step, how much of it some of these intervals cover: an instant counts once."""
@@ -364,6 +371,40 @@ class Facts:
     def saves_us(self, time_ns: float) -> float:
         """An upper bound as a finding has it: no more than a step takes."""
         return min(time_ns, self.step_ns) / NS_PER_US
+
+    def finding(
+        self,
+        *,
+        id: str,
+        title: str,
+        evidence: Iterable[str],
+        confidence: Literal["high", "medium", "low"],
+        fix: str,
+        layers: Iterable[str] = (),
+        phase: Phase | None = None,
+        share: float | None = None,
+        saves_ns: float | None = None,
+        saves_bytes: int | None = None,
+        source: str | None = None,
+        details: Mapping[str, object] | None = None,
+    ) -> Finding:
+        """What a rule found. `saves_ns`, `saves_bytes`: an upper bound, of a step and at the peak."""
+        layers = tuple(layers)
+        return Finding(
+            id=id,
+            title=title,
+            layer=where(layers) if layers else None,
+            phase=phase,
+            share=share,
+            saves_at_most_us=None if saves_ns is None else self.saves_us(saves_ns),
+            saves_at_most_bytes=saves_bytes,
+            evidence=tuple(evidence),
+            confidence=confidence,
+            fix=fix,
+            source=source,
+            layers=layers,
+            details=details or {},
+        )
 
     @cached_property
     def rows_of(self) -> dict[str, tuple[LayerRow, ...]]:
@@ -466,21 +507,21 @@ def device_of(facts: Facts) -> Device | None:
     properties = busiest_device_properties(facts.found.recording)
     name = str(run.get("device") or properties.name or "")
     is_amd = any(key.startswith("hip_") for key in metadata) or "hip" in run.get("versions", {}) or "AMD" in name
-    told = _pair(run.get("compute_capability")) or properties.compute_capability
-    is_nvidia = not is_amd and told is not None
+    capability = _pair(run.get("compute_capability")) or properties.compute_capability
+    is_nvidia = not is_amd and capability is not None
     memory = run.get("device_memory_bytes") or properties.memory_bytes or facts.device_memory_bytes
     return Device(
         name=name,
         is_nvidia=is_nvidia,
-        capability=told if is_nvidia else None,
+        capability=capability if is_nvidia else None,
         memory_bytes=memory if isinstance(memory, int) and memory > 0 else None,
     )
 
 
-def _pair(told: object) -> tuple[int, int] | None:
-    if not isinstance(told, (list, tuple)) or len(told) != 2 or not all(isinstance(one, int) for one in told):
+def _pair(pair: object) -> tuple[int, int] | None:
+    if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(one, int) for one in pair):
         return None
-    return (told[0], told[1])
+    return (pair[0], pair[1])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -498,7 +539,7 @@ def at_peak_ns(facts: Facts, rows: Iterable[ProductRow], dtype: str) -> float:
     return flops / peak * 1e9 if peak else 0.0
 
 
-def reckoned(what: str, least_ns: float) -> str:
+def estimate_text(what: str, least_ns: float) -> str:
     """How much was saved at most, as evidence says it."""
     left = f"took no longer than {duration(least_ns)}, at the peak" if least_ns else "took no time at all"
     return f"saves at most: as if {what} {left}"
@@ -506,6 +547,6 @@ def reckoned(what: str, least_ns: float) -> str:
 
 def short_name(name: str) -> str:
     """What tells a kernel apart; a template of CUTLASS says it within its brackets."""
-    if (told := _CUTLASS.match(name)) is not None:
-        name = told["name"]
+    if (match := _CUTLASS.match(name)) is not None:
+        name = match["name"]
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.advice.facts import Facts, Rule, count, duration, share, size, where
-from profiler_wrapper.analysis.attribution import UNKNOWN, Role, role_of
+from profiler_wrapper.analysis.attribution import UNKNOWN
 from profiler_wrapper.analysis.charges import union
 from profiler_wrapper.analysis.model import Finding, Phase, SynchronisationRow
 from profiler_wrapper.trace.nesting import nearest
@@ -31,7 +30,7 @@ def graph_break(facts: Facts) -> Iterator[Finding]:
     if known is not None and not known:
         return  # what has several regions is then compiled in several
     regions = _regions_by_call(facts)
-    told = [entry for entry in known or () if isinstance(entry, Mapping)]
+    reported = [entry for entry in known or () if isinstance(entry, Mapping)]
     broken = {call: members for call, members in regions.items() if len(members) > 1}
     if not broken:
         return
@@ -48,19 +47,17 @@ def graph_break(facts: Facts) -> Iterator[Finding]:
         f"{count(sum(calls.values()) / facts.steps, 'call')} a step",
         f"{duration(between)} a step between the compiled graphs of these calls (wall time), {duration(fusable)} in "
         f"kernels that could be fused ({facts.time_name}); at most: none of both",
-        *_reasons(told),
+        *_reasons(reported),
     ]
-    sources = [str(entry["source"]) for entry in told if entry.get("source")]
-    yield Finding(
+    sources = [str(entry["source"]) for entry in reported if entry.get("source")]
+    yield facts.finding(
         id="graph-break",
-        title=f"{count(round(breaks, 1), 'graph break')} a step in {where(layers)}" + _because(told),
-        layer=where(layers),
+        title=f"{count(round(breaks, 1), 'graph break')} a step in {where(layers)}" + _because(reported),
         phase="forward",
         share=facts.share_of_work(all_time),
-        saves_at_most_us=facts.saves_us(between + fusable),
-        saves_at_most_bytes=None,
+        saves_ns=between + fusable,
         evidence=tuple(evidence),
-        confidence="medium" if told else "low",
+        confidence="medium" if reported else "low",
         fix="take what breaks the graph out of the compiled code (torch.compile(..., fullgraph=True) names it)",
         source=sources[0] if sources else None,
         layers=layers,
@@ -68,15 +65,15 @@ def graph_break(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _because(told: Sequence[Mapping[str, Any]]) -> str:
-    if not told:
+def _because(reported: Sequence[Mapping[str, Any]]) -> str:
+    if not reported:
         return ""
-    more = len(told) - 1
-    return f": {str(told[0].get('reason'))[:90]}" + (f", and {count(more, 'other reason')}" if more else "")
+    more = len(reported) - 1
+    return f": {str(reported[0].get('reason'))[:90]}" + (f", and {count(more, 'other reason')}" if more else "")
 
 
-def _reasons(told: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [f"{str(entry.get('reason'))[:120]}{_at(entry.get('source'))}" for entry in told[:_MOST_REASONS]]
+def _reasons(reported: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{str(entry.get('reason'))[:120]}{_at(entry.get('source'))}" for entry in reported[:_MOST_REASONS]]
 
 
 def _at(source: object) -> str:
@@ -87,8 +84,7 @@ def _regions_by_call(facts: Facts) -> dict[int, list[int]]:
     """Spans of the compiled regions in forward, in order, by the span of the innermost layer call around them."""
     found = facts.found
     recording, spans = found.recording, found.recording.spans
-    named = np.array([name.startswith(_REGION) for name in recording.names], dtype=np.bool_)
-    is_region = named[spans.name] & (spans.category <= Category.ANNOTATION)
+    is_region = recording.named(lambda name: name.startswith(_REGION)) & (spans.category <= Category.ANNOTATION)
     if not is_region.any():
         return {}
     is_call = np.zeros(len(spans), dtype=np.bool_)
@@ -107,7 +103,7 @@ def _between(facts: Facts, groups: Sequence[Sequence[int]]) -> float:
     """Per step, wall time from the begin of the first region of a call to the end of its last, outside of graphs."""
     recording = facts.found.recording
     spans = recording.spans
-    named = np.array([name.startswith(_GRAPH) for name in recording.names], dtype=np.bool_)[spans.name]
+    named = recording.named(lambda name: name.startswith(_GRAPH))
     named &= spans.category <= Category.ANNOTATION
     if not named.any():
         named[[region for members in groups for region in members]] = True
@@ -129,17 +125,17 @@ def _work_of(facts: Facts, layers: set[int]) -> tuple[float, float]:
         ],
         dtype=np.bool_,
     )[found.charges.place]
-    kept = np.isin(found.charges.work, [classes.CLASSES.index(name) for name in _NOT_FUSED])
+    kept = facts.work_is(*_NOT_FUSED)
     times = found.charges.time_ns
     return facts.per_step_ns(int(times[inside & ~kept].sum())), facts.per_step_ns(int(times[inside].sum()))
 
 
-COMPILE_RULES: tuple[Rule, ...] = (graph_break,)
-
+# --------------------------------------------------------------------------------------------------
+# A device that waits for launches, and kernels too small to be worth one each.
 
 LAUNCH_SHARE = 0.1  # of the step, that the device waits for launches
-SMALL_NS = 10_000
-MANY = 200  # kernels a step
+SMALL_KERNEL_NS = 10_000
+MANY_KERNELS = 200  # kernels a step
 SMALL_SHARE = 0.05  # of the step, in small kernels that could be fused and the waits for them
 _FUSABLE = ("elementwise", "norm", "softmax", "reduction", "copy")
 _MOST_PLACES = 3
@@ -154,7 +150,8 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     if waits <= LAUNCH_SHARE * facts.step_ns:
         return
     events = int((gaps.launching_ns > 0).sum()) / facts.steps
-    places = _launching_by_block(facts, gaps.launching_ns, gaps.ender)
+    ended = gaps.ender >= 0
+    places = _by_layer(facts, gaps.ender[ended], gaps.launching_ns[ended])
     in_layers = {layer: time_ns for layer, time_ns in places.items() if layer}
     graphs = bool(facts.found.charges.graph.any())
     total = sum(places.values())
@@ -163,16 +160,13 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     named = where(mostly) if mostly and 2 * in_blocks > total else None
     parts = [
         f"{where([layer])}: {duration(facts.wall_per_step_ns(waited))}"
-        for layer, waited in Counter(places).most_common(_MOST_PLACES)
+        for layer, waited in places.most_common(_MOST_PLACES)
     ]
-    yield Finding(
+    yield facts.finding(
         id="launch-bound",
         title=f"the device waits {duration(waits)} of {facts.step_text} for the CPU to launch kernels",
-        layer=named,
-        phase=None,
         share=facts.share_of_step(waits),
-        saves_at_most_us=facts.saves_us(waits),
-        saves_at_most_bytes=None,
+        saves_ns=waits,
         evidence=(
             f"{count(round(events), 'gap')} a step of under 1 ms end with an event launched within them: "
             f"{share(facts.share_of_step(waits))} of the step (wall time)",
@@ -200,10 +194,10 @@ def many_small_kernels(facts: Facts) -> Iterator[Finding]:
     within = (spans.category[charges.span] == Category.KERNEL) & facts.launched_in_steps
     times = charges.time_ns[within]
     number = len(times) / facts.steps
-    if number < MANY or float(np.median(times)) >= SMALL_NS:
+    if number < MANY_KERNELS or float(np.median(times)) >= SMALL_KERNEL_NS:
         return
-    fusable = np.isin(charges.work, [classes.CLASSES.index(name) for name in _FUSABLE]) & ~charges.graph
-    small = np.flatnonzero(within & fusable & (charges.time_ns < SMALL_NS))
+    fusable = facts.work_is(*_FUSABLE) & ~charges.graph
+    small = np.flatnonzero(within & fusable & (charges.time_ns < SMALL_KERNEL_NS))
     spent = float(charges.time_ns[small].sum()) / facts.steps
     waited = 0.0
     if facts.gaps is not None:
@@ -211,25 +205,16 @@ def many_small_kernels(facts: Facts) -> Iterator[Finding]:
         waited = facts.wall_per_step_ns(int(facts.gaps.launching_ns[before_them].sum()))
     if spent + waited <= SMALL_SHARE * facts.step_ns:
         return
-    layers = Counter[str]()
-    for layer, time_ns in _by_layer(facts, small, charges.time_ns[small]).items():
-        layers[layer] += time_ns
-    top = [layer for layer, _ in layers.most_common()]
-    blocks = [layer for layer in top if layer in facts.blocks]
-    names = Counter[str]()
-    np_names = spans.name[charges.span[small]]
-    for name, members in zip(*np.unique(np_names, return_counts=True), strict=True):
-        names[found.recording.names[int(name)]] += int(members)
-    often = ", ".join(f"{name[:50]} ({round(calls / facts.steps)})" for name, calls in names.most_common(2))
-    yield Finding(
+    layers = _by_layer(facts, small, charges.time_ns[small])
+    blocks = [layer for layer, _ in layers.most_common() if layer in facts.blocks]
+    names = Counter(spans.name[charges.span[small]].tolist()).most_common(2)
+    often = ", ".join(f"{found.recording.names[name][:50]} ({round(calls / facts.steps)})" for name, calls in names)
+    yield facts.finding(
         id="many-small-kernels",
         title=f"{len(small) / facts.steps:.0f} of {number:.0f} kernels a step are small (under 10 µs) and could be "
         f"fused: {duration(spent)} of device time",
-        layer=where(blocks) if blocks else None,
-        phase=None,
         share=facts.share_of_step(spent + waited),
-        saves_at_most_us=facts.saves_us(spent + waited),
-        saves_at_most_bytes=None,
+        saves_ns=spent + waited,
         evidence=(
             f"the median kernel takes {duration(float(np.median(times)))}",
             f"elementwise, norm, softmax, reduction and copy kernels under 10 µs: {duration(spent)} of device time a "
@@ -244,27 +229,19 @@ def many_small_kernels(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _launching_by_block(facts: Facts, launching_ns: Int64, ender: Int64) -> dict[str, int]:
-    """Waits by block of the event that ended them, or its layer where it is in none."""
-    ended = ender >= 0
-    return _by_layer(facts, ender[ended], launching_ns[ended])
-
-
-def _by_layer(facts: Facts, charge: Int64, time_ns: Int64) -> dict[str, int]:
-    """Sums by block, or by layer for what is in none; "" for what has no layer."""
+def _by_layer(facts: Facts, charge: Int64, time_ns: Int64, *, blocks: bool = True) -> Counter[str]:
+    """Sums by innermost layer, "" for none; `blocks`: by the block around it, if there is one."""
     places, layers = facts.found.attribution.places, facts.found.tree.layers
     sums = np.zeros(len(places), dtype=np.int64)
     np.add.at(sums, facts.found.charges.place[charge], time_ns)
     by_layer = Counter[str]()
     for place, spent in zip(places, sums.tolist(), strict=True):
         if spent:
-            block = layers[place.layer].block if place.layer >= 0 else -1
-            layer = layers[block].name if block >= 0 else layers[place.layer].name if place.layer >= 0 else ""
-            by_layer[layer] += spent
-    return dict(by_layer)
-
-
-LAUNCH_RULES: tuple[Rule, ...] = (launch_bound, many_small_kernels)
+            layer = layers[place.layer] if place.layer >= 0 else None
+            if layer is not None and blocks and layer.block >= 0:
+                layer = layers[layer.block]
+            by_layer[layer.name if layer is not None else ""] += spent
+    return by_layer
 
 
 # --------------------------------------------------------------------------------------------------
@@ -296,25 +273,19 @@ def unfused_elementwise(facts: Facts) -> Iterator[Finding]:
     saved = facts.per_step_ns(beyond)
     if saved <= SAVED_SHARE * facts.work_ns:
         return
-    by_class = [
-        (name, int(charges.time_ns[chosen & (charges.work == classes.CLASSES.index(name))].sum()))
-        for name in _MEMORY_BOUND
-    ]
+    by_class = [(name, int(charges.time_ns[chosen & facts.work_is(name)].sum())) for name in _MEMORY_BOUND]
     parts = [
         f"{name} {duration(facts.per_step_ns(ns))}" for name, ns in sorted(by_class, key=lambda part: -part[1]) if ns
     ]
-    layers = _elementwise_by_layer(facts, chosen)
+    layers = _by_layer(facts, np.flatnonzero(chosen), charges.time_ns[chosen], blocks=False)
     top = [layer for layer, _ in layers.most_common() if layer]
     number = int(chosen.sum()) / facts.steps
-    yield Finding(
+    yield facts.finding(
         id="unfused-elementwise",
         title=f"{share(facts.share_of_work(spent))} of the device time that a step launched ({duration(spent)}) is "
         "elementwise work, copies and norms in kernels that could be fused",
-        layer=where(top) if top else None,
-        phase=None,
         share=facts.share_of_work(spent),
-        saves_at_most_us=facts.saves_us(saved),
-        saves_at_most_bytes=None,
+        saves_ns=saved,
         evidence=(
             f"{number:.0f} kernels a step: {', '.join(parts)} (device time)",
             f"{rows / facts.steps:.0f} times a step two or more of them follow one another on a stream",
@@ -334,13 +305,11 @@ def _memory_bound(facts: Facts) -> Bool:
     found = facts.found
     charges, spans, places = found.charges, found.recording.spans, found.attribution.places
     works = np.array([place.layer >= 0 and place.phase in _PHASES for place in places], dtype=np.bool_)
-    names = found.recording.names
-    compiled = np.array([name.startswith(_COMPILED) for name in names], dtype=np.bool_)[spans.name[charges.span]]
-    within = np.array([name.startswith(_ON_DEVICE) for name in names], dtype=np.bool_)[spans.name[charges.span]]
-    kinds = np.isin(charges.work, [classes.CLASSES.index(name) for name in _MEMORY_BOUND])
+    compiled = found.recording.named(lambda name: name.startswith(_COMPILED))[charges.span]
+    within = found.recording.named(lambda name: name.startswith(_ON_DEVICE))[charges.span]
     one_by_one = facts.launched_in_steps & ~charges.graph & ~compiled
     moves = (spans.category[charges.span] == Category.KERNEL) | within
-    chosen: Bool = kinds & one_by_one & moves & works[charges.place]
+    chosen: Bool = facts.work_is(*_MEMORY_BOUND) & one_by_one & moves & works[charges.place]
     return chosen
 
 
@@ -364,20 +333,8 @@ def _rows(facts: Facts, chosen: Bool) -> tuple[int, int]:
     stays = np.full(int(row.max()) + 1, np.iinfo(np.int64).max, dtype=np.int64)
     np.minimum.at(stays, row, time_ns)
     norms = np.zeros_like(stays)
-    np.add.at(norms, row, np.where(charges.work[order][kept] == classes.CLASSES.index("norm"), time_ns, 0))
+    np.add.at(norms, row, np.where(facts.work_is("norm")[order][kept], time_ns, 0))
     return int((np.bincount(row) > 1).sum()), int(time_ns.sum() - np.maximum(stays, norms).sum())
-
-
-def _elementwise_by_layer(facts: Facts, chosen: Bool) -> Counter[str]:
-    """Time by innermost layer."""
-    charges, found = facts.found.charges, facts.found
-    sums = np.zeros(len(found.attribution.places), dtype=np.int64)
-    np.add.at(sums, charges.place[chosen], charges.time_ns[chosen])
-    by_layer = Counter[str]()
-    for place, spent in zip(found.attribution.places, sums.tolist(), strict=True):
-        if spent:
-            by_layer[found.tree.layers[place.layer].name] += spent
-    return by_layer
 
 
 def _most_in(facts: Facts, layers: Counter[str]) -> list[str]:
@@ -386,8 +343,8 @@ def _most_in(facts: Facts, layers: Counter[str]) -> list[str]:
     by_class = Counter[str]()
     for layer, spent in layers.items():
         by_class[class_of.get(layer) or layer] += spent
-    told = [f"{name}: {duration(facts.per_step_ns(spent))}" for name, spent in by_class.most_common(_MOST_LAYERS)]
-    return [f"most in {'; '.join(told)}"] if told else []
+    parts = [f"{name}: {duration(facts.per_step_ns(spent))}" for name, spent in by_class.most_common(_MOST_LAYERS)]
+    return [f"most in {'; '.join(parts)}"] if parts else []
 
 
 # --------------------------------------------------------------------------------------------------
@@ -402,8 +359,7 @@ def dataloader_bound(facts: Facts) -> Iterator[Finding]:
     """The loop waits for its DataLoader for more than a twentieth of the step."""
     recording = facts.found.recording
     spans = recording.spans
-    loads = np.array([role_of(name) == Role.DATA_LOADING for name in recording.names], dtype=np.bool_)
-    chosen = np.flatnonzero((spans.category == Category.ANNOTATION) & loads[spans.name])
+    chosen = np.flatnonzero(facts.loads_data)
     if not len(chosen):
         return
     spent = facts.within_steps_ns(spans.start_ns[chosen], spans.end_ns[chosen])
@@ -422,14 +378,11 @@ def dataloader_bound(facts: Facts) -> Iterator[Finding]:
     if facts.gaps is not None:
         idle = facts.wall_per_step_ns(int(facts.gaps.loading_ns.sum()))
         evidence.append(f"for {duration(idle)} of it the device ran nothing")
-    yield Finding(
+    yield facts.finding(
         id="dataloader-bound",
         title=f"{share(facts.share_of_step(spent))} of a step ({duration(spent)}) waits for the DataLoader",
-        layer=None,
-        phase=None,
         share=facts.share_of_step(spent),
-        saves_at_most_us=facts.saves_us(spent),
-        saves_at_most_bytes=None,
+        saves_ns=spent,
         evidence=(*evidence, "at most: a DataLoader that takes no time"),
         confidence="high",
         fix=fix,
@@ -452,20 +405,17 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
     }
     rest = idle - sum(causes.values())
     causes["the CPU does something else, or the device waits for itself or for others"] = rest
-    told = [f"{duration(time_ns)} while {what}" for what, time_ns in causes.items() if time_ns >= 0.05 * idle]
+    evidence = [f"{duration(time_ns)} while {what}" for what, time_ns in causes.items() if time_ns >= 0.05 * idle]
     most = max(causes, key=causes.__getitem__)
     longest = int(np.argmax(gaps.length_ns))
     if gaps.length_ns[longest] >= _LONG_GAP_NS:
-        told.append(f"the longest gap: {duration(float(gaps.length_ns[longest]))}{_what_ends(facts, longest)}")
-    yield Finding(
+        evidence.append(f"the longest gap: {duration(float(gaps.length_ns[longest]))}{_what_ends(facts, longest)}")
+    yield facts.finding(
         id="low-utilization",
         title=f"the device is busy for {share(busy)} of {facts.step_text}: {duration(idle)} idle, mostly while {most}",
-        layer=None,
-        phase=None,
         share=facts.share_of_step(idle),
-        saves_at_most_us=facts.saves_us(idle),
-        saves_at_most_bytes=None,
-        evidence=(*told, "at most: all idle time within the steps (wall time)"),
+        saves_ns=idle,
+        evidence=(*evidence, "at most: all idle time within the steps (wall time)"),
         confidence="high" if facts.has_steps else "medium",
         fix=_FIXES[list(causes).index(most)],
         details={"busy": busy, "idle_us": idle / 1000, "mostly": _CAUSES[list(causes).index(most)]},
@@ -488,9 +438,6 @@ def _what_ends(facts: Facts, gap: int) -> str:
         return ", at the end of a step"
     recording, charges = facts.found.recording, facts.found.charges
     return f", till {recording.name_of(int(charges.span[ender]))[:60]}"
-
-
-STEP_RULES: tuple[Rule, ...] = (dataloader_bound, low_utilization, unfused_elementwise)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -524,15 +471,13 @@ def synchronisation(facts: Facts) -> Iterator[Finding]:
         sources = tuple(dict.fromkeys(source for row in rows for source in row.sources))
         saves = min(waits, idle)
         place = f" in {where(layers)}" if layers else " outside of all layers"
-        yield Finding(
+        yield facts.finding(
             id="synchronisation",
             title=f"the CPU waits for the device {count(round(calls / facts.steps, 1), 'time')} a step in {op}{place}: "
             f"{duration(waits)}",
-            layer=where(layers) if layers else None,
             phase=phase,
             share=facts.share_of_step(waits),
-            saves_at_most_us=facts.saves_us(saves),
-            saves_at_most_bytes=None,
+            saves_ns=saves,
             evidence=(
                 f"{count(calls, 'wait')} ({kind}) in {count(facts.steps, 'step')}: {duration(waits)} of CPU a step",
                 f"the device is idle for {duration(idle)} of {facts.step_text}",
@@ -551,9 +496,8 @@ def unpinned_copies(facts: Facts) -> Iterator[Finding]:
     found = facts.found
     charges, recording = found.charges, found.recording
     spans = recording.spans
-    named = np.array(["HtoD" in name and "Pageable" in name for name in recording.names], dtype=np.bool_)
-    copies = (spans.category[charges.span] == Category.MEMCPY) & named[spans.name[charges.span]]
-    chosen = np.flatnonzero(copies & facts.launched_in_steps)
+    copies = (spans.category == Category.MEMCPY) & recording.named(lambda n: "HtoD" in n and "Pageable" in n)
+    chosen = np.flatnonzero(copies[charges.span] & facts.launched_in_steps)
     if not facts.on_device or not len(chosen):
         return
     device = charges.span[chosen]
@@ -573,15 +517,12 @@ def unpinned_copies(facts: Facts) -> Iterator[Finding]:
     if moved and None not in moved and copied:
         speed = known / (sum(row.time_ns for row in rows) or 1)
         evidence.append(f"{size(known / facts.steps)} a step, at {speed:.1f} GB/s")
-    yield Finding(
+    yield facts.finding(
         id="unpinned-copies",
         title=f"{share(facts.share_of_step(taken))} of a step ({duration(taken)}) copies to the device from memory "
         "that is not pinned",
-        layer=None,
-        phase=None,
         share=facts.share_of_step(taken),
-        saves_at_most_us=facts.saves_us(taken),
-        saves_at_most_bytes=None,
+        saves_ns=taken,
         evidence=(*evidence, "at most: copies that run beside all else"),
         confidence="high",
         fix="DataLoader(..., pin_memory=True) and .to(device, non_blocking=True)",
@@ -589,4 +530,7 @@ def unpinned_copies(facts: Facts) -> Iterator[Finding]:
     )
 
 
-WAIT_RULES: tuple[Rule, ...] = (synchronisation, unpinned_copies)
+RULES: tuple[Rule, ...] = (
+    dataloader_bound, low_utilization, unfused_elementwise, launch_bound, many_small_kernels, synchronisation,
+    unpinned_copies, graph_break,
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Advice on activation checkpointing: recompute where memory is free, none where memory is short."""
+"""Advice on memory: a device that is nearly full, an allocator that keeps too much, and recompute."""
 
 from __future__ import annotations
 
@@ -38,17 +38,14 @@ def memory_nearly_full(facts: Facts) -> Iterator[Finding]:
     held = max(allocated, reserved)
     if held <= _NEARLY_FULL * device.memory_bytes:
         return
-    if held > device.memory_bytes:  # of another device, or told wrongly
+    if held > device.memory_bytes:  # of another device, or a wrong number
         return
-    yield Finding(
+    yield facts.finding(
         id="memory-nearly-full",
         title=f"{share(held / device.memory_bytes)} of the device's memory is taken at the peak, of "
         f"{size(device.memory_bytes)}",
-        layer=None,
         phase=peak.get("phase"),
         share=min(1.0, held / device.memory_bytes),
-        saves_at_most_us=None,
-        saves_at_most_bytes=None,
         evidence=(
             f"allocated {size(allocated)}, reserved {size(reserved)}, of {size(device.memory_bytes)}",
             *_largest(facts, allocated),
@@ -61,10 +58,10 @@ def memory_nearly_full(facts: Facts) -> Iterator[Finding]:
 
 def _largest(facts: Facts, allocated: int) -> list[str]:
     """The categories that make up most of the peak."""
-    told = facts.analysis.memory.get("categories")
-    if not isinstance(told, Mapping) or not allocated:
+    categories = facts.analysis.memory.get("categories")
+    if not isinstance(categories, Mapping) or not allocated:
         return []
-    largest = sorted(((bytes_, name) for name, bytes_ in told.items() if bytes_), reverse=True)[:3]
+    largest = sorted(((bytes_, name) for name, bytes_ in categories.items() if bytes_), reverse=True)[:3]
     names = {
         "params": "parameters",
         "grads": "gradients",
@@ -93,22 +90,20 @@ def fragmentation(facts: Facts) -> Iterator[Finding]:
         return
     if device.memory_bytes is not None and unused < _LEAST_UNUSED * device.memory_bytes:
         return
-    told = facts.analysis.run.get("allocator_settings")
-    if isinstance(told, str) and "expandable_segments:true" in told.replace(" ", "").lower():
+    settings = facts.analysis.run.get("allocator_settings")
+    if isinstance(settings, str) and "expandable_segments:true" in settings.replace(" ", "").lower():
         return
-    yield Finding(
+    yield facts.finding(
         id="fragmentation",
         title=f"the allocator reserves {size(unused)} that no recorded step needs, "
         f"{share(unused / reserved)} of all it has",
-        layer=None,
         phase=peak.get("phase"),
         share=min(1.0, unused / reserved),
-        saves_at_most_us=None,
-        saves_at_most_bytes=unused,
+        saves_bytes=unused,
         evidence=(
             f"reserved {size(reserved)} at most, allocated {size(highest)} at most",
             f"when most was reserved, {size(then)} was allocated",
-            *([f"PYTORCH_CUDA_ALLOC_CONF={told!r} in this run"] if isinstance(told, str) else []),
+            *([f"PYTORCH_CUDA_ALLOC_CONF={settings!r} in this run"] if isinstance(settings, str) else []),
             "saves at most: all that is reserved beyond the most that was allocated; steps before may have needed it",
         ),
         confidence="medium",
@@ -124,8 +119,8 @@ def _peak(facts: Facts) -> Mapping[str, Any] | None:
     return None if on_cpu or not isinstance(peak, Mapping) else peak
 
 
-MEMORY_RULES: tuple[Rule, ...] = (memory_nearly_full, fragmentation)
-
+# --------------------------------------------------------------------------------------------------
+# Activation checkpointing.
 
 RECOMPUTE_SHARE = 0.03  # of the time of a step
 MEMORY_FREE = 0.7  # of the device, at the peak: below it memory is free
@@ -163,15 +158,13 @@ def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
             fix = f"checkpoint fewer blocks: about {share(part)} of them fit without"
     if saved < RECOMPUTE_SHARE / 2 * facts.work_ns:
         return
-    yield Finding(
+    yield facts.finding(
         id="recompute-not-needed",
         title=f"{duration(spent)} a step recomputes forward in {where(layers)}, though {size(device - peak)} of "
         f"{size(device)} is free",
-        layer=where(layers),
         phase="recompute",
         share=facts.share_of_work(spent),
-        saves_at_most_us=facts.saves_us(saved),
-        saves_at_most_bytes=None,
+        saves_ns=saved,
         evidence=(*evidence, "at most: no recompute where it fits, nor what the CPU does between its ops (wall time)"),
         confidence="medium" if needs is None else "high",
         fix=fix,
@@ -182,14 +175,11 @@ def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
 
 def _recomputes(facts: Facts) -> Bool:
     """Per span whether it recomputes, or is the autograd node, or the checkpoint's own function, that begins it."""
-    found, spans = facts.found, facts.found.recording.spans
-    phases = np.array([place.phase == "recompute" for place in found.attribution.places], dtype=np.bool_)
-    chosen: Bool = phases[found.attribution.place_of]
+    found = facts.found
+    chosen = found.attribution.in_phases("recompute")[found.attribution.place_of]
     parent = found.nesting.parent
     outermost = np.flatnonzero(chosen & (parent >= 0) & ~chosen[np.maximum(parent, 0)])
-    names = found.recording.names
-    of_checkpoint = np.array([name.startswith(_FUNCTION) for name in names], dtype=np.bool_)[spans.name]
-    chosen = chosen | of_checkpoint
+    chosen |= found.recording.named(lambda name: name.startswith(_FUNCTION))
     chosen[parent[outermost]] = True
     return chosen
 
@@ -226,14 +216,12 @@ def recompute_would_help(facts: Facts) -> Iterator[Finding]:
     if costs is not None:
         evidence.append(f"it costs about {duration(costs)} of {facts.time_name} a step: forward of these blocks again")
     evidence.append("at most: of each block only its output is kept, and one is there whole; no other moment is higher")
-    yield Finding(
+    yield facts.finding(
         id="recompute-would-help",
         title=f"memory is short, and checkpointing {where(layers)} would take up to {size(saves)} off the peak",
-        layer=where(layers),
         phase="forward",
         share=min(1.0, saves / facts.peak_bytes) if facts.peak_bytes else None,
-        saves_at_most_us=None,
-        saves_at_most_bytes=saves,
+        saves_bytes=saves,
         evidence=tuple(evidence),
         confidence="high",
         fix="model.gradient_checkpointing_enable(), or torch.utils.checkpoint.checkpoint(block, x)",
@@ -242,4 +230,4 @@ def recompute_would_help(facts: Facts) -> Iterator[Finding]:
     )
 
 
-RECOMPUTE_RULES: tuple[Rule, ...] = (recompute_not_needed, recompute_would_help)
+RULES: tuple[Rule, ...] = (memory_nearly_full, fragmentation, recompute_not_needed, recompute_would_help)

@@ -19,11 +19,10 @@ from profiler_wrapper.analysis.advice.facts import (
     count,
     device_of,
     duration,
-    reckoned,
+    estimate_text,
     share,
     short_name,
     time_of_ns,
-    where,
 )
 from profiler_wrapper.analysis.model import Finding, KernelRow, ProductRow
 from profiler_wrapper.analysis.work.formulas import class_of_work, has_formula
@@ -36,13 +35,19 @@ from profiler_wrapper.trace.recording import Bool, Category
 # NVIDIA, "Matrix Multiplication Background User's Guide", section on tensor core requirements: fastest where the
 # dimensions are multiples of 16 bytes: of 8 numbers of 16 bits, 4 of tfloat32, 16 of 8 bits.
 
-_WORTH_TELLING = 0.01  # of device time
+_WORTH_A_SIZE_SHARE = 0.01  # of device time
 _MULTIPLES = {"bfloat16": 8, "float16": 8, "tfloat32": 4, "int8": 16, "uint8": 16}
 _FLOAT8 = "float8"
 _ALIGNMENT = re.compile(r"align([124])(?![0-9])")
 _VOCABULARY = 8192  # a linear layer with more outputs, called once a step, makes scores of words
 
 Role = Literal["vocabulary", "head_dim", "tokens", "features"]
+_ROLE_NAMES: dict[Role, str] = {
+    "vocabulary": "a vocabulary",
+    "head_dim": "a head_dim",
+    "tokens": "a number of tokens",
+    "features": "a layer's width",
+}
 
 
 class _Size(NamedTuple):
@@ -66,7 +71,7 @@ def unaligned_dimensions(facts: Facts) -> Iterator[Finding]:
         layers = tuple(dict.fromkeys(row.layer for row in rows))
         with_backward = [*rows, *_backward_of(facts, size, layers)]
         time_ns = float(sum(row.time_per_step_ns for row in with_backward))
-        if facts.share_of_work(time_ns) >= _WORTH_TELLING:
+        if facts.share_of_work(time_ns) >= _WORTH_A_SIZE_SHARE:
             yield _of_size(facts, size, with_backward, layers, time_ns)
 
 
@@ -99,40 +104,27 @@ def _backward_of(facts: Facts, size: _Size, layers: Iterable[str]) -> list[Produ
 def _of_size(facts: Facts, size: _Size, rows: list[ProductRow], layers: tuple[str, ...], time_ns: float) -> Finding:
     better = -(-size.size // size.multiple) * size.multiple
     least_ns = at_peak_ns(facts, rows, size.dtype)
-    dearest = max(rows, key=lambda row: row.time_per_step_ns)
+    largest = max(rows, key=lambda row: row.time_per_step_ns)
     kernel = _kernel_with_small_alignment(facts, layers)
     calls = count(sum(row.calls_per_step for row in rows), "product")
-    batch = f", {dearest.batch} of them at once" if dearest.batch > 1 else ""
-    return Finding(
+    batch = f", {largest.batch} of them at once" if largest.batch > 1 else ""
+    return facts.finding(
         id="unaligned-dimensions",
-        title=f"{_named(size)} of {size.size} is no multiple of {size.multiple}: {duration(time_ns)} a step",
-        layer=where(layers),
-        phase=None,
+        title=f"{_ROLE_NAMES[size.role]} of {size.size} is no multiple of {size.multiple}: {duration(time_ns)} a step",
         share=facts.share_of_work(time_ns),
-        saves_at_most_us=facts.saves_us(max(0.0, time_ns - least_ns)),
-        saves_at_most_bytes=None,
+        saves_ns=max(0.0, time_ns - least_ns),
         evidence=(
             f"{calls} a step in {size.dtype} with a dimension of {size.size}: {duration(time_ns)} of {facts.time_name}",
-            f"the most expensive: {dearest.op} m={dearest.m} n={dearest.n} k={dearest.k}{batch}, "
-            f"{duration(dearest.time_per_step_ns)} a step",
+            f"the most expensive: {largest.op} m={largest.m} n={largest.n} k={largest.k}{batch}, "
+            f"{duration(largest.time_per_step_ns)} a step",
             *([f"a kernel for such sizes ran: {kernel}"] if kernel else []),
-            reckoned("these products", least_ns),
+            estimate_text("these products", least_ns),
         ),
         confidence="high" if kernel else "medium",
         fix=_fix_of_size(size, better),
         layers=layers,
         details={"size": size.size, "multiple": size.multiple, "better": better, "dtype": size.dtype},
     )
-
-
-def _named(size: _Size) -> str:
-    names: dict[Role, str] = {
-        "vocabulary": "a vocabulary",
-        "head_dim": "a head_dim",
-        "tokens": "a number of tokens",
-        "features": "a layer's width",
-    }
-    return names[size.role]
 
 
 def _fix_of_size(size: _Size, better: int) -> str:
@@ -152,10 +144,10 @@ def _kernel_with_small_alignment(facts: Facts, layers: Iterable[str]) -> str | N
     return short_name(row.name) if row is not None else None
 
 
-ALIGNMENT_RULES: tuple[Rule, ...] = (unaligned_dimensions,)
+# --------------------------------------------------------------------------------------------------
+# Products in types for which the device has faster units.
 
-
-_WORTH_A_TYPE = 0.05  # a few products in float32 are what a model wants
+_WORTH_A_TYPE_SHARE = 0.05  # a few products in float32 are what a model wants
 
 # Kernels that multiply float32 as it is: by cuBLAS and CUTLASS.
 _PLAIN_FLOAT32 = re.compile(r"^(?!.*(tf32|tensorop|s1688|s16816)).*(sgemm|_ffma_)")
@@ -174,26 +166,23 @@ def no_tf32(facts: Facts) -> Iterator[Finding]:
         return
     chosen = _launches_in_plain_float32(facts)
     time_ns = time_of_ns(facts, chosen)
-    if facts.share_of_work(time_ns) < _WORTH_TELLING:
+    if facts.share_of_work(time_ns) < _WORTH_A_SIZE_SHARE:
         return
     rows = [row for row in facts.analysis.products if row.dtype == "float32" and "conv" not in row.op]
     least_ns = at_peak_ns(facts, rows, "tfloat32")
     layers = _layers_of(facts, chosen)
-    yield Finding(
+    yield facts.finding(
         id="no-tf32",
         title=f"float32 matrix products without TF32: {share(facts.share_of_work(time_ns))} of {facts.time_name}",
-        layer=where(layers) if layers else None,
-        phase=None,
         share=facts.share_of_work(time_ns),
-        saves_at_most_us=facts.saves_us(max(0.0, time_ns - least_ns)),
-        saves_at_most_bytes=None,
+        saves_ns=max(0.0, time_ns - least_ns),
         evidence=(
-            f"{duration(time_ns)} a step in kernels such as {_dearest_name(facts, chosen)}",
+            f"{duration(time_ns)} a step in kernels such as {_most_expensive_kernel(facts, chosen)}",
             f"torch.get_float32_matmul_precision() is {precision!r} in this run"
             if precision is not None
-            else "by its kernels; the trace does not tell what torch was told",
+            else "by its kernels; the trace does not say how torch was set",
             f"{device.name} multiplies TF32 on its tensor cores",
-            reckoned("these kernels", least_ns),
+            estimate_text("these kernels", least_ns),
         ),
         confidence="high" if precision is not None else "medium",
         fix='torch.set_float32_matmul_precision("high"), or bfloat16: torch.autocast("cuda", dtype=torch.bfloat16)',
@@ -205,13 +194,10 @@ def no_tf32(facts: Facts) -> Iterator[Finding]:
 def _launches_in_plain_float32(facts: Facts) -> Bool:
     """CPU events that launched such a kernel for a matrix product; convolutions have a switch of their own."""
     recording, charges = facts.found.recording, facts.found.charges
-    names = recording.names
-    plain = np.array([_PLAIN_FLOAT32.match(name) is not None for name in names], dtype=np.bool_)
-    is_product = np.array(
-        [has_formula(name) and class_of_work(name) == "gemm" and "conv" not in name for name in names], dtype=np.bool_
-    )[recording.spans.name] & (recording.spans.category == Category.CPU_OP)
+    is_product = recording.named(lambda n: has_formula(n) and class_of_work(n) == "gemm" and "conv" not in n)
+    is_product &= recording.spans.category == Category.CPU_OP
     in_product = nearest(facts.found.nesting.parent, is_product) >= 0
-    launches = charges.cpu_span[plain[recording.spans.name[charges.span]] & (charges.cpu_span >= 0)]
+    launches = charges.cpu_span[recording.named(_PLAIN_FLOAT32.match)[charges.span] & (charges.cpu_span >= 0)]
     chosen = np.zeros(len(recording.spans), dtype=np.bool_)
     chosen[launches] = True
     return chosen & in_product
@@ -226,20 +212,17 @@ def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
     if device.has_tf32 and facts.analysis.run.get("float32_matmul_precision") in (None, "highest"):
         without = [row for row in without if _PLAIN_FLOAT32.match(row.name) is None]  # for those see `no_tf32`
     time_ns = _in_steps_ns(facts, without)
-    if not without or facts.share_of_work(time_ns) < _WORTH_A_TYPE:
+    if not without or facts.share_of_work(time_ns) < _WORTH_A_TYPE_SHARE:
         return
     with_them = _in_steps_ns(facts, [row for row in facts.analysis.kernels if row.tensor_cores])
     dtype = _dtype_of(facts, without)
     layers = tuple(dict.fromkeys(layer for row in without for layer in row.layers if layer))
-    yield Finding(
+    yield facts.finding(
         id="tensor-cores-unused",
         title=f"{share(facts.share_of_work(time_ns))} of {facts.time_name} is products that leave the tensor cores idle"
         + (f", in {dtype}" if dtype else ""),
-        layer=where(layers) if layers else None,
-        phase=None,
         share=facts.share_of_work(time_ns),
-        saves_at_most_us=facts.saves_us(time_ns),
-        saves_at_most_bytes=None,
+        saves_ns=time_ns,
         evidence=(
             f"{duration(time_ns)} a step in kernels without tensor cores, {duration(with_them)} in kernels with them",
             f"the most expensive: {short_name(without[0].name)}, "
@@ -258,7 +241,7 @@ def _in_steps_ns(facts: Facts, rows: Sequence[KernelRow]) -> float:
     """Per step, without what was launched before the trace."""
     recording, charges = facts.found.recording, facts.found.charges
     wanted = {row.name for row in rows}
-    named = np.array([name in wanted for name in recording.names], dtype=np.bool_)[recording.spans.name[charges.span]]
+    named = recording.named(wanted.__contains__)[charges.span]
     before = int(charges.time_ns[named & (charges.cpu_span < 0)].sum())
     return facts.per_step_ns(sum(row.time_ns for row in rows) - before)
 
@@ -290,7 +273,7 @@ def _fix_of_type(device: Device, dtype: str | None) -> str:
     return 'mixed precision: torch.autocast("cuda", dtype=torch.float16) with torch.amp.GradScaler'
 
 
-def _dearest_name(facts: Facts, chosen: Bool) -> str:
+def _most_expensive_kernel(facts: Facts, chosen: Bool) -> str:
     charges, recording = facts.found.charges, facts.found.recording
     time_ns: dict[int, int] = defaultdict(int)
     members = np.flatnonzero((charges.cpu_span >= 0) & chosen[np.maximum(charges.cpu_span, 0)])
@@ -305,4 +288,4 @@ def _layers_of(facts: Facts, chosen: Bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-PRECISION_RULES: tuple[Rule, ...] = (no_tf32, tensor_cores_unused)
+RULES: tuple[Rule, ...] = (no_tf32, tensor_cores_unused, unaligned_dimensions)

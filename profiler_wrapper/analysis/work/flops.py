@@ -70,13 +70,12 @@ class PythonDispatch(NamedTuple):
 
 def python_dispatch(recording: Recording, parent: Int32, charges: Charges) -> PythonDispatch:
     """The handlers of a recording, and the ops that computed nothing because of them."""
-    spans, names = recording.spans, recording.names
-    is_op: Bool = spans.category == Category.CPU_OP
+    is_op: Bool = recording.spans.category == Category.CPU_OP
 
-    def named(chosen: list[bool]) -> Bool:
-        return is_op & np.array(chosen, dtype=np.bool_)[spans.name] if names else is_op
+    def named(chosen: Callable[[str], bool]) -> Bool:
+        return is_op & recording.named(chosen)
 
-    subclasses, modes = (named([name == handler for name in names]) for handler in (_SUBCLASS, _MODE))
+    subclasses, modes = named(_SUBCLASS.__eq__), named(_MODE.__eq__)
     handlers: Bool = subclasses | modes
     if not handlers.any():
         return PythonDispatch(handlers, np.zeros_like(handlers))
@@ -85,7 +84,7 @@ def python_dispatch(recording: Recording, parent: Int32, charges: Charges) -> Py
         launching[charges.cpu_span[charges.cpu_span >= 0]] = True
     fake = modes & (nearest_above(parent, nearest(parent, subclasses)) >= 0) & ~ancestors_of(parent, launching)
     faked: Bool = nearest(parent, fake) >= 0
-    works = is_op & ~named([moves_nothing(name) or name in _FETCHING for name in names])
+    works = is_op & ~named(lambda name: moves_nothing(name) or name in _FETCHING)
     works &= ~faked & ~handlers & ~ancestors_of(parent, handlers)
     works |= launching
     handlers &= ~faked
@@ -93,9 +92,9 @@ def python_dispatch(recording: Recording, parent: Int32, charges: Charges) -> Py
     idle = np.zeros_like(handlers)
     above = parent[unused]
     idle[above[above >= 0]] = True
-    idle &= is_op & ~named([moves_nothing(name) for name in names])
+    idle &= is_op & ~named(moves_nothing)
     # Ops such as `linear` that called idle ones; what else they called is counted by itself.
-    idle |= ancestors_of(parent, idle, among=named([name.startswith("aten::") for name in names]))
+    idle |= ancestors_of(parent, idle, among=named(lambda name: name.startswith("aten::")))
     return PythonDispatch(handlers, idle | faked | unused)
 
 
@@ -116,19 +115,18 @@ def stopped_ops(recording: Recording, parent: Int32, attribution: Attribution, c
     That is the last op recomputed in an autograd node (views save nothing), if it called no op but those of saving,
     launched nothing and allocated nothing. One that saves what it computed, as fused attention, ran.
     """
-    spans, names = recording.spans, recording.names
+    spans = recording.spans
     stopped = np.zeros(len(spans), dtype=np.bool_)
-    phases = np.array([place.phase == "recompute" for place in attribution.places], dtype=np.bool_)
     recomputed = (spans.category == Category.CPU_OP) & (attribution.place_of >= 0) & (attribution.node_of >= 0)
-    recomputed[recomputed] = phases[attribution.place_of[recomputed]]
+    recomputed &= attribution.in_phases("recompute")[attribution.place_of]
     if not recomputed.any():
         return stopped
-    saving = np.array([name in OPS_OF_SAVING for name in names], dtype=np.bool_)[spans.name]
+    saving = recording.named(OPS_OF_SAVING.__contains__)
     calling = np.zeros(len(spans), dtype=np.bool_)
     called = parent[(spans.category == Category.CPU_OP) & ~saving]
     calling[called[called >= 0]] = True
-    idle = np.array([moves_nothing(name) for name in names], dtype=np.bool_)[spans.name]
-    reentrant = np.array([role_of(name) == Role.CHECKPOINT_BACKWARD for name in names], dtype=np.bool_)[spans.name]
+    idle = recording.named(moves_nothing)
+    reentrant = recording.named(lambda name: role_of(name) == Role.CHECKPOINT_BACKWARD)
     ops = np.flatnonzero(recomputed & ~idle & (nearest(parent, reentrant) < 0))
     ops = ops[np.lexsort((-spans.duration_ns[ops], spans.start_ns[ops], attribution.node_of[ops]))]
     node = attribution.node_of[ops]
@@ -180,12 +178,11 @@ class FlopOps:
     def __init__(self, found: Attributed, shapes: Shapes) -> None:
         self._found, self._shapes = found, shapes
         self._parent = found.nesting.parent
-        names = found.recording.names
         dispatch = python_dispatch(found.recording, self._parent, found.charges)
         self.handlers = dispatch.handlers  # events of Python that ops were handed to
         self.ran = self._really_ran() & ~dispatch.idle
-        working = self._named([has_work(name) for name in names]) & self.ran
-        formula = np.flatnonzero(working & self._named([has_formula(name) for name in names]))
+        working = self._named(has_work) & self.ran
+        formula = np.flatnonzero(working & self._named(has_formula))
         self._flops = self._evaluate(formula)
         known = self._marked(list(self._flops))
         around = nearest_above(self._parent, nearest(self._parent, known))
@@ -194,12 +191,10 @@ class FlopOps:
         self._as_tf32 = self._in_tf32()
         self._is_unknown = self._unknown(working | self._opaque_calls()) | self._library_ops()
 
-    def _named(self, chosen: list[bool]) -> Bool:
+    def _named(self, chosen: Callable[[str], bool]) -> Bool:
         """True for ops whose name is chosen."""
-        spans = self._found.recording.spans
-        by_name = np.array(chosen, dtype=np.bool_)
-        is_op: Bool = spans.category == Category.CPU_OP
-        return is_op & by_name[spans.name] if len(by_name) else is_op
+        is_op: Bool = self._found.recording.spans.category == Category.CPU_OP
+        return is_op & self._found.recording.named(chosen)
 
     def _marked(self, spans: list[int]) -> Bool:
         marked = np.zeros(len(self._parent), dtype=np.bool_)
@@ -209,11 +204,11 @@ class FlopOps:
     def _really_ran(self) -> Bool:
         """Not what a compiler traces or a recompute stopped at, and only in a step that was recorded whole."""
         found = self._found
-        spans, names = found.recording.spans, found.recording.names
-        compiling = np.array([name.endswith(_COMPILING) for name in names], dtype=np.bool_)
+        spans = found.recording.spans
+        compiling = found.recording.named(lambda name: name.endswith(_COMPILING)) & (spans.category < Category.RUNTIME)
         ran: Bool = ~stopped_ops(found.recording, self._parent, found.attribution, found.charges)
         if compiling.any():
-            ran &= nearest(found.enclosing, compiling[spans.name] & (spans.category < Category.RUNTIME)) < 0
+            ran &= nearest(found.enclosing, compiling) < 0
         if len(found.steps):
             ran &= found.steps.place_of(spans.start_ns) >= 0
         return ran
@@ -221,13 +216,11 @@ class FlopOps:
     def _opaque_calls(self) -> Bool:
         """On a CPU, where generated kernels are no events, calls of compiled graphs of which no kernel is known."""
         found = self._found
-        spans, names = found.recording.spans, found.recording.names
-        calls = np.array([graph_key(name) is not None for name in names], dtype=np.bool_)[spans.name] & self.ran
-        calls &= (spans.category < Category.MODULE) & ~self._in_optimizer
+        calls = found.recording.named(lambda name: graph_key(name) is not None) & self.ran
+        calls &= (found.recording.spans.category < Category.MODULE) & ~self._in_optimizer
         if found.charges.basis != "cpu" or not calls.any():
             return np.zeros_like(calls)
-        generated = np.array([name.startswith("cpp_") for name in names], dtype=np.bool_)[spans.name]
-        above = self._parent[generated]
+        above = self._parent[found.recording.named(lambda name: name.startswith("cpp_"))]
         calls[above[above >= 0]] = False
         return calls
 
@@ -237,15 +230,15 @@ class FlopOps:
         On a device they launch kernels whose names do not tell either. On a CPU most of their time is their own, and
         they call no product: one that does is taken to leave it all to that.
         """
-        found, names = self._found, self._found.recording.names
+        found = self._found
         works = np.zeros(len(self._parent), dtype=np.bool_)
         if found.charges.basis == "cpu":
             works[found.cpu.span] = 2 * found.cpu.time_ns > found.recording.spans.duration_ns[found.cpu.span]
             works &= ~self._holds_counted
         else:
-            op = self._innermost_op[found.charges.cpu_span[self._untold_kernels]]
+            op = self._innermost_op[found.charges.cpu_span[self._unknown_kernels]]
             works[op[op >= 0]] = True
-        of_library = self._named([is_of_library(name) and not has_work(name) for name in names])
+        of_library = self._named(lambda name: is_of_library(name) and not has_work(name))
         return works & of_library & self.ran & ~self._inside_counted & ~self._in_optimizer
 
     @cached_property
@@ -259,24 +252,22 @@ class FlopOps:
 
     @cached_property
     def _innermost_op(self) -> Int32:
-        return nearest(self._parent, self._named([is_op(name) for name in self._found.recording.names]))
+        return nearest(self._parent, self._named(is_op))
 
     @cached_property
-    def _untold_kernels(self) -> Bool:
-        """Of the charges the launched kernels whose names do not tell what they do."""
+    def _unknown_kernels(self) -> Bool:
+        """Of the charges the launched kernels whose names do not say what they do."""
         charges, spans, names = self._found.charges, self._found.recording.spans, self._found.recording.names
         used = np.unique(spans.name[charges.span]).tolist()
-        untold = [i for i in used if not is_without_flops(names[i]) and not _class_of_kernel(names[i])]
+        unknown = [i for i in used if not is_without_flops(names[i]) and not _class_of_kernel(names[i])]
         is_kernel = spans.category[charges.span] == Category.KERNEL
-        chosen: Bool = is_kernel & np.isin(spans.name[charges.span], untold) & (charges.cpu_span >= 0)
+        chosen: Bool = is_kernel & np.isin(spans.name[charges.span], unknown) & (charges.cpu_span >= 0)
         return chosen
 
     @cached_property
     def _in_optimizer(self) -> Bool:
         """What an optimizer runs: it multiplies nothing but by a library."""
-        places = self._found.attribution.places
-        by_place = np.array([place.phase == "optimizer" for place in places], dtype=np.bool_)
-        return by_place[self._found.attribution.place_of]
+        return self._found.attribution.in_phases("optimizer")[self._found.attribution.place_of]
 
     def _evaluate(self, spans: Int64) -> dict[int, OpFlops]:
         """FLOPs of the spans whose shapes tell; each different call is worked out once."""
@@ -320,17 +311,16 @@ class FlopOps:
     def _in_tf32(self) -> Bool:
         """Ops whose float32 the device multiplies as tfloat32: their kernels say so, or torch was told to."""
         found = self._found
-        charges, spans, names = found.charges, found.recording.spans, found.recording.names
-        told = np.zeros(len(self._parent), dtype=np.bool_)
+        charges = found.charges
+        as_tf32 = np.zeros(len(self._parent), dtype=np.bool_)
         if charges.basis != "device":
-            return told
-        by_name = np.array([_TF32_KERNEL.search(name) is not None for name in names], dtype=np.bool_)
-        launched = charges.cpu_span[by_name[spans.name[charges.span]] & (charges.cpu_span >= 0)]
+            return as_tf32
+        launched = charges.cpu_span[found.recording.named(_TF32_KERNEL.search)[charges.span] & (charges.cpu_span >= 0)]
         op = nearest(self._parent, self.is_counted)[launched]
-        told[op[op >= 0]] = True
+        as_tf32[op[op >= 0]] = True
         if found.fast_float32 and _has_tf32(found.recording):
-            told |= self._named([class_of_work(name) == "gemm" and "conv" not in name for name in names])
-        return told
+            as_tf32 |= self._named(lambda name: class_of_work(name) == "gemm" and "conv" not in name)
+        return as_tf32
 
     def uncounted(self, steps: int) -> tuple[UncountedRow, ...]:
         """Ops with work that nothing is known of, then kernels without an op that says what they do."""
@@ -350,15 +340,15 @@ class FlopOps:
             calls.append(UnknownCall(name, kind, place.phase, found.layer_name(place), taken))
         return unknown_rows(calls, steps)
 
-    def _times(self, told_apart: Sequence[int]) -> Int64:
-        """Per unknown op its device time but for the kernels told apart; on a CPU-only trace its own duration."""
+    def _times(self, listed_apart: Sequence[int]) -> Int64:
+        """Per unknown op its device time but for the kernels listed apart; on a CPU-only trace its own duration."""
         found = self._found
         spans, charges = found.recording.spans, found.charges
         if charges.basis == "cpu":
             return spans.duration_ns
         time_ns = np.zeros(len(spans), dtype=np.int64)
         launched = charges.cpu_span >= 0
-        launched[told_apart] = False
+        launched[listed_apart] = False
         op = nearest(self._parent, self._is_unknown)[charges.cpu_span[launched]]
         np.add.at(time_ns, op[op >= 0], charges.time_ns[launched][op >= 0])
         return time_ns
@@ -368,18 +358,18 @@ class FlopOps:
         found = self._found
         recording, charges = found.recording, found.charges
         names = recording.spans.name[charges.span]
-        told = {name: _class_of_kernel(recording.names[name]) for name in np.unique(names).tolist()}
+        kinds = {name: _class_of_kernel(recording.names[name]) for name in np.unique(names).tolist()}
         launched = charges.cpu_span >= 0
-        covered = nearest(self._parent, self._named([has_work(name) for name in recording.names]))
-        naming_work = np.isin(names, [name for name, kind in told.items() if kind]) & launched
+        covered = nearest(self._parent, self._named(has_work))
+        naming_work = np.isin(names, [name for name, kind in kinds.items() if kind]) & launched
         naming_work[launched] &= covered[charges.cpu_span[launched]] < 0
-        triton = np.isin(names, [name for name in told if _TRITON_KERNEL.fullmatch(recording.names[name])])
-        triton &= self._untold_kernels
+        triton = np.isin(names, [name for name in kinds if _TRITON_KERNEL.fullmatch(recording.names[name])])
+        triton &= self._unknown_kernels
         triton[triton] &= self._innermost_op[charges.cpu_span[triton]] < 0
         triton[triton] &= ~self._in_optimizer[charges.cpu_span[triton]]
         for i in np.flatnonzero(naming_work | triton).tolist():
             if self.ran[charges.cpu_span[i]]:
-                yield i, recording.names[names[i]], told[int(names[i])] or "other"
+                yield i, recording.names[names[i]], kinds[int(names[i])] or "other"
 
 
 def _has_tf32(recording: Recording) -> bool:
@@ -449,13 +439,8 @@ class FlopCount:
     layers: Mapping[LayerPhase, LayerFlops]  # layers without FLOPs are left out
 
 
-def count_flops(found: Attributed, shapes: Shapes) -> FlopCount:
-    """FLOPs of the ops of an attributed recording; `shapes`: of those that `has_formula` at least."""
-    return count_of_ops(found, FlopOps(found, shapes))
-
-
 def count_of_ops(found: Attributed, ops: FlopOps, timed: Attributed | None = None) -> FlopCount:
-    """The same of its ops that count. `timed`: the trace whose steps it is for, if another, see `calls_ratio`."""
+    """FLOPs of the ops that count. `timed`: the trace whose steps it is for, if another, see `calls_ratio`."""
     steps = max(1, len(found.steps))
     ratio = calls_ratio(found, timed)
     sums: list[dict[FlopKey, int | Fraction]] = [defaultdict(int) for _ in range(4)]
@@ -601,4 +586,4 @@ def shapes_of(found: Attributed) -> Shapes | str:
 def flops_of_recording(found: Attributed) -> FlopCount | str:
     """What the shapes of an attributed recording tell, or why there are none."""
     shapes = shapes_of(found)
-    return shapes if isinstance(shapes, str) else count_flops(found, shapes)
+    return shapes if isinstance(shapes, str) else count_of_ops(found, FlopOps(found, shapes))

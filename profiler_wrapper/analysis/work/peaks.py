@@ -66,7 +66,7 @@ class Peaks:
     def flops(self, dtype: str) -> float | None:
         """FLOP/s of matmuls whose operands are of this type, by torch's name; None: not known.
 
-        `"float8_e4m3fn"` and its like are float8. A type that was not told (`""`) has the peak that all types have
+        `"float8_e4m3fn"` and its like are float8. A type that is not known (`""`) has the peak that all types have
         where one number was given for all.
         """
         kind = type_of(dtype)
@@ -138,13 +138,13 @@ def find_peaks(
         WrongUse: `given` means no peak, or is a file that is none of ours. What the variable says wrong is a warning.
     """
     environment = os.environ if environment is None else environment
-    told = environment.get(VARIABLE, "").strip()
+    text = environment.get(VARIABLE, "").strip()
     known = peaks_of(device_name) if device_name else None
     if given is not None:
-        peaks = _told(given, device_name, "peaks")
-    elif told:
+        peaks = _peaks_from(given, device_name, "peaks")
+    elif text:
         try:
-            peaks = _told(told, device_name, VARIABLE)
+            peaks = _peaks_from(text, device_name, VARIABLE)
         except WrongUse as error:
             return known, f"{error} It is ignored."
     else:
@@ -168,7 +168,7 @@ def _unknown(device_name: str | None) -> str:
     )
 
 
-def _told(given: Given, device_name: str | None, name: str) -> Peaks:
+def _peaks_from(given: Given, device_name: str | None, name: str) -> Peaks:
     if isinstance(given, Peaks):
         return _checked_peaks(given, name)
     if isinstance(given, (int, float, Real)):  # a bool too, which is then refused
@@ -238,9 +238,9 @@ def _of_pairs(pairs: Mapping[str, float], device_name: str | None, name: str) ->
     bandwidth = known.bandwidth_bytes_per_s if known else None
     if not pairs:
         raise WrongUse(f"{name} is empty. {_ACCEPTED}.")
-    told: dict[str, str] = {}
+    given_as: dict[str, str] = {}
     for key, value in pairs.items():
-        same = told.setdefault(type_of(key) or key.strip().lower(), key)
+        same = given_as.setdefault(type_of(key) or key.strip().lower(), key)
         if same != key:
             raise WrongUse(f"{name} gives both {same!r} and {key!r}, which are the same. {_ACCEPTED}.")
         if key.strip().lower() == _BANDWIDTH:

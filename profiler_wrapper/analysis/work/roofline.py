@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 NS_PER_S = 1e9
-_TRIFLE = 0.01  # of a layer's time; if less is in ops whose bytes are not told, they are left out
+_UNKNOWN_TIME_SHARE = 0.01  # of a layer's time; if less is in ops whose bytes are not known, they are left out
 LayerPlace = tuple[str | None, Phase, str]  # layer (None: not known, with the reason), phase
 
 
@@ -51,7 +51,7 @@ class Demand(NamedTuple):
     phase: Phase
     reason: str  # why there is no layer
     flops: tuple[OpFlops, ...]  # of the op and of what it calls
-    bytes_moved: int  # 0 where not told
+    bytes_moved: int  # 0 where not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class WorkCount:
 
     flops: FlopCount
     demands: Mapping[Demand, int | Fraction]  # how often each, in all steps that were counted
-    coverage: Mapping[LayerPlace, tuple[int, int]]  # nanoseconds of ops whose bytes are not told, and of all ops
+    coverage: Mapping[LayerPlace, tuple[int, int]]  # nanoseconds of ops whose bytes are not known, and of all ops
     untold_bytes: tuple[UncountedRow, ...]
     shapes: ShapeRows = field(default_factory=ShapeRows)
 
@@ -85,13 +85,10 @@ def _note(what: str, rows: Iterable[UncountedRow]) -> list[str]:
 
 
 def work_of_recording(found: Attributed, timed: Attributed | None = None) -> WorkCount | str:
-    """What the shapes of an attributed recording tell, or why there are none. `timed`: see `calls_ratio`."""
+    """FLOPs and bytes of the ops of an attributed recording, or why there are none. `timed`: see `calls_ratio`."""
     shapes = shapes_of(found)
-    return shapes if isinstance(shapes, str) else count_work(found, shapes, timed)
-
-
-def count_work(found: Attributed, shapes: Shapes, timed: Attributed | None = None) -> WorkCount:
-    """FLOPs and bytes of the ops of an attributed recording."""
+    if isinstance(shapes, str):
+        return shapes
     ops = FlopOps(found, shapes)
     flops = count_of_ops(found, ops, timed)
     traffic = Traffic(found, shapes, ops)
@@ -99,7 +96,7 @@ def count_work(found: Attributed, shapes: Shapes, timed: Attributed | None = Non
         flops=flops,
         demands=_demands(found, ops, traffic, calls_ratio(found, timed)),
         coverage=_coverage(found, traffic),
-        untold_bytes=traffic.untold(flops.steps),
+        untold_bytes=traffic.unknown(flops.steps),
         shapes=_shape_rows(found, shapes, ops),
     )
 
@@ -130,26 +127,26 @@ def _demands(
     for (at, size), number in _pairs(place_of[units[~with_flops]], moved[~with_flops]):
         calls[at, (), size] += number
     demands: dict[Demand, int | Fraction] = defaultdict(int)
-    for (at, of_unit, told), number in calls.items():
+    for (at, of_unit, size), number in calls.items():
         where = found.attribution.places[at]
-        demand = Demand(found.layer_name(where), where.phase, where.reason, of_unit, told)
+        demand = Demand(found.layer_name(where), where.phase, where.reason, of_unit, size)
         demands[demand] += number * ratio(where.layer)
     return demands
 
 
 def _coverage(found: Attributed, traffic: Traffic) -> dict[LayerPlace, tuple[int, int]]:
-    """Time of ops whose bytes are not told, and of all ops, by place."""
+    """Time of ops whose bytes are not known, and of all ops, by place."""
     charges, places = found.charges, found.attribution.places
     sums = np.zeros((2, len(places)), dtype=np.int64)
-    untold = traffic.counts & ~traffic.told
-    np.add.at(sums[0], charges.place[untold], charges.time_ns[untold])
+    unknown = traffic.counts & ~traffic.has_bytes
+    np.add.at(sums[0], charges.place[unknown], charges.time_ns[unknown])
     np.add.at(sums[1], charges.place[traffic.counts], charges.time_ns[traffic.counts])
     coverage: dict[LayerPlace, tuple[int, int]] = {}
-    for place, untold_ns, all_ns in zip(places, *sums.tolist(), strict=True):
+    for place, unknown_ns, all_ns in zip(places, *sums.tolist(), strict=True):
         if all_ns:
             key = (found.layer_name(place), place.phase, place.reason)
             before = coverage.get(key, (0, 0))
-            coverage[key] = (before[0] + untold_ns, before[1] + all_ns)
+            coverage[key] = (before[0] + unknown_ns, before[1] + all_ns)
     return coverage
 
 
@@ -164,28 +161,28 @@ def _pairs(place: Int32, moved: Int64) -> Iterable[tuple[tuple[int, int], int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roof:
-    """What a layer in one phase asks a step, as far as it is told; and how much of its time that covers.
+    """What a layer in one phase asks a step, as far as it is known; and how much of its time that covers.
 
-    A sum holds what is told; the properties are None where that is too little to go by: where over 1 % of the
-    time (in the steps with shapes) is in ops whose bytes are not told, where FLOPs are not, or a peak.
+    A sum holds what is known; the properties are None where that is too little to go by: where over 1 % of the
+    time (in the steps with shapes) is in ops whose bytes are not known, where FLOPs are not, or a peak.
     """
 
-    told_bytes: int = 0
-    told_time_ns: int = 0
-    told_memory_ns: int = 0
-    told_peak_ns: int = 0
-    untold_ns: int = 0
+    known_bytes: int = 0
+    known_time_ns: int = 0
+    known_memory_ns: int = 0
+    known_peak_ns: int = 0
+    unknown_ns: int = 0
     all_ns: int = 0
     peak_is_known: bool = True  # of all types that were multiplied, and all FLOPs
     bandwidth_is_known: bool = True
 
     def __add__(self, other: Roof) -> Roof:
         return Roof(
-            told_bytes=self.told_bytes + other.told_bytes,
-            told_time_ns=self.told_time_ns + other.told_time_ns,
-            told_memory_ns=self.told_memory_ns + other.told_memory_ns,
-            told_peak_ns=self.told_peak_ns + other.told_peak_ns,
-            untold_ns=self.untold_ns + other.untold_ns,
+            known_bytes=self.known_bytes + other.known_bytes,
+            known_time_ns=self.known_time_ns + other.known_time_ns,
+            known_memory_ns=self.known_memory_ns + other.known_memory_ns,
+            known_peak_ns=self.known_peak_ns + other.known_peak_ns,
+            unknown_ns=self.unknown_ns + other.unknown_ns,
             all_ns=self.all_ns + other.all_ns,
             peak_is_known=self.peak_is_known and other.peak_is_known,
             bandwidth_is_known=self.bandwidth_is_known and other.bandwidth_is_known,
@@ -193,22 +190,22 @@ class Roof:
 
     @property
     def bytes_moved(self) -> int | None:
-        return self.told_bytes if self.untold_ns <= _TRIFLE * self.all_ns else None
+        return self.known_bytes if self.unknown_ns <= _UNKNOWN_TIME_SHARE * self.all_ns else None
 
     @property
     def time_ns(self) -> int | None:
         """At the roof."""
-        return self.told_time_ns if self._is_known else None
+        return self.known_time_ns if self._is_known else None
 
     @property
     def memory_ns(self) -> int | None:
         """Of the time at the roof, in ops whose bytes take longer than their FLOPs."""
-        return self.told_memory_ns if self._is_known else None
+        return self.known_memory_ns if self._is_known else None
 
     @property
     def peak_ns(self) -> int | None:
         """Of all FLOPs at the peak of their types."""
-        return self.told_peak_ns if self.peak_is_known else None
+        return self.known_peak_ns if self.peak_is_known else None
 
     @property
     def _is_known(self) -> bool:
@@ -251,7 +248,7 @@ def _by_place(work: WorkCount, peaks: Peaks | None) -> dict[LayerPlace, Roof]:
     for demand, number in work.demands.items():
         sums[demand.layer, demand.phase, demand.reason].add(demand, number, peaks)
     for place in {*work.coverage} - {*sums}:
-        sums[place] = _Sums()  # it has time, if no work that is told
+        sums[place] = _Sums()  # it has time, if no work that is known
     for row in work.flops.uncounted:
         for place in _places_of(row, sums):
             sums[place].peak_is_known = False
@@ -259,13 +256,13 @@ def _by_place(work: WorkCount, peaks: Peaks | None) -> dict[LayerPlace, Roof]:
     whole = per_step({place: total.bytes_moved for place, total in sums.items()}, steps)
     found = {}
     for place, total in sums.items():
-        untold_ns, all_ns = work.coverage.get(place, (0, 0))
+        unknown_ns, all_ns = work.coverage.get(place, (0, 0))
         found[place] = Roof(
-            told_bytes=whole[place],
-            told_time_ns=round(total.time_ns / steps),
-            told_memory_ns=round(total.memory_ns / steps),
-            told_peak_ns=round(total.peak_ns / steps),
-            untold_ns=untold_ns,
+            known_bytes=whole[place],
+            known_time_ns=round(total.time_ns / steps),
+            known_memory_ns=round(total.memory_ns / steps),
+            known_peak_ns=round(total.peak_ns / steps),
+            unknown_ns=unknown_ns,
             all_ns=all_ns,
             peak_is_known=total.peak_is_known and peaks is not None,
             bandwidth_is_known=peaks is not None and peaks.bandwidth_bytes_per_s is not None,

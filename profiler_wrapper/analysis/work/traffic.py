@@ -1,6 +1,6 @@
 """Bytes that the ops of a recording move: which ops count, and how much of the time is theirs.
 
-A unit of work is the outermost op with a rule of its own (`op_bytes.has_rule`): what it calls inside is part of
+A unit of work is the outermost op with a rule of its own (`bytes.has_rule`): what it calls inside is part of
 it, so nothing counts twice, and a temporary that it makes is not compulsory. What only calls others (`linear`,
 `cross_entropy_loss`, `reshape`) is none; `linear` and `matmul` are where their FLOPs count. Nor is an op that
 torch handed to Python, where that called ops with a rule: a `DTensor` has the shape of the whole. On a trace of
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -33,9 +34,9 @@ from profiler_wrapper.analysis.work.bytes import (
     moved_by,
     moves_nothing,
     only_calls,
-    size_of_type,
 )
 from profiler_wrapper.analysis.work.flops import FlopOps, UnknownCall, ancestors_of, unknown_rows
+from profiler_wrapper.analysis.work.operands import size_of_type
 from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.trace.shapes import OpShapes, Shapes
@@ -60,12 +61,12 @@ class Traffic:
         read_bytes, written_bytes: one entry per unit. Of a copy over the bus, the device's side alone.
         unit_of: per span of the recording, the span of the unit that it is or lies in; -1 for none.
         counts: per charge, whether it is that of an op that ran; events whose launch is not in the trace are nobody's.
-        told: per charge, whether it went to a unit, or to an op that moves nothing itself.
-        time_ns, told_ns: the time of charges that count, and of those of them that are told.
+        has_bytes: per charge, whether it went to a unit, or to an op that moves nothing itself.
+        time_ns, known_ns: the time of charges that count, and of those of them whose bytes are known.
     """
 
     def __init__(self, found: Attributed, shapes: Shapes, ops: FlopOps) -> None:
-        """`shapes`: of the ops that `op_bytes.has_rule` at least; `ops` tells which really ran."""
+        """`shapes`: of the ops that `bytes.has_rule` at least; `ops` tells which really ran."""
         self._found, self._shapes, self._ran, self._handlers = found, shapes, ops.ran, ops.handlers
         self._recording = found.recording
         self._parent = found.nesting.parent
@@ -84,9 +85,9 @@ class Traffic:
         self.unit_of: Int32 = nearest(self._parent, is_unit)
         self.read_bytes: Int64 = self._read[self.units]
         self.written_bytes: Int64 = self._written[self.units]
-        self.counts, self.told = self._coverage()
+        self.counts, self.has_bytes = self._coverage()
         self.time_ns = int(found.charges.time_ns[self.counts].sum())
-        self.told_ns = int(found.charges.time_ns[self.counts & self.told].sum())
+        self.known_ns = int(found.charges.time_ns[self.counts & self.has_bytes].sum())
 
     @property
     def bytes_moved(self) -> Int64:
@@ -94,9 +95,8 @@ class Traffic:
         return self.read_bytes + self.written_bytes
 
     def _find_units(self, has_flops: Bool) -> Bool:
-        names = self._recording.names
-        told = self._evaluate([has_rule(name) for name in names])
-        units = told & (has_flops | ~self._named([only_calls(name) for name in names]))
+        known = self._evaluate(has_rule)
+        units = known & (has_flops | ~self._named(only_calls))
         if self._handlers.any():
             units &= has_flops | ~self._handing(units)
         while len(batched := self._batched(units)):
@@ -110,11 +110,9 @@ class Traffic:
             units &= launching
         return units
 
-    def _named(self, chosen: list[bool]) -> Bool:
+    def _named(self, chosen: Callable[[str], bool]) -> Bool:
         """True for ops that ran and whose name is chosen."""
-        by_name = np.array(chosen, dtype=np.bool_)
-        ops = self._is_op & self._ran
-        return ops & by_name[self._recording.spans.name] if len(by_name) else ops
+        return self._is_op & self._ran & self._recording.named(chosen)
 
     def _inside(self, chosen: Bool) -> Bool:
         """Chosen ones that lie inside another."""
@@ -138,13 +136,13 @@ class Traffic:
         """What lies around a handler that a chosen one lies in."""
         return ancestors_of(self._parent, self._handlers & ancestors_of(self._parent, chosen))
 
-    def _evaluate(self, rules: list[bool]) -> Bool:
-        """Works out the bytes of all ops with a rule, each different call once; True for those that are told."""
+    def _evaluate(self, rules: Callable[[str], bool]) -> Bool:
+        """Works out the bytes of all ops with a rule, each different call once; True for those that are known."""
         names, spans = self._recording.names, self._recording.spans
-        told = np.zeros(len(spans), dtype=np.bool_)
+        known = np.zeros(len(spans), dtype=np.bool_)
         span, number = self._shapes.arrays()
         if not len(span):
-            return told
+            return known
         chosen = self._named(rules)[span]
         span, number = span[chosen], number[chosen]
         name = spans.name[span].astype(np.int64)
@@ -160,20 +158,19 @@ class Traffic:
             )
             for call in calls.tolist()
         ]
-        known = np.array([one is not None for one in moved], dtype=np.bool_)
+        has_bytes = np.array([one is not None for one in moved], dtype=np.bool_)
         values = np.array([one or Moved(0, 0) for one in moved], dtype=np.int64).reshape(-1, 2)
-        told[span] = known[which]
+        known[span] = has_bytes[which]
         self._read[span], self._written[span] = values[which].T
-        self._evaluate_indexing(told)
-        return told
+        self._evaluate_indexing(known)
+        return known
 
-    def _evaluate_indexing(self, told: Bool) -> None:
+    def _evaluate_indexing(self, known: Bool) -> None:
         """Works out ops that index by tensors, from what they call."""
-        names = self._recording.names
-        indexing = self._named([name in INDEXING for name in names])
+        indexing = self._named(INDEXING.__contains__)
         if not indexing.any():
             return
-        telling = np.flatnonzero(self._named([name in SHOWS_INDICES for name in names]) & (self._parent >= 0))
+        telling = np.flatnonzero(self._named(SHOWS_INDICES.__contains__) & (self._parent >= 0))
         telling = telling[indexing[self._parent[telling]]]
         inside: dict[int, list[tuple[str, OpShapes]]] = defaultdict(list)
         for span, caller in zip(telling.tolist(), self._parent[telling].tolist(), strict=True):
@@ -184,7 +181,7 @@ class Traffic:
                 continue
             moved = indexed(self._recording.name_of(span), self._shapes[span], calls)
             if moved is not None:
-                told[span] = True
+                known[span] = True
                 self._read[span], self._written[span] = moved
 
     def _element_sizes(self, span: Int64, name: Int64) -> Int64:
@@ -210,16 +207,16 @@ class Traffic:
                 self._written[one] = 0
 
     def _coverage(self) -> tuple[Bool, Bool]:
-        """Per charge, whether it counts, and whether its bytes are told."""
+        """Per charge, whether it counts, and whether its bytes are known."""
         charges = self._found.charges
         launched = charges.cpu_span >= 0
         at = np.where(launched, charges.cpu_span, 0)
         counts: Bool = launched & self._ran[at]
         counts &= charges.work != classes.CLASSES.index("communication")
-        told: Bool = launched & (self.unit_of[at] >= 0)
+        known: Bool = launched & (self.unit_of[at] >= 0)
         if charges.basis == "cpu":
-            told |= self._moves_nothing()[at]
-        return counts, told
+            known |= self._moves_nothing()[at]
+        return counts, known
 
     def _moves_nothing(self) -> Bool:
         """Ops whose own time on a CPU is no work on memory: views, autograd nodes, what is known to only call others.
@@ -227,28 +224,26 @@ class Traffic:
         Not the call of a compiled graph, whose generated kernels are no events, nor an unknown op that calls known
         ones: it may do work beside.
         """
-        names, spans, parent = self._recording.names, self._recording.spans, self._parent
-        roles = [role_of(name) for name in names]
-        plain = [moves_nothing(name) or role != Role.PLAIN for name, role in zip(names, roles, strict=True)]
-        is_node = np.array([role in (Role.NODE, Role.ACCUMULATE) for role in roles], dtype=np.bool_)
+        recording, spans, parent = self._recording, self._recording.spans, self._parent
+        is_node = recording.named(lambda name: role_of(name) in (Role.NODE, Role.ACCUMULATE))
         in_node = np.zeros(len(spans), dtype=np.bool_)  # `MulBackward0` in its `evaluate_function`
-        in_node[parent >= 0] = is_node[spans.name[parent[parent >= 0]]]
-        in_node &= np.array([_NODE.fullmatch(name) is not None for name in names], dtype=np.bool_)[spans.name]
-        calls = np.array([calls_known_ops(name) for name in names], dtype=np.bool_)[spans.name]
-        result: Bool = np.array(plain, dtype=np.bool_)[spans.name] | self._is_mark | in_node
-        result |= calls & ancestors_of(self._parent, self._is_unit)
+        in_node[parent >= 0] = is_node[parent[parent >= 0]]
+        in_node &= recording.named(_NODE.fullmatch)
+        result = recording.named(lambda name: moves_nothing(name) or role_of(name) != Role.PLAIN)
+        result |= self._is_mark | in_node
+        result |= recording.named(calls_known_ops) & ancestors_of(parent, self._is_unit)
         if self._handlers.any():
             handing = self._handing(self._is_unit)
-            result |= handing & self._named([has_rule(name) for name in names])
+            result |= handing & self._named(has_rule)
             view = np.zeros(len(spans), dtype=np.bool_)
             view[parent >= 0] = result[parent[parent >= 0]]
             result |= self._handlers & (view | ancestors_of(parent, self._is_unit))
         return result
 
-    def untold(self, steps: int) -> tuple[UncountedRow, ...]:
-        """Ops (or kernels that no op launched) that took time and whose bytes are not told, the longest first."""
+    def unknown(self, steps: int) -> tuple[UncountedRow, ...]:
+        """Ops (or kernels that no op launched) that took time and whose bytes are not known, the longest first."""
         found, charges, spans = self._found, self._found.charges, self._recording.spans
-        missing = np.flatnonzero(self.counts & ~self.told)
+        missing = np.flatnonzero(self.counts & ~self.has_bytes)
         op = nearest(self._parent, self._is_op & ~self._is_mark)[charges.cpu_span[missing]]
         name = spans.name[np.where(op >= 0, op, charges.span[missing])]
         calls: list[UnknownCall] = []
@@ -280,8 +275,8 @@ def element_size_of_kernel(name: str) -> int | None:
     opaque = _OPAQUE.search(name)
     if opaque is not None:
         return int(opaque[1])
-    told = _FUNCTOR.search(name) or _CAT.search(name)
-    return None if told is None else size_of_type(told["type"])
+    known = _FUNCTOR.search(name) or _CAT.search(name)
+    return None if known is None else size_of_type(known["type"])
 
 
 class ElementSizes:
@@ -301,11 +296,11 @@ class ElementSizes:
         launched = np.flatnonzero(charges.cpu_span >= 0)
         op = nearest(parent, chosen)[charges.cpu_span[launched]]
         kernel = recording.spans.name[charges.span[launched]]
-        told: dict[int, int | None] = {}
+        known: dict[int, int | None] = {}
         for span, name in zip(op[op >= 0].tolist(), kernel[op >= 0].tolist(), strict=True):
-            if name not in told:
-                told[name] = element_size_of_kernel(recording.names[name])
-            size = told[name]
+            if name not in known:
+                known[name] = element_size_of_kernel(recording.names[name])
+            size = known[name]
             if size is not None:
                 self._by_kernel.setdefault(span, set()).add(size)
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from profiler_wrapper.analysis.model import Utilization
 from profiler_wrapper.analysis.steps import step_windows
-from profiler_wrapper.analysis.work.flops import FlopCount, flops_of_recording
+from profiler_wrapper.analysis.work.flops import FlopCount
 from profiler_wrapper.analysis.work.peaks import VARIABLE, Given, Peaks, find_peaks
 from profiler_wrapper.analysis.work.roofline import NS_PER_S, peak_of
-from profiler_wrapper.errors import EmptyRecording, WrongUse
+from profiler_wrapper.errors import WrongUse
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
@@ -90,18 +90,6 @@ def hides_recompute(found: Attributed, count: FlopCount) -> bool:
     forward = sum(row.flops_per_step for row in count.rows if row.phase == "forward")
     backward = sum(row.flops_per_step - row.repeated_flops_per_step for row in count.rows if row.phase == "backward")
     return bool(found.notes) and backward > 2 * forward
-
-
-def work_of_step(found: Attributed) -> StepWork:
-    """The work of a step of a recording: the mean over its whole steps; without steps, of all of it.
-
-    Raises:
-        EmptyRecording: the shapes of ops were not recorded.
-    """
-    count = flops_of_recording(found)
-    if isinstance(count, str):
-        raise EmptyRecording(f"FLOPs are not available, because {count}")
-    return work_of_count(count)
 
 
 # --- share of the peak --------------------------------------------------------------------------
