@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.ranks.model import OWN_KINDS, LayerTimes, OwnTimes, RanksReport
-from profiler_wrapper.ranks.stragglers import judge
+from profiler_wrapper.ranks.stragglers import diagnose
 from profiler_wrapper.ranks.times import account, score
 
 MS = 1e6
@@ -150,7 +150,7 @@ def report_of(own: OwnTimes, **more: Any) -> RanksReport:
     layers = more.pop("layers", None) or layer_times(own)
     return RanksReport(
         run="a run",
-        verdict=judge(own, None, layers),
+        verdict=diagnose(own, None, layers),
         own=own,
         accounting=account(own),
         scores=score(own),

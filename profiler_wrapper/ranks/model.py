@@ -213,7 +213,7 @@ class Verdict:
     ms: float | None = None
     mw: float | None = None
     evidence: tuple[str, ...] = ()
-    suspects: tuple[Suspect, ...] = ()  # all that were weighed, the greatest share first
+    suspects: tuple[Suspect, ...] = ()  # the greatest share first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

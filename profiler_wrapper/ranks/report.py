@@ -29,7 +29,7 @@ from profiler_wrapper.ranks.model import (
     Replay,
 )
 from profiler_wrapper.ranks.replay import what_if
-from profiler_wrapper.ranks.stragglers import OUTSIDE, judge, named_evidence, named_spans, with_name
+from profiler_wrapper.ranks.stragglers import OUTSIDE, diagnose, named_evidence, named_spans, with_name
 from profiler_wrapper.ranks.times import (
     MANY_STEPS,
     Basis,
@@ -82,7 +82,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     hosts = tuple(str(rank.get("host") or "") for rank in about)
     missing = [Missing(what=gap.what, reason=gap.reason, rank=gap.rank) for gap in loaded.missing]
     missing += steps_missing(own)
-    verdict = judge(own, arrived, layers, replay)
+    verdict = diagnose(own, arrived, layers, replay)
     named = named_spans(database, steady)
     verdict = with_name(verdict, named)
     evidence = [*verdict.evidence, *named_evidence(named, verdict.step_ns or np.inf), *_hints(loaded, steady)]

@@ -59,10 +59,10 @@ _NEAR = 0.7  # of the greatest loss: told apart by what says more
 _SLOWDOWN = 1.05  # by replay: less is no loss
 
 
-def judge(
+def diagnose(
     own: OwnTimes, arrivals: Arrivals | None = None, layers: LayerTimes | None = None, replay: Replay | None = None
 ) -> Verdict:
-    """The verdict over all steps, with its evidence and everything that was weighed."""
+    """The verdict over all steps, with its evidence and all suspects."""
     own, left_out = steady_steps(own)
     if len(own.steps) < _FEWEST_STEPS or not len(own.ranks):
         return _too_little(own)

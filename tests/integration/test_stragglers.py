@@ -10,7 +10,7 @@ import pytest
 import span_sums
 from processes import run_in_processes
 from profiler_wrapper.ranks.load import open_spans
-from profiler_wrapper.ranks.stragglers import judge
+from profiler_wrapper.ranks.stragglers import diagnose
 from profiler_wrapper.ranks.times import account, layer_times, match_collectives, own_times, prepare
 from straggler_jobs import Plan, record_rows, record_timers, record_traces, said, verdict_of
 
@@ -79,8 +79,8 @@ def test_the_engine_adds_up_as_plain_python_does() -> None:
         assert np.allclose(own.own_ns, by_hand.own_ns, atol=1) and np.allclose(
             own.waiting_ns, by_hand.waiting_ns, atol=1
         )
-        also = judge(by_hand, span_sums.arrivals(rows), span_sums.layer_times(rows, stages=plan.stages))
-        verdict = judge(own, arrived, layers)
+        also = diagnose(by_hand, span_sums.arrivals(rows), span_sums.layer_times(rows, stages=plan.stages))
+        verdict = diagnose(own, arrived, layers)
         assert (verdict.verdict, verdict.rank, verdict.cause) == (also.verdict, also.rank, also.cause)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from profiler_wrapper.ranks.model import OWN_KINDS, Float, OwnTimes
-from profiler_wrapper.ranks.stragglers import judge
+from profiler_wrapper.ranks.stragglers import diagnose
 from profiler_wrapper.ranks.times import subtract_estimated_waiting
 
 STEPS, RANKS = 12, 4
@@ -65,7 +65,7 @@ def test_own_times_are_found_again(kind: str, cause: str | None, meets_early: li
     for phase, times in own.items():
         # What chance makes of a phase may be taken for waiting, for at most as long as it lasts.
         assert np.abs(found.of(phase) / MS - times).max() < 2.5, phase
-    verdict = judge(job)
+    verdict = diagnose(job)
     assert verdict.rank == 1, verdict.sentence
     assert cause is None or verdict.cause == cause, verdict.sentence
 

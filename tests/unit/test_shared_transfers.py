@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from profiler_wrapper.ranks.model import OWN_KINDS, OwnTimes
-from profiler_wrapper.ranks.stragglers import judge
+from profiler_wrapper.ranks.stragglers import diagnose
 from profiler_wrapper.ranks.times import subtract_transfer_waiting
 
 MS = 1e6
@@ -45,5 +45,5 @@ def test_a_slow_rank_hides_transfers_behind_its_work_and_is_named_all_the_same()
     """It computes for 50 ms more; meanwhile 40 to 50 ms of transfers run, that the others see with nothing beside."""
     steps = [[112, 58, 97, 99], [97, 58, 112, 96], [99, 59, 97, 112]]
     own = job(steps, forward=[3, 53, 3, 4])
-    verdict = judge(subtract_transfer_waiting(own))
+    verdict = diagnose(subtract_transfer_waiting(own))
     assert (verdict.verdict, verdict.cause, verdict.rank) == ("rank", "forward", 1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from profiler_wrapper.ranks.model import Arrivals, OwnTimes, Verdict
-from profiler_wrapper.ranks.stragglers import judge
+from profiler_wrapper.ranks.stragglers import diagnose
 from profiler_wrapper.ranks.times import account, score
 from simulated_jobs import QUIET, Noise, layer_times, simulated
 
@@ -39,7 +39,7 @@ def answer(verdict: Verdict) -> tuple[str, str, int | None]:
 @pytest.mark.parametrize("ranks", [4, 8])
 @pytest.mark.parametrize("cause", OF_A_RANK)
 def test_a_slow_rank_and_its_cause(cause: str, ranks: int) -> None:
-    found = [judge(simulated(cause, seed=seed, ranks=ranks, rank=seed % ranks)) for seed in SEEDS]
+    found = [diagnose(simulated(cause, seed=seed, ranks=ranks, rank=seed % ranks)) for seed in SEEDS]
     right = [answer(one) == (*OF_A_RANK[cause], seed % ranks) for seed, one in zip(SEEDS, found, strict=True)]
     assert np.mean(right) >= 0.95
     others = [one.rank for seed, one in zip(SEEDS, found, strict=True) if one.rank not in (None, seed % ranks)]
@@ -49,36 +49,36 @@ def test_a_slow_rank_and_its_cause(cause: str, ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [4, 8])
 @pytest.mark.parametrize("cause", OF_NO_RANK)
 def test_no_one_rank(cause: str, ranks: int) -> None:
-    found = [answer(judge(simulated(cause, seed=seed, ranks=ranks))) for seed in SEEDS]
+    found = [answer(diagnose(simulated(cause, seed=seed, ranks=ranks))) for seed in SEEDS]
     assert np.mean([one == (*OF_NO_RANK[cause], None) for one in found]) >= 0.95
 
 
 @pytest.mark.parametrize(("ranks", "stages"), [(4, 4), (4, 2), (8, 4), (8, 2)])
 def test_a_slow_stage(ranks: int, stages: int) -> None:
-    found = [judge(simulated("stage", seed=seed, ranks=ranks, stages=stages, stage=seed % stages)) for seed in SEEDS]
+    found = [diagnose(simulated("stage", seed=seed, ranks=ranks, stages=stages, stage=seed % stages)) for seed in SEEDS]
     right = [one.verdict == "stage" and one.stage == seed % stages for seed, one in zip(SEEDS, found, strict=True)]
     assert np.mean(right) >= 0.95
 
 
 @pytest.mark.parametrize(("ranks", "stages"), [(4, 4), (8, 4), (8, 2)])
 def test_stages_that_are_alike(ranks: int, stages: int) -> None:
-    found = [judge(simulated(seed=seed, ranks=ranks, stages=stages)).verdict for seed in SEEDS]
+    found = [diagnose(simulated(seed=seed, ranks=ranks, stages=stages)).verdict for seed in SEEDS]
     assert np.mean([one == "none" for one in found]) >= 0.95
 
 
 def test_a_slow_rank_of_a_stage_is_no_slow_stage() -> None:
-    found = [answer(judge(simulated("forward", seed=seed, ranks=8, stages=2, rank=seed % 8))) for seed in SEEDS]
+    found = [answer(diagnose(simulated("forward", seed=seed, ranks=8, stages=2, rank=seed % 8))) for seed in SEEDS]
     assert np.mean([one == ("rank", "forward", seed % 8) for seed, one in zip(SEEDS, found, strict=True)]) >= 0.95
 
 
 def test_two_slow_ranks_are_found_together() -> None:
-    verdict = judge(simulated("two ranks", seed=1, rank=3))
+    verdict = diagnose(simulated("two ranks", seed=1, rank=3))
     assert verdict.rank in (3, 4) and verdict.cause == "forward"
     assert any("as slow" in line and str(7 - verdict.rank) in line for line in verdict.evidence)
 
 
 def test_large_jobs_have_no_straggler_by_chance() -> None:
-    found = [judge(simulated(seed=seed, ranks=256)).verdict for seed in range(15)]
+    found = [diagnose(simulated(seed=seed, ranks=256)).verdict for seed in range(15)]
     assert found.count("none") >= 14
 
 
@@ -89,7 +89,7 @@ def test_waiting_within_backward_is_not_taken_for_slowness(seed: int) -> None:
     own = known.own_ns.copy()
     own[:, :, known.kinds.index("backward")] += known.waiting_ns
     mixed = replace(known, own_ns=own, waiting_ns=np.zeros_like(known.waiting_ns), waiting_known=False)
-    verdict = judge(mixed)
+    verdict = diagnose(mixed)
     assert answer(verdict) == ("rank", "forward", 2)
     assert any("no communication was recorded" in line for line in verdict.evidence)
 
@@ -120,14 +120,14 @@ def late(own: OwnTimes, rank: int) -> Arrivals:
 
 def test_late_to_a_collective_though_no_phase_is_longer() -> None:
     own = simulated("other", seed=3, rank=5)
-    assert judge(own, late(own, 5)).cause == "late collective"
-    assert judge(own, late(own, 2)).cause == "other"
-    assert judge(simulated("forward", seed=3, rank=5), late(own, 5)).cause == "forward"
+    assert diagnose(own, late(own, 5)).cause == "late collective"
+    assert diagnose(own, late(own, 2)).cause == "other"
+    assert diagnose(simulated("forward", seed=3, rank=5), late(own, 5)).cause == "forward"
 
 
 def test_a_layer_of_one_rank() -> None:
     own = simulated("forward", seed=4, rank=6)
-    verdict = judge(own, None, layer_times(own, slow=3, ranks=(6,)))
+    verdict = diagnose(own, None, layer_times(own, slow=3, ranks=(6,)))
     assert (verdict.verdict, verdict.rank, verdict.cause, verdict.layer) == (
         "rank",
         6,
@@ -141,26 +141,26 @@ def test_slow_layers_all_alike_on_a_rank_are_no_slow_layer() -> None:
     layers = layer_times(own)
     times = layers.own_ns.copy()
     times[6] *= 4
-    verdict = judge(own, None, replace(layers, own_ns=times))
+    verdict = diagnose(own, None, replace(layers, own_ns=times))
     assert (verdict.cause, verdict.layer) == ("forward", None)
 
 
 def test_a_layer_of_all_ranks_beside_its_equals() -> None:
     own = simulated(seed=5)
-    verdict = judge(own, None, layer_times(own, slow=2))
+    verdict = diagnose(own, None, layer_times(own, slow=2))
     assert (verdict.verdict, verdict.cause, verdict.layer) == ("stage", "slow layer", "model.layers.2.mlp")
-    assert judge(own, None, layer_times(own)).verdict == "none"
+    assert diagnose(own, None, layer_times(own)).verdict == "none"
 
 
 def test_a_layer_of_a_slow_stage() -> None:
     own = simulated("stage", seed=5, stages=2, stage=1)
-    verdict = judge(own, None, layer_times(own, slow=7, ranks=(4, 5, 6, 7)))
+    verdict = diagnose(own, None, layer_times(own, slow=7, ranks=(4, 5, 6, 7)))
     assert (verdict.verdict, verdict.stage) == ("stage", 1)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_too_few_steps_have_no_verdict(steps: int) -> None:
-    verdict = judge(simulated("forward", seed=0, steps=max(1, steps)) if steps else _no_steps())
+    verdict = diagnose(simulated("forward", seed=0, steps=max(1, steps)) if steps else _no_steps())
     assert verdict.verdict == "none" and verdict.confidence == "low"
     assert "too few" in verdict.sentence
 
@@ -178,15 +178,15 @@ def _no_steps() -> OwnTimes:
 
 
 def test_few_steps_lower_the_confidence_and_say_so() -> None:
-    verdict = judge(simulated("forward", seed=0, steps=4, rank=3, noise=QUIET))
+    verdict = diagnose(simulated("forward", seed=0, steps=4, rank=3, noise=QUIET))
     assert answer(verdict) == ("rank", "forward", 3)
     assert verdict.confidence == "low"
     assert any("only 4 steps" in line for line in verdict.evidence)
-    assert judge(simulated("forward", seed=0, steps=20, rank=3, noise=QUIET)).confidence == "high"
+    assert diagnose(simulated("forward", seed=0, steps=20, rank=3, noise=QUIET)).confidence == "high"
 
 
 def test_one_rank_alone_is_no_straggler() -> None:
-    verdict = judge(simulated(seed=0, ranks=1))
+    verdict = diagnose(simulated(seed=0, ranks=1))
     assert verdict.verdict == "none" and "one rank" in verdict.sentence
 
 
@@ -196,13 +196,13 @@ def test_ranks_and_steps_that_are_missing() -> None:
     times[:, 0] = np.nan  # never reported
     times[10:, 1] = np.nan  # killed
     times[5] = np.nan  # nobody has it
-    verdict = judge(replace(own, own_ns=times))
+    verdict = diagnose(replace(own, own_ns=times))
     assert answer(verdict) == ("rank", "forward", 3)
     assert any("1 steps were not judged" in line for line in verdict.evidence)
 
 
 def test_the_share_is_that_of_the_frame() -> None:
-    verdict = judge(simulated("forward", seed=0, rank=3, noise=QUIET, delay_ms=60))
+    verdict = diagnose(simulated("forward", seed=0, rank=3, noise=QUIET, delay_ms=60))
     assert verdict.share is not None and verdict.share > 0.95
     assert verdict.lost_ns is not None and 59e6 < verdict.lost_ns < 61e6
     assert verdict.step_ns is not None and verdict.ideal_ns is not None
@@ -210,13 +210,13 @@ def test_the_share_is_that_of_the_frame() -> None:
 
 
 def test_small_differences_are_not_named() -> None:
-    assert judge(simulated("forward", seed=0, rank=3, noise=QUIET, delay_ms=1)).verdict == "none"
+    assert diagnose(simulated("forward", seed=0, rank=3, noise=QUIET, delay_ms=1)).verdict == "none"
 
 
 def test_a_large_job_is_judged_in_two_seconds() -> None:
     own = simulated("forward", seed=0, ranks=4096, steps=100, rank=1234, noise=QUIET)
     begin = time.process_time()
-    verdict = judge(own)
+    verdict = diagnose(own)
     account(own)
     score(own)
     assert time.process_time() - begin < 6  # 2 seconds on a quiet machine

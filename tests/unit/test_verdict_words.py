@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from profiler_wrapper.ranks.model import Replay
-from profiler_wrapper.ranks.stragglers import judge
+from profiler_wrapper.ranks.stragglers import diagnose
 from simulated_jobs import QUIET, simulated
 
 STEPS, RANKS, STAGES = 20, 4, 2
@@ -39,7 +39,7 @@ def replayed(share: float) -> Replay:
 def test_a_share_beyond_all_is_told_as_it_is_with_the_reason() -> None:
     """More is gained than was lost: the other stage is quicker than the typical one that loss is counted against."""
     own = simulated("stage", seed=1, ranks=RANKS, stages=STAGES, stage=1, noise=QUIET)
-    verdict = judge(own, replay=replayed(1.22))
+    verdict = diagnose(own, replay=replayed(1.22))
     assert verdict.share == 1.22
     assert "244.0 ms shorter" in verdict.sentence, "1.22 of the 200 ms lost"
     assert "all of the lost time and more (122%)" in verdict.sentence
@@ -49,15 +49,15 @@ def test_a_share_beyond_all_is_told_as_it_is_with_the_reason() -> None:
 
 def test_a_share_within_all_is_a_plain_number() -> None:
     own = simulated("stage", seed=1, ranks=RANKS, stages=STAGES, stage=1, noise=QUIET)
-    sentence = judge(own, replay=replayed(0.4)).sentence
+    sentence = diagnose(own, replay=replayed(0.4)).sentence
     assert sentence.endswith("80.0 ms shorter, 40% of the lost time.")
 
 
 def test_the_step_replayed_is_told_beside_the_step_recorded() -> None:
     own = simulated("stage", seed=1, ranks=RANKS, stages=STAGES, stage=1, noise=QUIET)
     own = replace(own, wall_ns=np.full(own.wall_ns.shape, 1035e6))
-    verdict = judge(own, replay=replayed(0.4))
+    verdict = diagnose(own, replay=replayed(0.4))
     assert "a step of 1,000.0 ms" in verdict.sentence
     told = [line for line in verdict.evidence if "replayed" in line]
     assert len(told) == 1 and "1,000.0 ms" in told[0] and "1,035.0 ms" in told[0]
-    assert not any("replayed" in line for line in judge(own).evidence)
+    assert not any("replayed" in line for line in diagnose(own).evidence)
