@@ -1032,15 +1032,6 @@ def step_times(graph: Graph, lengths: Lengths, pipelines: int, count: int, *, pa
     return found
 
 
-def launch_gaps(graph: Graph, starts: Float, ends: Float) -> Float:
-    """How long each operation began after all that it waits for, below 0 where before; all are (N, P, B)."""
-    gaps = starts.copy()
-    for number, waits_for in enumerate(graph.waits_for):
-        if waits_for:
-            gaps[number] -= ends[list(waits_for)].max(axis=0)
-    return np.asarray(gaps)
-
-
 # --------------------------------------------------------------------------------------------------
 # How long each operation takes by itself, without waiting for others, in every step and on every rank.
 
@@ -1295,12 +1286,6 @@ LEAST_LOST: Final = 1e-6  # of T, below which there is nothing to share out
 MOST_WAITING: Final = 0.05  # of forwards and backwards
 LONGEST: Final = 1.2  # times the recorded time: what takes longer when replayed runs by other dependencies
 GAPS: Final = 0.1  # of the recorded time, from which on they are told
-
-
-def replay(connection: DuckDBPyConnection, *, align: Align | None = None) -> Replay | None:
-    """The replay of a job, or None where its dependencies are not known; `what_if` says why."""
-    found = what_if(connection, align=align)
-    return found if isinstance(found, Replay) else None
 
 
 def what_if(
