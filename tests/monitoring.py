@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from profiler_wrapper.monitor import monitor as monitor_module
-from profiler_wrapper.monitor import watch as watch_module
+from profiler_wrapper.monitor import steps as steps_module
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import StepRecord
 from profiler_wrapper.monitor.sinks import Sink
@@ -137,7 +137,7 @@ def monitoring(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(monitor_module, "find_accelerator", lambda _: device)
         if clock is not None:
-            patch.setattr(watch_module, "StepClock", lambda accelerator: StepClock(accelerator, host_clock=clock))
+            patch.setattr(steps_module, "StepClock", lambda accelerator: StepClock(accelerator, host_clock=clock))
         options = {"flops_profile_freq": 0, "sinks": [sink], "peaks": 1.0, **options}
         with TrainingMonitor(directory, **options) as monitor:
             yield monitor, sink.records

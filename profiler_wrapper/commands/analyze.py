@@ -24,6 +24,7 @@ from profiler_wrapper.commands.common import (
     trace_href,
     trace_stem,
     write,
+    write_text,
 )
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.units import WIDTH_OF_FILES, terminal_width, unicode_terminal
@@ -141,9 +142,9 @@ def _write_file(result: ProfileResult, path: Path, options: argparse.Namespace) 
     if options.format == "csv":
         path.write_text(_csv(result, options), encoding="utf-8", newline="")
     elif options.format == "json":
-        path.write_text(_json(result, options) + "\n", encoding="utf-8")
+        write_text(path, _json(result, options))
     elif options.top is not None:
-        path.write_text(_table(result, options, WIDTH_OF_FILES) + "\n", encoding="utf-8")
+        write_text(path, _table(result, options, WIDTH_OF_FILES))
     else:
         from profiler_wrapper.reports.write import REPORTS
 
@@ -158,9 +159,7 @@ def _write_directory(options: argparse.Namespace) -> None:
 
         refuse_to_overwrite((directory / f"{name}.csv" for name in LISTS), force=options.force)
         result = _read(options)
-        lists: Mapping[Path, Callable[[ProfileResult, Path], None]] = {
-            directory / f"{name}.csv": _csv_writer(write_csv, name) for name in lists_with_rows(result)
-        }
+        lists = {directory / f"{name}.csv": partial(write_csv, rows=name) for name in lists_with_rows(result)}
         write(lists, result)
         return
     from profiler_wrapper.reports.page import write_page
@@ -175,12 +174,6 @@ def _write_directory(options: argparse.Namespace) -> None:
     }
     page = directory / PAGE_FILE
     write({**reports, page: partial(write_page, trace_href=trace_href(source, result, page))}, result)
-
-
-def _csv_writer(
-    write_list: Callable[[ProfileResult, Path, str], None], name: str
-) -> Callable[[ProfileResult, Path], None]:
-    return lambda result, path: write_list(result, path, name)
 
 
 def _report_files(directory: Path, prefix: str) -> Mapping[Path, tuple[Report, ReportFile]]:

@@ -33,6 +33,7 @@ _HOLDS = {
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # is no generic type at run time
 Subject = TypeVar("Subject")
+Writer: TypeAlias = Callable[[Subject, Path], object]
 
 
 def add_command(
@@ -100,9 +101,9 @@ def settle_format(options: argparse.Namespace, *, formats: Iterable[str] = FORMA
     Raises:
         WrongUse: the file would hold something else than its name promises.
     """
-    told = file_ending(options.output).removeprefix(".")
-    if told in formats and options.format == "text":
-        options.format = told
+    ending = file_ending(options.output).removeprefix(".")
+    if ending in formats and options.format == "text":
+        options.format = ending
     refuse_ending(options.output, options.format, fine=(f".{options.format}", *others))
 
 
@@ -120,7 +121,39 @@ def refuse_to_overwrite(paths: Iterable[Path], *, force: bool) -> None:
             raise FileExistsError(f"File already exists, will not overwrite without --force: {path}")
 
 
-def write(writers: Mapping[Path, Callable[[Subject, Path], object]], subject: Subject) -> None:
+def output_files(options: argparse.Namespace, files: Mapping[str, Writer[Subject]]) -> dict[Path, Writer[Subject]]:
+    """What is written where: none without `-o`; into a directory all of `files`; else the one that FILE's name means.
+
+    Args:
+        files: by their names in a directory; the first with an ending is what a FILE with that ending gets.
+
+    Raises:
+        OSError: as `refuse_to_overwrite`.
+    """
+    if options.output is None:
+        return {}
+    output = Path(options.output)
+    if is_directory(options.output):
+        found = {output / name: write_to for name, write_to in files.items()}
+    else:
+        ending = ".html" if output.suffix.lower() == ".htm" else output.suffix.lower()
+        if ending not in (".json", ".html", ".csv", ".png"):
+            ending = ".json" if options.format == "json" else ".txt"
+        found = {output: next(write_to for name, write_to in files.items() if name.endswith(ending))}
+    refuse_to_overwrite(found, force=options.force)
+    return found
+
+
+def output_file(options: argparse.Namespace, name: str) -> Path | None:
+    """The one file that is written, in a directory by that name; None without `-o`. Raises OSError."""
+    if options.output is None:
+        return None
+    path = Path(options.output, name) if is_directory(options.output) else Path(options.output)
+    refuse_to_overwrite([path], force=options.force)
+    return path
+
+
+def write(writers: Mapping[Path, Writer[Subject]], subject: Subject) -> None:
     """Write each file whole, or not at all, and print where it is."""
     from profiler_wrapper.trace.atomic import replacing
 
@@ -128,6 +161,11 @@ def write(writers: Mapping[Path, Callable[[Subject, Path], object]], subject: Su
         with replacing(path) as beside:
             write_to(subject, beside)
         print(path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """One file with that text and a line's end; what UTF-8 does not have is written as an escape."""
+    path.write_bytes(f"{text}\n".encode("utf-8", "backslashreplace"))
 
 
 def json_text(data: object) -> str:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiler_wrapper.commands.common import (
     Commands,
+    Writer,
     add_command,
     add_output,
-    is_directory,
     json_text,
+    output_files,
     read_result,
-    refuse_to_overwrite,
     write,
+    write_text,
 )
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.units import terminal_width
@@ -48,8 +48,13 @@ def compare(options: argparse.Namespace) -> None:
     if options.top is not None and options.top < 1:
         raise WrongUse("--top is a number of rows, 1 or more")
     rows = options.top or DEFAULT_ROWS
-    writers = {} if options.output is None else _writers(options, rows)
-    refuse_to_overwrite(writers, force=options.force)
+    files: dict[str, Writer[ProfileComparison]] = {
+        "compare.txt": lambda found, path: write_text(path, found.table(rows=rows)),
+        "compare.json": lambda found, path: write_text(path, json_text(found.to_dict())),
+        "compare.csv": lambda found, path: found.to_csv(path),
+        "compare.html": lambda found, path: found.write_page(path),
+    }
+    writers = output_files(options, files)
     a, b = (read_result(Path(path)) for path in (options.a, options.b))
     found = compare_results(a, b, name_a=options.a, name_b=options.b)
     if writers:
@@ -58,28 +63,3 @@ def compare(options: argparse.Namespace) -> None:
         print(json_text(found.to_dict()))
     else:
         print(found.table(rows=rows, width=terminal_width()))
-
-
-def _writers(options: argparse.Namespace, rows: int) -> dict[Path, Callable[[ProfileComparison, Path], object]]:
-    def text(found: ProfileComparison, path: Path) -> None:
-        path.write_bytes(f"{found.table(rows=rows)}\n".encode("utf-8", "backslashreplace"))
-
-    def as_json(found: ProfileComparison, path: Path) -> None:
-        path.write_text(json_text(found.to_dict()) + "\n", encoding="utf-8")
-
-    def as_csv(found: ProfileComparison, path: Path) -> None:
-        found.to_csv(path)
-
-    def page(found: ProfileComparison, path: Path) -> None:
-        found.write_page(path)
-
-    by_ending = {".html": page, ".htm": page, ".json": as_json, ".csv": as_csv}
-    output = Path(options.output)
-    if is_directory(options.output):
-        return {
-            output / "compare.txt": text,
-            output / "compare.json": as_json,
-            output / "compare.csv": as_csv,
-            output / "compare.html": page,
-        }
-    return {output: by_ending.get(output.suffix.lower(), as_json if options.format == "json" else text)}

@@ -13,8 +13,11 @@ from profiler_wrapper.commands.common import (
     add_output,
     is_directory,
     json_text,
+    output_file,
     read_result,
     refuse_to_overwrite,
+    write,
+    write_text,
 )
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.units import terminal_width
@@ -55,17 +58,12 @@ def guard(options: argparse.Namespace) -> int:
     from profiler_wrapper.comparison.api import guard as judge
     from profiler_wrapper.comparison.api import make_baseline, read_baseline
     from profiler_wrapper.comparison.guard import guard_text
-    from profiler_wrapper.trace.atomic import replacing
 
     if options.update:
         if options.output is not None:
             raise WrongUse("--update writes BASELINE: leave out -o")
         return _update(options)
-    output = None if options.output is None else Path(options.output)
-    if output is not None and is_directory(options.output):
-        output /= f"guard.{'json' if options.format == 'json' else 'txt'}"
-    if output is not None:
-        refuse_to_overwrite([output], force=options.force)
+    output = output_file(options, "guard.json" if options.format == "json" else "guard.txt")
     base = read_baseline(options.baseline)
     current = make_baseline(options.runs, read=lambda path: read_result(Path(path)))
     report = judge(base, current, baseline_name=options.baseline, run_name=", ".join(options.runs))
@@ -77,9 +75,7 @@ def guard(options: argparse.Namespace) -> int:
     if output is None:
         print(text)
     else:
-        with replacing(output) as beside:
-            beside.write_bytes(f"{text}\n".encode("utf-8", "backslashreplace"))
-        print(output)
+        write({output: lambda text, path: write_text(path, text)}, text)
     return REGRESSION if report.regressed else FINE
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiler_wrapper.commands.common import (
     Commands,
+    Writer,
     add_command,
     add_output,
-    is_directory,
     json_text,
-    refuse_to_overwrite,
+    output_files,
     settle_format,
     write,
+    write_text,
 )
 from profiler_wrapper.errors import ProfilerWrapperError
 from profiler_wrapper.units import WIDTH_OF_FILES, terminal_width
@@ -46,23 +46,19 @@ def monitor(options: argparse.Namespace) -> None:
     def text(run: MonitorRun) -> str:
         return json_text(run.to_dict()) if options.format == "json" else monitor_text(run, width=width)
 
-    def write_text(run: MonitorRun, path: Path) -> None:
-        path.write_text(text(run) + "\n", encoding="utf-8")
-
     log = find_log(options.path)
     _rebuild_summaries(Path(options.path))
-    if options.output is None:
-        print(text(monitor_run(read_log(log))))
-        return
-    output = Path(options.output)
-    writers: dict[Path, Callable[[MonitorRun, Path], None]] = {
-        output: draw_monitor if output.suffix.lower() == ".png" else write_text
+    report = f"{log.stem}_report.{'json' if options.format == 'json' else 'txt'}"
+    files: dict[str, Writer[MonitorRun]] = {
+        f"{log.stem}.png": draw_monitor,
+        report: lambda run, path: write_text(path, text(run)),
     }
-    if is_directory(options.output):
-        ending = "json" if options.format == "json" else "txt"
-        writers = {output / f"{log.stem}.png": draw_monitor, output / f"{log.stem}_report.{ending}": write_text}
-    refuse_to_overwrite(writers, force=options.force)
-    write(writers, monitor_run(read_log(log)))
+    writers = output_files(options, files)
+    run = monitor_run(read_log(log))
+    if writers:
+        write(writers, run)
+    else:
+        print(text(run))
 
 
 def _rebuild_summaries(path: Path) -> None:

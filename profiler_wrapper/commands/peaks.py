@@ -10,10 +10,10 @@ from profiler_wrapper.commands.common import (
     Commands,
     add_command,
     add_output,
-    is_directory,
     json_text,
-    refuse_to_overwrite,
+    output_file,
     settle_format,
+    write_text,
 )
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.units import terminal_width
@@ -32,17 +32,15 @@ def add(commands: Commands) -> None:
 
 def peaks(options: argparse.Namespace) -> None:
     """Say what this machine's device can do at most: as its maker says, or measured."""
+    from profiler_wrapper.trace.atomic import replacing
+
     if options.seconds is not None and not options.measure:
         raise WrongUse("--seconds is for measuring: add --measure.")
     if options.device is not None and options.all:
         raise WrongUse("--all is of every device: leave out --device.")
     settle_format(options)
     as_json = options.measure or options.format == "json"
-    output = None if options.output is None else Path(options.output)
-    if output is not None and is_directory(options.output):
-        output /= "peaks.json" if as_json else "peaks.txt"
-    if output is not None:
-        refuse_to_overwrite([output], force=options.force)
+    output = output_file(options, "peaks.json" if as_json else "peaks.txt")
     if options.measure:
         text, data = _measured_peaks(options.device, options.seconds)
     else:
@@ -50,15 +48,9 @@ def peaks(options: argparse.Namespace) -> None:
     if output is None:
         print(json_text(data) if options.format == "json" else text)
         return
-    _write(output, f"{json_text(data) if as_json else text}\n")
+    with replacing(output) as beside:
+        write_text(beside, json_text(data) if as_json else text)
     print(f"{text}\n\n{_how_to_use(output)}" if options.measure else output)
-
-
-def _write(path: Path, text: str) -> None:
-    from profiler_wrapper.trace.atomic import replacing
-
-    with replacing(path) as beside:
-        beside.write_bytes(text.encode())
 
 
 # --- each as text, and as the data of its JSON ---

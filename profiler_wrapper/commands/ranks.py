@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from profiler_wrapper.commands.common import (
     Commands,
+    Writer,
     add_command,
     add_output,
     is_directory,
     json_text,
-    refuse_to_overwrite,
+    output_files,
     settle_format,
     write,
+    write_text,
 )
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.trace.spans import ranges
@@ -108,8 +110,7 @@ def ranks(options: argparse.Namespace) -> None:
     chosen = None if options.ranks is None else parse_ranks(options.ranks)
     if options.lanes is not None and options.lanes != "all":
         options.lanes = parse_ranks(options.lanes, option="--lanes")
-    writers = {} if options.output is None else _writers(options)
-    refuse_to_overwrite(writers, force=options.force)
+    writers = output_files(options, _files(options))
     from profiler_wrapper.ranks.load import Choice, open_ranks
 
     path = Path(options.path if options.path is not None else options.spans)
@@ -136,33 +137,17 @@ def _text(report: RanksReport, form: str, *, width: int) -> str:
     return json_text(report.to_dict()) if form == "json" else ranks_text(report, width=width)
 
 
-def _writers(options: argparse.Namespace) -> dict[Path, Callable[[Subject, Path], object]]:
-    output = Path(options.output)
-    draw_timeline = partial(_draw_timeline, lanes=options.lanes)
-    write_page = partial(_write_page, lanes=options.lanes)
-    if is_directory(options.output):
-        return {
-            output / "ranks.txt": _write_text,
-            output / "ranks.json": _write_json,
-            output / "report.html": partial(write_page, trace_href=_TRACE),
-            output / "timeline.png": draw_timeline,
-            output / "heat_map.png": _draw_heat_map,
-            output / _TRACE: partial(_write_trace, lanes=options.lanes),
-        }
-    if output.suffix.lower() == ".png":
-        return {output: draw_timeline}
-    if output.suffix.lower() == ".html":
-        return {output: write_page}
-    return {output: _write_json if options.format == "json" else _write_text}
-
-
-def _write_text(subject: Subject, path: Path) -> None:
-    text = _text(subject[1], "text", width=WIDTH_OF_FILES)
-    path.write_bytes(f"{text}\n".encode("utf-8", "backslashreplace"))
-
-
-def _write_json(subject: Subject, path: Path) -> None:
-    path.write_text(_text(subject[1], "json", width=WIDTH_OF_FILES) + "\n", encoding="utf-8")
+def _files(options: argparse.Namespace) -> dict[str, Writer[Subject]]:
+    """What is written, by name."""
+    trace_href = _TRACE if options.output is not None and is_directory(options.output) else None
+    return {
+        "ranks.txt": lambda subject, path: write_text(path, _text(subject[1], "text", width=WIDTH_OF_FILES)),
+        "ranks.json": lambda subject, path: write_text(path, _text(subject[1], "json", width=WIDTH_OF_FILES)),
+        "report.html": partial(_write_page, lanes=options.lanes, trace_href=trace_href),
+        "timeline.png": partial(_draw_timeline, lanes=options.lanes),
+        "heat_map.png": lambda subject, path: _draw_heat_map(subject[1], path),
+        _TRACE: partial(_write_trace, lanes=options.lanes),
+    }
 
 
 def _chosen_lanes(report: RanksReport, lanes: Lanes) -> list[int] | None:
@@ -194,10 +179,10 @@ def _write_page(subject: Subject, path: Path, *, lanes: Lanes = None, trace_href
     write_ranks_page(report, database, path, ranks=_chosen_lanes(report, lanes), trace_href=trace_href)
 
 
-def _draw_heat_map(subject: Subject, path: Path) -> None:
+def _draw_heat_map(report: RanksReport, path: Path) -> None:
     from profiler_wrapper.ranks.figures import draw_heat_map
 
-    draw_heat_map(subject[1], path)
+    draw_heat_map(report, path)
 
 
 def _write_trace(subject: Subject, path: Path, *, lanes: Lanes = None) -> None:

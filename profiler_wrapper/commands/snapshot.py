@@ -9,9 +9,7 @@ from profiler_wrapper.commands.common import (
     Commands,
     add_command,
     add_output,
-    file_ending,
-    is_directory,
-    refuse_to_overwrite,
+    output_files,
     settle_format,
     write,
 )
@@ -32,19 +30,12 @@ def snapshot(options: argparse.Namespace) -> None:
     from profiler_wrapper.snapshot.reports import SNAPSHOT_REPORTS, console_text, snapshot_json
 
     settle_format(options, others=[".png"])
-    output = options.output
-    if output is None:
-        report = allocator_report(read_snapshot(options.path))
-        if options.format == "json":
-            print(snapshot_json(report))
-        else:
-            print(console_text(report, unicode=unicode_output(), width=terminal_width()))
-        return
-    if is_directory(output):
-        stem = Path(options.path).stem
-        writers = {Path(output) / f"{stem}{ending}": write for ending, write in SNAPSHOT_REPORTS.items()}
+    stem = Path(options.path).stem
+    writers = output_files(options, {f"{stem}{ending}": write_to for ending, write_to in SNAPSHOT_REPORTS.items()})
+    report = allocator_report(read_snapshot(options.path))
+    if writers:
+        write(writers, report)
+    elif options.format == "json":
+        print(snapshot_json(report))
     else:
-        kind = {"json": "json", "text": "txt"}[options.format] if file_ending(output) != ".png" else "png"
-        writers = {Path(output): SNAPSHOT_REPORTS[f"_snapshot.{kind}"]}
-    refuse_to_overwrite(writers, force=options.force)
-    write(writers, allocator_report(read_snapshot(options.path)))
+        print(console_text(report, unicode=unicode_output(), width=terminal_width()))

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from profiler_wrapper.errors import warn
+from profiler_wrapper.monitor.batches import BatchSize
 from profiler_wrapper.monitor.config import MonitorConfig
 from profiler_wrapper.monitor.logs import sinks_of
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import Row
 from profiler_wrapper.monitor.sinks import Sink, tagged
-from profiler_wrapper.monitor.steps import BatchSize
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.wrapper import ProfilerWrapper
 

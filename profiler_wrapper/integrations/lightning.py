@@ -25,9 +25,9 @@ from profiler_wrapper.integrations.common import (
     guarded,
     tagged_for_trainer,
 )
+from profiler_wrapper.monitor.batches import BatchSize, size_of
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import Row
-from profiler_wrapper.monitor.steps import BatchSize, size_of
 
 if TYPE_CHECKING:
 

@@ -24,10 +24,10 @@ from profiler_wrapper.integrations.common import (
     guarded,
     tagged_for_trainer,
 )
+from profiler_wrapper.monitor.batches import BatchCounter
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import Row
 from profiler_wrapper.monitor.sinks import Sink
-from profiler_wrapper.monitor.steps import BatchCounter
 
 if TYPE_CHECKING:
 

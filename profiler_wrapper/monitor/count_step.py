@@ -56,14 +56,14 @@ def main(trace: str, run: str) -> None:
         ops = [op[:_LONGEST_NAME] for op in work.uncounted[:_MOST_OPS]]  # nobody reads before the end: a pipe is short
         answer = {name: dict(getattr(work, name)) for name in _BY_TYPE} | {"uncounted": ops}
     except Exception as error:
-        answer = {"error": told(error)[:1000]}
+        answer = {"error": error_text(error)[:1000]}
     for path in (trace, run):
         with contextlib.suppress(OSError):
             os.unlink(path)
     print(json.dumps(answer))
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """The error in words; those that say what is wrong without their type."""
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 

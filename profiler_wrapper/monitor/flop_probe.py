@@ -24,7 +24,7 @@ from profiler_wrapper.capture.session import Session, machine_activities
 from profiler_wrapper.capture.torch_state import Watch, compilations, recorder_is_taken
 from profiler_wrapper.child import start_child
 from profiler_wrapper.errors import Notices
-from profiler_wrapper.monitor.count_step import PROGRAM, count_step, read_answer, told
+from profiler_wrapper.monitor.count_step import PROGRAM, count_step, error_text, read_answer
 
 # --------------------------------------------------------------------------------------------------
 # Has a recorded step counted, in a process of its own where that can be.
@@ -332,7 +332,7 @@ class FlopProbe:
         return scopes
 
     def _failed(self, error: Exception) -> None:
-        self._notices.warn_once("probe", f"the FLOPs of step {self._step} could not be measured: {told(error)}")
+        self._notices.warn_once("probe", f"the FLOPs of step {self._step} could not be measured: {error_text(error)}")
 
 
 def _run_of(scopes: LayerScopes) -> dict[str, Any]:

@@ -27,7 +27,7 @@ _FROZEN_SHARE = 0.5  # of the parameters, from which on FLOPs by a config are sa
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class MonitorArgs:
     """What the user says, checked.
 
     Raises:
@@ -84,60 +84,60 @@ class Told:
 class Job:
     """This process within its job: who it is, and what its steps compute. Asks no other rank."""
 
-    def __init__(self, told: Told, notices: Notices) -> None:
-        self.told, self.notices = told, notices
-        self.info = _info(told)
-        self.sizes = _sizes(told, self.info)
+    def __init__(self, given: MonitorArgs, notices: Notices) -> None:
+        self.given, self.notices = given, notices
+        self.info = _info(given)
+        self.sizes = _sizes(given, self.info)
         ranks = self.sizes.world_size
-        self.is_log_rank = ranks == 1 or self.info.rank == told.config.log_rank % ranks
+        self.is_log_rank = ranks == 1 or self.info.rank == given.config.log_rank % ranks
         notices.quiet = not self.is_log_rank
         if self.sizes.warning is not None:
             notices.warn_once("sizes", self.sizes.warning)
-        self.formula = None if told.flops_per_step is not None else _formula(told, notices)
+        self.formula = None if given.flops_per_step is not None else _formula(given, notices)
 
     def works(self) -> StepWorks:
         """What its steps compute, measured against the peaks of its device."""
-        told = self.told
+        given = self.given
         if self.info.device is None and self.info.device_type != "cpu":
-            self.info = _info(told)  # the device has started since
+            self.info = _info(given)  # the device has started since
         peaks = self._peaks()
         tf32 = self.info.device_type == "cuda" and float32_matmul_precision() in ("high", "medium")
         return StepWorks(
             roof=Roof(peaks, self.notices, tf32=tf32),
             sizes=self.sizes,
-            convention=told.convention,
+            convention=given.convention,
             notices=self.notices,
-            given=told.flops_per_step,
-            given_by_job=told.counts == "job",
+            given=given.flops_per_step,
+            given_by_job=given.counts == "job",
             formula=self.formula,
-            dtype=told.dtype or _dtype_of(told.model),
+            dtype=given.dtype or _dtype_of(given.model),
         )
 
     def sinks(self, peaks: Peaks | None, start_time: float, memory_kind: str) -> Sinks:
         """Where the log goes: nowhere but on the rank that writes it."""
-        told, config = self.told, self.told.config
+        given, config = self.given, self.given.config
         session = Session(
             start_time=start_time,
-            log_dir=told.log_dir,
+            log_dir=given.log_dir,
             log_interval=config.perf_log_interval,
             rank=self.info.rank,
             world_size=self.sizes.world_size,
             device_name=self.info.device or self.info.cpu_name,
             peak_flops_per_s=None if peaks is None else peaks.flops_per_s,
             peak_source=None if peaks is None else self._source(peaks),
-            convention=told.convention,
+            convention=given.convention,
             memory_kind=memory_kind,
             versions=self.info.versions,
         )
         if not self.is_log_rank:
             return Sinks((), session)
-        log = None if told.log_file is None else told.output_dir / told.log_file
-        return Sinks(sinks_of(config, training_log=log) if told.sinks is None else told.sinks, session)
+        log = None if given.log_file is None else given.output_dir / given.log_file
+        return Sinks(sinks_of(config, training_log=log) if given.sinks is None else given.sinks, session)
 
     def _source(self, peaks: Peaks) -> str:
         """Where the peaks are from, and which of them counts where nothing tells the type of the numbers."""
-        dtype = self.told.dtype or _dtype_of(self.told.model)
-        from_where = "as given" if self.told.dtype else "that of the model's parameters"
+        dtype = self.given.dtype or _dtype_of(self.given.model)
+        from_where = "as given" if self.given.dtype else "that of the model's parameters"
         return (
             f"{peaks.source}; FLOPs that are not measured are taken for {dtype}, {from_where}"
             if dtype
@@ -146,7 +146,7 @@ class Job:
 
     def _peaks(self) -> Peaks | None:
         try:
-            peaks, warning = find_peaks(self.info.device, given=self.told.config.peaks)
+            peaks, warning = find_peaks(self.info.device, given=self.given.config.peaks)
         except WrongUse as error:  # of the environment: what the user gave was checked
             peaks, warning = None, f"no share of the peak: {error}"
         if warning is not None:
@@ -154,35 +154,35 @@ class Job:
         return peaks
 
 
-def _info(told: Told) -> RunInfo:
-    modules = () if told.model is None else (told.model,)
+def _info(given: MonitorArgs) -> RunInfo:
+    modules = () if given.model is None else (given.model,)
     version = str(getattr(sys.modules.get("profiler_wrapper"), "__version__", ""))
-    info = run_info(modules=modules, rank=told.rank, device_mesh=told.device_mesh, version=version)
-    return replace(info, device=None, device_type="cpu") if told.on_cpu else info
+    info = run_info(modules=modules, rank=given.rank, device_mesh=given.device_mesh, version=version)
+    return replace(info, device=None, device_type="cpu") if given.on_cpu else info
 
 
-def _sizes(told: Told, info: RunInfo) -> Parallelism:
-    mesh = told.device_mesh
-    if mesh is None and told.model is not None:
-        mesh = mesh_of((told.model,))
-    return parallelism(told.sizes, world_size=info.world_size, device_mesh=mesh)
+def _sizes(given: MonitorArgs, info: RunInfo) -> Parallelism:
+    mesh = given.device_mesh
+    if mesh is None and given.model is not None:
+        mesh = mesh_of((given.model,))
+    return parallelism(given.sizes, world_size=info.world_size, device_mesh=mesh)
 
 
-def _formula(told: Told, notices: Notices) -> Formula | None:
-    config = told.model_config
+def _formula(given: MonitorArgs, notices: Notices) -> Formula | None:
+    config = given.model_config
     asked_for = config is not None
     if config is None:
-        config = told.model if _has_config(told.model) else None
+        config = given.model if _has_config(given.model) else None
     if config is None:
         return None
     formula = formula_of(
         config,
-        family=told.config.perf_model_type,
-        convention=told.convention,
+        family=given.config.perf_model_type,
+        convention=given.convention,
         notices=notices,
-        asked_for=asked_for or told.config.perf_model_type != "auto",
+        asked_for=asked_for or given.config.perf_model_type != "auto",
     )
-    frozen = 0.0 if formula is None else _frozen_share(told.model)
+    frozen = 0.0 if formula is None else _frozen_share(given.model)
     if frozen >= _FROZEN_SHARE:
         notices.warn_once(
             "frozen",

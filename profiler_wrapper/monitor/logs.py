@@ -105,13 +105,13 @@ def _entry(
         "grad_norm": record.grad_norm,
         "learning_rate": record.learning_rate,
     }
-    odd = {
+    not_finite = {
         name: str(value)
         for name in ("loss", "grad_norm", "learning_rate", "step_time_ms")
         if (value := entry[name]) is not None and not math.isfinite(value)
     }
-    if odd:
-        entry["not_finite"] = odd
+    if not_finite:
+        entry["not_finite"] = not_finite
     return entry
 
 

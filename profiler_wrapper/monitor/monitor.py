@@ -13,10 +13,10 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.errors import Notices, WrongUse
 from profiler_wrapper.monitor.config import MonitorConfig
-from profiler_wrapper.monitor.job import Told
+from profiler_wrapper.monitor.job import MonitorArgs
 from profiler_wrapper.monitor.records import RunStatistics, StepRecord
 from profiler_wrapper.monitor.sinks import Sink
-from profiler_wrapper.monitor.watch import StepWatch
+from profiler_wrapper.monitor.steps import StepWatch
 from profiler_wrapper.monitor.work import GivenSizes
 from profiler_wrapper.timer.device_events import find_accelerator
 from profiler_wrapper.trace.run_directory import given_directory
@@ -201,7 +201,7 @@ class TrainingMonitor:
             perf_breakdown=breakdown,
             **options,
         )
-        told = Told(
+        given = MonitorArgs(
             config=self.config,
             output_dir=given_directory(output_dir, "output_dir").absolute(),  # the loop may go to another directory
             log_file=log_file,
@@ -236,7 +236,7 @@ class TrainingMonitor:
         # Nothing of this holds the monitor, so that it is closed where its last user lets go of it.
         on_failure, on_open = weakly(self.failed), weakly(self._close_at_exit)
         self._watch = StepWatch(
-            told,
+            given,
             self._notices,
             accelerator,
             on_failure=on_failure,

@@ -60,7 +60,7 @@ class StepLine(msgspec.Struct, gc=False):
     not_finite: dict[str, str] | None = None
 
     @property
-    def odd_loss(self) -> bool:
+    def bad_loss(self) -> bool:
         """It was NaN or infinite, which JSON cannot say."""
         return self.not_finite is not None and "loss" in self.not_finite
 
@@ -157,7 +157,7 @@ PARTS = ("data", "forward", "backward", "optimizer", "other")  # of a step's tim
 # What is drawn or counted. `steps`: how many a row is the mean of. Beside these the PARTS, in ms.
 COLUMNS = (
     "iteration", "TFLOPS_per_GPU", "TFLOPS_total", "samples_per_sec", "tokens_per_sec", "step_time_ms", "memory_GB",
-    "peak_memory_GB", "mfu", "hfu", "profiled", "loss", "grad_norm", "learning_rate", "steps", "odd_loss",
+    "peak_memory_GB", "mfu", "hfu", "profiled", "loss", "grad_norm", "learning_rate", "steps", "bad_loss",
 )  # fmt: skip
 
 
@@ -298,9 +298,9 @@ def _read_summary(path: Path) -> MonitorLog:
         columns.add([step.line() for step in summary.step_logs])
         if not columns.count:
             raise BrokenLog(f"{path}: its step_logs are empty.")
-        told = "this file does not tell which steps were profiled: their times count too (perf_steps_*.jsonl tells)"
-        untold = any(step.profiled is None for step in summary.step_logs)
-        return columns.log(path, "steps", {}, [told] if untold else [])
+        warning = "this file does not tell which steps were profiled: their times count too (perf_steps_*.jsonl tells)"
+        unknown = any(step.profiled is None for step in summary.step_logs)
+        return columns.log(path, "steps", {}, [warning] if unknown else [])
     columns.add(summary.iteration_logs)
     if not columns.count:
         raise BrokenLog(f"{path}: it has no step_logs, and no iteration_logs. Give {_WHAT_IS_READ}.")
@@ -437,7 +437,7 @@ class MonitorRun:
         slow: stretches of slow steps, the longest first.
         memory_growth_gb: from begin to end, where it grew throughout; else None.
         profiled: steps under the profiler, which are in no number of time.
-        odd_losses: numbers of the steps whose loss was NaN or infinite.
+        bad_losses: numbers of the steps whose loss was NaN or infinite.
         slowest_step: its number; None: no time is known.
     """
 
@@ -449,7 +449,7 @@ class MonitorRun:
     slow: tuple[Stretch, ...]
     memory_growth_gb: float | None
     profiled: int
-    odd_losses: tuple[int, ...]
+    bad_losses: tuple[int, ...]
     slowest_step: int | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -480,7 +480,7 @@ class MonitorRun:
                 for one in self.slow
             ],
             "memory_growth_gb": self.memory_growth_gb,
-            "steps_with_odd_loss": list(self.odd_losses),
+            "steps_with_odd_loss": list(self.bad_losses),
             "warnings": list(self.log.warnings),
         }
 
@@ -507,7 +507,7 @@ def monitor_run(log: MonitorLog) -> MonitorRun:
         slow=_slow_stretches(steps, times),
         memory_growth_gb=_growth(columns["memory_GB"]),
         profiled=int((~undisturbed).sum()),
-        odd_losses=tuple(int(step) for step in steps[columns["odd_loss"] == 1]),
+        bad_losses=tuple(int(step) for step in steps[columns["bad_loss"] == 1]),
         slowest_step=int(steps[np.nanargmax(times)]) if np.isfinite(times).any() else None,
     )
 

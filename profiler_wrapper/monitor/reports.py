@@ -83,8 +83,8 @@ def _title(run: MonitorRun, width: int) -> Iterator[str]:
     yield shorten(clean(f"log {log.path}"), width)
     peaks = session.get("peak_flops_per_s")
     if isinstance(peaks, dict) and peaks:
-        told = ", ".join(f"{name} {value / 1e12:.4g}" for name, value in peaks.items())
-        yield from wrap(clean(f"peak, TFLOPS: {told} ({session.get('peak_source')})"), width, _PEAK_LINES)
+        peak_list = ", ".join(f"{name} {value / 1e12:.4g}" for name, value in peaks.items())
+        yield from wrap(clean(f"peak, TFLOPS: {peak_list} ({session.get('peak_source')})"), width, _PEAK_LINES)
 
 
 def _table(run: MonitorRun) -> str:
@@ -147,8 +147,8 @@ def _remarks(run: MonitorRun) -> Iterator[str]:
         yield f"slow: {more} more stretch{'es' if more > 1 else ''}"
     if run.memory_growth_gb is not None:
         yield f"memory grew all the way, by {run.memory_growth_gb:.2f} GB: is something kept from step to step?"
-    if run.odd_losses:
-        yield f"loss was NaN or infinite in {counted(len(run.odd_losses), 'step')}, first in step {run.odd_losses[0]}"
+    if run.bad_losses:
+        yield f"loss was NaN or infinite in {counted(len(run.bad_losses), 'step')}, first in step {run.bad_losses[0]}"
     mfu = run.spreads.get("mfu")
     if mfu is not None and mfu.mean > 1:
         yield "MFU is over 100 %: is the peak that of this device and type, and are the FLOPs counted once?"
@@ -324,8 +324,8 @@ def _draw_memory(axes: Axes, run: MonitorRun, steps: Column) -> None:
 def _draw_loss(axes: Axes, run: MonitorRun, steps: Column) -> None:
     figures.prepare(axes, ylabel="loss")
     _draw_course(axes, steps, run.log.columns["loss"], _PINK, "loss")
-    if run.odd_losses:
-        places = steps[run.log.columns["odd_loss"] == 1]
+    if run.bad_losses:
+        places = steps[run.log.columns["bad_loss"] == 1]
         axes.plot(places, [0.04] * len(places), "x", color="#D55E00", transform=axes.get_xaxis_transform(),
                   label=f"NaN or infinite, {counted(len(places), 'time')}")  # fmt: skip
     figures.legend_above(axes, "Loss")

@@ -95,13 +95,13 @@ def parallelism(given: GivenSizes, *, world_size: int, device_mesh: Any = None) 
         world_size: of the process group or the environment.
         device_mesh: a `DeviceMesh` with named dimensions.
     """
-    told = {
+    message = {
         "tensor": given.tensor_parallel,
         "pipeline": given.pipeline_parallel,
         "context": given.context_parallel,
     }
     by_mesh = _sizes_of_mesh(device_mesh)
-    sharing = {name: size or by_mesh.get(name, 1) for name, size in told.items()}
+    sharing = {name: size or by_mesh.get(name, 1) for name, size in message.items()}
     share_a_batch = sharing["tensor"] * sharing["pipeline"] * sharing["context"]
     if given.world_size is not None:
         world_size = given.world_size
@@ -402,28 +402,28 @@ def why_over_peak(record: StepRecord, works: StepWorks) -> str:
     """What is likely wrong where a step did more than its device can."""
     peaks = works.roof.peaks
     assert peaks is not None and record.mfu is not None
-    told = f"MFU is {record.mfu:.2f} in step {record.step}, and more than 1 cannot be: "
+    head = f"MFU is {record.mfu:.2f} in step {record.step}, and more than 1 cannot be: "
     if record.flops_source != "measured" and works.dtype in ("float32", "float64"):
         lower = peaks.flops("bfloat16")
         assumed = peaks.flops(works.dtype)
         if lower is not None and assumed is not None and record.mfu * assumed <= lower:
             return (
-                f"{told}likely the model computes in a lower precision than the {works.dtype} of its parameters, whose "
+                f"{head}likely the model computes in a lower precision than the {works.dtype} of its parameters, whose "
                 "peak was taken: give dtype='bfloat16' or its like"
             )
     if record.flops_source == "given":
         return (
-            f"{told}likely flops_per_step is more than the FLOPs of one step on this rank's batch (those of the whole "
+            f"{head}likely flops_per_step is more than the FLOPs of one step on this rank's batch (those of the whole "
             "job go with counts='job')"
         )
     if peaks.source.startswith(("given", "measured")) or not peaks.device:
-        return f"{told}likely the peak is too low ({peaks.source})"
+        return f"{head}likely the peak is too low ({peaks.source})"
     if record.flops_source == "config":
         return (
-            f"{told}likely batch_size and seq_length are not those of one step on this rank, or the sizes of parallel "
+            f"{head}likely batch_size and seq_length are not those of one step on this rank, or the sizes of parallel "
             "groups are not known (tensor_parallel=, pipeline_parallel=)"
         )
-    return f"{told}likely the step was not timed whole: start_step() has to come before its work, and end_step() after"
+    return f"{head}likely the step was not timed whole: start_step() has to come before its work, and end_step() after"
 
 
 def _why_unknown(measurement: Measurement) -> str:

@@ -470,11 +470,11 @@ def _metadata(events: AllocatorEvents) -> dict[int, int]:
 
 
 def _pools(segments: Iterable[Segment]) -> tuple[PoolMemory, ...]:
-    alike: dict[tuple[tuple[int, int], int, str, bool], list[Segment]] = defaultdict(list)
+    groups: dict[tuple[tuple[int, int], int, str, bool], list[Segment]] = defaultdict(list)
     for segment in segments:
-        alike[segment.pool, segment.stream, segment.kind, segment.expandable].append(segment)
+        groups[segment.pool, segment.stream, segment.kind, segment.expandable].append(segment)
     rows = []
-    for (pool, stream, kind, expandable), members in alike.items():
+    for (pool, stream, kind, expandable), members in groups.items():
         by_state: dict[str, list[int]] = {"allocated": [], "awaiting_free": [], "free": []}
         for block in (block for segment in members for block in segment.blocks):
             by_state[block.state].append(block.size_bytes)
@@ -497,11 +497,11 @@ def _pools(segments: Iterable[Segment]) -> tuple[PoolMemory, ...]:
 
 def _layers(owners: Iterable[MemoryOwner]) -> tuple[LayerMemory, ...]:
     """By the line of the innermost `forward`; what has none, by where it came from."""
-    alike: dict[tuple[str, str], list[MemoryOwner]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[MemoryOwner]] = defaultdict(list)
     for owner in owners:
         origin = owner.place.origin
         layer = owner.place.layer if origin == "forward" else ""
-        alike[layer, origin].append(owner)
+        groups[layer, origin].append(owner)
     rows = [
         LayerMemory(
             layer=layer,
@@ -509,7 +509,7 @@ def _layers(owners: Iterable[MemoryOwner]) -> tuple[LayerMemory, ...]:
             size_bytes=sum(owner.size_bytes for owner in members),
             blocks=sum(owner.blocks for owner in members),
         )
-        for (layer, origin), members in alike.items()
+        for (layer, origin), members in groups.items()
     ]
     return tuple(sorted(rows, key=lambda row: -row.size_bytes))
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from profiler_wrapper.integrations.common import counts
-from profiler_wrapper.monitor.steps import BatchCounter, size_of
+from profiler_wrapper.monitor.batches import BatchCounter, size_of
 from tests import models
 
 IDS = torch.zeros(3, 5, dtype=torch.long)

@@ -10,14 +10,14 @@ import torch
 
 from monitoring import Clock, Device, Kept, monitoring, on_device
 from profiler_wrapper.errors import ProfilerWrapperWarning
-from profiler_wrapper.monitor import watch as watch_module
+from profiler_wrapper.monitor import steps as steps_module
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.timer.device_events import TorchAccelerator
 
 
 @pytest.fixture
 def quick_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_module, "CLOSING_WAIT_S", 0.01)
+    monkeypatch.setattr(steps_module, "CLOSING_WAIT_S", 0.01)
 
 
 def test_on_a_cpu_a_step_lasts_from_start_to_end(tmp_path: Path) -> None:

@@ -1,0 +1,442 @@
+"""How many samples and tokens a batch has, from what is given and from shapes: nothing is read from a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeGuard
+
+import torch
+from torch import nn
+
+from profiler_wrapper.capture import scopes
+from profiler_wrapper.capture.layers import holders
+from profiler_wrapper.errors import Notices
+from profiler_wrapper.monitor.job import MonitorArgs
+from profiler_wrapper.monitor.work import Parallelism, Shapes, in_words
+from profiler_wrapper.timer.device_events import Accelerator
+
+_TOKENS = ("input_ids", "inputs_embeds", "tokens")
+_MASK = "attention_mask"
+_DEPTH = 4  # how deep a tensor may lie in a batch
+_MOST_STEPS = 3  # that the loop's own call of the model is looked for in
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSize:
+    """What a batch holds. None: not told.
+
+    Attributes:
+        samples: length of the first dimension.
+        length: places of each sequence, padding included.
+        mask: the batch's attention mask (samples, sequence length), which is 0 where a token is padding.
+        sizes: of the first two dimensions, whichever of them counts the samples.
+    """
+
+    samples: int | None = None
+    length: int | None = None
+    mask: torch.Tensor | None = None
+    sizes: tuple[int, ...] = ()
+
+
+def size_of(batch: object) -> BatchSize:
+    """The size of a batch as data loaders and models have it: a mapping, a sequence, a tensor.
+
+    The length is known where the batch is a mapping with `input_ids` (or another of a few such names), or where its
+    first tensor holds integers in two dimensions, as the token ids of a plain language model do.
+    """
+    length = mask = None
+    first = _first_tensor(batch)
+    if isinstance(batch, Mapping):
+        for name in _TOKENS:
+            ids = batch.get(name)
+            if isinstance(ids, torch.Tensor) and ids.dim() >= 2:
+                first, length = ids, ids.shape[1]
+                break
+        mask = batch.get(_MASK)
+        if not isinstance(mask, torch.Tensor) or first is None or length is None or mask.shape != first.shape[:2]:
+            mask = None
+    elif _are_ids(first):
+        length = first.shape[1]
+    sizes = () if first is None else tuple(first.shape[:2])
+    return BatchSize(sizes[0] if sizes else None, length, mask, sizes)
+
+
+def _are_ids(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether `value` looks like token ids (samples, sequence length)."""
+    return isinstance(value, torch.Tensor) and value.dim() == 2 and value.dtype in (torch.int64, torch.int32)
+
+
+def _first_tensor(batch: object, depth: int = _DEPTH) -> torch.Tensor | None:
+    if isinstance(batch, torch.Tensor):
+        return batch
+    inside: Iterable[object]
+    if isinstance(batch, Mapping):
+        inside = batch.values()
+    elif isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
+        inside = batch
+    else:
+        return None
+    if not depth:
+        return None
+    found = (_first_tensor(value, depth - 1) for value in inside)
+    return next((tensor for tensor in found if tensor is not None), None)
+
+
+class BatchCounter:
+    """Sees every batch that a model is trained on: `sizes` has one entry for each call with gradients.
+
+    During the first step it looks at all calls of modules to find which one the loop makes: that of the model
+    itself, or of what was wrapped around it later (DDP, a compiled module). From then on it is a hook on that one.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.sizes: list[BatchSize] = []
+        self._plain = holders(model)[-1]
+        self._handle: Any = None
+        self._looking = False
+        self._steps_left = _MOST_STEPS
+        self._saw_calls = False
+        self._called: nn.Module | None = None  # what the loop calls
+
+    def start(self) -> None:
+        """Count from now on."""
+        if self._handle is None and not self._looking and self._steps_left:
+            self._looking = True
+            scopes.listen(self)
+
+    def take(self) -> list[BatchSize]:
+        """The batches since the last time: those of one step. The first time, the loop's own call has been found."""
+        if self._looking and self._called is not None:
+            self._stop_looking()
+            self._handle = _put_before(self._called, self)
+        elif self._looking and self._saw_calls:
+            self._saw_calls = False
+            self._steps_left -= 1
+            if not self._steps_left:  # it calls only parts of the model
+                self._stop_looking()
+        sizes, self.sizes = self.sizes, []
+        return sizes
+
+    def stop(self) -> None:
+        """Count no more, and leave nothing on the model."""
+        self._stop_looking()
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = self._called = None
+
+    def count(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A call of the model: a batch, unless it is one without gradients."""
+        if not torch.is_grad_enabled():
+            return
+        if args and _are_ids(args[0]):
+            self.sizes.append(size_of({"input_ids": args[0], **kwargs}))
+        else:
+            self.sizes.append(size_of(args[0] if len(args) == 1 else args or kwargs))
+
+    def open_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], marked: set[str] | None = None
+    ) -> object | None:
+        """A module is about to be called; see `calls.Listener`."""
+        self._saw_calls = True
+        if self._called is None and holders(module)[-1] is self._plain:
+            self._called = module
+        if module is self._called:
+            self.count(args, kwargs)
+        return None
+
+    def close_call(self, opened: Any) -> None:
+        """Never called, as `open_call` returns None."""
+
+    def _stop_looking(self) -> None:
+        if self._looking:
+            self._looking = False
+            scopes.stop_listening(self)
+
+
+def _put_before(module: nn.Module, counter: BatchCounter) -> Any:
+    """Has calls of the module counted until `remove()` of what this returns."""
+    if module._compiled_call_impl is not None:
+        return _InCompiledCall(module, counter)
+    return module.register_forward_pre_hook(_Hook(counter), with_kwargs=True, prepend=True)
+
+
+class _InCompiledCall:
+    """In front of the call of a module that was compiled in place, in whose code a hook would not fire."""
+
+    def __init__(self, module: nn.Module, counter: BatchCounter) -> None:
+        self._module: Any = module
+        self._original: Any = module._compiled_call_impl
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            counter.count(args, kwargs)
+            return self._original(*args, **kwargs)
+
+        self._ours = counted
+        self._module._compiled_call_impl = counted
+
+    def remove(self) -> None:
+        if self._module._compiled_call_impl is self._ours:
+            self._module._compiled_call_impl = self._original
+
+
+class _Hook:
+    """The hook of a `BatchCounter`. A copy of the model has one that does nothing, and so has an unpickled one."""
+
+    def __init__(self, counter: BatchCounter | None = None) -> None:
+        self._counter = counter
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling() or self._counter is None:
+            return
+        self._counter.count(args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
+        return _Hook()
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return _Hook, ()
+
+
+# --------------------------------------------------------------------------------------------------
+# Numbers of a step that may still be on the device: copied without waiting, and read when they are there.
+
+
+class HostCopy:
+    """A number that is on its way to the host."""
+
+    __slots__ = ("_host",)
+
+    def __init__(self, host: torch.Tensor) -> None:
+        self._host = host
+
+    def value(self) -> float:
+        """Once it is there."""
+        return float(self._host.item())
+
+
+Number: TypeAlias = "float | HostCopy | None"
+_MOST_BITS = 256  # of a whole number: more than that counts nothing
+
+
+def value_of(number: Number) -> float | None:
+    """The number, once its copy is there."""
+    return number.value() if isinstance(number, HostCopy) else number
+
+
+class AsyncScalars:
+    """Takes what users give: numbers, and tensors of one number wherever they are."""
+
+    def __init__(self, accelerator: Accelerator | None, notices: Notices) -> None:
+        self._accelerator, self._notices = accelerator, notices
+
+    def number(self, name: str, given: Any) -> Number:
+        """`None` where it is no number, with one warning."""
+        if isinstance(given, (list, tuple)) and len(given) == 1:  # as `get_last_lr()` gives it
+            given = given[0]
+        if isinstance(given, int) and given.bit_length() > _MOST_BITS:
+            return self._refused(name, "it is too large")
+        if given is None or isinstance(given, (float, int)):
+            return given
+        if isinstance(given, torch.Tensor):
+            return self._of_tensor(name, given)
+        try:
+            return float(given)
+        except (TypeError, ValueError):
+            return self._refused(name, f"it is a {type(given).__name__}, no number")
+
+    def whole(self, name: str, given: Any) -> int | None:
+        """A number of a step or an epoch, which has to be known at once."""
+        number = self.number(name, given)
+        if isinstance(number, HostCopy):
+            self._refused(name, "it is on the device, and reading it would wait: give a number")
+            return None
+        return None if number is None or not math.isfinite(number) else int(number)
+
+    def count(self, name: str, given: Any) -> Number:
+        """A number of things, which is not below 0."""
+        number = self.number(name, given)
+        if number is None or isinstance(number, HostCopy) or 0 <= number < float("inf"):
+            return number
+        return self._refused(name, f"{number} is no number of {name}")
+
+    def real_tokens(self, mask: Any) -> list[Number]:
+        """How many entries of an attention mask, or of each of several, are not 0."""
+        masks = mask if isinstance(mask, (list, tuple)) else [mask]
+        return [self.number("attention_mask", _nonzero(one)) for one in masks]
+
+    def _of_tensor(self, name: str, tensor: torch.Tensor) -> Number:
+        tensor = tensor.detach()
+        placements = getattr(tensor, "placements", None)
+        if placements is not None:  # a DTensor
+            if any(not placement.is_replicate() for placement in placements):
+                return self._refused(name, "it is spread over several ranks: give its .full_tensor()")
+            tensor = tensor.to_local()  # type: ignore[attr-defined]
+        if tensor.numel() != 1 or tensor.is_meta:
+            return self._refused(name, f"it is a tensor of shape {tuple(tensor.shape)}, no number")
+        if tensor.is_complex():
+            return self._refused(name, "it is complex, no number")
+        if tensor.device.type == "cpu":
+            return float(tensor.item())
+        if self._accelerator is None:
+            return self._refused(name, f"it is on {tensor.device}, and the monitor was told of a CPU")
+        return HostCopy(self._accelerator.copy(tensor.reshape(())))
+
+    def _refused(self, name: str, why: str) -> Number:
+        self._notices.warn_once(f"number {name}", f"the monitor leaves out {name}: {why}")
+        return None
+
+
+def shapes_of_masks(mask: Any) -> tuple[tuple[int, int], ...] | None:
+    """(sequences, places of each) of a mask, or of each of several; None where one has another shape."""
+    masks: Sequence[Any] = mask if isinstance(mask, (list, tuple)) else [mask]
+    return shapes_of([getattr(one, "shape", ()) for one in masks])
+
+
+def shapes_of(shapes: Any) -> tuple[tuple[int, int], ...] | None:
+    """As plain numbers; None where they are no pairs of numbers, or there are none."""
+    try:
+        found = tuple((int(sequences), int(length)) for sequences, length in shapes)
+    except (TypeError, ValueError):
+        return None
+    return found or None
+
+
+def _nonzero(mask: Any) -> Any:
+    return torch.count_nonzero(mask) if isinstance(mask, torch.Tensor) else sum(bool(x) for row in mask for x in row)
+
+
+# --------------------------------------------------------------------------------------------------
+# How many samples and tokens a step had, in all ranks, and the shapes of this rank's micro-batches.
+
+
+# Numbers, each of so many ranks; None: not known.
+Count: TypeAlias = "tuple[tuple[Number, ...], int] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A step's batch; `None` for what is not known.
+
+    Attributes:
+        samples, tokens: with how many ranks have as many.
+        shapes: of this rank's micro-batches, as computed: with padding; empty: not known.
+    """
+
+    samples: Count = None
+    tokens: Count = None
+    shapes: Shapes = ()
+
+    @property
+    def numbers(self) -> tuple[Number, ...]:
+        """All that may have to be copied from the device first."""
+        return (*(self.samples[0] if self.samples else ()), *(self.tokens[0] if self.tokens else ()))
+
+
+class Batches:
+    """Finds out about batches from what is given for each step, else from what was told at first."""
+
+    def __init__(self, monitor_args: MonitorArgs, sizes: Parallelism, scalars: AsyncScalars, notices: Notices) -> None:
+        self._args, self._scalars, self._notices = monitor_args, scalars, notices
+        self._ranks = sizes.data_parallel
+        self._share_batches = sizes.data_parallel * sizes.pipeline_parallel != sizes.world_size
+        self._ranks_of_given = 1 if monitor_args.counts == "job" else sizes.data_parallel
+        self._usual = self._of({}, None, None)
+
+    def of(self, samples: Any, tokens: Any, attention_mask: Any, shapes: Any) -> Batch:
+        """The batch of a step."""
+        if samples is None and tokens is None and attention_mask is None and shapes is None:
+            return self._usual
+        given = {"samples": self._scalars.count("samples", samples), "tokens": self._scalars.count("tokens", tokens)}
+        of_masks = None if attention_mask is None else shapes_of_masks(attention_mask)
+        if attention_mask is not None and of_masks is None:
+            self._notices.warn_once(
+                "shape of mask", "the monitor leaves out attention_mask: it is not of shape (sequences, places)"
+            )
+        given_shapes = None if shapes is None else shapes_of(shapes)
+        if shapes is not None and given_shapes is None:
+            self._notices.warn_once("shapes", "the monitor leaves out shapes: they are no pairs (sequences, places)")
+        counts = {name: count for name, count in given.items() if count is not None}
+        return self._of(counts, None if of_masks is None else attention_mask, given_shapes or of_masks)
+
+    def compare(self, step: int, taken: Shapes, seen: Sequence[BatchSize]) -> None:
+        """Say so where `batch_size` and `seq_length` are not what the model was called with in a step.
+
+        Args:
+            taken: the shapes that the step was taken to have.
+            seen: those of the model's calls in it.
+        """
+        if self._share_batches or not taken:  # a rank's model may be called with a part of its batch
+            return
+        rows = sum(sequences for sequences, _ in taken)
+        tokens = sum(sequences * (length or 0) for sequences, length in taken)
+        if tokens and all(size.samples and size.length for size in seen):
+            fits = tokens == sum((size.samples or 0) * (size.length or 0) for size in seen)
+        else:  # samples come first or, as torch's own layers take them, second
+            fits = rows in [sum(dimension) for dimension in zip(*(size.sizes for size in seen), strict=False)]
+        if not fits:
+            sizes = {"batch_size": self._args.batch_size, "seq_length": self._args.seq_length}
+            given = ", ".join(f"{name}={size}" for name, size in sizes.items() if size is not None)
+            calls = in_words([(size.samples, size.length) for size in seen])
+            self._notices.warn_once(
+                "batch seen",
+                f"{given} contradicts step {step}, where the model was called with {calls}: samples, tokens and FLOPs "
+                f"are told of {in_words(taken)}. Give those of one step on this rank, all micro-batches together, or "
+                "shapes= with each step",
+            )
+
+    def _of(self, given: Mapping[str, Number], mask: Any, shapes: Shapes | None) -> Batch:
+        monitor_args = self._args
+        samples: Count = None
+        if "samples" in given:
+            samples = (given["samples"],), self._ranks_of_given
+        elif shapes is not None:
+            rows = sum(sequences for sequences, _ in shapes)
+            samples = (rows,), self._ranks
+            self._compare(rows)
+        elif monitor_args.batch_size is not None:
+            samples = (monitor_args.batch_size,), self._ranks_of_given
+        tokens: Count = None
+        if "tokens" in given:
+            tokens = (given["tokens"],), self._ranks_of_given
+        elif mask is not None:
+            tokens = tuple(self._scalars.real_tokens(mask)), self._ranks
+        elif shapes is not None:
+            tokens = (sum(sequences * (length or 0) for sequences, length in shapes),), self._ranks
+        elif monitor_args.seq_length is not None and samples is not None and isinstance(samples[0][0], (int, float)):
+            tokens = (samples[0][0] * monitor_args.seq_length,), samples[1]
+        return Batch(samples, tokens, self._computed(samples, tokens, shapes))
+
+    def _computed(self, samples: Count, tokens: Count, shapes: Shapes | None) -> Shapes:
+        sequences = self._here(samples)
+        if shapes is not None and sequences in (None, sum(rows for rows, _ in shapes)):
+            return shapes
+        if not sequences:
+            return ()
+        length = self._args.seq_length
+        if shapes is not None:  # they are of a part of the batch
+            lengths = {length for _, length in shapes}
+            return ((sequences, lengths.pop()),) if len(lengths) == 1 else ()
+        if length is None and (tokens_here := self._here(tokens)) and tokens_here % sequences == 0:
+            length = tokens_here // sequences
+        return ((sequences, length),)
+
+    def _here(self, count: Count) -> int | None:
+        """On this rank, where it is a whole number that is known already."""
+        if count is None:
+            return None
+        number = count[0][0]
+        if not isinstance(number, (int, float)) or len(count[0]) > 1:
+            return None
+        here = number * count[1] / self._ranks
+        return int(here) if here == int(here) else None
+
+    def _compare(self, rows: int) -> None:
+        size = self._args.batch_size
+        if size is not None and rows < size and size % rows == 0:
+            self._notices.warn_once(
+                "rows of mask",
+                f"attention_mask or shapes have {rows} rows where batch_size={size}: samples and tokens are theirs. "
+                "With several micro-batches in a step give a list of their masks, or samples= and tokens=",
+            )
