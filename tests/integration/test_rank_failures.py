@@ -191,7 +191,7 @@ def test_an_elastic_restart_and_a_second_run_of_the_same_name(tmp_path: Path) ->
     assert os.listdir(earlier) == ["result.json"]
     run = tmp_path / "job-2"
     assert read_run(run / "rank1")["complete"] is False  # killed in its window
-    runs = [read_run(place) for place in sorted(run.glob("rank*"))]
+    runs = [read_run(place) for place in sorted((run / "attempt1").glob("rank*"))]
     assert [(one["attempt"], one["rank"], one["world_size"], one["complete"]) for one in runs] == [
         (1, 0, 2, True),
         (1, 1, 2, True),
