@@ -28,7 +28,7 @@ from profiler_wrapper.ranks.model import (
     RanksReport,
     Replay,
 )
-from profiler_wrapper.ranks.replay import what_if
+from profiler_wrapper.ranks.replay.what_if import what_if
 from profiler_wrapper.ranks.stragglers import OUTSIDE, diagnose, named_evidence, named_spans, with_name
 from profiler_wrapper.ranks.times import (
     MANY_STEPS,

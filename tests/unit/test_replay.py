@@ -11,16 +11,9 @@ import pytest
 
 from pipeline_jobs import Job, Length, Op, connect, job_tables, makespan, span_rows
 from profiler_wrapper.ranks.model import Missing, Replay
-from profiler_wrapper.ranks.replay import (
-    Graph,
-    build_graph,
-    ends_of,
-    own_lengths,
-    read_cells,
-    role_of,
-    stage_order,
-    what_if,
-)
+from profiler_wrapper.ranks.replay.graph import Graph, build_graph, ends_of
+from profiler_wrapper.ranks.replay.orders import read_cells, role_of, stage_order
+from profiler_wrapper.ranks.replay.what_if import own_lengths, what_if
 from shared_traces import TRACES
 from straggler_tables import SMALL_JOB, read_job
 

@@ -1,0 +1,435 @@
+"""What the job would take if some of its operations were as quick as their like.
+
+"Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI 2025): the dependencies of a step are
+replayed with each operation's own time, then with some of these times replaced by the typical one of their kind.
+S = T / T_ideal (its equation 1); of a kind of operation, with only this kind as slow as it was (2); of a worker, with
+only its operations (4); M_W is the share of T - T_ideal that goes away with the slowest 3 % of workers typical (5), M_S
+the same with the last stage typical (section 5.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from profiler_wrapper.ranks.model import Missing, Replay
+from profiler_wrapper.ranks.replay.graph import Graph, Length, build_graph, step_times
+from profiler_wrapper.ranks.replay.orders import (
+    Align,
+    Cells,
+    Float,
+    Int,
+    NotReplayable,
+    Operation,
+    Role,
+    classes_of_steps,
+    read_cells,
+    role_of,
+    stage_order,
+)
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+
+# --------------------------------------------------------------------------------------------------
+# How long each operation takes by itself, without waiting for others, in every step and on every rank.
+
+Bool = npt.NDArray[np.bool_]
+Float32 = npt.NDArray[np.float32]
+CLOCK_ERROR_NS: Final = 10e6  # a transfer that ends this long before the other end began was wrongly recorded: 0
+MOST_WRONG: Final = 0.4  # of transfers and collectives recorded so, beyond which the clocks or the groups are wrong
+MOST_LOST: Final = 0.2  # of the operations, beyond which a replay says little
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepClass:
+    """Steps of one graph, with what each operation took. Axes: N operations, P pipelines, S steps."""
+
+    graph: Graph
+    steps: Int  # (S,) index
+    own_ns: Float32  # (N, P, S) of a transfer or collective: from when the last one was there
+    recorded_ns: Float  # (S,) from first start to last end
+    unknown: Bool | None  # (N, P, S) not in the table, or its other end is not; None: all is known
+    lost: int  # operations that are not in the table, though others of the pipeline are
+    absent: Bool | None  # (N, P, S) the pipeline had no such operation in the step: takes no time; None: all had
+
+    def times(self, typical_ns: Float, as_recorded: Bool) -> Float:
+        """Time of each step (S,) where the chosen operations (N, P) take what they took, the others what is typical."""
+
+        def lengths(first: int, end: int) -> list[Length]:
+            part = slice(first, end)
+            return [self._length(number, part, typical_ns, as_recorded[number]) for number in range(len(typical_ns))]
+
+        return step_times(self.graph, lengths, self.own_ns.shape[1], len(self.steps))
+
+    def _length(self, number: int, part: slice, typical_ns: Float, as_recorded: Bool) -> Length:
+        if as_recorded.all():
+            return self.own_ns[number, :, part]
+        found: Length = typical_ns[number]
+        if as_recorded.any():
+            found = np.where(as_recorded[:, None], self.own_ns[number, :, part], typical_ns[number])
+        if self.absent is not None and self.absent[number, :, part].any():
+            found = np.where(self.absent[number, :, part], 0.0, found)
+        return found
+
+    def times_with_one(self, typical_ns: Float, operations: Bool) -> Float:
+        """As `times`, where one pipeline's chosen operations (N,) take what they took: (P, S), for each pipeline.
+
+        All other pipelines are alike then, so one stands for them, and all P answers come at once.
+        """
+        pipelines, steps = self.own_ns.shape[1:]
+        own = self.own_ns.reshape(len(typical_ns), -1)
+        none = None if self.absent is None else self.absent.reshape(len(typical_ns), -1)
+
+        def lengths(first: int, end: int) -> list[Length]:
+            found: list[Length] = []
+            for number, typical in enumerate(typical_ns.tolist()):
+                gone = none is not None and none[number, first:end].any()
+                if not operations[number] and not gone:
+                    found.append(typical)
+                    continue
+                both = np.full((2, end - first), typical)
+                if operations[number]:
+                    both[0] = own[number, first:end]
+                if none is not None:
+                    both[0][none[number, first:end]] = 0.0
+                found.append(both)
+            return found
+
+        count = pipelines * steps
+        return step_times(self.graph, lengths, 2, count, pairs=True).reshape(pipelines, steps)
+
+
+def own_lengths(cells: Cells, graph: Graph, steps: Int) -> StepClass:
+    """What each operation took in the steps given; nan in `own_ns` where it is not in the table.
+
+    Raises:
+        NotReplayable: operations that belong together did not run together.
+    """
+    shape = (len(graph.operations), cells.grid.shape[1], len(steps))
+    own = np.full(shape, np.nan, dtype=np.float32)
+    wrong = moves = 0
+    first, last = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
+    for meeting in graph.meetings:
+        found = [_recorded(cells, graph, number, steps) for number in meeting.members]
+        for starts, lengths in found:
+            first = np.fmin(first, np.fmin.reduce(starts, axis=0))
+            last = np.fmax(last, np.fmax.reduce(starts + lengths, axis=0))
+        if meeting.how == "alone" or not graph.operations[meeting.members[0]].role.meets:
+            for number, (_, lengths) in zip(meeting.members, found, strict=True):
+                own[number] = lengths
+            continue
+        begun = meeting.last(np.stack([np.where(np.isnan(starts), -np.inf, starts) for starts, _ in found]))
+        for place, (number, (starts, lengths)) in enumerate(zip(meeting.members, found, strict=True)):
+            alone = starts + lengths - begun[place if len(begun) > 1 else 0]
+            before = alone <= -CLOCK_ERROR_NS
+            alone[before] = 0.0
+            wrong, moves = wrong + int(before.sum()), moves + before.size
+            own[number] = alone
+    if wrong > MOST_WRONG * moves:
+        raise NotReplayable(
+            f"{wrong / moves:.0%} of transfers and collectives end before others begin them: "
+            "clocks differ, or their groups are others"
+        )
+    there = ~np.isnan(own)
+    for meeting in graph.meetings:  # where the other end is lost, how long this one waited for it is not known
+        if meeting.how == "operations" and graph.operations[meeting.members[0]].role.what == "transfer":
+            own[list(meeting.members)] += np.where(there[list(meeting.members)].all(axis=0), 0, np.nan)
+    if there.all():
+        return StepClass(graph, steps, own, last - first, None, 0, None)
+    absent = _absent(graph, there)
+    return StepClass(graph, steps, own, last - first, np.isnan(own) & ~absent, int((~there & ~absent).sum()), absent)
+
+
+def _recorded(cells: Cells, graph: Graph, number: int, steps: Int) -> tuple[Float, Float]:
+    """Starts and durations of one operation, (P, S); nan where it is not in the table."""
+    operation = graph.operations[number]
+    ranks = cells.grid[operation.stage]
+    starts = cells.start_ns[operation.slot][ranks][:, steps]
+    lengths = cells.length_ns[operation.slot][ranks][:, steps].astype(np.float64)
+    if (ranks < 0).any():
+        starts[ranks < 0] = lengths[ranks < 0] = np.nan
+    return starts, lengths
+
+
+def _absent(graph: Graph, there: Bool) -> Bool:
+    """Operations that a pipeline did not have in a step, as far as can be told from those it had."""
+    ordinary = there.mean(axis=(1, 2)) >= 0.5
+    absent = ~there & ~ordinary[:, None, None]  # pauses come and go
+    slots: dict[int, list[int]] = {}
+    for number, operation in enumerate(graph.operations):
+        slots.setdefault(operation.slot, []).append(number)
+    for alike in slots.values():
+        absent[alike] |= ~there[alike].any(axis=0)  # no stage of the pipeline has it
+    return np.asarray(absent)
+
+
+def typical_lengths(classes: Sequence[StepClass]) -> dict[int, float]:
+    """The typical time of each name: the mean of what computes, the median of what moves data, over all there is."""
+    found: dict[int, list[Float32]] = {}
+    meets = {}
+    for each in classes:
+        for number, operation in enumerate(each.graph.operations):
+            values = each.own_ns[number]
+            found.setdefault(operation.name, []).append(values[~np.isnan(values)])
+            meets[operation.name] = operation.role.meets
+    typical = {}
+    for name, parts in found.items():
+        values = np.concatenate(parts).astype(np.float64)
+        if len(values):
+            typical[name] = float(np.median(values) if meets[name] else values.mean())
+    return typical
+
+
+def fill_unknown(each: StepClass, typical_ns: Float) -> None:
+    """Give operations of which nothing is known their typical time.
+
+    Raises:
+        NotReplayable: so many that the replay would be made up.
+    """
+    if each.lost > MOST_LOST * each.own_ns.size:
+        raise NotReplayable(f"{each.lost / each.own_ns.size:.0%} of the operations of a step are not in the table")
+    if each.unknown is not None:
+        np.copyto(each.own_ns, typical_ns[:, None, None].astype(np.float32), where=each.unknown)
+    np.copyto(each.own_ns, np.float32(0), where=np.isnan(each.own_ns))
+
+
+# --------------------------------------------------------------------------------------------------
+# The what-if questions: the job's time with some operations as they were and the others typical.
+
+SLOWEST: Final = 0.03  # of the workers, in M_W
+NUMBERS_FOR_RANKS: Final = 40e6  # replayed to answer "without this rank": each takes a replay of its own
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scenarios:
+    """Times in ns, summed over all steps."""
+
+    cells: Cells
+    classes: tuple[StepClass, ...]
+    typical: dict[int, float]  # by name
+
+    def total(self, as_recorded: Callable[[StepClass], Bool]) -> float:
+        """The job's time with the chosen operations (N, P) as recorded and the others typical."""
+        return sum(
+            float(each.times(self.typical_of(each), np.broadcast_to(as_recorded(each), each.own_ns.shape[:2])).sum())
+            for each in self.classes
+        )
+
+    def recorded(self) -> float:
+        """The job's time where all is as recorded."""
+        return self.total(lambda each: np.array([[True]]))
+
+    def ideal(self) -> float:
+        """The job's time where all is typical."""
+        return self.total(lambda each: np.array([[False]]))
+
+    def of_stage(self, stage: int, *, kept: bool) -> float:
+        """With only one stage as recorded, or with all but one."""
+        return self.total(lambda each: ((each.graph.stages == stage) == kept)[:, None])
+
+    def of_family(self, family: str, *, kept: bool) -> float:
+        """With only one kind of operation as recorded, or with all but one."""
+        return self.total(lambda each: (families(each) == family)[:, None] == kept)
+
+    def without(self, ranks: Int) -> float:
+        """With all but these ranks (indices) as recorded."""
+        gone = np.isin(self.cells.grid, ranks)  # (G, P)
+        return self.total(lambda each: ~gone[each.graph.stages])
+
+    def with_one_pipeline(self, stage: int | None = None) -> Float:
+        """With only one pipeline as recorded, or only its rank in one stage; for each pipeline (P,)."""
+        pipelines = self.cells.grid.shape[1]
+        if pipelines == 1:
+            whole = self.recorded() if stage is None else self.of_stage(stage, kept=True)
+            return np.array([whole])
+        found = np.zeros(pipelines)
+        for each in self.classes:
+            chosen = np.ones(len(each.graph.operations), bool) if stage is None else each.graph.stages == stage
+            found += each.times_with_one(self.typical_of(each), chosen).sum(axis=1)
+        return found
+
+    def typical_of(self, each: StepClass) -> Float:
+        """Typical time of each operation (N,)."""
+        return np.array([self.typical.get(operation.name, 0.0) for operation in each.graph.operations])
+
+
+def families(each: StepClass) -> npt.NDArray[np.str_]:
+    """What each operation is reported under (N,)."""
+    return np.array([operation.role.family for operation in each.graph.operations])
+
+
+def slowest_ranks(cells: Cells, of_pipeline: Float, of_stage: Float) -> Int:
+    """Indices of the slowest 3 % of ranks, at least one: a rank is as slow as the lesser of its pipeline and stage."""
+    score = np.minimum(of_pipeline[None, :], of_stage[:, None])
+    known = cells.grid >= 0
+    index, score = cells.grid[known], score[known]
+    order = np.lexsort((cells.ranks[index], -score))
+    return np.asarray(index[order[: -(-len(index) * round(100 * SLOWEST) // 100)]])
+
+
+def shares_of_ranks(scenarios: Scenarios, slowdown: Float, total: float, lost: float) -> tuple[Float, int]:
+    """Share of the lost time that goes away with one rank typical (R,), for the slowest; nan for the rest; how many."""
+    cost = sum(each.own_ns.size for each in scenarios.classes)
+    shares = np.full(len(slowdown), np.nan)
+    asked = np.argsort(-slowdown, kind="stable")[: max(1, int(NUMBERS_FOR_RANKS // cost))]
+    for index in asked:
+        shares[index] = (total - scenarios.without(np.array([index]))) / lost
+    return shares, len(asked)
+
+
+MOST_ROWS: Final = 2_000_000  # operations replayed; beyond it steps are left out evenly
+MOST_ROWS_OF_ONE_STAGE: Final = 400_000
+MOST_CLASSES: Final = 24  # of steps with different numbers of microbatches
+LEAST_LOST: Final = 1e-6  # of T, below which there is nothing to share out
+MOST_WAITING: Final = 0.05  # of forwards and backwards
+LONGEST: Final = 1.2  # times the recorded time: what takes longer when replayed runs by other dependencies
+GAPS: Final = 0.1  # of the recorded time, from which on they are told
+
+
+def what_if(
+    connection: DuckDBPyConnection, *, align: Align | None = None, most_rows: int = MOST_ROWS
+) -> Replay | Missing:
+    """The replay of the job in the tables `spans` and `ranks`, or why there is none.
+
+    `align` gives times by a common clock; without it the ranks' clocks are taken as they are.
+    """
+    try:
+        cells = read_cells(
+            connection,
+            most_rows=most_rows,
+            most_rows_of_one_stage=min(most_rows, MOST_ROWS_OF_ONE_STAGE),
+            align=align,
+        )
+        roles = [role_of(name, kind) for name, kind in cells.names]
+        _check(cells, roles)
+        classes = classes_of_steps(cells, roles)
+        replayed = [_class(cells, roles, steps) for steps in classes[:MOST_CLASSES]]
+        typical = typical_lengths(replayed)
+        scenarios = Scenarios(cells, tuple(replayed), typical)
+        for each in replayed:
+            fill_unknown(each, scenarios.typical_of(each))
+        notes = _notes(cells, classes, replayed)
+        notes += _gaps(scenarios.recorded(), sum(float(each.recorded_ns.sum()) for each in replayed))
+        return _answers(scenarios, notes)
+    except NotReplayable as reason:
+        return Missing(what="replay", reason=str(reason))
+
+
+def _check(cells: Cells, roles: list[Role]) -> None:
+    if cells.waiting_share > MOST_WAITING:
+        raise NotReplayable(
+            f"{cells.waiting_share:.0%} of forwards and backwards is communication within them, which has no place"
+        )
+    if cells.grid.size == 1:
+        raise NotReplayable("one rank alone waits for no other")
+    if not any(role.what == "compute" for role in roles):
+        raise NotReplayable("no forward or backward is in the table")
+    if len(cells.stages) > 1:
+        whole = [cells.names[index] for index, role in enumerate(roles) if role.what == "compute"]
+        if {kind for _, kind in whole} != {"forward", "backward"}:
+            raise NotReplayable("a pipeline's forwards and backwards are not both in the table")
+    elif not any(role.what == "collective" for role in roles):
+        raise NotReplayable("no collective is in the table: what ranks wait for is not known")
+
+
+def _class(cells: Cells, roles: list[Role], steps: Int) -> StepClass:
+    orders = [stage_order(cells, roles, stage, steps) for stage in range(len(cells.stages))]
+    return own_lengths(cells, build_graph(orders, cells.coordinates, partial(_groups, cells, steps)), steps)
+
+
+def _groups(cells: Cells, steps: Int, operation: Operation) -> Int | None:
+    """The group of each pipeline's rank (P,) as the table tells; None where it does not, or where they cannot be so."""
+    ranks = cells.grid[operation.stage]
+    told = np.where(ranks >= 0, cells.group[operation.slot][ranks], -1).astype(np.int64)
+    if (told < 0).all():
+        return None
+    for group in np.unique(told[told >= 0]):
+        members = np.flatnonzero(cells.group[operation.slot] == group)
+        starts = cells.start_ns[operation.slot][members][:, steps]
+        ends = starts + cells.length_ns[operation.slot][members][:, steps]
+        late = np.fmax.reduce(starts) - np.fmin.reduce(ends)  # of one collective nobody begins when others are done
+        if len(members) > 1 and (late > CLOCK_ERROR_NS).mean() > 0.5:
+            return None
+    unknown = -2 - operation.stage * len(ranks) - np.arange(len(ranks))
+    return np.where(told >= 0, told, unknown)
+
+
+def _answers(scenarios: Scenarios, notes: list[str]) -> Replay:
+    cells = scenarios.cells
+    recorded = sum(float(each.recorded_ns.sum()) for each in scenarios.classes)
+    total, ideal = scenarios.recorded(), scenarios.ideal()
+    if not ideal > 0:
+        raise NotReplayable("its operations take no time")
+    lost = total - ideal if total - ideal > LEAST_LOST * total else float("nan")
+    kinds = sorted({family for each in scenarios.classes for family in families(each).tolist()})
+    stages = range(len(cells.stages))
+
+    def shares(without: Callable[[int], float], count: int) -> np.ndarray:
+        return np.array([(total - without(index)) / lost for index in range(count)])
+
+    share_of_stage = shares(lambda stage: scenarios.of_stage(stage, kept=False), len(stages))
+    slowdown_of_stage = np.array([scenarios.of_stage(stage, kept=True) for stage in stages]) / ideal
+    slowest = slowest_ranks(cells, scenarios.with_one_pipeline() / ideal, slowdown_of_stage)
+    slowdown_of_rank = np.full(len(cells.ranks), np.nan)
+    for stage, members in zip(stages, cells.grid, strict=True):
+        slowdown_of_rank[members[members >= 0]] = (scenarios.with_one_pipeline(stage) / ideal)[members >= 0]
+    share_of_rank, asked = shares_of_ranks(scenarios, slowdown_of_rank, total, lost)
+    if asked < len(cells.ranks):
+        notes.append(f"shares of the lost time are of the {asked} slowest ranks of {len(cells.ranks)}")
+    return Replay(
+        recorded_ns=recorded,
+        total_ns=total,
+        ideal_ns=ideal,
+        slowdown=total / ideal,
+        ms=float(share_of_stage[-1]),
+        mw=(total - scenarios.without(slowest)) / lost,
+        slowest_ranks=tuple(cells.ranks[slowest].tolist()),
+        ranks=cells.ranks,
+        stages=cells.stages,
+        kinds=tuple(kinds),
+        share_of_rank=share_of_rank,
+        share_of_stage=share_of_stage,
+        share_of_kind=shares(lambda index: scenarios.of_family(kinds[index], kept=False), len(kinds)),
+        slowdown_of_rank=slowdown_of_rank,
+        slowdown_of_stage=slowdown_of_stage,
+        slowdown_of_kind=np.array([scenarios.of_family(kind, kept=True) for kind in kinds]) / ideal,
+        steps=sum(len(each.steps) for each in scenarios.classes),
+        notes=tuple(notes),
+    )
+
+
+def _gaps(replayed: float, recorded: float) -> list[str]:
+    """What lies between operations and is not replayed.
+
+    Raises:
+        NotReplayable: the replay takes much longer than the job did.
+    """
+    if replayed > LONGEST * recorded:
+        raise NotReplayable(
+            f"replayed, the job takes {replayed / recorded:.2f} times as long as recorded: it waits for something else"
+        )
+    if replayed < (1 - GAPS) * recorded:
+        return [f"{1 - replayed / recorded:.0%} of the recorded time lies between operations and is not replayed"]
+    return []
+
+
+def _notes(cells: Cells, classes: list[Int], replayed: list[StepClass]) -> list[str]:
+    notes = []
+    lost = sum(each.lost for each in replayed)
+    if len(cells.steps) < cells.all_steps:
+        notes.append(f"{len(cells.steps)} of {cells.all_steps} steps were replayed, evenly spread")
+    if len(replayed) < len(classes):
+        left = sum(len(steps) for steps in classes[len(replayed) :])
+        notes.append(f"{left} steps with rare numbers of microbatches were left out")
+    if lost:
+        notes.append(f"{lost} operations that are not in the table were taken as typical")
+    if len(cells.stages) == 1:
+        notes.append("with one stage, its share is all by definition")
+    return notes
