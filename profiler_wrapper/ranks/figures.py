@@ -78,8 +78,8 @@ def unknown_uses(report: RanksReport) -> str:
     """What is not known of them, and why; empty where all is."""
     if report.peak_unknown is not None and report.peak_unknown == report.mfu_unknown:
         return f"Peak memory and MFU are not known: {report.peak_unknown}"
-    told = [("Peak memory", report.peak_unknown), ("MFU", report.mfu_unknown)]
-    return "; ".join(f"{what} is not known: {why}" for what, why in told if why is not None)
+    unknown = [("Peak memory", report.peak_unknown), ("MFU", report.mfu_unknown)]
+    return "; ".join(f"{what} is not known: {why}" for what, why in unknown if why is not None)
 
 
 def draw_use(axes: Axes, use: Use, firsts: Int, marked: Sequence[int]) -> None:

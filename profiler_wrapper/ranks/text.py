@@ -362,7 +362,7 @@ def _of_one(row: CommunicationRow, *, staged: bool, call: bool) -> list[str]:
 
 _MOST_MISSING = 20
 _NARROWEST = 40
-_LEAST_OTHER = 0.01  # of a step, in no span: less is not told
+_LEAST_OTHER = 0.01  # of a step, in no span: less is left out
 
 
 def ranks_text(report: RanksReport, *, width: int = 100) -> str:
@@ -413,7 +413,7 @@ def _head(report: RanksReport, width: int) -> str:
 
 def _unknown(report: RanksReport, width: int) -> str:
     """What could not be attributed or measured, and why."""
-    told = [
+    unknown = [
         f"{what}: {why}"
         for what, why in (
             ("peak memory", report.peak_unknown),
@@ -428,10 +428,9 @@ def _unknown(report: RanksReport, width: int) -> str:
         )
         if why is not None
     ]
-    told += _communication_unknown(report)
-    return (
-        "\n".join(["Not known", *(line for one in told for line in wrapped(one, width, first="  - "))]) if told else ""
-    )
+    unknown += _communication_unknown(report)
+    lines = [line for one in unknown for line in wrapped(one, width, first="  - ")]
+    return "\n".join(["Not known", *lines]) if lines else ""
 
 
 def _instead(report: RanksReport) -> str:

@@ -29,7 +29,7 @@ MOST_LANES = 32  # where nobody chose the ranks
 MOST_LANE_SPANS = 400_000
 _LONG_PAUSE, _SHORT_PAUSE = 0.3, 0.05  # of a step: longer ones between two steps are cut down to that
 _LONGEST_RATIO = 1.05  # times the median rank of a step: from there on the longest rank holds the others up
-_CARVED = "'communication', 'gc', 'checkpoint', 'data', 'recompute'"  # drawn over what they lie in
+_EXCLUSIVE = "'communication', 'gc', 'checkpoint', 'data', 'recompute'"  # drawn over what they lie in
 
 
 def drawn_steps(report: RanksReport, count: int = DRAWN_STEPS) -> list[int]:
@@ -159,7 +159,7 @@ def lane_spans(
 
     Of more than `most` spans one step in the middle is left, and then of that what lies in no other span.
     """
-    within = f"(s.depth = 0 OR s.kind IN ({_CARVED}) OR coalesce(s.layer = {_text(layer)}, false))"
+    within = f"(s.depth = 0 OR s.kind IN ({_EXCLUSIVE}) OR coalesce(s.layer = {_text(layer)}, false))"
     one = [steps[len(steps) // 2]] if steps else []
     for chosen, depth in ((steps, within), (one, within), (one, "s.depth = 0")):
         where = f"s.rank IN ({_numbers(ranks)}) AND s.step IN ({_numbers(chosen)}) AND s.kind <> 'step' AND {depth}"
@@ -603,8 +603,8 @@ def _about(report: RanksReport, left_out: str, length_us: float) -> Iterator[Eve
         aligned = "not aligned" if report.clocks.source == "none" else f"aligned by ends of {report.clocks.source}"
         clocks = "; ".join([aligned, *report.clocks.notes])
     args = {"evidence": "; ".join(report.verdict.evidence), "clocks": clocks, "left_out": left_out or "nothing"}
-    told = [report.verdict.sentence] + ([f"Left out: {left_out}"] if left_out else [])
-    for tid, sentence in enumerate(told, 1):
+    sentences = [report.verdict.sentence] + ([f"Left out: {left_out}"] if left_out else [])
+    for tid, sentence in enumerate(sentences, 1):
         yield _named("thread_name", pid, tid, name=("verdict", "left out")[tid - 1])
         event = {"ph": "X", "name": sentence, "cat": "about", "pid": pid, "tid": tid}
         yield {**event, "ts": 0.0, "dur": length_us, "args": args}

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Meeting:
+class SyncPoint:
     """Operations that begin together: those of equal labels, over operations and pipelines."""
 
     members: tuple[int, ...]  # operations
@@ -63,11 +63,11 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """N operations over all stages; each meeting comes after all that its operations wait for."""
+    """N operations over all stages; each sync comes after all that its operations wait for."""
 
     operations: tuple[Operation, ...]  # (N,)
     waits_for: tuple[tuple[int, ...], ...]  # (N,)
-    meetings: tuple[Meeting, ...]  # sorted
+    syncs: tuple[SyncPoint, ...]  # sorted
     ends: tuple[int, ...]  # operations that nothing waits for
     chunks: int = 1
 
@@ -103,12 +103,12 @@ def build_graph(orders: list[StageOrder], coordinates: Int, groups: Callable[[Op
             waits[crossing.receiver.compute if target is None else target].add(
                 crossing.sender.compute if source is None else source
             )
-    meetings = _meetings(operations, joined, coordinates, groups)
+    syncs = _syncs(operations, joined, coordinates, groups)
     needed = {other for each in waits for other in each}
     return Graph(
         tuple(operations),
         tuple(tuple(sorted(each)) for each in waits),
-        tuple(_sorted(meetings, waits, operations)),
+        tuple(_sorted(syncs, waits, operations)),
         tuple(number for number in range(len(operations)) if number not in needed),
         transfers.chunks,
     )
@@ -185,7 +185,7 @@ def _collectives_beside(
     for index in beside:
         if operations[index].role.gathers:
             users = of_part(index, "forward")
-            if operations[index].chunk < 0 and transfers.chunks > 1:  # by time, where the part is not told
+            if operations[index].chunk < 0 and transfers.chunks > 1:  # by time, where the part is not known
                 users = [each for each in users if order.begins_after_end(each, index) >= -SLACK_NS]
             if users:
                 used[users[0]] = index  # the last gather of a part has all of it
@@ -216,14 +216,14 @@ def _root(joined: dict[int, int], number: int) -> int:
     return number
 
 
-def _meetings(
+def _syncs(
     operations: list[Operation], joined: dict[int, int], coordinates: Int, groups: Callable[[Operation], Int | None]
-) -> list[Meeting]:
+) -> list[SyncPoint]:
     pipelines = len(coordinates)
     each_alone = np.arange(pipelines)
     together: dict[object, list[int]] = {}
     labels: dict[int, Int] = {}
-    told_of: dict[int, list[list[int]]] = {}
+    labels_of: dict[int, list[list[int]]] = {}
     last_stage = max(each.stage for each in operations)
     for number, operation in enumerate(operations):
         role, key = operation.role, object()
@@ -231,17 +231,17 @@ def _meetings(
         if role.what == "transfer":
             key = ("transfer", _root(joined, number))
         elif role.what == "collective":
-            told = groups(operation)
-            if told is not None:
-                labels[number] = told
-                key = ("told", _with_shared(told_of.setdefault(operation.slot, []), number, labels))
+            known = groups(operation)
+            if known is not None:
+                labels[number] = known
+                key = ("known", _with_shared(labels_of.setdefault(operation.slot, []), number, labels))
             elif role.scope == "all" or (role.scope == "ends" and operation.stage in (0, last_stage)):
                 key = (role.scope, operation.slot)
                 labels[number] = np.zeros_like(each_alone) if role.scope == "all" else each_alone
             elif role.scope in ("tensor", "replicas"):
                 labels[number] = _neighbours(coordinates, across_tensors=role.scope == "tensor")
         together.setdefault(key, []).append(number)
-    return [_meeting(members, np.stack([labels[number] for number in members])) for members in together.values()]
+    return [_sync(members, np.stack([labels[number] for number in members])) for members in together.values()]
 
 
 def _with_shared(lists: list[list[int]], number: int, labels: dict[int, Int]) -> int:
@@ -263,7 +263,7 @@ def _neighbours(coordinates: Int, *, across_tensors: bool) -> Int:
     return np.unique(kept, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def _meeting(members: list[int], labels: Int) -> Meeting:
+def _sync(members: list[int], labels: Int) -> SyncPoint:
     counts = np.unique(labels, return_counts=True)[1]
     if (counts == 1).all():
         how = "alone"
@@ -273,13 +273,13 @@ def _meeting(members: list[int], labels: Int) -> Meeting:
         how = "operations"
     else:
         how = "some"
-    return Meeting(tuple(members), labels, how)
+    return SyncPoint(tuple(members), labels, how)
 
 
-def _sorted(meetings: list[Meeting], waits: list[set[int]], operations: list[Operation]) -> list[Meeting]:
-    of_operation = {number: index for index, each in enumerate(meetings) for number in each.members}
-    before = [{of_operation[other] for number in each.members for other in waits[number]} for each in meetings]
-    after: list[list[int]] = [[] for _ in meetings]
+def _sorted(syncs: list[SyncPoint], waits: list[set[int]], operations: list[Operation]) -> list[SyncPoint]:
+    of_operation = {number: index for index, each in enumerate(syncs) for number in each.members}
+    before = [{of_operation[other] for number in each.members for other in waits[number]} for each in syncs]
+    after: list[list[int]] = [[] for _ in syncs]
     for index, each in enumerate(before):
         for other in each:
             after[other].append(index)
@@ -288,14 +288,14 @@ def _sorted(meetings: list[Meeting], waits: list[set[int]], operations: list[Ope
     done = []
     while ready:
         index = ready.pop()
-        done.append(meetings[index])
+        done.append(syncs[index])
         for other in after[index]:
             open_before[other] -= 1
             if open_before[other] == 0:
                 ready.append(other)
-    if len(done) < len(meetings):
+    if len(done) < len(syncs):
         stuck = next(index for index, count in enumerate(open_before) if count > 0)
-        stages = sorted({operations[number].stage for number in meetings[stuck].members})
+        stages = sorted({operations[number].stage for number in syncs[stuck].members})
         raise NotReplayable(f"what waits for what is a circle, among operations of stage {stages[0]}")
     return done
 
@@ -322,19 +322,19 @@ def ends_of(
     at, and one that stands for all others.
     """
     ends = np.empty((len(lengths), *shape))
-    starts = np.empty((max(len(each.members) for each in graph.meetings), *shape))
-    for meeting in graph.meetings:
-        first = meeting.members[0]
-        if meeting.how == "alone" and len(graph.waits_for[first]) == 1 and gaps is None:  # most are so
+    starts = np.empty((max(len(each.members) for each in graph.syncs), *shape))
+    for sync in graph.syncs:
+        first = sync.members[0]
+        if sync.how == "alone" and len(graph.waits_for[first]) == 1 and gaps is None:  # most are so
             np.add(ends[graph.waits_for[first][0]], lengths[first], out=ends[first])
             continue
-        own = starts[: len(meeting.members)]
-        for place, number in enumerate(meeting.members):
+        own = starts[: len(sync.members)]
+        for place, number in enumerate(sync.members):
             _start(own[place], ends, graph.waits_for[number])
             if gaps is not None:
                 own[place] += gaps[number]
-        begin = _begin(meeting, own, pairs=pairs)
-        for place, number in enumerate(meeting.members):
+        begin = _begin(sync, own, pairs=pairs)
+        for place, number in enumerate(sync.members):
             np.add(begin[place if len(begin) > 1 else 0], lengths[number], out=ends[number])
     return ends
 
@@ -350,12 +350,12 @@ def _start(start: Float, ends: Float, waits_for: tuple[int, ...]) -> None:
             np.maximum(start, ends[other], out=start)
 
 
-def _begin(meeting: Meeting, starts: Float, *, pairs: bool) -> Float:
+def _begin(sync: SyncPoint, starts: Float, *, pairs: bool) -> Float:
     if not pairs:
-        return meeting.last(starts)
-    if meeting.how in ("all", "some") and meeting.labels.shape[1] > 1:
+        return sync.last(starts)
+    if sync.how in ("all", "some") and sync.labels.shape[1] > 1:
         return np.asarray(starts.max(axis=(0, 1), keepdims=True))
-    return starts if meeting.how == "alone" else np.asarray(starts.max(axis=0, keepdims=True))
+    return starts if sync.how == "alone" else np.asarray(starts.max(axis=0, keepdims=True))
 
 
 def step_times(graph: Graph, lengths: Lengths, pipelines: int, count: int, *, pairs: bool = False) -> Float:

@@ -41,7 +41,7 @@ def read_places(connection: DuckDBPyConnection, present: Int) -> Places:
     """The places of the ranks that are present.
 
     Raises:
-        NotReplayable: which ranks belong together is not told.
+        NotReplayable: which ranks belong together is not known.
     """
     known = {row[0] for row in connection.execute("DESCRIBE ranks").fetchall()}
     wanted = ", ".join(f"max({name})" if name in known else "NULL" for name in COORDINATES)
@@ -60,8 +60,8 @@ def read_places(connection: DuckDBPyConnection, present: Int) -> Places:
     if len(set(zip(stage.tolist(), keys, strict=True))) < len(ranks) or (places[:, 0] < 0).any():
         sizes = {int((stage == number).sum()) for number in stages}
         if len(sizes) > 1:
-            raise NotReplayable("stages have different numbers of ranks, and which ranks are one pipeline is not told")
-        for number in stages:  # frameworks number the ranks of all stages alike
+            raise NotReplayable("stages have different numbers of ranks, and which ranks are one pipeline is not known")
+        for number in stages:  # frameworks number the ranks of all stages in one way
             for place, index in enumerate(np.flatnonzero(stage == number).tolist()):
                 keys[index] = (place, -1, -1, -1)
     pipelines = sorted(set(keys))
@@ -102,7 +102,7 @@ class Cells:
     length_ns: npt.NDArray[np.float32]  # (K, R, S) its duration
     microbatch: npt.NDArray[np.int16]  # (K, R, S); -1: not known
     chunk: npt.NDArray[np.int16]  # (K, R, S) part of the model within the stage; -1: not known
-    group: Int  # (K, R) of a collective, a number for each group of the table; -1: not told
+    group: Int  # (K, R) of a collective, a number for each group of the table; -1: not known
     waiting_share: float  # of forwards and backwards that is communication within them
 
 
@@ -120,10 +120,10 @@ def read_cells(
 ) -> Cells:
     """The operations of depth 0 of all ranks.
 
-    Steps are left out evenly beyond `most_rows` operations, sooner where there is no pipeline: all ranks are alike.
+    Steps are left out evenly beyond `most_rows` operations, sooner where there is no pipeline: all ranks are equal.
 
     Raises:
-        NotReplayable: the table has no operations, or ranks whose places in the job are not told.
+        NotReplayable: the table has no operations, or ranks whose places in the job are not known.
     """
     found = _ranks_and_steps(connection)
     places = read_places(connection, np.unique(found[:, 0]))
@@ -194,13 +194,13 @@ def _read_rows(connection: DuckDBPyConnection) -> None:
 
 def _names(connection: DuckDBPyConnection, *, by_order: bool) -> list[_Name]:
     rows = connection.execute(
-        """SELECT name, kind, max(n), bool_and(told = n AND low >= 0), max(high) FROM
-            (SELECT name, kind, count(*) AS n, count(sequence) AS told, min(sequence) AS low, max(sequence) AS high
+        """SELECT name, kind, max(n), bool_and(known = n AND low >= 0), max(high) FROM
+            (SELECT name, kind, count(*) AS n, count(sequence) AS known, min(sequence) AS low, max(sequence) AS high
             FROM replay_rows GROUP BY rank, step, name, kind) GROUP BY name, kind ORDER BY name, kind"""
     ).fetchall()
     names = []
-    for name, kind, count, told, high in rows:  # else numbers go on over steps, or begin anew in each group
-        numbered = bool(not by_order and told and high + 1 <= 2 * count + 4)
+    for name, kind, count, known, high in rows:  # else numbers go on over steps, or begin anew in each group
+        numbered = bool(not by_order and known and high + 1 <= 2 * count + 4)
         names.append(_Name(name, kind, int(high) + 1 if numbered else int(count), numbered))
     return names
 
@@ -275,12 +275,12 @@ def _place(cells: Cells, rows: dict[str, Any], bases: Int, align: Align | None) 
     cells.length_ns.reshape(-1)[place] = rows["length"]
     cells.microbatch.reshape(-1)[place] = rows["microbatch"]
     cells.chunk.reshape(-1)[place] = rows["chunk"]
-    told = rows["of"] >= 0
-    cells.group.reshape(-1)[row[told]] = rows["of"][told]
+    known = rows["of"] >= 0
+    cells.group.reshape(-1)[row[known]] = rows["of"][known]
 
 
 # --------------------------------------------------------------------------------------------------
-# What an operation does in a job, told from its name: computes, sends, receives, meets others, or none of these.
+# What an operation does in a jobby its name: computes, sends, receives, meets others, or none of these.
 
 Direction = Literal["forward", "backward", ""]
 Scope = Literal["itself", "tensor", "replicas", "ends", "all"]
@@ -346,13 +346,13 @@ def role_of(name: str, kind: str) -> Role:
 
 def _parts(words: list[str]) -> tuple[Part, ...]:
     """Of "forward-send-backward-recv" (timers) or "send_forward_recv_backward" (functions)."""
-    told = [word for word in words if word in _VERBS or word in _DIRECTIONS]
-    verbs = [word for word in told if word in _VERBS]
-    if len(verbs) == len(told):
+    known = [word for word in words if word in _VERBS or word in _DIRECTIONS]
+    verbs = [word for word in known if word in _VERBS]
+    if len(verbs) == len(known):
         return tuple((_VERBS[word], "") for word in verbs)
-    if len(told) != 2 * len(verbs):
+    if len(known) != 2 * len(verbs):
         return ()
-    pairs = [(told[i], told[i + 1]) for i in range(0, len(told), 2)]
+    pairs = [(known[i], known[i + 1]) for i in range(0, len(known), 2)]
     if all(first in _VERBS and second in _DIRECTIONS for first, second in pairs):
         return tuple((_VERBS[first], _DIRECTIONS[second]) for first, second in pairs)
     if all(first in _DIRECTIONS and second in _VERBS for first, second in pairs):
@@ -552,8 +552,8 @@ def match_transfers(orders: list[StageOrder], first: list[int]) -> Transfers:
             for verb in verbs:
                 needing = [each for each in computes if 0 <= _other_part(each.part, verb, direction) < parts]
                 matched = _match(order, first[stage], verb, direction, computes, needing)
-                if matched and not needing and not _parts_told(order):
-                    raise NotReplayable("whether a stage has several parts of the model is not told")
+                if matched and not needing and not _parts_known(order):
+                    raise NotReplayable("whether a stage has several parts of the model is not known")
                 (found.sends if verb == "send" else found.receives).extend(
                     End(compute, transfer) for compute, transfer in matched.items()
                 )
@@ -567,11 +567,11 @@ def _other_part(part: int, verb: Verb, direction: Direction) -> int:
 
 
 def _chunks(order: StageOrder) -> dict[int, int]:
-    """Part within the stage of each forward and backward, in their order: told, or by repeats of a microbatch."""
+    """Part within the stage of each forward and backward, in their order: known, or by repeats of a microbatch."""
     computes = [index for index, each in enumerate(order.operations) if each.role.what == "compute"]
-    told = {index: order.operations[index].chunk for index in computes}
-    if all(chunk >= 0 for chunk in told.values()):
-        return told
+    known = {index: order.operations[index].chunk for index in computes}
+    if all(chunk >= 0 for chunk in known.values()):
+        return known
     seen: dict[tuple[str, int], int] = {}
     repeats = {}
     for index in computes:
@@ -584,7 +584,7 @@ def _chunks(order: StageOrder) -> dict[int, int]:
     return {index: repeat if forward[index] else last - repeat for index, repeat in repeats.items()}
 
 
-def _parts_told(order: StageOrder) -> bool:
+def _parts_known(order: StageOrder) -> bool:
     computes = [each for each in order.operations if each.role.what == "compute"]
     return all(each.chunk >= 0 or each.microbatch >= 0 for each in computes)
 
@@ -629,14 +629,14 @@ def _by_microbatch(order: StageOrder, kept: list[int], first: int, computes: lis
         (order.operations[each.number - first].microbatch, order.operations[each.number - first].chunk): each.number
         for each in computes
     }
-    told = {(order.operations[index].microbatch, order.operations[index].chunk): first + index for index in kept}
-    if len(own) < len(computes) or len(told) < len(kept) or any(key[0] < 0 or key not in own for key in told):
+    known = {(order.operations[index].microbatch, order.operations[index].chunk): first + index for index in kept}
+    if len(own) < len(computes) or len(known) < len(kept) or any(key[0] < 0 or key not in own for key in known):
         return {}
-    return {own[key]: transfer for key, transfer in told.items()}
+    return {own[key]: transfer for key, transfer in known.items()}
 
 
 def _transfer_parts(order: StageOrder, index: int) -> tuple[tuple[str, str], ...]:
-    """What a transfer sends and receives; where no direction is told, that of the compute before or after it."""
+    """What a transfer sends and receives; where no direction is known, that of the compute before or after it."""
     parts = []
     for verb, direction in order.operations[index].role.parts:
         near = direction
@@ -662,8 +662,8 @@ def _pair(ends: dict[tuple[int, Verb, Direction], list[tuple[_Compute, End]]], s
                 by_what[direction, compute.microbatch, compute.part] = end
             else:
                 receivers[direction, compute.microbatch, _other_part(compute.part, verb, direction)] = end
-    told = all(microbatch >= 0 for _, microbatch, _ in by_what) and len(by_what) + len(receivers) == count
-    if told and by_what.keys() == receivers.keys():
+    known = all(microbatch >= 0 for _, microbatch, _ in by_what) and len(by_what) + len(receivers) == count
+    if known and by_what.keys() == receivers.keys():
         return [Crossing(end, receivers[key]) for key, end in by_what.items()]
     crossings = []
     for (stage, _, direction), sent in senders.items():

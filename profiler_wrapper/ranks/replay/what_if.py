@@ -81,7 +81,7 @@ class StepClass:
     def times_with_one(self, typical_ns: Float, operations: Bool) -> Float:
         """As `times`, where one pipeline's chosen operations (N,) take what they took: (P, S), for each pipeline.
 
-        All other pipelines are alike then, so one stands for them, and all P answers come at once.
+        All other pipelines are equal then, so one stands for them, and all P answers come at once.
         """
         pipelines, steps = self.own_ns.shape[1:]
         own = self.own_ns.reshape(len(typical_ns), -1)
@@ -116,17 +116,17 @@ def own_lengths(cells: Cells, graph: Graph, steps: Int) -> StepClass:
     own = np.full(shape, np.nan, dtype=np.float32)
     wrong = moves = 0
     first, last = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
-    for meeting in graph.meetings:
-        found = [_recorded(cells, graph, number, steps) for number in meeting.members]
+    for sync in graph.syncs:
+        found = [_recorded(cells, graph, number, steps) for number in sync.members]
         for starts, lengths in found:
             first = np.fmin(first, np.fmin.reduce(starts, axis=0))
             last = np.fmax(last, np.fmax.reduce(starts + lengths, axis=0))
-        if meeting.how == "alone" or not graph.operations[meeting.members[0]].role.meets:
-            for number, (_, lengths) in zip(meeting.members, found, strict=True):
+        if sync.how == "alone" or not graph.operations[sync.members[0]].role.meets:
+            for number, (_, lengths) in zip(sync.members, found, strict=True):
                 own[number] = lengths
             continue
-        begun = meeting.last(np.stack([np.where(np.isnan(starts), -np.inf, starts) for starts, _ in found]))
-        for place, (number, (starts, lengths)) in enumerate(zip(meeting.members, found, strict=True)):
+        begun = sync.last(np.stack([np.where(np.isnan(starts), -np.inf, starts) for starts, _ in found]))
+        for place, (number, (starts, lengths)) in enumerate(zip(sync.members, found, strict=True)):
             alone = starts + lengths - begun[place if len(begun) > 1 else 0]
             before = alone <= -CLOCK_ERROR_NS
             alone[before] = 0.0
@@ -138,9 +138,9 @@ def own_lengths(cells: Cells, graph: Graph, steps: Int) -> StepClass:
             "clocks differ, or their groups are others"
         )
     there = ~np.isnan(own)
-    for meeting in graph.meetings:  # where the other end is lost, how long this one waited for it is not known
-        if meeting.how == "operations" and graph.operations[meeting.members[0]].role.what == "transfer":
-            own[list(meeting.members)] += np.where(there[list(meeting.members)].all(axis=0), 0, np.nan)
+    for sync in graph.syncs:  # where the other end is lost, how long this one waited for it is not known
+        if sync.how == "operations" and graph.operations[sync.members[0]].role.what == "transfer":
+            own[list(sync.members)] += np.where(there[list(sync.members)].all(axis=0), 0, np.nan)
     if there.all():
         return StepClass(graph, steps, own, last - first, None, 0, None)
     absent = _absent(graph, there)
@@ -159,14 +159,14 @@ def _recorded(cells: Cells, graph: Graph, number: int, steps: Int) -> tuple[Floa
 
 
 def _absent(graph: Graph, there: Bool) -> Bool:
-    """Operations that a pipeline did not have in a step, as far as can be told from those it had."""
+    """Operations that a pipeline did not have in a step, as far as can be known from those it had."""
     ordinary = there.mean(axis=(1, 2)) >= 0.5
     absent = ~there & ~ordinary[:, None, None]  # pauses come and go
     slots: dict[int, list[int]] = {}
     for number, operation in enumerate(graph.operations):
         slots.setdefault(operation.slot, []).append(number)
-    for alike in slots.values():
-        absent[alike] |= ~there[alike].any(axis=0)  # no stage of the pipeline has it
+    for same in slots.values():
+        absent[same] |= ~there[same].any(axis=0)  # no stage of the pipeline has it
     return np.asarray(absent)
 
 
@@ -290,7 +290,7 @@ MOST_CLASSES: Final = 24  # of steps with different numbers of microbatches
 LEAST_LOST: Final = 1e-6  # of T, below which there is nothing to share out
 MOST_WAITING: Final = 0.05  # of forwards and backwards
 LONGEST: Final = 1.2  # times the recorded time: what takes longer when replayed runs by other dependencies
-GAPS: Final = 0.1  # of the recorded time, from which on they are told
+GAPS: Final = 0.1  # of the recorded time, from which on they are said
 
 
 def what_if(
@@ -347,10 +347,10 @@ def _class(cells: Cells, roles: list[Role], steps: Int) -> StepClass:
 def _groups(cells: Cells, steps: Int, operation: Operation) -> Int | None:
     """The group of each pipeline's rank (P,) as the table tells; None where it does not, or where they cannot be so."""
     ranks = cells.grid[operation.stage]
-    told = np.where(ranks >= 0, cells.group[operation.slot][ranks], -1).astype(np.int64)
-    if (told < 0).all():
+    known = np.where(ranks >= 0, cells.group[operation.slot][ranks], -1).astype(np.int64)
+    if (known < 0).all():
         return None
-    for group in np.unique(told[told >= 0]):
+    for group in np.unique(known[known >= 0]):
         members = np.flatnonzero(cells.group[operation.slot] == group)
         starts = cells.start_ns[operation.slot][members][:, steps]
         ends = starts + cells.length_ns[operation.slot][members][:, steps]
@@ -358,7 +358,7 @@ def _groups(cells: Cells, steps: Int, operation: Operation) -> Int | None:
         if len(members) > 1 and (late > CLOCK_ERROR_NS).mean() > 0.5:
             return None
     unknown = -2 - operation.stage * len(ranks) - np.arange(len(ranks))
-    return np.where(told >= 0, told, unknown)
+    return np.where(known >= 0, known, unknown)
 
 
 def _answers(scenarios: Scenarios, notes: list[str]) -> Replay:
