@@ -53,7 +53,7 @@ def _communication_bound(facts: Facts, communicates: float, exposed: float, wait
             f"{_SLOWEST_LINK / 1.25e8:.0f} Gbit/s"
         )
     else:
-        evidence.append(f"one rank does not part waiting for a slower one from transfer: {_COMPARE} does")
+        evidence.append(f"one rank does not tell waiting for a slower one from transfer: {_COMPARE} does")
     if moved:
         evidence.append(f"{size(sum(moved) / facts.steps)} a step in {_calls(rows, facts)}")
     if collectives:
