@@ -268,7 +268,7 @@ class RanksReport:
     own: OwnTimes  # in all steps
     accounting: Accounting  # of `steady`, as are scores
     scores: Scores
-    steady_steps: OwnTimes | None = None  # see `steady`; None: all steps
+    judged: OwnTimes | None = None  # in the steady-state steps; None: all steps are
     arrivals: Arrivals | None = None
     layers: LayerTimes | None = None
     replay: Replay | None = None
@@ -289,7 +289,9 @@ class RanksReport:
     @property
     def steady(self) -> OwnTimes:
         """Times in the steady-state steps that the verdict and all averages are of, estimated waiting taken out."""
-        return self.own if self.steady_steps is None else self.steady_steps
+        return self.own if self.judged is None else self.judged
+
+    told = steady  # its name before
 
     @property
     def named_ranks(self) -> frozenset[int]:

@@ -93,7 +93,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         run=loaded.run,
         verdict=replace(verdict, evidence=(*evidence, *loaded.notes)),
         own=own,
-        steady_steps=steady,
+        judged=steady,
         accounting=account(steady),
         scores=score(steady),
         arrivals=arrived,
