@@ -449,19 +449,25 @@ def _name_kinds(database: Database) -> None:
     insert(database, "foreign_names", named)
 
 
-def _lay_end_to_end(database: Database) -> bool:
-    """Adds to starts that begin anew in each step the length of the steps before; whether they do.
+def steps_begin_anew(database: Database, table: str) -> bool:
+    """Whether most steps of spans begin before the step before them is half done, which no job does.
 
     Steps of one rank are compared with one another: clocks of two may be hours apart.
     """
     anew, pairs = _one(
         database,
-        """SELECT count(*) FILTER (begin_ns < before_begin + (before_end - before_begin) / 2), count(before_begin)
+        f"""SELECT count(*) FILTER (begin_ns < before_begin + (before_end - before_begin) / 2), count(before_begin)
         FROM (SELECT begin_ns, lag(begin_ns) OVER steps AS before_begin, lag(end_ns) OVER steps AS before_end
             FROM (SELECT rank, step, min(start_ns) AS begin_ns, max(start_ns + duration_ns) AS end_ns
-                FROM foreign_rows GROUP BY rank, step) WINDOW steps AS (PARTITION BY rank ORDER BY step))""",
+                FROM {table} WHERE step IS NOT NULL GROUP BY rank, step)
+            WINDOW steps AS (PARTITION BY rank ORDER BY step))""",
     )
-    if not pairs or anew < pairs / 2:
+    return bool(pairs) and anew >= pairs / 2
+
+
+def _lay_end_to_end(database: Database) -> bool:
+    """Adds to starts that begin anew in each step the length of the steps before; whether they do."""
+    if not steps_begin_anew(database, "foreign_rows"):
         return False
     database.execute(
         """UPDATE foreign_rows SET start_ns = start_ns + offset_ns FROM (

@@ -315,7 +315,7 @@ def layers_table(report: RanksReport, width: int) -> str:
     ]
     title = f"Layers over ranks, in ms of the median step ({len(rows)} of {len(found)}, those that differ most)"
     header = ["layer", "phase", "median", "quickest", "spread", "slowest", "of", "outliers"]
-    notes = ["spread: typical deviation over ranks", "outliers: ranks 5 of these and a fifth beyond the median"]
+    notes = ["spread: typical deviation over ranks", "outliers: ranks 4 of these and a tenth beyond the median"]
     return table(title, header, rows, width, notes=notes)
 
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, median, outliers
+from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, median
 from profiler_wrapper.ranks.database import Database, Grid, column, has_table, insert, to_arrays
 from profiler_wrapper.ranks.model import (
     COMPUTE,
@@ -669,6 +669,9 @@ def _flagged(scores: Float) -> Bool:
 
 # --- outliers ---
 
+_DEVIATIONS = 4.0  # beyond the median; less than among steps (`statistics.outliers`), as each value is a mean of steps
+_SHARE = 0.1  # and at least this much longer than the median
+
 
 class OverRanks(NamedTuple):
     """One time over the ranks that have it, in the unit of what was given."""
@@ -686,8 +689,9 @@ def typical(values: Float, axis: int) -> Float:
 
 
 def over_ranks(values: Float, ranks: Int) -> OverRanks:
-    """What is typical of (R,) values, all known, how they spread, and which ranks are outliers (of three or more)."""
+    """What is typical of (R,) values, all known, how they spread, and which ranks are outliers (of two or more)."""
     center = float(typical(values, axis=0))
     spread = MAD_TO_SIGMA * float(np.median(np.abs(values - center)))
-    slow = {at: excess for at, excess in outliers(values.tolist()).items() if excess > 0}
-    return OverRanks(center, spread, tuple(int(ranks[at]) for at in sorted(slow, key=lambda at: -slow[at])))
+    far = values > center + max(_DEVIATIONS * spread, _SHARE * center)
+    order = np.argsort(-values[far], kind="stable")
+    return OverRanks(center, spread, tuple(ranks[far][order].tolist()) if len(values) > 1 else ())
