@@ -308,7 +308,9 @@ def _batch_for(
     """Arguments of a model: by name where it has a config, which says whether they are images; else token ids."""
     config: Any = getattr(model, "config", None)
     has_config = hasattr(config, "to_dict")
-    if has_config and getattr(model, "main_input_name", "input_ids") == _IMAGES:
+    taken = inspect.signature(model.forward).parameters
+    images = _IMAGES in taken and "input_ids" not in taken
+    if has_config and (images or getattr(model, "main_input_name", "input_ids") == _IMAGES):
         size = config.image_size
         height, width = size if isinstance(size, Sequence) else (size, size)
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
@@ -319,7 +321,6 @@ def _batch_for(
     ids = ids.reshape(batch_size, seq_length)
     if not has_config:
         return (ids,), {}
-    taken = inspect.signature(model.forward).parameters
     batch: dict[str, Any] = {"input_ids": ids}
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in taken:
         batch["decoder_input_ids"] = ids

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 # --------------------------------------------------------------------------------------------------
-# Collectives by the names that libraries give them: which one, of what type, how its bandwidth is reckoned.
+# Collectives by the names that libraries give them: which one, of what type, how its bandwidth is computed.
 
 OTHER = "other"
 

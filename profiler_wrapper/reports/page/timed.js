@@ -14,7 +14,7 @@
  */
 (function () {
   const CLOSE = 0.9; // of its layers' own time an op takes at least so much: then no part is wrong by more than the rest
-  const MOST_ROWS = 200; // of which a result holds the dearest: where there are as many, some may be missing
+  const MOST_ROWS = 200; // of which a result holds the longest: where there are as many, some may be missing
 
   page.shapesAreTimed = data => Boolean(data.summary && data.summary.comparable && data.summary.comparable.shapes_in_timed_steps);
 
