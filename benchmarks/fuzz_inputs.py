@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import csv
 import gzip
 import io
@@ -434,7 +435,7 @@ def _mutate(chance: random.Random, value: Any) -> None:
         holder, key = chance.choice(places)
         what = chance.random()
         if what < 0.7:
-            holder[key] = chance.choice(HOSTILE)
+            holder[key] = copy.deepcopy(chance.choice(HOSTILE))  # it may be changed in its turn
         elif what < 0.8:
             del holder[key]
         elif what < 0.9:

@@ -48,7 +48,7 @@ def add(commands: Commands) -> None:
     add_path(command)
     add_rank(command)
     add_peaks(command)
-    command.add_argument("--top", type=int, metavar="N", help="at most N rows of each table or list, those with the most time first")
+    command.add_argument("--top", type=int, metavar="N", help="at most N rows of each table or list, the longest first")
     command.add_argument(
         "--select",
         metavar="KEYS",

@@ -249,6 +249,7 @@ RUN_FILE = "run.json"
 RESULT_FILE = "result.json"
 PAGE_FILE = "report.html"
 RUN_NAME_VARIABLE = "PROFILER_WRAPPER_RUN"
+_MOST_DIGITS = 20  # and sign: what 64 bits hold
 _LONGEST_NAME_BYTES = 120  # leaves room in the 255 bytes that a file name may have
 
 
@@ -571,12 +572,18 @@ def read_json(path: Path) -> dict[str, Any]:
         BrokenTrace: the file holds none.
     """
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(path.read_bytes(), parse_int=_whole_number)
     except (ValueError, RecursionError) as error:
         raise BrokenTrace(f"{path}: not JSON: {error}") from error
     if not isinstance(data, dict):
         raise BrokenTrace(f"{path}: a {type(data).__name__} where an object was expected")
     return data
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def _same_name(one: str, other: str) -> bool:

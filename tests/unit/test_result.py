@@ -130,7 +130,7 @@ def test_a_run_of_timers_alone_says_what_reads_it(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", "null"])
+@pytest.mark.parametrize("content", ["", "{", "[1]", "null", f'{{"schema_version": {10**400}}}'])
 def test_a_broken_result_names_itself(tmp_path: Path, content: str) -> None:
     (tmp_path / "result.json").write_text(content)
     with pytest.raises(BrokenTrace, match=r"result\.json"):
