@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
+from profiler_wrapper.analysis.model import Analysis, Phase
 from profiler_wrapper.analysis.statistics import sum_if_all_known, sum_of_known
 from profiler_wrapper.analysis.steps import step_times_ns
-from profiler_wrapper.comparison.match import Pair, Side, amounts, folded_name, like_name, pair_rows, side_of
+from profiler_wrapper.comparison.match import Side, folded_name, like_name, pair_rows, side_of
 from profiler_wrapper.comparison.model import (
     ComparedClass,
     ComparedReason,
@@ -49,19 +50,18 @@ from profiler_wrapper.comparison.verdict import (
 _SAME_COUNT = 0.5  # per step: counts that are nearer are as good as equal
 _SAME_BYTES = 0.01  # relative, of memory kept
 _FEWEST_BYTES = 64 << 10
-_MUCH = 0.05  # relative: a layer whose work changed so much has a reason to take another time
 
 _Key = tuple[str, Phase | None]
 
 
-def work_changes(pairs: Sequence[Pair], a: Side, b: Side) -> tuple[WorkChange, ...]:
+def work_changes(pairs: Sequence[ComparedRow], a: Side, b: Side) -> tuple[WorkChange, ...]:
     """Layers of both sides whose own work differs, the largest difference first; alike ones together.
 
     Nothing where one side marks no steps. Events and memory are told where both sides are of a device, or of a CPU.
     """
     if a.marked != b.marked:
         return ()
-    members: dict[_Key, list[Pair]] = defaultdict(list)
+    members: dict[_Key, list[ComparedRow]] = defaultdict(list)
     for pair in pairs:
         members[pair.layer, None if pair.layer else pair.phase].append(pair)
     siblings: dict[tuple[object, ...], list[WorkChange]] = defaultdict(list)
@@ -69,30 +69,16 @@ def work_changes(pairs: Sequence[Pair], a: Side, b: Side) -> tuple[WorkChange, .
         change = _change(layer, phase, rows, a, b)
         if change is not None:
             pattern, _ = like_name(layer, rows[0].row.block)
-            deltas = (change.flops_delta, round(change.events_delta), round(change.calls_delta))
+            deltas = (change.delta("flops"), round(change.delta("events")), round(change.delta("calls")))
             siblings[pattern, phase, deltas].append(change)
     block = {pair.layer: pair.row.block for pair in pairs}
     found = [_together(changes, block) for changes in siblings.values()]
     flops = max(1, *(sum(row.flops_per_step for row in side.analysis.flops) for side in (a, b)))
     events = max(1, *(sum(row.count for row in side.analysis.classes) / side.steps for side in (a, b)))
-    return tuple(sorted(found, key=lambda one: -abs(one.flops_delta) / flops - abs(one.events_delta) / events))
+    return tuple(sorted(found, key=lambda one: -abs(one.delta("flops")) / flops - abs(one.delta("events")) / events))
 
 
-def much_other_work(changes: Iterable[WorkChange]) -> frozenset[str]:
-    """The layers among them with other time to be expected; "" stands for what has no layer and is left out."""
-    return frozenset(
-        layer
-        for one in changes
-        for layer in one.layers
-        if layer
-        and any(
-            abs(delta) >= _MUCH * max(before or 0, 1)
-            for delta, before in ((one.flops_delta, one.flops_a), (one.events_delta, one.events_a))
-        )
-    )
-
-
-def _change(layer: str, phase: Phase | None, pairs: Sequence[Pair], a: Side, b: Side) -> WorkChange | None:
+def _change(layer: str, phase: Phase | None, pairs: Sequence[ComparedRow], a: Side, b: Side) -> WorkChange | None:
     """None where nothing changed, or one side does not have the layer."""
     counted = bool(a.analysis.flops) and bool(b.analysis.flops)
     same_basis = a.analysis.time_basis == b.analysis.time_basis
@@ -110,9 +96,9 @@ def _change(layer: str, phase: Phase | None, pairs: Sequence[Pair], a: Side, b: 
             f"retained_{name}": sum_of_known(row.self_retained_bytes for row in rows) if same_basis else None,
         }
     change = WorkChange(layer=layer, layers=(layer,), phase=phase, **work)
-    other_memory = abs(change.retained_delta) >= max(_FEWEST_BYTES, _SAME_BYTES * abs(change.retained_a or 0.0))
-    counts = (change.events_delta, change.calls_delta)
-    if not change.flops_delta and not other_memory and all(abs(delta) < _SAME_COUNT for delta in counts):
+    other_memory = abs(change.delta("retained")) >= max(_FEWEST_BYTES, _SAME_BYTES * abs(change.retained_a or 0.0))
+    counts = (change.delta("events"), change.delta("calls"))
+    if not change.delta("flops") and not other_memory and all(abs(delta) < _SAME_COUNT for delta in counts):
         return None
     return change
 
@@ -132,7 +118,6 @@ def _together(changes: Sequence[WorkChange], block: dict[str, str | None]) -> Wo
 
 EVENTS = {"cpu": "ops", "device": "device events", "cpu / device": "ops / device events"}
 EVENTS["device / cpu"] = "device events / ops"
-_Backends = Mapping[tuple[str, Phase], tuple[str, ...]]
 
 
 def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -> Comparison:
@@ -141,28 +126,23 @@ def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -
     Nothing is dropped: self times of `rows` and `unattributed` add up to the total of each side, to the nanosecond.
     """
     side_a, side_b = side_of(a), side_of(b)
-    paired = pair_rows(a, b)
-    backends_a, backends_b = _backends(a), _backends(b)
-    backend_changes = _backend_changes(paired.pairs, backends_a, backends_b)
-    work = (
-        work_changes(paired.pairs, side_a, side_b) if shared_time(paired.pairs, side_a, side_b) >= LEAST_SHARED else ()
-    )
-    other_attention = {layer for layers, _, _ in backend_changes for layer in layers}
-    changes = time_changes(paired.pairs, side_a, side_b, much_other_work(work) | other_attention)
+    pairs = pair_rows(a, b)
+    backend_changes = _backend_changes(pairs)
+    work = work_changes(pairs, side_a, side_b) if shared_time(pairs, side_a, side_b) >= LEAST_SHARED else ()
+    changes = time_changes(pairs, side_a, side_b)
     total_delta_ns = side_b.total_ns - side_a.total_ns
     changed = changes.total.beyond_noise and total_delta_ns * changes.total.shift > 0
     decision = _decision(total_delta_ns, changed)
     if side_a.marked != side_b.marked or a.time_basis != b.time_basis:
         decision = "not judged"
-    found = changed_layers(paired, changes, total_delta_ns if changed else None)
+    found = changed_layers(pairs, changes, total_delta_ns if changed else None)
     different = differences(traits(a), traits(b))
     notes = tuple(_notes(side_a, side_b, changes))
-    totals = tuple(_totals(side_a, side_b, paired.pairs, changes, decision))
-    named_backends = tuple((folded_name(layers), one, other) for layers, one, other in backend_changes)
+    totals = tuple(_totals(side_a, side_b, pairs, changes, decision))
     precise = math.isfinite(changes.total.mean_error) and changes.total.mean_error <= SURE
     sure = changes.known and (precise if decision == "no difference" else explained(found, totals[0]) >= MOST_OF_IT)
     return Comparison(
-        verdict=verdict_of(different, totals, changes, found, work, named_backends, (a.time_basis, b.time_basis)),
+        verdict=verdict_of(different, totals, changes, found, work, backend_changes, (a.time_basis, b.time_basis)),
         decision=decision,
         confidence="high" if sure else "low",
         name_a=name_a,
@@ -176,10 +156,10 @@ def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -
         totals=totals,
         culprits=found,
         work=work,
-        rows=tuple(_row(pair, side_a, side_b, changes, backends_a, backends_b) for pair in paired.pairs),
+        rows=tuple(_judged(pair, side_a, side_b, changes) for pair in pairs),
         classes=_classes(a, b),
         unattributed=_reasons(a, b),
-        backend_changes=named_backends,
+        backend_changes=backend_changes,
         common=changes.left_out,
     )
 
@@ -190,39 +170,23 @@ def _decision(shift: float, beyond_noise: bool) -> Decision:
     return "slower" if shift > 0 else "faster"
 
 
-def _row(
-    pair: Pair, side_a: Side, side_b: Side, changes: TimeChanges, backends_a: _Backends, backends_b: _Backends
-) -> ComparedRow:
-    row, unit = pair.row, changes.units.get(UnitKey((pair.layer,), pair.phase))
-    mean_a, mean_b = (
-        0.0 if own is None else own.time_ns / side.steps for own, side in ((pair.a, side_a), (pair.b, side_b))
-    )
-    same_basis = side_a.analysis.time_basis == side_b.analysis.time_basis
-    change = mean_b / mean_a - 1 if mean_a and mean_b and same_basis else None
-    decision: Decision = "not judged"
+def _judged(pair: ComparedRow, side_a: Side, side_b: Side, changes: TimeChanges) -> ComparedRow:
+    unit = changes.units.get(UnitKey((pair.layer,), pair.phase))
     if pair.a is None or pair.b is None:
-        decision = "only in b" if pair.a is None else "only in a"
-    elif unit is not None and unit.change is not None:
-        decision = _decision(unit.delta_ns, unit.beyond_noise)
-    return ComparedRow(
-        layer=pair.layer,
-        class_name=row.class_name,
-        kind=row.kind,
-        block=row.block,
-        parent=row.parent,
-        depth=row.depth,
-        order=row.order,
-        phase=pair.phase,
-        a=None if pair.a is None else amounts(pair.a, backends_a.get((pair.a.layer, pair.phase), ())),
-        b=None if pair.b is None else amounts(pair.b, backends_b.get((pair.b.layer, pair.phase), ())),
-        change=change,
-        error=None if unit is None else unit.error,
-        decision=decision,
+        return replace(pair, decision="only in b" if pair.a is None else "only in a")
+    same_basis = side_a.analysis.time_basis == side_b.analysis.time_basis
+    mean_a, mean_b = pair.a.time_ns / side_a.steps, pair.b.time_ns / side_b.steps
+    known = unit is not None and unit.change is not None
+    return replace(
+        pair,
+        change=mean_b / mean_a - 1 if mean_a and mean_b and same_basis else None,
+        error=unit.error if unit is not None else None,
+        decision=_decision(unit.delta_ns, unit.beyond_noise) if unit is not None and known else "not judged",
     )
 
 
 def _totals(
-    side_a: Side, side_b: Side, pairs: Sequence[Pair], changes: TimeChanges, decision: Decision
+    side_a: Side, side_b: Side, pairs: Sequence[ComparedRow], changes: TimeChanges, decision: Decision
 ) -> Iterable[ComparedTotal]:
     """Of a step: its time first."""
     basis = " / ".join(dict.fromkeys((side_a.analysis.time_basis, side_b.analysis.time_basis)))
@@ -253,7 +217,7 @@ def _totals(
             yield _known_flops(pairs)
 
 
-def _known_flops(pairs: Sequence[Pair]) -> ComparedTotal:
+def _known_flops(pairs: Sequence[ComparedRow]) -> ComparedTotal:
     """Of the layers whose own FLOPs are known on both sides."""
     sides = [[0 if row is None else row.self_flops_per_step for row in (pair.a, pair.b)] for pair in pairs]
     one, other = (sum(side[i] or 0 for side in sides if None not in side) for i in (0, 1))
@@ -263,8 +227,7 @@ def _known_flops(pairs: Sequence[Pair]) -> ComparedTotal:
 
 def _steps_on_the_clock(side_a: Side, side_b: Side) -> ComparedTotal:
     """What a step takes, judged where it is known of several steps."""
-    times_of_steps, _ = _step_times(side_a.analysis, side_b.analysis)
-    times_a, times_b = (np.array(times, dtype=np.float64) for times in times_of_steps)
+    times_a, times_b = (np.array(step_times_ns(side.analysis), dtype=np.float64) for side in (side_a, side_b))
     same_basis = side_a.analysis.time_basis == side_b.analysis.time_basis
     enough = min(len(times_a), len(times_b)) >= FEWEST_STEPS and bool((times_a > 0).all() and (times_b > 0).all())
     change = series_change(times_a, times_b) if same_basis and enough else None
@@ -278,21 +241,6 @@ def _steps_on_the_clock(side_a: Side, side_b: Side) -> ComparedTotal:
         error=_finite(change.mean_error) if change else None,
         decision=_decision(change.shift, change.beyond_noise) if change else "not judged",
     )
-
-
-def _step_times(a: Analysis, b: Analysis) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], bool]:
-    """What the steps of `a` and of `b` took, end to end as in all reports; True where both are of the CPU alone.
-
-    So it is where a side does not tell the end of a step on its devices: times of two kinds are not set side by side.
-    """
-    whole = step_times_ns(a), step_times_ns(b)
-    on_cpu = _spans_on_cpu(a), _spans_on_cpu(b)
-    alone = not all(whole) and all(on_cpu)
-    return (on_cpu if alone else whole), alone
-
-
-def _spans_on_cpu(analysis: Analysis) -> tuple[int, ...]:
-    return tuple(row.span_ns for row in analysis.steps if row.step is not None and row.span_ns is not None)
 
 
 def _synchronisations(side: Side) -> float | None:
@@ -342,29 +290,14 @@ def _reasons(a: Analysis, b: Analysis) -> tuple[ComparedReason, ...]:
     )
 
 
-def _backends(analysis: Analysis) -> _Backends:
-    """Backends of each layer's own attention, the one with most time first."""
-    found: dict[tuple[str, Phase], list[tuple[int, str]]] = defaultdict(list)
-    for row in analysis.attention:
-        found[row.layer, row.phase].append((-row.time_ns, row.backend))
-    return {key: tuple(backend for _, backend in sorted(backends)) for key, backends in found.items()}
-
-
-def _backend_changes(
-    pairs: Sequence[Pair], a: _Backends, b: _Backends
-) -> tuple[tuple[Mapping[str, str | None], str, str], ...]:
-    """Where attention runs otherwise, like layers together: each with its block."""
-
-    def backends_of(row: LayerRow | None, backends: _Backends) -> str:
-        return "" if row is None else " + ".join(sorted(backends.get((row.layer, row.phase), ())))
-
+def _backend_changes(pairs: Sequence[ComparedRow]) -> tuple[tuple[str, str, str], ...]:
+    """Where attention runs otherwise: sibling layers together, backends in `a` and in `b`."""
     groups: dict[tuple[str, str, str], dict[str, str | None]] = defaultdict(dict)
     for pair in pairs:
-        one, other = backends_of(pair.a, a), backends_of(pair.b, b)
+        one, other = (" + ".join(sorted(backends)) or NO_BACKEND for backends in (pair.backends_a, pair.backends_b))
         if one != other and pair.a is not None and pair.b is not None:
-            pattern, _ = like_name(pair.layer, pair.row.block)
-            groups[pattern, one or NO_BACKEND, other or NO_BACKEND][pair.layer] = pair.row.block
-    return tuple((layers, one, other) for (_, one, other), layers in groups.items())
+            groups[like_name(pair.layer, pair.row.block)[0], one, other][pair.layer] = pair.row.block
+    return tuple((folded_name(layers), one, other) for (_, one, other), layers in groups.items())
 
 
 def _notes(side_a: Side, side_b: Side, changes: TimeChanges) -> Iterable[str]:
@@ -375,11 +308,6 @@ def _notes(side_a: Side, side_b: Side, changes: TimeChanges) -> Iterable[str]:
         yield f"noise not known, because {who}: a change counts from {least} on, and beyond that of other layers"
     if side_a.marked != side_b.marked:
         yield f"{'b' if side_a.marked else 'a'} marks no steps: its times and counts are of all of it, not of one step"
-    if _step_times(side_a.analysis, side_b.analysis)[1]:
-        sides = zip("ab", (side_a, side_b), strict=True)
-        silent = [name for name, side in sides if not step_times_ns(side.analysis)]
-        who = f"{' and '.join(silent)} {'does' if len(silent) == 1 else 'do'}"
-        yield f"{CLOCK}: from begin to end on the CPU, because {who} not tell when a step's device events end"
     if changes.shared < LEAST_SHARED:
         yield f"only {100 * changes.shared:.0f} % of the time is in layers and phases that both have by name or class"
     if changes.common_beyond_noise:

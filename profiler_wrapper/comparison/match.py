@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
 from profiler_wrapper.analysis.model import PHASES, Analysis, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import fill_numbers, split_number
-from profiler_wrapper.comparison.model import Amounts
+from profiler_wrapper.comparison.model import ComparedRow
 from profiler_wrapper.comparison.noise import Float
 
 WRAPPERS = frozenset(
@@ -218,46 +218,35 @@ def side_of(analysis: Analysis) -> Side:
     return Side(analysis, max(1, steps), steps > 1 and each_row_known and bool(analysis.layers), steps > 0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pair:
-    """One layer in one phase, on both sides or on one."""
-
-    layer: str  # as `b` names it, else as `a` does
-    phase: Phase
-    a: LayerRow | None
-    b: LayerRow | None
-
-    @property
-    def row(self) -> LayerRow:
-        """That of `b`, else that of `a`."""
-        row = self.b if self.b is not None else self.a
-        assert row is not None
-        return row
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Paired:
-    """All pairs, in the order of `b`; what only `a` has follows what it follows there. `parents`: by shown name."""
-
-    pairs: tuple[Pair, ...]
-    parents: dict[str, str | None]
-
-
-def pair_rows(a: Analysis, b: Analysis) -> Paired:
-    """Every row of both results, once."""
+def pair_rows(a: Analysis, b: Analysis) -> tuple[ComparedRow, ...]:
+    """Every row of both results, once, in the order of `b`; what only `a` has follows what it follows there."""
     shown_of_a = _shown_names(a, b)
-    rows_a: dict[tuple[str, Phase], LayerRow] = {}
-    for row in a.layers:
-        rows_a[shown_of_a[row.layer], row.phase] = row
+    rows_a = {(shown_of_a[row.layer], row.phase): row for row in a.layers}
     rows_b = {(row.layer, row.phase): row for row in b.layers}
+    backends_a, backends_b = _backends(a), _backends(b)
     places = _places(b, a, shown_of_a)
-    keys = sorted({*rows_a, *rows_b}, key=lambda key: (places[key[0]], PHASES.index(key[1])))
-    pairs = tuple(Pair(layer, phase, rows_a.get((layer, phase)), rows_b.get((layer, phase))) for layer, phase in keys)
-    parents: dict[str, str | None] = {}
-    for row in a.layers:
-        parents[shown_of_a[row.layer]] = None if row.parent is None else shown_of_a.get(row.parent, row.parent)
-    parents |= {row.layer: row.parent for row in b.layers}
-    return Paired(pairs, parents)
+    pairs = []
+    for key in sorted({*rows_a, *rows_b}, key=lambda key: (places[key[0]], PHASES.index(key[1]))):
+        one, other = rows_a.get(key), rows_b.get(key)
+        pairs.append(
+            ComparedRow(
+                layer=key[0],
+                phase=key[1],
+                a=one,
+                b=other,
+                backends_a=() if one is None else backends_a.get((one.layer, one.phase), ()),
+                backends_b=backends_b.get(key, ()) if other is not None else (),
+            )
+        )
+    return tuple(pairs)
+
+
+def _backends(analysis: Analysis) -> dict[tuple[str, Phase], tuple[str, ...]]:
+    """Backends of each layer's own attention, the one with most time first."""
+    found: dict[tuple[str, Phase], list[tuple[int, str]]] = defaultdict(list)
+    for row in analysis.attention:
+        found[row.layer, row.phase].append((-row.time_ns, row.backend))
+    return {key: tuple(backend for _, backend in sorted(backends)) for key, backends in found.items()}
 
 
 def _shown_names(a: Analysis, b: Analysis) -> dict[str, str]:
@@ -285,9 +274,3 @@ def _places(b: Analysis, a: Analysis, shown_of_a: dict[str, str]) -> dict[str, f
         behind[here] += 1
         places[name] = here + behind[here] / (len(a.layers) + 1)
     return places
-
-
-def amounts(row: LayerRow, backends: tuple[str, ...]) -> Amounts:
-    """What is compared of a row."""
-    own = (field.name for field in fields(Amounts) if field.name != "backends")
-    return Amounts(backends=backends, **{name: getattr(row, name) for name in own})

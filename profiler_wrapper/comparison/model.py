@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from profiler_wrapper.analysis.model import Phase
-from profiler_wrapper.reports.result_json import NS_PER_US, to_plain
+from profiler_wrapper.analysis.model import LayerRow, Phase
+from profiler_wrapper.reports.result_json import NS_PER_US, plain, to_plain
 
 COMPARISON_VERSION = 1
 
@@ -15,67 +15,57 @@ Confidence = Literal["high", "low"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Amounts:
-    """One layer in one phase, on one side. Times, calls and events are sums over the timed trace."""
-
-    layer: str  # as this side names it
-    time_ns: int
-    self_time_ns: int
-    calls: int | None
-    self_events: int | None  # device events (on a CPU, ops) whose innermost layer this is
-    flops_per_step: int | None
-    self_flops_per_step: int | None
-    retained_bytes: float | None
-    peak_bytes: int | None
-    backends: tuple[str, ...] = ()  # of the attention in this very layer
-    step_times_ns: tuple[int, ...] = ()
-
-    def to_dict(self, steps: int) -> dict[str, Any]:
-        """With times and counts per step beside the sums."""
-        return {
-            "layer": self.layer,
-            "time_us": self.time_ns / NS_PER_US,
-            "self_time_us": self.self_time_ns / NS_PER_US,
-            "time_per_step_us": self.time_ns / steps / NS_PER_US,
-            "calls_per_step": None if self.calls is None else self.calls / steps,
-            "self_events_per_step": None if self.self_events is None else self.self_events / steps,
-            "flops_per_step": self.flops_per_step,
-            "self_flops_per_step": self.self_flops_per_step,
-            "retained_bytes": self.retained_bytes,
-            "peak_bytes": self.peak_bytes,
-            "backends": list(self.backends),
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRow:
-    """One layer in one phase, on both sides. `change`: relative, of the time of a step: 0.1 is 10 % slower.
+    """One layer in one phase, on both sides or on one. `change`: relative, of the time of a step: 0.1 is 10 % slower.
 
     `decision` is about what goes beyond the change that all layers have in common. On a device, where that is beyond
     noise itself, it is about the whole change; on a CPU that is as likely other load.
     """
 
     layer: str  # as `b` names it, else as `a` does
-    class_name: str
-    kind: str
-    block: str | None
-    parent: str | None
-    depth: int
-    order: int
     phase: Phase
-    a: Amounts | None
-    b: Amounts | None
-    change: float | None
-    error: float | None  # its standard error; None where noise is not known
-    decision: Decision
+    a: LayerRow | None
+    b: LayerRow | None
+    backends_a: tuple[str, ...] = ()  # of the attention in this very layer, the one with most time first
+    backends_b: tuple[str, ...] = ()
+    change: float | None = None
+    error: float | None = None  # its standard error; None where noise is not known
+    decision: Decision = "not judged"
+
+    @property
+    def row(self) -> LayerRow:
+        """That of `b`, else that of `a`."""
+        row = self.b if self.b is not None else self.a
+        assert row is not None
+        return row
 
     def to_dict(self, steps_a: int, steps_b: int) -> dict[str, Any]:
         """As plain data."""
-        amounts = {
-            "a": None if self.a is None else self.a.to_dict(steps_a),
-            "b": None if self.b is None else self.b.to_dict(steps_b),
+        return {
+            "layer": self.layer,
+            **{name: getattr(self.row, name) for name in ("class_name", "kind", "block", "parent", "depth", "order")},
+            "phase": self.phase,
+            "a": None if self.a is None else _side_to_dict(self.a, steps_a, self.backends_a),
+            "b": None if self.b is None else _side_to_dict(self.b, steps_b, self.backends_b),
+            **{name: getattr(self, name) for name in ("change", "error", "decision")},
         }
-        return {field.name: amounts.get(field.name, getattr(self, field.name)) for field in fields(self)}
+
+
+def _side_to_dict(row: LayerRow, steps: int, backends: tuple[str, ...]) -> dict[str, Any]:
+    """One layer in one phase on one side, with times and counts per step beside the sums."""
+    return {
+        "layer": row.layer,
+        "time_us": row.time_ns / NS_PER_US,
+        "self_time_us": row.self_time_ns / NS_PER_US,
+        "time_per_step_us": row.time_ns / steps / NS_PER_US,
+        "calls_per_step": None if row.calls is None else row.calls / steps,
+        "self_events_per_step": None if row.self_events is None else row.self_events / steps,
+        "flops_per_step": row.flops_per_step,
+        "self_flops_per_step": row.self_flops_per_step,
+        "retained_bytes": row.retained_bytes,
+        "peak_bytes": row.peak_bytes,
+        "backends": list(backends),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,22 +146,10 @@ class WorkChange:
     retained_a: float | None  # bytes kept for backward: mean over calls
     retained_b: float | None
 
-    @property
-    def flops_delta(self) -> int:
-        """0 where a side does not tell, as of the others."""
-        return 0 if self.flops_a is None or self.flops_b is None else self.flops_b - self.flops_a
-
-    @property
-    def events_delta(self) -> float:
-        return 0.0 if self.events_a is None or self.events_b is None else self.events_b - self.events_a
-
-    @property
-    def calls_delta(self) -> float:
-        return 0.0 if self.calls_a is None or self.calls_b is None else self.calls_b - self.calls_a
-
-    @property
-    def retained_delta(self) -> float:
-        return 0.0 if self.retained_a is None or self.retained_b is None else self.retained_b - self.retained_a
+    def delta(self, what: Literal["flops", "events", "calls", "retained"]) -> float:
+        """By how much `b` does more; 0 where a side does not know."""
+        a, b = getattr(self, f"{what}_a"), getattr(self, f"{what}_b")
+        return 0 if a is None or b is None else b - a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,27 +202,14 @@ class Comparison:
         Changes are relative: 0.1 is 10 % more in b. Times of `rows` are sums over the timed trace with, beside
         them, those per step; of `totals` per step; counts and times of `classes` are sums.
         """
-        return {
-            "comparison_version": COMPARISON_VERSION,
-            "verdict": self.verdict,
-            "decision": self.decision,
-            "confidence": self.confidence,
-            "a": self.name_a,
-            "b": self.name_b,
-            "time_basis": self.time_basis,
-            "steps_a": self.steps_a,
-            "steps_b": self.steps_b,
-            "noise_known": self.noise_known,
-            "differences": [to_plain(row) for row in self.differences],
-            "notes": list(self.notes),
+        own = {
             "totals": [_total_to_dict(total) for total in self.totals],
-            "culprits": [to_plain(row) for row in self.culprits],
-            "work": [to_plain(row) for row in self.work],
             "rows": [row.to_dict(self.steps_a, self.steps_b) for row in self.rows],
-            "classes": [to_plain(row) for row in self.classes],
-            "unattributed": [to_plain(row) for row in self.unattributed],
             "backend_changes": [{"layer": layer, "a": a, "b": b} for layer, a, b in self.backend_changes],
-            "common": self.common,
+        }
+        return {"comparison_version": COMPARISON_VERSION} | {
+            name.removeprefix("name_"): own[name] if name in own else plain(getattr(self, name))
+            for name in (field.name for field in fields(self))
         }
 
 

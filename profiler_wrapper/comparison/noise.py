@@ -134,17 +134,6 @@ def series_change(a: Float, b: Float) -> Change:
     return Change(shift, mean_error, one_way and far and bool(_ranks_agree(log_a, log_b)[0]))
 
 
-def clearly_apart(a: Float, b: Float) -> float:
-    """The change of the median where it is over `BUSY` and each of `b` is over, or each under, all of `a`; else 0.
-
-    Too weak a test for what has no reason to change, as one of many; good for what is known to do other work.
-    """
-    if min(len(a), len(b)) < FEWEST_STEPS or abs(_won(a[None, :], b[None, :])[0]) < 1:
-        return 0.0
-    shift = math.log(float(np.median(b)) / float(np.median(a)))
-    return shift if abs(math.expm1(shift)) >= BUSY else 0.0
-
-
 def step_spread(*sides: Float) -> Float:
     """Standard deviation of one step of each layer, of logarithms: from the distance of every two steps of a side.
 

@@ -13,7 +13,7 @@ from profiler_wrapper.analysis.statistics import sum_of_known
 from profiler_wrapper.comparison.match import folded_name, like_name
 from profiler_wrapper.comparison.model import ChangedLayer, ComparedRow, ComparedTotal, Comparison
 from profiler_wrapper.comparison.verdict import BASIS, SIZES, decision_words, percent, place, place_of, work_words
-from profiler_wrapper.reports.result_json import csv_cell
+from profiler_wrapper.reports.result_json import NS_PER_US, csv_cell
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
 from profiler_wrapper.units import MIB
 
@@ -48,7 +48,7 @@ def folded_rows(comparison: Comparison) -> list[FoldedRow]:
     """Every row once, those that changed most first; what has no layer is among them."""
     groups: dict[tuple[str, str, str], list[ComparedRow]] = defaultdict(list)
     for row in comparison.rows:
-        groups[like_name(row.layer, row.block)[0], row.class_name, row.phase].append(row)
+        groups[like_name(row.layer, row.row.block)[0], row.row.class_name, row.phase].append(row)
     folded: list[FoldedRow] = []
     for rows in groups.values():
         members = [rows] if len(rows) >= _FEWEST_FOLDED else [[row] for row in rows]
@@ -74,7 +74,7 @@ def _folded(rows: Sequence[ComparedRow], comparison: Comparison) -> FoldedRow:
     sides_b = [row.b for row in rows if row.b is not None]
     outside = "optimizer" if rows[0].phase == "optimizer" else "outside layers"
     return FoldedRow(
-        label=folded_name({row.layer: row.block for row in rows}) or outside,
+        label=folded_name({row.layer: row.row.block for row in rows}) or outside,
         phase=rows[0].phase,
         a_ns=sum(side.self_time_ns for side in sides_a) / comparison.steps_a if sides_a else None,
         b_ns=sum(side.self_time_ns for side in sides_b) / comparison.steps_b if sides_b else None,
@@ -259,48 +259,35 @@ def _ms(value_ns: float) -> str:
     return f"{value_ns / 1e6:.3f}"
 
 
-CSV_COLUMNS = (
-    "layer",
-    "phase",
-    "class_name",
-    "kind",
-    "decision",
-    "change",
-    "error",
-    *(
-        f"{name}_{side}"
-        for name in (
-            "time_per_step_us",
-            "self_time_per_step_us",
-            "calls_per_step",
-            "self_events_per_step",
-            "flops_per_step",
-            "retained_bytes",
-            "peak_bytes",
-        )
-        for side in "ab"
-    ),
+_CSV_OF_ROW = ("layer", "phase", "class_name", "kind", "decision", "change", "error")
+_CSV_OF_SIDE = (
+    "time_per_step_us",
+    "self_time_per_step_us",
+    "calls_per_step",
+    "self_events_per_step",
+    "flops_per_step",
+    "retained_bytes",
+    "peak_bytes",
 )
 
 
 def compare_csv(comparison: Comparison) -> str:
     """A line per layer and phase; what has no layer, and what is not attributed, at the end. Empty: not known."""
+    columns = [*_CSV_OF_ROW, *(f"{name}_{side}" for name in _CSV_OF_SIDE for side in "ab")]
     out = io.StringIO()
-    writer = csv.DictWriter(out, CSV_COLUMNS, lineterminator="\n", restval="")
+    writer = csv.DictWriter(out, columns, lineterminator="\n", restval="")
     writer.writeheader()
+    steps = {"a": comparison.steps_a, "b": comparison.steps_b}
     for row in comparison.rows:
-        line: dict[str, object] = {name: csv_cell(getattr(row, name)) for name in CSV_COLUMNS[:7]}
-        for side, own, steps in (("a", row.a, comparison.steps_a), ("b", row.b, comparison.steps_b)):
-            if own is not None:
-                amounts = own.to_dict(steps) | {"self_time_per_step_us": own.self_time_ns / steps / 1000}
-                line |= {f"{name[:-2]}_{side}": amounts[name[:-2]] for name in CSV_COLUMNS[7:] if name.endswith("_a")}
+        whole = row.to_dict(comparison.steps_a, comparison.steps_b)
+        line = {name: csv_cell(whole[name]) for name in _CSV_OF_ROW}
+        for side in "ab":
+            if whole[side] is not None:
+                own = whole[side] | {"self_time_per_step_us": whole[side]["self_time_us"] / steps[side]}
+                line |= {f"{name}_{side}": own[name] for name in _CSV_OF_SIDE}
         writer.writerow(line)
     for reason in comparison.unattributed:
-        line = {"layer": f"(unattributed) {reason.reason}"}
-        for side, time_ns, steps in (
-            ("a", reason.time_a_ns, comparison.steps_a),
-            ("b", reason.time_b_ns, comparison.steps_b),
-        ):
-            line[f"self_time_per_step_us_{side}"] = time_ns / steps / 1000
-        writer.writerow(line)
+        times = {"a": reason.time_a_ns, "b": reason.time_b_ns}
+        own = {f"self_time_per_step_us_{side}": times[side] / steps[side] / NS_PER_US for side in "ab"}
+        writer.writerow({"layer": f"(unattributed) {reason.reason}"} | own)
     return out.getvalue()

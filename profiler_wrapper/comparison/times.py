@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-import numpy.typing as npt
 
 from profiler_wrapper.analysis.model import Phase
-from profiler_wrapper.comparison.match import Pair, Paired, Side, folded_name, like_name
-from profiler_wrapper.comparison.model import ChangedLayer
+from profiler_wrapper.comparison.match import Side, folded_name, like_name
+from profiler_wrapper.comparison.model import ChangedLayer, ComparedRow
 from profiler_wrapper.comparison.noise import (
     BUSY,
     NO_CHANGE,
     UNSTEADY,
     Change,
     Float,
-    clearly_apart,
     layer_shifts,
     limit,
     series_change,
@@ -35,8 +33,6 @@ LEAST_SHARE = 0.001  # of a step on either side: what takes less is not judged
 LEAST_ONE_SIDED = 0.01  # what only one side has is a change from so much on
 LEAST_SHARED = 0.5  # of the time must be in what both sides have, to say what all have in common
 FEWEST_SIBLINGS = 3
-_PLAIN = BUSY / 2  # beside all layers, of what is plain beside the rest of its step
-_OWN_PART = 0.1  # of a layer's time must be its own, for other work of its own to be a reason
 _IN_FASTEST = 0.5  # of a change, on a CPU: so much of it the fastest steps must show
 
 
@@ -66,28 +62,26 @@ class TimeChanges:
     """All units that could be judged, and what they have in common."""
 
     units: dict[UnitKey, UnitChange]
-    common: float  # relative
-    common_beyond_noise: bool
-    known: bool  # noise is
     total: Change
     shared: float  # share of the time in layers and phases that both sides have: the smaller of the two
-    on_cpu: bool = False  # what all have in common is then the machine's as likely as the program's
+    on_cpu: bool  # what all have in common is then the machine's as likely as the program's
+    known: bool = False  # noise is
+    common: float = 0.0  # relative
+    common_beyond_noise: bool = False
     left_out: float = 0.0  # relative: of what is common, what `delta_ns` of the units leaves out
 
 
-def time_changes(pairs: Sequence[Pair], a: Side, b: Side, other_work: Collection[str] = frozenset()) -> TimeChanges:
-    """Judge every layer, phase and fold of like layers that takes `LEAST_SHARE` of a step on a side.
+def time_changes(pairs: Sequence[ComparedRow], a: Side, b: Side) -> TimeChanges:
+    """Judge every layer, phase and fold of sibling layers that takes `LEAST_SHARE` of a step on a side.
 
-    `other_work`: layers that are known to do other work, of which less is asked than of one among many. Times of a
-    CPU and of a device are not judged together.
+    Times of a CPU and of a device are not judged together.
     """
     if a.analysis.time_basis != b.analysis.time_basis:
-        return TimeChanges({}, 0.0, False, False, NO_CHANGE, shared_time(pairs, a, b), on_cpu=True)
+        return TimeChanges({}, NO_CHANGE, shared_time(pairs, a, b), on_cpu=True)
     per_step = a.marked == b.marked and a.total_ns and b.total_ns
     total = series_change(a.step_totals(), b.step_totals()) if per_step else NO_CHANGE
     keys, tables, weights = [], ([], []), []  # type: tuple[list[UnitKey], tuple[list[Float], list[Float]], list[float]]
-    one_sided: dict[UnitKey, UnitChange] = {}
-    owns: dict[UnitKey, float] = {}
+    units: dict[UnitKey, UnitChange] = {}
     for key, members in _units(pairs):
         rows_a = [pair.a for pair in members if pair.a is not None]
         rows_b = [pair.b for pair in members if pair.b is not None]
@@ -98,55 +92,69 @@ def time_changes(pairs: Sequence[Pair], a: Side, b: Side, other_work: Collection
         if not mean_a or not mean_b:
             much = max(mean_a / max(1.0, a.total_ns), mean_b / max(1.0, b.total_ns)) >= LEAST_ONE_SIDED
             delta = mean_b - mean_a
-            one_sided[key] = UnitChange(None, None, delta, much, delta, much, max(mean_a, mean_b))
+            units[key] = UnitChange(None, None, delta, much, delta, much, max(mean_a, mean_b))
         elif (series_a > 0).all() and (series_b > 0).all():
             keys.append(key)
             tables[0].append(series_a)
             tables[1].append(series_b)
-            own = [sum(row.self_time_ns for row in rows) for rows in (rows_a, rows_b)]
             # Of what all have in common by its own time, so that nothing counts for itself and for what holds it.
             alone = len(key.layers) == 1 and key.phase is not None
             weights.append(math.sqrt(sum(max(0, row.self_time_ns) for row in (*rows_a, *rows_b))) if alone else 0.0)
-            owns[key] = max(
-                own[0] / max(1, sum(row.time_ns for row in rows_a)), own[1] / max(1, sum(row.time_ns for row in rows_b))
-            )
     shared = shared_time(pairs, a, b)
     on_cpu = "cpu" in (a.analysis.time_basis, b.analysis.time_basis)
     if not keys:
-        return TimeChanges(one_sided, 0.0, False, False, total, shared, on_cpu)
+        return TimeChanges(units, total, shared, on_cpu)
     wholes = (a.step_totals(), b.step_totals())
     sure = [
         (not on_cpu or _beside_the_rest(one, other, wholes)) and _steady(one, other)
         for one, other in zip(*tables, strict=True)
     ]
     table_a, table_b = (np.array(table) for table in tables)
-    plain = {
-        key: _plainly_apart(one, other, wholes)
-        for key, one, other in zip(keys, *tables, strict=True)
-        if set(key.layers) <= set(other_work) and owns[key] >= _OWN_PART
-    }
-    for fold in folds(pairs):  # like layers that all do other work have one reason: what is plain is so of all or none
-        if set(fold) <= set(other_work):
-            plain |= {key: plain.get(UnitKey(fold, key.phase), 0.0) for key in keys if key.layers[0] in fold}
-    for key, direction in list(plain.items()):  # a layer is looked into where one of its phases is
-        whole = UnitKey(key.layers, None)
-        plain[whole] = plain.get(whole, 0.0) or direction
-    certain = (np.array(sure), np.array([plain.get(key, 0.0) for key in keys]))
-    return _unit_changes(keys, table_a, table_b, np.array(weights), one_sided, total, shared, certain, on_cpu)
+    weight = np.array(weights) if any(weights) else np.ones(len(keys))
+    shifts = layer_shifts(table_a, table_b, weight)
+    means_a, means_b = table_a.mean(axis=1), table_b.mean(axis=1)
+    moved = np.log(means_b / means_a)
+    common = weighted_median(moved, weight)
+    common_error = shifts.common_error if math.isfinite(shifts.common_error) else 0.0
+    sure_of_common = abs(shifts.common) > limit(common_error, known=shifts.known)
+    all_moved = bool(total.beyond_noise and shared >= LEAST_SHARED and sure_of_common)
+    one_way = (moved - common) * shifts.excess > 0  # what is shown and what is tested
+    beyond = apart = shifts.beyond_noise() & np.array(sure) & one_way
+    base = common
+    if all_moved and not on_cpu:
+        error = np.hypot(shifts.error, common_error)
+        beyond = (np.abs(shifts.shift) > limit(error, known=shifts.known)) & (moved * shifts.shift > 0)
+        base = 0.0
+    for i, key in enumerate(keys):
+        before, after = float(means_a[i]), float(means_b[i])
+        units[key] = UnitChange(
+            change=after / before - 1,
+            error=after / before * float(shifts.error[i]) if shifts.known else None,
+            delta_ns=after - before * math.exp(base),
+            beyond_noise=bool(beyond[i]),
+            apart_ns=after - before * math.exp(common),
+            apart=bool(apart[i]),
+            time_ns=max(before, after),
+        )
+    return TimeChanges(
+        units,
+        total,
+        shared,
+        on_cpu,
+        known=shifts.known,
+        common=math.expm1(common),
+        common_beyond_noise=all_moved,
+        left_out=math.expm1(base),
+    )
 
 
-def shared_time(pairs: Sequence[Pair], a: Side, b: Side) -> float:
+def shared_time(pairs: Sequence[ComparedRow], a: Side, b: Side) -> float:
     """Share of the time that is in layers and phases of both sides: the smaller of the two."""
     both = [pair for pair in pairs if pair.a is not None and pair.b is not None]
     return min(
         sum(row.self_time_ns for row in rows if row is not None) / max(1, side.analysis.time.total_ns)
         for rows, side in (([pair.a for pair in both], a), ([pair.b for pair in both], b))
     )
-
-
-def _plainly_apart(a: Float, b: Float, wholes: tuple[Float, Float]) -> float:
-    rest_a, rest_b = wholes[0] - a, wholes[1] - b
-    return clearly_apart(a / rest_a, b / rest_b) if (rest_a > 0).all() and (rest_b > 0).all() else 0.0
 
 
 def _steady(a: Float, b: Float) -> bool:
@@ -167,59 +175,8 @@ def _beside_the_rest(a: Float, b: Float, wholes: tuple[Float, Float]) -> bool:
     return fastest / beside.shift >= _IN_FASTEST
 
 
-def _unit_changes(
-    keys: Sequence[UnitKey],
-    a: Float,
-    b: Float,
-    weight: Float,
-    units: dict[UnitKey, UnitChange],
-    total: Change,
-    shared: float,
-    certain: tuple[npt.NDArray[np.bool_], Float],  # where noise lets be sure; where it is plain, and which way
-    on_cpu: bool,
-) -> TimeChanges:
-    weight = weight if weight.any() else np.ones(len(keys))
-    shifts = layer_shifts(a, b, weight)
-    mean_a, mean_b = a.mean(axis=1), b.mean(axis=1)
-    moved = np.log(mean_b / mean_a)
-    common = weighted_median(moved, weight)
-    common_error = shifts.common_error if math.isfinite(shifts.common_error) else 0.0
-    sure_of_common = abs(shifts.common) > limit(common_error, known=shifts.known)
-    all_moved = bool(total.beyond_noise and shared >= LEAST_SHARED and sure_of_common)
-    sure, direction = certain
-    plain = np.sign(direction) * shifts.excess > math.log1p(_PLAIN)  # beside the rest of its step, and all layers
-    one_way = (moved - common) * shifts.excess > 0  # what is shown and what is judged
-    beyond = apart = ((shifts.beyond_noise() & sure) | plain) & one_way
-    if all_moved and not on_cpu:
-        error = np.hypot(shifts.error, common_error)
-        far = np.abs(shifts.shift) > limit(error, known=shifts.known)
-        beyond = (far | plain) & (moved * shifts.shift > 0)
-    base = 0.0 if all_moved and not on_cpu else common
-    for i, key in enumerate(keys):
-        before, after = float(mean_a[i]), float(mean_b[i])
-        units[key] = UnitChange(
-            change=after / before - 1,
-            error=after / before * float(shifts.error[i]) if shifts.known else None,
-            delta_ns=after - before * math.exp(base),
-            beyond_noise=bool(beyond[i]),
-            apart_ns=after - before * math.exp(common),
-            apart=bool(apart[i]),
-            time_ns=max(before, after),
-        )
-    return TimeChanges(
-        units=units,
-        common=math.expm1(common),
-        common_beyond_noise=all_moved,
-        known=shifts.known,
-        total=total,
-        shared=shared,
-        on_cpu=on_cpu,
-        left_out=math.expm1(base),
-    )
-
-
-def _units(pairs: Sequence[Pair]) -> Iterable[tuple[UnitKey, list[Pair]]]:
-    by_layer: dict[str, list[Pair]] = defaultdict(list)
+def _units(pairs: Sequence[ComparedRow]) -> Iterable[tuple[UnitKey, list[ComparedRow]]]:
+    by_layer: dict[str, list[ComparedRow]] = defaultdict(list)
     for pair in pairs:
         by_layer[pair.layer].append(pair)
         yield UnitKey((pair.layer,), pair.phase), [pair]
@@ -233,7 +190,7 @@ def _units(pairs: Sequence[Pair]) -> Iterable[tuple[UnitKey, list[Pair]]]:
             yield UnitKey(layers, phase), [pair for pair in members if pair.phase == phase]
 
 
-def folds(pairs: Iterable[Pair]) -> list[tuple[str, ...]]:
+def folds(pairs: Iterable[ComparedRow]) -> list[tuple[str, ...]]:
     """Layers of one class that have one place in their blocks, or names that differ in one number; three or more."""
     groups: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
     for pair in pairs:
@@ -252,9 +209,11 @@ _ONE_WAY = 0.9  # of them have changed in the same direction
 MOST_CHANGED = 5
 
 
-def changed_layers(paired: Paired, changes: TimeChanges, total_delta_ns: float | None) -> tuple[ChangedLayer, ...]:
+def changed_layers(
+    pairs: Sequence[ComparedRow], changes: TimeChanges, total_delta_ns: float | None
+) -> tuple[ChangedLayer, ...]:
     """What changed otherwise than the rest, the largest change first. `total_delta_ns`: of a step, if it changed."""
-    tree = _Tree(paired, changes)
+    tree = _Tree(pairs, changes)
     found = [key for root in tree.roots() for key in tree.explain(root)]
     rows = [tree.row(key, total_delta_ns) for key in tree.joined(tree.whole(dict.fromkeys(found)))]
     return tuple(sorted(rows, key=lambda row: -abs(row.change_ns))[:MOST_CHANGED])
@@ -263,18 +222,23 @@ def changed_layers(paired: Paired, changes: TimeChanges, total_delta_ns: float |
 class _Tree:
     """Layers below layers, with like ones together where they changed alike."""
 
-    def __init__(self, paired: Paired, changes: TimeChanges) -> None:
+    def __init__(self, pairs: Sequence[ComparedRow], changes: TimeChanges) -> None:
         self._changes: dict[UnitKey, UnitChange] = dict(changes.units)
         self._children: dict[str | None, list[str]] = defaultdict(list)
         self._phases: dict[str, list[Phase]] = defaultdict(list)
-        layers = dict.fromkeys(pair.layer for pair in paired.pairs if pair.layer)
-        for layer in layers:
-            above = paired.parents.get(layer)
-            self._children[above if above in layers else None].append(layer)
-        for pair in paired.pairs:
+        shown: dict[str | None, str] = {pair.a.layer: pair.layer for pair in pairs if pair.a is not None}
+        parents: dict[str, str | None] = {}
+        for pair in pairs:
             self._phases[pair.layer].append(pair.phase)
-        self._block = {pair.layer: pair.row.block for pair in paired.pairs}
-        self._fold_of = {layer: fold for fold in folds(paired.pairs) for layer in fold}
+            if pair.b is not None:
+                parents[pair.layer] = pair.b.parent
+            else:
+                parents.setdefault(pair.layer, shown.get(pair.row.parent, pair.row.parent))
+        for layer in filter(None, parents):
+            above = parents[layer]
+            self._children[above if above and above in parents else None].append(layer)
+        self._block = {pair.layer: pair.row.block for pair in pairs}
+        self._fold_of = {layer: fold for fold in folds(pairs) for layer in fold}
 
     def roots(self) -> list[UnitKey]:
         """Where to begin: the roots, and what has no module, phase by phase."""

@@ -170,7 +170,9 @@ def _work(work: Sequence[WorkChange], basis: str) -> str:
         return ""
     more = f" and {len(work) - _MOST_WORK} more" if len(work) > _MOST_WORK else ""
     layers = "; ".join(f"{place_of(one.layer, one.phase)} {work_words(one, basis)}" for one in work[:_MOST_WORK])
-    signs = {delta > 0 for one in work for delta in (one.flops_delta, one.events_delta, one.calls_delta) if delta}
+    signs = {
+        delta > 0 for one in work for delta in (one.delta("flops"), one.delta("events"), one.delta("calls")) if delta
+    }
     word = "other" if len(signs) != 1 else "more" if signs == {True} else "less"
     return f"; {word} work: {layers}{more}"
 
@@ -178,17 +180,17 @@ def _work(work: Sequence[WorkChange], basis: str) -> str:
 def work_words(one: WorkChange, basis: str) -> str:
     """`+12.5 % FLOPs, +12 ops`: what differs a step; `basis`: what events are."""
     words = []
-    if one.flops_delta:
-        flops = one.flops_delta / one.flops_a if one.flops_a else 0.0
-        words.append(f"{100 * flops:+.1f} % FLOPs" if one.flops_a else f"{one.flops_delta / 1e9:+.3f} GFLOP")
+    if one.delta("flops"):
+        flops = one.delta("flops") / one.flops_a if one.flops_a else 0.0
+        words.append(f"{100 * flops:+.1f} % FLOPs" if one.flops_a else f"{one.delta('flops') / 1e9:+.3f} GFLOP")
     if (one.flops_a is None) != (one.flops_b is None):
         words.append(f"FLOPs not known in {'a' if one.flops_a is None else 'b'}")
-    if abs(one.events_delta) >= 1:
-        words.append(f"{one.events_delta:+.0f} {'ops' if basis == 'cpu' else 'device events'}")
-    if one.calls_delta:
-        words.append(f"{one.calls_delta:+g} calls")
-    if abs(one.retained_delta) >= _LEAST_MEMORY_BYTES:
-        words.append(f"{one.retained_delta / MIB:+.1f} MiB kept")
+    if abs(one.delta("events")) >= 1:
+        words.append(f"{one.delta('events'):+.0f} {'ops' if basis == 'cpu' else 'device events'}")
+    if one.delta("calls"):
+        words.append(f"{one.delta('calls'):+g} calls")
+    if abs(one.delta("retained")) >= _LEAST_MEMORY_BYTES:
+        words.append(f"{one.delta('retained') / MIB:+.1f} MiB kept")
     return ", ".join(words) or "a little otherwise"
 
 

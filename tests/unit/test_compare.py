@@ -161,7 +161,7 @@ def test_another_backend_is_named_by_layers() -> None:
     assert ("model.layers.{0..3}.self_attn", "flash", "math") in comparison.backend_changes
     assert "attention of model.layers.{0..3}.self_attn: flash -> math" in comparison.verdict
     row = next(row for row in comparison.rows if row.layer == "model.layers.1.self_attn")
-    assert (row.a and row.a.backends, row.b and row.b.backends) == (("flash",), ("math",))
+    assert (row.backends_a, row.backends_b) == (("flash",), ("math",))
 
 
 def test_unlike_machines_are_said_first() -> None:
