@@ -156,7 +156,7 @@ def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -
         totals=totals,
         culprits=found,
         work=work,
-        rows=tuple(_judged(pair, side_a, side_b, changes) for pair in pairs),
+        rows=tuple(_decided(pair, side_a, side_b, changes) for pair in pairs),
         classes=_classes(a, b),
         unattributed=_reasons(a, b),
         backend_changes=backend_changes,
@@ -170,7 +170,7 @@ def _decision(shift: float, beyond_noise: bool) -> Decision:
     return "slower" if shift > 0 else "faster"
 
 
-def _judged(pair: ComparedRow, side_a: Side, side_b: Side, changes: TimeChanges) -> ComparedRow:
+def _decided(pair: ComparedRow, side_a: Side, side_b: Side, changes: TimeChanges) -> ComparedRow:
     unit = changes.units.get(UnitKey((pair.layer,), pair.phase))
     if pair.a is None or pair.b is None:
         return replace(pair, decision="only in b" if pair.a is None else "only in a")
