@@ -10,10 +10,8 @@ Model Training Using What-if Analysis" (OSDI 2025), with the meeting in the plac
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -57,10 +55,10 @@ class IdealSteps:
         """With these kinds ideal on all ranks, (S,)."""
         return self.gain(np.maximum(self.excess(*kinds), 0.0))
 
-    def gain_of_ranks(self, places: Int, *kinds: str) -> Float:
-        """With these ranks ideal, or these kinds on them, (S,)."""
+    def gain_of_ranks(self, places: Int) -> Float:
+        """With these ranks ideal, (S,)."""
         saved = np.zeros_like(self.times)
-        saved[:, places] = np.maximum(self.excess(*(kinds or self.own.kinds))[:, places], 0.0)
+        saved[:, places] = np.maximum(self.excess(*self.own.kinds)[:, places], 0.0)
         return self.gain(saved)
 
     def gain_of_each_rank(self) -> Float:
@@ -145,7 +143,7 @@ _FEWEST_STRETCHES = 3  # of steps one after the other
 _NEARLY_ALL = 0.85  # of the steps
 _ERRORS = 4.0  # standard errors that are more than chance
 _APART = 4.0  # times the typical difference of ranks
-_BY_COIN = 0.04  # chance
+_BY_COIN = 1.74  # standard deviations: a chance of 0.04
 _MOST_STEPS = 0.7
 _MEDIAN_ERROR = 1.2533  # of a median, in standard errors of a mean
 
@@ -198,57 +196,19 @@ def worth_naming(cost: Cost) -> bool:
     return cost.typical_gain >= LEAST_LOSS
 
 
-def singled_out(cost: Cost, lossy: int, ranks: int, suspects: int = 1) -> bool:
-    """Whether `suspects` of `ranks` are hit too often among `lossy` steps for chance, which hits all alike."""
-    if lossy < 1 or ranks <= suspects:
+def too_often(hits: int, steps: int, ranks: int) -> bool:
+    """Whether one of `ranks` is hit in too many of `steps` for chance, which hits all alike."""
+    if steps < 1 or ranks < 2:
         return False
-    if lossy < FEW_STEPS:
-        return cost.steps == lossy
-    chance = min(0.75, _UNEVEN * suspects / ranks)
-    return ranks * binomial_tail(cost.steps, lossy, chance) <= _CHANCE
+    if steps < FEW_STEPS:
+        return hits == steps
+    return ranks * binomial_tail(hits, steps, min(0.75, _UNEVEN / ranks)) <= _CHANCE
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Levels:
-    """How far each rank's typical step is from the typical rank of its stage, (R,)."""
-
-    beyond_ns: Float  # median over steps
-    error_ns: Float  # standard error of that
-    apart_ns: Float  # how far ranks of its stage typically are from one another
-    steady: Bool  # far in nearly all steps: of two ranks that are slow by turns, one has a median as well
-
-
-def levels(ideal: IdealSteps, *kinds: str) -> Levels:
-    """Of some kinds together. By medians over steps: what some steps have, or some ranks in turn, is not in them."""
-    times = ideal.own.of(*kinds)
-    beyond, error, apart = (np.full(times.shape[1], np.nan) for _ in range(3))
-    far_enough = np.zeros(times.shape[1], dtype=np.bool_)
-    fewest = {steps: _fewest_steady(steps) for steps in np.unique(np.isfinite(times).sum(axis=0)).tolist()}
-    for members in ideal.groups:
-        if len(members) < 2:
-            continue
-        own = times[:, members]
-        middle = median(own, axis=1)[:, None]
-        signed = own - middle if len(members) > 2 else 2 * (own - middle)  # of two: from the other one
-        beyond[members] = median(signed, axis=0)
-        noise = mad(signed, axis=0)
-        count = np.maximum(np.isfinite(signed).sum(axis=0), 1)
-        error[members] = _MEDIAN_ERROR * np.maximum(noise, median(noise)) / np.sqrt(count)
-        needed = np.array([fewest[steps] for steps in np.isfinite(signed).sum(axis=0).tolist()])
-        far_enough[members] = (signed >= beyond[members] / 2).sum(axis=0) >= needed
-        apart[members] = mad(beyond[members]) if len(members) > 2 else 0.0
-    return Levels(beyond_ns=beyond, error_ns=error, apart_ns=apart, steady=far_enough)
-
-
-def steady(far: int, steps: int) -> bool:
-    """Whether that is in more of the steps than a coin would have it, and in most."""
-    return far >= _fewest_steady(steps)
-
-
-@lru_cache(maxsize=256)
-def _fewest_steady(steps: int) -> int:
-    by_coin = bisect_left(range(steps), True, key=lambda far: binomial_tail(far, steps, 0.5) <= _BY_COIN)
-    return max(by_coin, math.ceil(_MOST_STEPS * steps))
+def fewest_steady(steps: Int | int) -> Int:
+    """The fewest steps that are more than a coin would have (by the normal approximation), and most."""
+    by_coin = steps / 2 + 0.5 + _BY_COIN * np.sqrt(steps) / 2
+    return np.asarray(np.minimum(steps, np.ceil(np.maximum(by_coin, _MOST_STEPS * steps))), dtype=np.int64)
 
 
 def slow_ranks(ideal: IdealSteps) -> tuple[Int, Float]:
@@ -258,12 +218,11 @@ def slow_ranks(ideal: IdealSteps) -> tuple[Int, Float]:
     where it is longer for much, and the whole is as well.
     """
     step = float(np.median(ideal.step_ns))
-    whole = levels(ideal, *ideal.own.kinds)
-    beyond = np.where(_stands_apart(whole, LEAST_LOSS * step), np.nan_to_num(whole.beyond_ns), 0.0)
+    whole, far = _levels(ideal, LEAST_LOSS * step, *ideal.own.kinds)
+    beyond = np.where(far, whole, 0.0)
     for kinds in _VIEWS:
-        part = levels(ideal, *kinds)
-        also = _stands_apart(part, _LEAST_OF_A_KIND * step) & (whole.beyond_ns >= part.beyond_ns / 2)
-        beyond = np.maximum(beyond, np.where(also, np.nan_to_num(part.beyond_ns), 0.0))
+        part, far = _levels(ideal, _LEAST_OF_A_KIND * step, *kinds)
+        beyond = np.maximum(beyond, np.where(far & (whole >= part / 2), part, 0.0))
     chosen: list[int] = []
     for members in ideal.groups:
         these = members[beyond[members] > 0]
@@ -273,9 +232,29 @@ def slow_ranks(ideal: IdealSteps) -> tuple[Int, Float]:
     return np.array([place for place in chosen if beyond[place] >= beyond[chosen[0]] / 2], dtype=np.int64), beyond
 
 
-def _stands_apart(found: Levels, least_ns: float) -> Bool:
-    least = np.fmax(least_ns, np.fmax(_ERRORS * found.error_ns, _APART * found.apart_ns))
-    return np.asarray(found.steady & (np.nan_to_num(found.beyond_ns) >= least))
+def _levels(ideal: IdealSteps, least_ns: float, *kinds: str) -> tuple[Float, Bool]:
+    """By how much a rank's typical step is longer than that of its stage's, and whether that is no chance, (R,) each.
+
+    By medians over steps: what some steps have, or some ranks in turn, is not in them. It is no chance where it is
+    `least_ns` or more, several standard errors, several times the typical difference of ranks, and there in nearly all
+    steps: of two ranks that are slow by turns, one has a median as well.
+    """
+    times = ideal.own.of(*kinds)
+    beyond, far = np.zeros(times.shape[1]), np.zeros(times.shape[1], dtype=np.bool_)
+    for members in ideal.groups:
+        if len(members) < 2:
+            continue
+        own = times[:, members]
+        signed = (own - median(own, axis=1)[:, None]) * (2 if len(members) == 2 else 1)  # of two: from the other one
+        typical, noise = median(signed, axis=0), mad(signed, axis=0)
+        steps = np.maximum(np.isfinite(signed).sum(axis=0), 1)
+        error = _MEDIAN_ERROR * np.maximum(noise, median(noise)) / np.sqrt(steps)
+        apart = mad(typical) if len(members) > 2 else 0.0
+        beyond[members] = np.nan_to_num(typical)
+        least = np.fmax(least_ns, np.fmax(_ERRORS * error, _APART * apart))
+        steady = (signed >= typical / 2).sum(axis=0) >= fewest_steady(steps)
+        far[members] = steady & (beyond[members] >= least)
+    return beyond, far
 
 
 def binomial_tail(successes: int, trials: int, chance: float) -> float:
@@ -299,12 +278,11 @@ def _share(part: float, whole: float) -> float:
 
 
 _TOGETHER = 0.5  # correlation of forward and backward
-_TOGETHER_FAR = 0.35  # where the slowest rank is far from the others
-_LEAST, _FAR = 0.15, 0.5  # of its ideal compute
-_LITTLE, _NEARLY_NONE = 0.5, 0.2  # of that by which compute is slower
-_PART_OF_EACH = 0.15  # of the excess, at least, in each of the two
+_LEAST = 0.15  # of its ideal compute
+_LITTLE = 0.5  # of that by which compute is slower
 _REST = ("data", "optimizer", "other")  # what long input leaves as it is
 _SAME = 0.4  # of the steps have one rank longest in both
+_BEYOND_CHANCE = 0.25  # of the steps, more than chance has it so
 _FEWEST = 5  # steps
 
 
@@ -313,12 +291,11 @@ class Movement:
     """How forward and backward of a rank go together within a step, over the steps with a loss."""
 
     steps: int
+    ranks: int
     correlation: float  # of what ranks take beyond the typical, each rank's own level left out; nan: too little
     same_rank: int  # steps whose longest forward and longest backward are of one rank
-    forward_part: float  # of the excess of the slowest rank, in these steps
     inflation: float  # by how much the slowest rank's compute is beyond its ideal, relative to that
     other_inflation: float  # the same of the rest of its work, relative to that of compute
-    ranks: int
 
     @property
     def together(self) -> bool:
@@ -326,15 +303,9 @@ class Movement:
         return (
             self.steps >= _FEWEST
             and self.inflation >= _LEAST
-            and (
-                (self.correlation >= _TOGETHER and self.other_inflation < _LITTLE)
-                or (
-                    self.correlation >= _TOGETHER_FAR and self.inflation >= _FAR and self.other_inflation < _NEARLY_NONE
-                )
-            )
-            and _PART_OF_EACH <= self.forward_part <= 1 - _PART_OF_EACH
-            and self.same_rank >= _SAME * self.steps
-            and binomial_tail(self.same_rank, self.steps, 1 / max(2, self.ranks)) <= _CHANCE
+            and self.correlation >= _TOGETHER
+            and not self.whole_rank
+            and self.same_rank >= max(_SAME, 1 / self.ranks + _BEYOND_CHANCE) * self.steps
         )
 
     @property
@@ -344,34 +315,19 @@ class Movement:
 
 
 def movement(ideal: IdealSteps, lossy: Bool) -> Movement:
-    """Of the steps marked in `lossy`, (S,)."""
+    """Of the steps marked in `lossy`, (S,): one at least; ranks are two at least."""
     forward = ideal.excess("forward")[lossy]
     backward = ideal.excess("recompute", "backward")[lossy]
-    ranks = forward.shape[1]
-    if not len(forward) or ranks < 2:
-        return Movement(
-            steps=0,
-            correlation=np.nan,
-            same_rank=0,
-            forward_part=np.nan,
-            inflation=0.0,
-            other_inflation=0.0,
-            ranks=ranks,
-        )
-    steps = np.arange(len(forward))
     slowest = (forward + backward).argmax(axis=1)
-    ahead, behind = np.maximum(forward, 0)[steps, slowest], np.maximum(backward, 0)[steps, slowest]
-    total = ahead + behind
     inflation = _inflation(ideal, lossy, slowest, *COMPUTE)
     rest = _inflation(ideal, lossy, slowest, *_REST)
     return Movement(
         steps=len(forward),
+        ranks=forward.shape[1],
         correlation=_correlation(forward - median(forward, axis=0), backward - median(backward, axis=0)),
         same_rank=int((forward.argmax(axis=1) == backward.argmax(axis=1)).sum()),
-        forward_part=float(np.median(np.divide(ahead, total, out=np.full_like(total, 0.5), where=total > 0))),
         inflation=inflation,
         other_inflation=max(0.0, rest) / inflation if inflation > 0 else 0.0,
-        ranks=ranks,
     )
 
 
@@ -381,7 +337,7 @@ def stands_out(ideal: IdealSteps, lossy: Bool, kind: tuple[str, ...]) -> float:
     nan under four ranks.
     """
     excess = np.maximum(ideal.excess(*kind)[lossy], 0.0)
-    if excess.shape[1] < 4 or not len(excess):
+    if excess.shape[1] < 4:
         return float("nan")
     highest = np.partition(excess, -2, axis=1)[:, -2:]
     floor = np.maximum(0.002 * ideal.step_ns[lossy], 1.0)
@@ -390,15 +346,14 @@ def stands_out(ideal: IdealSteps, lossy: Bool, kind: tuple[str, ...]) -> float:
 
 def _inflation(ideal: IdealSteps, lossy: Bool, slowest: Int, *kinds: str) -> float:
     """own / ideal - 1 of the slowest rank, the median over steps; 0 where it has none of these kinds."""
-    steps = np.arange(int(lossy.sum()))
-    chosen = [ideal.own.kinds.index(kind) for kind in kinds if kind in ideal.own.kinds]
-    base = np.nan_to_num(ideal.base[lossy][:, :, chosen].sum(axis=2))[steps, slowest]
-    excess = ideal.excess(*kinds)[lossy][steps, slowest]
+    steps = np.flatnonzero(lossy)
+    excess = ideal.excess(*kinds)[steps, slowest]
+    base = np.nan_to_num(ideal.own.of(*kinds)[steps, slowest] - excess)
     return float(np.median(np.divide(excess, base, out=np.zeros_like(base), where=base > 0)))
 
 
 def _correlation(a: Float, b: Float) -> float:
-    """Pearson's over the ranks of a step, the mean over steps: one odd step counts no more than another."""
+    """Pearson's over the ranks of a step, the mean over steps: one outlying step counts no more than another."""
     a, b = a - a.mean(axis=1, keepdims=True), b - b.mean(axis=1, keepdims=True)
     size = np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
     products = (a * b).sum(axis=1)
@@ -424,42 +379,51 @@ class SlowLayer:
     typical_ns: float
     beside: str  # whom it was compared with
 
+    def __str__(self) -> str:
+        return f"{self.layer}: {ms(self.own_ns)} a step, {ms(self.typical_ns)} {self.beside}"
+
+
+def ms(ns: float) -> str:
+    """`12.3 ms`."""
+    return f"{ns / 1e6:,.1f} ms"
+
 
 def layer_of_rank(layers: LayerTimes, rank: int, excess_ns: float) -> SlowLayer | None:
     """The layer that makes a rank take `excess_ns` longer than others in a step, if it is one layer."""
     at = np.flatnonzero(layers.ranks == rank)
     if not len(at):
         return None
-    times = layers.own_ns.sum(axis=2, where=np.isfinite(layers.own_ns))  # (R, L)
-    times[~np.isfinite(layers.own_ns).any(axis=2)] = np.nan
-    own = times[at[0]]
+    times = _in_all_phases(layers)
     others = np.flatnonzero((layers.stages == layers.stages[at[0]]) & (layers.ranks != rank))
     if len(others):
         of_stage = " of its stage" if len(np.unique(layers.stages)) > 1 else ""
         typical, beside = median(times[others], axis=0), f"on the other ranks{of_stage}"
     else:
-        typical, beside = _of_equals(layers.layers, median(times, axis=0)), "in the layers like it"
-    return _one(layers.layers, own, typical, beside, excess_ns)
+        typical, beside = _of_equals(layers.layers, median(times, axis=0))[0], "in the layers like it"
+    return _one(layers.layers, times[at[0]], typical, beside, excess_ns)
 
 
 def outlier_layer(layers: LayerTimes, step_ns: float, least: float) -> SlowLayer | None:
     """The layer that takes longer than its equals on all ranks, by `least` of a step's time or more."""
-    times = layers.own_ns.sum(axis=2, where=np.isfinite(layers.own_ns))
-    times[~np.isfinite(layers.own_ns).any(axis=2)] = np.nan
+    times = _in_all_phases(layers)
     if not times.size:
         return None
     own = median(times, axis=0)
-    typical = _of_equals(layers.layers, own)
-    spread = _spread_of_equals(layers.layers, own)
+    typical, spread = _of_equals(layers.layers, own)
     excess = np.nan_to_num(own - typical, nan=-1.0)
     outlier = (excess >= least * step_ns) & (own >= _OUTLIER_RATIO * typical) & (excess >= _BEYOND_NOISE * spread)
     beyond = np.sort(times - typical, axis=0)[len(times) // 4]  # on all ranks, or nearly; of few on all
     outlier &= np.nan_to_num(beyond, nan=-1.0) >= 0.5 * excess
     if not outlier.any():
         return None
-    return _one(
-        layers.layers, np.where(outlier, own, typical), typical, "in the layers like it", float(excess[outlier].max())
-    )
+    own = np.where(outlier, own, typical)
+    return _one(layers.layers, own, typical, "in the layers like it", float(excess[outlier].max()))
+
+
+def _in_all_phases(layers: LayerTimes) -> Float:
+    """(R, L); nan where a rank has no such layer."""
+    known = np.isfinite(layers.own_ns)
+    return np.where(known.any(axis=2), layers.own_ns.sum(axis=2, where=known), np.nan)
 
 
 def _one(names: tuple[str, ...], own: Float, typical: Float, beside: str, excess_ns: float) -> SlowLayer | None:
@@ -495,26 +459,15 @@ def _related(name: str, other: str) -> bool:
     return name == other or name.startswith(f"{other}.") or other.startswith(f"{name}.")
 
 
-def _equals(names: tuple[str, ...]) -> list[list[int]]:
-    """Places of the names that differ in their last number only, where there are enough of them."""
-    like: dict[str, list[int]] = defaultdict(list)
+def _of_equals(names: tuple[str, ...], times: Float) -> tuple[Float, Float]:
+    """The median and the deviation of each name's equals, which differ in their last number only; nan of too few."""
+    equals: dict[str, list[int]] = defaultdict(list)
     for place, name in enumerate(names):
         pattern, number = split_number(name)
         if number is not None and OPEN in pattern:
-            like[pattern].append(place)
-    return [places for places in like.values() if len(places) > _FEWEST_EQUALS]
-
-
-def _of_equals(names: tuple[str, ...], times: Float) -> Float:
-    """The median of each name's equals; nan where it has too few."""
-    typical = np.full(len(names), np.nan)
-    for places in _equals(names):
-        typical[places] = median(times[places])
-    return typical
-
-
-def _spread_of_equals(names: tuple[str, ...], times: Float) -> Float:
-    spread = np.full(len(names), np.nan)
-    for places in _equals(names):
-        spread[places] = mad(times[places])
-    return spread
+            equals[pattern].append(place)
+    typical, spread = np.full((2, len(names)), np.nan)
+    for places in equals.values():
+        if len(places) > _FEWEST_EQUALS:
+            typical[places], spread[places] = median(times[places]), mad(times[places])
+    return typical, spread

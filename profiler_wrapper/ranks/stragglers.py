@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,24 +12,22 @@ from profiler_wrapper.ranks.lost_time import (
     LEAST_LOSS,
     Cost,
     IdealSteps,
-    Movement,
-    binomial_tail,
     cost_of,
+    fewest_steady,
     ideal_steps,
     layer_of_rank,
     movement,
+    ms,
     outlier_layer,
     recurs,
-    singled_out,
     slow_ranks,
     stands_out,
-    steady,
+    too_often,
     worth_naming,
 )
 from profiler_wrapper.ranks.model import (
     COMPUTE,
     Arrivals,
-    Bool,
     Cause,
     Confidence,
     Float,
@@ -71,38 +69,37 @@ def diagnose(
     if len(times.groups) > 1 and replay is not None:  # without stages all ranks meet: a replay knows nothing more
         scored = [_by_replay(one, times, replay) for one in scored]
         step_ns, ideal_ns = replay.total_ns / max(1, replay.steps), replay.ideal_ns / max(1, replay.steps)
-        left_out.append(_replayed(own, step_ns))
-    found = _chosen(scored)
-    common = {
-        "step_ns": step_ns,
-        "ideal_ns": ideal_ns,
-        "steps": len(own.steps),
-        "ms": replay.ms if replay else None,
-        "mw": replay.mw if replay else None,
-        "suspects": _each_once(scored),
-    }
-    notes = [*left_out, *_notes(own)]
-    if found is None:
-        return Verdict(
-            verdict="none",
-            sentence=_no_straggler(len(own.ranks), step_ns, ideal_ns),
-            confidence=_confidence(own, _unexplained(times, scored)),
-            evidence=(*_why_none(times, scored), *notes),
-            **common,  # type: ignore[arg-type]
+        left_out.append(
+            f"{ms(step_ns)} is the step replayed: each operation begins as soon as what it needs is there; "
+            f"recorded, with what lies between them, it takes {ms(float(np.nanmean(own.wall_ns)))}"
         )
+    found = _chosen(scored)
+    verdict = Verdict(
+        verdict="none",
+        sentence=_no_straggler(len(own.ranks), step_ns, ideal_ns),
+        step_ns=step_ns,
+        ideal_ns=ideal_ns,
+        confidence=_confidence(own, _unexplained(times, scored) if found is None else found.cost.typical_share),
+        steps=len(own.steps),
+        ms=replay.ms if replay else None,
+        mw=replay.mw if replay else None,
+        evidence=(*(_why_none(times, scored) if found is None else found.suspect.evidence), *left_out, *_notes(own)),
+        suspects=_each_once(scored),
+    )
+    if found is None:
+        return verdict
     suspect = found.suspect
-    return Verdict(
+    return replace(
+        verdict,
         verdict=suspect.verdict,
         cause=suspect.cause,
-        sentence=_sentence(suspect, step_ns),
+        sentence=f"{_what(suspect)}; without it a step of {ms(step_ns)} would be {ms(suspect.lost_ns)} shorter, "
+        f"{_share_text(suspect.share)}.",
         rank=suspect.rank,
         stage=suspect.stage,
         layer=suspect.layer,
         share=suspect.share,
         lost_ns=suspect.lost_ns,
-        confidence=_confidence(own, found.cost.typical_share),
-        evidence=(*suspect.evidence, *notes),
-        **common,  # type: ignore[arg-type]
     )
 
 
@@ -130,29 +127,18 @@ def _by_replay(one: ScoredSuspect, times: IdealSteps, replay: Replay) -> ScoredS
     suspect = one.suspect
     if suspect.layer is not None or suspect.verdict not in ("rank", "stage"):
         return one
-    if suspect.verdict == "stage":
-        at = np.flatnonzero(replay.stages == suspect.stage)
-        shares = replay.share_of_stage
-    else:
-        at = np.flatnonzero(replay.ranks == suspect.rank)
-        shares = replay.share_of_rank
-    if not len(at) or not np.isfinite(shares[at[0]]):
+    of_stage = suspect.verdict == "stage"
+    at = np.flatnonzero(replay.stages == suspect.stage if of_stage else replay.ranks == suspect.rank)
+    shares = (replay.share_of_stage if of_stage else replay.share_of_rank)[at]
+    if not np.isfinite(shares).any():
         return one
-    share = float(shares[at[0]])
+    share = float(shares[0])
     per_step = (replay.total_ns - replay.ideal_ns) / max(1, replay.steps or len(times.step_ns))
     gain = share * (replay.slowdown - 1)
     return ScoredSuspect(
         replace(suspect, share=share, lost_ns=share * per_step),
         replace(one.cost, share=share, typical_share=min(1.0, share), typical_gain=gain),
         one.certain and replay.slowdown >= _SLOWDOWN and gain >= LEAST_LOSS,
-    )
-
-
-def _replayed(own: OwnTimes, step_ns: float) -> str:
-    recorded = float(np.nanmean(own.wall_ns))
-    return (
-        f"{step_ns / 1e6:,.1f} ms is the step replayed: each operation begins as soon as what it needs is there; "
-        f"recorded, with what lies between them, it takes {recorded / 1e6:,.1f} ms"
     )
 
 
@@ -188,11 +174,11 @@ def _confidence(own: OwnTimes, share: float) -> Confidence:
 
 def _no_straggler(ranks: int, step_ns: float, ideal_ns: float) -> str:
     if ranks == 1:
-        return f"No straggler: there is one rank, of {step_ns / 1e6:,.1f} ms a step."
+        return f"No straggler: there is one rank, of {ms(step_ns)} a step."
     lost = max(0.0, step_ns - ideal_ns)
     unsure = "and no rank, stage or cause surely has most of that."
     return (
-        f"No straggler: ranks differ by {lost / 1e6:,.1f} ms of a step's {step_ns / 1e6:,.1f} ms "
+        f"No straggler: ranks differ by {ms(lost)} of a step's {ms(step_ns)} "
         f"({lost / step_ns if step_ns > 0 else 0.0:.0%}), "
         + (unsure if lost >= LEAST_LOSS * step_ns else "which is little.")
     )
@@ -213,13 +199,6 @@ def _why_none(times: IdealSteps, scored: list[ScoredSuspect]) -> list[str]:
         f"the likeliest, {_likely(most.suspect)}, would be {most.suspect.share:.0%} of the lost time, "
         f"in {most.cost.steps} of {len(times.step_ns)} steps: not sure enough"
     ]
-
-
-def _sentence(suspect: Suspect, step_ns: float) -> str:
-    return (
-        f"{_what(suspect)}; without it a step of {step_ns / 1e6:,.1f} ms would be "
-        f"{suspect.lost_ns / 1e6:,.1f} ms shorter, {_share_text(suspect.share)}."
-    )
 
 
 def _share_text(share: float) -> str:
@@ -267,7 +246,6 @@ MOST = 0.5  # of the lost time: what is more is the cause, also where it comes a
 _SLOWER_STAGE = 1.33  # times the typical stage
 _STANDS_OUT = 4.0
 _FEWEST_TURNS = 8  # steps
-_BY_TURNS = 0.001  # chance that one is slowest so often where all take turns
 _HEAVY = 0.15  # of the step's time
 
 
@@ -303,6 +281,31 @@ def _without(ideal: IdealSteps, slow: Int) -> OwnTimes:
     return replace(ideal.own, own_ns=own)
 
 
+def _scored(
+    verdict: VerdictName,
+    cause: Cause,
+    cost: Cost,
+    certain: bool,
+    evidence: Iterable[str],
+    *,
+    rank: int | None = None,
+    stage: int | None = None,
+    layer: str | None = None,
+) -> ScoredSuspect:
+    suspect = Suspect(
+        verdict=verdict,
+        cause=cause,
+        rank=rank,
+        stage=stage,
+        layer=layer,
+        share=cost.share,
+        lost_ns=float(cost.gain_ns.mean()),
+        steps=cost.steps,
+        evidence=tuple(evidence),
+    )
+    return ScoredSuspect(suspect, cost, certain)
+
+
 def _kinds(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
     """Data loading and garbage collection, on whatever ranks."""
     for kind in ("data", "gc"):
@@ -311,43 +314,37 @@ def _kinds(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
         cost = cost_of(ideal, ideal.gain_of_kind(kind))
         if not cost.gain_ns.any():
             continue
-        verdict, cause = CAUSES[kind]
-        if kind == "gc":  # rare and dear: its time is measured, so no step needs to be like another
-            share = _share_without_worst(ideal, cost)
-            cost = replace(cost, typical_share=max(share, cost.typical_share), typical_gain=_mean_gain(ideal, cost))
-            certain = cost.steps >= 2 and worth_naming(cost) and cost.typical_share >= MEASURED
-        else:
-            certain = worth_naming(cost) and recurs(cost) and cost.typical_share >= MEASURED
+        if kind == "gc":  # rare and expensive: its time is measured, so no step needs to be like another
+            gain = float(cost.gain_ns.mean() / np.median(ideal.step_ns))
+            cost = replace(cost, typical_share=max(cost.share, cost.typical_share), typical_gain=gain)
+        comes_back = cost.steps >= 2 if kind == "gc" else recurs(cost)
         excess = np.maximum(ideal.excess(kind), 0.0)
         by_rank = excess.sum(axis=0)
         most = int(by_rank.argmax())
         alone = len(by_rank) > 1 and by_rank[most] >= 0.8 * by_rank.sum()
-        yield ScoredSuspect(
-            Suspect(
-                verdict=verdict,
-                cause=cause,
-                rank=int(ideal.own.ranks[most]) if alone else None,
-                stage=int(ideal.own.stages[most]) if alone else None,
-                share=cost.share,
-                lost_ns=float(cost.gain_ns.mean()),
-                steps=cost.steps,
-                evidence=(
-                    f"{cause}: up to {ms(float(excess.max()))} in a step beyond "
-                    + ("none" if kind == "gc" else "the typical rank"),
-                    f"it held {cost.steps} of {len(cost.hit)} steps, "
-                    + ("all on one rank" if alone else f"on {int((by_rank > 0.2 * by_rank.max()).sum())} ranks"),
-                ),
-            ),
+        verdict, cause = CAUSES[kind]
+        yield _scored(
+            verdict,
+            cause,
             cost,
-            certain,
+            comes_back and worth_naming(cost) and cost.typical_share >= MEASURED,
+            (
+                f"{cause}: up to {ms(float(excess.max()))} in a step beyond "
+                + ("none" if kind == "gc" else "the typical rank"),
+                f"it held {cost.steps} of {len(cost.hit)} steps, "
+                + ("all on one rank" if alone else f"on {int((by_rank > 0.2 * by_rank.max()).sum())} ranks"),
+            ),
+            rank=int(ideal.own.ranks[most]) if alone else None,
+            stage=int(ideal.own.stages[most]) if alone else None,
         )
 
 
 def _stages(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[ScoredSuspect]:
     """The stage that is longest, where there are several."""
-    groups = ideal.groups
+    groups, steps = ideal.groups, len(ideal.step_ns)
     if len(groups) < 2:
         return
+    step = float(np.median(ideal.step_ns))
     typical = median(ideal.stage_ns, axis=0)
     place = int(typical.argmax())
     others = float(np.median(np.delete(typical, place)))
@@ -358,41 +355,42 @@ def _stages(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[ScoredSusp
     certain = (
         cost.typical_share >= PERSISTENT
         and typical[place] >= _SLOWER_STAGE * others
-        and beyond >= LEAST_LOSS * float(np.median(ideal.step_ns))
-        and steady(longest, len(cost.hit))
-        and len(cost.hit) >= FEWEST_STEPS
+        and beyond >= LEAST_LOSS * step
+        and longest >= fewest_steady(steps)
+        and steps >= FEWEST_STEPS
     )
-    cost = replace(cost, typical_gain=max(cost.typical_gain, beyond / float(np.median(ideal.step_ns))))
+    cost = replace(cost, typical_gain=max(cost.typical_gain, beyond / step))
     members = groups[place]
     stage = int(ideal.own.stages[members[0]])
+    alone = int(ideal.own.ranks[members[0]]) if len(members) == 1 else None
     evidence = [
         f"ranks of stage {stage} work {ms(typical[place])} a step, those of the typical other stage {ms(others)}",
-        f"it is the longest stage in {int((in_step.argmax(axis=1) == place).sum())} of {len(cost.hit)} steps",
+        f"it is the longest stage in {int((in_step.argmax(axis=1) == place).sum())} of {steps} steps",
     ]
-    cause: Cause = "slow stage"
-    layer = None
-    outlier = outlier_layer(layers, float(np.median(ideal.step_ns)), LEAST_LOSS) if layers is not None else None
+    slow = False
+    outlier = outlier_layer(layers, step, LEAST_LOSS) if layers is not None else None
     if outlier and layers is not None and _is_of_stage(layers, outlier.layer, stage):
-        if outlier.excess_ns >= MOST * beyond:
-            cause, layer = "slow layer", outlier.layer
-        evidence.append(f"{outlier.layer}: {ms(outlier.own_ns)} a step, {ms(outlier.typical_ns)} {outlier.beside}")
-    if len(members) == 1:
-        evidence.append(f"rank {int(ideal.own.ranks[members[0]])} is alone in it: its machine may be the cause as well")
-    yield ScoredSuspect(
-        Suspect(
-            verdict="stage",
-            cause=cause,
-            rank=int(ideal.own.ranks[members[0]]) if len(members) == 1 else None,
-            stage=stage,
-            layer=layer,
-            share=cost.share,
-            lost_ns=float(cost.gain_ns.mean()),
-            steps=cost.steps,
-            evidence=tuple(evidence),
-        ),
+        slow = outlier.excess_ns >= MOST * beyond
+        evidence.append(str(outlier))
+    if alone is not None:
+        evidence.append(f"rank {alone} is alone in it: its machine may be the cause as well")
+    yield _scored(
+        "stage",
+        "slow layer" if slow else "slow stage",
         cost,
-        certain,
+        bool(certain),
+        evidence,
+        rank=alone,
+        stage=stage,
+        layer=outlier.layer if outlier and slow else None,
     )
+
+
+_MOVING: tuple[tuple[Cause, tuple[str, ...]], ...] = (
+    ("forward", ("forward",)),
+    ("backward", ("recompute", "backward")),
+    ("other", ("other",)),
+)
 
 
 def _moving(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
@@ -400,111 +398,75 @@ def _moving(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
     lossy = ideal.lost_ns >= LEAST_LOSS * ideal.step_ns
     if not any(len(members) > 1 for members in ideal.groups) or not lossy.any():
         return
+
+    def take_turns(*kinds: str) -> bool:
+        """No rank is the slowest so often that it is one rank's matter."""
+        slowest = ideal.excess(*kinds)[lossy].argmax(axis=1)
+        most = int(np.bincount(slowest).max())
+        return most < len(slowest) and not too_often(most, len(slowest), len(ideal.own.ranks))
+
+    half = bool(lossy.mean() >= 0.5)
     cost = cost_of(ideal, ideal.gain_of_kind(*COMPUTE))
     moved = movement(ideal, lossy)
-    often = bool(lossy.mean() >= 0.5) and worth_naming(cost) and cost.typical_share >= MOST
-    if moved.together and _takes_turns(ideal, lossy, COMPUTE):
-        yield ScoredSuspect(_moving_suspect("data imbalance", cost, _together(moved)), cost, often)
+    if moved.together and take_turns(*COMPUTE):
+        evidence = (
+            f"forward and backward of a rank move together within a step: correlation {moved.correlation:.2f}",
+            f"the same rank has the longest forward and the longest backward in {moved.same_rank} of {moved.steps} "
+            "steps, and it is another one from step to step",
+        )
+        certain = half and worth_naming(cost) and cost.typical_share >= MOST
+        yield _scored("imbalance", "data imbalance", cost, certain, evidence)
         return
-    for kinds, cause in ((("forward",), "forward"), (("recompute", "backward"), "backward"), (("other",), "other")):
+    for cause, kinds in _MOVING:
         cost = cost_of(ideal, ideal.gain_of_kind(*kinds))
         times = stands_out(ideal, lossy, kinds)
         certain = (
-            bool(lossy.mean() >= 0.5)
+            half
             and lossy.sum() >= _FEWEST_TURNS
             and cost.typical_share >= MOST
             and times >= _STANDS_OUT
             and cost.typical_gain >= _HEAVY
             and not moved.whole_rank
-            and _takes_turns(ideal, lossy, kinds)
+            and take_turns(*kinds)
             and cost.steps >= 0.5 * len(cost.hit)
         )
-        words = (
+        evidence = (
             f"in the typical step the slowest rank's {cause} is {times:.0f} times as far from the others' as the next",
             "another rank in each step, and no other part of the step moves with it",
         )
-        yield ScoredSuspect(_moving_suspect(cause, cost, words), cost, certain)  # type: ignore[arg-type]
-
-
-def _takes_turns(ideal: IdealSteps, lossy: Bool, kinds: tuple[str, ...]) -> bool:
-    """No rank is the slowest so often that it is one rank's matter."""
-    slowest = ideal.excess(*kinds)[lossy].argmax(axis=1)
-    most, steps, ranks = int(np.bincount(slowest).max()), len(slowest), len(ideal.own.ranks)
-    return most < steps and ranks * binomial_tail(most, steps, 1 / ranks) > _BY_TURNS
-
-
-def _moving_suspect(cause: Cause, cost: Cost, evidence: tuple[str, ...]) -> Suspect:
-    return Suspect(
-        verdict="imbalance",
-        cause=cause,
-        share=cost.share,
-        lost_ns=float(cost.gain_ns.mean()),
-        steps=cost.steps,
-        evidence=evidence,
-    )
-
-
-def _together(moved: Movement) -> tuple[str, ...]:
-    return (
-        f"forward and backward of a rank move together within a step: correlation {moved.correlation:.2f}",
-        f"the same rank has the longest forward and the longest backward in {moved.same_rank} of {moved.steps} steps, "
-        "and it is another one from step to step",
-    )
+        yield _scored("imbalance", cause, cost, bool(certain), evidence)
 
 
 def _outlier_layers(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[ScoredSuspect]:
     """A layer that is slow on all ranks of a job without stages: ranks wait for none, but the job does."""
     if layers is None or len(ideal.groups) > 1:
         return
-    outlier = outlier_layer(layers, float(np.median(ideal.step_ns)), LEAST_LOSS)
+    step = float(np.median(ideal.step_ns))
+    outlier = outlier_layer(layers, step, LEAST_LOSS)
     if outlier is None:
         return
-    lost = float(ideal.lost_ns.mean())
-    gain = np.full_like(ideal.step_ns, outlier.excess_ns)
-    share = outlier.excess_ns / (outlier.excess_ns + lost)
-    step = float(np.median(ideal.step_ns))
+    excess, steps = outlier.excess_ns, len(ideal.step_ns)
     cost = Cost(
-        gain_ns=gain,
-        share=share,
-        typical_share=outlier.excess_ns / (outlier.excess_ns + float(np.median(ideal.lost_ns))),
-        typical_gain=outlier.excess_ns / step,
-        hit=np.ones(len(gain), dtype=np.bool_),
+        gain_ns=np.full(steps, excess),
+        share=excess / (excess + float(ideal.lost_ns.mean())),
+        typical_share=excess / (excess + float(np.median(ideal.lost_ns))),
+        typical_gain=excess / step,
+        hit=np.ones(steps, dtype=np.bool_),
     )
-    yield ScoredSuspect(
-        Suspect(
-            verdict="stage",
-            cause="slow layer",
-            stage=int(ideal.own.stages[0]),
-            layer=outlier.layer,
-            share=share,
-            lost_ns=outlier.excess_ns,
-            steps=len(gain),
-            evidence=(
-                f"{outlier.layer}: {ms(outlier.own_ns)} a step on the typical rank, "
-                f"{ms(outlier.typical_ns)} {outlier.beside}",
-                "it is as slow on all ranks",
-            ),
-        ),
+    yield _scored(
+        "stage",
+        "slow layer",
         cost,
-        worth_naming(cost) and len(gain) >= 3,
+        worth_naming(cost) and steps >= FEWEST_STEPS,
+        (str(outlier), "it is as slow on all ranks"),
+        stage=int(ideal.own.stages[0]),
+        layer=outlier.layer,
     )
 
 
 def _is_of_stage(layers: LayerTimes, layer: str, stage: int) -> bool:
     column = layers.own_ns[:, layers.layers.index(layer)]
     return bool(np.isfinite(column[layers.stages == stage]).any())
-
-
-def _share_without_worst(ideal: IdealSteps, cost: Cost) -> float:
-    """The share, with the few steps left out that were longest for other reasons."""
-    rest = ideal.lost_ns - cost.gain_ns
-    kept = np.argsort(rest)[: len(rest) - (-(-len(rest) // 20) if len(rest) >= 10 else 0)]
-    lost = float(ideal.lost_ns[kept].sum())
-    return float(cost.gain_ns[kept].sum()) / lost if lost > 0 else 0.0
-
-
-def _mean_gain(ideal: IdealSteps, cost: Cost) -> float:
-    return float(cost.gain_ns.mean() / np.median(ideal.step_ns))
 
 
 # --- ranks ---
@@ -549,27 +511,23 @@ def rank_suspects(
         cost = cost_of(ideal, ideal.gain_of_ranks(slow))
         certain = cost.typical_share >= PERSISTENT and len(cost.hit) >= FEWEST_STEPS
         cost = replace(cost, typical_gain=max(cost.typical_gain, float(beyond[slow[0]]) / step))
-        yield ScoredSuspect(_rank_suspect(ideal, slow, cost, arrivals, layers), cost, certain)
+        yield _rank_suspect(ideal, slow, cost, certain, arrivals, layers)
         return
     gains = ideal.gain_of_each_rank()
     capped = np.minimum(gains, np.quantile(ideal.lost_ns, 0.75) * 2)
-    places = np.array([capped.sum(axis=0).argmax()], dtype=np.int64)
-    cost = cost_of(ideal, gains[:, places[0]])
+    place = int(capped.sum(axis=0).argmax())
+    cost = cost_of(ideal, gains[:, place])
     if not cost.gain_ns.any():
         return
     lossy = int((ideal.lost_ns >= LEAST_LOSS * ideal.step_ns).sum())
-    certain = (
-        worth_naming(cost)
-        and recurs(cost)
-        and cost.typical_share >= MEASURED
-        and singled_out(cost, lossy, len(ideal.own.ranks))
-    )
-    yield ScoredSuspect(_rank_suspect(ideal, places, cost, arrivals, layers), cost, certain)
+    often = recurs(cost) and too_often(cost.steps, lossy, len(ideal.own.ranks))
+    certain = often and worth_naming(cost) and cost.typical_share >= MEASURED
+    yield _rank_suspect(ideal, np.array([place]), cost, certain, arrivals, layers)
 
 
 def _rank_suspect(
-    ideal: IdealSteps, places: Int, cost: Cost, arrivals: Arrivals | None, layers: LayerTimes | None
-) -> Suspect:
+    ideal: IdealSteps, places: Int, cost: Cost, certain: bool, arrivals: Arrivals | None, layers: LayerTimes | None
+) -> ScoredSuspect:
     own, place = ideal.own, int(places[0])
     rank = int(own.ranks[place])
     hit = cost.hit if cost.hit.any() else np.ones_like(cost.hit)
@@ -585,32 +543,22 @@ def _rank_suspect(
         f"it held the step in {cost.steps} of {len(cost.hit)} steps",
     ]
     if len(places) > 1:
-        evidence.append("as slow: rank" + _names(own.ranks[places[1:]].tolist()))
+        others = [str(one) for one in own.ranks[places[1:]].tolist()]
+        more = f" and {len(others) - 8} more" if len(others) > 8 else ""
+        evidence.append(f"as slow: rank{'s' if len(others) > 1 else ''} {', '.join(others[:8])}{more}")
     last = _lateness(arrivals, rank, own.steps)
     if last and (last[0] or cause == "other"):
         evidence.append(last[1])
     if cause == "other" and last and last[0]:
         cause = "late collective"
-    layer = None
+    slow = None
     if cause in ("forward", "backward", "compute") and layers is not None:
         slow = layer_of_rank(layers, rank, sum(parts.get(kind, 0.0) for kind in COMPUTE))
         if slow:
-            layer, cause = slow.layer, "slow layer"
-            evidence.append(
-                f"{slow.layer}: {ms(slow.own_ns)} a step, {ms(slow.typical_ns)} {slow.beside}, "
-                f"{min(1.0, slow.excess_ns / whole):.0%} of what this rank takes longer"
-            )
-    return Suspect(
-        verdict=verdict,
-        cause=cause,
-        rank=rank,
-        stage=int(own.stages[place]),
-        layer=layer,
-        share=cost.share,
-        lost_ns=float(cost.gain_ns.mean()),
-        steps=cost.steps,
-        evidence=tuple(evidence),
-    )
+            cause = "slow layer"
+            evidence.append(f"{slow}, {min(1.0, slow.excess_ns / whole):.0%} of what this rank takes longer")
+    where = {"rank": rank, "stage": int(own.stages[place])}
+    return _scored(verdict, cause, cost, certain, evidence, **where, layer=slow.layer if slow else None)
 
 
 def _of_parts(parts: dict[str, float]) -> tuple[VerdictName, Cause]:
@@ -660,14 +608,3 @@ def _longer(ideal: IdealSteps, place: int, parts: dict[str, float]) -> Iterator[
             return
         own, more = float(np.nanmean(ideal.own.of(kind)[:, place])), float(ideal.excess(kind)[:, place].mean())
         yield f"{kind} of rank {int(ideal.own.ranks[place])}: {ms(own)} a step, {ms(more)} more than typical"
-
-
-def _names(ranks: list[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:8])
-    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    return f"{'s' if len(ranks) > 1 else ''} {shown}{more}"
-
-
-def ms(ns: float) -> str:
-    """`12.3 ms`."""
-    return f"{ns / 1e6:,.1f} ms"
