@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -66,22 +66,10 @@ class MonitorConfig:
     wandb: bool = False
 
     def __post_init__(self) -> None:
-        _whole(self, "perf_log_interval", least=1)
-        _whole(self, "perf_max_log_files", least=0)
-        if self.flops_profile_freq is not None:
-            _whole(self, "flops_profile_freq", least=0)
-        if isinstance(self.log_rank, bool) or not isinstance(self.log_rank, int):
-            raise WrongUse(f"log_rank={self.log_rank!r}: give the number of a rank; -1 is the last.")
-        if self.perf_log_dir is not None and not isinstance(self.perf_log_dir, (str, os.PathLike)):
-            raise WrongUse(f"perf_log_dir={self.perf_log_dir!r}: give a path, or None.")
-        if self.tensorboard_dir is not None and not isinstance(self.tensorboard_dir, (str, os.PathLike)):
-            raise WrongUse(f"tensorboard_dir={self.tensorboard_dir!r}: give a path, or None.")
-        _one_of(self, "perf_log_format", LOG_FORMATS)
-        _one_of(self, "perf_model_type", MODEL_TYPES)
-        _one_of(self, "convention", CONVENTIONS)
-        for flag in ("enable_perf_monitor", "perf_console_output", "perf_memory_tracking", "perf_breakdown", "wandb"):
-            if not isinstance(getattr(self, flag), bool):
-                raise WrongUse(f"{flag}={getattr(self, flag)!r}: give True or False.")
+        for name, (is_right, wanted) in _CHECKS.items():
+            value = getattr(self, name)
+            if not is_right(value):
+                raise WrongUse(f"{name}={value!r}: give {wanted}.")
 
     @classmethod
     def of(cls, config: Any) -> MonitorConfig:
@@ -121,9 +109,7 @@ class MonitorConfig:
             if name in known:
                 found[name] = value
             elif name.startswith("perf_"):
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise WrongUse(f"no option {name!r} of the monitor.{hint}")
+                raise WrongUse(f"no option {name!r} of the monitor.{_nearest(name, known)}")
         return cls(**found)
 
     @classmethod
@@ -166,43 +152,16 @@ class MonitorConfig:
         """
         known = {field.name for field in fields(self)}
         for name in given.keys() - known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise WrongUse(f"A monitor has no option {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+            raise WrongUse(f"A monitor has no option {name!r}.{_nearest(name, known)}")
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
 def add_perf_monitor_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add FlagScale's options of its performance monitor, with their defaults, and return the parser."""
     group = parser.add_argument_group(title="performance monitor")
-    group.add_argument("--enable-perf-monitor", action="store_true", help="monitor the performance of the training")
-    group.add_argument(
-        "--perf-log-interval", type=int, default=10, metavar="N", help="steps between two lines of the log"
-    )
-    group.add_argument(
-        "--perf-log-dir",
-        type=str,
-        metavar="PATH",
-        help=f"where the logs go ({DEFAULT_LOG_DIR} below the output directory)",
-    )
-    group.add_argument("--perf-console-output", action="store_true", help="print a line for each line of the log too")
-    group.add_argument(
-        "--perf-log-format", choices=LOG_FORMATS, default="both", help="which logs are written (%(default)s)"
-    )
-    group.add_argument(
-        "--perf-memory-tracking", action="store_true", default=True, help="look at the memory (the default)"
-    )
-    group.add_argument(
-        "--no-perf-memory-tracking", action="store_false", dest="perf_memory_tracking", help="don't look at the memory"
-    )
-    group.add_argument(
-        "--perf-breakdown", action="store_true", help="measure forward, backward, optimizer and data of each step"
-    )
-    group.add_argument(
-        "--perf-max-log-files", type=int, default=10, metavar="N", help="log files to keep; 0: all (%(default)s)"
-    )
-    group.add_argument(
-        "--perf-model-type", choices=MODEL_TYPES, default="auto", help="formulas for the FLOPs (%(default)s)"
-    )
+    defaults = MonitorConfig(enable_perf_monitor=False)
+    for name, (text, options) in _ARGUMENTS.items():
+        group.add_argument(f"--{name.replace('_', '-')}", default=getattr(defaults, name), help=text, **options)
     return parser
 
 
@@ -215,13 +174,51 @@ def _options(config: Any, depth: int) -> Iterator[tuple[str, Any]]:
             yield str(name), value
 
 
-def _whole(config: MonitorConfig, name: str, *, least: int) -> None:
-    value = getattr(config, name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise WrongUse(f"{name}={value!r}: give a whole number, {least} or more.")
+def _nearest(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def _one_of(config: MonitorConfig, name: str, choices: tuple[str, ...]) -> None:
-    value = getattr(config, name)
-    if not isinstance(value, str) or value not in choices:
-        raise WrongUse(f"{name}={value!r}: give one of {', '.join(choices)}.")
+def _whole(*, least: int) -> _Check:
+    return lambda value: _is_whole(value) and value >= least, f"a whole number, {least} or more"
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _one_of(choices: tuple[str, ...]) -> _Check:
+    return lambda value: isinstance(value, str) and value in choices, f"one of {', '.join(choices)}"
+
+
+_Check = tuple[Callable[[Any], bool], str]  # whether a value means something, and what to give
+_PATH: _Check = (lambda value: value is None or isinstance(value, (str, os.PathLike)), "a path, or None")
+_FLAG: _Check = (lambda value: isinstance(value, bool), "True or False")
+_CHECKS: Mapping[str, _Check] = {
+    "enable_perf_monitor": _FLAG,
+    "perf_log_interval": _whole(least=1),
+    "perf_log_dir": _PATH,
+    "perf_console_output": _FLAG,
+    "perf_log_format": _one_of(LOG_FORMATS),
+    "perf_memory_tracking": _FLAG,
+    "perf_breakdown": _FLAG,
+    "perf_max_log_files": _whole(least=0),
+    "perf_model_type": _one_of(MODEL_TYPES),
+    "flops_profile_freq": (lambda value: value is None or (_is_whole(value) and value >= 0), "a whole number, or None"),
+    "convention": _one_of(CONVENTIONS),
+    "log_rank": (_is_whole, "the number of a rank; -1 is the last"),
+    "tensorboard_dir": _PATH,
+    "wandb": _FLAG,
+}
+# FlagScale's options: what their help says, and what argparse is told besides name and default.
+_ARGUMENTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "enable_perf_monitor": ("monitor the performance of the training", {"action": "store_true"}),
+    "perf_log_interval": ("steps between two lines of the log", {"type": int, "metavar": "N"}),
+    "perf_log_dir": (f"where the logs go ({DEFAULT_LOG_DIR} below the output directory)", {"metavar": "PATH"}),
+    "perf_console_output": ("print a line for each line of the log too", {"action": "store_true"}),
+    "perf_log_format": ("which logs are written (%(default)s)", {"choices": LOG_FORMATS}),
+    "perf_memory_tracking": ("look at the memory (the default)", {"action": argparse.BooleanOptionalAction}),
+    "perf_breakdown": ("measure forward, backward, optimizer and data of each step", {"action": "store_true"}),
+    "perf_max_log_files": ("log files to keep; 0: all (%(default)s)", {"type": int, "metavar": "N"}),
+    "perf_model_type": ("formulas for the FLOPs (%(default)s)", {"choices": MODEL_TYPES}),
+}

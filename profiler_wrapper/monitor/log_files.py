@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -60,11 +60,6 @@ class LogSession:
         """The file with the most detail."""
         return next(self.files[kind] for kind in _NAMES if kind in self.files)
 
-    @property
-    def is_running(self) -> bool:
-        """Whether a process still writes it, as far as the file system says."""
-        return any(is_locked(path) for kind, path in self.files.items() if kind != "summary")
-
 
 def log_sessions(directory: Path) -> list[LogSession]:
     """The sessions in a directory, the oldest first. Raises OSError if it cannot be listed."""
@@ -88,7 +83,9 @@ def unfinished(directory: Path) -> list[LogSession]:
     return [
         session
         for session in log_sessions(directory)
-        if "steps" in session.files and "summary" not in session.files and not session.is_running
+        if "steps" in session.files
+        and "summary" not in session.files
+        and not any(is_locked(path) for path in session.files.values())
     ]
 
 
@@ -199,16 +196,19 @@ class LogFiles:
         return made
 
     def _remove_oldest(self, directory: Path) -> None:
-        """Of each kind, but for those of runs that still write."""
-        if not self._max_files:
-            return
-        others = [session for session in log_sessions(directory) if session.stamp != self.stamp]
-        for kind in self._kinds:
-            having = [session for session in others if kind in session.files]
-            for session in having[: max(0, len(having) - self._max_files + 1)]:
-                if not session.is_running:
-                    with contextlib.suppress(OSError):
-                        session.files[kind].unlink()
+        """Of each kind."""
+        if self._max_files:
+            others = [session.files for session in log_sessions(directory) if session.stamp != self.stamp]
+            for kind in self._kinds:
+                remove_oldest([files[kind] for files in others if kind in files], keep=self._max_files - 1)
+
+
+def remove_oldest(files: Sequence[Path], *, keep: int) -> None:
+    """All but the last so many, and but for those that are still written."""
+    for path in files[: max(0, len(files) - keep)]:
+        if not is_locked(path):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def log_directory(session: Session) -> Path:

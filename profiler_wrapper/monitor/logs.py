@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from threading import Thread
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import msgspec
 
-from profiler_wrapper.errors import ProfilerWrapperError
 from profiler_wrapper.monitor.config import MonitorConfig
 from profiler_wrapper.monitor.log_files import (
     REALTIME_FILE,
@@ -31,14 +29,12 @@ from profiler_wrapper.monitor.log_files import (
     lock,
     log_directory,
     log_file,
-    unfinished,
+    remove_oldest,
 )
 from profiler_wrapper.monitor.read import StepLine, StepReader
 from profiler_wrapper.monitor.records import (
     PERCENTILES,
-    FlopsSource,
     Interval,
-    Rates,
     Row,
     RunStatistics,
     Session,
@@ -55,91 +51,70 @@ GB = 1 << 30
 encode = msgspec.json.Encoder(enc_hook=plain_data).encode  # writes numbers that are not finite as null
 
 
+# What a `StepRecord` and the files call the same.
+_SAME = (
+    "tokens", "samples", "model_flops", "hardware_flops", "flops_source", "flops_step", "convention", "profiled",
+    "epoch", "loss", "grad_norm", "learning_rate",
+)  # fmt: skip
+_MAY_BE_NAN = ("loss", "grad_norm", "learning_rate", "step_time_ms")
+
+
 def step_entry(record: StepRecord) -> dict[str, Any]:
     """A step as it was. What is not known is None.
 
     Numbers that are not finite, which JSON does not have, are null in a file; `not_finite` then says which they were.
     """
-    work = record.tokens, record.samples, record.model_flops, record.hardware_flops
-    return _entry(record, record, record.step_time_s, record.breakdown_s, work)
+    return _entry(record, record)
 
 
 def row_entry(row: Row) -> dict[str, Any]:
     """As `step_entry` of the row's last step, with the row's means in the place of its times, work and rates."""
-    tokens, samples = (_whole_if_it_is(row.per_step(name)) for name in ("tokens", "samples"))
-    work = tokens, samples, row.per_step("model_flops"), row.per_step("hardware_flops")
-    return {**_entry(row.record, row, row.step_time_s, row.breakdown_s, work), "steps": row.steps}
+    work = {name: row.per_step(name) for name in _SAME[:4]}
+    for name in ("tokens", "samples"):
+        if (mean := work[name]) is not None and mean.is_integer():
+            work[name] = int(mean)
+    return {**_entry(row.record, row), **work, "steps": row.steps}
 
 
-def _entry(
-    record: StepRecord,
-    rates: Rates,
-    step_time_s: float | None,
-    breakdown_s: Mapping[str, float] | None,
-    work: tuple[float | None, ...],
-) -> dict[str, Any]:
-    tokens, samples, model_flops, hardware_flops = work
+def _entry(record: StepRecord, times: StepRecord | Row) -> dict[str, Any]:
+    parts = times.breakdown_s
     entry: dict[str, Any] = {
         "iteration": record.step,
         "timestamp": local_time(record.timestamp),
-        "TFLOPS_per_GPU": rates.tflops_per_gpu,
-        "TFLOPS_total": rates.tflops_total,
-        "samples_per_sec": rates.samples_per_s,
-        "tokens_per_sec": rates.tokens_per_s,
-        "step_time_ms": _ms(step_time_s),
-        "memory_GB": _gb(record.memory_bytes),
-        "peak_memory_GB": _gb(record.peak_memory_bytes),
-        "mfu": rates.mfu,
-        "hfu": rates.hfu,
-        "tokens": tokens,
-        "samples": samples,
-        "model_flops": model_flops,
-        "hardware_flops": hardware_flops,
-        "flops_source": record.flops_source,
-        "flops_step": record.flops_step,
-        "convention": record.convention,
-        "breakdown_ms": None if breakdown_s is None else {name: _ms(time_s) for name, time_s in breakdown_s.items()},
-        "profiled": record.profiled,
-        "epoch": record.epoch,
-        "loss": record.loss,
-        "grad_norm": record.grad_norm,
-        "learning_rate": record.learning_rate,
+        "TFLOPS_per_GPU": times.tflops_per_gpu,
+        "TFLOPS_total": times.tflops_total,
+        "samples_per_sec": times.samples_per_s,
+        "tokens_per_sec": times.tokens_per_s,
+        "step_time_ms": _ms(times.step_time_s),
+        "memory_GB": _times(record.memory_bytes, 1 / GB),
+        "peak_memory_GB": _times(record.peak_memory_bytes, 1 / GB),
+        "mfu": times.mfu,
+        "hfu": times.hfu,
+        "breakdown_ms": None if parts is None else {name: _ms(time_s) for name, time_s in parts.items()},
+        **{name: getattr(record, name) for name in _SAME},
     }
     not_finite = {
-        name: str(value)
-        for name in ("loss", "grad_norm", "learning_rate", "step_time_ms")
-        if (value := entry[name]) is not None and not math.isfinite(value)
+        name: str(value) for name in _MAY_BE_NAN if (value := entry[name]) is not None and not math.isfinite(value)
     }
-    if not_finite:
-        entry["not_finite"] = not_finite
-    return entry
+    return {**entry, "not_finite": not_finite} if not_finite else entry
 
 
 def record_of(line: StepLine, *, world_size: int) -> StepRecord:
     """The step of a line of the log."""
-    step_time_s = None if line.step_time_ms is None else line.step_time_ms / 1e3
+    parts, timestamp = line.breakdown_ms, line.timestamp
+    time_s = None if line.step_time_ms is None else line.step_time_ms / 1e3
+    memory, peak = _times(line.memory_GB, GB), _times(line.peak_memory_GB, GB)
     return StepRecord(
         step=int(line.iteration),
-        timestamp=_timestamp(line.timestamp),
-        step_time_s=step_time_s,
-        samples=_whole(line.samples),
-        tokens=_whole(line.tokens),
-        model_flops=line.model_flops,
-        hardware_flops=line.hardware_flops,
-        model_time_at_peak_s=_times(line.mfu, step_time_s),
-        hardware_time_at_peak_s=_times(line.hfu, step_time_s),
-        flops_source=cast("FlopsSource | None", line.flops_source),
-        flops_step=line.flops_step,
-        convention="causal" if line.convention == "causal" else "full",
+        timestamp=datetime.fromisoformat(timestamp).timestamp() if isinstance(timestamp, str) else timestamp or 0.0,
+        step_time_s=time_s,
+        model_time_at_peak_s=_times(line.mfu, time_s),
+        hardware_time_at_peak_s=_times(line.hfu, time_s),
         world_size=world_size,
-        memory_bytes=_bytes(line.memory_GB),
-        peak_memory_bytes=_bytes(line.peak_memory_GB),
-        breakdown_s=None if line.breakdown_ms is None else {k: v / 1e3 for k, v in line.breakdown_ms.items()},
-        profiled=line.profiled,
-        epoch=_whole(line.epoch),
-        loss=line.loss,
-        grad_norm=line.grad_norm,
-        learning_rate=line.learning_rate,
+        memory_bytes=None if memory is None else round(memory),
+        peak_memory_bytes=None if peak is None else round(peak),
+        breakdown_s=None if parts is None else {name: time_ms / 1e3 for name, time_ms in parts.items()},
+        **{name: getattr(line, name) for name in _SAME},
     )
 
 
@@ -148,28 +123,8 @@ def local_time(timestamp: float) -> str:
     return datetime.fromtimestamp(timestamp).isoformat(timespec="milliseconds")
 
 
-def _timestamp(time: str | float | None) -> float:
-    return datetime.fromisoformat(time).timestamp() if isinstance(time, str) else time or 0.0
-
-
-def _whole_if_it_is(value: float | None) -> float | None:
-    return int(value) if value is not None and value.is_integer() else value
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
-
-
 def _ms(time_s: float | None) -> float | None:
     return None if time_s is None else round(time_s * 1e3, 6)
-
-
-def _gb(size_bytes: int | None) -> float | None:
-    return None if size_bytes is None else size_bytes / GB
-
-
-def _bytes(size_gb: float | None) -> int | None:
-    return None if size_gb is None else round(size_gb * GB)
 
 
 def _times(value: float | None, factor: float | None) -> float | None:
@@ -178,8 +133,6 @@ def _times(value: float | None, factor: float | None) -> float | None:
 
 # --------------------------------------------------------------------------------------------------
 # `perf_summary_<time>.json`: at the end of a run, or afterwards from its steps.
-
-_PAUSE_EVERY = 100  # steps
 
 
 class Rows:
@@ -232,7 +185,7 @@ def final_statistics(statistics: RunStatistics) -> dict[str, Any]:
         "max_tflops_per_gpu": None if tflops is None else tflops.most,
         "min_tflops_per_gpu": None if tflops is None else tflops.least,
         "avg_throughput_tokens": rates.tokens_per_s,
-        "peak_memory_gb": _gb(statistics.peak_memory_bytes),
+        "peak_memory_gb": _times(statistics.peak_memory_bytes, 1 / GB),
         "avg_tflops_total": rates.tflops_total,
         "avg_throughput_samples": rates.samples_per_s,
         "avg_mfu": rates.mfu,
@@ -251,11 +204,8 @@ def final_statistics(statistics: RunStatistics) -> dict[str, Any]:
     }
 
 
-def rebuild_summary(steps: Path, *, pause_s: float = 0.0) -> Path:
+def rebuild_summary(steps: Path) -> Path:
     """Makes the summary that a killed run could not write, from its `perf_steps_<time>.jsonl`; gives its path.
-
-    Args:
-        pause_s: every hundred steps, so that this can be done beside a training.
 
     Raises:
         OSError: it cannot be read or written.
@@ -264,19 +214,21 @@ def rebuild_summary(steps: Path, *, pause_s: float = 0.0) -> Path:
     kind, stamp = kind_and_stamp(steps)
     summary = log_file(steps.parent, "summary", stamp if kind == "steps" else steps.stem)
     reader = StepReader(steps)
-    statistics, interval = RunStatistics(), Interval(reader.log_interval)
+    world_size, every = (
+        int(reader.session.get(name) or usual) for name, usual in (("world_size", 1), ("log_interval", 10))
+    )
+    statistics, interval = RunStatistics(), Interval(every)
     rows = Rows(steps.parent)
     try:
-        for number, line in enumerate(reader):
-            record = record_of(line, world_size=reader.world_size)
+        for line in itertools.chain.from_iterable(reader.batches()):
+            record = record_of(line, world_size=world_size)
             statistics.add(record)
             if row := interval.add(record):
                 rows.add(row)
-            if pause_s and number % _PAUSE_EVERY == 0:
-                time.sleep(pause_s)
         if rest := interval.rest():
             rows.add(rest)
-        write_summary(summary, start_time=reader.start_time or stamp, statistics=statistics, rows=rows)
+        start_time = str(reader.session.get("start_time") or stamp)
+        write_summary(summary, start_time=start_time, statistics=statistics, rows=rows)
     finally:
         rows.close()
     return summary
@@ -285,14 +237,9 @@ def rebuild_summary(steps: Path, *, pause_s: float = 0.0) -> Path:
 # --------------------------------------------------------------------------------------------------
 # `perf_steps_<time>.jsonl`, a line for each step as it ends, and at the end `perf_summary_<time>.json`.
 
-_PAUSE_S = 0.02  # per hundred steps of an older log, so that reading it takes a small share of one core
-
 
 class JsonLog(Sink):
-    """Every step, in a file that is whole up to its last line whenever the run is killed.
-
-    When it opens it writes the summaries of runs in the same directory that were killed before they could.
-    """
+    """Every step, in a file that is whole up to its last line whenever the run is killed."""
 
     name = "json"
     every_step = True
@@ -309,7 +256,6 @@ class JsonLog(Sink):
         self._file.write(encode({"session": session.to_dict()}) + b"\n")
         self._rows = Rows(self._file.path.parent)
         self._start_time = session.stamp
-        Thread(target=_finish_older, args=(self._file.path,), name="profiler_wrapper summaries", daemon=True).start()
 
     def write(self, record: StepRecord) -> None:
         self._file.write(encode(step_entry(record)) + b"\n")
@@ -324,14 +270,6 @@ class JsonLog(Sink):
         path = log_file(self._file.path.parent, "summary", self._files.stamp)
         write_summary(path, start_time=self._start_time, statistics=statistics, rows=self._rows)
         self._rows.close()
-
-
-def _finish_older(own: Path) -> None:
-    with contextlib.suppress(OSError):
-        for session in unfinished(own.parent):
-            if session.files["steps"] != own:
-                with contextlib.suppress(OSError, ProfilerWrapperError):
-                    rebuild_summary(session.files["steps"], pause_s=_PAUSE_S)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -432,7 +370,7 @@ def text_line(row: Row) -> bytes:
         (row.samples_per_s, 1),
         (row.tokens_per_s, 0),
         (_times(row.step_time_s, 1e3), 1),
-        (_gb(row.record.memory_bytes), 2),
+        (_times(row.record.memory_bytes, 1 / GB), 2),
     )
     cells = ["-" if value is None else f"{value:.{decimals}f}" for value, decimals in numbers]
     return f"{_in_columns([_second(row.record.timestamp), str(row.record.step), *cells])}\n".encode()
@@ -472,7 +410,7 @@ class TrainingLog(Sink):
         self._tail = b""  # of the file, behind that
         self._waiting: list[bytes] = []
         self._empty = True
-        self._epochs: list[_Epoch] = []
+        self._epochs: dict[int, defaultdict[str, float]] = {}  # sums over their steps
         self._time_s = 0.0
 
     def open(self, session: Session) -> None:
@@ -493,16 +431,19 @@ class TrainingLog(Sink):
         self._empty = False
         self._time_s += record.step_time_s or 0.0
         if record.epoch is not None:
-            if not self._epochs or self._epochs[-1].number != record.epoch:
-                self._epochs.append(_Epoch(record.epoch))
-            self._epochs[-1].add(record)
+            sums = self._epochs.setdefault(record.epoch, defaultdict(float))
+            known = {"tokens": record.tokens, "samples": record.samples, "time_s": record.step_time_s, "steps": 1}
+            if record.loss is not None:
+                known |= {"loss_sum": record.loss, "losses": 1}
+            for name, value in known.items():
+                sums[name] += value or 0
         if len(self._waiting) >= FLUSH_STEPS:
             self.flush()
 
     def flush(self) -> None:
         steps = b"".join(self._waiting)
         self._waiting.clear()
-        epochs = b",\n".join(encode(epoch.to_dict()) for epoch in self._epochs)
+        epochs = b",\n".join(encode(_epoch_log(number, sums)) for number, sums in self._epochs.items())
         tail = b'\n],\n"epoch_logs": [\n%s\n],\n"total_training_time": %s\n}\n' % (epochs, encode(self._time_s))
         try:
             self._write_end(steps + tail)
@@ -524,36 +465,15 @@ class TrainingLog(Sink):
         self._file.close()
 
 
-@dataclass(slots=True)
-class _Epoch:
-    """Sums over the steps of one epoch."""
-
-    number: int
-    steps: int = 0
-    time_s: float = 0.0
-    tokens: int = 0
-    samples: int = 0
-    losses: int = 0
-    loss_sum: float = 0.0
-
-    def add(self, record: StepRecord) -> None:
-        self.steps += 1
-        self.time_s += record.step_time_s or 0.0
-        self.tokens += record.tokens or 0
-        self.samples += record.samples or 0
-        if record.loss is not None:
-            self.losses += 1
-            self.loss_sum += record.loss
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "epoch": self.number,
-            "steps": self.steps,
-            "avg_loss": self.loss_sum / self.losses if self.losses else None,
-            "tokens": self.tokens or None,
-            "samples": self.samples or None,
-            "epoch_time": self.time_s,
-        }
+def _epoch_log(number: int, sums: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "epoch": number,
+        "steps": sums["steps"],
+        "avg_loss": sums["loss_sum"] / sums["losses"] if sums["losses"] else None,
+        "tokens": sums["tokens"] or None,
+        "samples": sums["samples"] or None,
+        "epoch_time": sums["time_s"],
+    }
 
 
 def _step_log(record: StepRecord) -> dict[str, Any]:
@@ -585,14 +505,11 @@ def _aside(path: Path) -> Path:
 
 
 def _remove_oldest(path: Path, *, keep: int) -> None:
-    """Of the files that were moved aside, but for those that are still written."""
+    """Of the files that were moved aside."""
     name = re.compile(rf"{re.escape(path.stem)}_(\d{{8}}_\d{{6}})(?:_(\d+))?{re.escape(path.suffix)}")
     found = [(match, beside) for beside in path.parent.iterdir() if (match := name.fullmatch(beside.name))]
     found.sort(key=lambda one: (one[0][1], int(one[0][2] or 1)))
-    for _, old in found[: max(0, len(found) - keep)]:
-        with contextlib.suppress(OSError):
-            if not is_locked(old):
-                old.unlink()
+    remove_oldest([beside for _, beside in found], keep=keep)
 
 
 def sinks_of(config: MonitorConfig, *, training_log: str | os.PathLike[str] | None = None) -> list[Sink]:

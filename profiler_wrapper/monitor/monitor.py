@@ -6,9 +6,9 @@ import atexit
 import functools
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.errors import Notices, WrongUse
@@ -28,27 +28,13 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-class Active(Protocol):
-    """Something that can be off, and turns itself off where it fails."""
-
-    @property
-    def active(self) -> bool:
-        """It is on, and in the process that it was made in."""
-
-    def failed(self, what: str, error: Exception) -> None:
-        """It has failed: one warning, and it is off."""
-
-
-Owner = TypeVar("Owner", bound=Active)
-
-
 def harmless(
-    method: Callable[Concatenate[Owner, Arguments], Result],
-) -> Callable[Concatenate[Owner, Arguments], Result | None]:
-    """What fails inside becomes one warning, and its object does nothing more. In a forked child it does nothing."""
+    method: Callable[Concatenate[TrainingMonitor, Arguments], Result],
+) -> Callable[Concatenate[TrainingMonitor, Arguments], Result | None]:
+    """What fails inside becomes one warning, and the monitor does nothing more. In a forked child it does nothing."""
 
     @functools.wraps(method)
-    def guarded(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result | None:
+    def guarded(self: TrainingMonitor, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result | None:
         if not self.active:
             return None
         try:
@@ -301,7 +287,10 @@ class TrainingMonitor:
             skip: names of sinks that do not get it.
             others: what the monitor has no place for; left out, with one warning.
         """
-        self._leave_out(others)
+        for name in others:
+            self._notices.warn_once(
+                f"number {name}", f"the monitor leaves out {name}: it logs loss, grad_norm, learning_rate"
+            )
         self._watch.end(
             step=step,
             epoch=epoch,
@@ -324,27 +313,14 @@ class TrainingMonitor:
         learning_rate: Any = None,
         attention_mask: Any = None,
         skip_wandb: bool = False,
-        *,
-        tokens: Any = None,
-        samples: Any = None,
-        shapes: Any = None,
         **others: Any,
     ) -> None:
-        """The step ends, and the next one begins unless `start_step()` says when. See `end_step`."""
-        self._leave_out(others)
-        watch = self._watch
-        watch.end(
-            step=step,
-            epoch=epoch,
-            samples=samples,
-            tokens=tokens,
-            attention_mask=attention_mask,
-            shapes=shapes,
-            numbers={"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate},
-            skip=frozenset(("wandb",)) if skip_wandb else frozenset(),
-        )
-        if not watch.explicit_starts:
-            watch.begin(None, at_last_end=True)
+        """The step ends, and the next one begins unless `start_step()` says when; arguments as of `end_step`."""
+        numbers = {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate, "step": step, "epoch": epoch}
+        skip = ("wandb",) if skip_wandb else ()
+        self.end_step(**{**others, **numbers, "attention_mask": attention_mask, "skip": skip})
+        if self.active and not self._watch.explicit_starts:
+            self._watch.begin(None, at_last_end=True)
 
     def step(self, **numbers: Any) -> MonitoredStep:
         """A block that is one step; `numbers` as `end_step` takes them. See `MonitoredStep`."""
@@ -379,17 +355,11 @@ class TrainingMonitor:
     ) -> None:
         self.close()
 
-    def _leave_out(self, others: Mapping[str, Any]) -> None:
-        for name in others:
-            self._notices.warn_once(
-                f"number {name}", f"the monitor leaves out {name}: it logs loss, grad_norm, learning_rate"
-            )
-
     def _close_at_exit(self) -> None:
         atexit.register(self._finish)  # now, so that it comes before the logs close themselves
 
     def failed(self, what: str, error: Exception) -> None:
-        """See `harmless.Active`."""
+        """Something has failed: one warning, and the monitor is off."""
         if self._over:
             return
         self._over = True

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ class BrokenLog(ProfilerWrapperError, ValueError):
     """A file is no log of a training monitor, or holds no step. The message names the file and the cause."""
 
 
-class StepLine(msgspec.Struct, gc=False):
+class StepLine(msgspec.Struct):
     """One step, or one row, by the names in the files. What is not known is None."""
 
     iteration: float
@@ -43,8 +43,8 @@ class StepLine(msgspec.Struct, gc=False):
     peak_memory_GB: float | None = None
     mfu: float | None = None
     hfu: float | None = None
-    tokens: float | None = None
-    samples: float | None = None
+    tokens: int | float | None = None
+    samples: int | float | None = None
     model_flops: float | None = None
     hardware_flops: float | None = None
     flops_source: str | None = None
@@ -52,7 +52,7 @@ class StepLine(msgspec.Struct, gc=False):
     convention: str | None = None
     breakdown_ms: dict[str, float] | None = None
     profiled: bool = False
-    epoch: float | None = None
+    epoch: int | float | None = None
     loss: float | None = None
     grad_norm: float | None = None
     learning_rate: float | None = None
@@ -63,6 +63,21 @@ class StepLine(msgspec.Struct, gc=False):
     def bad_loss(self) -> bool:
         """It was NaN or infinite, which JSON cannot say."""
         return self.not_finite is not None and "loss" in self.not_finite
+
+
+# Names in `training_log.json`; its times are in seconds.
+_IN_TRAINING_LOG = {
+    "step": "iteration",
+    "step_time": "step_time_ms",
+    "tokens_per_second": "tokens_per_sec",
+    "samples_per_second": "samples_per_sec",
+}
+
+
+class _Summary(msgspec.Struct):
+    iteration_logs: list[StepLine] = []
+    step_logs: list[dict[str, Any]] | None = None
+    session_info: dict[str, Any] = {}
 
 
 class _Head(msgspec.Struct):
@@ -88,23 +103,6 @@ class StepReader:
             self.session = msgspec.json.decode(head, type=_Head).session
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return
-
-    @property
-    def log_interval(self) -> int:
-        return _whole(self.session.get("log_interval"), 10)
-
-    @property
-    def world_size(self) -> int:
-        return _whole(self.session.get("world_size"), 1)
-
-    @property
-    def start_time(self) -> str | None:
-        started = self.session.get("start_time")
-        return started if isinstance(started, str) else None
-
-    def __iter__(self) -> Iterator[StepLine]:
-        for lines in self.batches():
-            yield from lines
 
     def batches(self) -> Iterator[list[StepLine]]:
         """Many at a time. Raises OSError, and at the end BrokenLog if there was none."""
@@ -136,10 +134,6 @@ def _one(text: bytes, decoder: msgspec.json.Decoder[StepLine]) -> StepLine | Non
         return None
 
 
-def _whole(value: object, otherwise: int) -> int:
-    return value if isinstance(value, int) and value > 0 else otherwise
-
-
 # --------------------------------------------------------------------------------------------------
 # Reads the logs of a training monitor, ours and those of FlagScale's layout, as columns.
 
@@ -161,44 +155,6 @@ COLUMNS = (
 )  # fmt: skip
 
 
-class _TrainingStep(msgspec.Struct):
-    """A step of `training_log.json`; its time is in seconds."""
-
-    step: float
-    timestamp: str | None = None
-    step_time: float | None = None
-    tokens_per_second: float | None = None
-    samples_per_second: float | None = None
-    mfu: float | None = None
-    epoch: float | None = None
-    loss: float | None = None
-    grad_norm: float | None = None
-    learning_rate: float | None = None
-    profiled: bool | None = None  # others do not tell
-
-    def line(self) -> StepLine:
-        return StepLine(
-            iteration=self.step,
-            timestamp=self.timestamp,
-            step_time_ms=None if self.step_time is None else 1e3 * self.step_time,
-            tokens_per_sec=self.tokens_per_second,
-            samples_per_sec=self.samples_per_second,
-            mfu=self.mfu,
-            epoch=self.epoch,
-            loss=self.loss,
-            grad_norm=self.grad_norm,
-            learning_rate=self.learning_rate,
-            profiled=bool(self.profiled),
-        )
-
-
-class _Summary(msgspec.Struct):
-    iteration_logs: list[StepLine] = []
-    step_logs: list[_TrainingStep] | None = None
-    session_info: dict[str, Any] = {}
-    final_statistics: dict[str, Any] = {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorLog:
     """What one file tells of a run.
@@ -209,7 +165,6 @@ class MonitorLog:
         columns: by the names of COLUMNS and PARTS, one value for each step or row; NaN: not known.
         first_time, last_time: of the first and the last, as they stand in the file.
         warnings: what was odd, in words.
-        decimals: of columns that the file has rounded.
     """
 
     path: Path
@@ -219,7 +174,6 @@ class MonitorLog:
     first_time: str = ""
     last_time: str = ""
     warnings: tuple[str, ...] = ()
-    decimals: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.columns["iteration"])
@@ -285,46 +239,45 @@ def _read_steps(path: Path) -> MonitorLog:
 
 
 def _read_summary(path: Path) -> MonitorLog:
-    content = path.read_bytes()
+    columns = _Columns()
     try:
-        try:
-            summary = msgspec.json.decode(content, type=_Summary, strict=False)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            summary = msgspec.convert(json.loads(content), type=_Summary, strict=False)  # it may hold a bare NaN
+        summary = msgspec.convert(json.loads(path.read_bytes()), type=_Summary, strict=False)  # may hold a bare NaN
+        steps = summary.step_logs
+        columns.add(summary.iteration_logs if steps is None else _training_steps(steps))
     except (ValueError, RecursionError) as error:
         raise BrokenLog(f"{path}: no log of a monitor: {error}. Give {_WHAT_IS_READ}.") from error
-    columns = _Columns()
-    if summary.step_logs is not None:
-        columns.add([step.line() for step in summary.step_logs])
-        if not columns.count:
-            raise BrokenLog(f"{path}: its step_logs are empty.")
-        warning = "this file does not tell which steps were profiled: their times count too (perf_steps_*.jsonl tells)"
-        unknown = any(step.profiled is None for step in summary.step_logs)
-        return columns.log(path, "steps", {}, [warning] if unknown else [])
-    columns.add(summary.iteration_logs)
     if not columns.count:
-        raise BrokenLog(f"{path}: it has no step_logs, and no iteration_logs. Give {_WHAT_IS_READ}.")
-    return columns.log(path, "summary", summary.session_info, [])
+        raise BrokenLog(f"{path}: there are no step_logs in it, and no iteration_logs. Give {_WHAT_IS_READ}.")
+    if steps is None:
+        return columns.log(path, "summary", summary.session_info, [])
+    warning = "this file does not tell which steps were profiled: their times count too (perf_steps_*.jsonl tells)"
+    unknown = any(step.get("profiled") is None for step in steps)
+    return columns.log(path, "steps", {}, [warning] if unknown else [])
+
+
+def _training_steps(steps: list[dict[str, Any]]) -> list[StepLine]:
+    """Raises ValueError."""
+    known = [{_IN_TRAINING_LOG.get(name, name): v for name, v in step.items() if v is not None} for step in steps]
+    lines = msgspec.convert(known, type=list[StepLine], strict=False)
+    for line in lines:
+        line.step_time_ms = None if line.step_time_ms is None else 1e3 * line.step_time_ms
+    return lines
 
 
 def _read_text(path: Path) -> MonitorLog:
     columns = _Columns()
     session: dict[str, Any] = {}
-    decimals: dict[str, int] = {}
     with path.open(encoding="utf-8", errors="replace") as file:
         for text in file:
             match = _TEXT_LINE.match(text)
             if match is not None:
-                values = [match[2], *match[3].split()]
-                named = zip(_TEXT_COLUMNS, map(_float, values), strict=True)
-                for name, value in zip(_TEXT_COLUMNS, values, strict=True):
-                    decimals[name] = max(decimals.get(name, 0), len(value.partition(".")[2]))
+                named = zip(_TEXT_COLUMNS, map(_float, (match[2], *match[3].split())), strict=True)
                 columns.add([StepLine(timestamp=match[1], **dict(named))])  # type: ignore[arg-type]
             elif text.startswith(_STARTED):
                 session["start_time"] = text.removeprefix(_STARTED).strip()
     if not columns.count:
         raise BrokenLog(f"{path}: not a single row of a monitor's text log in it.")
-    return replace(columns.log(path, "text", session, []), decimals=decimals)
+    return columns.log(path, "text", session, [])
 
 
 def _float(text: str) -> float | None:
@@ -472,12 +425,9 @@ class MonitorRun:
                 }
                 for name, spread in self.spreads.items()
             },
-            "breakdown": {
-                name: {"mean_ms": part.mean_ms, "share": part.share} for name, part in self.breakdown.items()
-            },
+            "breakdown": {name: asdict(part) for name, part in self.breakdown.items()},
             "slow": [
-                {"first": one.first, "last": one.last, "factor": one.factor, "slow": one.slow, "timed": one.timed}
-                for one in self.slow
+                {name: getattr(one, name) for name in ("first", "last", "factor", "slow", "timed")} for one in self.slow
             ],
             "memory_growth_gb": self.memory_growth_gb,
             "steps_with_odd_loss": list(self.bad_losses),
@@ -544,41 +494,32 @@ def _breakdown(
 
 
 def _slow_stretches(steps: Column, times: Column) -> tuple[Stretch, ...]:
-    """Where one window after another is slow: from the first slow step to the last, cut where times are not known."""
+    """Where one window after another is slow, and what is slow on both sides of them: first slow step to last."""
     windows = _windows(len(times), number=max(_WINDOWS, len(times) // _LONGEST_WINDOW))
-    medians = _medians(times, windows)
     usual = float(np.nanmedian(times)) if np.isfinite(times).any() else np.nan
-    slow = medians > _SLOW * usual
-    found: list[Stretch] = []
-    for first, end in _runs(slow):
-        found += _stretches(steps, times, usual, windows[first], windows[end])
-    return tuple(sorted(found, key=lambda stretch: stretch.first - stretch.last))
-
-
-def _stretches(steps: Column, times: Column, usual: float, first: int, end: int) -> list[Stretch]:
-    """In rows `first` to `end`, and in what is slow on both sides of them."""
     slow = times > _SLOW * usual
-    while first > 0 and slow[first - 1]:
-        first -= 1
-    while end < len(slow) and slow[end]:
-        end += 1
-    found = []
-    for begin, stop in _runs(np.isfinite(times[first:end])):
-        places = first + begin + np.flatnonzero(slow[first + begin : first + stop])
-        if len(places) < _LEAST_WINDOW or 2 * len(places) <= places[-1] - places[0]:
-            continue
-        found.append(
-            Stretch(
-                first=int(steps[places[0]]),
-                last=int(steps[places[-1]]),
-                factor=float(np.median(times[places])) / usual,
-                slow=len(places),
-                timed=int(places[-1] - places[0]) + 1,
-                first_row=int(places[0]),
-                last_row=int(places[-1]),
+    found: list[Stretch] = []
+    for first_window, end_window in _runs(_medians(times, windows) > _SLOW * usual):
+        first, end = windows[first_window], windows[end_window]
+        while first > 0 and slow[first - 1]:
+            first -= 1
+        while end < len(slow) and slow[end]:
+            end += 1
+        rows = first + np.flatnonzero(slow[first:end])
+        timed = int(np.isfinite(times[rows[0] : rows[-1] + 1]).sum())
+        if len(rows) >= _LEAST_WINDOW and timed < 2 * len(rows):
+            found.append(
+                Stretch(
+                    first=int(steps[rows[0]]),
+                    last=int(steps[rows[-1]]),
+                    factor=float(np.median(times[rows])) / usual,
+                    slow=len(rows),
+                    timed=timed,
+                    first_row=int(rows[0]),
+                    last_row=int(rows[-1]),
+                )
             )
-        )
-    return found
+    return tuple(sorted(found, key=lambda stretch: stretch.first - stretch.last))
 
 
 def _growth(memory: Column) -> float | None:

@@ -8,7 +8,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -150,19 +150,13 @@ class Session:
 
     def to_dict(self) -> dict[str, Any]:
         """The first line of `perf_steps_<time>.jsonl`, below its key `session`."""
+        known = asdict(self)
+        del known["log_dir"]
         return {
             "schema_version": SCHEMA_VERSION,
+            **known,
             "start_time": self.stamp,
             "started": self.start_time,
-            "log_interval": self.log_interval,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "device_name": self.device_name,
-            "peak_flops_per_s": None if self.peak_flops_per_s is None else dict(self.peak_flops_per_s),
-            "peak_source": self.peak_source,
-            "convention": self.convention,
-            "memory_kind": self.memory_kind,
-            "versions": dict(self.versions),
             "units": {"GB": "2^30 bytes", "TFLOPS": "10^12 model FLOPs per second"},
             "host": socket.gethostname(),
             "pid": os.getpid(),

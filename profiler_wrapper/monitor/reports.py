@@ -90,17 +90,15 @@ def _title(run: MonitorRun, width: int) -> Iterator[str]:
 def _table(run: MonitorRun) -> str:
     header = ["", "mean", "min", *(f"p{percent}" for percent in PERCENTILES), "max"]
     rows = [
-        [label, *_cells(run.spreads[name], factor, decimals, run.log.decimals.get(name))]
+        [label, *_cells(run.spreads[name], factor, decimals)]
         for name, (label, factor, decimals) in _ROWS.items()
         if name in run.spreads
     ]
     return grid(header, rows)
 
 
-def _cells(spread: Spread, factor: float, decimals: int, most: int | None) -> list[str]:
-    """`most`: decimals that the file has."""
+def _cells(spread: Spread, factor: float, decimals: int) -> list[str]:
     shown = decimals if factor * abs(spread.mean) >= 0.1 else _MANY_DECIMALS
-    shown = shown if most is None else min(shown, most)
 
     def cell(value: float) -> str:
         return f"{factor * value:.{shown}f}"

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -18,7 +18,6 @@ from profiler_wrapper.capture.torch_state import profiler_is_on
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.monitor.batches import (
     AsyncScalars,
-    Batch,
     BatchCounter,
     Batches,
     Count,
@@ -28,9 +27,9 @@ from profiler_wrapper.monitor.batches import (
 )
 from profiler_wrapper.monitor.flop_probe import FlopProbe
 from profiler_wrapper.monitor.job import Job, MonitorArgs
-from profiler_wrapper.monitor.records import Convention, RunStatistics, StepRecord
+from profiler_wrapper.monitor.records import RunStatistics, StepRecord
 from profiler_wrapper.monitor.sinks import Sinks
-from profiler_wrapper.monitor.work import Shapes, StepWorks, Work, why_over_peak
+from profiler_wrapper.monitor.work import Shapes, StepWorks, why_over_peak
 from profiler_wrapper.timer.device_events import Accelerator, Mark, StepClock, seconds_between
 from profiler_wrapper.timer.layer_timer import LayerWatch
 from profiler_wrapper.timer.log import SpanPlace
@@ -44,9 +43,10 @@ MOST_PENDING = 1024  # steps that the device may be behind
 
 @dataclass(slots=True, kw_only=True)
 class PendingStep:
-    """A step and what is known of it so far.
+    """A step that has ended on the host.
 
     Attributes:
+        record: what is known of it at once.
         begin: None: nobody saw it.
         read_after: the mark behind which all of `numbers` and the step's end are there.
         samples, tokens: each with how many ranks have as many.
@@ -55,54 +55,33 @@ class PendingStep:
         skip: the sinks that don't get it.
     """
 
-    step: int
-    timestamp: float
+    record: StepRecord
     begin: Mark | None
     end: Mark
     read_after: Mark
-    profiled: bool
-    epoch: int | None = None
-    samples: Count = None
-    tokens: Count = None
-    numbers: Mapping[str, Number] = field(default_factory=dict)
-    work: Work | None = None
-    memory: tuple[int | None, int | None] = (None, None)
-    boundaries: Boundaries | None = None
-    skip: frozenset[str] = frozenset()
+    samples: Count
+    tokens: Count
+    numbers: Mapping[str, Number]
+    boundaries: Boundaries | None
+    skip: frozenset[str]
 
-    def record(self, *, world_size: int, convention: Convention, notices: Notices, reached: bool = True) -> StepRecord:
-        """The step as it is told; without `reached`, what the device did not come to is not known."""
+    def whole_record(self, notices: Notices) -> StepRecord:
+        """With what the device told, which has come to the end."""
         time_s = parts = None
-        if self.begin is not None and reached:
+        if self.begin is not None:
             time_s = seconds_between(self.begin, self.end)
             if time_s is None:
-                notices.warn_once("clock", f"the time of step {self.step} is not known: the clock ran backwards in it")
+                step = self.record.step
+                notices.warn_once("clock", f"the time of step {step} is not known: the clock ran backwards in it")
             elif self.boundaries:
                 parts = parts_of(self.boundaries, self.end, time_s)
-        values = {name: value_of(number) for name, number in self.numbers.items()} if reached else {}
-        work = self.work
-        return StepRecord(
-            step=self.step,
-            timestamp=self.timestamp,
+        return replace(
+            self.record,
             step_time_s=time_s,
-            samples=_total(self.samples) if reached else None,
-            tokens=_total(self.tokens) if reached else None,
-            model_flops=None if work is None else work.model_flops,
-            hardware_flops=None if work is None else work.hardware_flops,
-            model_time_at_peak_s=None if work is None else work.model_time_at_peak_s,
-            hardware_time_at_peak_s=None if work is None else work.hardware_time_at_peak_s,
-            flops_source=None if work is None else work.source,
-            flops_step=None if work is None else work.step,
-            convention=convention,
-            world_size=world_size,
-            memory_bytes=self.memory[0],
-            peak_memory_bytes=self.memory[1],
             breakdown_s=parts,
-            profiled=self.profiled,
-            epoch=self.epoch,
-            loss=values.get("loss"),
-            grad_norm=values.get("grad_norm"),
-            learning_rate=values.get("learning_rate"),
+            samples=_total(self.samples),
+            tokens=_total(self.tokens),
+            **{name: value_of(number) for name, number in self.numbers.items()},  # type: ignore[arg-type]
         )
 
 
@@ -288,7 +267,7 @@ class StepWatch:
         """A step begins: now, or where the last one ended."""
         self.forget()
         self._pass_on()
-        job = self._job or self._find_job()
+        job = self._job = self._job or Job(self._args, self._notices)
         given_step = self._scalars.whole("step", step)
         number = self._next_step if given_step is None else given_step
         recorded = self._probe.wants(number, otherwise_known=self._known_otherwise(job)) and self._probe.begin(number)
@@ -336,7 +315,8 @@ class StepWatch:
         end, timestamp = self._now(), time.time()
         begun, self._begun = self._begun, None
         begin = begun.point if begun is not None else self._last_end
-        boundaries = self._parts(begun)
+        ended_parts = () if self._breakdown is None else self._breakdown.end_step()
+        boundaries = None if self._breakdown is None or begun is None else ended_parts
         found = None if self._layers is None else self._layers.layers.end_step()
         recorded = begun is not None and begun.recorded
         if begin is not None and self._last_end is not None and not recorded:
@@ -355,7 +335,12 @@ class StepWatch:
                 self._layers.add(number, begun.point.mark, end.mark, boundaries or (), found)
         batch = opened.batches.of(samples, tokens, attention_mask, shapes)
         if self._calls is not None and begun is not None:
-            self._compare_batch(self._calls, opened, number, batch, by_args=attention_mask is None and shapes is None)
+            seen = self._calls.take()
+            if seen:  # the first step that has some
+                self._calls.stop()
+                self._calls = None
+                if attention_mask is None and shapes is None:  # its batch is as the monitor's arguments say
+                    opened.batches.compare(number, batch.shapes, seen)
         logged = {name: self._scalars.number(name, value) for name, value in numbers.items()}
         if logged.get("learning_rate") is None and self._optimizers:
             rate = self._optimizers[0].param_groups[0].get("lr")
@@ -366,20 +351,28 @@ class StepWatch:
         measurement = self._probe.finished()
         if measurement is not None:
             opened.works.take(measurement, self._recorded_shapes)
+        work = opened.works.of(batch.shapes)
+        memory, peak = (None, None) if self._memory is None else self._memory.read()
+        record = StepRecord(
+            step=number,
+            timestamp=timestamp,
+            convention=self._args.convention,
+            world_size=opened.job.sizes.world_size,
+            memory_bytes=memory,
+            peak_memory_bytes=peak,
+            profiled=profiled,
+            epoch=self._scalars.whole("epoch", epoch),
+            **({} if work is None else asdict(work)),
+        )
         self._pending.append(
             PendingStep(
-                step=number,
-                timestamp=timestamp,
+                record=record,
                 begin=None if begin is None else begin.mark,
                 end=end.mark,
                 read_after=self._clock.mark() if copied else end.mark,
-                profiled=profiled,
-                epoch=self._scalars.whole("epoch", epoch),
                 samples=batch.samples,
                 tokens=batch.tokens,
                 numbers=logged,
-                work=opened.works.of(batch.shapes),
-                memory=(None, None) if self._memory is None else self._memory.read(),
                 boundaries=boundaries if self._args.config.perf_breakdown else None,
                 skip=skip,
             )
@@ -412,16 +405,12 @@ class StepWatch:
     def _now(self) -> _Point:
         return _Point(self._clock.mark(), profiler_is_on())
 
-    def _find_job(self) -> Job:
-        self._job = Job(self._args, self._notices)
-        return self._job
-
     def _open(self) -> _Opened:
         """What needs a device that is in use: its peaks, and the logs that tell them."""
         with self._opening:
             if self._opened is not None:
                 return self._opened
-            job = self._job or self._find_job()
+            job = self._job = self._job or Job(self._args, self._notices)
             works = job.works()
             sinks = job.sinks(works.roof.peaks, self._start_time, "" if self._memory is None else self._memory.kind)
             batches = Batches(self._args, job.sizes, self._scalars, self._notices)
@@ -435,21 +424,6 @@ class StepWatch:
             return True
         return job.formula is not None and (self._opened is None or not self._opened.works.formula_fails)
 
-    def _parts(self, begun: _Begun | None) -> Boundaries | None:
-        if self._breakdown is None:
-            return None
-        boundaries = self._breakdown.end_step()
-        return boundaries if begun is not None else None
-
-    def _compare_batch(self, calls: BatchCounter, opened: _Opened, step: int, batch: Batch, *, by_args: bool) -> None:
-        """The monitor's arguments, where they say the batch, with the calls of the first step that has some."""
-        seen = calls.take()
-        if seen:
-            calls.stop()
-            self._calls = None
-            if by_args:
-                opened.batches.compare(step, batch.shapes, seen)
-
     def _pass_on(self, *, everything: bool = False) -> None:
         """All steps that the device came to the end of, and those it is too far behind with; or `everything`."""
         pending = self._pending
@@ -457,25 +431,20 @@ class StepWatch:
             reached = pending[0].read_after.reached
             if not reached and not everything and len(pending) <= MOST_PENDING:
                 break
-            self._give(self._opened, pending.popleft(), reached)
+            step = pending.popleft()
+            if reached:
+                record = step.whole_record(self._notices)
+            else:
+                record = step.record
+                self._notices.warn_once(
+                    "never reached", f"the time of step {record.step} is not known: the device did not come to its end"
+                )
+            if record.mfu is not None and record.mfu > 1:
+                self._notices.warn_once("over the peak", why_over_peak(record, self._opened.works))
+            self.last = record
+            self._opened.sinks.write(record, skip=step.skip)
         if self._layers is not None:
             self._layers.pass_on()
-
-    def _give(self, opened: _Opened, step: PendingStep, reached: bool) -> None:
-        if not reached:
-            self._notices.warn_once(
-                "never reached", f"the time of step {step.step} is not known: the device did not come to its end"
-            )
-        record = step.record(
-            world_size=opened.job.sizes.world_size,
-            convention=self._args.convention,
-            notices=self._notices,
-            reached=reached,
-        )
-        if record.mfu is not None and record.mfu > 1:
-            self._notices.warn_once("over the peak", why_over_peak(record, opened.works))
-        self.last = record
-        opened.sinks.write(record, skip=step.skip)
 
     def _wait(self) -> None:
         """For the device, no longer than CLOSING_WAIT_S."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 from profiler_wrapper.analysis.work.peaks import Peaks
@@ -15,21 +17,11 @@ from profiler_wrapper.monitor.records import Convention, FlopsSource, StepRecord
 # --------------------------------------------------------------------------------------------------
 # How a job is divided among its ranks; found out without asking any other rank.
 
-# By what the dimensions of a device mesh are called. The ranks that none of these divides work on other data.
+# What the dimensions of a device mesh are called. The ranks that none of these divides work on other data.
 _SHARE_A_BATCH = {
-    "tp": "tensor",
-    "tensor": "tensor",
-    "tensor_parallel": "tensor",
-    "model": "tensor",
-    "pp": "pipeline",
-    "pipeline": "pipeline",
-    "pipeline_parallel": "pipeline",
-    "pipe": "pipeline",
-    "cp": "context",
-    "context": "context",
-    "context_parallel": "context",
-    "sp": "context",
-    "sequence": "context",
+    "tensor": ("tp", "tensor", "tensor_parallel", "model"),
+    "pipeline": ("pp", "pipeline", "pipeline_parallel", "pipe"),
+    "context": ("cp", "context", "context_parallel", "sp", "sequence"),
 }
 
 
@@ -48,10 +40,10 @@ class GivenSizes:
     context_parallel: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("world_size", "data_parallel", "tensor_parallel", "pipeline_parallel", "context_parallel"):
-            size = getattr(self, name)
+        for one in fields(self):
+            size = getattr(self, one.name)
             if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-                raise WrongUse(f"{name}={size!r}: give a whole number above 0.")
+                raise WrongUse(f"{one.name}={size!r}: give a whole number above 0.")
         if self.world_size is not None and self.world_size % self.named:
             raise WrongUse(
                 f"a world of {self.world_size} ranks does not divide by the {self.named} that data, tensor, pipeline "
@@ -61,12 +53,8 @@ class GivenSizes:
     @property
     def named(self) -> int:
         """The ranks that the given sizes make together."""
-        return (
-            (self.data_parallel or 1)
-            * (self.tensor_parallel or 1)
-            * (self.pipeline_parallel or 1)
-            * (self.context_parallel or 1)
-        )
+        sizes = self.data_parallel, self.tensor_parallel, self.pipeline_parallel, self.context_parallel
+        return math.prod(size or 1 for size in sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,33 +83,20 @@ def parallelism(given: GivenSizes, *, world_size: int, device_mesh: Any = None) 
         world_size: of the process group or the environment.
         device_mesh: a `DeviceMesh` with named dimensions.
     """
-    message = {
-        "tensor": given.tensor_parallel,
-        "pipeline": given.pipeline_parallel,
-        "context": given.context_parallel,
+    sharing = {
+        kind: getattr(given, f"{kind}_parallel") or _size_of_mesh(device_mesh, names)
+        for kind, names in _SHARE_A_BATCH.items()
     }
-    by_mesh = _sizes_of_mesh(device_mesh)
-    sharing = {name: size or by_mesh.get(name, 1) for name, size in message.items()}
-    share_a_batch = sharing["tensor"] * sharing["pipeline"] * sharing["context"]
-    if given.world_size is not None:
-        world_size = given.world_size
-    elif given.named > world_size and world_size == 1:
-        world_size = given.named  # ranks that neither a process group nor the environment tells of
+    share_a_batch = math.prod(sharing.values())
+    # Without a process group and an environment, the given sizes say how many ranks there are.
+    world_size = given.world_size or (given.named if world_size == 1 else world_size)
+    data_parallel = given.data_parallel or max(1, world_size // share_a_batch)
     warning = None
-    if given.data_parallel is not None:
-        data_parallel = given.data_parallel
-        if world_size % (data_parallel * share_a_batch):
-            warning = (
-                f"data_parallel={data_parallel} does not fit a world of {world_size} ranks of which {share_a_batch} "
-                "share a batch; it is taken as given, so check the totals"
-            )
-    else:
-        data_parallel = max(1, world_size // share_a_batch)
-        if world_size % share_a_batch:
-            warning = (
-                f"a world of {world_size} ranks does not divide by the {share_a_batch} that share a batch; "
-                f"{data_parallel} is taken for the data parallel size, so check the totals"
-            )
+    if world_size % (share_a_batch * (given.data_parallel or 1)):
+        warning = (
+            f"data_parallel={data_parallel} is taken, which does not fit a world of {world_size} ranks of which "
+            f"{share_a_batch} share a batch: check the totals"
+        )
     return Parallelism(
         world_size=world_size,
         data_parallel=data_parallel,
@@ -130,34 +105,35 @@ def parallelism(given: GivenSizes, *, world_size: int, device_mesh: Any = None) 
     )
 
 
-def _sizes_of_mesh(mesh: Any) -> Mapping[str, int]:
-    names, shape = getattr(mesh, "mesh_dim_names", None), getattr(mesh, "shape", None)
-    sizes: dict[str, int] = {}
-    if not names or shape is None:
-        return sizes
-    for name, size in zip(names, shape, strict=False):
-        known = _SHARE_A_BATCH.get(str(name).lower())
-        if known is not None:
-            sizes[known] = sizes.get(known, 1) * int(size)
-    return sizes
+def _size_of_mesh(mesh: Any, names: Sequence[str]) -> int:
+    """The product of the dimensions with these names."""
+    dimensions = zip(getattr(mesh, "mesh_dim_names", None) or (), getattr(mesh, "shape", None) or (), strict=False)
+    return math.prod(int(size) for name, size in dimensions if str(name).lower() in names)
 
 
 Formula = Callable[[int, "int | None"], float]
 Shapes: TypeAlias = "tuple[tuple[int, int | None], ...]"  # of micro-batches: sequences, their length (None: images)
-_MOST_SHAPES = 4096  # that FLOPs are kept of
+_MOST_SHAPES = 4096  # whose FLOPs by formula are kept
+_MOST_MEASURED = 64  # measurements of unlike batches that are kept
 _LONG = 1 << 20  # tokens: more than any part of a sequence that a config tells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """FLOPs of one step of the whole job, and the seconds that one device needs for its share at its peak."""
+    """FLOPs of one step of the whole job, and the seconds that one device needs for its share: see `StepRecord`."""
 
     model_flops: float
     hardware_flops: float | None = None
     model_time_at_peak_s: float | None = None
     hardware_time_at_peak_s: float | None = None
-    source: FlopsSource
-    step: int | None = None  # that was measured
+    flops_source: FlopsSource
+    flops_step: int | None = None
+
+    def times(self, factor: float) -> Work:
+        """That of so many times the sequences."""
+        names = "model_flops", "hardware_flops", "model_time_at_peak_s", "hardware_time_at_peak_s"
+        known = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return replace(self, **{name: value * factor for name, value in known.items()})
 
 
 class Roof:
@@ -179,24 +155,20 @@ class Roof:
         for dtype, flops in flops_by_dtype.items():
             if not flops:
                 continue
-            peak = self._peak(dtype)
+            fast = self.peaks.flops("tfloat32") if self._tf32 and dtype == "float32" else None
+            peak = fast or self.peaks.flops(dtype)
             if peak is None:
-                self._notices.warn_once(f"peak {dtype}", f"no share of the peak: {self._why_none(dtype)}")
+                name = self.peaks.device or "the device"
+                why = (
+                    f"that of {dtype} is not known of {name}: give peaks={{'{dtype}': <TFLOP/s>}}"
+                    if dtype
+                    else f"the type of the numbers is not known, and the peak of {name} depends on it: give "
+                    "dtype='bfloat16'"
+                )
+                self._notices.warn_once(f"peak {dtype}", f"no share of the peak: {why}")
                 return None
             seconds += flops / peak
         return seconds
-
-    def _peak(self, dtype: str) -> float | None:
-        assert self.peaks is not None
-        fast = self.peaks.flops("tfloat32") if self._tf32 and dtype == "float32" else None
-        return fast or self.peaks.flops(dtype)
-
-    def _why_none(self, dtype: str) -> str:
-        assert self.peaks is not None
-        name = self.peaks.device or "the device"
-        if not dtype:
-            return f"the type of the numbers is not known, and the peak of {name} depends on it: give dtype='bfloat16'"
-        return f"that of {dtype} is not known of {name}: give peaks={{'{dtype}': <TFLOP/s>}}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -219,11 +191,7 @@ class StepWorks:
     formula: Formula | None = None
     dtype: str = ""
     formula_fails: bool = False
-    _measured: Work | None = None
-    _measured_shapes: Shapes = ()
-    _measured_of: dict[Shapes, Work] = field(default_factory=dict)  # the last measurement of each batch, newest last
-    _given: Work | None = None
-    _by_shape: dict[tuple[int, int | None], float | None] = field(default_factory=dict)
+    _measured: dict[Shapes, Work] = field(default_factory=dict)  # by their batches, the newest last
 
     def take(self, measurement: Measurement, shapes: Shapes = ()) -> None:
         """Use a measurement from now on; one that does not know all of a step is only said.
@@ -235,8 +203,7 @@ class StepWorks:
         model = work.causal_model_flops_by_dtype if causal else work.model_flops_by_dtype
         hardware = work.causal_hardware_flops_by_dtype if causal else work.hardware_flops_by_dtype
         if work.uncounted or not sum(model.values()):
-            self._measured = None
-            self._measured_of.clear()
+            self._measured.clear()
             self.notices.warn_once("uncounted", _why_unknown(measurement))
             return
         if self.sizes.pipeline_parallel > 1:
@@ -246,32 +213,36 @@ class StepWorks:
                 "stages of a pipeline may be unlike",
             )
         world_size = self.sizes.world_size
-        self._measured = Work(
+        self._measured.pop(shapes, None)
+        self._measured[shapes] = Work(
             model_flops=sum(model.values()) * world_size,
             hardware_flops=sum(hardware.values()) * world_size,
             model_time_at_peak_s=self.roof.time_s(model),
             hardware_time_at_peak_s=self.roof.time_s(hardware),
-            source="measured",
-            step=measurement.step,
+            flops_source="measured",
+            flops_step=measurement.step,
         )
-        self._measured_shapes = shapes
-        self._measured_of.pop(shapes, None)
-        self._measured_of[shapes] = self._measured
-        if len(self._measured_of) > _MOST_SHAPES:
-            self._measured_of.pop(next(iter(self._measured_of)))
+        if len(self._measured) > _MOST_MEASURED:
+            del self._measured[next(iter(self._measured))]
 
     def of(self, shapes: Shapes) -> Work | None:
         """The work of a step whose micro-batches on this rank have these shapes; empty: not known."""
-        measured = self._measured_for(shapes)
-        if measured is not None:
-            return measured
+        for then, measured in reversed(self._measured.items()):
+            factor = _times_as_many(shapes, then) if shapes and then else 1.0
+            if factor is not None:
+                return measured.times(factor)
         if self.given is not None:
-            if self._given is None:
-                by_job = self.given if self.given_by_job else self.given * self.sizes.data_parallel
-                self._given = self._work(by_job, "given")
-            return self._given
+            return self._work(self.given if self.given_by_job else self.given * self.sizes.data_parallel, "given")
         if self.formula is None:
-            self._tell_unlike(shapes)
+            if self._measured:
+                then, measured = list(self._measured.items())[-1]
+                self.notices.warn_once(
+                    "unlike batch",
+                    f"FLOPs are not known of steps like one on {in_words(shapes)}, because they were measured in step "
+                    f"{measured.flops_step} on {in_words(then)}, and attention is not in proportion to the length: "
+                    "give model_config=, measure more often (flops_profile_freq=), or, where only the padding "
+                    "differs, give shapes= with it",
+                )
             return None
         if not shapes:
             self.formula_fails = True
@@ -281,48 +252,9 @@ class StepWorks:
                 "seq_length=, an attention_mask, shapes=, or flops_profile_freq=500 to measure them",
             )
             return None
-        flops = 0.0
-        for shape in shapes:
-            of_shape = self._by_formula(self.formula, shape)
-            if of_shape is None:
-                return None
-            flops += of_shape
-        return self._work(flops * self.sizes.data_parallel, "config")
-
-    def _measured_for(self, shapes: Shapes) -> Work | None:
-        """The measurement, in proportion to the sequences of each length; None where it does not hold."""
-        work, then = self._measured, self._measured_shapes
-        if work is None or not shapes or not then or shapes == then:
-            return work
-        if shapes in self._measured_of:
-            return self._measured_of[shapes]
-        factor = _times_as_many(shapes, then)
-        if factor is None or factor == 1:
-            return None if factor is None else work
-        return replace(
-            work,
-            model_flops=work.model_flops * factor,
-            hardware_flops=_times(work.hardware_flops, factor),
-            model_time_at_peak_s=_times(work.model_time_at_peak_s, factor),
-            hardware_time_at_peak_s=_times(work.hardware_time_at_peak_s, factor),
-        )
-
-    def _tell_unlike(self, shapes: Shapes) -> None:
-        if self._measured is not None:
-            self.notices.warn_once(
-                "unlike batch",
-                f"FLOPs are not known of steps like one on {in_words(shapes)}, because they were measured in step "
-                f"{self._measured.step} on {in_words(self._measured_shapes)}, and attention is not in proportion to "
-                "the length: give model_config=, measure more often (flops_profile_freq=), or, where only the padding "
-                "differs, give shapes= with it",
-            )
-
-    def _by_formula(self, formula: Formula, shape: tuple[int, int | None]) -> float | None:
-        if shape not in self._by_shape:
-            if len(self._by_shape) >= _MOST_SHAPES:
-                self._by_shape.clear()
-            self._by_shape[shape] = self._evaluated(formula, *shape)
-        return self._by_shape[shape]
+        flops = [self._evaluated(self.formula, *shape) for shape in shapes]
+        known = [number for number in flops if number is not None]
+        return self._work(sum(known) * self.sizes.data_parallel, "config") if len(known) == len(flops) else None
 
     def _evaluated(self, formula: Formula, sequences: int, length: int | None) -> float | None:
         try:
@@ -338,7 +270,7 @@ class StepWorks:
 
     def _work(self, flops_of_job: float, source: FlopsSource) -> Work:
         time_s = self.roof.time_s({self.dtype: flops_of_job / self.sizes.world_size})
-        return Work(model_flops=flops_of_job, model_time_at_peak_s=time_s, source=source)
+        return Work(model_flops=flops_of_job, model_time_at_peak_s=time_s, flops_source=source)
 
 
 def _times_as_many(shapes: Shapes, then: Shapes) -> float | None:
@@ -346,26 +278,13 @@ def _times_as_many(shapes: Shapes, then: Shapes) -> float | None:
 
     Lengths that are not known, now or then, are taken to be alike.
     """
-    now, before = _sequences(shapes), _sequences(then)
-    if None in now or None in before:
-        now, before = {None: sum(now.values())}, {None: sum(before.values())}
-    if now.keys() != before.keys():
-        return None
-    factors = {now[length] / before[length] for length in now}
+    some_unknown = any(length is None for _, length in (*shapes, *then))
+    now, before = Counter[int | None](), Counter[int | None]()
+    for counts, batch in ((now, shapes), (before, then)):
+        for sequences, length in batch:
+            counts[None if some_unknown else length] += sequences
+    factors = {now[length] / before[length] if before[length] else None for length in (+now | +before)}
     return factors.pop() if len(factors) == 1 else None
-
-
-def _sequences(shapes: Shapes) -> dict[int | None, int]:
-    """How many, by their length."""
-    found = Counter[int | None]()
-    for sequences, length in shapes:
-        if sequences:
-            found[length] += sequences
-    return dict(found)
-
-
-def _times(number: float | None, factor: float) -> float | None:
-    return None if number is None else number * factor
 
 
 def in_words(shapes: Sequence[tuple[int | None, int | None]]) -> str:
@@ -380,6 +299,7 @@ def formula_of(
     """FLOPs by a model's config; None where no formula fits it, which is said if it was `asked_for`."""
     from profiler_wrapper.config_flops.model_flops import model_flops
 
+    @functools.lru_cache(maxsize=_MOST_SHAPES)
     def formula(sequences: int, length: int | None) -> float:
         return float(
             model_flops(
@@ -400,30 +320,29 @@ def formula_of(
 
 def why_over_peak(record: StepRecord, works: StepWorks) -> str:
     """What is likely wrong where a step did more than its device can."""
-    peaks = works.roof.peaks
+    peaks, source = works.roof.peaks, record.flops_source
     assert peaks is not None and record.mfu is not None
-    head = f"MFU is {record.mfu:.2f} in step {record.step}, and more than 1 cannot be: "
-    if record.flops_source != "measured" and works.dtype in ("float32", "float64"):
-        lower = peaks.flops("bfloat16")
-        assumed = peaks.flops(works.dtype)
-        if lower is not None and assumed is not None and record.mfu * assumed <= lower:
-            return (
-                f"{head}likely the model computes in a lower precision than the {works.dtype} of its parameters, whose "
-                "peak was taken: give dtype='bfloat16' or its like"
-            )
-    if record.flops_source == "given":
-        return (
-            f"{head}likely flops_per_step is more than the FLOPs of one step on this rank's batch (those of the whole "
-            "job go with counts='job')"
+    lower, assumed = peaks.flops("bfloat16"), peaks.flops(works.dtype)
+    is_wide = source != "measured" and works.dtype in ("float32", "float64") and lower is not None
+    if is_wide and assumed is not None and record.mfu * assumed <= lower:  # type: ignore[operator]
+        why = (
+            f"the model computes in a lower precision than the {works.dtype} of its parameters, whose peak was taken: "
+            "give dtype='bfloat16' or its like"
         )
-    if peaks.source.startswith(("given", "measured")) or not peaks.device:
-        return f"{head}likely the peak is too low ({peaks.source})"
-    if record.flops_source == "config":
-        return (
-            f"{head}likely batch_size and seq_length are not those of one step on this rank, or the sizes of parallel "
-            "groups are not known (tensor_parallel=, pipeline_parallel=)"
-        )
-    return f"{head}likely the step was not timed whole: start_step() has to come before its work, and end_step() after"
+    elif source != "given" and (peaks.source.startswith(("given", "measured")) or not peaks.device):
+        why = f"the peak is too low ({peaks.source})"
+    else:
+        why = _LIKELY[source or "measured"]
+    return f"MFU is {record.mfu:.2f} in step {record.step}, and more than 1 cannot be: likely {why}"
+
+
+_LIKELY: Mapping[FlopsSource, str] = {
+    "given": "flops_per_step is more than the FLOPs of one step on this rank's batch (those of the whole job go with "
+    "counts='job')",
+    "config": "batch_size and seq_length are not those of one step on this rank, or the sizes of parallel groups are "
+    "not known (tensor_parallel=, pipeline_parallel=)",
+    "measured": "the step was not timed whole: start_step() has to come before its work, and end_step() after",
+}
 
 
 def _why_unknown(measurement: Measurement) -> str:

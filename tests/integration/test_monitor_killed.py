@@ -110,21 +110,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list):
         return [_rounded(item) for item in value]
     return float(f"{value:.12g}") if isinstance(value, float) else value
-
-
-def test_the_next_run_in_the_directory_finishes_the_summary_of_a_killed_one(tmp_path: Path) -> None:
-    killed = tmp_path / "perf_steps_20240101_000000.jsonl"
-    sinks = open_sinks(tmp_path)
-    sinks.write(record(1))
-    sinks.close()
-    only(tmp_path, "perf_steps_*.jsonl").rename(killed)
-    only(tmp_path, "perf_summary_*.json").unlink()
-    from threading import enumerate as threads
-
-    sinks = open_sinks(tmp_path)
-    sinks.write(record(1))
-    for thread in threads():
-        if "summaries" in thread.name:
-            thread.join(10)
-    sinks.close()
-    assert strict_json(tmp_path / "perf_summary_20240101_000000.json")["session_info"]["total_iterations"] == 1

@@ -60,7 +60,7 @@ def test_flops_are_in_proportion_to_sequences_of_a_length(then: Shapes, now: Sha
     assert work is not None
     assert (work.model_flops, work.hardware_flops) == (800 * times, 1200 * times)
     assert (work.model_time_at_peak_s, work.hardware_time_at_peak_s) == (8 * times, 12 * times)
-    assert (work.source, work.step) == ("measured", 7)
+    assert (work.flops_source, work.flops_step) == ("measured", 7)
 
 
 @pytest.mark.parametrize("now", [((4, 32),), ((8, 8),), ((4, 16), (2, 8)), ((4, 8), (2, 16))])
@@ -79,14 +79,14 @@ def test_an_earlier_measurement_of_the_same_batch_holds_still() -> None:
     found.take(Measurement(9, StepWork(**twice)), ((4, 32),))  # type: ignore[arg-type]
     first, second = found.of(((4, 16),)), found.of(((4, 32),))
     assert first is not None and second is not None
-    assert (first.model_flops, first.step, second.model_flops, second.step) == (800, 7, 2000, 9)
+    assert (first.model_flops, first.flops_step, second.model_flops, second.flops_step) == (800, 7, 2000, 9)
 
 
 def test_for_other_lengths_there_is_the_formula() -> None:
     found = works(((4, 16),), formula=lambda sequences, length: float(sequences * (length or 0) ** 2))
     work = found.of(((2, 32),))
     assert work is not None
-    assert (work.model_flops, work.source) == (2048, "config")
+    assert (work.model_flops, work.flops_source) == (2048, "config")
 
 
 def test_a_batch_that_is_larger_than_the_measured_one_has_more_flops(

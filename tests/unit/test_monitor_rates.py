@@ -362,7 +362,7 @@ def test_measured_flops_come_before_given_ones_and_are_those_of_one_rank() -> No
     work, causal_work = full.of(()), causal.of(())
     assert work is not None
     assert causal_work is not None
-    assert (work.model_flops, work.hardware_flops, work.source, work.step) == (40, 56, "measured", 7)
+    assert (work.model_flops, work.hardware_flops, work.flops_source, work.flops_step) == (40, 56, "measured", 7)
     assert work.model_time_at_peak_s == pytest.approx(8e-12 + 2e-11)
     assert work.hardware_time_at_peak_s == pytest.approx(12e-12 + 2e-11)
     assert (causal_work.model_flops, causal_work.hardware_flops) == (32, 44)
@@ -375,7 +375,7 @@ def test_what_cannot_be_counted_whole_does_not_count() -> None:
         some.take(Measurement(3, unknown))
     work = some.of(())
     assert work is not None
-    assert (work.source, work.model_flops) == ("given", 10.0)
+    assert (work.flops_source, work.model_flops) == ("given", 10.0)
 
 
 def test_a_step_without_any_flops_is_not_known_rather_than_zero() -> None:
