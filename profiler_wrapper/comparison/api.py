@@ -13,7 +13,7 @@ from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.comparison.baseline import Baseline, baseline_from_dict, baseline_of
 from profiler_wrapper.comparison.compare import compare as compare_analyses
 from profiler_wrapper.comparison.compare import peak_bytes
-from profiler_wrapper.comparison.guard import GuardReport, guard_text
+from profiler_wrapper.comparison.guard import GuardReport
 from profiler_wrapper.comparison.guard import guard as guard_baselines
 from profiler_wrapper.comparison.model import Comparison
 from profiler_wrapper.comparison.page import write_compare_page
@@ -30,29 +30,15 @@ Source = Analysis | str | os.PathLike[str]
 BASELINE_VERSION = 3
 _LARGEST_BASELINE = 64 << 20  # bytes: a larger file is a trace, and is not read to see whether it is a baseline
 # What a guard looks at: the lists of a result, and the fields of their rows.
-_GUARDED: Mapping[str, tuple[str, ...]] = {
-    "layers": (
-        "layer",
-        "class_name",
-        "kind",
-        "block",
-        "parent",
-        "depth",
-        "order",
-        "phase",
-        "time_us",
-        "self_time_us",
-        "self_events",
-        "self_flops_per_step",
-        "self_retained_bytes",
-        "step_times_us",
-    ),
-    "attention": ("layer", "phase", "backend", "time_us"),
-    "classes": ("class", "phase", "count", "time_us"),
-    "steps": ("step", "time_us"),
-    "flops": ("layer", "phase", "class", "dtype", "flops_per_step", "repeated_flops_per_step"),
-    "operators": ("op", "class", "phase", "calls", "layers", "time_us", "self_time_us"),
-    "synchronisations": ("kind", "op", "layer", "phase", "count"),
+_GUARDED: Mapping[str, str] = {
+    "layers": "layer class_name kind block parent depth order phase time_us self_time_us self_events "
+    "self_flops_per_step self_retained_bytes step_times_us",
+    "attention": "layer phase backend time_us",
+    "classes": "class phase count time_us",
+    "steps": "step time_us",
+    "flops": "layer phase class dtype flops_per_step repeated_flops_per_step",
+    "operators": "op class phase calls layers time_us self_time_us",
+    "synchronisations": "kind op layer phase count",
 }
 
 
@@ -119,21 +105,13 @@ def _name_of(source: Source | Baseline, default: str = "given") -> str:
     return trace if isinstance(trace, str) and trace else default
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileGuard(GuardReport):
-    """What a guard says. `print(report)` says it in words."""
-
-    def __str__(self) -> str:
-        return guard_text(self)
-
-
 def guard(
     baseline: Source | Baseline,
     runs: Source | Baseline | Sequence[Source],
     *,
     baseline_name: str = "",
     run_name: str = "",
-) -> ProfileGuard:
+) -> GuardReport:
     """Whether `runs` are worse than `baseline`, as the command `guard` says it.
 
     Args:
@@ -151,13 +129,12 @@ def guard(
     else:
         several = [runs] if isinstance(runs, (Analysis, str, os.PathLike)) else list(runs)
         current, names = make_baseline(several), [_name_of(run) for run in several]
-    found = guard_baselines(
+    return guard_baselines(
         base,
         current,
         baseline_name=baseline_name or _name_of(baseline),
         run_name=run_name or ", ".join(names) or "given",
     )
-    return ProfileGuard(**{field.name: getattr(found, field.name) for field in fields(GuardReport)})
 
 
 def make_baseline(runs: Sequence[Source], *, read: Callable[[str | os.PathLike[str]], Analysis] = load) -> Baseline:
@@ -228,12 +205,11 @@ def _guarded_result(analysis: Analysis) -> str:
         "memory": {"peak": {"allocated_bytes": peak_bytes(analysis)}},
     }
     for name, names in _GUARDED.items():
-        short[name] = [{key: row[key] for key in names if row[key] is not None} for row in whole[name]]
+        short[name] = [{key: row[key] for key in names.split() if row[key] is not None} for row in whole[name]]
 
     def lines(value: Any) -> str:
-        if not isinstance(value, list) or not value:
-            return json.dumps(value, separators=(",", ":"))
-        rows = ",\n  ".join(json.dumps(row, separators=(",", ":")) for row in value)
-        return f"[\n  {rows}\n ]"
+        if isinstance(value, list) and value:
+            return "[\n  " + ",\n  ".join(map(lines, value)) + "\n ]"
+        return json.dumps(value, separators=(",", ":"))
 
     return "{" + ",\n ".join(f"{json.dumps(key)}: {lines(value)}" for key, value in short.items()) + "}"

@@ -89,6 +89,9 @@ class GuardReport:
         """Whether anything could be judged."""
         return any(check.status != "not judged" for check in self.checks)
 
+    def __str__(self) -> str:
+        return guard_text(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data: {verdict, regressed, judged, baseline, run, baseline_runs, differences[], checks[{name, status,
         reason, regressions[{layer, phase, what, before, after, limit, text}], improvements[...],
@@ -451,29 +454,27 @@ def _grown_ops(base: Baseline, run: Baseline) -> dict[tuple[Phase, str], _Calls]
 
 
 def _with_ops(rows: Sequence[_Row], base: Baseline, run: Baseline) -> list[_Row]:
-    """The rows; those with more events name the ops, as `+2 aten::item`, for each of their layers."""
+    """The rows; those with more events name the ops, as `+2 aten::item`, for each of their layers.
+
+    Named are ops that ran in this row and in no other of its phase, with their calls in the whole phase.
+    """
     grown = _grown_ops(base, run)
     named = []
     for row in rows:
-        same_phase = [one for one in rows if one.worse and one.finding.phase == row.finding.phase]
-        text = _ops_text(_own_ops(row, same_phase, grown, run)) if row.worse else ""
-        named.append(replace(row, finding=replace(row.finding, text=f"{row.finding.text}: {text}")) if text else row)
+        others = [one for one in rows if one.worse and one.finding.phase == row.finding.phase and one is not row]
+        own: dict[str, _Calls] = {}
+        for (phase, op), (before, after) in grown.items() if row.worse else ():
+            layers = set(run.op_layers.get((phase, op), ()))  # empty: not all are known
+            alone = (
+                not others
+                if not layers
+                else layers.issuperset(row.layers) and all(layers.isdisjoint(one.layers) for one in others)
+            )
+            if phase == row.finding.phase and alone:
+                own[op] = before / len(row.layers), after / len(row.layers)
+        finding = replace(row.finding, text=f"{row.finding.text}: {_ops_text(own)}") if own else row.finding
+        named.append(replace(row, finding=finding))
     return named
-
-
-def _own_ops(
-    row: _Row, rows: Iterable[_Row], grown: Mapping[tuple[Phase, str], _Calls], run: Baseline
-) -> dict[str, _Calls]:
-    """The ops that ran in this row and in no other, with the calls of the whole phase per layer of the row."""
-    own: dict[str, _Calls] = {}
-    for (phase, op), (before, after) in grown.items():
-        if phase != row.finding.phase:
-            continue
-        layers = set(run.op_layers.get((phase, op), ())) or None  # None: not all are known
-        possible = [one for one in rows if layers is None or not layers.isdisjoint(one.layers)]
-        if possible == [row] and (layers is None or layers.issuperset(row.layers)):
-            own[op] = before / len(row.layers), after / len(row.layers)
-    return own
 
 
 def _ops_text(grown: Mapping[str, _Calls]) -> str:
@@ -492,87 +493,74 @@ def _ops_text(grown: Mapping[str, _Calls]) -> str:
 
 
 def _check_time(base: Baseline, run: Baseline, *, differs: str = "") -> GuardCheck:
-    """Each layer beside the others, and the step as a whole; on a CPU the step alone says too little."""
-    if differs:
-        return _no_time(differs)
-    for side, who in ((base, "the baseline"), (run, "the run")):
-        if side.no_times:
-            return _no_time(f"{who}: {side.no_times}")
+    """Each layer beside the others, and the step as a whole; on a CPU the step alone says too little.
+
+    Load takes more from what is long than from what is typical: on a CPU a layer has to have changed beside the rest
+    of its step too, and by more than a busy machine changed that.
+    """
+    unknown = [f"{who}: {side.no_times}" for side, who in ((base, "the baseline"), (run, "the run")) if side.no_times]
+    if differs or unknown:
+        return _no_time(differs or unknown[0])
     if base.step is None or run.step is None:
         return _no_time("no step has a time")
     before, after = base.times, run.times
     keys = [key for key in before if key in after]
     shift = np.array([math.log(after[key].level_us / before[key].level_us) for key in keys])
     weight = np.array([math.sqrt(before[key].level_us * before[key].own) for key in keys])
-    common = weighted_median(shift, weight)
+    common, across = weighted_median(shift, weight), weighted_deviation(shift, weight)
     on_cpu = not run.on_device
-    across = weighted_deviation(shift, weight)
-    worse: list[GuardFinding] = []
-    better: list[GuardFinding] = []
-    unsteady = held_up = 0
+    findings: list[tuple[float, GuardFinding]] = []
+    unsteady = 0
     for key, own in zip(keys, shift.tolist(), strict=True):
         spread = max(before[key].spread, after[key].spread, across)
         if spread > UNSTEADY:
             unsteady += 1
             continue
-        limit = max(math.log1p(LEAST_CHANGE), SPREADS * spread)
-        excess = own - common
-        if on_cpu and abs(excess) > limit:
-            rest = _rest_shift(before[key].level_us, after[key].level_us, base.step.level_us, run.step.level_us)
-            if rest is None:
-                held_up += 1
-                continue
+        excess, least = own - common, 0.0
+        if on_cpu:
+            rests = [
+                max(side.step.level_us - side.times[key].level_us, LEAST_REST * side.step.level_us)
+                for side in (base, run)
+                if side.step is not None
+            ]
+            rest = math.log(rests[1] / rests[0])
             excess = min(excess, own - rest, key=abs) if (own - rest > 0) == (excess > 0) else 0.0
             load = max(abs(common), abs(rest))
-            if load > math.log1p(BUSY) and abs(excess) > limit:
-                held_up += abs(excess) <= BESIDE_LOAD * load
-                limit = max(limit, BESIDE_LOAD * load)
-        if abs(excess) > limit:
-            (worse if excess > 0 else better).append(_finding(key, before[key].level_us, excess, limit, spread))
-    if not on_cpu:
-        spread = max(base.step.spread, run.step.spread)
-        limit = max(math.log1p(LEAST_CHANGE), SPREADS * spread)
-        whole = math.log(run.step.level_us / base.step.level_us)
-        if abs(whole) > limit:
-            (worse if whole > 0 else better).append(_finding(("", None), base.step.level_us, whole, limit, spread))
-    if on_cpu and abs(math.expm1(common)) > BUSY and not worse:
+            least = BESIDE_LOAD * load if load > math.log1p(BUSY) else 0.0
+        findings += _beyond(key, before[key].level_us, excess, spread, least)
+    if on_cpu and abs(math.expm1(common)) > BUSY and not any(excess > 0 for excess, _ in findings):
         amount = f"{100 * math.expm1(common):+.0f} %"
         return _no_time(f"all layers alike changed by {amount}, as on a busy machine or at another clock: try again")
-    if unsteady + held_up and unsteady + held_up == len(keys) and on_cpu:
+    if on_cpu and unsteady and unsteady == len(keys):
         return _no_time("every layer varies too much from step to step, as on a busy machine: try again")
-    worse.sort(key=_amount)
+    if not on_cpu:
+        whole = math.log(run.step.level_us / base.step.level_us)
+        findings += _beyond(("", None), base.step.level_us, whole, max(base.step.spread, run.step.spread))
+    reasons = ["of layers beside the rest of their step: of the whole, a CPU's load says as much"] if on_cpu else []
+    reasons += [f"{unsteady} of {len(keys)} vary too much from step to step to be judged"] if unsteady else []
+    findings.sort(key=lambda one: -abs((one[1].after or 0.0) - (one[1].before or 0.0)))
+    worse = tuple(finding for excess, finding in findings if excess > 0)
+    better = tuple(finding for excess, finding in findings if excess < 0)
     return GuardCheck(
         name="time",
         status="regression" if worse else "improved" if better else "ok",
-        regressions=tuple(worse),
-        improvements=tuple(sorted(better, key=_amount)),
-        reason="; ".join(_reserves(unsteady, held_up, len(keys), on_cpu=on_cpu)),
+        regressions=worse,
+        improvements=better,
+        reason="; ".join(reasons),
     )
-
-
-def _rest_shift(before_us: float, after_us: float, step_before_us: float, step_after_us: float) -> float | None:
-    """How the rest of the step changed; None where there is little of it, and so nothing to tell load by.
-
-    Load takes more from what is long than from what is typical, so that on a CPU the typical layer does not show it.
-    """
-    rest_before, rest_after = step_before_us - before_us, step_after_us - after_us
-    if rest_before < LEAST_REST * step_before_us or rest_after < LEAST_REST * step_after_us:
-        return None
-    return math.log(rest_after / rest_before)
-
-
-def _reserves(unsteady: int, held_up: int, layers: int, *, on_cpu: bool) -> Iterator[str]:
-    """What was not judged."""
-    if on_cpu:
-        yield "of layers beside one another: of the whole, a CPU's load says as much"
-    if unsteady:
-        yield f"{unsteady} of {layers} vary too much from step to step to be judged"
-    if held_up:
-        yield f"{held_up} of {layers} changed with the rest of the step or are nearly all of it, as under other load"
 
 
 def _no_time(reason: str) -> GuardCheck:
     return GuardCheck(name="time", status="not judged", reason=reason)
+
+
+def _beyond(
+    key: TimeKey, before_us: float, shift: float, spread: float, least: float = 0.0
+) -> Iterator[tuple[float, GuardFinding]]:
+    """The finding where a change, a logarithm, is beyond its limit, which is `least` or more."""
+    limit = max(math.log1p(LEAST_CHANGE), SPREADS * spread, least)
+    if abs(shift) > limit:
+        yield shift, _finding(key, before_us, shift, limit, spread)
 
 
 def _finding(key: TimeKey, before_us: float, shift: float, limit: float, spread: float) -> GuardFinding:
@@ -592,10 +580,6 @@ def _finding(key: TimeKey, before_us: float, shift: float, limit: float, spread:
         limit=before_us * math.exp(limit),
         text=text,
     )
-
-
-def _amount(finding: GuardFinding) -> float:
-    return -abs((finding.after or 0.0) - (finding.before or 0.0))
 
 
 # --------------------------------------------------------------------------------------------------

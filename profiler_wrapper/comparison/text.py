@@ -281,9 +281,9 @@ def compare_csv(comparison: Comparison) -> str:
     for row in comparison.rows:
         whole = row.to_dict(comparison.steps_a, comparison.steps_b)
         line = {name: csv_cell(whole[name]) for name in _CSV_OF_ROW}
-        for side in "ab":
-            if whole[side] is not None:
-                own = whole[side] | {"self_time_per_step_us": whole[side]["self_time_us"] / steps[side]}
+        for side, of_side in (("a", row.a), ("b", row.b)):
+            if of_side is not None:
+                own = whole[side] | {"self_time_per_step_us": of_side.self_time_ns / steps[side] / NS_PER_US}
                 line |= {f"{name}_{side}": own[name] for name in _CSV_OF_SIDE}
         writer.writerow(line)
     for reason in comparison.unattributed:
