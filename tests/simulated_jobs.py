@@ -70,7 +70,6 @@ def simulated(
         own_ns=own,
         waiting_ns=wall - total,
         wall_ns=wall,
-        begin_ns=np.broadcast_to((wall.cumsum(axis=0) - wall), total.shape),
     )
 
 
@@ -140,8 +139,6 @@ def layer_times(
         layers=tuple(names),
         kinds=("forward", "backward"),
         own_ns=times * MS,
-        spread_ns=times * MS * 0.05,
-        steps=np.full(count, len(own.steps)),
     )
 
 

@@ -24,13 +24,12 @@ def own_times(rows: Iterable[Row], *, stages: int = 1) -> OwnTimes:
     place_of, at_step = {rank: at for at, rank in enumerate(ranks)}, {step: at for at, step in enumerate(steps)}
     own = np.zeros((len(steps), len(ranks), len(OWN_KINDS)))
     waiting, wall = np.zeros(own.shape[:2]), np.full(own.shape[:2], np.nan)
-    begin = np.full(own.shape[:2], np.nan)
     shortest = _shortest(rows)
     kinds = {kind: at for at, kind in enumerate(OWN_KINDS)}
     for row in rows:
         step, rank = at_step[row["step"]], place_of[row["rank"]]
         if row["kind"] == "step":
-            wall[step, rank], begin[step, rank] = row["duration_ns"], row["start_ns"]
+            wall[step, rank] = row["duration_ns"]
         elif row["kind"] == "communication" or row["kind"] in _ELSEWHERE or row["depth"] == 0:
             length = row["duration_ns"]
             outer = _phase_around(row, rows) if row["depth"] else None
@@ -51,7 +50,6 @@ def own_times(rows: Iterable[Row], *, stages: int = 1) -> OwnTimes:
         own_ns=own,
         waiting_ns=waiting,
         wall_ns=wall,
-        begin_ns=begin,
         waiting_known=any(row["kind"] == "communication" for row in rows),
     )
 
@@ -89,39 +87,26 @@ def _shortest(rows: list[Row]) -> dict[tuple[Any, ...], int]:
 
 def arrivals(rows: Iterable[Row]) -> Arrivals | None:
     """One entry per instance, by durations."""
-    found: dict[tuple[Any, ...], list[tuple[int, int, int]]] = defaultdict(list)
+    found: dict[tuple[Any, ...], list[tuple[int, int]]] = defaultdict(list)
     rows = list(rows)
     for row in rows:
         if row["kind"] == "communication":
-            found[_instance(row)].append((row["duration_ns"], row["rank"], row["start_ns"]))
+            found[_instance(row)].append((row["duration_ns"], row["rank"]))
     if not found:
         return None
     ranks = sorted({row["rank"] for row in rows})
     keys = sorted(found, key=str)
     times = [sorted(found[key]) for key in keys]
-    starts = [sorted((start, rank) for _, rank, start in found[key]) for key in keys]
     shorter = [float(np.median([one[0] for one in each]) - each[0][0]) for each in times]
-    waits = [sum(one[0] - each[0][0] for one in each) for each in times]
     return Arrivals(
         step=np.array([key[0] for key in keys]),
-        group=tuple(key[1] for key in keys),
         name=tuple(key[2] for key in keys),
-        sequence=np.array([key[3] for key in keys]),
-        size=np.array([len(each) for each in times]),
-        first_rank=np.array([each[0][1] for each in starts]),
-        last_rank=np.array([each[-1][1] for each in starts]),
-        lateness_ns=np.array([each[-1][0] - np.median([start for start, _ in each]) for each in starts]),
         shortest_rank=np.array([each[0][1] for each in times]),
         shorter_by_ns=np.array(shorter),
-        transfer_ns=np.array([float(each[0][0]) for each in times]),
-        waiting_ns=np.array([float(wait) for wait in waits]),
         ranks=np.array(ranks),
         times_last=np.array([sum(each[0][1] == rank for each in times) for rank in ranks]),
         late_ns=np.array(
             [sum(by for each, by in zip(times, shorter, strict=True) if each[0][1] == rank) for rank in ranks]
-        ),
-        rank_waiting_ns=np.array(
-            [float(sum(one[0] - each[0][0] for each in times for one in each if one[1] == rank)) for rank in ranks]
         ),
     )
 
@@ -146,8 +131,6 @@ def layer_times(rows: Iterable[Row], *, stages: int = 1) -> LayerTimes | None:
         layers=tuple(layers),
         kinds=kinds,
         own_ns=own,
-        spread_ns=np.zeros_like(own),
-        steps=np.full(len(ranks), len({step for values in sums.values() for step in values})),
     )
 
 

@@ -58,9 +58,7 @@ class OwnTimes:
     own_ns: Float  # (S, R, K)
     waiting_ns: Float  # (S, R) within communication
     wall_ns: Float  # (S, R) of the step
-    begin_ns: Float  # (S, R) of the step, by aligned clocks
     kinds: tuple[str, ...] = OWN_KINDS
-    roles: tuple[str, ...] = ()  # (R,) what a rank is beside its stage, where a job has several roles; empty: one
     basis: Literal["cpu", "device"] = "cpu"  # "device": compute is device time, and sums are not the wall time
     waiting_known: bool = True  # False: nothing tells waiting apart, so phases may hold waiting for others
 
@@ -72,41 +70,30 @@ class OwnTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arrivals:
-    """Who came last to each collective, and who waited. One entry of the (C,) arrays per instance, by step.
+    """Who came last to each collective. One entry of the (C,) arrays per instance, by step.
 
     A blocking collective ends on all its ranks together, so the rank that came last has the shortest duration, whatever
-    the clocks say. Starts by aligned clocks say the same where alignment is good.
+    the clocks say.
     """
 
     step: Int  # (C,)
-    group: tuple[str, ...]  # (C,) who takes part; "" where not known
     name: tuple[str, ...]  # (C,) of the collective
-    sequence: Int  # (C,) n-th of its name in group and step
-    size: Int  # (C,) ranks seen in it
-    first_rank: Int  # (C,) by aligned starts; -1 where not known
-    last_rank: Int  # (C,) by aligned starts; -1 where not known
-    lateness_ns: Float  # (C,) last arrival - median arrival, by aligned starts
     shortest_rank: Int  # (C,) that with the shortest duration
     shorter_by_ns: Float  # (C,) median duration - shortest duration
-    transfer_ns: Float  # (C,) the shortest duration
-    waiting_ns: Float  # (C,) durations beyond the shortest, summed over ranks
     ranks: Int  # (R,) the arrays below are of each rank, over all instances
     times_last: Int  # (R,) times it had the shortest duration
     late_ns: Float  # (R,) summed `shorter_by_ns` of these
-    rank_waiting_ns: Float  # (R,) summed duration beyond the shortest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerTimes:
-    """Each layer's own time in a step of a rank (its collectives left out), the typical one and how it varies."""
+    """Each layer's own time in the typical step of a rank, its collectives left out."""
 
     ranks: Int  # (R,)
     stages: Int  # (R,)
     layers: tuple[str, ...]  # (L,) full names, in the model's order where known
     kinds: tuple[str, ...]  # of COMPUTE
     own_ns: Float  # (R, L, K) median over steps; nan where the rank has no such layer
-    spread_ns: Float  # (R, L, K) standard deviation over steps, or 1.48 times the median deviation
-    steps: Int  # (R,) how many each rank has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,13 +113,9 @@ class Replay:
     slowest_ranks: tuple[int, ...]  # those of `mw`
     ranks: Int  # (R,)
     stages: Int  # (G,)
-    kinds: tuple[str, ...]  # of operations, as replayed
     share_of_rank: Float  # (R,) (T - T without its slowness) / (T - T_ideal)
     share_of_stage: Float  # (G,)
-    share_of_kind: Float  # (K,)
-    slowdown_of_rank: Float  # (R,) T with only its slowness / T_ideal
-    slowdown_of_stage: Float  # (G,)
-    slowdown_of_kind: Float  # (K,)
+    slowdown_of_stage: Float  # (G,) T with only its slowness / T_ideal
     steps: int = 0
     notes: tuple[str, ...] = ()  # what was assumed, what was left out
 

@@ -86,58 +86,31 @@ def common_name(name: str) -> str:
 
 
 def match_collectives(database: Database) -> Arrivals | None:
-    """Match collectives across ranks by name, group, step and number: who came last to each, and who waited.
+    """Match collectives across ranks by name, group, step and number: who came last to each.
 
     The shortest duration over the ranks of a collective is its transfer: who came last did not wait. Adds the table
     `matched` to a database that is prepared. None where no two ranks have a collective in common.
     """
-    # Starts by aligned clocks, where the database has `clocks`; since the first one, so that medians are exact.
-    start, join = "c.start_ns", ""
-    if has_table(database, "clocks"):
-        start = "c.start_ns - coalesce(k.offset_ns + k.drift * (c.start_ns - k.reference_ns), 0)::BIGINT"
-        join = "LEFT JOIN clocks k ON k.rank = c.rank"
     database.execute(
-        f"""CREATE OR REPLACE TABLE matched AS
+        """CREATE OR REPLACE TABLE matched AS
         SELECT label, step, sequence, count(*) AS size, min(duration_ns) AS shortest_ns,
-            median(duration_ns) AS median_ns, sum(duration_ns)::BIGINT AS total_ns,
-            arg_min(rank, (duration_ns, rank)) AS shortest_rank,
-            arg_min(rank, (begin_ns, duration_ns, rank)) AS first_rank,
-            arg_max(rank, (begin_ns, duration_ns, rank)) AS last_rank, max(begin_ns) - median(begin_ns) AS lateness_ns
-        FROM (SELECT c.*, (({start})::HUGEINT - (SELECT min(start_ns) FROM communications))::DOUBLE AS begin_ns
-            FROM communications c {join})
-        WHERE sequence IS NOT NULL GROUP BY label, step, sequence HAVING count(*) > 1"""
+            median(duration_ns) - min(duration_ns) AS shorter_by_ns, arg_min(rank, (duration_ns, rank)) AS shortest_rank
+        FROM communications WHERE sequence IS NOT NULL GROUP BY label, step, sequence HAVING count(*) > 1"""
     )
     rows = to_arrays(database, "SELECT * FROM matched JOIN labels USING (label) ORDER BY step, label, sequence")
     if not len(rows["step"]):
         return None
     ranks = column(database, "SELECT DISTINCT rank FROM communications ORDER BY rank")
-    waiting = to_arrays(
-        database,
-        """SELECT c.rank, sum(c.duration_ns - m.shortest_ns)::BIGINT AS waiting_ns
-        FROM communications c JOIN matched m USING (label, step, sequence) GROUP BY c.rank""",
-    )
-    rank_waiting = np.zeros(len(ranks))
-    rank_waiting[np.searchsorted(ranks, waiting["rank"])] = waiting["waiting_ns"]
-    whole = {
-        name: rows[name].astype(np.int64)
-        for name in ("step", "sequence", "size", "first_rank", "last_rank", "shortest_rank")
-    }
-    shortest, total = rows["shortest_ns"].astype(np.float64), rows["total_ns"].astype(np.float64)
-    shorter_by = rows["median_ns"] - shortest
-    last = np.searchsorted(ranks, whole["shortest_rank"])
-    alone = shorter_by > 0  # of ranks that came together, none came last
+    shorter_by = rows["shorter_by_ns"]
+    last = np.searchsorted(ranks, rows["shortest_rank"])
     return Arrivals(
-        **whole,
-        group=tuple(rows["group"].tolist()),
+        step=rows["step"].astype(np.int64),
         name=tuple(rows["name"].tolist()),
-        lateness_ns=rows["lateness_ns"],
+        shortest_rank=rows["shortest_rank"].astype(np.int64),
         shorter_by_ns=shorter_by,
-        transfer_ns=shortest,
-        waiting_ns=total - shortest * whole["size"],
         ranks=ranks,
-        times_last=np.bincount(last[alone], minlength=len(ranks)),
+        times_last=np.bincount(last[shorter_by > 0], minlength=len(ranks)),  # of ranks that came together, none did
         late_ns=np.asarray(np.bincount(last, weights=shorter_by, minlength=len(ranks)), dtype=np.float64),
-        rank_waiting_ns=rank_waiting,
     )
 
 
@@ -244,7 +217,7 @@ def own_times(database: Database, *, basis: Basis = "cpu") -> OwnTimes:
     ranks, stages = _ranks_and_stages(database)
     steps = column(database, "SELECT DISTINCT step FROM step_windows ORDER BY step")
     grid = Grid(ranks, steps)
-    windows = to_arrays(database, "SELECT rank, step, begin_ns, end_ns - begin_ns AS wall_ns FROM step_windows")
+    windows = to_arrays(database, "SELECT rank, step, end_ns - begin_ns AS wall_ns FROM step_windows")
     wall = grid.filled(windows, "wall_ns")
     own = np.zeros((*wall.shape, len(OWN_KINDS)))
     plain = to_arrays(
@@ -276,7 +249,6 @@ def own_times(database: Database, *, basis: Basis = "cpu") -> OwnTimes:
     own[np.isnan(wall)] = np.nan
     waiting[np.isnan(wall)] = np.nan
     communicates = database.execute("SELECT count(*) > 0 FROM communications").fetchone()[0]
-    begin = grid.filled(windows, "begin_ns")
     return OwnTimes(
         ranks=ranks,
         stages=stages,
@@ -284,7 +256,6 @@ def own_times(database: Database, *, basis: Basis = "cpu") -> OwnTimes:
         own_ns=own,
         waiting_ns=waiting,
         wall_ns=wall,
-        begin_ns=_aligned(database, ranks, begin),
         basis=basis,
         waiting_known=bool(communicates) or len(ranks) < 2,
     )
@@ -369,27 +340,12 @@ def _ranks_and_stages(database: Database) -> tuple[Int, Int]:
     return found["rank"].astype(np.int64), found["stage"].astype(np.int64)
 
 
-def _aligned(database: Database, ranks: Int, begin: Float) -> Float:
-    """Begins of steps (S, R) by aligned clocks."""
-    if not has_table(database, "clocks"):
-        return begin
-    clocks = to_arrays(database, f"SELECT * FROM clocks WHERE rank IN ({', '.join(map(str, ranks.tolist()))})")
-    at = np.searchsorted(ranks, clocks["rank"])
-    found: Float = begin.copy()
-    found[:, at] -= clocks["offset_ns"] + clocks["drift"] * (begin[:, at] - clocks["reference_ns"])
-    return found
-
-
 # --- ranks that may be compared ---
 
 
 def comparable(own: OwnTimes) -> list[Int]:
-    """Places of the ranks of each stage and role, stage by stage."""
-    roles = own.roles or ("",) * len(own.ranks)
-    members: dict[tuple[int, str], list[int]] = {}
-    for place, key in enumerate(zip(own.stages.tolist(), roles, strict=True)):
-        members.setdefault(key, []).append(place)
-    return [np.array(members[key], dtype=np.int64) for key in sorted(members)]
+    """Places of the ranks of each stage, stage by stage."""
+    return [np.flatnonzero(own.stages == stage) for stage in np.unique(own.stages)]
 
 
 def largest(values: Float, axis: int = 0) -> Float:
@@ -509,7 +465,7 @@ def steady_steps(own: OwnTimes) -> tuple[OwnTimes, list[str]]:
             else "the first step was left out as warm-up"
         )
         kept = kept[warm_up:]
-    by_step = {name: getattr(own, name)[kept] for name in ("steps", "own_ns", "waiting_ns", "wall_ns", "begin_ns")}
+    by_step = {name: getattr(own, name)[kept] for name in ("steps", "own_ns", "waiting_ns", "wall_ns")}
     return replace(own, **by_step), left_out
 
 
@@ -550,8 +506,7 @@ def layer_times(database: Database, *, basis: Basis = "cpu") -> LayerTimes | Non
     kinds = ", ".join(f"'{kind}'" for kind in COMPUTE)
     database.execute(
         f"""CREATE OR REPLACE TABLE layer_sums AS
-        SELECT rank, layer, kind, median(own_ns) AS own_ns, coalesce(stddev_samp(own_ns), 0) AS spread_ns,
-            count(*) AS steps, min(first_ns) AS first_ns
+        SELECT rank, layer, kind, median(own_ns) AS own_ns, min(first_ns) AS first_ns
         FROM (SELECT rank, step, layer, kind, sum({own})::DOUBLE AS own_ns, min(start_ns) AS first_ns FROM spans
             WHERE layer IS NOT NULL AND step IS NOT NULL AND kind IN ({kinds}) GROUP BY rank, step, layer, kind)
         GROUP BY rank, layer, kind"""
@@ -563,7 +518,7 @@ def layer_times(database: Database, *, basis: Basis = "cpu") -> LayerTimes | Non
     if not in_order:
         return None
     place_of = {layer: place for place, (layer,) in enumerate(in_order)}
-    found = to_arrays(database, "SELECT rank, layer, kind, own_ns, spread_ns, steps FROM layer_sums")
+    found = to_arrays(database, "SELECT rank, layer, kind, own_ns FROM layer_sums")
     ranks = np.unique(found["rank"]).astype(np.int64)
     stage_of = dict(database.execute("SELECT rank, stage FROM ranks").fetchall())
     places = (
@@ -572,17 +527,13 @@ def layer_times(database: Database, *, basis: Basis = "cpu") -> LayerTimes | Non
         np.array([COMPUTE.index(kind) for kind in found["kind"].tolist()], dtype=np.int64),
     )
     times = np.full((len(ranks), len(place_of), len(COMPUTE)), np.nan)
-    spread, steps = times.copy(), np.zeros(len(ranks), dtype=np.int64)
-    times[places], spread[places] = found["own_ns"], found["spread_ns"]
-    np.maximum.at(steps, places[0], found["steps"].astype(np.int64))
+    times[places] = found["own_ns"]
     return LayerTimes(
         ranks=ranks,
         stages=np.array([stage_of.get(rank) or 0 for rank in ranks.tolist()], dtype=np.int64),
         layers=tuple(place_of),
         kinds=COMPUTE,
         own_ns=times,
-        spread_ns=spread,
-        steps=steps,
     )
 
 

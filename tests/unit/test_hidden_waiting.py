@@ -49,7 +49,6 @@ def measured(own: dict[str, Float], *, meets_early: list[bool], known: bool = Fa
         own_ns=times,
         waiting_ns=waiting,
         wall_ns=times.sum(axis=2) + waiting,
-        begin_ns=np.zeros((STEPS, RANKS)),
         waiting_known=known,
     )
 

@@ -114,8 +114,6 @@ def test_names_cannot_speak_to_the_terminal() -> None:
         layers=(name,),
         kinds=("forward", "recompute", "backward"),
         own_ns=times,
-        spread_ns=np.zeros_like(times),
-        steps=np.full(8, 20),
     )
     text = ranks_text(report_of(own, layers=layers, hosts=("\x1b[2J",) * 8), width=200)
     assert "\x1b" not in text and "\u202e" not in text and "\\x1b[31m" in text
@@ -166,8 +164,6 @@ def test_blocks_count_nothing_twice() -> None:
         layers=names,
         kinds=("forward",) * 3,
         own_ns=times,
-        spread_ns=times,
-        steps=np.ones(1, dtype=np.int64),
     )
     assert [names[at] for at in blocks(layers)] == ["embed", "layers.0", "layers.1", "head.norm", "head.out"]
 
@@ -183,8 +179,6 @@ def test_layers_over_ranks_by_hand() -> None:
         layers=("a.0", "a.1"),
         kinds=("forward", "recompute", "backward"),
         own_ns=times,
-        spread_ns=times,
-        steps=np.full(8, 20),
     )
     first, second = layers_over_ranks(layers)
     assert (first.layer, first.median_ms, first.slowest_ms, first.slowest_rank) == ("a.0", 11.5, 90.0, 7)

@@ -25,7 +25,6 @@ def job(transfers: list[list[float]], *, forward: list[float], stages: list[int]
         own_ns=own,
         waiting_ns=np.zeros(seen.shape),
         wall_ns=own.sum(axis=2),
-        begin_ns=np.zeros(seen.shape),
     )
 
 

@@ -20,8 +20,6 @@ def layers(times: dict[str, list[float]], *, stages: list[int] | None = None) ->
         layers=tuple(times),
         kinds=("forward",),
         own_ns=own,
-        spread_ns=np.zeros_like(own),
-        steps=np.full(len(own), 10),
     )
 
 

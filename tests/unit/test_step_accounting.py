@@ -21,7 +21,6 @@ def times(own: np.ndarray, *, stages: list[int] | None = None, waiting: np.ndarr
         own_ns=own.astype(float),
         waiting_ns=waiting.astype(float),
         wall_ns=own.sum(axis=2) + waiting,
-        begin_ns=np.zeros((steps, ranks)),
         kinds=("data", "forward", "backward", "other")[:kinds],
     )
 

@@ -25,13 +25,9 @@ def replayed(share: float) -> Replay:
         slowest_ranks=(),
         ranks=np.arange(RANKS),
         stages=np.arange(STAGES),
-        kinds=(),
         share_of_rank=np.zeros(RANKS),
         share_of_stage=np.array([0.0, share]),
-        share_of_kind=np.zeros(0),
-        slowdown_of_rank=np.ones(RANKS),
         slowdown_of_stage=np.ones(STAGES),
-        slowdown_of_kind=np.zeros(0),
         steps=STEPS,
     )
 

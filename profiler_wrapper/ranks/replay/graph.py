@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +22,6 @@ from profiler_wrapper.ranks.replay.orders import (
     Transfers,
     match_transfers,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 # --------------------------------------------------------------------------------------------------
 # What waits for what in a step: the operations of all stages with their dependencies, sorted so that none comes early.
@@ -278,26 +275,15 @@ def _sync(members: list[int], labels: Int) -> SyncPoint:
 
 def _sorted(syncs: list[SyncPoint], waits: list[set[int]], operations: list[Operation]) -> list[SyncPoint]:
     of_operation = {number: index for index, each in enumerate(syncs) for number in each.members}
-    before = [{of_operation[other] for number in each.members for other in waits[number]} for each in syncs]
-    after: list[list[int]] = [[] for _ in syncs]
-    for index, each in enumerate(before):
-        for other in each:
-            after[other].append(index)
-    open_before = [len(each) for each in before]
-    ready = [index for index, count in enumerate(open_before) if count == 0]
-    done = []
-    while ready:
-        index = ready.pop()
-        done.append(syncs[index])
-        for other in after[index]:
-            open_before[other] -= 1
-            if open_before[other] == 0:
-                ready.append(other)
-    if len(done) < len(syncs):
-        stuck = next(index for index, count in enumerate(open_before) if count > 0)
-        stages = sorted({operations[number].stage for number in syncs[stuck].members})
-        raise NotReplayable(f"what waits for what is a circle, among operations of stage {stages[0]}")
-    return done
+    waits_for = {
+        index: {of_operation[other] for number in each.members for other in waits[number]}
+        for index, each in enumerate(syncs)
+    }
+    try:
+        return [syncs[index] for index in TopologicalSorter(waits_for).static_order()]
+    except CycleError as error:
+        stage = min(operations[number].stage for number in syncs[error.args[1][0]].members)
+        raise NotReplayable(f"what waits for what is a circle, among operations of stage {stage}") from error
 
 
 # --------------------------------------------------------------------------------------------------
@@ -308,31 +294,21 @@ Length = Float | npt.NDArray[np.float32] | float  # of one operation: (P, B), or
 Lengths = Callable[[int, int], Sequence[Length]]  # (first, end) of a batch -> of each operation
 
 
-def ends_of(
-    graph: Graph,
-    lengths: Sequence[Length],
-    shape: tuple[int, int],
-    *,
-    gaps: Float | None = None,
-    pairs: bool = False,
-) -> Float:
+def ends_of(graph: Graph, lengths: Sequence[Length], shape: tuple[int, int], *, pairs: bool = False) -> Float:
     """End of each operation, from the begin of the step at 0; (N, P, B), where `shape` is (P, B).
 
-    `gaps`: how long an operation begins after all that it waits for. With `pairs` there are two pipelines: one to look
-    at, and one that stands for all others.
+    With `pairs` there are two pipelines: one to look at, and one that stands for all others.
     """
     ends = np.empty((len(lengths), *shape))
     starts = np.empty((max(len(each.members) for each in graph.syncs), *shape))
     for sync in graph.syncs:
         first = sync.members[0]
-        if sync.how == "alone" and len(graph.waits_for[first]) == 1 and gaps is None:  # most are so
+        if sync.how == "alone" and len(graph.waits_for[first]) == 1:  # most are so
             np.add(ends[graph.waits_for[first][0]], lengths[first], out=ends[first])
             continue
         own = starts[: len(sync.members)]
         for place, number in enumerate(sync.members):
             _start(own[place], ends, graph.waits_for[number])
-            if gaps is not None:
-                own[place] += gaps[number]
         begin = _begin(sync, own, pairs=pairs)
         for place, number in enumerate(sync.members):
             np.add(begin[place if len(begin) > 1 else 0], lengths[number], out=ends[number])
@@ -340,14 +316,9 @@ def ends_of(
 
 
 def _start(start: Float, ends: Float, waits_for: tuple[int, ...]) -> None:
-    if not waits_for:
-        start[...] = 0.0
-    elif len(waits_for) == 1:
-        start[...] = ends[waits_for[0]]
-    else:
-        np.maximum(ends[waits_for[0]], ends[waits_for[1]], out=start)
-        for other in waits_for[2:]:
-            np.maximum(start, ends[other], out=start)
+    start[...] = ends[waits_for[0]] if waits_for else 0.0
+    for other in waits_for[1:]:
+        np.maximum(start, ends[other], out=start)
 
 
 def _begin(sync: SyncPoint, starts: Float, *, pairs: bool) -> Float:

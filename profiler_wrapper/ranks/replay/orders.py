@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -106,15 +106,6 @@ class Cells:
     waiting_share: float  # of forwards and backwards that is communication within them
 
 
-class _Name(NamedTuple):
-    """Operations of one name: how many slots they take, and whether `sequence` numbers them, else their order."""
-
-    name: str
-    kind: str
-    slots: int
-    numbered: bool
-
-
 def read_cells(
     connection: DuckDBPyConnection, *, most_rows: int, most_rows_of_one_stage: int, align: Align | None = None
 ) -> Cells:
@@ -125,7 +116,11 @@ def read_cells(
     Raises:
         NotReplayable: the table has no operations, or ranks whose places in the job are not known.
     """
-    found = _ranks_and_steps(connection)
+    query = f"SELECT rank, step, count(*), min(start_ns) FROM spans WHERE {_OPERATIONS} GROUP BY rank, step"
+    columns = connection.execute(query).fetchnumpy().values()
+    found = np.stack([np.asarray(column).astype(np.int64) for column in columns], axis=1)
+    if not len(found):
+        raise NotReplayable("no operation has a step")
     places = read_places(connection, np.unique(found[:, 0]))
     all_steps = _choose_steps(connection, found, most_rows if len(places.stages) > 1 else most_rows_of_one_stage)
     connection.execute(
@@ -134,28 +129,12 @@ def read_cells(
         [places.ranks.tolist(), list(range(len(places.ranks)))],
     )
     _read_rows(connection)
-    cells, count = _filled(connection, places, _names(connection, by_order=False), all_steps, align)
+    cells, count = _filled(connection, places, all_steps, align, by_order=False)
     if int((~np.isnan(cells.length_ns)).sum()) < count:  # two had one number: all by their order, then
-        cells, _ = _filled(connection, places, _names(connection, by_order=True), all_steps, align)
+        cells, _ = _filled(connection, places, all_steps, align, by_order=True)
     connection.execute("DROP TABLE replay_rows")
+    connection.execute("DROP TABLE replay_slots")
     return cells
-
-
-def _ranks_and_steps(connection: DuckDBPyConnection) -> Int:
-    """(rank, step, operations, first start); by the table that other queries made of it, where it is."""
-    query = f"SELECT rank, step, count(*), min(start_ns) FROM spans WHERE {_OPERATIONS} GROUP BY rank, step"
-    made = connection.execute("SELECT count(*) FROM information_schema.tables WHERE table_name = 'step_windows'")
-    if (made.fetchone() or (0,))[0]:
-        (rank,) = connection.execute("SELECT coalesce(min(rank), 0) FROM step_windows").fetchone() or (0,)
-        (count,) = connection.execute(  # one rank tells about how many there are
-            f"SELECT count(*) // greatest(1, count(DISTINCT step)) FROM spans WHERE {_OPERATIONS} AND rank = {rank}"
-        ).fetchone() or (1,)
-        query = f"SELECT rank, step, {max(1, count)}, begin_ns FROM step_windows WHERE step IS NOT NULL"
-    rows = connection.execute(query).fetchnumpy()
-    found = np.stack([np.asarray(column).astype(np.int64) for column in rows.values()], axis=1)
-    if not len(found):
-        raise NotReplayable("no operation has a step")
-    return found
 
 
 def _choose_steps(connection: DuckDBPyConnection, found: Int, most_rows: int) -> int:
@@ -192,91 +171,66 @@ def _read_rows(connection: DuckDBPyConnection) -> None:
     )
 
 
-def _names(connection: DuckDBPyConnection, *, by_order: bool) -> list[_Name]:
-    rows = connection.execute(
-        """SELECT name, kind, max(n), bool_and(known = n AND low >= 0), max(high) FROM
-            (SELECT name, kind, count(*) AS n, count(sequence) AS known, min(sequence) AS low, max(sequence) AS high
-            FROM replay_rows GROUP BY rank, step, name, kind) GROUP BY name, kind ORDER BY name, kind"""
-    ).fetchall()
-    names = []
-    for name, kind, count, known, high in rows:  # else numbers go on over steps, or begin anew in each group
-        numbered = bool(not by_order and known and high + 1 <= 2 * count + 4)
-        names.append(_Name(name, kind, int(high) + 1 if numbered else int(count), numbered))
-    return names
-
-
 def _filled(
-    connection: DuckDBPyConnection, places: Places, names: list[_Name], all_steps: int, align: Align | None
+    connection: DuckDBPyConnection, places: Places, all_steps: int, align: Align | None, *, by_order: bool
 ) -> tuple[Cells, int]:
-    """The cells, and how many operations there were to fill in."""
-    most = [each.slots for each in names]
-    connection.execute(
-        "CREATE OR REPLACE TEMP TABLE replay_names AS "
-        "SELECT unnest(?::VARCHAR[]) AS name, unnest(?::VARCHAR[]) AS kind, unnest(?::INTEGER[]) AS slot, "
-        "unnest(?::BOOLEAN[]) AS numbered",
-        [
-            [each.name for each in names],
-            [each.kind for each in names],
-            (np.cumsum(most) - most).tolist(),
-            [each.numbered for each in names],
-        ],
+    """The cells, and how many operations there were to fill in.
+
+    An operation's slot is told by `sequence`, else by its order among those of its name; `by_order`: always by that.
+    """
+    # Other numbers go on over steps, or begin anew in each group.
+    numbered = (
+        "false" if by_order else "coalesce(bool_and(known = n AND low >= 0) AND max(high) < 2 * max(n) + 4, false)"
     )
+    connection.execute(
+        f"""CREATE OR REPLACE TEMP TABLE replay_names AS
+        SELECT name, kind, numbered, slots, sum(slots) OVER (ORDER BY name, kind) - slots AS first_slot FROM (
+            SELECT name, kind, {numbered} AS numbered, CASE WHEN {numbered} THEN max(high) + 1 ELSE max(n) END AS slots
+            FROM (SELECT name, kind, count(*) AS n, count(sequence) AS known, min(sequence) AS low,
+                max(sequence) AS high FROM replay_rows GROUP BY rank, step, name, kind) GROUP BY name, kind)"""
+    )
+    connection.execute(
+        """CREATE OR REPLACE TEMP TABLE replay_slots AS
+        SELECT rank, step, start_ns, length, microbatch, chunk, of, (first_slot + CASE WHEN numbered THEN sequence ELSE
+            row_number() OVER (PARTITION BY rank, step, name, kind ORDER BY start_ns) - 1 END)::INTEGER AS slot
+        FROM replay_rows JOIN replay_names USING (name, kind)"""
+    )
+    names = connection.execute("SELECT name, kind, slots::INTEGER FROM replay_names ORDER BY first_slot").fetchall()
     steps = connection.execute("SELECT step, base FROM replay_steps ORDER BY place").fetchall()
-    shape = (sum(most), len(places.ranks), len(steps))
+    count, waiting = connection.execute(
+        "SELECT count(*), sum(waiting) / greatest(1, sum(computing)) FROM replay_rows"
+    ).fetchone() or (0, 0.0)
+    shape = (sum(slots for *_, slots in names), len(places.ranks), len(steps))
     cells = Cells(
         *places,
         steps=np.array([step for step, _ in steps], dtype=np.int64),
         all_steps=all_steps,
-        names=tuple((each.name, each.kind) for each in names),
-        slot_name=np.repeat(np.arange(len(names)), most).astype(np.int64),
+        names=tuple((name, kind) for name, kind, _ in names),
+        slot_name=np.repeat(np.arange(len(names)), [slots for *_, slots in names]).astype(np.int64),
         start_ns=np.full(shape, np.nan),
         length_ns=np.full(shape, np.nan, dtype=np.float32),
         microbatch=np.full(shape, -1, dtype=np.int16),
         chunk=np.full(shape, -1, dtype=np.int16),
         group=np.full(shape[:2], -1, dtype=np.int64),
-        waiting_share=0.0,
+        waiting_share=waiting or 0.0,
     )
     bases = np.array([base for _, base in steps], dtype=np.int64)
-    count, waiting, computing = 0, 0.0, 0.0
-    for rows in _rows(connection, numbered=all(each.numbered for each in names)):
-        count += len(rows["slot"])
-        waiting, computing = waiting + float(rows["waiting"].sum()), computing + float(rows["computing"].sum())
-        _place(cells, rows, bases, align)
-    return replace(cells, waiting_share=waiting / max(1.0, computing)), count
-
-
-def _rows(connection: DuckDBPyConnection, *, numbered: bool) -> Iterator[dict[str, Any]]:
-    """The operations with their slots, some at a time."""
-    if not numbered:
-        connection.execute(
-            """CREATE OR REPLACE TEMP TABLE replay_rows AS SELECT * EXCLUDE (numbered) REPLACE (CASE WHEN numbered
-                THEN sequence ELSE row_number() OVER (PARTITION BY rank, step, name, kind ORDER BY start_ns) - 1
-                END AS sequence)
-            FROM (SELECT replay_rows.*, numbered FROM replay_rows JOIN replay_names USING (name, kind))"""
-        )
-    (count,) = connection.execute("SELECT count(*) FROM replay_rows").fetchone() or (0,)
     for first in range(0, count, ROWS_AT_ONCE):
-        rows = connection.execute(
-            """SELECT rank, step, start_ns, length, (n.slot + sequence)::INTEGER AS slot, microbatch, chunk, of,
-                waiting, computing
-            FROM (SELECT * FROM replay_rows WHERE rowid >= ? AND rowid < ?) JOIN replay_names n USING (name, kind)""",
-            [first, first + ROWS_AT_ONCE],
-        ).fetchnumpy()
-        yield {name: np.asarray(column) for name, column in rows.items()}
+        where = f"rowid >= {first} AND rowid < {first + ROWS_AT_ONCE}"
+        _place(cells, connection.execute(f"SELECT * FROM replay_slots WHERE {where}").fetchnumpy(), bases, align)
+    return cells, count
 
 
 def _place(cells: Cells, rows: dict[str, Any], bases: Int, align: Align | None) -> None:
     rank, step, slot, start = (rows[key].astype(np.int64) for key in ("rank", "step", "slot", "start_ns"))
     if align is not None:
         start = align(cells.ranks[rank], start)
-    row = slot * len(cells.ranks) + rank
-    place = row * len(cells.steps) + step
-    cells.start_ns.reshape(-1)[place] = start - bases[step]
-    cells.length_ns.reshape(-1)[place] = rows["length"]
-    cells.microbatch.reshape(-1)[place] = rows["microbatch"]
-    cells.chunk.reshape(-1)[place] = rows["chunk"]
+    cells.start_ns[slot, rank, step] = start - bases[step]
+    cells.length_ns[slot, rank, step] = rows["length"]
+    cells.microbatch[slot, rank, step] = rows["microbatch"]
+    cells.chunk[slot, rank, step] = rows["chunk"]
     known = rows["of"] >= 0
-    cells.group.reshape(-1)[row[known]] = rows["of"][known]
+    cells.group[slot[known], rank[known]] = rows["of"][known]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -318,7 +272,6 @@ class Role:
     scope: Scope = "itself"
     gathers: bool = False  # parameters, before they are used
     reduces: bool = False  # gradients, once they are there
-    family: str = ""  # what is reported together: both ends of a transfer
 
     @property
     def meets(self) -> bool:
@@ -332,16 +285,13 @@ def role_of(name: str, kind: str) -> Role:
     if kind in ("forward", "backward", "recompute") and not any(word in _VERBS for word in words):
         weights = kind == "backward" and any(word in ("weight", "weights", "wgrad") for word in words)
         if kind == "recompute" or weights:  # of no transfer: nobody waits for it by itself
-            return Role("local", family=name)
-        return Role("compute", direction="forward" if kind == "forward" else "backward", family=name)
+            return Role("local")
+        return Role("compute", direction="forward" if kind == "forward" else "backward")
     plain = "-".join(words)
     if kind != "communication" and plain not in _CLIPS:
-        return Role("local", family=name)
+        return Role("local")
     parts = _parts(words)
-    if parts:
-        directions = {direction for _, direction in parts}
-        return Role("transfer", parts=parts, family=f"{directions.pop()} transfer" if len(directions) == 1 else name)
-    return _collective(name, plain, set(words))
+    return Role("transfer", parts=parts) if parts else _collective(plain, set(words))
 
 
 def _parts(words: list[str]) -> tuple[Part, ...]:
@@ -360,13 +310,13 @@ def _parts(words: list[str]) -> tuple[Part, ...]:
     return ()
 
 
-def _collective(name: str, plain: str, words: set[str]) -> Role:
+def _collective(plain: str, words: set[str]) -> Role:
     if plain in _CLIPS or ("norm" in words and "layer" not in words):
-        return Role("collective", scope="all", family=name)
-    if "embedding" in words or "embeddings" in words:
-        return Role("collective", scope="ends", family=name)
-    if "layernorm" in words or "tp" in words or "tensor" in words:
-        return Role("collective", scope="tensor", family=name)
+        return Role("collective", scope="all")
+    if words & {"embedding", "embeddings"}:
+        return Role("collective", scope="ends")
+    if words & {"layernorm", "tp", "tensor"}:
+        return Role("collective", scope="tensor")
     gradients = bool(words & {"grad", "grads", "gradient", "gradients"})
     scatters = "reduce-scatter" in plain or "reducescatter" in words
     return Role(
@@ -374,7 +324,6 @@ def _collective(name: str, plain: str, words: set[str]) -> Role:
         scope="replicas",
         gathers="all-gather" in plain or "allgather" in words,
         reduces="separate" not in words and (scatters or gradients),
-        family=name,
     )
 
 
@@ -445,7 +394,8 @@ def stage_order(cells: Cells, roles: list[Role], stage: int, steps: Int) -> Stag
     starts = cells.start_ns[slots[:, None], rank, step].T
     ends = starts + cells.length_ns[slots[:, None], rank, step].T
     regular = there.mean(axis=1) >= 0.5
-    before = np.array([_places(row, row[regular]) for row in starts])
+    before = np.array([np.searchsorted(np.sort(row[regular]), row) for row in starts]).astype(np.float64)
+    before[np.isnan(starts)] = np.nan  # how many of the regular operations begin before each
     order = np.lexsort((np.arange(len(slots)), median(starts), median(before)))
     microbatch, chunk = (each[slots[:, None], rank, step].T for each in (cells.microbatch, cells.chunk))
     operations = tuple(
@@ -470,13 +420,6 @@ def _chosen(there: npt.NDArray[np.bool_]) -> Int:
     for slot in np.flatnonzero(~there[:, chosen].any(axis=1)):
         chosen = np.concatenate([chosen, np.flatnonzero(there[slot])[:CELLS_OF_RARE]])
     return np.unique(chosen).astype(np.int64)
-
-
-def _places(starts: Float, regular: Float) -> Float:
-    """How many of the regular operations begin before each; nan where there is none."""
-    found = np.searchsorted(np.sort(regular[~np.isnan(regular)]), starts).astype(np.float64)
-    found[np.isnan(starts)] = np.nan
-    return found
 
 
 def _usual(values: npt.NDArray[np.int16]) -> int:

@@ -2,9 +2,8 @@
 
 "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI 2025): the dependencies of a step are
 replayed with each operation's own time, then with some of these times replaced by the typical one of their kind.
-S = T / T_ideal (its equation 1); of a kind of operation, with only this kind as slow as it was (2); of a worker, with
-only its operations (4); M_W is the share of T - T_ideal that goes away with the slowest 3 % of workers typical (5), M_S
-the same with the last stage typical (section 5.2).
+S = T / T_ideal (its equation 1); M_W is the share of T - T_ideal that goes away with the slowest 3 % of workers typical
+(5), M_S the same with the last stage typical (section 5.2).
 """
 
 from __future__ import annotations
@@ -78,32 +77,20 @@ class StepClass:
             found = np.where(self.absent[number, :, part], 0.0, found)
         return found
 
-    def times_with_one(self, typical_ns: Float, operations: Bool) -> Float:
-        """As `times`, where one pipeline's chosen operations (N,) take what they took: (P, S), for each pipeline.
+    def times_with_one(self, typical_ns: Float) -> Float:
+        """As `times`, where one pipeline takes what it took: (P, S), for each pipeline.
 
         All other pipelines are equal then, so one stands for them, and all P answers come at once.
         """
         pipelines, steps = self.own_ns.shape[1:]
         own = self.own_ns.reshape(len(typical_ns), -1)
-        none = None if self.absent is None else self.absent.reshape(len(typical_ns), -1)
 
         def lengths(first: int, end: int) -> list[Length]:
-            found: list[Length] = []
-            for number, typical in enumerate(typical_ns.tolist()):
-                gone = none is not None and none[number, first:end].any()
-                if not operations[number] and not gone:
-                    found.append(typical)
-                    continue
-                both = np.full((2, end - first), typical)
-                if operations[number]:
-                    both[0] = own[number, first:end]
-                if none is not None:
-                    both[0][none[number, first:end]] = 0.0
-                found.append(both)
-            return found
+            others = np.broadcast_to(typical_ns[:, None], (len(typical_ns), end - first))
+            return list(np.stack([own[:, first:end], others], axis=1))
 
-        count = pipelines * steps
-        return step_times(self.graph, lengths, 2, count, pairs=True).reshape(pipelines, steps)
+        found = step_times(self.graph, lengths, 2, pipelines * steps, pairs=True)
+        return found.reshape(pipelines, steps)
 
 
 def own_lengths(cells: Cells, graph: Graph, steps: Int) -> StepClass:
@@ -234,54 +221,28 @@ class Scenarios:
         """With only one stage as recorded, or with all but one."""
         return self.total(lambda each: ((each.graph.stages == stage) == kept)[:, None])
 
-    def of_family(self, family: str, *, kept: bool) -> float:
-        """With only one kind of operation as recorded, or with all but one."""
-        return self.total(lambda each: (families(each) == family)[:, None] == kept)
-
     def without(self, ranks: Int) -> float:
         """With all but these ranks (indices) as recorded."""
         gone = np.isin(self.cells.grid, ranks)  # (G, P)
         return self.total(lambda each: ~gone[each.graph.stages])
 
-    def with_one_pipeline(self, stage: int | None = None) -> Float:
-        """With only one pipeline as recorded, or only its rank in one stage; for each pipeline (P,)."""
-        pipelines = self.cells.grid.shape[1]
-        if pipelines == 1:
-            whole = self.recorded() if stage is None else self.of_stage(stage, kept=True)
-            return np.array([whole])
-        found = np.zeros(pipelines)
-        for each in self.classes:
-            chosen = np.ones(len(each.graph.operations), bool) if stage is None else each.graph.stages == stage
-            found += each.times_with_one(self.typical_of(each), chosen).sum(axis=1)
-        return found
+    def with_one_pipeline(self) -> Float:
+        """With only one pipeline as recorded, for each pipeline (P,)."""
+        if self.cells.grid.shape[1] == 1:
+            return np.array([self.recorded()])
+        return np.asarray(sum(each.times_with_one(self.typical_of(each)).sum(axis=1) for each in self.classes))
 
     def typical_of(self, each: StepClass) -> Float:
         """Typical time of each operation (N,)."""
         return np.array([self.typical.get(operation.name, 0.0) for operation in each.graph.operations])
 
 
-def families(each: StepClass) -> npt.NDArray[np.str_]:
-    """What each operation is reported under (N,)."""
-    return np.array([operation.role.family for operation in each.graph.operations])
-
-
-def slowest_ranks(cells: Cells, of_pipeline: Float, of_stage: Float) -> Int:
-    """Indices of the slowest 3 % of ranks, at least one: a rank is as slow as the lesser of its pipeline and stage."""
+def by_slowness(cells: Cells, of_pipeline: Float, of_stage: Float) -> Int:
+    """Indices of ranks, the slowest first: a rank is as slow as the lesser of its pipeline and stage."""
     score = np.minimum(of_pipeline[None, :], of_stage[:, None])
     known = cells.grid >= 0
     index, score = cells.grid[known], score[known]
-    order = np.lexsort((cells.ranks[index], -score))
-    return np.asarray(index[order[: -(-len(index) * round(100 * SLOWEST) // 100)]])
-
-
-def shares_of_ranks(scenarios: Scenarios, slowdown: Float, total: float, lost: float) -> tuple[Float, int]:
-    """Share of the lost time that goes away with one rank typical (R,), for the slowest; nan for the rest; how many."""
-    cost = sum(each.own_ns.size for each in scenarios.classes)
-    shares = np.full(len(slowdown), np.nan)
-    asked = np.argsort(-slowdown, kind="stable")[: max(1, int(NUMBERS_FOR_RANKS // cost))]
-    for index in asked:
-        shares[index] = (total - scenarios.without(np.array([index]))) / lost
-    return shares, len(asked)
+    return np.asarray(index[np.lexsort((cells.ranks[index], -score))])
 
 
 MOST_ROWS: Final = 2_000_000  # operations replayed; beyond it steps are left out evenly
@@ -368,21 +329,17 @@ def _answers(scenarios: Scenarios, notes: list[str]) -> Replay:
     if not ideal > 0:
         raise NotReplayable("its operations take no time")
     lost = total - ideal if total - ideal > LEAST_LOST * total else float("nan")
-    kinds = sorted({family for each in scenarios.classes for family in families(each).tolist()})
     stages = range(len(cells.stages))
-
-    def shares(without: Callable[[int], float], count: int) -> np.ndarray:
-        return np.array([(total - without(index)) / lost for index in range(count)])
-
-    share_of_stage = shares(lambda stage: scenarios.of_stage(stage, kept=False), len(stages))
     slowdown_of_stage = np.array([scenarios.of_stage(stage, kept=True) for stage in stages]) / ideal
-    slowest = slowest_ranks(cells, scenarios.with_one_pipeline() / ideal, slowdown_of_stage)
-    slowdown_of_rank = np.full(len(cells.ranks), np.nan)
-    for stage, members in zip(stages, cells.grid, strict=True):
-        slowdown_of_rank[members[members >= 0]] = (scenarios.with_one_pipeline(stage) / ideal)[members >= 0]
-    share_of_rank, asked = shares_of_ranks(scenarios, slowdown_of_rank, total, lost)
-    if asked < len(cells.ranks):
-        notes.append(f"shares of the lost time are of the {asked} slowest ranks of {len(cells.ranks)}")
+    ranks = by_slowness(cells, scenarios.with_one_pipeline() / ideal, slowdown_of_stage)
+    slowest = ranks[: -(-len(ranks) * round(100 * SLOWEST) // 100)]
+    share_of_rank = np.full(len(cells.ranks), np.nan)
+    asked = ranks[: max(1, int(NUMBERS_FOR_RANKS // sum(each.own_ns.size for each in scenarios.classes)))]
+    for index in asked:
+        share_of_rank[index] = (total - scenarios.without(np.array([index]))) / lost
+    if len(asked) < len(cells.ranks):
+        notes.append(f"shares of the lost time are of the {len(asked)} slowest ranks of {len(cells.ranks)}")
+    share_of_stage = np.array([(total - scenarios.of_stage(stage, kept=False)) / lost for stage in stages])
     return Replay(
         recorded_ns=recorded,
         total_ns=total,
@@ -393,13 +350,9 @@ def _answers(scenarios: Scenarios, notes: list[str]) -> Replay:
         slowest_ranks=tuple(cells.ranks[slowest].tolist()),
         ranks=cells.ranks,
         stages=cells.stages,
-        kinds=tuple(kinds),
         share_of_rank=share_of_rank,
         share_of_stage=share_of_stage,
-        share_of_kind=shares(lambda index: scenarios.of_family(kinds[index], kept=False), len(kinds)),
-        slowdown_of_rank=slowdown_of_rank,
         slowdown_of_stage=slowdown_of_stage,
-        slowdown_of_kind=np.array([scenarios.of_family(kind, kept=True) for kind in kinds]) / ideal,
         steps=sum(len(each.steps) for each in scenarios.classes),
         notes=tuple(notes),
     )
