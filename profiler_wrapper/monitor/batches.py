@@ -88,7 +88,8 @@ class BatchCounter:
     """Sees every batch that a model is trained on: `sizes` has one entry for each call with gradients.
 
     During the first step it looks at all calls of modules to find which one the loop makes: that of the model
-    itself, or of what was wrapped around it later (DDP, a compiled module). From then on it is a hook on that one.
+    itself, or of what was wrapped around it later (DDP, a compiled module). From then on it is a hook on that one,
+    unless that was compiled in place.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -109,8 +110,9 @@ class BatchCounter:
     def take(self) -> list[BatchSize]:
         """The batches since the last time: those of one step. The first time, the loop's own call has been found."""
         if self._looking and self._called is not None:
-            self._stop_looking()
-            self._handle = _put_before(self._called, self)
+            if self._called._compiled_call_impl is None:  # else a hook would not fire in its code
+                self._stop_looking()
+                self._handle = self._called.register_forward_pre_hook(_Hook(self), with_kwargs=True, prepend=True)
         elif self._looking and self._saw_calls:
             self._saw_calls = False
             self._steps_left -= 1
@@ -155,32 +157,6 @@ class BatchCounter:
             scopes.stop_listening(self)
 
 
-def _put_before(module: nn.Module, counter: BatchCounter) -> Any:
-    """Has calls of the module counted until `remove()` of what this returns."""
-    if module._compiled_call_impl is not None:
-        return _InCompiledCall(module, counter)
-    return module.register_forward_pre_hook(_Hook(counter), with_kwargs=True, prepend=True)
-
-
-class _InCompiledCall:
-    """In front of the call of a module that was compiled in place, in whose code a hook would not fire."""
-
-    def __init__(self, module: nn.Module, counter: BatchCounter) -> None:
-        self._module: Any = module
-        self._original: Any = module._compiled_call_impl
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            counter.count(args, kwargs)
-            return self._original(*args, **kwargs)
-
-        self._ours = counted
-        self._module._compiled_call_impl = counted
-
-    def remove(self) -> None:
-        if self._module._compiled_call_impl is self._ours:
-            self._module._compiled_call_impl = self._original
-
-
 class _Hook:
     """The hook of a `BatchCounter`. A copy of the model has one that does nothing, and so has an unpickled one."""
 
@@ -217,7 +193,6 @@ class HostCopy:
 
 
 Number: TypeAlias = "float | HostCopy | None"
-_MOST_BITS = 256  # of a whole number: more than that counts nothing
 
 
 def value_of(number: Number) -> float | None:
@@ -235,14 +210,14 @@ class AsyncScalars:
         """`None` where it is no number, with one warning."""
         if isinstance(given, (list, tuple)) and len(given) == 1:  # as `get_last_lr()` gives it
             given = given[0]
-        if isinstance(given, int) and given.bit_length() > _MOST_BITS:
-            return self._refused(name, "it is too large")
-        if given is None or isinstance(given, (float, int)):
-            return given
+        if given is None:
+            return None
         if isinstance(given, torch.Tensor):
             return self._of_tensor(name, given)
         try:
             return float(given)
+        except OverflowError:
+            return self._refused(name, "it is too large")
         except (TypeError, ValueError):
             return self._refused(name, f"it is a {type(given).__name__}, no number")
 
@@ -259,7 +234,7 @@ class AsyncScalars:
         number = self.number(name, given)
         if number is None or isinstance(number, HostCopy) or 0 <= number < float("inf"):
             return number
-        return self._refused(name, f"{number} is no number of {name}")
+        return self._refused(name, f"{number:g} is no number of {name}")
 
     def real_tokens(self, mask: Any) -> list[Number]:
         """How many entries of an attention mask, or of each of several, are not 0."""

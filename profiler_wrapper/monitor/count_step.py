@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.work.flops import flops_of_recording
 from profiler_wrapper.analysis.work.formulas import has_formula
@@ -21,13 +23,6 @@ from profiler_wrapper.trace.reader import read_with_shapes
 
 PROGRAM = f"from {__name__} import main; main(*sys.argv[1:])"
 _POLITENESS = 10  # less important than the training
-_MOST_OPS, _LONGEST_NAME = 20, 200  # of what is not counted
-_BY_TYPE = (
-    "model_flops_by_dtype",
-    "hardware_flops_by_dtype",
-    "causal_model_flops_by_dtype",
-    "causal_hardware_flops_by_dtype",
-)
 
 
 def count_step(trace: str | os.PathLike[str], run: Mapping[str, Any]) -> StepWork:
@@ -50,22 +45,24 @@ def main(trace: str, run: str) -> None:
     """Print the work of the step in `trace`, or the error, as JSON; `run` is a file of JSON too."""
     with contextlib.suppress(AttributeError, OSError):  # no such thing on this system
         os.nice(_POLITENESS)
-    answer: dict[str, Any]
     try:
-        work = count_step(trace, json.loads(Path(run).read_text(encoding="utf-8")))
-        ops = [op[:_LONGEST_NAME] for op in work.uncounted[:_MOST_OPS]]  # nobody reads before the end: a pipe is short
-        answer = {name: dict(getattr(work, name)) for name in _BY_TYPE} | {"uncounted": ops}
+        answer = _Answer(work=count_step(trace, json.loads(Path(run).read_text(encoding="utf-8"))))
     except Exception as error:
-        answer = {"error": error_text(error)[:1000]}
+        answer = _Answer(error=error_text(error)[:1000])
     for path in (trace, run):
         with contextlib.suppress(OSError):
             os.unlink(path)
-    print(json.dumps(answer))
+    print(msgspec.json.encode(answer).decode())
 
 
 def error_text(error: Exception) -> str:
     """The error in words; those that say what is wrong without their type."""
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
+class _Answer(msgspec.Struct):
+    work: StepWork | None = None
+    error: str = ""
 
 
 def read_answer(text: str) -> StepWork:
@@ -75,9 +72,9 @@ def read_answer(text: str) -> StepWork:
         ValueError: it tells of an error, or is no answer.
     """
     try:
-        answer = json.loads(text)
-        if "error" in answer:
-            raise ValueError(answer["error"])
-        return StepWork(**{name: answer[name] for name in _BY_TYPE}, uncounted=tuple(answer["uncounted"]))
-    except (TypeError, KeyError) as error:
+        answer = msgspec.json.decode(text, type=_Answer)
+    except msgspec.MsgspecError as error:
         raise ValueError(f"the process that counts gave no answer: {text[:200]!r}") from error
+    if answer.work is None:
+        raise ValueError(answer.error)
+    return answer.work

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -28,8 +28,6 @@ from profiler_wrapper.monitor.count_step import PROGRAM, count_step, error_text,
 
 # --------------------------------------------------------------------------------------------------
 # Has a recorded step counted, in a process of its own where that can be.
-
-_LOOK_EVERY_S = 0.005
 
 
 class Counting:
@@ -49,7 +47,15 @@ class Counting:
         if not in_process:
             with contextlib.suppress(OSError):  # no process may be started: then it is counted here
                 self._files[1].write_text(json.dumps(run), encoding="utf-8")
-                self._process = _start(*self._files)
+                self._process = start_child(
+                    PROGRAM,
+                    *map(str, self._files),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                    start_new_session=True,  # Ctrl-C is for the training
+                )
         if self._process is None:
             try:
                 self._work = count_step(trace, run)
@@ -64,15 +70,12 @@ class Counting:
         """
         if self._process is None:
             return self._work
-        until = time.monotonic() + wait_s
-        while self._process.poll() is None:
-            if time.monotonic() >= until:
-                return None
-            time.sleep(_LOOK_EVERY_S)
-        assert self._process.stdout is not None
-        answer = self._process.stdout.read()
+        try:
+            answer, _ = self._process.communicate(timeout=wait_s)
+        except subprocess.TimeoutExpired:
+            return None
         self.cancel()
-        self._work = read_answer(answer or "{}")
+        self._work = read_answer(answer)
         return self._work
 
     def cancel(self) -> None:
@@ -88,19 +91,6 @@ class Counting:
                 path.unlink()
 
 
-def _start(trace: Path, run: Path) -> subprocess.Popen[str]:
-    return start_child(
-        PROGRAM,
-        str(trace),
-        str(run),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,  # Ctrl-C is for the training
-    )
-
-
 DEFAULT_FREQUENCY = 500
 FIRST_WAIT_S = 10.0  # for the first measurement, so that the FLOPs are known from the first step on
 COUNTING_MOST_S = 600.0  # for one measurement: then the process that counts it is given up
@@ -108,12 +98,6 @@ _MOST_COMPILING_STEPS = 10
 
 
 _autograd: Any = torch.autograd
-
-
-class _Counting(Protocol):
-    def result(self, *, wait_s: float = ...) -> StepWork | None: ...
-
-    def cancel(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +123,7 @@ class FlopProbe:
         frequency: int | None,
         notices: Notices,
         *,
-        count: Callable[[Path, Mapping[str, Any]], _Counting] = Counting,
+        count: Callable[[Path, Mapping[str, Any]], Counting] = Counting,
     ) -> None:
         self._frequency, self._notices = frequency, notices
         self._count = count
@@ -147,7 +131,7 @@ class FlopProbe:
         self._step = 0
         self._watch: Watch | None = None
         self._scopes: LayerScopes | None = None
-        self._counting: _Counting | None = None
+        self._counting: Counting | None = None
         self._counting_since_s = 0.0
         self._counted_step: int | None = None
         self._any_begun = self._again = False
@@ -214,7 +198,8 @@ class FlopProbe:
             try:
                 session.export(trace)
                 first = self._counted_step is None
-                run = {} if scopes is None else _run_of(scopes)
+                # Compiled code says by its layers what it computes again.
+                run = {} if scopes is None else {"layers": scopes.describe(), "compiled": scopes.describe_compiled()}
                 self._counted_step = self._step
                 self._counting, self._counting_since_s = self._count(trace, run), time.monotonic()
                 if first and self._counting.result(wait_s=FIRST_WAIT_S) is None:
@@ -333,11 +318,6 @@ class FlopProbe:
 
     def _failed(self, error: Exception) -> None:
         self._notices.warn_once("probe", f"the FLOPs of step {self._step} could not be measured: {error_text(error)}")
-
-
-def _run_of(scopes: LayerScopes) -> dict[str, Any]:
-    """What the analysis is told of the layers: compiled code says by them what it computes again."""
-    return {"layers": scopes.describe(), "compiled": scopes.describe_compiled()}
 
 
 def _temporary_file() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -99,10 +100,8 @@ class StepReader:
         self.skipped = 0
         with path.open("rb") as file:
             head = file.readline(1 << 20)
-        try:
+        with contextlib.suppress(*_UNREADABLE):
             self.session = msgspec.json.decode(head, type=_Head).session
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return
 
     def batches(self) -> Iterator[list[StepLine]]:
         """Many at a time. Raises OSError, and at the end BrokenLog if there was none."""
@@ -120,18 +119,18 @@ class StepReader:
             raise BrokenLog(f"{self.path}: not a single step in it.")
 
 
+_UNREADABLE = msgspec.MsgspecError, UnicodeDecodeError
+
+
 def _decoded(lines: list[bytes], decoder: msgspec.json.Decoder[StepLine]) -> list[StepLine]:
     try:
         return decoder.decode_lines(b"".join(lines))
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return [line for text in lines if (line := _one(text, decoder)) is not None]
-
-
-def _one(text: bytes, decoder: msgspec.json.Decoder[StepLine]) -> StepLine | None:
-    try:
-        return decoder.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
+    except _UNREADABLE:
+        found = []
+        for line in lines:
+            with contextlib.suppress(*_UNREADABLE):
+                found.append(decoder.decode(line))
+        return found
 
 
 # --------------------------------------------------------------------------------------------------

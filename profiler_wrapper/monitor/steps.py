@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -139,8 +139,6 @@ class Memory:
 
     def __init__(self, accelerator: Accelerator | None) -> None:
         self._accelerator = accelerator
-        self._statm: int | None = None  # kept open, which makes reading it cheap
-        self._page = 0
         self._peak: int | None = None
 
     @property
@@ -152,20 +150,13 @@ class Memory:
         """Bytes now, and the most since the process began or the user last reset it; None where not known."""
         if self._accelerator is not None:
             return self._accelerator.memory() if self._accelerator.ready() else (None, None)
-        if not self._page:
-            self._page = os.sysconf("SC_PAGE_SIZE")
-            with contextlib.suppress(OSError):  # no such file on this system
-                self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        current = int(os.pread(self._statm, 128, 0).split()[1]) * self._page if self._statm is not None else None
+        try:
+            current = int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except OSError:  # no such file on this system
+            current = None
         known = [size for size in (current, peak_resident_bytes(), self._peak) if size is not None]
         self._peak = max(known, default=None)  # the system's two counts are not of the same instant
         return current, self._peak
-
-    def close(self) -> None:
-        """Let go of the file."""
-        statm, self._statm = self._statm, None
-        if statm is not None:
-            os.close(statm)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -391,8 +382,6 @@ class StepWatch:
             actions.insert(0, self._breakdown.stop)
         if self._layers is not None:
             actions.append(self._layers.close)
-        if self._memory is not None:
-            actions.append(self._memory.close)
         if self._calls is not None:
             actions.append(self._calls.stop)
         actions.append(self._probe.close)

@@ -320,20 +320,13 @@ def formula_of(
 
 def why_over_peak(record: StepRecord, works: StepWorks) -> str:
     """What is likely wrong where a step did more than its device can."""
-    peaks, source = works.roof.peaks, record.flops_source
+    peaks = works.roof.peaks
     assert peaks is not None and record.mfu is not None
-    lower, assumed = peaks.flops("bfloat16"), peaks.flops(works.dtype)
-    is_wide = source != "measured" and works.dtype in ("float32", "float64") and lower is not None
-    if is_wide and assumed is not None and record.mfu * assumed <= lower:  # type: ignore[operator]
-        why = (
-            f"the model computes in a lower precision than the {works.dtype} of its parameters, whose peak was taken: "
-            "give dtype='bfloat16' or its like"
-        )
-    elif source != "given" and (peaks.source.startswith(("given", "measured")) or not peaks.device):
-        why = f"the peak is too low ({peaks.source})"
-    else:
-        why = _LIKELY[source or "measured"]
-    return f"MFU is {record.mfu:.2f} in step {record.step}, and more than 1 cannot be: likely {why}"
+    return (
+        f"MFU is {record.mfu:.2f} in step {record.step}, and more than 1 cannot be: likely "
+        f"{_LIKELY[record.flops_source or 'measured']}; or the peak is too low ({peaks.source}; where the model "
+        "computes in another type than that of its parameters give dtype='bfloat16' or its like)"
+    )
 
 
 _LIKELY: Mapping[FlopsSource, str] = {

@@ -167,8 +167,6 @@ def _write_step(log: SpanLog, step: SeenStep) -> None:
     now = perf_counter_ns()
     if now >= log.look_at:
         log.look(now)
-    heads, offset_ns = log.heads, log.offset_ns
-    line_head = b'%b"step":%d,' % (heads[1], step.number)
     texts: list[bytes] = []
     lines: list[bytes] = []
     for span in spans_of(step):
@@ -176,14 +174,14 @@ def _write_step(log: SpanLog, step: SeenStep) -> None:
         device_ns = device_time_ns(first, last)
         if device_ns is not None:
             device_ns = max(0, device_ns - span.device_waiting_ns)
-        start_ns, lasted = begin + offset_ns, max(0, end - begin)
+        start_ns, lasted = begin + log.offset_ns, max(0, end - begin)
         label, fixed = _fixed(span.kind, span.name, span.layer, span.depth, span.parent)
         known = {name: value for name in _OPTIONAL if (value := getattr(span, name)) is not None}
-        texts.append(text_line(heads[0], label, start_ns, start_ns + lasted, device_ns))
+        texts.append(text_line(label, start_ns, start_ns + lasted, device_ns))
         lines.append(
-            b'%b%b"start_ns":%d,"duration_ns":%d,"thread":%d,%b"device_ns":%b}\n'
+            b'"step":%d,%b"start_ns":%d,"duration_ns":%d,"thread":%d,%b"device_ns":%b}\n'
             % (
-                line_head,
+                step.number,
                 fixed,
                 start_ns,
                 lasted,
@@ -192,7 +190,7 @@ def _write_step(log: SpanLog, step: SeenStep) -> None:
                 b"null" if device_ns is None else b"%d" % device_ns,
             )
         )
-    log.write(b"".join(texts), b"".join(lines), heads)
+    log.write(texts, lines)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -217,11 +217,10 @@ def json_name(name: str) -> bytes:
     return msgspec.json.encode(name[:_LONGEST_NAME].encode("utf-8", "replace").decode())
 
 
-def text_line(head: bytes, name: bytes, start_ns: int, end_ns: int, device_ns: int | None = None) -> bytes:
-    """A line of the text log. Times are nanoseconds since 1970."""
+def text_line(name: bytes, start_ns: int, end_ns: int, device_ns: int | None = None) -> bytes:
+    """A line of the text log, behind its head. Times are nanoseconds since 1970."""
     start, end, lasted = start_ns // 1000, end_ns // 1000, (end_ns - start_ns) // 1000
-    return b"%b%b, start=%d.%06d, end=%d.%06d, cpu_dur=%d.%06ds, cuda_dur=%b" % (
-        head,
+    return b"%b, start=%d.%06d, end=%d.%06d, cpu_dur=%d.%06ds, cuda_dur=%b" % (
         name,
         start // 1_000_000,
         start % 1_000_000,
@@ -239,7 +238,7 @@ def _header_line(**fields: Any) -> bytes:
 
 
 def _with_head(lines: bytes, old: bytes, new: bytes) -> bytes:
-    """Lines that began otherwise; the header they had is left out."""
+    """Lines that began with another head; the header they had is left out."""
     return b"".join(
         new + line[len(old) :] if line.startswith(old) else line
         for line in lines.splitlines(keepends=True)
@@ -400,15 +399,15 @@ class SpanLog:
             pair.close()
 
     def write(
-        self, text: bytes, line: bytes, heads: tuple[bytes, bytes] | None = None, *, pending: bool = False
+        self, texts: Sequence[bytes], lines: Sequence[bytes], *, pending: bool = False, is_header: bool = False
     ) -> int:
-        """Write lines of text and JSON lines.
+        """Write lines of text and JSON lines, behind their heads.
 
         Args:
-            heads: what they begin with; another thread may have opened or moved the files since it was read.
             pending: the device's time is filled in later.
+            is_header: these JSON lines have no head.
 
-        Returns: where the JSON line ends in its file, if it is pending; 0: it was not written.
+        Returns: where the JSON lines end in their file, if they are pending; 0: they were not written.
         """
         if not self._lock.acquire(True, _LOCK_S):
             self.lost += 1
@@ -418,12 +417,11 @@ class SpanLog:
             if pair is None:  # a signal's handler, while this thread opens the files
                 self.lost += 1
                 return 0
-            if heads is not None and heads is not self.heads:
-                text, line = (_with_head(*one) for one in zip((text, line), heads, self.heads, strict=True))
-            if text:
-                pair.text.append(text)
-            if line:
-                pair.lines.append(line)
+            text_head, json_head = self.heads
+            if texts:
+                pair.text.append(b"".join([text_head + text for text in texts]))
+            if lines:
+                pair.lines.append(b"".join(lines if is_header else [json_head + line for line in lines]))
             return pair.lines.tell() if pending else 0
         except (OSError, ValueError) as error:
             failure = error
@@ -445,7 +443,7 @@ class SpanLog:
 
     def add_header(self, **fields: Any) -> None:
         """A JSON line that is no span, and has the one key that the first line has."""
-        self.write(b"", _header_line(**fields))
+        self.write((), (_header_line(**fields),), is_header=True)
 
     def number_lines(self, step: int) -> None:
         """All spans so far that have no step belong to that one."""

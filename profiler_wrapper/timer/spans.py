@@ -242,8 +242,6 @@ class SpanRecorder:
         """Write everything; the path of the text, None: there is none. Waits for the device."""
         if self.events is not None:
             self.events.finish(_WAIT_S)
-        if self._garbage is not None and self._garbage.short and self.log.owner is not None:
-            self.log.add_header(short_gc={"count": self._garbage.short, "duration_ns": self._garbage.short_ns})
         return self.log.flush()
 
     def finish(self) -> None:
@@ -359,9 +357,8 @@ class SpanRecorder:
             more = b'"waiting_ns":%d,' % waiting_ns
         if waiting_ns is not None and around is not None:
             around.waiting_ns = (around.waiting_ns or 0) + waiting_ns
-        heads = log.heads
         begin, end = span.begin_ns + log.offset_ns, end_ns + log.offset_ns
-        json_head = b'%b"step":%b,' % (heads[1], step)
+        in_step = b'"step":%b,' % step  # apart, since `number_lines` may change it
         line = b'%b"start_ns":%d,"duration_ns":%d,"depth":%d,"parent":%b,%b%b' % (
             label.json,
             begin,
@@ -373,18 +370,17 @@ class SpanRecorder:
         )
         last = None if span.event is None or events is None else events.record()
         if events is None or span.event is None or last is None:
-            text = text_line(heads[0], label.text, begin, end)
-            log.write(text, b'%b%b"device_ns":null}\n' % (json_head, line), heads)
+            log.write((text_line(label.text, begin, end),), (in_step + line + b'"device_ns":null}\n',))
             if events is not None:
                 events.give_back(span.event)
             return
         line += PENDING_END
-        line_end = log.write(b"", json_head + line, heads, pending=True)
+        line_end = log.write((), (in_step + line,), pending=True)
 
         def write_device_time(device_ns: int | None) -> None:
             if device_ns is not None:
                 log.fill_in(line_end, line, device_ns)
-            log.write(text_line(heads[0], label.text, begin, end, device_ns), b"", heads)
+            log.write((text_line(label.text, begin, end, device_ns),), ())
 
         events.add(span.event, last, write_device_time)
 
@@ -415,16 +411,12 @@ class SpanRecorder:
 
 class GarbageSpans:
     """The pauses in which Python collects garbage: calls `long_pause()(begin_ns, end_ns)` after each long one, on the
-    thread that had it, and counts the others.
-
-    Attributes:
-        short, short_ns: how many pauses were short, and how long they took in all.
+    thread that had it.
     """
 
     def __init__(self, long_pause: weakref.WeakMethod[Callable[[int, int], None]]) -> None:
         self._long_pause = long_pause
         self._begin_ns = 0
-        self.short = self.short_ns = 0
 
     def install(self) -> None:
         """From now on. Again: nothing more."""
@@ -440,10 +432,7 @@ class GarbageSpans:
         now = perf_counter_ns()
         if phase == "start":
             self._begin_ns = now
-        elif now - self._begin_ns < _SHORTEST_PAUSE_NS:
-            self.short += 1
-            self.short_ns += now - self._begin_ns
-        elif self._begin_ns:
+        elif self._begin_ns and now - self._begin_ns >= _SHORTEST_PAUSE_NS:
             long_pause = self._long_pause()
             if long_pause is not None:
                 long_pause(self._begin_ns, now)

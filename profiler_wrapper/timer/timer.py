@@ -280,16 +280,8 @@ class TimedBlock:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            frame = timer.start(name, True, **about)
-            try:
+            with TimedBlock(timer, name, about):
                 return function(*args, **kwargs)
-            except BaseException:
-                if frame is not None:
-                    timer.stop_within(frame)
-                raise
-            finally:
-                if frame is not None:
-                    timer.stop(frame)
 
         return cast(Function, call)
 

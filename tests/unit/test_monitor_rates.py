@@ -72,7 +72,7 @@ def test_more_than_the_peak_is_told_as_it_is_with_the_likely_cause(tmp_path: Pat
     [
         ("given", "bfloat16", peaks(bfloat16=1e12), "flops_per_step is more than the FLOPs of one step"),
         ("config", "bfloat16", peaks(bfloat16=1e12), "batch_size and seq_length are not those of one step"),
-        ("config", "float32", peaks(bfloat16=1e13, float32=1e12), "lower precision than the float32"),
+        ("config", "float32", peaks(bfloat16=1e13, float32=1e12), "another type than that of its parameters"),
         ("config", "float32", peaks(bfloat16=1.5e12, float32=1e12), "batch_size and seq_length"),
         ("measured", "float32", peaks(bfloat16=1e13, float32=1e12), "the step was not timed whole"),
         (
@@ -96,7 +96,7 @@ def test_each_way_to_more_than_the_peak_has_its_own_cause(source: Any, dtype: st
 
 def test_a_type_that_is_too_wide_is_named_as_the_likely_cause(tmp_path: Path) -> None:
     model = nn.Linear(4, 4)
-    with pytest.warns(ProfilerWrapperWarning, match=r"lower precision than the float32.*dtype='bfloat16'"):
+    with pytest.warns(ProfilerWrapperWarning, match=r"another type than that of its parameters give dtype='bfloat16'"):
         one_step(tmp_path, 0.5, flops_per_step=1e12, peaks=peaks(float32=1e12, bfloat16=1e13), model=model)
 
 

@@ -60,7 +60,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_device_times_are_filled_in_where_their_lines_are(log: SpanLog, tmp_path: Path) -> None:
     lines = [b'{"name":"x","number":%d,' % number + PENDING_END for number in range(3000)]
-    ends = [log.write(b"", line, pending=True) for line in lines]
+    ends = [log.write((), (line,), pending=True, is_header=True) for line in lines]
     for number in range(0, 3000, 777):
         log.fill_in(ends[number], lines[number], 10**9 + number)
     rows = span_rows(lines_of(tmp_path))
@@ -73,9 +73,9 @@ def test_device_times_are_filled_in_where_their_lines_are(log: SpanLog, tmp_path
 
 def test_a_file_that_somebody_cut_goes_on_and_holds_whole_lines(log: SpanLog, tmp_path: Path) -> None:
     line = b'{"name":"x",' + PENDING_END
-    ends = [log.write(b"", line + line, pending=True) for _ in range(3)]
+    ends = [log.write((), (line + line,), pending=True, is_header=True) for _ in range(3)]
     lines_of(tmp_path).write_bytes(b"")
-    log.write(b"", b'{"name":"y"}\n')
+    log.write((), (b'{"name":"y"}\n',), is_header=True)
     log.fill_in(ends[0], line, 7)
     log.close()
     assert [json.loads(one)["name"] for one in lines_of(tmp_path).read_text().splitlines()[:1]] == ["y"]
