@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,7 +23,6 @@ from profiler_wrapper.trace.spans import KINDS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
 
 
 # --------------------------------------------------------------------------------------------------
@@ -84,9 +83,8 @@ def unknown_uses(report: RanksReport) -> str:
 
 def draw_use(axes: Axes, use: Use, firsts: Int, marked: Sequence[int]) -> None:
     """A bar for each column of ranks; those that hold a rank that is named are red, a line is at the median."""
-    parts = np.split(use.values, firsts[1:])
-    pick = np.max if use.is_worse == "high" else np.min
-    heights = [float(pick(part[np.isfinite(part)])) if np.isfinite(part).any() else np.nan for part in parts]
+    worst = np.fmax if use.is_worse == "high" else np.fmin
+    heights = worst.reduceat(use.values, firsts)
     colors = [NAMED_COLOR if at in set(marked) else _BAR for at in range(len(firsts))]
     axes.bar(range(len(firsts)), heights, width=0.86 if len(firsts) <= 128 else 1.0, color=colors, gid=use.name)
     middle = float(np.nanmedian(use.values))
@@ -106,7 +104,6 @@ def draw_use(axes: Axes, use: Use, firsts: Int, marked: Sequence[int]) -> None:
 
 WIDTH_IN = 14.0  # of all pictures of many ranks
 MOST_COLUMNS = 256  # of a heat map; more ranks are put together
-_MOST_BLOCKS = 64
 _FEW_CELLS, _FEW_RANKS = 160, 16  # up to here the numbers stand in them
 _ROW_IN = 0.26
 _LETTERS = 110
@@ -141,15 +138,11 @@ def heat_maps(report: RanksReport) -> list[HeatMap]:
     blocks, of_blocks = layers_beyond(report)
     known = own.wall_ns[np.isfinite(own.wall_ns)]
     least_ms = _LEAST_SHARE * float(np.median(known)) / 1e6 if len(known) else 0.0
+    kinds = [own.kinds[at] for at in used]
     found = []
-    for title, names, values, parts in (
-        (
-            "Own time beyond that of the typical rank",
-            [own.kinds[at] for at in used],
-            beyond_typical(report)[:, used],
-            1,
-        ),
-        ("Forward and backward of blocks beyond that of others", blocks, of_blocks, len(blocks)),
+    for title, names, values, least in (
+        ("Own time beyond that of the typical rank", kinds, beyond_typical(report)[:, used], least_ms),
+        ("Forward and backward of blocks beyond that of others", blocks, of_blocks, least_ms / max(1, len(blocks))),
     ):
         if names:
             firsts, cells = binned(values, MOST_COLUMNS)
@@ -162,7 +155,7 @@ def heat_maps(report: RanksReport) -> list[HeatMap]:
                     rows=tuple(names),
                     values_ms=cells.T,
                     is_difference=True,
-                    least_ms=least_ms / parts,
+                    least_ms=least,
                 )
             )
     return [*found, *_mesh(report)]
@@ -178,7 +171,8 @@ def _mesh(report: RanksReport) -> list[HeatMap]:
     if len(stages) < 2 and (dp is None or "tp" not in report.coordinates):
         return []
     across, columns_of = ("stage", own.stages) if len(stages) > 1 else ("tp", report.coordinates["tp"])
-    down, rows_of = ("dp", dp) if dp is not None else ("rank in stage", _places_within(own.stages))
+    within = np.array([np.sum(own.stages[:at] == stage) for at, stage in enumerate(own.stages)])  # its stage
+    down, rows_of = ("dp", dp) if dp is not None else ("rank in stage", within)
     rows, row_at = np.unique(rows_of, return_inverse=True)
     columns, column_at = np.unique(columns_of, return_inverse=True)
     work = mean(report.steady.own_ns.sum(axis=2)) / 1e6
@@ -223,13 +217,15 @@ def blocks(layers: LayerTimes) -> list[int]:
     Those are its numbered blocks, and of what is in none of them the layers that hold no other.
     """
     names = layers.layers
-    holders = {name[:at] for name in names for at, letter in enumerate(name) if letter == "."}
+    within = {name: _prefixes(name) for name in names}
+    holders = set().union(*within.values())
     numbered = {name for name in names if _is_block(name)}
     if len(numbered) < 2:
         numbered = set()
-    inside = {name for name in names if _prefixes(name) & numbered}
-    found = [at for at, name in enumerate(names) if name in numbered or name not in holders | inside]
-    total = np.where(np.isfinite(layers.own_ns), layers.own_ns, 0.0).sum(axis=(0, 2))
+    found = [
+        at for at, name in enumerate(names) if name in numbered or (name not in holders and not within[name] & numbered)
+    ]
+    total = np.nansum(layers.own_ns, axis=(0, 2))
     whole = total[found].sum()
     return [at for at in found if "." in names[at] or len(found) == 1 or total[at] < _WHOLE_MODEL * (whole - total[at])]
 
@@ -260,14 +256,6 @@ def layers_beyond(report: RanksReport) -> tuple[list[str], Float]:
     return [layers.layers[place] for place in places], beyond / 1e6
 
 
-def _places_within(stages: Int) -> Int:
-    """The how-many-eth of its stage each rank is."""
-    places = np.zeros(len(stages), dtype=np.int64)
-    for stage in np.unique(stages).tolist():
-        places[stages == stage] = np.arange(int((stages == stage).sum()))
-    return places
-
-
 def column_firsts(count: int, most: int) -> Int:
     """The first of so many rows that each of at most `most` columns holds."""
     return np.arange(0, count, max(1, -(-count // most)))
@@ -278,18 +266,9 @@ def binned(values: Float, most: int) -> tuple[Int, Float]:
 
     So one that stands out of thousands still shows.
     """
-    count = len(values)
-    firsts = column_firsts(count, most)
-    if count <= most:
-        return firsts, values
-    each = int(firsts[1])
-    sizes = np.where(np.isfinite(values), np.abs(values), -1.0)
-    found = np.full((len(firsts), values.shape[1]), np.nan)
-    for row, first in enumerate(firsts.tolist()):
-        part = values[first : first + each]
-        farthest = sizes[first : first + each].argmax(axis=0)
-        found[row] = part[farthest, np.arange(values.shape[1])]
-    return firsts, found
+    firsts = column_firsts(len(values), most)
+    highest, lowest = np.fmax.reduceat(values, firsts), np.fmin.reduceat(values, firsts)
+    return firsts, np.where(highest >= -lowest, highest, lowest)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -311,7 +290,7 @@ def draw_heat_map(report: RanksReport, path: str | os.PathLike[str]) -> None:
 
 def heat_map_figure(report: RanksReport) -> Figure:
     """The figure; axes are kinds, then blocks and mesh where there are any, then memory and MFU where known."""
-    maps, uses = [_most_telling(one) for one in heat_maps(report)], uses_of_ranks(report)
+    maps, uses = heat_maps(report), uses_of_ranks(report)
     heights = [1.1 + _ROW_IN * max(2, min(len(one.rows), 32)) for one in maps] + [USE_IN] * len(uses)
     figure = figures.new_figure(100, height_in=1.0 + sum(heights))
     figure.set_figwidth(WIDTH_IN)
@@ -328,15 +307,6 @@ def heat_map_figure(report: RanksReport) -> Figure:
             figures.literal(shorten(unknown, 2 * _LETTERS)), fontsize=figures.FONT_SIZE - 1, x=0.01, ha="left"
         )
     return figure
-
-
-def _most_telling(shown: HeatMap) -> HeatMap:
-    """At most so many rows, in the order that they have: those that differ most."""
-    if len(shown.rows) <= _MOST_BLOCKS or not shown.is_difference:
-        return shown
-    widest = np.nan_to_num(np.abs(shown.values_ms)).max(axis=1)
-    kept = np.sort(np.argsort(-widest, kind="stable")[:_MOST_BLOCKS])
-    return replace(shown, rows=tuple(shown.rows[at] for at in kept.tolist()), values_ms=shown.values_ms[kept])
 
 
 def _draw_map(figure: Figure, axes: Axes, report: RanksReport, shown: HeatMap, firsts: Int) -> None:
@@ -368,41 +338,17 @@ def _draw_map(figure: Figure, axes: Axes, report: RanksReport, shown: HeatMap, f
     labels = [figures.literal(shorten(clean(shown.rows[at], unicode=True), 40)) for at in rows]
     axes.set_yticks(list(rows), labels, fontsize=figures.FONT_SIZE - 1)
     if values.size <= _FEW_CELLS and (values.shape[1] <= _FEW_RANKS or not shown.is_difference):
-        _write_numbers(axes, values, dark, least=least)
-    elif shown.is_difference:
-        _tell_largest(axes, values, least=shown.least_ms)
-    _color_bar(figure, axes, image)
+        for row, column in np.argwhere(np.isfinite(values) & (np.abs(values) >= least)).tolist():
+            value, color = float(values[row, column]), "white" if dark[row, column] else figures.INK
+            text = f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 1 else f"{value:.2f}"
+            axes.text(column, row, text, ha="center", va="center", fontsize=figures.FONT_SIZE - 2, color=color)
+    bar = figure.colorbar(image, ax=axes, pad=0.01, fraction=0.03)
+    bar.ax.tick_params(labelsize=figures.FONT_SIZE - 2)
+    bar.set_label("ms", fontsize=figures.FONT_SIZE - 2)
     axes.set_title(title, loc="left", fontsize=figures.FONT_SIZE + 1, fontweight="bold", pad=14)
     for row, column in shown.named:
         corner = (column - 0.5, row - 0.5)
         axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=NAMED_COLOR, linewidth=3, gid="named"))
-
-
-def _color_bar(figure: Figure, axes: Axes, image: AxesImage) -> None:
-    bar = figure.colorbar(image, ax=axes, pad=0.01, fraction=0.03)
-    bar.ax.tick_params(labelsize=figures.FONT_SIZE - 2)
-    bar.set_label("ms", fontsize=figures.FONT_SIZE - 2)
-
-
-def _tell_largest(axes: Axes, cells: Float, *, least: float) -> None:
-    """The number of the cell that is highest, beside it, where that is much."""
-    known = np.where(np.isfinite(cells), cells, -np.inf)
-    row, column = np.unravel_index(int(known.argmax()), cells.shape)
-    if not known[row, column] >= max(least, 1e-9):
-        return
-    is_right = column < 0.8 * cells.shape[1]
-    axes.annotate(
-        f"+{_short(float(known[row, column]))} ms",
-        (float(column) + (0.5 if is_right else -0.5), float(row)),
-        xytext=(5 if is_right else -5, 0),
-        textcoords="offset points",
-        ha="left" if is_right else "right",
-        va="center",
-        fontsize=figures.FONT_SIZE,
-        fontweight="bold",
-        color=NAMED_COLOR,
-        gid="largest",
-    )
 
 
 def marked_columns(report: RanksReport, firsts: Int) -> list[int]:
@@ -446,23 +392,11 @@ def _name_ranks(axes: Axes, report: RanksReport, firsts: Int) -> None:
     )
 
 
-def _rank_label(ranks: Int, firsts: Int, column: int, named: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> str:
+def _rank_label(ranks: Int, firsts: Int, column: int, named: Bool) -> str:
     """The first rank of a column, or the one in it that is named."""
+    first = int(firsts[column])
     end = int(firsts[column + 1]) if column + 1 < len(firsts) else len(ranks)
-    inside = np.flatnonzero(named[int(firsts[column]) : end])
-    return str(int(ranks[int(firsts[column]) + (int(inside[0]) if len(inside) else 0)]))
-
-
-def _write_numbers(axes: Axes, cells: Float, dark: Bool, *, least: float) -> None:
-    for row, column in np.argwhere(np.abs(np.nan_to_num(cells)) >= least).tolist():
-        if np.isfinite(cells[row, column]):
-            color = "white" if dark[row, column] else figures.INK
-            text = _short(float(cells[row, column]))
-            axes.text(column, row, text, ha="center", va="center", fontsize=figures.FONT_SIZE - 2, color=color)
-
-
-def _short(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 1 else f"{value:.2f}"
+    return str(int(ranks[first + int(named[first:end].argmax())]))
 
 
 def verdict_title(figure: Figure, report: RanksReport) -> None:
@@ -484,8 +418,7 @@ def verdict_title(figure: Figure, report: RanksReport) -> None:
 # --------------------------------------------------------------------------------------------------
 # A job of many ranks as a timeline: a lane for each rank, what it did in a few steps.
 
-_TALLEST_IN = 30.0
-_FEW_LANES, _MANY_LANES = 12, 64
+_MANY_LANES = 64
 PIXELS = 3000  # what lies closer together than a picture this wide shows is drawn as one
 _MOST_LABELS = 64
 _FRAME, _BAND = 1.8, 0.13
@@ -554,9 +487,7 @@ def timeline_figure(report: RanksReport, drawn: Timeline) -> Figure:
 
 def lane_in(lanes: int) -> float:
     """Inches of a lane: of many it is thin, so that the picture stays one."""
-    if lanes <= _FEW_LANES:
-        return min(0.5, max(0.32, 3.2 / lanes))
-    return 0.22 if lanes <= _MANY_LANES else max(0.02, min(0.22, _TALLEST_IN / lanes, 0.22 * _MANY_LANES / lanes))
+    return max(0.02, min(0.5, 14 / lanes))
 
 
 def _draw_bars(axes: Axes, bars: Bars, gap_ns: float, lanes: int, *, zorder: float) -> None:

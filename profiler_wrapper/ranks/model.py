@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.trace.spans import KINDS
+from profiler_wrapper.trace.spans import KINDS, Gap
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
@@ -233,15 +233,6 @@ class NamedSpan:
         return self.slowest_ns - (self.others_ns or 0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
-    """What the report lacks, and why: a rank without a file, a torn line, steps that not all ranks have."""
-
-    what: str
-    reason: str
-    rank: int | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RanksReport:
     """A job of many ranks: what reports draw and `--format json` prints."""
@@ -265,7 +256,7 @@ class RanksReport:
     peak_unknown: str | None = None  # why peaks of memory are not known, of all ranks or of which
     mfu_unknown: str | None = None
     replay_unknown: str | None = None  # why there is no replay, where it was tried
-    missing: tuple[Missing, ...] = ()
+    missing: tuple[Gap, ...] = ()  # a rank without a file, a torn line, steps that not all ranks have
     named_spans: tuple[NamedSpan, ...] = ()  # that which differs most between ranks first
     spans: int = 0
 

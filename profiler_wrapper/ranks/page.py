@@ -21,6 +21,7 @@ _VIEWS = (
 )  # fmt: skip
 _MOST_LANES = 256  # that a browser draws in a moment
 _MOST_LAYERS = 2000
+_LAYER = ("layer", "kind", "ranks", "quickest_ms", "slowest_ms", "slowest_rank", "outliers", "beyond_ms")
 _PIXELS = 1500  # what lies closer together than a screen shows is one bar
 
 
@@ -68,18 +69,8 @@ def page_data(
         "timeline": _timeline(report, database, ranks),
         "heat": [_heat_map(one) for one in heat_maps(report)],
         "over_ranks": [
-            {
-                "layer": row.layer,
-                "kind": row.kind,
-                "ranks": row.ranks,
-                "median_ms": row.typical_ms,
-                "spread_ms": row.spread_ms,
-                "quickest_ms": row.quickest_ms,
-                "slowest_ms": row.slowest_ms,
-                "slowest_rank": row.slowest_rank,
-                "outliers": row.outliers,
-                "beyond_ms": row.beyond_ms,
-            }
+            {name: getattr(row, name) for name in _LAYER}
+            | {"median_ms": row.typical_ms, "spread_ms": row.typical_deviation_ms}
             for row in layers[:_MOST_LAYERS]
         ],
     }

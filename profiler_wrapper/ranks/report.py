@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +24,6 @@ from profiler_wrapper.ranks.model import (
     Float,
     Int,
     LayerTimes,
-    Missing,
     NamedSpan,
     OwnTimes,
     RanksReport,
@@ -51,7 +52,7 @@ from profiler_wrapper.ranks.times import (
 )
 from profiler_wrapper.trace.atomic import finite
 from profiler_wrapper.trace.run_directory import RESULT_FILE, RUN_FILE
-from profiler_wrapper.trace.spans import ranges
+from profiler_wrapper.trace.spans import Gap, ranges
 
 _COORDINATES = ("dp", "tp", "cp", "ep", "pp")
 _MOSTLY = 0.9  # of compute spans that have a device's time, so that it counts instead of the CPU's
@@ -77,12 +78,9 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     steady = steady_times(own)
     layers = layer_times(database, basis=basis)
     replayed = what_if(database, align=None if clocks is None else partial(align, clocks))
-    replay, replay_unknown = (replayed, None) if isinstance(replayed, Replay) else (None, replayed.reason)
+    replay, replay_unknown = (replayed, None) if isinstance(replayed, Replay) else (None, replayed)
     about = _about_ranks(database, own.ranks)
-    results = results_of(loaded.root, own.ranks)
     hosts = tuple(str(rank.get("host") or "") for rank in about)
-    missing = [Missing(what=gap.what, reason=gap.reason, rank=gap.rank) for gap in loaded.missing]
-    missing += steps_missing(own)
     verdict = diagnose(own, arrived, layers, replay)
     named = named_spans(database, steady)
     verdict = with_name(verdict, named)
@@ -105,13 +103,10 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         world_size=loaded.world_size,
         communication=communication(database),
         clocks=clocks,
-        peak_bytes=results.peak_bytes,
-        mfu=results.mfu,
-        peak_unknown=results.peak_unknown,
-        mfu_unknown=results.mfu_unknown,
-        missing=tuple(missing),
+        missing=(*loaded.missing, *steps_missing(own)),
         named_spans=named,
         spans=int(database.execute("SELECT count(*) FROM spans").fetchone()[0]),
+        **results_of(loaded.root, own.ranks)._asdict(),
     )
 
 
@@ -142,34 +137,21 @@ def _basis(loaded: LoadedSpans) -> Basis:
     return "device" if share is not None and share >= _MOSTLY else "cpu"
 
 
-def steps_missing(own: OwnTimes) -> list[Missing]:
+def steps_missing(own: OwnTimes) -> list[Gap]:
     """Steps that not all ranks have: those in which a rank is missing are named."""
     known = np.isfinite(own.wall_ns)
-    lacking = ~known.all(axis=0)
-    if not lacking.any():
-        return []
-    places = np.flatnonzero(lacking)
+    places = np.flatnonzero(~known.all(axis=0))
+    ranks = own.ranks[places].tolist()
     if len(places) > _NAMED_RANKS:
-        missing = ranges(own.ranks[places].tolist())
         worst = int((~known[:, places]).sum(axis=0).max())
-        return [
-            Missing(
-                what=f"steps of {len(places)} ranks: {missing}",
-                reason=f"others have steps that they lack, up to {worst}",
-            )
-        ]
-    return [
-        Missing(
-            what=f"{_steps(own.steps[~known[:, place]].tolist())} of rank {int(own.ranks[place])}",
-            reason=_why_missing(own.steps, known[:, place]),
-            rank=int(own.ranks[place]),
-        )
-        for place in places.tolist()
-    ]
-
-
-def _steps(numbers: list[int]) -> str:
-    return f"step{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
+        reason = f"others have steps that they lack, up to {worst}"
+        return [Gap(f"steps of {len(places)} ranks: {ranges(ranks)}", reason)]
+    gaps = []
+    for rank, has in zip(ranks, known[:, places].T, strict=True):
+        steps = own.steps[~has].tolist()
+        what = f"step{'s' if len(steps) > 1 else ''} {ranges(steps)} of rank {rank}"
+        gaps.append(Gap(what, _why_missing(own.steps, has), rank))
+    return gaps
 
 
 def _why_missing(steps: Int, known: Bool) -> str:
@@ -239,23 +221,23 @@ class RankResults(NamedTuple):
 def results_of(root: Path, ranks: Int) -> RankResults:
     """Reads `rank<k>*/result.json` below `root`; what is wrong with one is a reason, and no error."""
     files = {_rank_of(file): file for file in root.glob(f"rank*/{RESULT_FILE}")}
-    peak, mfu = np.full(len(ranks), np.nan), np.full(len(ranks), np.nan)
-    why_peak: dict[str, list[int]] = {}
-    why_mfu: dict[str, list[int]] = {}
+    peak, mfu = np.full((2, len(ranks)), np.nan)
+    why_peak: dict[str, list[int]] = defaultdict(list)
+    why_mfu: dict[str, list[int]] = defaultdict(list)
     for place, rank in enumerate(ranks.tolist()):
         result = _read(files.get(rank)) if place < _MOST_RESULTS else f"only the first {_MOST_RESULTS} are read"
         if isinstance(result, str):
-            why_peak.setdefault(result, []).append(rank)
-            why_mfu.setdefault(result, []).append(rank)
+            why_peak[result].append(rank)
+            why_mfu[result].append(rank)
             continue
         if result.memory and result.memory.peak and result.memory.peak.allocated_bytes is not None:
             peak[place] = result.memory.peak.allocated_bytes
         else:
-            why_peak.setdefault("no allocation was recorded", []).append(rank)
+            why_peak["no allocation was recorded"].append(rank)
         if result.utilization and result.utilization.mfu is not None:
             mfu[place] = result.utilization.mfu
         else:
-            why_mfu.setdefault(_why_no_mfu(result), []).append(rank)
+            why_mfu[_why_no_mfu(result)].append(rank)
     if not files.keys() & set(ranks.tolist()):
         return RankResults(None, None, _NO_FILES, _NO_FILES)
     return RankResults(
@@ -313,13 +295,13 @@ class LayerOverRanks:
     kind: str
     ranks: int
     median_ms: float
-    typical_ms: float  # the median; of two the quicker
-    deviation_ms: float  # standard deviation over ranks
-    spread_ms: float  # 1.48 times the median deviation over ranks
-    quickest_ms: float
     slowest_ms: float
     slowest_rank: int | None  # None: all take equally long
+    spread_ms: float  # standard deviation over ranks
+    quickest_ms: float
+    typical_deviation_ms: float  # 1.48 times the median deviation over ranks
     outliers: tuple[int, ...]  # ranks far beyond the others, the slowest first
+    typical_ms: float  # the median; of two the quicker
 
     @property
     def beyond_ms(self) -> float:
@@ -347,13 +329,13 @@ def layers_over_ranks(layers: LayerTimes | None) -> list[LayerOverRanks]:
                     kind=kind,
                     ranks=len(times),
                     median_ms=float(np.median(times)) / 1e6,
-                    typical_ms=usual / 1e6,
-                    deviation_ms=float(np.std(times)) / 1e6,
-                    spread_ms=spread / 1e6,
-                    quickest_ms=float(times.min()) / 1e6,
                     slowest_ms=float(times[slowest]) / 1e6,
                     slowest_rank=None if equal else int(ranks[slowest]),
+                    spread_ms=float(np.std(times)) / 1e6,
+                    quickest_ms=float(times.min()) / 1e6,
+                    typical_deviation_ms=spread / 1e6,
                     outliers=outliers,
+                    typical_ms=usual / 1e6,
                 )
             )
     return rows
@@ -378,10 +360,10 @@ def report_dict(report: RanksReport) -> dict[str, Any]:
             "communication": [
                 asdict(row) | {"is_call": is_call(row, report.communication)} for row in report.communication
             ],
-            "layers": [_layer_dict(row) for row in layers_over_ranks(report.layers)],
-            "named_spans": [_named_span_dict(row) for row in report.named_spans],
+            "layers": [_without(asdict(row), "typical_ms") for row in layers_over_ranks(report.layers)],
+            "named_spans": [_per_step(asdict(row)) for row in report.named_spans],
             "clocks": None if report.clocks is None else _clock_dict(report.clocks),
-            "missing": [asdict(row) for row in report.missing],
+            "missing": [gap._asdict() for gap in report.missing],
             "unknown": {
                 "peak_bytes": report.peak_unknown,
                 "mfu": report.mfu_unknown,
@@ -431,11 +413,7 @@ def _slowdown(report: RanksReport) -> float | None:
 
 
 def _verdict_dict(report: RanksReport) -> dict[str, Any]:
-    verdict = report.verdict
-    found = asdict(verdict)
-    for key in ("lost", "step", "ideal"):
-        value = found.pop(f"{key}_ns")
-        found[f"{key}_ms_per_step"] = None if value is None else value / 1e6
+    found = _per_step(asdict(report.verdict))
     step, ideal = found["step_ms_per_step"], found["ideal_ms_per_step"]
     found["differ_ms_per_step"] = None if step is None or ideal is None else max(0.0, step - ideal)
     if len(np.unique(report.own.stages)) < 2:
@@ -444,30 +422,16 @@ def _verdict_dict(report: RanksReport) -> dict[str, Any]:
     return found
 
 
-def _layer_dict(row: LayerOverRanks) -> dict[str, Any]:
+def _per_step(row: dict[str, Any]) -> dict[str, Any]:
+    """With its times in milliseconds."""
     return {
-        "layer": row.layer,
-        "kind": row.kind,
-        "ranks": row.ranks,
-        "median_ms": row.median_ms,
-        "slowest_ms": row.slowest_ms,
-        "slowest_rank": row.slowest_rank,
-        "spread_ms": row.deviation_ms,
-        "quickest_ms": row.quickest_ms,
-        "typical_deviation_ms": row.spread_ms,
-        "outliers": row.outliers,
+        key.replace("_ns", "_ms_per_step"): value / 1e6 if key.endswith("_ns") and value is not None else value
+        for key, value in row.items()
     }
 
 
-def _named_span_dict(row: NamedSpan) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "slowest_rank": row.slowest_rank,
-        "slowest_ms_per_step": row.slowest_ns / 1e6,
-        "others_ms_per_step": None if row.others_ns is None else row.others_ns / 1e6,
-        "per_step": row.per_step,
-        "nested": row.nested,
-    }
+def _without(row: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != key}
 
 
 def _lost_dicts(accounting: Accounting) -> list[dict[str, Any]]:
@@ -497,15 +461,14 @@ def _rank_dicts(report: RanksReport, *, waiting_known: bool) -> list[dict[str, A
     steady, arrivals, replay, scores = report.steady, report.arrivals, report.replay, report.scores
     own_ms, waiting_ms, wall_ms = (mean(values) / 1e6 for values in (steady.own_ns, steady.waiting_ns, steady.wall_ns))
     matched_steps = len(np.unique(arrivals.step)) if arrivals else 0
-    late_at = {rank: at for at, rank in enumerate(arrivals.ranks.tolist())} if arrivals else {}
-    replayed_at = {rank: at for at, rank in enumerate(replay.ranks.tolist())} if replay else {}
+    late, times_last, shares = dict[int, float](), dict[int, int](), dict[int, float]()
+    if arrivals is not None:
+        late = dict(zip(arrivals.ranks.tolist(), (arrivals.late_ns / 1e6).tolist(), strict=True))
+        times_last = dict(zip(arrivals.ranks.tolist(), arrivals.times_last.tolist(), strict=True))
+    if replay is not None:
+        shares = dict(zip(replay.ranks.tolist(), replay.share_of_rank.tolist(), strict=True))
     rows = []
     for at, rank in enumerate(steady.ranks.tolist()):
-        late = replayed = None
-        if arrivals is not None and rank in late_at:
-            late = float(arrivals.late_ns[late_at[rank]]) / 1e6
-        if replay is not None and rank in replayed_at:
-            replayed = float(replay.share_of_rank[replayed_at[rank]])
         relative, individual = bool(scores.flagged_relative[at]), bool(scores.flagged_individual[at])
         rows.append(
             {
@@ -523,10 +486,10 @@ def _rank_dicts(report: RanksReport, *, waiting_known: bool) -> list[dict[str, A
                 "flagged": relative or individual,
                 "flagged_relative": relative,
                 "flagged_individual": individual,
-                "times_last": None if arrivals is None or late is None else int(arrivals.times_last[late_at[rank]]),
-                "late_ms": late,
-                "late_ms_per_step": None if late is None else late / matched_steps,
-                "share": replayed,
+                "times_last": times_last.get(rank),
+                "late_ms": late.get(rank),
+                "late_ms_per_step": late[rank] / matched_steps if rank in late else None,
+                "share": shares.get(rank),
                 "peak_bytes": None if report.peak_bytes is None else float(report.peak_bytes[at]),
                 "mfu": None if report.mfu is None else float(report.mfu[at]),
             }
@@ -536,20 +499,13 @@ def _rank_dicts(report: RanksReport, *, waiting_known: bool) -> list[dict[str, A
 
 def _stage_dicts(report: RanksReport) -> list[dict[str, Any]]:
     replay = report.replay
-    replayed_at = {stage: at for at, stage in enumerate(replay.stages.tolist())} if replay else {}
+    shares = dict(zip(replay.stages.tolist(), replay.share_of_stage.tolist(), strict=True)) if replay else {}
     work = report.steady.own_ns.sum(axis=2)
     rows = []
     for stage in np.unique(report.steady.stages).tolist():
         members = work[:, report.steady.stages == stage]
-        share = None if replay is None or stage not in replayed_at else float(replay.share_of_stage[replayed_at[stage]])
-        rows.append(
-            {
-                "stage": stage,
-                "ranks": int(members.shape[1]),
-                "own_ms_per_step": float(median(members.ravel())) / 1e6,
-                "share": share,
-            }
-        )
+        own_ms = float(median(members.ravel())) / 1e6
+        rows.append({"stage": stage, "ranks": members.shape[1], "own_ms_per_step": own_ms, "share": shares.get(stage)})
     return rows
 
 
@@ -590,20 +546,22 @@ def named_spans(database: Database, own: OwnTimes) -> tuple[NamedSpan, ...]:
             WHERE kind = 'other' AND name <> 'other' AND (parent IS NULL OR parent <> name)),
         most AS (SELECT name FROM named GROUP BY name ORDER BY sum(duration_ns) DESC, name LIMIT ?)
         SELECT name, rank, sum(duration_ns)::DOUBLE, count(*), min(depth) FROM named SEMI JOIN most USING (name)
-        GROUP BY name, rank""",
+        GROUP BY name, rank ORDER BY name, rank""",
         [_MOST_NAMES],
     ).fetchall()
     place = {rank: at for at, rank in enumerate(own.ranks.tolist())}
     steps = np.isfinite(own.wall_ns).sum(axis=0)  # (R,)
-    sums: dict[str, tuple[Float, int, int]] = {}
-    for name, rank, duration_ns, count, depth in rows:
-        if rank in place:
-            times, counted, least = sums.get(name, (np.zeros(len(own.ranks)), 0, depth))
-            times[place[rank]] += duration_ns
-            sums[name] = (times, counted + count, min(least, depth))
     there = np.flatnonzero(steps > 0)
     found = []
-    for name, (times, counted, depth) in sums.items():
+    for name, of_name in groupby(rows, key=lambda row: row[0]):
+        times, count, depth = np.zeros(len(own.ranks)), 0, []
+        for _, rank, duration_ns, spans, least in of_name:
+            if rank in place:
+                times[place[rank]] = duration_ns
+                count += spans
+                depth.append(least)
+        if not depth:
+            continue
         each = times[there] / steps[there]
         slowest = int(each.argmax())
         others = np.delete(each, slowest)
@@ -613,8 +571,8 @@ def named_spans(database: Database, own: OwnTimes) -> tuple[NamedSpan, ...]:
                 slowest_rank=int(own.ranks[there[slowest]]),
                 slowest_ns=float(each[slowest]),
                 others_ns=float(np.median(others)) if len(others) else None,
-                per_step=counted / int(steps.sum()),
-                nested=depth > 0,
+                per_step=count / int(steps.sum()),
+                nested=min(depth) > 0,
             )
         )
     return tuple(sorted(found, key=lambda one: (-one.beyond_ns, one.name)))

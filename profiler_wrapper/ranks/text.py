@@ -15,36 +15,36 @@ from profiler_wrapper.ranks.model import CommunicationRow, RanksReport, Suspect
 from profiler_wrapper.ranks.report import layers_over_ranks
 from profiler_wrapper.ranks.times import SLOW, WINDOWS, is_call, typical, waiting_source
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
+from profiler_wrapper.units import file_size
 
 # --------------------------------------------------------------------------------------------------
 # What texts on many ranks are made of: tables that fit, wrapped lines, numbers with few digits.
 
 
 def table(
-    title: str,
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    width: int,
-    *,
-    left_columns: int = 2,
-    notes: Sequence[str] = (),
+    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, notes: Sequence[str] = ()
 ) -> str:
     """A table below its title, with notes below it; its last columns are left out until it fits."""
     if not rows:
         return ""
-    used = [at for at in range(len(header)) if any(row[at] for row in rows)]
-    while True:
-        text = grid([header[at] for at in used], [[row[at] for at in used] for row in rows], left_columns=left_columns)
-        if width_of(text) <= width or len(used) <= 2:
-            break
-        used.pop()
+    columns = {name: (at, [row[at] for row in rows]) for at, name in enumerate(header)}
+    text, _ = fitting(columns, width, left_columns=2)
     lines = [shorten(line, width) for line in text.split("\n")]
     return "\n".join([*wrapped(title, width), *lines, *wrapped("; ".join(notes), width, first="  ")])
 
 
-def width_of(text: str) -> int:
-    """Columns of its longest line."""
-    return max(cells(line) for line in text.split("\n"))
+Columns = dict[str, tuple[int, list[str]]]  # name: (how soon it is left out, texts)
+
+
+def fitting(columns: Columns, width: int, *, left_columns: int = 1) -> tuple[str, list[str]]:
+    """The table of the columns that have texts and fit, and the names of those that do not."""
+    kept, left_out = [name for name, (_, texts) in columns.items() if any(texts)], list[str]()
+    while True:
+        rows = list(zip(*(columns[name][1] for name in kept), strict=True))
+        text = grid(kept, rows, left_columns=left_columns)
+        if max(map(cells, text.split("\n"))) <= width or len(kept) <= left_columns:
+            return text, left_out
+        left_out.append(kept.pop(max(range(len(kept)), key=lambda at: (columns[kept[at]][0], at))))
 
 
 def wrapped(text: str, width: int, *, first: str = "") -> list[str]:
@@ -68,22 +68,9 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def number(value: float | None, decimals: int) -> str:
-    """Empty where it is not known."""
-    return "" if value is None or not math.isfinite(value) else f"{value:.{decimals}f}"
-
-
 def percent(share: float) -> str:
     """`0.5` -> `50 %`."""
     return f"{100 * share:.0f} %" if math.isfinite(share) else "-"
-
-
-def byte_count(value: int) -> str:
-    """Bytes in the unit that fits them."""
-    for size, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if value >= size:
-            return f"{value / size:.1f} {unit}"
-    return f"{value} B"
 
 
 def few(ranks: Sequence[int]) -> str:
@@ -97,8 +84,6 @@ def few(ranks: Sequence[int]) -> str:
 _MOST_RANKS = 16
 _SCORES = ("relative", "individual")
 
-Columns = dict[str, tuple[int, list[str]]]  # name: (how soon it is left out, texts)
-
 
 def ranks_table(report: RanksReport, width: int) -> str:
     """Those that are named, marked, and those with the most time of their own; what each column says is below."""
@@ -109,15 +94,15 @@ def ranks_table(report: RanksReport, width: int) -> str:
     named = report.named_ranks
     shown = _shown(rows, named)
     columns = _columns(report, data, shown, named)
-    names = [name for name, (_, texts) in columns.items() if any(texts)]
-    text, left_out = _fitting(columns, names, width)
+    text, left_out = fitting(columns, width)
+    names = [name for name, (_, texts) in columns.items() if any(texts) and name not in left_out]
     count = len(report.steady.steps)
     then = "" if data["waiting"] == "unknown" else ", then what it waited for others"
     title = (
         f"Ranks: what each did itself{then}, in ms per step "
         f"(mean of the {count} step{'' if count == 1 else 's'} that {'was' if count == 1 else 'were'} judged)"
     )
-    notes = _notes(report, data, [name for name in names if name not in left_out], left_out, len(shown))
+    notes = _notes(report, data, names, left_out, len(shown))
     return "\n".join([*wrapped(title, width), text, *wrapped("; ".join(notes), width, first="  ")])
 
 
@@ -155,7 +140,7 @@ def _columns(
 def _scored(score: float | None, flagged: bool) -> str:
     if score is None:
         return ""
-    return number(score, 2) + ("!" if score < SLOW else "*" if flagged else "")
+    return f"{score:.2f}" + ("!" if score < SLOW else "*" if flagged else "")
 
 
 def _notes(
@@ -194,17 +179,6 @@ def _notes(
     if report.own.basis == "device":
         notes.append("forward, backward and recompute are the device's time")
     return notes
-
-
-def _fitting(columns: Columns, names: Sequence[str], width: int) -> tuple[str, list[str]]:
-    """The table of the columns that fit, and the names of the others."""
-    kept, left_out = list(names), list[str]()
-    while True:
-        text = grid(kept, list(zip(*(columns[name][1] for name in kept), strict=True)))
-        if width_of(text) <= width or len(kept) == 1:
-            return text, left_out
-        worst = max(range(len(kept)), key=lambda at: (columns[kept[at]][0], at))
-        left_out.append(kept.pop(worst))
 
 
 def _shown(rows: Sequence[dict[str, Any]], named: Iterable[int]) -> list[dict[str, Any]]:
@@ -306,7 +280,7 @@ def layers_table(report: RanksReport, width: int) -> str:
             row.kind,
             ms(row.typical_ms),
             ms(row.quickest_ms),
-            ms(row.spread_ms),
+            ms(row.typical_deviation_ms),
             ms(row.slowest_ms),
             "" if row.slowest_rank is None else f"rank {row.slowest_rank}",
             f"rank {few(row.outliers)}" if row.outliers else "",
@@ -348,7 +322,7 @@ def _of_one(row: CommunicationRow, *, staged: bool, call: bool) -> list[str]:
         shorten(clean(group), 16) or "-",
         str(row.size),
         f"{row.instances:,}",
-        "" if row.bytes is None else byte_count(row.bytes),
+        "" if row.bytes is None else file_size(row.bytes),
         "" if row.bandwidth_bytes_per_s is None else f"{row.bandwidth_bytes_per_s / 1e9:.3g}",
         ms(row.time_ns / 1e6 / ranks) + " ?" if row.transfer_ns is None else ms(row.transfer_ns / 1e6 / ranks),
         "?" if row.waiting_ns is None else ms(row.waiting_ns / 1e6 / ranks),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count, groupby
 from pathlib import Path
@@ -48,27 +49,15 @@ def drawn_steps(report: RanksReport, count: int = DRAWN_STEPS) -> list[int]:
 
 
 def chosen_ranks(report: RanksReport, most: int, *, also: Iterable[int] = ()) -> list[int]:
-    """Ranks to be drawn one by one: all, or those named or suspected, `also`, one of each stage, others evenly spread.
-
-    A rank that is named has the two beside it in its stage with it, to be compared with.
-    """
+    """Ranks to be drawn: all, or those named or suspected, `also`, one of each stage, others evenly spread."""
     own = report.own
     ranks: list[int] = own.ranks.tolist()
     if len(ranks) <= most:
         return ranks
     named = sorted(report.named_ranks)[: most // 2]
-    stage_of = dict(zip(ranks, own.stages.tolist(), strict=True))
-    beside = [
-        one
-        for rank in named[:4]
-        for one in (rank - 1, rank + 1)
-        if rank in stage_of and stage_of.get(one) == stage_of[rank]
-    ]
     suspected = [one.rank for one in report.verdict.suspects[:4] if one.rank is not None]
-    of_stages = [int(own.ranks[own.stages == stage][0]) for stage in np.unique(own.stages).tolist()]
-    wanted = list(dict.fromkeys(one for one in (*named, *suspected, *also, *beside, *of_stages) if one in stage_of))[
-        :most
-    ]
+    of_stages = own.ranks[np.unique(own.stages, return_index=True)[1]].tolist()
+    wanted = list(dict.fromkeys(one for one in (*named, *suspected, *also, *of_stages) if one in set(ranks)))[:most]
     rest = [rank for rank in ranks if rank not in set(wanted)]
     spread = np.linspace(0, len(rest) - 1, most - len(wanted)).round().astype(int)
     return sorted([*wanted, *(rest[at] for at in spread.tolist())])
@@ -177,18 +166,8 @@ def lane_spans(
         WHERE {where}""",
     )
     order = np.lexsort((found["start_ns"], found["rank"]))
-    numbers = {name: values[order].astype(np.int64) for name, values in found.items()}
-    return LaneSpans(
-        rank=numbers["rank"],
-        step=numbers["step"],
-        kind=numbers["kind"],
-        start_ns=numbers["start_ns"],
-        duration_ns=numbers["duration_ns"],
-        waiting_ns=numbers["waiting_ns"],
-        depth=numbers["depth"],
-        on_main=numbers["on_main"] > 0,
-        is_marked=numbers["is_marked"] > 0,
-    )
+    columns: dict[str, Any] = {name: values[order].astype(np.int64) for name, values in found.items()}
+    return LaneSpans(**columns | {name: columns[name] > 0 for name in ("on_main", "is_marked")})
 
 
 def _aligned_start(database: Database) -> tuple[str, str]:
@@ -427,22 +406,17 @@ def write_ranks_trace(
         "baseTimeNanoseconds": base,
         "metadata": {"run": report.run, "verdict": report.verdict.sentence, "left_out": left_out},
     }
-    with path.open("wb") as file:
-        if not path.name.endswith(".gz"):
-            _write(file, head, _events(report, database, where, left_out, base, end))
-            return
-        # Without a name and a time in its header, so that the same spans are the same file.
-        with gzip.GzipFile(filename="", mode="wb", compresslevel=_COMPRESSION, fileobj=file, mtime=0) as packed:
-            _write(packed, head, _events(report, database, where, left_out, base, end))
-
-
-def _write(file: IO[bytes] | gzip.GzipFile, head: Event, events: Iterator[Event]) -> None:
-    text = json.dumps(head, allow_nan=False, separators=(",", ":"))
-    file.write(f'{text[:-1]},"traceEvents":['.encode())
-    for at, event in enumerate(events):
-        line = json.dumps(event, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-        file.write(f"{',' if at else ''}\n{line}".encode())
-    file.write(b"\n]}\n")
+    with ExitStack() as files:
+        file: IO[bytes] | gzip.GzipFile = files.enter_context(path.open("wb"))
+        if path.name.endswith(".gz"):  # no name and time in its header, so that the same spans are the same file
+            packed = gzip.GzipFile(filename="", mode="wb", compresslevel=_COMPRESSION, fileobj=file, mtime=0)
+            file = files.enter_context(packed)
+        text = json.dumps(head, allow_nan=False, separators=(",", ":"))
+        file.write(f'{text[:-1]},"traceEvents":['.encode())
+        for at, event in enumerate(_events(report, database, where, left_out, base, end)):
+            line = json.dumps(event, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+            file.write(f"{',' if at else ''}\n{line}".encode())
+        file.write(b"\n]}\n")
 
 
 def _events(report: RanksReport, database: Database, where: str, left_out: str, base: int, end: int) -> Iterator[Event]:

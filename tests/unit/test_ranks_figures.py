@@ -166,16 +166,6 @@ def test_a_heat_map_without_anybody_named_has_room() -> None:
     assert min(heights) > 0.15, f"heat maps of {heights} of the figure"
 
 
-def test_the_largest_cell_says_its_number() -> None:
-    report = report_of(simulated("forward", seed=0, ranks=64, rank=41, noise=QUIET))
-    kinds = heat_map_figure(report).axes[0]
-    (told,) = [text for text in kinds.texts if text.get_gid() == "largest"]
-    cells = np.asarray(kinds.images[0].get_array())
-    assert told.get_text() == f"+{cells.max():.1f} ms" and 59 < cells.max() < 61
-    quiet = heat_map_figure(report_of(simulated(seed=0, ranks=64, noise=QUIET))).axes[0]
-    assert not [text for text in quiet.texts if text.get_gid() == "largest"]
-
-
 def test_memory_and_mfu_of_ranks() -> None:
     report = report_of(simulated("forward", seed=0, rank=3, noise=QUIET))
     peak, mfu = np.full(8, 60.0 * 2**30), np.full(8, 0.4)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from profiler_wrapper.ranks.load import load_ranks
-from profiler_wrapper.ranks.model import Missing
+from profiler_wrapper.trace.spans import Gap
 from simulated_jobs import QUIET, layer_times, report_of, simulated
 from small_rank_jobs import write_job
 
@@ -63,7 +63,7 @@ def test_what_is_unknown_says_why() -> None:
 def test_it_is_json_though_nothing_is_known() -> None:
     own = simulated(seed=0, steps=3)
     own = replace(own, own_ns=np.full_like(own.own_ns, np.nan), wall_ns=np.full_like(own.wall_ns, np.nan))
-    found = report_of(own, missing=(Missing(what="rank 1", reason="no file", rank=1),)).to_dict()
+    found = report_of(own, missing=(Gap(what="rank 1", reason="no file", rank=1),)).to_dict()
     text = json.dumps(found, allow_nan=False)
     assert "no file" in text and found["ranks"][0]["wall_ms_per_step"] is None
     assert found["verdict"] == "none"

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from profiler_wrapper.ranks.figures import beyond_typical, binned, blocks, heat_maps
-from profiler_wrapper.ranks.model import Clocks, CommunicationRow, LayerTimes, Missing, RanksReport
+from profiler_wrapper.ranks.model import Clocks, CommunicationRow, LayerTimes, RanksReport
 from profiler_wrapper.ranks.report import layers_over_ranks
 from profiler_wrapper.ranks.text import ranks_text
 from profiler_wrapper.ranks.timeline import chosen_ranks
 from profiler_wrapper.ranks.times import typical
+from profiler_wrapper.trace.spans import Gap
 from simulated_jobs import QUIET, layer_times, report_of, simulated
 
 MS = 1e6
@@ -54,7 +55,7 @@ def test_every_line_fits(width: int) -> None:
         overlapped_ns=None,
         bandwidth_bytes_per_s=2e9,
     )
-    missing = (Missing(what="rank 9", reason="no file " * 30, rank=9),)
+    missing = (Gap(what="rank 9", reason="no file " * 30, rank=9),)
     hosts = tuple(f"a-host-with-a-very-long-name-{rank}" for rank in range(8))
     text = ranks_text(slow_rank(clocks=clocks, communication=(row,), missing=missing, hosts=hosts), width=width)
     assert max(map(len, text.split("\n"))) <= width
@@ -182,7 +183,7 @@ def test_layers_over_ranks_by_hand() -> None:
     )
     first, second = layers_over_ranks(layers)
     assert (first.layer, first.median_ms, first.slowest_ms, first.slowest_rank) == ("a.0", 11.5, 90.0, 7)
-    assert first.spread_ms == pytest.approx(1.4826) and first.outliers == (7,) and first.ranks == 8
+    assert first.typical_deviation_ms == pytest.approx(1.4826) and first.outliers == (7,) and first.ranks == 8
     assert (second.ranks, second.median_ms, second.outliers) == (4, 5.0, ())
     assert second.slowest_rank is None, "all take equally long"
 
@@ -201,9 +202,8 @@ def test_chosen_ranks_hold_the_named_one() -> None:
     assert 41 in chosen and len(chosen) == 8 and chosen == sorted(set(chosen))
 
 
-def test_a_named_rank_has_those_beside_it() -> None:
+def test_chosen_ranks_are_spread_over_all() -> None:
     found = report_of(simulated("forward", seed=0, ranks=64, rank=41, noise=QUIET))
-    assert {40, 41, 42} <= set(chosen_ranks(found, 16))
     assert chosen_ranks(found, 16)[-1] == 63, "those left are spread over all"
     assert 17 in chosen_ranks(found, 8, also=[17])
 

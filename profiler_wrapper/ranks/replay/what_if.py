@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.ranks.model import Missing, Replay
+from profiler_wrapper.ranks.model import Replay
 from profiler_wrapper.ranks.replay.graph import Graph, Length, build_graph, step_times
 from profiler_wrapper.ranks.replay.orders import (
     Align,
@@ -254,9 +254,7 @@ LONGEST: Final = 1.2  # times the recorded time: what takes longer when replayed
 GAPS: Final = 0.1  # of the recorded time, from which on they are said
 
 
-def what_if(
-    connection: DuckDBPyConnection, *, align: Align | None = None, most_rows: int = MOST_ROWS
-) -> Replay | Missing:
+def what_if(connection: DuckDBPyConnection, *, align: Align | None = None, most_rows: int = MOST_ROWS) -> Replay | str:
     """The replay of the job in the tables `spans` and `ranks`, or why there is none.
 
     `align` gives times by a common clock; without it the ranks' clocks are taken as they are.
@@ -280,7 +278,7 @@ def what_if(
         notes += _gaps(scenarios.recorded(), sum(float(each.recorded_ns.sum()) for each in replayed))
         return _answers(scenarios, notes)
     except NotReplayable as reason:
-        return Missing(what="replay", reason=str(reason))
+        return str(reason)
 
 
 def _check(cells: Cells, roles: list[Role]) -> None:
