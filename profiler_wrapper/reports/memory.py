@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import groupby
 from math import inf
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -297,7 +299,7 @@ def owner_groups(owners: Iterable[Owner]) -> list[OwnerGroup]:
 # --------------------------------------------------------------------------------------------------
 # Memory at the borders of the layers in time order, as numbers. No drawing.
 
-_MOST_POINTS = 400  # of a course with a point a call
+_MOST_POINTS = 400  # calls that are told apart on an axis
 
 
 @dataclass(frozen=True)
@@ -320,23 +322,20 @@ class MemoryCourse:
     step: int | None  # the step they are of
     why_step: str = ""  # and why of that one
     means: bool = False  # means over all calls, in model order
-    passes: bool = False  # a point is one pass through all layers: there are too many calls for one each
 
 
 def memory_course(analysis: Analysis, bars: Sequence[LayerBar]) -> MemoryCourse:
     """Each layer's entry and exit in time order: of one typical step, or else the means over all calls.
 
-    The typical step is the one of the middle time. Without calls (a result read from its file)
-    the means per layer stand in, in model order.
+    The typical step is the one of the middle time. Without calls (a result read from its file),
+    and where they are over 400 (many passes of a generation), the means per layer stand in, in model order.
     """
     shown = {bar.layer for bar in bars}
     known = [call for call in analysis.calls if call.layer in shown and call.exit_allocated_bytes is not None]
     step, why = _typical_step(analysis, {call.step for call in known})
     calls = sorted((call for call in known if step is None or call.step == step), key=lambda call: call.start_ns)
     points = [point for call in calls if (point := _point(call))]
-    if len(points) > _MOST_POINTS:
-        return MemoryCourse(_passes(points), step, why, passes=True)
-    if points:
+    if 0 < len(points) <= _MOST_POINTS:
         return MemoryCourse(points, step, why)
     means = [
         MemoryPoint(bar.layer, "forward", bar.entry_mib, bar.exit_mib, bar.reserved_mib, bar.peak_mib)
@@ -344,28 +343,6 @@ def memory_course(analysis: Analysis, bars: Sequence[LayerBar]) -> MemoryCourse:
         if bar.entry_mib is not None and bar.exit_mib is not None
     ]
     return MemoryCourse(means, None, means=True)
-
-
-def _passes(points: Sequence[MemoryPoint]) -> list[MemoryPoint]:
-    """One point for each pass through the layers; a pass ends where a layer comes again."""
-    groups: list[list[MemoryPoint]] = []
-    seen: set[str] = set()
-    for point in points:
-        if not groups or point.layer in seen:
-            groups.append([])
-            seen = set()
-        groups[-1].append(point)
-        seen.add(point.layer)
-    return [
-        replace(
-            group[-1],
-            layer=f"pass.{number}",
-            phase=group[0].phase,
-            entry_mib=group[0].entry_mib,
-            peak_mib=max((point.peak_mib for point in group if point.peak_mib is not None), default=None),
-        )
-        for number, group in enumerate(groups)
-    ]
 
 
 def _typical_step(analysis: Analysis, known: Collection[int | None]) -> tuple[int | None, str]:
@@ -611,7 +588,7 @@ class StepPeak:
 class PhaseSpan:
     """A phase from its begin to the next one's."""
 
-    phase: Phase | None  # None: several, each too short to be seen
+    phase: Phase
     start_ns: int
     end_ns: int
 
@@ -665,24 +642,13 @@ def step_peaks(use: MemoryUse) -> list[StepPeak]:
     return found
 
 
-def phase_spans(
-    phase_starts: Sequence[tuple[int, Phase]], *, begin_ns: int, end_ns: int, narrowest_ns: float
-) -> list[PhaseSpan]:
-    """The phases between two times, one after another; those too narrow to be seen share a span of no phase."""
-    spans: list[PhaseSpan] = []
-    nexts = [*(start_ns for start_ns, _ in phase_starts), end_ns][1:]
-    for (start_ns, phase), next_ns in zip(phase_starts, nexts, strict=True):
-        span = PhaseSpan(phase, max(start_ns, begin_ns), min(next_ns, end_ns))
-        if span.end_ns <= span.start_ns:
-            continue
-        if spans and spans[-1].phase == phase:
-            span = PhaseSpan(phase, spans.pop().start_ns, span.end_ns)
-        spans.append(span)
-    seen: list[PhaseSpan] = []
-    for span in spans:
-        narrow = span.end_ns - span.start_ns < narrowest_ns
-        if narrow and seen and seen[-1].phase is None:
-            seen[-1] = PhaseSpan(None, seen[-1].start_ns, span.end_ns)
-        else:
-            seen.append(PhaseSpan(None, span.start_ns, span.end_ns) if narrow else span)
-    return seen
+def phase_spans(timeline: MemoryTimeline) -> list[PhaseSpan]:
+    """The phases one after another, each until the next."""
+    begin_ns, end_ns = int(timeline.time_ns[0]), int(timeline.time_ns[-1])
+    starts = [next(same) for _, same in groupby(timeline.phase_starts, key=itemgetter(1))]
+    nexts = [*(start_ns for start_ns, _ in starts[1:]), end_ns]
+    spans = [
+        PhaseSpan(phase, max(start_ns, begin_ns), min(next_ns, end_ns))
+        for (start_ns, phase), next_ns in zip(starts, nexts, strict=False)
+    ]
+    return [span for span in spans if span.end_ns > span.start_ns]

@@ -57,7 +57,7 @@ class StepLines:
 
     steps: tuple[int, ...]
     total_ms: tuple[float, ...]
-    phases_ms: Mapping[str, tuple[float, ...]]
+    phases_ms: Mapping[Phase, tuple[float, ...]]
     attention_ms: tuple[float, ...]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +15,6 @@ from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.describe import (
     Followed,
     followed,
-    generates,
     has_like_steps,
     machine,
     outside_steps_ns,
@@ -61,7 +60,6 @@ if TYPE_CHECKING:
 _WIDTH_BARS = 75  # a figure as wide as one of so many bars
 _HEIGHT_IN = 6.6
 _MOST_POINTS = 1500  # about one for each pixel
-_NARROWEST_PHASE = 1 / 700  # of the width
 _WIDE_ENOUGH = 0.009  # of the width, for each letter of a phase's name
 _MOST_NAMED_STEPS = 12
 _OWNERS = 3
@@ -72,7 +70,6 @@ _FROM_BELOW: tuple[MemoryCategory, ...] = (
     "params", "os_params", "os_state", "grads", "other", "communication", "activation", "workspace",
 )  # fmt: skip
 _RESERVED = figures.INK
-_HATCH = "#b8b8b8"
 # Greys, as colours stand for categories; told apart by their names and order.
 _PHASE_GREYS: dict[Phase, str] = {
     "forward": "#ececec",
@@ -185,31 +182,27 @@ def _mark_steps(axes: Axes, use: MemoryUse, begin_ns: int) -> None:
 
 def _draw_phases(axes: Axes, use: MemoryUse, begin_ns: int) -> list[Phase]:
     """A strip of greys; wide phases carry their names. Gives the phases that carry none anywhere."""
-    end_ns = int(use.timeline.time_ns[-1])
-    width_ns = max(1, end_ns - begin_ns)
-    spans = phase_spans(
-        use.timeline.phase_starts, begin_ns=begin_ns, end_ns=end_ns, narrowest_ns=width_ns * _NARROWEST_PHASE
-    )
+    spans = phase_spans(use.timeline)
+    width_ns = max(1, int(use.timeline.time_ns[-1]) - begin_ns)
     axes.set_ylim(0, 1)
     axes.set_yticks([])
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(labelsize=figures.FONT_SIZE - 1)
     axes.set_xlabel("ms since the first allocation that was recorded", fontsize=figures.FONT_SIZE)
-    for phase in dict.fromkeys(span.phase for span in spans):
+    phases = list(dict.fromkeys(span.phase for span in spans))
+    for phase in phases:
         places = [(_ms(s.start_ns, begin_ns), (s.end_ns - s.start_ns) / 1e6) for s in spans if s.phase == phase]
-        grey = _PHASE_GREYS[phase] if phase else "white"
-        axes.broken_barh(places, (0, 1), facecolors=grey, edgecolor=_HATCH, linewidth=0, hatch=None if phase else "///")
+        axes.broken_barh(places, (0, 1), facecolors=_PHASE_GREYS[phase], linewidth=0)
     named: set[Phase] = set()
     for span in spans:
-        name = span.phase.replace("_", " ") if span.phase else "short phases"
+        name = span.phase.replace("_", " ")
         if (span.end_ns - span.start_ns) / width_ns > _WIDE_ENOUGH * len(name):
             axes.text(_ms((span.start_ns + span.end_ns) // 2, begin_ns), 0.47, name, ha="center", va="center",
-                      fontsize=figures.FONT_SIZE - 1, color="white" if span.phase == "optimizer" else figures.INK,
-                      bbox=None if span.phase else {"boxstyle": "square,pad=0.1", "facecolor": "white",
-                                                    "edgecolor": "none"})  # fmt: skip
-            named |= {span.phase} if span.phase else set()
-    return [phase for phase in dict.fromkeys(span.phase for span in spans) if phase and phase not in named]
+                      fontsize=figures.FONT_SIZE - 1,
+                      color="white" if span.phase == "optimizer" else figures.INK)  # fmt: skip
+            named.add(span.phase)
+    return [phase for phase in phases if phase not in named]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -217,24 +210,18 @@ def _draw_phases(axes: Axes, use: MemoryUse, begin_ns: int) -> list[Phase]:
 
 _GREY = "#999999"
 _ALL = "#666666"
+_MOST_STEPS_NAMED = 30
 _HIGHEST_REST = 1.3  # what is not in the layers may be this much higher than the highest layer, else it is cut
 
 
 def draw_layers(axes: Axes, analysis: Analysis, bars: Sequence[LayerBar], width_in: float) -> None:
     """Stacked bars by phase, over them a line of attention for each backend, and what no layer holds at the right."""
     figures.prepare(axes, ylabel=f"ms {per_step(analysis)}")
-    positions = list(range(len(bars)))
-    bottom = [0.0] * len(bars)
-    for phase in PHASES:
-        heights = [bar.times_ms.get(phase, 0.0) for bar in bars]
-        if not any(heights):
-            continue
-        figures.draw_bars(axes, heights, bottom, color=figures.PHASE_COLORS[phase], label=phase.replace("_", " "))
-        bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
+    bottom = _draw_stacked(axes, {phase: [bar.times_ms.get(phase, 0.0) for bar in bars] for phase in PHASES})
     backends = list(dict.fromkeys(backend for bar in bars for backend in bar.attention_ms))
     for color, backend in zip(figures.ATTENTION_COLORS * (len(backends) // 6 + 1), backends, strict=False):
         heights = [bar.attention_ms.get(backend, math.nan) for bar in bars]
-        axes.plot(positions, heights, "-o", color=color, markersize=figures.mark_size(len(bars)), linewidth=1.4,
+        axes.plot(range(len(bars)), heights, "-o", color=color, markersize=figures.mark_size(len(bars)), linewidth=1.4,
                   label=figures.literal(f"attention: {backend}"))  # fmt: skip
     rest = rest_bars(analysis, bars)
     places = figures.name_layers(axes, [bar.layer for bar in bars], width_in, beside=list(rest))
@@ -265,66 +252,37 @@ def _over(analysis: Analysis) -> str:
     return f"Layers, sum of {steps_in_words(analysis)}{outside}"
 
 
-def draw_one_step(axes: Axes, lines: StepLines) -> None:
-    """A bar per phase, one for attention and one for the whole step."""
-    times = {phase.replace("_", " "): times[0] for phase, times in lines.phases_ms.items()}
-    times |= {"attention": lines.attention_ms[0]} if any(lines.attention_ms) else {}
-    colors = [figures.PHASE_COLORS[phase] for phase in lines.phases_ms] + [figures.INK] * (
-        len(times) - len(lines.phases_ms)
-    )
-    figures.prepare(axes, ylabel="")
-    bars = axes.barh([*times, "all"], [*times.values(), lines.total_ms[0]], 0.7, color=[*colors, _ALL])
-    axes.bar_label(bars, fmt="%.3f ms", padding=4, fontsize=figures.FONT_SIZE - 1)
-    axes.grid(visible=False)
-    axes.margins(x=0.1)
-    axes.invert_yaxis()
-    axes.set_xlabel("ms", fontsize=figures.FONT_SIZE)
-    figures.legend_above(axes, f"Step {lines.steps[0]}")
+def _draw_stacked(axes: Axes, times_ms: Mapping[Phase, Sequence[float]]) -> list[float]:
+    """A bar for each place, its phases on one another; how high the bars are."""
+    bottom = [0.0] * max(map(len, times_ms.values()), default=0)
+    for phase, heights in times_ms.items():
+        if any(heights):
+            figures.draw_bars(axes, heights, bottom, color=figures.PHASE_COLORS[phase], label=phase.replace("_", " "))
+            bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
+    return bottom
 
 
 def draw_steps(axes: Axes, lines: StepLines) -> None:
-    """A line per phase, one for attention and one for the whole step."""
+    """Stacked bars by phase, over them marks of attention and of the whole step."""
     figures.prepare(axes, ylabel="ms")
-    size = figures.mark_size(len(lines.steps))
-    axes.plot(lines.steps, lines.total_ms, "-s", color=_ALL, markersize=size, linewidth=1.6, label="all")
-    for phase, times in lines.phases_ms.items():
-        style = "--v" if phase == "accumulate_grad" else "-o"
-        axes.plot(lines.steps, times, style, color=figures.PHASE_COLORS[phase], markersize=size,
-                  label=phase.replace("_", " "))  # fmt: skip
+    _draw_stacked(axes, lines.phases_ms)
+    places, size = range(len(lines.steps)), figures.mark_size(len(lines.steps))
+    axes.plot(places, lines.total_ms, "s", color=_ALL, markersize=size, label="all")
     if any(lines.attention_ms):
-        axes.plot(lines.steps, lines.attention_ms, ":D", color=figures.INK, markersize=size, label="attention")
-    _finish_steps(axes, "Steps")
-
-
-def draw_unlike_steps(axes: Axes, lines: StepLines) -> None:
-    """Marks alone, since no step is like the one before it; what a step does not have has no mark."""
-    figures.prepare(axes, ylabel="ms")
-    size = figures.mark_size(len(lines.steps)) + 1.5
-    for i, (phase, times) in enumerate(lines.phases_ms.items()):
-        axes.plot(lines.steps, _without_zeros(times), "osv^"[i % 4], color=figures.PHASE_COLORS[phase],
-                  markersize=size, label=phase.replace("_", " "))  # fmt: skip
-    if any(lines.attention_ms):
-        axes.plot(lines.steps, _without_zeros(lines.attention_ms), "D", color=figures.INK, markersize=size - 2,
-                  label="attention")  # fmt: skip
-    _finish_steps(axes, f"{len(lines.steps)} steps in all")
-
-
-def _without_zeros(times: Sequence[float]) -> list[float]:
-    return [time or math.nan for time in times]
-
-
-def _finish_steps(axes: Axes, title: str, xlabel: str = "step") -> None:
-    from matplotlib.ticker import MaxNLocator
-
+        shown = [time or math.nan for time in lines.attention_ms]
+        axes.plot(places, shown, ":D", color=figures.INK, markersize=size, label="attention")
     figures.from_zero(axes)
-    axes.set_xlabel(xlabel, fontsize=figures.FONT_SIZE)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.margins(x=0.03)
-    figures.legend_above(axes, title)
+    named = places[:: -(-len(places) // _MOST_STEPS_NAMED)]
+    axes.set_xticks(named, [str(lines.steps[place]) for place in named])
+    axes.set_xlim(-0.8, len(places) - 0.2)
+    axes.set_xlabel("step", fontsize=figures.FONT_SIZE)
+    figures.legend_above(axes, "Steps")
 
 
 def draw_followed(axes: Axes, series: Sequence[Followed], steps: Sequence[int]) -> None:
     """A line for each of `series`, which are all times or all values of functions."""
+    from matplotlib.ticker import MaxNLocator
+
     is_time = series[0].is_time
     figures.prepare(axes, ylabel="ms" if is_time else "own unit")
     by_step = all(len(one.values) == len(steps) for one in series)
@@ -335,8 +293,11 @@ def draw_followed(axes: Axes, series: Sequence[Followed], steps: Sequence[int]) 
         axes.plot(places, heights, ("-o", "--s", ":D")[i % 3], color=colors[(i * 3) % len(colors)],
                   markersize=figures.mark_size(len(heights)),
                   label=figures.literal(shorten(one.name, 40)))  # fmt: skip
-    title = "Followed by name" if is_time else "Followed by functions"
-    _finish_steps(axes, title, "step" if by_step else "entry")
+    figures.from_zero(axes)
+    axes.set_xlabel("step" if by_step else "entry", fontsize=figures.FONT_SIZE)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.margins(x=0.03)
+    figures.legend_above(axes, "Followed by name" if is_time else "Followed by functions")
 
 
 _MOST_FOLLOWED = 10
@@ -364,8 +325,7 @@ def draw_time(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     figures.head(figure, title)
     draw_layers(axes[0], analysis, bars, figure.get_figwidth())
     if lines.steps:
-        one_step, unlike = len(lines.steps) == 1, generates(analysis)
-        (draw_one_step if one_step else draw_unlike_steps if unlike else draw_steps)(axes[1], lines)
+        draw_steps(axes[1], lines)
     for panel, group in zip(axes[panels - len(groups) :], groups, strict=True):
         draw_followed(panel, group[:_MOST_FOLLOWED], lines.steps)
     figure.supxlabel(figures.literal(caption(analysis, bars)), fontsize=figures.FONT_SIZE)
@@ -463,8 +423,7 @@ def _draw_course(axes: Axes, course: MemoryCourse, width_in: float) -> None:
     figures.name_layers(axes, [point.layer for point in points], width_in)
     step = "" if course.step is None else f", step {course.step} ({course.why_step})"
     when = "means over all calls, in model order" if course.means else "in the order of the calls"
-    where = "pass through the layers" if course.passes else "layer"
-    figures.legend_above(axes, f"Memory at each {where}{step}, {when}")
+    figures.legend_above(axes, f"Memory at each layer{step}, {when}")
 
 
 def _memory_notes(analysis: Analysis, course: MemoryCourse) -> str:

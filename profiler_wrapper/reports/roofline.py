@@ -8,9 +8,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from profiler_wrapper.analysis.model import PHASES, Analysis, Bound, LayerRow, Phase, bound_of
 from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known
@@ -34,109 +32,52 @@ from profiler_wrapper.reports.text import clean, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.transforms import Bbox
 
 
 # --------------------------------------------------------------------------------------------------
 # Names beside the points of a plot that lie on nothing else.
 
-_POINTS_PER_IN = 72
 _GAP = 4.0  # points between a mark and its name
-_LINE_RADIUS = 2.0  # pixels
-_ALONG_LINE = 4.0  # pixels between the boxes that stand for a line
+# How a name is set on each side of its mark.
+_BESIDE = {
+    (1, 0): ("left", "center"),
+    (0, 1): ("center", "bottom"),
+    (0, -1): ("center", "top"),
+    (-1, 0): ("right", "center"),
+}
 
 
-class Named(NamedTuple):
-    """A mark: where it is in the data, its radius in points, and its name."""
+def name_points(axes: Axes, points: Sequence[tuple[float, float, float, str]]) -> None:
+    """Names (x and y in the data, the radius of the mark in points, the name), the most important first.
 
-    x: float
-    y: float
-    radius: float
-    name: str
-
-
-def name_points(axes: Axes, points: Sequence[Named]) -> None:
-    """Names by the order of the points; one that would lie on another, a mark or a line is moved, or left out.
-
-    A name that is there once is written again only right beside its mark. The figure must have been laid out, and
-    must not be laid out again.
+    One that would lie on a mark, a text or the legend wherever it stands is left out. The figure must have been laid
+    out, and must not be laid out again.
     """
-    pixels = axes.figure.dpi / _POINTS_PER_IN
-    centres = [tuple(axes.transData.transform((point.x, point.y)).tolist()) for point in points]
-    taken = [_around(x, y, point.radius * pixels) for (x, y), point in zip(centres, points, strict=True)]
-    legend = axes.get_legend()
-    taken += [text.get_window_extent() for text in axes.texts]
-    taken += [] if legend is None else [legend.get_window_extent()]
-    taken += _boxes_along_lines(axes)
+    from matplotlib.transforms import Bbox
+
+    pixels = axes.figure.dpi / 72
+    taken = [text.get_window_extent() for text in (*axes.texts, axes.get_legend()) if text is not None]
+    for x, y, radius, _ in points:
+        centre, around = axes.transData.transform((x, y)), radius * pixels
+        taken.append(Bbox([centre - around, centre + around]))
     inside = axes.get_window_extent()
-    written: set[str] = set()
-    for (x, y), point in zip(centres, points, strict=True):
-        text = axes.text(0.5, 0.5, point.name, fontsize=figures.FONT_SIZE - 1, transform=axes.transAxes)
-        extent = text.get_window_extent()
-        text.remove()
-        for away, across, up in _places(point.radius):
-            if away and point.name in written:
-                break
-            box = _at(x + across * pixels, y + up * pixels, extent.width, extent.height, across, up)
-            if _lies_in(box, inside) and not box.count_overlaps(taken):
-                _write(axes, point, across, up, away=away)
+    for x, y, radius, name in points:
+        for (across, up), (ha, va) in _BESIDE.items():
+            text = axes.annotate(
+                name,
+                (x, y),
+                (across * (radius + _GAP), up * (radius + _GAP)),
+                textcoords="offset points",
+                ha=ha,
+                va=va,
+                fontsize=figures.FONT_SIZE - 1,
+                zorder=4,
+            )
+            box = text.get_window_extent()
+            if inside.x0 <= box.x0 and box.x1 <= inside.x1 and not box.count_overlaps(taken):
                 taken.append(box)
-                written.add(point.name)
                 break
-
-
-def _places(radius: float) -> list[tuple[bool, float, float]]:
-    """Where a name may stand, in points from its mark, the nearest first; and whether a line leads there."""
-    beside = radius + _GAP
-    near = [(False, beside, 0.0), (False, -beside, 0.0), (False, 0.0, beside), (False, 0.0, -beside)]
-    heights = (22.0, -22.0, 40.0, -40.0, 60.0, -60.0, 85.0, -85.0)
-    return near + [(True, sign * across, up) for up in heights for across in (16.0, 34.0) for sign in (1, -1)]
-
-
-def _at(x: float, y: float, width: float, height: float, across: float, up: float) -> Bbox:
-    """A text that stands to the right or left of an anchor, or above or below it."""
-    from matplotlib.transforms import Bbox
-
-    x0 = x if across > 0 else x - width if across < 0 else x - width / 2
-    y0 = y - height / 2 if across else y if up > 0 else y - height
-    return Bbox.from_bounds(x0, y0, width, height)
-
-
-def _around(x: float, y: float, radius: float) -> Bbox:
-    from matplotlib.transforms import Bbox
-
-    return Bbox.from_bounds(x - radius, y - radius, 2 * radius, 2 * radius)
-
-
-def _lies_in(box: Bbox, other: Bbox) -> bool:
-    return bool(box.x0 >= other.x0 and box.x1 <= other.x1 and box.y0 >= other.y0 and box.y1 <= other.y1)
-
-
-def _write(axes: Axes, point: Named, across: float, up: float, *, away: bool) -> None:
-    axes.annotate(
-        point.name,
-        (point.x, point.y),
-        (across, up),
-        textcoords="offset points",
-        ha="left" if across > 0 else "right" if across < 0 else "center",
-        va="center" if across else "bottom" if up > 0 else "top",
-        fontsize=figures.FONT_SIZE - 1,
-        zorder=4,
-        arrowprops={"arrowstyle": "-", "color": "#888888", "linewidth": 0.7} if away else None,
-    )
-
-
-def _boxes_along_lines(axes: Axes) -> list[Bbox]:
-    """What the straight lines cover."""
-    boxes = []
-    for line in axes.get_lines():
-        across, up = (np.asarray(values, dtype=np.float64) for values in line.get_data())
-        (x0, y0), (x1, y1) = axes.transData.transform(np.stack([across, up], axis=1)[[0, -1]]).tolist()
-        pieces = max(1, round(math.hypot(x1 - x0, y1 - y0) / _ALONG_LINE))
-        for piece in range(pieces + 1):
-            x, y = x0 + (x1 - x0) * piece / pieces, y0 + (y1 - y0) * piece / pieces
-            boxes.append(_around(x, y, _LINE_RADIUS))
-    return boxes
+            text.remove()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -364,9 +305,7 @@ def draw_roofline(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     figure.draw_without_rendering()  # sizes of texts are known from here on
     figure.set_layout_engine("none")
     radii = [math.sqrt(size) / 2 for size in _sizes(drawn)]
-    name_points(
-        axes[0], [Named(*_place(point), radius, _name(point)) for point, radius in zip(drawn, radii, strict=True)]
-    )
+    name_points(axes[0], [(*_place(point), radius, _name(point)) for point, radius in zip(drawn, radii, strict=True)])
     figures.save(figure, path)
 
 
@@ -438,23 +377,18 @@ def _draw_roof(axes: Axes, dtype: str, peak: float, bytes_per_s: float | None) -
     left, right = axes.get_xlim()
     low, _ = axes.get_ylim()
     ridge = peak / bytes_per_s if bytes_per_s else left
-    axes.plot([max(left, ridge), right], [peak, peak], color=figures.INK, linewidth=1.6, zorder=2)
-    name = f"{flop_rate(peak)} {dtype}".rstrip()
-    axes.annotate(
-        name, (right, peak), (-4, 4), textcoords="offset points", ha="right", va="bottom", fontsize=figures.FONT_SIZE
-    )
+    line: dict[str, Any] = {"color": figures.INK, "linewidth": 1.6, "zorder": 2}
+    axes.plot([max(left, ridge), right], [peak, peak], **line)
+    names = [(f"{flop_rate(peak)} {dtype}".rstrip(), right, peak)]
     if bytes_per_s and ridge > left:
         start = max(left, low / bytes_per_s)
-        axes.plot([start, ridge], [start * bytes_per_s, peak], color=figures.INK, linewidth=1.6, zorder=2)
-        at = math.sqrt(start * ridge)
+        axes.plot([start, ridge], [start * bytes_per_s, peak], **line)
+        names.append(
+            (f"{bytes_per_s / 1e9:.4g} GB/s", math.sqrt(start * ridge), math.sqrt(start * ridge) * bytes_per_s)
+        )
+    for name, x, y in names:
         axes.annotate(
-            f"{bytes_per_s / 1e9:.4g} GB/s",
-            (at, at * bytes_per_s),
-            (-4, 4),
-            textcoords="offset points",
-            ha="right",
-            va="bottom",
-            fontsize=figures.FONT_SIZE,
+            name, (x, y), (-4, 4), textcoords="offset points", ha="right", va="bottom", fontsize=figures.FONT_SIZE
         )
 
 

@@ -89,17 +89,15 @@ def test_without_steps_there_are_no_peaks_of_steps() -> None:
     assert step_peaks(replace(llama_memory(2), moments=())) == []
 
 
-def test_phases_follow_one_another_and_narrow_ones_are_one() -> None:
-    starts: list[tuple[int, Phase]] = [(0, "forward"), (50, "forward"), (60, "backward"), (90, "recompute")]
-    starts += [(92, "backward"), (94, "recompute"), (96, "optimizer")]
-    spans = phase_spans(starts, begin_ns=10, end_ns=200, narrowest_ns=5)
-    assert spans == [
+def test_phases_follow_one_another() -> None:
+    starts: list[tuple[int, Phase]] = [(0, "forward"), (50, "forward"), (60, "backward"), (90, "optimizer")]
+    timeline = timeline_of([10, 200], [1, 1])
+    assert phase_spans(replace(timeline, phase_starts=tuple(starts))) == [
         PhaseSpan("forward", 10, 60),
         PhaseSpan("backward", 60, 90),
-        PhaseSpan(None, 90, 96),
-        PhaseSpan("optimizer", 96, 200),
+        PhaseSpan("optimizer", 90, 200),
     ]
-    assert phase_spans((), begin_ns=0, end_ns=10, narrowest_ns=1) == []
+    assert phase_spans(timeline) == []
 
 
 def test_the_text_names_the_largest_and_counts_the_others() -> None:

@@ -15,7 +15,7 @@ from profiler_wrapper.analysis.model import Analysis, Phase
 from profiler_wrapper.reports.figures import DPI, layer_ticks
 from profiler_wrapper.reports.memory import memory_course
 from profiler_wrapper.reports.plot_rows import StepLines, averages, layer_bars, rest_bars, short_names, step_lines
-from profiler_wrapper.reports.plots import caption, draw_memory, draw_time, draw_unlike_steps, why_retained
+from profiler_wrapper.reports.plots import caption, draw_memory, draw_steps, draw_time, why_retained
 from sample_results import Layer, analysis_of, llama
 
 
@@ -166,19 +166,11 @@ def test_the_only_step_is_named_so() -> None:
     assert (course.step, course.why_step) == (2, "the only one")
 
 
-def test_many_calls_are_one_point_a_pass() -> None:
+def test_more_calls_than_an_axis_holds_are_the_means() -> None:
     analysis = llama(2, steps=1)
-    step = len(analysis.calls)
-    calls = [
-        replace(call, start_ns=call.start_ns + i * step * 1000, exit_allocated_bytes=(2000 + i) * 2**20)
-        for i in range(100)
-        for call in analysis.calls
-    ]
-    analysis = replace(analysis, calls=tuple(calls))
-    course = memory_course(analysis, layer_bars(analysis))
-    assert course.passes
-    assert [point.layer for point in course.points] == [f"pass.{i}" for i in range(100)]
-    assert [(point.entry_mib, point.exit_mib) for point in course.points] == [(1000, 2000 + i) for i in range(100)]
+    course = memory_course(replace(analysis, calls=analysis.calls * 100), layer_bars(analysis))
+    assert course.means
+    assert len(course.points) == 5
 
 
 def test_reserved_0_is_not_known() -> None:
@@ -260,23 +252,22 @@ def test_what_only_gives_a_reason_is_a_small_picture(tmp_path: Path) -> None:
     assert heights[1] < heights[0] / 3
 
 
-def test_steps_of_a_generation_are_marks_without_zeros() -> None:
+def test_steps_of_a_generation_stand_on_zero() -> None:
     from matplotlib.figure import Figure
 
     axes = Figure().subplots()
     lines = StepLines(
-        steps=(1, 2, 3),
+        steps=(1, 2, 30),
         total_ms=(5.0, 1.0, 1.0),
         phases_ms={"prefill": (5.0, 0.0, 0.0), "decode": (0.0, 1.0, 1.0)},
-        attention_ms=(0.0, 0.0, 0.0),
+        attention_ms=(0.0, 0.5, 0.5),
     )
-    draw_unlike_steps(axes, lines)
-    drawn = {line.get_label(): (line.get_linestyle(), list(line.get_ydata())) for line in axes.lines}
-    assert drawn == {
-        "prefill": ("None", pytest.approx([5.0, math.nan, math.nan], nan_ok=True)),
-        "decode": ("None", pytest.approx([math.nan, 1.0, 1.0], nan_ok=True)),
-    }
-    assert axes.get_title(loc="left") == "3 steps in all"
+    draw_steps(axes, lines)
+    heights = {bars.get_label(): [path.vertices[:, 1].max() for path in bars.get_paths()] for bars in axes.collections}
+    assert heights == {"prefill": [5.0, 0.0, 0.0], "decode": [5.0, 1.0, 1.0]}
+    attention = next(line for line in axes.lines if line.get_label() == "attention")
+    assert list(attention.get_ydata()) == pytest.approx([math.nan, 0.5, 0.5], nan_ok=True)
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "2", "30"]
 
 
 @pytest.mark.parametrize(
