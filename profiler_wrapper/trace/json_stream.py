@@ -7,6 +7,7 @@ event ends; otherwise brackets are counted. No white space and no order of keys 
 from __future__ import annotations
 
 import gc
+import gzip
 import os
 import re
 import zlib
@@ -27,7 +28,6 @@ _T = TypeVar("_T")
 CHUNK_BYTES = 4 << 20  # small enough to stay in the cache, large enough to hide the cost of a slice
 TOP_LEVEL_BYTES = 64 << 10  # read at a time between the keys of the top level
 _LONGEST_VALUE_BYTES = 64 << 20  # a larger one is damage, or meant to fill the memory
-_COMPRESSED_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
 _NEAR_END_BYTES = 5  # an error so near to the end of the file is that of a value cut short, as `\u12` or `nul` is
 
@@ -257,8 +257,7 @@ class _Window:
         self._file = path.open("rb")
         self._size = os.fstat(self._file.fileno()).st_size
         self._zipped = self._file.peek(2)[:2] == _GZIP
-        self._inflate: Any = zlib.decompressobj(wbits=31)
-        self._compressed = b""
+        self._unzipped = gzip.GzipFile(fileobj=self._file)
 
     def close(self) -> None:
         self._file.close()
@@ -284,25 +283,17 @@ class _Window:
     def _decompressed(self, at_most: int) -> bytes:
         parts: list[bytes] = []
         size = 0
-        while size < at_most:
-            self._compressed = self._compressed or self._file.read(_COMPRESSED_BYTES)
-            if self._inflate.eof:
-                self._compressed = self._compressed.lstrip(b"\0")  # padding is allowed
-                if not self._compressed.startswith(_GZIP):
-                    break
-                self._inflate = zlib.decompressobj(wbits=31)
-            if not self._compressed:
-                self.tear = "the gzip data stop in the middle"
-                break
-            try:
-                parts.append(self._inflate.decompress(self._compressed, at_most - size))
-            except zlib.error as error:
-                raise BrokenTrace(
-                    f"{self._path}: damaged gzip data after {self.base + len(self.data)} decompressed bytes ({error}). "
-                    "Copy the file again, or record it again."
-                ) from error
-            size += len(parts[-1])
-            self._compressed = self._inflate.unconsumed_tail or self._inflate.unused_data
+        try:
+            while size < at_most and (part := self._unzipped.read1(at_most - size)):
+                parts.append(part)
+                size += len(part)
+        except EOFError:
+            self.tear = "the gzip data stop in the middle"
+        except (zlib.error, gzip.BadGzipFile) as error:
+            raise BrokenTrace(
+                f"{self._path}: damaged gzip data after {self.base + len(self.data) + size} decompressed bytes "
+                f"({error}). Copy the file again, or record it again."
+            ) from error
         return b"".join(parts)
 
     def drop(self, size: int) -> None:

@@ -106,11 +106,8 @@ def _find_place(path: Path) -> _Place:
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     with path.open("rb") as file:
-        if file.peek(2)[:2] != b"\x1f\x8b":
-            yield file
-            return
-        with gzip.GzipFile(fileobj=file) as decompressed:
-            yield cast("IO[bytes]", decompressed)
+        is_zipped = file.peek(2)[:2] == b"\x1f\x8b"
+        yield cast("IO[bytes]", gzip.GzipFile(fileobj=file)) if is_zipped else file
 
 
 @contextmanager

@@ -24,16 +24,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 ALL_GRAPHS = "*"  # stands for the key of any graph that is not listed
 
 
 class HeldTensor(NamedTuple):
     """A storage that the model or an optimizer holds."""
 
-    address: int
-    size_bytes: int
+    address: _Number
+    size_bytes: _Number
     category: str  # params, grads, os_params, os_state
     name: str  # full name of the parameter or buffer; "exp_avg of <name>" for state; "master of <name>"
 
@@ -42,8 +45,8 @@ class HeldTensor(NamedTuple):
 class Holding:
     """What was held at one moment."""
 
-    time_ns: int  # unix time
-    tensors: Mapping[str, Sequence[HeldTensor]]  # by device: "cpu", "cuda:0"
+    time_ns: _Number  # unix time
+    tensors: Mapping[str, tuple[HeldTensor, ...]]  # by device: "cpu", "cuda:0"
 
 
 def holdings_to_list(holdings: Sequence[Holding]) -> list[dict[str, Any]]:
@@ -63,26 +66,7 @@ def read_holdings(held: object) -> tuple[Holding, ...]:
     Raises:
         ValueError: it is not what was written.
     """
-    if held is None:
-        return ()
-    if not isinstance(held, list):
-        raise ValueError(f"held is a {type(held).__name__}, not a list")
     try:
-        return tuple(
-            Holding(
-                _int64(moment["time_ns"]),
-                {
-                    str(device): tuple(HeldTensor(_int64(t[0]), _int64(t[1]), str(t[2]), str(t[3])) for t in tensors)
-                    for device, tensors in moment["tensors"].items()
-                },
-            )
-            for moment in held
-        )
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ValueError(f"held: {type(error).__name__}: {error}") from error
-
-
-def _int64(value: object) -> int:
-    if not isinstance(value, int) or not 0 <= value < 1 << 63:
-        raise ValueError(f"held has {value!r} where a number belongs")
-    return value
+        return msgspec.convert(() if held is None else held, tuple[Holding, ...])
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise ValueError(f"held: {error}") from error
