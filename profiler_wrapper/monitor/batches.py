@@ -25,19 +25,13 @@ _MOST_STEPS = 3  # that the loop's own call of the model is looked for in
 
 @dataclass(frozen=True, slots=True)
 class BatchSize:
-    """What a batch holds. None: not told.
+    """What a batch holds. None: not told."""
 
-    Attributes:
-        samples: length of the first dimension.
-        length: places of each sequence, padding included.
-        mask: the batch's attention mask (samples, sequence length), which is 0 where a token is padding.
-        sizes: of the first two dimensions, whichever of them counts the samples.
-    """
-
-    samples: int | None = None
-    length: int | None = None
+    samples: int | None = None  # length of the first dimension
+    length: int | None = None  # places of each sequence, padding included
+    # the batch's attention mask (samples, sequence length), which is 0 where a token is padding
     mask: torch.Tensor | None = None
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()  # of the first two dimensions, whichever of them counts the samples
 
 
 def size_of(batch: object) -> BatchSize:
@@ -292,16 +286,11 @@ Count: TypeAlias = "tuple[tuple[Number, ...], int] | None"
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A step's batch; `None` for what is not known.
+    """A step's batch; `None` for what is not known."""
 
-    Attributes:
-        samples, tokens: with how many ranks have as many.
-        shapes: of this rank's micro-batches, as computed: with padding; empty: not known.
-    """
-
-    samples: Count = None
+    samples: Count = None  # as of tokens: with how many ranks have as many
     tokens: Count = None
-    shapes: Shapes = ()
+    shapes: Shapes = ()  # of this rank's micro-batches, as computed: with padding; empty: not known
 
     @property
     def numbers(self) -> tuple[Number, ...]:

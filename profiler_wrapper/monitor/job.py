@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections import Counter
@@ -21,8 +22,16 @@ from profiler_wrapper.monitor.config import DEFAULT_LOG_DIR, MonitorConfig
 from profiler_wrapper.monitor.logs import sinks_of
 from profiler_wrapper.monitor.records import Convention, Session
 from profiler_wrapper.monitor.sinks import Sink, Sinks
-from profiler_wrapper.monitor.work import Formula, GivenSizes, Parallelism, Roof, StepWorks, formula_of, parallelism
+from profiler_wrapper.monitor.work import Formula, Parallelism, Roof, StepWorks, formula_of
 
+# How the ranks share the work; found out without asking any other rank.
+_PARALLEL = ("data_parallel", "tensor_parallel", "pipeline_parallel", "context_parallel")
+# What the dimensions of a device mesh are called. The ranks that none of these divides work on other data.
+_SHARE_A_BATCH = {
+    "tensor": ("tp", "tensor", "tensor_parallel", "model"),
+    "pipeline": ("pp", "pipeline", "pipeline_parallel", "pipe"),
+    "context": ("cp", "context", "context_parallel", "sp", "sequence"),
+}
 _FROZEN_SHARE = 0.5  # of the parameters, from which on FLOPs by a config are said to be too high
 
 
@@ -44,7 +53,11 @@ class MonitorArgs:
     flops_per_step: float | None = None
     dtype: str = ""
     counts: Literal["rank", "job"] = "rank"
-    sizes: GivenSizes = field(default_factory=GivenSizes)
+    world_size: int | None = None
+    data_parallel: int | None = None
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
+    context_parallel: int | None = None
     rank: int | None = None
     on_cpu: bool = False  # though there may be an accelerator
     device_mesh: Any = None
@@ -57,10 +70,15 @@ class MonitorArgs:
             raise WrongUse(f"model is a {type(self.model).__name__}. Give a torch.nn.Module, or nothing.")
         if self.log_file is not None and not isinstance(self.log_file, (str, os.PathLike)):
             raise WrongUse(f"log_file={self.log_file!r}: give a path, or None.")
-        for name in ("batch_size", "seq_length"):
+        for name in ("batch_size", "seq_length", "world_size", *_PARALLEL):
             size = getattr(self, name)
             if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
                 raise WrongUse(f"{name}={size!r}: give a whole number above 0.")
+        if self.world_size is not None and self.world_size % self.named_ranks:
+            raise WrongUse(
+                f"a world of {self.world_size} ranks does not divide by the {self.named_ranks} that data, tensor, "
+                "pipeline and context parallel sizes make together."
+            )
         if self.flops_per_step is not None and not 0 < self.flops_per_step < float("inf"):
             raise WrongUse(f"flops_per_step={self.flops_per_step!r}: give the FLOPs of forward and backward of a step.")
         if self.dtype and type_of(self.dtype) is None:
@@ -69,6 +87,11 @@ class MonitorArgs:
             raise WrongUse(f"counts={self.counts!r}: give 'rank' or 'job'.")
         if self.config.peaks is not None:
             find_peaks(None, given=self.config.peaks)  # raises
+
+    @property
+    def named_ranks(self) -> int:
+        """The ranks that the given parallel sizes make together."""
+        return math.prod(getattr(self, name) or 1 for name in _PARALLEL)
 
     @property
     def convention(self) -> Convention:
@@ -87,7 +110,8 @@ class Job:
     def __init__(self, given: MonitorArgs, notices: Notices) -> None:
         self.given, self.notices = given, notices
         self.info = _info(given)
-        self.sizes = _sizes(given, self.info)
+        mesh = mesh_of((given.model,)) if given.device_mesh is None and given.model is not None else given.device_mesh
+        self.sizes = parallelism(given, world_size=self.info.world_size, device_mesh=mesh)
         ranks = self.sizes.world_size
         self.is_log_rank = ranks == 1 or self.info.rank == given.config.log_rank % ranks
         notices.quiet = not self.is_log_rank
@@ -137,12 +161,7 @@ class Job:
     def _source(self, peaks: Peaks) -> str:
         """Where the peaks are from, and which of them counts where nothing tells the type of the numbers."""
         dtype = self.given.dtype or _dtype_of(self.given.model)
-        from_where = "as given" if self.given.dtype else "that of the model's parameters"
-        return (
-            f"{peaks.source}; FLOPs that are not measured are taken for {dtype}, {from_where}"
-            if dtype
-            else peaks.source
-        )
+        return f"{peaks.source}; FLOPs that are not measured are taken for {dtype}" if dtype else peaks.source
 
     def _peaks(self) -> Peaks | None:
         try:
@@ -161,18 +180,43 @@ def _info(given: MonitorArgs) -> RunInfo:
     return replace(info, device=None, device_type="cpu") if given.on_cpu else info
 
 
-def _sizes(given: MonitorArgs, info: RunInfo) -> Parallelism:
-    mesh = given.device_mesh
-    if mesh is None and given.model is not None:
-        mesh = mesh_of((given.model,))
-    return parallelism(given.sizes, world_size=info.world_size, device_mesh=mesh)
+def parallelism(given: MonitorArgs, *, world_size: int, device_mesh: Any = None) -> Parallelism:
+    """What the user gave, then what the mesh says, then that every rank has data of its own.
+
+    Args:
+        world_size: of the process group or the environment.
+        device_mesh: a `DeviceMesh` with named dimensions.
+    """
+    sharing = {
+        kind: getattr(given, f"{kind}_parallel") or _size_of_mesh(device_mesh, names)
+        for kind, names in _SHARE_A_BATCH.items()
+    }
+    share_a_batch = math.prod(sharing.values())
+    # Without a process group and an environment, the given sizes say how many ranks there are.
+    world_size = given.world_size or (given.named_ranks if world_size == 1 else world_size)
+    data_parallel = given.data_parallel or max(1, world_size // share_a_batch)
+    warning = None
+    if world_size % (share_a_batch * (given.data_parallel or 1)):
+        warning = (
+            f"data_parallel={data_parallel} is taken, which does not fit a world of {world_size} ranks of which "
+            f"{share_a_batch} share a batch: check the totals"
+        )
+    return Parallelism(
+        world_size=world_size,
+        data_parallel=data_parallel,
+        pipeline_parallel=sharing["pipeline"],
+        warning=warning,
+    )
+
+
+def _size_of_mesh(mesh: Any, names: Sequence[str]) -> int:
+    """The product of the dimensions with these names."""
+    dimensions = zip(getattr(mesh, "mesh_dim_names", None) or (), getattr(mesh, "shape", None) or (), strict=False)
+    return math.prod(int(size) for name, size in dimensions if str(name).lower() in names)
 
 
 def _formula(given: MonitorArgs, notices: Notices) -> Formula | None:
-    config = given.model_config
-    asked_for = config is not None
-    if config is None:
-        config = given.model if _has_config(given.model) else None
+    config = given.model if given.model_config is None else given.model_config
     if config is None:
         return None
     formula = formula_of(
@@ -180,7 +224,7 @@ def _formula(given: MonitorArgs, notices: Notices) -> Formula | None:
         family=given.config.perf_model_type,
         convention=given.convention,
         notices=notices,
-        asked_for=asked_for or given.config.perf_model_type != "auto",
+        asked_for=given.model_config is not None or given.config.perf_model_type != "auto",
     )
     frozen = 0.0 if formula is None else _frozen_share(given.model)
     if frozen >= _FROZEN_SHARE:
@@ -190,17 +234,6 @@ def _formula(given: MonitorArgs, notices: Notices) -> Formula | None:
             "all: flops_profile_freq=500 measures them",
         )
     return formula
-
-
-def _has_config(model: nn.Module | None) -> bool:
-    found: Any = model
-    while found is not None:
-        if getattr(found, "config", None) is not None:
-            return True
-        found = next(
-            (held for name in ("module", "_orig_mod") if (held := getattr(found, name, None)) is not None), None
-        )
-    return False
 
 
 def _frozen_share(model: nn.Module | None) -> float:

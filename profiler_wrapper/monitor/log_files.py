@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ _NAMES: Mapping[LogKind, tuple[str, str]] = {
     "summary": ("perf_summary_", ".json"),
     "text": ("perf_metrics_", ".log"),
 }
-_STAMP = re.compile(r"(\d{8}_\d{6})(?:_(\d+))?")
 
 
 def log_file(directory: Path, kind: LogKind, stamp: str) -> Path:
@@ -46,13 +44,9 @@ def kind_and_stamp(path: Path) -> tuple[LogKind | None, str]:
 
 @dataclass(frozen=True, slots=True)
 class LogSession:
-    """The files of one run of a monitor.
+    """The files of one run of a monitor."""
 
-    Attributes:
-        stamp: its start, as in the names of its files: `20240129_103000`, or `20240129_103000_2` of a second.
-    """
-
-    stamp: str
+    stamp: str  # its start, as in the names of its files: `20240129_103000`, or `20240129_103000_2` of a second
     files: Mapping[LogKind, Path]
 
     @property
@@ -68,7 +62,7 @@ def log_sessions(directory: Path) -> list[LogSession]:
         kind, stamp = kind_and_stamp(path)
         if kind is not None:
             found.setdefault(stamp, {})[kind] = path
-    return [LogSession(stamp, found[stamp]) for stamp in sorted(found, key=_order)]
+    return [LogSession(stamp, found[stamp]) for stamp in sorted(found)]
 
 
 def log_directories(root: Path) -> Iterator[Path]:
@@ -87,11 +81,6 @@ def unfinished(directory: Path) -> list[LogSession]:
         and "summary" not in session.files
         and not any(is_locked(path) for path in session.files.values())
     ]
-
-
-def _order(stamp: str) -> tuple[str, int, str]:
-    match = _STAMP.fullmatch(stamp)
-    return (match[1], int(match[2] or 1), "") if match else ("", 0, stamp)
 
 
 def lock(descriptor: int) -> None:

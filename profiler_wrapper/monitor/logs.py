@@ -506,10 +506,9 @@ def _aside(path: Path) -> Path:
 
 def _remove_oldest(path: Path, *, keep: int) -> None:
     """Of the files that were moved aside."""
-    name = re.compile(rf"{re.escape(path.stem)}_(\d{{8}}_\d{{6}})(?:_(\d+))?{re.escape(path.suffix)}")
-    found = [(match, beside) for beside in path.parent.iterdir() if (match := name.fullmatch(beside.name))]
-    found.sort(key=lambda one: (one[0][1], int(one[0][2] or 1)))
-    remove_oldest([beside for _, beside in found], keep=keep)
+    name = re.compile(rf"{re.escape(path.stem)}_\d{{8}}_\d{{6}}(_\d+)?{re.escape(path.suffix)}")
+    found = [beside for beside in path.parent.iterdir() if name.fullmatch(beside.name)]
+    remove_oldest(sorted(found, key=lambda beside: beside.stem), keep=keep)
 
 
 def sinks_of(config: MonitorConfig, *, training_log: str | os.PathLike[str] | None = None) -> list[Sink]:

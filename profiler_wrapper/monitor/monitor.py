@@ -17,7 +17,6 @@ from profiler_wrapper.monitor.job import MonitorArgs
 from profiler_wrapper.monitor.records import RunStatistics, StepRecord
 from profiler_wrapper.monitor.sinks import Sink
 from profiler_wrapper.monitor.steps import StepWatch
-from profiler_wrapper.monitor.work import GivenSizes
 from profiler_wrapper.timer.device_events import find_accelerator
 from profiler_wrapper.trace.run_directory import given_directory
 
@@ -198,13 +197,11 @@ class TrainingMonitor:
             flops_per_step=None if flops_per_step is None else _number(flops_per_step),
             dtype="" if dtype is None else str(dtype).removeprefix("torch."),
             counts=counts,
-            sizes=GivenSizes(
-                world_size=world_size,
-                data_parallel=data_parallel,
-                tensor_parallel=tensor_parallel,
-                pipeline_parallel=pipeline_parallel,
-                context_parallel=context_parallel,
-            ),
+            world_size=world_size,
+            data_parallel=data_parallel,
+            tensor_parallel=tensor_parallel,
+            pipeline_parallel=pipeline_parallel,
+            context_parallel=context_parallel,
             rank=rank,
             device_mesh=device_mesh,
             sinks=sinks,

@@ -156,23 +156,15 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorLog:
-    """What one file tells of a run.
-
-    Attributes:
-        kind: what was read: "steps" has every step, "summary" and "text" the rows of the log interval.
-        session: of the run: `start_time`, and in our own logs device, peak, versions ...
-        columns: by the names of COLUMNS and PARTS, one value for each step or row; NaN: not known.
-        first_time, last_time: of the first and the last, as they stand in the file.
-        warnings: what was odd, in words.
-    """
+    """What one file tells of a run."""
 
     path: Path
-    kind: LogKind
-    session: Mapping[str, Any]
-    columns: Mapping[str, Column]
-    first_time: str = ""
+    kind: LogKind  # what was read: "steps" has every step, "summary" and "text" the rows of the log interval
+    session: Mapping[str, Any]  # of the run: `start_time`, and in our own logs device, peak, versions ...
+    columns: Mapping[str, Column]  # by the names of COLUMNS and PARTS, one value for each step or row; NaN: not known
+    first_time: str = ""  # this, and of the last: as they stand in the file
     last_time: str = ""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # what was odd, in words
 
     def __len__(self) -> int:
         return len(self.columns["iteration"])
@@ -339,35 +331,25 @@ _IN_EACH_HALF = 0.25  # of the growth: what is allocated once at the begin is no
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """One number over the steps or rows of a run.
+    """One number over the steps or rows of a run."""
 
-    Attributes:
-        mean: of a rate the sum of work over the sum of time; else that of the values.
-        percentiles: by PERCENTILES.
-        count: of how many steps or rows.
-    """
-
-    count: int
-    mean: float
+    count: int  # of how many steps or rows
+    mean: float  # of a rate the sum of work over the sum of time; else that of the values
     least: float
     most: float
-    percentiles: Mapping[int, float]
+    percentiles: Mapping[int, float]  # by PERCENTILES
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """`slow` of the `timed` steps or rows from `first` to `last`, both among them, took `factor` times the median.
-
-    Attributes:
-        first_row, last_row: their places in the log.
-    """
+    """`slow` of the `timed` steps or rows from `first` to `last`, both among them, took `factor` times the median."""
 
     first: int
     last: int
     factor: float
     slow: int
     timed: int
-    first_row: int
+    first_row: int  # this and the next: their places in the log
     last_row: int
 
 
@@ -381,28 +363,18 @@ class PartTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorRun:
-    """The numbers of a run.
-
-    Attributes:
-        spreads: by the names of columns; those of which nothing is known are left out.
-        breakdown: by PARTS, of steps that were not profiled; empty where it was not measured.
-        slow: stretches of slow steps, the longest first.
-        memory_growth_gb: from begin to end, where it grew throughout; else None.
-        profiled: steps under the profiler, which are in no number of time.
-        bad_losses: numbers of the steps whose loss was NaN or infinite.
-        slowest_step: its number; None: no time is known.
-    """
+    """The numbers of a run."""
 
     log: MonitorLog
     first_step: int
     last_step: int
-    spreads: Mapping[str, Spread]
-    breakdown: Mapping[str, PartTime]
-    slow: tuple[Stretch, ...]
-    memory_growth_gb: float | None
-    profiled: int
-    bad_losses: tuple[int, ...]
-    slowest_step: int | None
+    spreads: Mapping[str, Spread]  # by the names of columns; those of which nothing is known are left out
+    breakdown: Mapping[str, PartTime]  # by PARTS, of steps that were not profiled; empty where it was not measured
+    slow: tuple[Stretch, ...]  # stretches of slow steps, the longest first
+    memory_growth_gb: float | None  # from begin to end, where it grew throughout; else None
+    profiled: int  # steps under the profiler, which are in no number of time
+    bad_losses: tuple[int, ...]  # numbers of the steps whose loss was NaN or infinite
+    slowest_step: int | None  # its number; None: no time is known
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON. Times are in ms, memory in GB of 2^30 bytes."""

@@ -43,27 +43,17 @@ MOST_PENDING = 1024  # steps that the device may be behind
 
 @dataclass(slots=True, kw_only=True)
 class PendingStep:
-    """A step that has ended on the host.
+    """A step that has ended on the host."""
 
-    Attributes:
-        record: what is known of it at once.
-        begin: None: nobody saw it.
-        read_after: the mark behind which all of `numbers` and the step's end are there.
-        samples, tokens: each with how many ranks have as many.
-        numbers: loss, grad_norm, learning_rate.
-        boundaries: of its parts; None: not measured.
-        skip: the sinks that don't get it.
-    """
-
-    record: StepRecord
-    begin: Mark | None
+    record: StepRecord  # what is known of it at once
+    begin: Mark | None  # None: nobody saw it
     end: Mark
-    read_after: Mark
-    samples: Count
+    read_after: Mark  # the mark behind which all of `numbers` and the step's end are there
+    samples: Count  # as of tokens: with how many ranks have as many
     tokens: Count
-    numbers: Mapping[str, Number]
-    boundaries: Boundaries | None
-    skip: frozenset[str]
+    numbers: Mapping[str, Number]  # loss, grad_norm, learning_rate
+    boundaries: Boundaries | None  # of its parts; None: not measured
+    skip: frozenset[str]  # the sinks that don't get it
 
     def whole_record(self, notices: Notices) -> StepRecord:
         """With what the device told, which has come to the end."""
@@ -446,5 +436,5 @@ class StepWatch:
 
 def _place_of(given: MonitorArgs) -> SpanPlace:
     return SpanPlace(
-        output_dir=given.output_dir, rank=given.rank, world_size=given.sizes.world_size, device_mesh=given.device_mesh
+        output_dir=given.output_dir, rank=given.rank, world_size=given.world_size, device_mesh=given.device_mesh
     )

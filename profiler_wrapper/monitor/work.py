@@ -3,112 +3,26 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from profiler_wrapper.analysis.work.peaks import Peaks
-from profiler_wrapper.errors import Notices, ProfilerWrapperError, WrongUse
+from profiler_wrapper.errors import Notices, ProfilerWrapperError
 from profiler_wrapper.monitor.flop_probe import Measurement
 from profiler_wrapper.monitor.records import Convention, FlopsSource, StepRecord
-
-# --------------------------------------------------------------------------------------------------
-# How a job is divided among its ranks; found out without asking any other rank.
-
-# What the dimensions of a device mesh are called. The ranks that none of these divides work on other data.
-_SHARE_A_BATCH = {
-    "tensor": ("tp", "tensor", "tensor_parallel", "model"),
-    "pipeline": ("pp", "pipeline", "pipeline_parallel", "pipe"),
-    "context": ("cp", "context", "context_parallel", "sp", "sequence"),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenSizes:
-    """What the user says of the job; `None`: nothing.
-
-    Raises:
-        WrongUse: a size is no whole number above 0, or the sizes do not fit together.
-    """
-
-    world_size: int | None = None
-    data_parallel: int | None = None
-    tensor_parallel: int | None = None
-    pipeline_parallel: int | None = None
-    context_parallel: int | None = None
-
-    def __post_init__(self) -> None:
-        for one in fields(self):
-            size = getattr(self, one.name)
-            if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-                raise WrongUse(f"{one.name}={size!r}: give a whole number above 0.")
-        if self.world_size is not None and self.world_size % self.named:
-            raise WrongUse(
-                f"a world of {self.world_size} ranks does not divide by the {self.named} that data, tensor, pipeline "
-                "and context parallel sizes make together."
-            )
-
-    @property
-    def named(self) -> int:
-        """The ranks that the given sizes make together."""
-        sizes = self.data_parallel, self.tensor_parallel, self.pipeline_parallel, self.context_parallel
-        return math.prod(size or 1 for size in sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
-    """How many ranks there are, and how many of them have data of their own.
+    """How many ranks there are, and how many of them have data of their own."""
 
-    Attributes:
-        world_size: ranks of the job.
-        data_parallel: groups of ranks with a batch of their own; tensor, pipeline and context parallel ranks
-            share one.
-        pipeline_parallel: stages.
-        warning: what does not fit together, and what was taken instead.
-    """
-
-    world_size: int = 1
+    world_size: int = 1  # ranks of the job
+    # groups of ranks with a batch of their own; tensor, pipeline and context parallel ranks share one
     data_parallel: int = 1
-    pipeline_parallel: int = 1
-    warning: str | None = None
-
-
-def parallelism(given: GivenSizes, *, world_size: int, device_mesh: Any = None) -> Parallelism:
-    """What the user gave, then what the mesh says, then that every rank has data of its own.
-
-    Args:
-        given: sizes by the user.
-        world_size: of the process group or the environment.
-        device_mesh: a `DeviceMesh` with named dimensions.
-    """
-    sharing = {
-        kind: getattr(given, f"{kind}_parallel") or _size_of_mesh(device_mesh, names)
-        for kind, names in _SHARE_A_BATCH.items()
-    }
-    share_a_batch = math.prod(sharing.values())
-    # Without a process group and an environment, the given sizes say how many ranks there are.
-    world_size = given.world_size or (given.named if world_size == 1 else world_size)
-    data_parallel = given.data_parallel or max(1, world_size // share_a_batch)
-    warning = None
-    if world_size % (share_a_batch * (given.data_parallel or 1)):
-        warning = (
-            f"data_parallel={data_parallel} is taken, which does not fit a world of {world_size} ranks of which "
-            f"{share_a_batch} share a batch: check the totals"
-        )
-    return Parallelism(
-        world_size=world_size,
-        data_parallel=data_parallel,
-        pipeline_parallel=sharing["pipeline"],
-        warning=warning,
-    )
-
-
-def _size_of_mesh(mesh: Any, names: Sequence[str]) -> int:
-    """The product of the dimensions with these names."""
-    dimensions = zip(getattr(mesh, "mesh_dim_names", None) or (), getattr(mesh, "shape", None) or (), strict=False)
-    return math.prod(int(size) for name, size in dimensions if str(name).lower() in names)
+    pipeline_parallel: int = 1  # stages
+    warning: str | None = None  # what does not fit together, and what was taken instead
 
 
 Formula = Callable[[int, "int | None"], float]
@@ -173,24 +87,18 @@ class Roof:
 
 @dataclass(slots=True, kw_only=True)
 class StepWorks:
-    """The work of each step: measured, else as given, else by formula from the model's config.
-
-    Attributes:
-        given: FLOPs of this rank's batch by the user, or of the job's with `given_by_job`.
-        formula_fails: the formula did not tell the work of some step.
-        formula: (sequences, their length, None for images) -> FLOPs of a step on them; None: no config.
-        dtype: of the numbers that `given` and `formula` are about; "": not known.
-    """
+    """The work of each step: measured, else as given, else by formula from the model's config."""
 
     roof: Roof
     sizes: Parallelism
     convention: Convention
     notices: Notices
-    given: float | None = None
+    given: float | None = None  # FLOPs of this rank's batch by the user, or of the job's with `given_by_job`
     given_by_job: bool = False
+    # (sequences, their length, None for images) -> FLOPs of a step on them; None: no config
     formula: Formula | None = None
-    dtype: str = ""
-    formula_fails: bool = False
+    dtype: str = ""  # of the numbers that `given` and `formula` are about; "": not known
+    formula_fails: bool = False  # the formula did not tell the work of some step
     _measured: dict[Shapes, Work] = field(default_factory=dict)  # by their batches, the newest last
 
     def take(self, measurement: Measurement, shapes: Shapes = ()) -> None:

@@ -205,29 +205,22 @@ class Call:
 
 @dataclass(slots=True)
 class Span:
-    """A line of the files: the step, a part of it, a layer in that, a wait for other ranks.
-
-    Attributes:
-        layer: None: it is no layer's.
-        parent: None: it lies in nothing but the step.
-        thread: 0: that of the training loop.
-        device_waiting_ns: no part of the span's time on the device.
-    """
+    """A line of the files: the step, a part of it, a layer in that, a wait for other ranks."""
 
     kind: str
     name: str
     begin: Moment
     end: Moment
-    thread: int
-    layer: str | None = None
+    thread: int  # 0: that of the training loop
+    layer: str | None = None  # None: it is no layer's
     depth: int = 0
-    parent: str | None = None
+    parent: str | None = None  # None: it lies in nothing but the step
     microbatch: int | None = None
     waiting_ns: int | None = None
     sequence: int | None = None
     group: str | None = None
     bytes: int | None = None
-    device_waiting_ns: int = 0
+    device_waiting_ns: int = 0  # no part of the span's time on the device
 
 
 class Wait(NamedTuple):
@@ -241,19 +234,13 @@ class Wait(NamedTuple):
 
 
 class StepSpans(NamedTuple):
-    """What is known of the layers in a step.
+    """What is known of the layers in a step."""
 
-    Attributes:
-        spans: of layers, by their begins.
-        waits: by their begins.
-        ends: when graphs had been run, and the ranks that their gradients are reduced over behind that.
-        events: all on the device that these are made of, and others.
-    """
-
-    spans: list[Span]
-    waits: list[Wait]
+    spans: list[Span]  # of layers, by their begins
+    waits: list[Wait]  # by their begins
+    # when graphs had been run, and the ranks that their gradients are reduced over behind that
     ends: list[tuple[Moment, str | None]]
-    events: list[Any]
+    events: list[Any]  # all on the device that these are made of, and others
 
 
 # --- backward, by what the autograd engine comes past ---

@@ -148,17 +148,11 @@ _OF_A_PAIR = ("send", "recv")
 
 
 class WaitInfo(NamedTuple):
-    """What is known of a wait.
+    """What is known of a wait."""
 
-    Attributes:
-        name: of the collective, as `all_gather`; `wait` where it is not known.
-        group: the ranks that take part, as `"0-2,5"`; None: not known.
-        bytes: that the whole of it is long, as the trace counts them; None: not known.
-    """
-
-    name: str = _OTHER
-    group: str | None = None
-    bytes: int | None = None
+    name: str = _OTHER  # of the collective, as `all_gather`; `wait` where it is not known
+    group: str | None = None  # the ranks that take part, as `"0-2,5"`; None: not known
+    bytes: int | None = None  # that the whole of it is long, as the trace counts them; None: not known
 
 
 class WaitListener(Protocol):

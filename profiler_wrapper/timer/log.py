@@ -46,21 +46,15 @@ _RANK_VARIABLES = ("RANK", "SLURM_PROCID")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanPlace:
-    """What the user says of it.
+    """What the user says of it."""
 
-    Attributes:
-        output_dir: absolute.
-        rank, world_size, device_mesh: None: by the process group, the environment ...
-        coordinates: in the mesh, where there is no `device_mesh`; None: not known.
-    """
-
-    output_dir: Path
+    output_dir: Path  # absolute
     run_name: str | None = None
     prefix: str = "profile"
-    rank: int | None = None
+    rank: int | None = None  # None, as of the next two: by the process group, the environment ...
     world_size: int | None = None
     device_mesh: Any = None
-    coordinates: Mapping[str, int] | None = None
+    coordinates: Mapping[str, int] | None = None  # in the mesh, where there is no `device_mesh`; None: not known
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     @property
@@ -106,16 +100,11 @@ def checked_place(*, output_dir: Any, **given: Any) -> SpanPlace:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """This process within its job.
-
-    Attributes:
-        worker: it belongs to the rank and is none itself.
-        known: nothing that is found out later changes it.
-    """
+    """This process within its job."""
 
     info: RunInfo
-    worker: bool
-    known: bool
+    worker: bool  # it belongs to the rank and is none itself
+    known: bool  # nothing that is found out later changes it
 
     @property
     def heads(self) -> tuple[bytes, bytes]:

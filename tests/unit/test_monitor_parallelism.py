@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from profiler_wrapper.monitor.work import GivenSizes, Parallelism, parallelism
+from profiler_wrapper.monitor.config import MonitorConfig
+from profiler_wrapper.monitor.job import MonitorArgs, parallelism
+from profiler_wrapper.monitor.work import Parallelism
+
+
+def given_sizes(**sizes: int) -> MonitorArgs:
+    return MonitorArgs(config=MonitorConfig(), output_dir=Path(), log_file=None, **sizes)
 
 
 def mesh(**sizes: int) -> Any:
@@ -32,17 +39,17 @@ def mesh(**sizes: int) -> Any:
 def test_ranks_that_share_a_batch_count_once(
     given: dict[str, int], world_size: int, device_mesh: Any, data_parallel: int, stages: int
 ) -> None:
-    found = parallelism(GivenSizes(**given), world_size=world_size, device_mesh=device_mesh)
+    found = parallelism(given_sizes(**given), world_size=world_size, device_mesh=device_mesh)
     assert found == Parallelism(world_size=world_size, data_parallel=data_parallel, pipeline_parallel=stages)
 
 
 def test_sizes_that_make_a_world_nobody_else_tells_of_are_believed() -> None:
-    found = parallelism(GivenSizes(data_parallel=4, tensor_parallel=2), world_size=1)
+    found = parallelism(given_sizes(data_parallel=4, tensor_parallel=2), world_size=1)
     assert (found.world_size, found.data_parallel) == (8, 4)
 
 
 def test_sizes_that_do_not_fit_the_world_are_said() -> None:
     for given in ({"data_parallel": 3}, {"tensor_parallel": 3}):
-        found = parallelism(GivenSizes(**given), world_size=8)
+        found = parallelism(given_sizes(**given), world_size=8)
         assert found.world_size == 8
         assert found.warning is not None
