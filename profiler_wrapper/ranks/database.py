@@ -237,6 +237,10 @@ _TIME_ALIASES: Final = {  # with their unit, beside `start_ms` and the like
     "end": {"end_ts": "s"},
 }
 _COLUMNS: Final = tuple(name for name in {**SPAN_COLUMNS, **RANK_COLUMNS} if not name.endswith("_ns"))
+# Of each column of ours the names that it may have, with their unit.
+_NAMES: Final = {name: dict.fromkeys((name, *_ALIASES.get(name, ())), "ns") for name in _COLUMNS} | {
+    time: {f"{time}_{unit}": unit for unit in _UNITS} | _TIME_ALIASES.get(time, {}) for time in _TIMES
+}
 _COMMUNICATES: Final = "n.kind = 'communication'"
 
 
@@ -296,16 +300,10 @@ def find_columns(there: Iterable[str], mapping: Mapping[str, str], *, table: str
             if unit is None:
                 raise WrongUse(f"--columns {theirs}={ours}: say the unit, as in {theirs}={target}_ms (ns, us, ms, s)")
         found[target] = Column(name, _UNITS[unit or "ns"])
-    for target in (*_COLUMNS, *_TIMES):
-        if target in found:
-            continue
-        if target in _TIMES:
-            names = {f"{target}_{unit}": unit for unit in _UNITS} | _TIME_ALIASES.get(target, {})
-        else:
-            names = dict.fromkeys((target, *_ALIASES.get(target, ())), "ns")
+    for target, names in _NAMES.items():
         theirs_and_unit = ((of_name[name], unit) for name, unit in names.items() if name in of_name)
         chosen = next(((name, unit) for name, unit in theirs_and_unit if name not in mapping), None)
-        if chosen is not None:
+        if target not in found and chosen is not None:
             found[target] = Column(chosen[0], _UNITS[chosen[1]])
     lacking = [name for name in ("rank", "step", "start") if name not in found]
     lacking += ["name"] if not {"name", "kind"} & found.keys() else []

@@ -13,8 +13,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,7 +51,7 @@ from profiler_wrapper.ranks.from_trace import (
 from profiler_wrapper.trace.atomic import replacing
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.reader import read, read_shapes
-from profiler_wrapper.trace.recording import DEVICE_CATEGORIES, Category, CollectiveDetails
+from profiler_wrapper.trace.recording import DEVICE_CATEGORIES, Bool, Category, CollectiveDetails
 from profiler_wrapper.trace.run_directory import RUN_FILE
 from profiler_wrapper.trace.spans import SPAN_COLUMNS, rank_list_text
 
@@ -91,22 +92,14 @@ class Reduced(NamedTuple):
 
 
 def reduce_trace(task: Task) -> Reduced:
-    """Makes the table of a trace, or takes the one that is there if it was made from this trace by this version.
-
-    Raises nothing but MemoryError: what is wrong with a trace is its failure, and the others go on.
-    """
+    """Makes the table of a trace, or takes the one that is there if it was made from this trace by this version."""
+    if (there := _there(task)) is not None:
+        return there
+    summary, rows = _reduce(Path(task.trace), task.rank)
     try:
-        if (there := _there(task)) is not None:
-            return there
-        summary, rows = _reduce(Path(task.trace), task.rank)
-        try:
-            return write_spans(Path(task.target), rows, summary)
-        except OSError:
-            return write_spans(Path(task.otherwise), rows, summary)
-    except MemoryError:
-        raise
-    except Exception as error:
-        return Reduced(task.trace, "", task.rank, failure=f"{type(error).__name__}: {error}")
+        return write_spans(Path(task.target), rows, summary)
+    except OSError:
+        return write_spans(Path(task.otherwise), rows, summary)
 
 
 def _reduce(trace: Path, rank: int | None) -> tuple[Reduced, list[Row]]:
@@ -196,16 +189,12 @@ def write_spans(path: Path, rows: Iterable[Row], summary: Reduced) -> Reduced:
     schema = arrow.schema([(name, getattr(arrow, _ARROW[kind])()) for name, (kind, _) in SPAN_COLUMNS.items()])
     arrays = [arrow.array(list(values[name]), type=schema.field(name).type) for name in SPAN_COLUMNS]
     trace = Path(summary.trace)
-    state = trace.stat()
     done = summary._replace(spans=str(path), rows=len(rows), stored_rank=stored)
     metadata = {
         **done._asdict(),
         "schema_version": SCHEMA_VERSION,
         "columns": list(SPAN_COLUMNS),
-        "trace": trace.name,
-        "trace_bytes": state.st_size,
-        "trace_mtime_ns": state.st_mtime_ns,
-        "run_mtime_ns": _run_time(trace),
+        **_state(trace),
     }
     table = arrow.Table.from_arrays(arrays, schema=schema.with_metadata({_KEY: json.dumps(metadata).encode()}))
     with replacing(path) as beside:
@@ -225,16 +214,8 @@ def read_summary(path: Path, *, trace: Path | None = None) -> Reduced | None:
         return None
     if known.get("schema_version") != SCHEMA_VERSION or known.get("columns") != list(SPAN_COLUMNS):
         return None
-    if trace is not None:
-        state = trace.stat()
-        now = (trace.name, state.st_size, state.st_mtime_ns, _run_time(trace))
-        if (
-            known.get("trace"),
-            known.get("trace_bytes"),
-            known.get("trace_mtime_ns"),
-            known.get("run_mtime_ns"),
-        ) != now:
-            return None
+    if trace is not None and any(known.get(name) != value for name, value in _state(trace).items()):
+        return None
     fields = {name: known[name] for name in Reduced._fields if name in known}
     fields["trace"] = str(trace) if trace is not None else str(path.parent / str(known.get("trace")))
     return Reduced(**{**fields, "spans": str(path), "steps": tuple(known["steps"]), "notes": tuple(known["notes"])})
@@ -261,11 +242,15 @@ def problem_of_table(path: Path) -> str:
     return ""
 
 
-def _run_time(trace: Path) -> int | None:
-    try:
-        return os.stat(trace.parent / RUN_FILE).st_mtime_ns
-    except OSError:
-        return None
+def _state(trace: Path) -> dict[str, Any]:
+    """What tells whether a trace, and run.json beside it, are as they were."""
+    state, run = trace.stat(), trace.parent / RUN_FILE
+    return {
+        "trace": trace.name,
+        "trace_bytes": state.st_size,
+        "trace_mtime_ns": state.st_mtime_ns,
+        "run_mtime_ns": run.stat().st_mtime_ns if run.exists() else None,
+    }
 
 
 def _arrow() -> tuple[Any, Any]:
@@ -298,19 +283,24 @@ def _cpu_collectives(found: Attributed, steps: Steps) -> list[Row]:
         while above >= 0 and above not in details:
             details[above] = one
             above = int(found.nesting.parent[above])
-    by_backend = _with_sequence(
-        [
-            _collective_row(found, span, step, details.get(span), thread=thread_of(found, span), depth=0)
-            for span, step in with_steps(found, steps, outermost & ~training)
-        ]
-    )
+
+    def rows(chosen: Bool, depth: int) -> list[Row]:
+        return _with_sequence(
+            [
+                _collective_row(
+                    found,
+                    span,
+                    step,
+                    details.get(span),
+                    thread=thread if depth else thread_of(found, span),
+                    depth=depth,
+                )
+                for span, step in with_steps(found, steps, outermost & chosen)
+            ]
+        )
+
     thread = main_thread(found)
-    by_call = _with_sequence(
-        [
-            _collective_row(found, span, step, details.get(span), thread=thread, depth=1)
-            for span, step in with_steps(found, steps, outermost & training)
-        ]
-    )
+    by_backend, by_call = rows(~training, 0), rows(training, 1)
     if by_backend:
         by_call = [row._replace(sequence=None, group=None) for row in by_call]
         by_backend = _with_overlap(found, by_backend)
@@ -416,108 +406,64 @@ def _bytes_of_inputs(found: Attributed, span: int) -> int | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Child processes that reduce traces. A function comes in by its name, a task as plain data; a summary goes back.
+# Child processes that reduce a trace each. A function goes in by its name, a task as plain data; a summary comes back.
 
 Reduce = Callable[[Task], Reduced]
 _KILLED = "the process that reduced it was killed, twice: is there enough memory for it?"
 _NO_MEMORY = "there is not enough memory for it"
-_SERVE = f"from {__name__} import serve; serve()"
-_ENDED = (EOFError, OSError, ValueError, pickle.UnpicklingError)  # what talking to a process that has ended raises
+_REDUCE = f"from {__name__} import reduce_one; reduce_one()"
 
 
 def reduce_in_workers(tasks: Sequence[Task], count: int, reduce: Reduce) -> Iterator[tuple[int, Reduced]]:
-    """Each task's place and what became of it, as they end, by `count` child processes.
+    """Each task's place and what became of it, as they end, by `count` child processes at a time.
 
-    A process that dies is replaced, and its task done again: only a task that kills two has a failure.
+    A task whose process dies is done again: only one that kills two has a failure.
     """
-    children = _Children()
+    children: set[subprocess.Popen[bytes]] = set()
+    ended, alone = threading.Event(), threading.Lock()
+
+    def reduced(task: Task) -> Reduced:
+        failure = "nobody waits for it any more"
+        for _ in range(2):
+            if ended.is_set():
+                break
+            try:
+                child = start_child(_REDUCE, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            except OSError:  # where none can be started, this process does it, a trace at a time
+                with alone:
+                    return _reduced(reduce, task)
+            children.add(child)
+            if ended.is_set():
+                child.kill()
+            answer, _ = child.communicate(pickle.dumps((reduce, task)))
+            children.remove(child)
+            if child.returncode == 0:
+                found: Reduced = pickle.loads(answer)
+                return found
+            how = f"the process that should reduce it ended with {child.returncode}"
+            failure = _KILLED if child.returncode < 0 else how
+        return Reduced(task.trace, "", task.rank, failure=failure)
+
     threads = ThreadPoolExecutor(count, thread_name_prefix="profiler_wrapper")
     try:
-        futures = {threads.submit(children.reduce, reduce, task): i for i, task in enumerate(tasks)}
+        futures = {threads.submit(reduced, task): i for i, task in enumerate(tasks)}
         for future in as_completed(futures):
             yield futures.pop(future), future.result()
     finally:  # also where somebody pressed Ctrl-C
-        children.kill()
+        ended.set()
+        for child in tuple(children):
+            child.kill()
         threads.shutdown(wait=True, cancel_futures=True)
-        children.wait()
 
 
-class _Children:
-    """A child process for each thread, from its first task on."""
-
-    def __init__(self) -> None:
-        self._of_thread: dict[int, subprocess.Popen[bytes]] = {}
-        self._ended = False
-        self._lock = threading.Lock()  # so that none is started once all are to end
-        self._alone = threading.Lock()  # where this process has to do it, a trace at a time
-
-    def reduce(self, reduce: Reduce, task: Task) -> Reduced:
-        """What a child says of a task, or why none does; where none can be started, what this process says."""
-        failure = "nobody waits for it any more"
-        for _ in range(2):
-            try:
-                child = self._child()
-            except OSError:
-                with self._alone:
-                    return _reduced(reduce, task)
-            if child is None:
-                break
-            assert child.stdin is not None and child.stdout is not None
-            try:
-                child.stdin.write(pickle.dumps((reduce, task)))
-                child.stdin.flush()
-                reduced: Reduced = pickle.load(child.stdout)
-                return reduced
-            except _ENDED:
-                with self._lock:
-                    self._of_thread.pop(threading.get_ident(), None)
-                code = _end(child)
-                failure = _KILLED if code < 0 else f"the process that should reduce it ended with {code}"
-        return Reduced(task.trace, "", task.rank, failure=failure)
-
-    def _child(self) -> subprocess.Popen[bytes] | None:
-        """This thread's; None once all are to end. Raises OSError: the system gives none."""
-        with self._lock:
-            if self._ended:
-                return None
-            thread = threading.get_ident()
-            if thread not in self._of_thread:
-                self._of_thread[thread] = start_child(_SERVE, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            return self._of_thread[thread]
-
-    def kill(self) -> None:
-        """End all of them, whatever they do."""
-        with self._lock:
-            self._ended = True
-            for child in self._of_thread.values():
-                child.kill()
-
-    def wait(self) -> None:
-        """After `kill`, once no thread talks to one."""
-        for child in self._of_thread.values():
-            _end(child)
-
-
-def _end(child: subprocess.Popen[bytes]) -> int:
-    """Its exit status; negative: it was killed."""
-    child.kill()
-    with suppress(OSError):  # what it did not read cannot be written any more
-        child.communicate()
-    return child.wait()
-
-
-def serve() -> None:
-    """What a child process does: reduce one trace after another, until nobody sends a task."""
+def reduce_one() -> None:
+    """What a child process does: reduce the trace that it is told."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it, which ends this one
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything prints is no answer
     sys.stdout = sys.stderr
-    while True:
-        try:
-            reduce, task = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        _answer(out, _reduced(reduce, task))
+    with suppress(BrokenPipeError), out:  # whoever asked has gone
+        pickle.dump(_reduced(*pickle.load(sys.stdin.buffer)), out)
 
 
 def _reduced(reduce: Reduce, task: Task) -> Reduced:
@@ -527,14 +473,6 @@ def _reduced(reduce: Reduce, task: Task) -> Reduced:
         return Reduced(task.trace, "", task.rank, failure=_NO_MEMORY)
     except Exception as error:
         return Reduced(task.trace, "", task.rank, failure=f"{type(error).__name__}: {error}")
-
-
-def _answer(out: IO[bytes], value: Any) -> None:
-    try:
-        pickle.dump(value, out)
-        out.flush()
-    except BrokenPipeError:  # whoever asked has gone
-        os._exit(0)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -576,15 +514,11 @@ def reduce_traces(
 def _summaries(
     tasks: Sequence[Task], scheduler: str | None, workers: int | None, reduce: Reduce
 ) -> Iterator[tuple[int, Reduced]]:
-    left = []
-    for i, task in enumerate(tasks):  # what is there already needs no process
-        there = _there(task)
-        if there is None:
-            left.append(i)
-        else:
-            yield i, there
+    there = {i: summary for i, task in enumerate(tasks) if (summary := _there(task)) is not None}
+    yield from there.items()  # what is there already needs no process
+    left = [i for i in range(len(tasks)) if i not in there]
     if len(left) == 1 and not scheduler and reduce is reduce_trace:
-        yield left[0], reduce_trace(tasks[left[0]])
+        yield left[0], _reduced(reduce, tasks[left[0]])
     elif left:
         chosen = [tasks[i] for i in left]
         in_environment = os.environ.get(_WORKERS, "")
@@ -621,7 +555,7 @@ def _on_dask(tasks: Sequence[Task], scheduler: str, reduce: Reduce) -> Iterator[
     except (OSError, ValueError, TimeoutError) as error:
         raise WrongUse(f"--scheduler {scheduler}: no Dask scheduler answers there: {error}") from error
     with client:
-        futures = client.map(reduce, list(tasks), pure=False, retries=1)
+        futures = client.map(partial(_reduced, reduce), list(tasks), pure=False, retries=1)
         place = {future.key: i for i, future in enumerate(futures)}
         for future in distributed.as_completed(futures, loop=client.loop):
             i = place[future.key]

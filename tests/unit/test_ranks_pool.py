@@ -148,7 +148,7 @@ def test_where_no_process_can_be_started_this_one_reduces(tmp_path: Path, monkey
 
 def test_a_worker_that_never_begins_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [task(write_trace(tmp_path / f"{i}.json", rank=i), tmp_path) for i in range(2)]
-    monkeypatch.setattr(workers, "_SERVE", "raise SystemExit(3)")
+    monkeypatch.setattr(workers, "_REDUCE", "raise SystemExit(3)")
     why = {one.failure for one in reduce_traces(tasks)}
     assert why == {"the process that should reduce it ended with 3"}
 
