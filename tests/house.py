@@ -49,7 +49,7 @@ ROOMS = {
     "comparison": _room(12, 3250, "analysis reports result trace"),
     "ranks": _room(20, 8750, "analysis reports trace"),
     "snapshot": _room(4, 1550, "reports trace"),
-    "timer": _room(9, 3250, "capture trace"),
+    "timer": _room(9, 3200, "capture trace"),
     "config_flops": _room(5, 1150, ""),
     "monitor": _room(15, 4750, "analysis capture config_flops reports timer trace"),
     "commands": _room(11, 1200, None),

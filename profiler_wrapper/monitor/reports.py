@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -171,29 +171,10 @@ _SHOWN_SLOW = 5  # stretches that are shaded
 _PART_COLORS = dict(zip(PARTS, (_ORANGE, _BLUE, "#56B4E9", _PINK, _GREY), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Course:
-    """A line over the steps: every value, or for each of some stretches its median, least and most."""
-
-    steps: Column
-    middle: Column
-    least: Column
-    most: Column
-    is_thinned: bool
-
-
-def course(steps: Column, values: Column, *, most: int = MOST_POINTS) -> Course:
-    """Every step if there are at most `most`, else as many stretches of steps; NaN where nothing is known."""
-    if len(values) <= most:
-        return Course(steps, values, values, values, is_thinned=False)
-    bounds = [len(values) * i // most for i in range(most + 1)]
-    parts = [values[first:end] for first, end in pairwise(bounds)]
-    known = [part[np.isfinite(part)] for part in parts]
-
-    def each(take: Callable[[Column], np.float64]) -> Column:
-        return np.array([take(part) if len(part) else np.nan for part in known])
-
-    return Course(steps[bounds[:-1]], each(np.median), each(np.min), each(np.max), is_thinned=True)
+def groups(values: Column) -> Column:
+    """A row for each point that is drawn: a value, or so many after one another that there are at most MOST_POINTS."""
+    together = -(-len(values) // MOST_POINTS)
+    return np.pad(values, (0, -len(values) % together), constant_values=np.nan).reshape(-1, together)
 
 
 def draw_monitor(run: MonitorRun, path: str | os.PathLike[str]) -> None:
@@ -232,11 +213,14 @@ def _undisturbed(run: MonitorRun, name: str) -> Column:
 
 
 def _draw_course(axes: Axes, steps: Column, values: Column, color: str, label: str) -> None:
-    line = course(steps, values)
-    if line.is_thinned:
-        axes.fill_between(line.steps, line.least, line.most, color=color, alpha=0.25, linewidth=0)
+    points, at = groups(values), groups(steps)[:, 0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of points of which nothing is known
+        middle, least, most = (take(points, axis=1) for take in (np.nanmedian, np.nanmin, np.nanmax))
+    if len(at) < len(steps):
+        axes.fill_between(at, least, most, color=color, alpha=0.25, linewidth=0)
     lonely = np.isfinite(values).sum() <= 40
-    axes.plot(line.steps, line.middle, "-o" if lonely else "-", color=color, linewidth=1.2, markersize=3.5, label=label)
+    axes.plot(at, middle, "-o" if lonely else "-", color=color, linewidth=1.2, markersize=3.5, label=label)
 
 
 def _draw_rate(name: str, title: str, ylabel: str, color: str, factor: float, form: str) -> Callable[..., None]:
@@ -278,16 +262,15 @@ def _draw_times(axes: Axes, run: MonitorRun, steps: Column) -> None:
 def _draw_parts(axes: Axes, run: MonitorRun, steps: Column) -> None:
     """One on top of the other; of many steps the means of as many."""
     figures.prepare(axes, ylabel="ms")
-    values = {name: np.nan_to_num(_undisturbed(run, name)) for name in PARTS}
-    known = np.logical_or.reduce([np.isfinite(_undisturbed(run, name)) for name in PARTS])
-    number = min(len(steps), MOST_POINTS)
-    bounds = [len(steps) * i // number for i in range(number)]
-    counts = np.add.reduceat(known, bounds, dtype=np.float64)
+    values = {name: _undisturbed(run, name) for name in PARTS}
+    known = np.logical_or.reduce([np.isfinite(times) for times in values.values()])
+    counts = np.nansum(groups(known.astype(np.float64)), axis=1)
     counts[counts == 0] = np.nan
-    edges = _edges(steps[bounds], steps[-1])
-    below = np.zeros(number)
+    firsts = groups(steps)[:, 0]
+    edges = _edges(firsts, steps[-1])
+    below = np.zeros(len(firsts))
     for name, part in run.breakdown.items():
-        top = below + np.add.reduceat(np.where(known, values[name], 0.0), bounds) / counts
+        top = below + np.nansum(groups(values[name]), axis=1) / counts
         label = f"{name} {part.mean_ms:.3g} ms, {100 * part.share:.0f} %"
         axes.stairs(top, edges, baseline=below, fill=True, color=_PART_COLORS[name], label=label)
         below = top

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -21,23 +21,7 @@ _PAUSE_S = 0.001
 Event = Any  # a point in the work that a device was given: `record()`, `query()` and `elapsed_time(later)` of torch's
 
 
-class Accelerator(Protocol):
-    """What is needed of a device."""
-
-    def ready(self) -> bool:
-        """It is in use by this process, and may be given something now."""
-
-    def event(self) -> Event:
-        """A new one that keeps the time."""
-
-    def memory(self) -> tuple[int | None, int | None]:
-        """Bytes allocated now, and the most so far."""
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy on the host that is right as soon as an event recorded after this is reached."""
-
-
-class TorchAccelerator:
+class Accelerator:
     """The current accelerator, by torch.
 
     Args:
@@ -53,12 +37,15 @@ class TorchAccelerator:
         self._statistics: Any = getattr(self._module, "memory_stats_as_nested_dict", None)
 
     def ready(self) -> bool:
+        """It is in use by this process, and may be given something now."""
         return bool(self._initialised()) and not self._capturing()
 
     def event(self) -> Event:
+        """A new one that keeps the time."""
         return self._event(enable_timing=True)
 
     def memory(self) -> tuple[int | None, int | None]:
+        """Bytes allocated now, and the most so far."""
         if self._statistics is not None:  # a fifth of what the flat statistics cost
             allocated = self._statistics().get("allocated_bytes", {}).get("all", {})
             return allocated.get("current"), allocated.get("peak")
@@ -70,6 +57,7 @@ class TorchAccelerator:
         return current, peak
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the host that is right as soon as an event recorded after this is reached."""
         try:
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pins)
         except (RuntimeError, NotImplementedError):  # a device that shares its memory with the host
@@ -78,7 +66,7 @@ class TorchAccelerator:
         return buffer.copy_(tensor, non_blocking=True)
 
 
-def find_accelerator(device: str | torch.device | None = None) -> TorchAccelerator | None:
+def find_accelerator(device: str | torch.device | None = None) -> Accelerator | None:
     """The accelerator that training runs on; None for a CPU. Starts no device.
 
     Args:
@@ -97,7 +85,7 @@ def find_accelerator(device: str | torch.device | None = None) -> TorchAccelerat
         if accelerators is None or not accelerators.is_available():
             return None
         device_type = accelerators.current_accelerator().type
-    return None if device_type in ("cpu", "meta") else TorchAccelerator(device_type)
+    return None if device_type in ("cpu", "meta") else Accelerator(device_type)
 
 
 # --- pairs of events, as around a span ---

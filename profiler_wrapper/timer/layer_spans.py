@@ -549,7 +549,7 @@ class LayerSpans:
         except Exception as error:
             self._fail(error)
 
-    # -- waits, as `WaitListener` has it -----------------------------------------------------
+    # -- waits, as listeners of `WAITS` have it -----------------------------------------------------
 
     def open_wait(self) -> Moment | None:
         """A wait for other ranks begins."""

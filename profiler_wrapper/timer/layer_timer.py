@@ -25,7 +25,7 @@ from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.errors import Notices, WrongUse
 from profiler_wrapper.timer.device_events import Accelerator, EventPool, Mark, Moment, StepClock, find_accelerator
 from profiler_wrapper.timer.layer_spans import LayerSpans, Span, StepSpans, Wait
-from profiler_wrapper.timer.log import SpanLog, SpanPlace, checked_place, span_log, text_line, text_name
+from profiler_wrapper.timer.log import SpanLog, SpanPlace, span_log, text_line, text_name
 from profiler_wrapper.timer.steps import Boundaries, Breakdown
 
 # --- a step as spans: the step, its parts, the layers in them, and the waits for other ranks in all of these ---
@@ -347,8 +347,8 @@ class LayerTimer:
             raise WrongUse(
                 f"model is a {type(model).__name__}. Give a torch.nn.Module, or a pipeline's schedule or stage."
             )
-        place = checked_place(
-            output_dir=output_dir,
+        place = SpanPlace(
+            output_dir=output_dir,  # type: ignore[arg-type]  # made a path
             run_name=run_name,
             prefix=prefix,
             rank=rank,

@@ -19,7 +19,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -87,14 +87,8 @@ class Patches:
 # --- runs of the autograd engine ---
 
 
-class RunListener(Protocol):
-    """Hears of runs on the thread that begins them. Its methods must not raise."""
-
-    def open_run(self) -> bool:
-        """The engine is about to run. Whether `close_run` is to be called."""
-
-    def close_run(self) -> None:
-        """That run is over, or has raised."""
+# A listener has `open_run()`, called where the engine is about to run, on that thread. It returns whether `close_run()`
+# is to be called when the run is over or has raised. Neither may raise.
 
 
 def _around_run(original: Any) -> Any:
@@ -110,11 +104,11 @@ def _around_run(original: Any) -> Any:
     return run
 
 
-def _open_runs() -> list[RunListener]:
+def _open_runs() -> list[Any]:
     return [one for one in ENGINE.listeners if one.open_run()]
 
 
-def _close_runs(opened: list[RunListener]) -> None:
+def _close_runs(opened: list[Any]) -> None:
     for listener in reversed(opened):
         listener.close_run()
 
@@ -155,16 +149,8 @@ class WaitInfo(NamedTuple):
     bytes: int | None = None  # that the whole of it is long, as the trace counts them; None: not known
 
 
-class WaitListener(Protocol):
-    """Hears of waits, on the thread that waits. Its methods must not raise."""
-
-    def open_wait(self) -> object | None:
-        """A wait begins. What this returns is given to `close_wait`, unless it is None."""
-
-    def close_wait(self, opened: Any, info: WaitInfo) -> None:
-        """That one is over."""
-
-
+# A listener has `open_wait()`, called on the thread that begins to wait, and `close_wait(opened, info)`, which is given
+# what that returned when the wait is over, unless it was None. Neither may raise.
 class _Here(threading.local):
     inside = False  # a wait, or what counts as one
     described: Callable[[str], WaitInfo] | None = None  # what FSDP knows of the collective of that name
@@ -239,11 +225,11 @@ def _waiting(
             _close(opened, info)
 
 
-def _open() -> list[tuple[WaitListener, object | None]]:
+def _open() -> list[tuple[Any, object | None]]:
     return [(one, one.open_wait()) for one in WAITS.listeners]
 
 
-def _close(opened: list[tuple[WaitListener, object | None]], info: Callable[[], WaitInfo]) -> None:
+def _close(opened: list[tuple[Any, object | None]], info: Callable[[], WaitInfo]) -> None:
     for listener, its in opened:
         if its is not None:
             listener.close_wait(its, info())

@@ -46,9 +46,13 @@ _RANK_VARIABLES = ("RANK", "SLURM_PROCID")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanPlace:
-    """What the user says of it."""
+    """What the user says of it.
 
-    output_dir: Path  # absolute
+    Raises:
+        WrongUse: a value means nothing.
+    """
+
+    output_dir: Path  # made absolute
     run_name: str | None = None
     prefix: str = "profile"
     rank: int | None = None  # None, as of the next two: by the process group, the environment ...
@@ -56,6 +60,17 @@ class SpanPlace:
     device_mesh: Any = None
     coordinates: Mapping[str, int] | None = None  # in the mesh, where there is no `device_mesh`; None: not known
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def __post_init__(self) -> None:
+        for name, least in (("rank", 0), ("world_size", 1)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise WrongUse(f"{name}={value!r}: give a whole number, {least} or more.")
+        for name in ("run_name", "prefix"):
+            value = getattr(self, name)
+            if not (isinstance(value, str) and value) and not (name == "run_name" and value is None):
+                raise WrongUse(f"{name}={value!r}: give a text, the same on all ranks.")
+        object.__setattr__(self, "output_dir", given_directory(self.output_dir, "output_dir").absolute())
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -79,23 +94,6 @@ class SpanPlace:
             worker=os.getpid() if owner.worker else None,
             environment=self.environment,
         )
-
-
-def checked_place(*, output_dir: Any, **given: Any) -> SpanPlace:
-    """What a user says of where spans go, as `SpanPlace` has it.
-
-    Raises:
-        WrongUse: a value means nothing.
-    """
-    for name, least in (("rank", 0), ("world_size", 1)):
-        value = given[name]
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise WrongUse(f"{name}={value!r}: give a whole number, {least} or more.")
-    for name in ("run_name", "prefix"):
-        value = given[name]
-        if not (isinstance(value, str) and value) and not (name == "run_name" and value is None):
-            raise WrongUse(f"{name}={value!r}: give a text, the same on all ranks.")
-    return SpanPlace(output_dir=given_directory(output_dir, "output_dir").absolute(), **given)
 
 
 @dataclass(frozen=True, slots=True)

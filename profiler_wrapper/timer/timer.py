@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 
 from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.errors import Notices, WrongUse
-from profiler_wrapper.timer.log import SpanPlace, checked_place
+from profiler_wrapper.timer.log import SpanPlace
 from profiler_wrapper.timer.spans import About, OpenSpan, SpanRecorder
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ def _made_of(arguments: dict[str, Any]) -> Timer:
 
 
 def _place_of(arguments: Mapping[str, Any]) -> SpanPlace:
-    return checked_place(**{name: value for name, value in arguments.items() if name not in ("device", "gc")})
+    return SpanPlace(**{name: value for name, value in arguments.items() if name not in ("device", "gc")})
 
 
 def _finish(recorder: SpanRecorder, notices: Notices) -> None:

@@ -19,7 +19,7 @@ from monitor_runs import EXAMPLE, GB, only, open_sinks, record, write_run
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.monitor import reports as monitor_plots
 from profiler_wrapper.monitor.read import PARTS, BrokenLog, MonitorRun, find_log, monitor_run, read_log
-from profiler_wrapper.monitor.reports import course, draw_monitor, monitor_text
+from profiler_wrapper.monitor.reports import draw_monitor, groups, monitor_text
 from profiler_wrapper.monitor.steps import IN_PROCESS, ON_DEVICE
 from profiler_wrapper.timer.steps import PARTS as LIVE_PARTS
 
@@ -246,19 +246,19 @@ def test_pictures_and_texts_are_written_and_only_overwritten_by_force(
 def test_a_course_has_every_extreme(count: int) -> None:
     steps, values = np.arange(count, dtype=float), np.random.default_rng(0).normal(size=count)
     values[count // 2] = 99.0
-    line = course(steps, values)
-    assert len(line.steps) == len(line.middle) <= 1200
-    assert line.least.min() == values.min()
-    assert line.most.max() == 99.0
-    assert (line.least <= line.middle).all() and (line.middle <= line.most).all()
+    points = groups(values)
+    assert len(groups(steps)) == len(points) <= 1200
+    assert np.nanmin(points) == values.min()
+    assert np.nanmax(points) == 99.0
+    assert np.isfinite(points).sum() == count
 
 
 def test_a_course_has_gaps_where_nothing_is_known() -> None:
     values = np.full(5000, np.nan)
     values[4000:] = 1.0
-    line = course(np.arange(5000.0), values)
-    assert np.isnan(line.middle[:900]).all()
-    assert (line.middle[-200:] == 1.0).all()
+    points = groups(values)
+    assert np.isnan(points[:750]).all()
+    assert (points[-200:-1] == 1.0).all()
 
 
 @pytest.mark.parametrize(
@@ -346,8 +346,7 @@ def test_the_stacked_parts_add_up_to_the_mean_of_their_steps(
     run = run_of(tmp_path, *steps)
     monitor_plots._draw_parts(axes, run, run.log.columns["iteration"])
     top = axes.patches[-1].get_data()  # type: ignore[attr-defined]
-    number = min(count, most)
-    bounds = [count * i // number for i in range(number + 1)]
+    bounds = [*range(0, count, math.ceil(count / most)), count]
     expected = [1000 * np.mean(range(first + 1, end + 1)) for first, end in pairwise(bounds)]
     assert top.values.tolist() == pytest.approx(expected)
     assert (np.diff(top.edges) > 0).all()

@@ -12,7 +12,7 @@ from monitoring import Clock, Device, Kept, monitoring, on_device
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.monitor import steps as steps_module
 from profiler_wrapper.monitor.monitor import TrainingMonitor
-from profiler_wrapper.timer.device_events import TorchAccelerator
+from profiler_wrapper.timer.device_events import Accelerator
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_on_cuda_events_and_the_allocators_own_counts_are_used(tmp_path: Path, m
 
 def test_a_device_without_pinned_memory_copies_too() -> None:
     tensor = torch.tensor(2.5)
-    assert TorchAccelerator("cuda").copy(tensor).item() == 2.5  # there is none here, so nothing can be pinned
+    assert Accelerator("cuda").copy(tensor).item() == 2.5  # there is none here, so nothing can be pinned
 
 
 def test_nothing_is_recorded_on_a_stream_that_is_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
