@@ -54,7 +54,8 @@ class AllocatorHistory:
                 "and no CUDA or ROCm device is here"
             )
         self.running = True
-        if not _somebody_records():  # else it is the user's own history: we dump it, and leave it on
+        enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+        if enabled is None or not enabled():  # else it is the user's own history: we dump it, and leave it on
             self._record()
         if self._failure_path is not None and _listen():
             _watching.append(self)
@@ -134,11 +135,6 @@ def _observe(device: int, requested_bytes: int, total_bytes: int, free_bytes: in
     """torch calls this when it has given up and holds no lock."""
     for history in list(_watching):
         history._allocation_failed()
-
-
-def _somebody_records() -> bool:
-    enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-    return bool(enabled()) if enabled is not None else False
 
 
 def snapshot_name(prefix: str, *, what: str = "mem", clock: Callable[[], float] = time.time) -> str:

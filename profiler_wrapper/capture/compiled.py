@@ -130,11 +130,8 @@ def kernel_nodes(made_from: Any) -> list[Any]:
         origins = list(made_from.origins)
         found = [node for node in origins if operator is not None and node.target == operator] or origins
     nodes = list(dict.fromkeys(found))
-    return [node for node in nodes if not _is_view(node)] or nodes
-
-
-def _is_view(node: Any) -> bool:
-    return bool(getattr(node.target, "is_view", False)) or str(node.target).startswith("aten._unsafe_view")
+    views = [getattr(n.target, "is_view", False) or str(n.target).startswith("aten._unsafe_view") for n in nodes]
+    return [node for node, is_view in zip(nodes, views, strict=True) if not is_view] or nodes
 
 
 def owners(nodes: Iterable[Any]) -> list[Module]:
@@ -315,7 +312,10 @@ def _register(compiled: Any, arguments: Iterable[Any]) -> None:
         return
     try:
         known = _known(compiled, is_fresh, arguments)
-        traced = _modules_traced_for(known)
+        traced = frozenset[Module]()
+        if not isinstance(known, str) and all(kernel.phase == "forward" for kernel in known):
+            graph = _graph_of_dynamo()  # whom Dynamo saw at work in the forward that is being compiled
+            traced = frozenset() if graph is None else frozenset(modules_of(graph))
         _traced[key] = _traced.get(key, traced) & traced
     except Exception as error:
         known = f"their kernels could not be read ({type(error).__name__}: {error})"
@@ -336,29 +336,14 @@ def _known(compiled: Any, is_fresh: bool, arguments: Iterable[Any]) -> tuple[Ker
     if is_fresh:
         return kernels
     # The key of a cache does not hold the names of modules: the entry may have been made for others.
-    graph = _graph_being_compiled(arguments)
+    graphs = [getattr(argument, "gm", None) for argument in arguments]  # Inductor's own, else what Dynamo gave it
+    graph = next((graph for graph in graphs if graph is not None), None)
+    graph = _graph_of_dynamo() if graph is None else graph
     if graph is None:
         return UNCHECKED
     here = modules_of(graph)
     named = {module for kernel in kernels for module in kernel.modules if module != OWN}
     return kernels if named <= here else OTHER_MODULES
-
-
-def _modules_traced_for(known: tuple[Kernel, ...] | str) -> frozenset[Module]:
-    """Whom Dynamo saw at work in the forward that is being compiled."""
-    if isinstance(known, str) or any(kernel.phase != "forward" for kernel in known):
-        return frozenset()
-    graph = _graph_of_dynamo()
-    return frozenset() if graph is None else frozenset(modules_of(graph))
-
-
-def _graph_being_compiled(arguments: Iterable[Any]) -> Any | None:
-    """The FX graph for which an entry was taken from a cache: Inductor's own, else what Dynamo gave it."""
-    for argument in arguments:
-        graph = getattr(argument, "gm", None)
-        if graph is not None:
-            return graph
-    return _graph_of_dynamo()
 
 
 def _graph_of_dynamo() -> Any | None:

@@ -71,10 +71,11 @@ def _stage(found: Any) -> Stage:
     return Stage(int(found.stage_index), found.submod, place if isinstance(place, int) else None, ranks)
 
 
-def numbered_from(entries: Mapping[str, nn.Module]) -> int:
-    """Which layer of the whole model the first of these is, as they say themselves; 0 where they do not agree."""
+def numbered_from(module: nn.Module) -> int:
+    """Which layer of the whole model the first of a list is, as its entries say; 0 where they do not agree."""
+    entries = [holders(entry)[-1] for entry in children(module).values()] if isinstance(module, nn.ModuleList) else []
     for name, first in _NUMBERS.items():
-        numbers = [_own_number(entry, name) for entry in entries.values()]
+        numbers = [_own_number(entry, name) for entry in entries]
         starts = {None if number is None else number - first - place for place, number in enumerate(numbers)}
         start = starts.pop() if len(starts) == 1 else None
         if start is not None and start > 0:
@@ -270,7 +271,7 @@ def _walk(root: Root) -> Iterator[_Spot]:
 def _descend(parent: _Spot, prefix: str, raw_prefix: str, visit: _Visit) -> Iterator[Iterator[Any]]:
     """Adds what is right below `parent`; gives the descent into each."""
     blocks = () if parent.depth_in_block is not None else _blocks_in(parent)
-    first = _first_number(parent.module) if visit.in_pipeline else 0
+    first = numbered_from(parent.module) if visit.in_pipeline else 0
     for name, child in children(parent.module).items():
         held = holders(child)
         inner, added = held[-1], added_prefix(held)
@@ -286,26 +287,17 @@ def _descend(parent: _Spot, prefix: str, raw_prefix: str, visit: _Visit) -> Iter
             module=inner,
             holders=held,
             depth=parent.depth + (not _never_runs(inner)),
-            depth_in_block=_depth_in_block(parent, inner, name in blocks),
+            depth_in_block=(
+                (0 if name in blocks else None)
+                if parent.depth_in_block is None
+                else parent.depth_in_block + (not _never_runs(inner))
+            ),
             is_block=name in blocks,
-            in_adapted=parent.in_adapted or is_adapted(parent.module),
+            in_adapted=parent.in_adapted or _facts(parent.module).adapted_attribute is not None,  # a layer of PEFT's
         )
         visit.spots[id(inner)] = spot
         visit.paths.add(path)
         yield _descend(spot, f"{path}.", f"{raw_prefix}{name}.{added}", visit)
-
-
-def _first_number(module: nn.Module) -> int:
-    """Which layer of the whole model the first of a list is."""
-    if not isinstance(module, nn.ModuleList) or not children(module):
-        return 0
-    return numbered_from({name: holders(entry)[-1] for name, entry in children(module).items()})
-
-
-def _depth_in_block(parent: _Spot, module: nn.Module, is_block: bool) -> int | None:
-    if parent.depth_in_block is not None:
-        return parent.depth_in_block + (not _never_runs(module))
-    return 0 if is_block else None
 
 
 def _never_runs(module: nn.Module) -> bool:
@@ -450,11 +442,6 @@ def class_name(module: nn.Module) -> str:
     return _facts(module if adapted is None else adapted).plain_name
 
 
-def is_adapted(module: nn.Module) -> bool:
-    """Whether `module` is a layer of PEFT's, with the model's own inside and adapters beside it."""
-    return _facts(module).adapted_attribute is not None
-
-
 def holders(module: nn.Module) -> tuple[nn.Module, ...]:
     """`module`, what it wraps, what that wraps: the plain module is the last."""
     held = [module]
@@ -487,16 +474,16 @@ def _facts(module: nn.Module) -> _ClassFacts:
     if cls not in _known:
         names = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__]
         _known[cls] = _ClassFacts(
-            plain_name=_plain_name(cls),
+            plain_name=next(
+                (
+                    base.__name__
+                    for base in cls.__bases__
+                    if cls.__name__ in [p + base.__name__ for p in _DYNAMIC_PREFIXES]
+                ),
+                cls.__name__,
+            ),
             wrapped_attribute=next((_WRAPPED[name] for name in names if name in _WRAPPED), None),
             is_compiled_wrapper=_OPTIMIZED in names,
             adapted_attribute=next((_ADAPTED[name] for name in names if name in _ADAPTED), None),
         )
     return _known[cls]
-
-
-def _plain_name(cls: type) -> str:
-    for base in cls.__bases__:
-        if any(cls.__name__ == prefix + base.__name__ for prefix in _DYNAMIC_PREFIXES):
-            return base.__name__
-    return cls.__name__

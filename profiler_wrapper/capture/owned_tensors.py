@@ -389,7 +389,9 @@ class OptimizerTensors:
         tensors = []
         for owner, key, tensor in _state_of(optimizer):
             known = names.get(owner) if isinstance(owner, torch.Tensor) else None
-            name = known.name if known is not None else _name_of_owner(owner)
+            # State may be kept under a key of its own, or for what is no longer updated.
+            unknown = "an unknown parameter" if isinstance(owner, torch.Tensor) else str(owner)
+            name = known.name if known is not None else unknown
             if "master" in key.lower():
                 listing.add(tensor, "os_params", f"master of {name}")
             else:
@@ -420,11 +422,6 @@ def _state_of(optimizer: Any) -> Iterator[tuple[object, str, torch.Tensor]]:
             else:
                 for tensor, name in tensors_in(value, str(key)):
                     yield owner, name, tensor
-
-
-def _name_of_owner(owner: object) -> str:
-    """Of state that is kept under a key of its own, or for what is no longer updated."""
-    return "an unknown parameter" if isinstance(owner, torch.Tensor) else str(owner)
 
 
 # --------------------------------------------------------------------------------------------------

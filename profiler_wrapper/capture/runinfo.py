@@ -306,9 +306,12 @@ def run_settings(modules: Sequence[nn.Module], optimizers: Iterable[object]) -> 
     parts: dict[str, Callable[[], object]] = {
         "optimizers": lambda: [_optimizer(one) for one in optimizers],
         "parameters": lambda: _parameters(modules),
-        "wrappers": lambda: _wrappers(modules),
+        "wrappers": lambda: sorted(  # classes that distribute, compile or adapt what they are around
+            {base.__name__ for module in modules for inner in all_modules(module) for base in type(inner).__mro__}
+            & _WRAPPERS
+        ),
         "attention_implementation": lambda: _attention_implementation(modules),
-        "process_group_backend": _process_group_backend,
+        "process_group_backend": lambda: str(torch.distributed.get_backend()) if _process_group()[1] else None,
         "attention_backends": _attention_backends,
         "free_memory_bytes": free_bytes,
         **(_PARTS_OF_CUDA if torch.cuda.is_available() and torch.cuda.is_initialized() else {}),  # type: ignore[no-untyped-call]
@@ -381,12 +384,6 @@ def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _wrappers(modules: Iterable[nn.Module]) -> list[str]:
-    """Classes that distribute, compile or adapt what they are around."""
-    classes = {type(inner) for module in modules for inner in all_modules(module)}
-    return sorted({base.__name__ for one in classes for base in one.__mro__} & _WRAPPERS)
-
-
 def _attention_implementation(modules: Iterable[nn.Module]) -> str | None:
     """As a Hugging Face config says: "sdpa", "eager" ...; None where no model has one."""
     configs = (getattr(inner, "config", None) for module in modules for inner in all_modules(module))
@@ -395,13 +392,6 @@ def _attention_implementation(modules: Iterable[nn.Module]) -> str | None:
 
 
 # --- torch and the device -----------------------------------------------------------------------
-
-
-def _process_group_backend() -> str | None:
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return str(distributed.get_backend())
 
 
 def _attention_backends() -> dict[str, bool]:

@@ -7,6 +7,7 @@ import errno
 import functools
 import mmap
 import os
+import re
 import threading
 import warnings
 from collections.abc import Iterable
@@ -53,12 +54,9 @@ def safe_name(name: str) -> str:
     name into `unknown`, a lone surrogate raises.
     """
     text = "".join("'" if char == '"' else "/" if char == "\\" else char for char in str(name))
-    text = "".join(char if " " <= char <= "~" else _escaped(char) for char in text)
+    text = re.sub(r"[\t\n\r]", " ", text)
+    text = "".join(char if " " <= char <= "~" else f"<U+{ord(char):04X}>" for char in text)
     return text[:1000] or "(no name)"
-
-
-def _escaped(char: str) -> str:
-    return " " if char in "\t\n\r" else f"<U+{ord(char):04X}>"
 
 
 class Annotation:
@@ -221,7 +219,8 @@ class Session:
                 self._scopes.end()
             if not profiler_is_on():
                 raise SessionLost("another profiler ended it")
-            if _device_gave_up():
+            stopped = getattr(_autograd, "_is_kineto_stopped", None)
+            if stopped is not None and stopped():
                 self.problem = "the device's recorder stopped early (its buffer was full, or another tool took it)"
             self._profiler.stop_trace()
         except SessionLost:
@@ -310,8 +309,3 @@ def _switch_off() -> None:
     if profiler_is_on():
         _autograd._disable_profiler()
         _autograd.profiler._run_on_profiler_stop()
-
-
-def _device_gave_up() -> bool:
-    stopped = getattr(_autograd, "_is_kineto_stopped", None)
-    return bool(stopped()) if stopped is not None else False

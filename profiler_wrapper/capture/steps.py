@@ -328,7 +328,8 @@ class StepCounter:
     def optimizer_step(self, optimizer: Hashable) -> Ended:
         """An optimizer, or what a weak reference to it refers to, has made a step."""
         self._others[optimizer] += 1
-        if _is_gone(self._optimizer) or self._others[optimizer] > MOST_OTHER_STEPS:
+        first = self._optimizer() if isinstance(self._optimizer, weakref.ref) else self._optimizer
+        if first is None or self._others[optimizer] > MOST_OTHER_STEPS:
             self._optimizer = optimizer
         if optimizer == self._optimizer:
             self._others.clear()
@@ -379,10 +380,6 @@ class StepCounter:
         self._roots.clear()
         self._trained = False
         return Ended.YES
-
-
-def _is_gone(optimizer: Hashable | None) -> bool:
-    return optimizer is None or (isinstance(optimizer, weakref.ref) and optimizer() is None)
 
 
 # --------------------------------------------------------------------------------------------------

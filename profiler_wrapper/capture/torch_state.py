@@ -48,7 +48,8 @@ def profiler_is_waiting() -> bool:
     name = getattr(torch_profiler, "PROFILER_STEP_NAME", "ProfilerStep")
     if known is not None and name not in known:
         return False  # nobody has a torch.profiler.profile; saves the search below, some 50 ms
-    return any(_is_prepared(thing) for thing in gc.get_objects() if type(thing) is autograd_profiler.profile)
+    known_profilers: Any = (thing for thing in gc.get_objects() if type(thing) is autograd_profiler.profile)
+    return any(one.enabled and one.entered and one.kineto_results is None for one in known_profilers)
 
 
 def recorder_is_taken() -> bool:
@@ -93,10 +94,6 @@ def release_recorder() -> None:
 
 _recorded = (0, 0)  # process and thread
 _claim = threading.Lock()
-
-
-def _is_prepared(profiler: Any) -> bool:
-    return bool(profiler.enabled and profiler.entered and profiler.kineto_results is None)
 
 
 class Watch:
@@ -193,15 +190,12 @@ def generation_phase(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 
     One token of query is decoding, more are a prompt.
     """
-    if torch.is_grad_enabled() or not _has_cache(kwargs):
+    has_cache = kwargs.get("use_cache") is True or any(kwargs.get(name) is not None for name in _CACHES)
+    if torch.is_grad_enabled() or not has_cache:
         return "forward"
     query = next((kwargs[name] for name in _QUERIES if kwargs.get(name) is not None), args[0] if args else None)
     shape: Sequence[int] = getattr(query, "shape", ())
     return "decode" if len(shape) > 1 and shape[1] == 1 else "prefill"
-
-
-def _has_cache(kwargs: Mapping[str, Any]) -> bool:
-    return kwargs.get("use_cache") is True or any(kwargs.get(name) is not None for name in _CACHES)
 
 
 # --------------------------------------------------------------------------------------------------
