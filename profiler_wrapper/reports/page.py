@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from profiler_wrapper.analysis.model import PHASES, Analysis, Phase
+from profiler_wrapper.analysis.model import PHASES, Analysis
 from profiler_wrapper.reports.describe import (
     coverage_percent,
     full_steps_in_words,
@@ -23,7 +23,6 @@ from profiler_wrapper.reports.describe import (
     step_count,
     step_numbers,
     steps_in_words,
-    title_parts,
     use_line,
     work_scale,
 )
@@ -36,11 +35,10 @@ from profiler_wrapper.reports.figures import (
     SPLIT_COLORS,
 )
 from profiler_wrapper.reports.folding import layer_groups, parents_of_layers
-from profiler_wrapper.reports.memory import memory_lines
 from profiler_wrapper.reports.result_json import LISTS, NS_PER_US, plain, to_dict, to_plain
 from profiler_wrapper.reports.roofline import HOW_TO_GET_PEAKS, Point, not_shown, roofline
-from profiler_wrapper.reports.table import TableRow, phase_columns, table_rows
-from profiler_wrapper.reports.text import AT_LEAST, clean, shorten
+from profiler_wrapper.reports.table import console_table
+from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.units import MIB
 
 if TYPE_CHECKING:
@@ -49,12 +47,6 @@ if TYPE_CHECKING:
 
 # --------------------------------------------------------------------------------------------------
 # What single views of the page need beside the rows of result.json, as plain data.
-
-
-def view_data(analysis: Analysis) -> dict[str, Any]:
-    """JSON types only, by view. A view whose data cannot be made has `{"failed": why}`; the others have theirs."""
-    made = {name: _contained(make, analysis) for name, make in _VIEWS.items()}
-    return {name: data if failed is None else {"failed": failed} for name, (data, failed) in made.items()}
 
 
 def roofline_data(analysis: Analysis) -> dict[str, Any]:
@@ -82,9 +74,6 @@ def _point(point: Point) -> dict[str, Any]:
     }
 
 
-_VIEWS: dict[str, Callable[[Analysis], dict[str, Any]]] = {"roofline": roofline_data}
-
-
 # --------------------------------------------------------------------------------------------------
 # What the page knows of a run: all of result.json in a compact form, and what its views need beside it.
 
@@ -103,7 +92,9 @@ def page_data(analysis: Analysis, *, title: str = "", trace_href: str | None = N
     for name in LISTS:
         data[name] = columns_of(data[name], texts)
     data["run"] = {name: _as_columns(value, texts) for name, value in data["run"].items()}
-    page, views = _page(analysis, title, trace_href), view_data(analysis)
+    roofs, failed = _contained(roofline_data, analysis)
+    views = {"roofline": roofs if failed is None else {"failed": failed}}
+    page = _page(analysis, title, trace_href)
     return {**data, "texts": texts.all, "page": plain(page), "views": plain(views)}
 
 
@@ -299,71 +290,36 @@ def _view_names() -> tuple[str, ...]:
 # --------------------------------------------------------------------------------------------------
 # A result as a notebook shows it: a fragment that loads nothing, runs nothing and takes the notebook's colours.
 #
-# Every text of the run is escaped; marks that cannot be seen are shown as escapes, and long names are cut.
+# Every text of the run is escaped; marks that cannot be seen are shown as escapes, and long texts are cut.
 
-_ROWS = 20
+_ROWS, _COLUMNS = 30, 130
 _FINDINGS = 3
-_WARNINGS = 3
-_NAME_WIDTH = 60
 _TEXT_WIDTH = 300
-# Colours are those of the text around, thinned: legible on light and on dark pages.
 _STYLE = """\
 .pw-result { font-size: 13px; line-height: 1.45; max-width: 1100px; overflow-x: auto; }
 .pw-result p { margin: 0 0 4px; }
 .pw-result .pw-verdict { font-size: 15px; font-weight: 600; }
 .pw-result .pw-quiet { opacity: 0.7; }
 .pw-result ul { margin: 4px 0 8px; padding-left: 20px; }
-.pw-result table { border-collapse: collapse; margin: 6px 0; font-variant-numeric: tabular-nums; }
-.pw-result th, .pw-result td { padding: 1px 8px; text-align: right; background: transparent; color: inherit; }
-.pw-result th { font-weight: 600; border-bottom: 1px solid color-mix(in srgb, currentColor 40%, transparent); }
-.pw-result th:first-child, .pw-result td:first-child { text-align: left; white-space: pre; }
-.pw-result td:first-child { font-family: ui-monospace, monospace; }
-.pw-result tr.pw-total td { font-weight: 600; }
-.pw-result tr.pw-total td { border-top: 1px solid color-mix(in srgb, currentColor 40%, transparent); }
+.pw-result pre { font-size: 12px; line-height: 1.4; background: transparent; color: inherit; }
 """
 
 
 def result_html(analysis: Analysis) -> str:
-    """The verdict and the first findings, what was measured, the layer table, warnings."""
-    parts = [
-        _paragraph(analysis.summary.get("verdict"), "pw-verdict"),
-        _findings(analysis.summary.get("findings")),
-        _paragraph(", ".join(title_parts(analysis, unicode=True)), "pw-quiet"),
-        _table(analysis),
-        _paragraph(use_line(analysis, _TEXT_WIDTH)),
-        *(_paragraph(line) for line in memory_lines(analysis.memory, _TEXT_WIDTH)[:1]),
-        *(_paragraph(f"warning: {warning}", "pw-quiet") for warning in analysis.warnings[:_WARNINGS]),
-        _paragraph(_more(len(analysis.warnings) - _WARNINGS, "warnings in result.warnings"), "pw-quiet"),
-    ]
-    return fragment("".join(parts))
+    """The verdict and the first findings, then the table as it is printed."""
+    verdict = _paragraph(analysis.summary.get("verdict"), "pw-verdict")
+    table = escape(console_table(analysis, rows=_ROWS, width=_COLUMNS, unicode=True))
+    findings = _findings(analysis.summary.get("findings"))
+    return f'<div class="pw-result"><style>\n{_STYLE}</style>{verdict}{findings}<pre>{table}</pre></div>'
 
 
-def fragment(body: str) -> str:
-    """HTML in the style of results."""
-    return f'<div class="pw-result"><style>\n{_STYLE}</style>{body}</div>'
-
-
-def html_table(heading: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
-    """A table of cells that are HTML already; each row with the class it gets, or `""`."""
-    head = "".join(f"<th>{cell}</th>" for cell in heading)
-    lines = (
-        f"<tr{f' class={chr(34)}{kind}{chr(34)}' if kind else ''}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-        for kind, cells in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-
-
-def harmless(text: object, width: int = _TEXT_WIDTH) -> str:
-    """Any text as HTML that shows it, in at most `width` characters."""
-    return escape(shorten(clean(str(text), unicode=True), width, ellipsis="…"))
+def harmless(text: object) -> str:
+    """Any text as HTML that shows it, cut where it is long."""
+    return escape(shorten(clean(str(text), unicode=True), _TEXT_WIDTH, ellipsis="…"))
 
 
 def _paragraph(text: object, kind: str = "") -> str:
     return f'<p class="{kind}">{harmless(text)}</p>' if text else ""
-
-
-def _more(count: int, what: str) -> str:
-    return f"({count} more {what})" if count > 0 else ""
 
 
 def _findings(findings: object) -> str:
@@ -376,7 +332,8 @@ def _findings(findings: object) -> str:
         f'<br><span class="pw-quiet">{harmless(finding.get("fix", ""))}</span></li>'
         for finding in known[:_FINDINGS]
     )
-    more = _paragraph(_more(len(known) - _FINDINGS, "in result.summary"), "pw-quiet")
+    rest = len(known) - _FINDINGS
+    more = _paragraph(f"({rest} more in result.summary)" if rest > 0 else "", "pw-quiet")
     return f"<ul>{items}</ul>{more}" if items else ""
 
 
@@ -387,51 +344,3 @@ def _saving(finding: Mapping[str, Any]) -> str:
     if isinstance(size := finding.get("saves_at_most_bytes"), (int, float)):
         saved.append(f"{size / MIB:.3g} MiB")
     return f" <b>saves at most {escape(' and '.join(saved))}</b>" if saved else ""
-
-
-def _table(analysis: Analysis) -> str:
-    """The rows of the printed table."""
-    found = table_rows(analysis, most=_ROWS)
-    columns = [column for column in _columns(found.rows) if any(column[1](row) for row in found.rows)]
-    rows = [(f"pw-{row.kind}", [_name(row), *(text(row) for _, text in columns)]) for row in found.rows]
-    heading = [f"layer ({escape(per_step(analysis))})", *(title for title, _ in columns)]
-    hidden = _more(found.hidden_layers, "layers, smaller: result.table() has them all")
-    return html_table(heading, rows) + _paragraph(hidden, "pw-quiet")
-
-
-def _columns(rows: Sequence[TableRow]) -> list[tuple[str, Callable[[TableRow], str]]]:
-    total_ns = next((row.total_ns for row in rows if row.kind == "total"), 0)
-    return [
-        *((f"{title}, ms", _phase(phase)) for phase, title in phase_columns(rows)),
-        ("total, ms", lambda row: f"{row.total_ns / 1e6:.3f}"),
-        ("share, %", lambda row: f"{100 * row.total_ns / total_ns:.1f}" if total_ns else ""),
-        ("attention, ms", lambda row: f"{row.attention_ns / 1e6:.3f}" if row.attention_ns else ""),
-        ("GFLOP", _work),
-        ("retained, MiB", lambda row: "" if row.retained_bytes is None else f"{row.retained_bytes / MIB:.1f}"),
-        ("peak, MiB", lambda row: "" if row.peak_bytes is None else f"{row.peak_bytes / MIB:.1f}"),
-    ]
-
-
-def _work(row: TableRow) -> str:
-    if row.flops is None and row.known_flops is not None:
-        return f"{AT_LEAST}{row.known_flops / 1e9:.3f}"
-    return f"{row.flops / 1e9:.3f}" if row.flops else ""
-
-
-def _phase(phase: Phase) -> Callable[[TableRow], str]:
-    def text(row: TableRow) -> str:
-        time_ns = row.times_ns.get(phase)
-        return f"{time_ns / 1e6:.3f}" if time_ns else ""
-
-    return text
-
-
-def _name(row: TableRow) -> str:
-    """Indented; what stands before and after it whole, and the full name on pointing at it."""
-    after = row.after
-    if row.range_ns is not None:
-        after = f" ({row.range_ns[0] / 1e6:.3f}-{row.range_ns[1] / 1e6:.3f})"
-    label = harmless(row.label, _NAME_WIDTH)
-    full = harmless(row.label, 2000)
-    named = label if full == label else f'<span title="{full}">{label}</span>'
-    return f"{'  ' * row.depth}{harmless(row.before)}{named}{escape(after)}"

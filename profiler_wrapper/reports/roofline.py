@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import textwrap
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from profiler_wrapper.analysis.model import PHASES, Analysis, Bound, LayerRow, Phase, bound_of
-from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known
+from profiler_wrapper.analysis.model import Analysis, Bound, LayerRow, Phase, bound_of
+from profiler_wrapper.analysis.statistics import sum_if_all_known
 from profiler_wrapper.analysis.work.roofline import peak_of
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.describe import (
@@ -26,8 +27,6 @@ from profiler_wrapper.reports.describe import (
     work_scale,
 )
 from profiler_wrapper.reports.figures import KIND_COLORS, OTHER_KIND
-from profiler_wrapper.reports.folding import Fold, LayerTotal, Tree, layer_totals
-from profiler_wrapper.reports.plot_rows import short_names, shown_layers
 from profiler_wrapper.reports.text import clean, shorten
 
 if TYPE_CHECKING:
@@ -84,6 +83,7 @@ def name_points(axes: Axes, points: Sequence[tuple[float, float, float, str]]) -
 # What the roofline plot shows, as numbers: parts of the model in each phase, and the roofs above them. No drawing.
 
 _FEW_FLOPS = 0.01  # a type of number with a smaller share of the FLOPs has no roof of its own
+_NUMBER = re.compile(r"(?:^|(?<=[._]))\d+(?=\.|$)")  # of a layer among its like, as a part of its name
 _LEAST_TIME = 0.004  # of all points; shorter ones are left out
 
 
@@ -121,7 +121,7 @@ class Point:
         if self.roof_ns is not None:
             return ""
         unknown = [name for name, value in (("FLOPs", self.flops), ("bytes", self.bytes_moved)) if value is None]
-        return f"{' and '.join(unknown)} not told" if unknown else "no peak of its type"
+        return f"{' and '.join(unknown)} not known" if unknown else "no peak of its type"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +135,38 @@ class Roofline:
 
 
 def roofline(analysis: Analysis) -> Roofline:
-    """The parts of the model: what blocks are made of, like ones together, and the layers beside the blocks."""
-    rows: dict[tuple[Phase, str], list[LayerRow]] = defaultdict(list)
+    """What each layer does itself, without the layers below it; like ones of all blocks are one part."""
+    layers = {row.layer: row for row in analysis.layers if row.layer}
+    own_communication_ns: Counter[tuple[str | None, Phase]] = Counter()
+    parts: dict[tuple[Phase, str, str, str], list[LayerRow]] = defaultdict(list)
     for row in analysis.layers:
-        rows[row.phase, row.layer].append(row)
+        own_communication_ns[row.layer, row.phase] += row.communication_ns
+        own_communication_ns[row.parent, row.phase] -= row.communication_ns
+        if row.self_time_ns and (row.layer or row.phase == "optimizer"):
+            block, inside = _place(row, layers)
+            above = inside.rpartition(".")[0] if block else inside
+            parts[row.phase, block, above, row.class_name].append(row)
     steps, scale = step_count(analysis), work_scale(analysis)
     points = []
-    for part in _parts(layer_totals(analysis)):
-        for phase in PHASES:
-            of_part = [row for layer in part.layers for row in rows.get((phase, layer), ())]
-            if any(row.self_time_ns if part.own else row.time_ns for row in of_part):
-                points.append(_point(part.name, part.kind, of_part, steps, scale, own=part.own))
-    points += [_point("optimizer", "optimizer", [row], steps, scale) for row in rows.get(("optimizer", ""), ())]
+    for (phase, *_), rows in parts.items():
+        spent_ns = sum(row.self_time_ns - own_communication_ns[row.layer, phase] for row in rows)
+
+        def work(what: str, rows: Sequence[LayerRow] = rows) -> int | None:
+            return scaled(sum_if_all_known(getattr(row, f"self_{what}") for row in rows), scale)
+
+        roof_ns = work("roof_time_per_step_ns")
+        points.append(
+            Point(
+                name=_part_name(rows, layers),
+                kind=_kind(rows[0], layers),
+                phase=phase,
+                time_ns=spent_ns / steps,
+                flops=work("causal_flops_per_step"),
+                bytes_moved=work("bytes_moved_per_step"),
+                roof_ns=roof_ns,
+                bound=bound_of(roof_ns, work("memory_roof_time_per_step_ns")),
+            )
+        )
     total_ns = sum(point.time_ns for point in points)
     long_enough = [point for point in points if point.time_ns > _LEAST_TIME * total_ns]
     peaks = analysis.utilization.peaks if analysis.utilization is not None else None
@@ -170,92 +190,38 @@ def _peaks_of_types(analysis: Analysis) -> Iterable[tuple[str, float]]:
     return sorted(((dtype, peak) for dtype, peak in used.items() if peak), key=lambda entry: -entry[1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """Like layers under one name; `own`: without the layers below them."""
-
-    name: str
-    kind: str
-    layers: frozenset[str]
-    own: bool = False
-
-
-def _parts(totals: Sequence[LayerTotal]) -> list[_Part]:
-    """Parts beside one another, which together hold every layer below the roots but the blocks' own work."""
-    tree = Tree(totals)
-    blocks: dict[str, list[LayerTotal]] = defaultdict(list)
-    others: dict[tuple[str, str], list[LayerTotal]] = defaultdict(list)
-    shown = shown_layers(totals)
-    for total in shown:
-        if total.kind == "block":
-            blocks[total.class_name].append(total)
-        else:
-            others[split_number(total.layer)[0], total.class_name].append(total)
-    parts: list[_Part] = []
-    for class_name, members in blocks.items():
-        of = f" of {class_name}" if len(blocks) > 1 else ""
-        for fold in _inside(tree, _fold(members)):
-            parts += _divided(tree, fold, f"{fold.label.lstrip('.')}{of}")
-    names = dict(zip((total.layer for total in shown), short_names([total.layer for total in shown]), strict=True))
-    for members in others.values():
-        name = names[members[0].layer] if len(members) == 1 else f"{members[0].class_name} x{len(members)}"
-        parts.append(_part(name, members))
-    return parts
+def _place(row: LayerRow, layers: Mapping[str, LayerRow]) -> tuple[str, str]:
+    """The class of the block that a layer is in, and its name there: `"mlp.experts.*.gate_proj"`."""
+    block: LayerRow | None = row
+    while block is not None and block.kind != "block":
+        block = layers.get(block.parent or "")
+    inside = row.layer.removeprefix(block.layer).lstrip(".") if block else row.layer
+    return block.class_name if block else "", _NUMBER.sub("*", inside)
 
 
-def _inside(tree: Tree, fold: Fold) -> list[Fold]:
-    """What is below a fold; what holds nothing but one layer is passed over."""
-    inside = tree.children(fold)
-    while len(inside) == 1 and (below := tree.children(inside[0])):
-        inside = below
-    return inside or [fold]
+def _part_name(rows: Sequence[LayerRow], layers: Mapping[str, LayerRow]) -> str:
+    """`"mlp.act_fn"`, `"self_attn: 4 Linear"` of the layers of one class below one, `"self_attn itself"`."""
+    first = rows[0]
+    block, inside = _place(first, layers)
+    if not block:
+        short = first.layer.rpartition(".")[2] or first.phase
+        return short if len(rows) == 1 else f"{first.class_name} x{len(rows)}"
+    paths = {_place(row, layers)[1] for row in rows}
+    above = inside.rpartition(".")[0]
+    name = inside if len(paths) == 1 else f"{above}: {len(paths)} {first.class_name}".removeprefix(": ")
+    several = len({row.class_name for row in layers.values() if row.kind == "block"}) > 1
+    of = f" of {block}" if several and name else ""
+    itself = " itself" if any(row.parent == first.layer for row in layers.values()) else ""
+    return f"{name or block}{itself}{of}"
 
 
-def _divided(tree: Tree, fold: Fold, name: str) -> list[_Part]:
-    """A part of a block: its layers, those of one class together, and what it does itself."""
-    by_class: dict[str, list[Fold]] = defaultdict(list)
-    for below in tree.children(fold):
-        by_class[below.members[0].class_name].append(below)
-    kind = fold.members[0].kind
-    if not by_class:
-        return [_part(name, fold.members)]
-    parts = [_Part(name=f"{name} itself", kind=kind, layers=frozenset(m.layer for m in fold.members), own=True)]
-    for class_name, folds in by_class.items():
-        members = [member for below in folds for member in below.members]
-        each = round(len(members) / len(fold.members))
-        label = f"{name}{folds[0].label}" if len(folds) == 1 else f"{name}: {each} {class_name}"
-        parts.append(_part(label, members, kind=kind if members[0].kind == "other" else members[0].kind))
-    return parts
-
-
-def _part(name: str, members: Sequence[LayerTotal], *, kind: str = "") -> _Part:
-    return _Part(name=name, kind=kind or members[0].kind, layers=frozenset(member.layer for member in members))
-
-
-def _fold(members: Sequence[LayerTotal]) -> Fold:
-    return Fold(members[0].class_name, tuple(members), tuple(member.layer for member in members), numbered=True)
-
-
-def _point(
-    name: str, kind: str, rows: Sequence[LayerRow], steps: int, scale: int | None, *, own: bool = False
-) -> Point:
-    prefix = "self_" if own else ""
-
-    def work(what: str) -> int | None:
-        return scaled(sum_if_all_known(getattr(row, f"{prefix}{what}") for row in rows), scale)
-
-    roof_ns = work("roof_time_per_step_ns")
-    spent_ns = sum(row.self_time_ns if own else row.time_ns - row.communication_ns for row in rows)
-    return Point(
-        name=name,
-        kind=kind,
-        phase=rows[0].phase,
-        time_ns=spent_ns / steps,
-        flops=work("causal_flops_per_step"),
-        bytes_moved=work("bytes_moved_per_step"),
-        roof_ns=roof_ns,
-        bound=bound_of(roof_ns, work("memory_roof_time_per_step_ns")),
-    )
+def _kind(row: LayerRow, layers: Mapping[str, LayerRow]) -> str:
+    """Its own kind, else that of the nearest layer above that has one."""
+    if not row.layer:
+        return row.phase
+    while row.kind == "other" and (above := layers.get(row.parent or "")):
+        row = above
+    return row.kind
 
 
 HOW_TO_GET_PEAKS = (
@@ -305,7 +271,9 @@ def draw_roofline(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     figure.draw_without_rendering()  # sizes of texts are known from here on
     figure.set_layout_engine("none")
     radii = [math.sqrt(size) / 2 for size in _sizes(drawn)]
-    name_points(axes[0], [(*_place(point), radius, _name(point)) for point, radius in zip(drawn, radii, strict=True)])
+    name_points(
+        axes[0], [(*_coordinates(point), radius, _name(point)) for point, radius in zip(drawn, radii, strict=True)]
+    )
     figures.save(figure, path)
 
 
@@ -344,7 +312,7 @@ def _draw_roofs(axes: Axes, what: Roofline, points: Sequence[Point]) -> None:
     for point, size in zip(points, sizes, strict=True):  # the longest first, so that short ones lie on top
         color = KIND_COLORS.get(point.kind, OTHER_KIND)
         axes.scatter(
-            *_place(point),
+            *_coordinates(point),
             s=size,
             marker=_MARKERS.get(point.phase, "X"),
             facecolor=color if point.phase in ("forward", "prefill", "decode") else "white",
@@ -425,7 +393,7 @@ def _legend(axes: Axes, points: Sequence[Point], *, roofs: bool) -> None:
     )
 
 
-def _place(point: Point) -> tuple[float, float]:
+def _coordinates(point: Point) -> tuple[float, float]:
     return point.intensity or 0.0, point.flop_per_s or 0.0
 
 

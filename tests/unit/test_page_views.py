@@ -7,14 +7,14 @@ import json
 import pytest
 
 from profiler_wrapper.reports import page
-from profiler_wrapper.reports.page import view_data
+from profiler_wrapper.reports.page import page_data
 from sample_results import llama
 from sample_views import full_analysis
 
 
 def test_the_roofline_by_hand() -> None:
     """Of a step of a Llama of 4 blocks: forward 200 us of MLP and 100 us of attention a block, backward twice that."""
-    data = view_data(full_analysis(4, odd=None))["roofline"]
+    data = page_data(full_analysis(4, odd=None))["views"]["roofline"]
     points = {(point["name"], point["phase"]): point for point in data["points"]}
     mlp = points["mlp", "backward"]
     assert (mlp["time_us"], mlp["roof_us"], mlp["of_roof"], mlp["bound"]) == (1600, 800, 0.5, "memory")
@@ -23,14 +23,14 @@ def test_the_roofline_by_hand() -> None:
     attention = points["self_attn", "forward"]
     assert (attention["time_us"], attention["flops_per_byte"], attention["kind"]) == (400, 200, "attention")
     optimizer = points["optimizer", "optimizer"]
-    assert (optimizer["flops"], optimizer["of_roof"], optimizer["why"]) == (None, None, "FLOPs and bytes not told")
+    assert (optimizer["flops"], optimizer["of_roof"], optimizer["why"]) == (None, None, "FLOPs and bytes not known")
     assert (data["flops_per_s"], data["bytes_per_s"], data["how"]) == ({"bfloat16": 989e12}, 4.8e12, "")
     assert data["not_shown"].startswith("not shown: optimizer")
     assert json.loads(json.dumps(data, allow_nan=False)) == data
 
 
 def test_without_flops_there_are_points_that_say_why() -> None:
-    data = view_data(llama(2))["roofline"]
+    data = page_data(llama(2))["views"]["roofline"]
     assert all(point["flops_per_byte"] is None and point["why"] for point in data["points"])
     assert "peaks --measure" in data["how"]
 
@@ -39,5 +39,5 @@ def test_what_cannot_be_made_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(analysis: object) -> dict[str, object]:
         raise ZeroDivisionError("no steps")
 
-    monkeypatch.setattr(page, "_VIEWS", {"roofline": broken})
-    assert view_data(llama(2)) == {"roofline": {"failed": "ZeroDivisionError: no steps"}}
+    monkeypatch.setattr(page, "roofline_data", broken)
+    assert page_data(llama(2))["views"] == {"roofline": {"failed": "ZeroDivisionError: no steps"}}
