@@ -46,7 +46,7 @@ ROOMS = {
     "run": _room(8, 1900, "__version__ analysis capture reports result trace"),
     "analysis": _room(51, 13950, "trace"),
     "reports": _room(16, 5250, "analysis trace"),
-    "comparison": _room(12, 3250, "analysis reports result trace"),
+    "comparison": _room(12, 3200, "analysis reports result trace"),
     "ranks": _room(20, 8750, "analysis reports trace"),
     "snapshot": _room(4, 1550, "reports trace"),
     "timer": _room(9, 3200, "capture trace"),

@@ -160,13 +160,13 @@ def read_baseline(source: Source) -> Baseline:
     if data is None:
         return make_baseline([source])
     version = data["guard_baseline_version"]
-    if version == 2:
-        return baseline_from_dict(data)
-    if version != BASELINE_VERSION:
+    if version not in (2, BASELINE_VERSION):
         raise WrongUse(f"guard_baseline_version is {version!r}, expected {BASELINE_VERSION}: make the baseline anew")
     try:
+        if version == 2:
+            return baseline_from_dict(data)
         return baseline_of([from_dict(result) for result in data["results"]], sources=data["sources"])
-    except (BrokenTrace, KeyError, TypeError, ValueError) as error:
+    except (BrokenTrace, KeyError, TypeError, AttributeError, ValueError) as error:
         raise WrongUse(f"not a baseline that guard wrote: {error}") from error
 
 

@@ -25,7 +25,6 @@ from profiler_wrapper.errors import WrongUse
 LEAST_SHARE = 0.004  # of a step: the time of a layer that takes less is not judged by itself
 MOST_LAYERS_OF_OP = 5  # that a row of an op names
 _MOST_PLACES = 10
-_MOST_LAYERS = 1_000_000  # that a row of a file of version 2 stands for
 
 Range = tuple[float, float]
 NOTHING: Range = (0.0, 0.0)
@@ -130,7 +129,11 @@ def baseline_of(analyses: Sequence[Analysis], *, sources: Sequence[str] = ()) ->
 def _measured(analysis: Analysis, name_of: Mapping[str, str]) -> Baseline:
     """Of one run; `name_of`: what layers are called, where not by their own names."""
     side, own = side_of(analysis), traits(analysis)
-    no_times = _no_times(side, own)
+    no_times = ""
+    if own.get("shapes_in_timed_steps"):
+        no_times = "shapes were recorded in the timed steps, which takes time; record without record_shapes=True"
+    elif not side.known_steps or side.steps < FEWEST_STEPS:
+        no_times = f"it takes at least {FEWEST_STEPS} timed steps to know the noise; record more: steps='5-14'"
     times, step = ({}, None) if no_times else _times(side, name_of)
     breaks = _break_places(analysis.run.get("graph_breaks"))
     counts: dict[Amount, int] = defaultdict(int, {Amount("events"): 0})
@@ -165,15 +168,6 @@ def _measured(analysis: Analysis, name_of: Mapping[str, str]) -> Baseline:
         no_times=no_times,
         siblings={name_of.get(row.layer, row.layer): like_name(row.layer, row.block) for row in analysis.layers},
     )
-
-
-def _no_times(side: Side, own: Mapping[str, Any]) -> str:
-    """Why the times of a run cannot be judged; "": they can."""
-    if own.get("shapes_in_timed_steps"):
-        return "shapes were recorded in the timed steps, which takes time; record without record_shapes=True"
-    if not side.known_steps or side.steps < FEWEST_STEPS:
-        return f"it takes at least {FEWEST_STEPS} timed steps to know the noise; record more: steps='5-14'"
-    return ""
 
 
 def _not_counted(row: Any) -> int:
@@ -327,18 +321,11 @@ def baseline_from_dict(data: Mapping[str, Any]) -> Baseline:
     There a range of one number is that number, and like layers are one row: `*` in a pattern stands for their numbers.
 
     Raises:
-        WrongUse: it is none.
+        KeyError, TypeError, AttributeError, ValueError: it is none.
     """
-    try:
-        return _version_2(data)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise WrongUse(f"not a baseline that guard wrote: {error}") from error
-
-
-def _version_2(data: Mapping[str, Any]) -> Baseline:
     _check_numbers({key: value for key, value in data.items() if key != "traits"})
-    if data["runs"] < 1 or not isinstance(data["traits"].get("coverage", 0.0), (int, float)):
-        raise ValueError(f"it is of {data['runs']} runs, with a coverage of {data['traits'].get('coverage')!r}")
+    if data["runs"] < 1:
+        raise ValueError(f"it is of {data['runs']} runs")
     ranges: dict[Amount, Range | None] = {Amount("events"): _range(data["events"])}
     for what in _OF_STEP:
         ranges[Amount(what)] = _range(data.get(what))
@@ -402,8 +389,5 @@ def _names(names: Mapping[str, Any]) -> dict[str, tuple[str, int | None]]:
     pattern, runs = names["pattern"], names.get("numbers", ())
     if not runs:
         return {pattern: (pattern, None)}
-    runs = [_range(run) or (0, 0) for run in runs]
-    if sum(last - first + 1 for first, last in runs) > _MOST_LAYERS:
-        raise ValueError(f"{pattern} stands for more than {_MOST_LAYERS} layers")
-    numbers = [number for first, last in runs for number in range(int(first), int(last) + 1)]
+    numbers = [number for first, last in map(_list, runs) for number in range(int(first), int(last) + 1)]
     return {pattern.replace("*", str(number), 1): (pattern.replace("*", OPEN, 1), number) for number in numbers}

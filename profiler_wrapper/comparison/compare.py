@@ -204,7 +204,15 @@ def _totals(
         (PEAK, "bytes", lambda side: peak_bytes(side.analysis)),
         ("FLOPs", "flops", lambda side: flops_per_step(side.analysis)),
         (EVENTS[basis], "count", lambda side: sum(row.count for row in side.analysis.classes) / side.steps),
-        ("synchronisations", "count", _synchronisations),
+        (
+            "synchronisations",
+            "count",
+            lambda side: (
+                sum(row.count for row in side.analysis.synchronisations) / side.steps
+                if side.analysis.time_basis == "device"
+                else None
+            ),
+        ),
         ("unattributed", "share", lambda side: 1 - side.analysis.time.coverage),
         ("MFU", "share", lambda side: side.analysis.utilization.mfu if side.analysis.utilization is not None else None),
     )
@@ -241,12 +249,6 @@ def _steps_on_the_clock(side_a: Side, side_b: Side) -> ComparedTotal:
         error=_finite(change.mean_error) if change else None,
         decision=_decision(change.shift, change.beyond_noise) if change else "not judged",
     )
-
-
-def _synchronisations(side: Side) -> float | None:
-    if side.analysis.time_basis != "device":
-        return None
-    return sum(row.count for row in side.analysis.synchronisations) / side.steps
 
 
 def flops_per_step(analysis: Analysis) -> int | None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.model import Phase
 from profiler_wrapper.analysis.statistics import fill_numbers
-from profiler_wrapper.comparison.baseline import NOTHING, Amount, Baseline, Range, TimeKey
+from profiler_wrapper.comparison.baseline import NOTHING, Amount, Baseline, Range, TimeKey, What
 from profiler_wrapper.comparison.model import Difference
 from profiler_wrapper.comparison.noise import BUSY, UNSTEADY, weighted_deviation, weighted_median
 from profiler_wrapper.comparison.verdict import OF_MACHINE, differences
@@ -162,7 +162,7 @@ def _checks(base: Baseline, run: Baseline, found: Sequence[Difference]) -> tuple
 
 
 def _skipped(names: Iterable[str], reason: str) -> tuple[GuardCheck, ...]:
-    return tuple(GuardCheck(name=name, status="not judged", reason=reason) for name in names)
+    return tuple(_undecided(name, reason) for name in names)
 
 
 def _in_words(found: Sequence[Difference]) -> str:
@@ -292,28 +292,25 @@ def _check_flops(base: Baseline, run: Baseline) -> GuardCheck:
     more work of the model. What checkpointing computes again is work that it need not do without: of the phase
     `recompute` all FLOPs count, as a fact of their own.
     """
-    before, after = (side.of_step("flops") for side in (base, run))
-    if before is None or after is None:
-        who = "the baseline" if before is None else "the run"
-        reason = f"{who} recorded no shapes (record_shapes='auto' is enough)"
-        return GuardCheck(name="FLOPs", status="not judged", reason=reason)
-    rows = _layer_rows(base, run, "flops", "FLOPs", _nearly, {})
-    check = _check_of("FLOPs", rows)
-    unknown = _unknown_flops(base, run)
-    if unknown and not check.regressions:
+    if silent := _silent(base, run, "flops"):
+        return _undecided("FLOPs", f"{silent} recorded no shapes (record_shapes='auto' is enough)")
+    check = _check_of("FLOPs", _layer_rows(base, run, "flops", "FLOPs", _nearly, {}))
+    if _unknown_flops(base, run) and not check.regressions:
         return replace(check, reason="where both sides know them: some layers have an op without a FLOP formula")
-    as_many = _outside(_nearly(before), after, before) is None
-    other_layers = _with_rows(base) != _with_rows(run)
-    if rows and not unknown and as_many and other_layers:
-        reason = "as many in all; other layers have rows than in the baseline, so that theirs cannot be compared"
-        return GuardCheck(name="FLOPs", status="ok", reason=reason)
     if check.regressions and all(finding.phase == "recompute" for finding in check.regressions):
         return replace(check, reason="the model's own are no more; these are computed again by checkpointing")
     return check
 
 
-def _with_rows(side: Baseline) -> set[str]:
-    return {amount.name for amount in side.ranges if amount.of_layer}
+def _silent(base: Baseline, run: Baseline, what: What) -> str:
+    """Which side does not know `what` of a step; "" where both do."""
+    if base.of_step(what) is None:
+        return "the baseline"
+    return "the run" if run.of_step(what) is None else ""
+
+
+def _undecided(name: str, reason: str) -> GuardCheck:
+    return GuardCheck(name=name, status="not judged", reason=reason)
 
 
 def _unknown_flops(base: Baseline, run: Baseline) -> bool:
@@ -341,11 +338,9 @@ def _check_memory(base: Baseline, run: Baseline, causes: Mapping[str, str]) -> G
 
     `causes`: see `_better_attention`; they excuse no higher peak.
     """
-    before, after = (side.of_step("peak_bytes") for side in (base, run))
-    if before is None or after is None:
-        who = "the baseline" if before is None else "the run"
-        reason = f"{who} recorded no allocations (profile_memory=True does)"
-        return GuardCheck(name="memory", status="not judged", reason=reason)
+    if silent := _silent(base, run, "peak_bytes"):
+        return _undecided("memory", f"{silent} recorded no allocations (profile_memory=True does)")
+    before, after = (side.of_step("peak_bytes") or NOTHING for side in (base, run))
     slack = max(MEMORY_SLACK * before[1], MEMORY_SLACK_BYTES, before[1] - before[0])
     limit = (before[0] - slack, before[1] + slack)
     rows = _layer_rows(base, run, "retained_bytes", "retained", lambda range_: range_, causes)
@@ -406,8 +401,7 @@ def _check_synchronisations(base: Baseline, run: Baseline) -> GuardCheck:
     """Waits of the CPU for the device."""
     name = "synchronisations"
     if not base.on_device or not run.on_device:
-        reason = "there is no device to wait for; on a CPU an .item() shows among the ops"
-        return GuardCheck(name=name, status="not judged", reason=reason)
+        return _undecided(name, "there is no device to wait for; on a CPU an .item() shows among the ops")
     rows = []
     for wait in dict.fromkeys(amount for amount in (*run.ranges, *base.ranges) if amount.what == "wait"):
         found = _changed(wait, base, run)
@@ -423,7 +417,7 @@ def _check_breaks(base: Baseline, run: Baseline) -> GuardCheck:
     name = "graph breaks"
     before, after = (side.of_step("graph_breaks") for side in (base, run))
     if before is None or after is None:
-        return GuardCheck(name=name, status="not judged", reason="the run does not tell of them")
+        return _undecided(name, "the run does not tell of them")
     found = _outside(before, after, before)
     if found is None:
         return GuardCheck(name=name, status="ok")
@@ -500,9 +494,9 @@ def _check_time(base: Baseline, run: Baseline, *, differs: str = "") -> GuardChe
     """
     unknown = [f"{who}: {side.no_times}" for side, who in ((base, "the baseline"), (run, "the run")) if side.no_times]
     if differs or unknown:
-        return _no_time(differs or unknown[0])
+        return _undecided("time", differs or unknown[0])
     if base.step is None or run.step is None:
-        return _no_time("no step has a time")
+        return _undecided("time", "no step has a time")
     before, after = base.times, run.times
     keys = [key for key in before if key in after]
     shift = np.array([math.log(after[key].level_us / before[key].level_us) for key in keys])
@@ -530,9 +524,11 @@ def _check_time(base: Baseline, run: Baseline, *, differs: str = "") -> GuardChe
         findings += _beyond(key, before[key].level_us, excess, spread, least)
     if on_cpu and abs(math.expm1(common)) > BUSY and not any(excess > 0 for excess, _ in findings):
         amount = f"{100 * math.expm1(common):+.0f} %"
-        return _no_time(f"all layers alike changed by {amount}, as on a busy machine or at another clock: try again")
+        return _undecided(
+            "time", f"all layers alike changed by {amount}, as on a busy machine or at another clock: try again"
+        )
     if on_cpu and unsteady and unsteady == len(keys):
-        return _no_time("every layer varies too much from step to step, as on a busy machine: try again")
+        return _undecided("time", "every layer varies too much from step to step, as on a busy machine: try again")
     if not on_cpu:
         whole = math.log(run.step.level_us / base.step.level_us)
         findings += _beyond(("", None), base.step.level_us, whole, max(base.step.spread, run.step.spread))
@@ -548,10 +544,6 @@ def _check_time(base: Baseline, run: Baseline, *, differs: str = "") -> GuardChe
         improvements=better,
         reason="; ".join(reasons),
     )
-
-
-def _no_time(reason: str) -> GuardCheck:
-    return GuardCheck(name="time", status="not judged", reason=reason)
 
 
 def _beyond(
@@ -586,35 +578,19 @@ def _finding(key: TimeKey, before_us: float, shift: float, limit: float, spread:
 # What a guard says, as text.
 
 _MOST = 8  # findings of one check
-_WORDS = {"ok": "ok", "regression": "REGRESSION", "improved": "improved", "not judged": "not judged"}
 
 
 def guard_text(report: GuardReport, *, width: int = 100, unicode: bool = False) -> str:
     """The verdict, then each check with what it found."""
-    lines = textwrap.wrap(clean(report.verdict, unicode=unicode), width)
     runs = f"{report.baseline_runs} run{'s' if report.baseline_runs > 1 else ''}"
-    lines.append(clean(f"baseline {report.baseline} ({runs}), run {report.run}", unicode=unicode))
-    lines += [
-        line
-        for what, before, after in report.differences
-        for line in _wrapped(f"differs: {what}: {before} -> {after}", width, unicode)
-    ]
+    lines = [report.verdict, f"baseline {report.baseline} ({runs}), run {report.run}"]
+    lines += [f"differs: {what}: {before} -> {after}" for what, before, after in report.differences]
     for check in report.checks:
-        lines += _check(check, width, unicode)
-    return "\n".join(lines)
-
-
-def _check(check: GuardCheck, width: int, unicode: bool) -> list[str]:
-    reason = f" ({check.reason})" if check.reason else ""
-    lines = _wrapped(f"{_WORDS[check.status]:10s}  {check.name}{reason}", width, unicode)
-    said = ((check.regressions, "worse"), (check.improvements, "better"), (check.consequences, "follows"))
-    for findings, word in said:
-        for finding in findings[:_MOST]:
-            lines += _wrapped(f"    {word}: {finding.text}", width, unicode)
-        if len(findings) > _MOST:
-            lines.append(f"    {word}: {len(findings) - _MOST} more")
-    return lines
-
-
-def _wrapped(text: str, width: int, unicode: bool) -> list[str]:
-    return textwrap.wrap(clean(text, unicode=unicode), width, subsequent_indent="      ") or [""]
+        status = "REGRESSION" if check.status == "regression" else check.status
+        lines.append(f"{status:10s}  {check.name}" + (f" ({check.reason})" if check.reason else ""))
+        said = ((check.regressions, "worse"), (check.improvements, "better"), (check.consequences, "follows"))
+        for findings, word in said:
+            lines += [f"    {word}: {finding.text}" for finding in findings[:_MOST]]
+            lines += [f"    {word}: {len(findings) - _MOST} more"] if len(findings) > _MOST else []
+    wrapped = (textwrap.wrap(clean(line, unicode=unicode), width, subsequent_indent="      ") for line in lines)
+    return "\n".join(part for parts in wrapped for part in parts)

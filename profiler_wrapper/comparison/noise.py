@@ -174,18 +174,15 @@ def _error_scale(steps_a: int, steps_b: int) -> float:
     return math.sqrt(sum((1.0 if steps == 1 else _MEDIAN_ERROR) ** 2 / steps for steps in (steps_a, steps_b)))
 
 
-def _won(a: Float, b: Float) -> Float:
-    """Over all pairs of a step of `a` and one of `b`: the share in which `b` is more, less that in which it is less."""
-    return np.asarray(np.sign(b[:, None, :] - a[:, :, None]).mean(axis=(1, 2)), dtype=np.float64)
-
-
 def _ranks_agree(a: Float, b: Float) -> npt.NDArray[np.bool_]:
     """Mann and Whitney's rank test of each row; of few steps, 0.8: nine of ten pairs go one way. True of one step."""
     m, n = a.shape[1], b.shape[1]
     if min(m, n) < FEWEST_STEPS:
         return np.ones(len(a), dtype=np.bool_)
     enough = min(_MOST_PAIRS, _RANK_DEVIATIONS * math.sqrt((m + n + 1) / (3 * m * n)))
-    return np.asarray(np.abs(_won(a, b)) >= enough, dtype=np.bool_)
+    # Over all pairs of a step of `a` and one of `b`: the share in which `b` is more, less that in which it is less.
+    won = np.sign(b[:, None, :] - a[:, :, None]).mean(axis=(1, 2))
+    return np.asarray(np.abs(won) >= enough, dtype=np.bool_)
 
 
 def _of_neighbours(values: Float, size: Float) -> Float:

@@ -105,11 +105,9 @@ def time_changes(pairs: Sequence[ComparedRow], a: Side, b: Side) -> TimeChanges:
     if not keys:
         return TimeChanges(units, total, shared, on_cpu)
     wholes = (a.step_totals(), b.step_totals())
-    sure = [
-        (not on_cpu or _beside_the_rest(one, other, wholes)) and _steady(one, other)
-        for one, other in zip(*tables, strict=True)
-    ]
     table_a, table_b = (np.array(table) for table in tables)
+    steady = ~np.any([step_spread(np.log(table)) > UNSTEADY for table in (table_a, table_b)], axis=0)
+    sure = steady & [not on_cpu or _beside_the_rest(one, other, wholes) for one, other in zip(*tables, strict=True)]
     weight = np.array(weights) if any(weights) else np.ones(len(keys))
     shifts = layer_shifts(table_a, table_b, weight)
     means_a, means_b = table_a.mean(axis=1), table_b.mean(axis=1)
@@ -119,7 +117,7 @@ def time_changes(pairs: Sequence[ComparedRow], a: Side, b: Side) -> TimeChanges:
     sure_of_common = abs(shifts.common) > limit(common_error, known=shifts.known)
     all_moved = bool(total.beyond_noise and shared >= LEAST_SHARED and sure_of_common)
     one_way = (moved - common) * shifts.excess > 0  # what is shown and what is tested
-    beyond = apart = shifts.beyond_noise() & np.array(sure) & one_way
+    beyond = apart = shifts.beyond_noise() & sure & one_way
     base = common
     if all_moved and not on_cpu:
         error = np.hypot(shifts.error, common_error)
@@ -155,11 +153,6 @@ def shared_time(pairs: Sequence[ComparedRow], a: Side, b: Side) -> float:
         sum(row.self_time_ns for row in rows if row is not None) / max(1, side.analysis.time.total_ns)
         for rows, side in (([pair.a for pair in both], a), ([pair.b for pair in both], b))
     )
-
-
-def _steady(a: Float, b: Float) -> bool:
-    """Whether its time is much the same from step to step, on each side that tells."""
-    return not any(float(step_spread(np.log(side)[None, :])[0]) > UNSTEADY for side in (a, b))
 
 
 def _beside_the_rest(a: Float, b: Float, wholes: tuple[Float, Float]) -> bool:

@@ -145,17 +145,7 @@ def _no_time(data: dict[str, Any]) -> None:
     data["times"][0]["levels_us"] = [-1.0]
 
 
-def _endless(data: dict[str, Any]) -> None:
-    data["rows"][0]["names"] = {"pattern": "layers.*", "numbers": [[0, 10**12]]}
-
-
-def _coverage_in_words(data: dict[str, Any]) -> None:
-    data["traits"]["coverage"] = "high"
-
-
-@pytest.mark.parametrize(
-    "edit", [_no_number, _no_runs, _reversed, _too_few_times, _no_time, _endless, _coverage_in_words]
-)
+@pytest.mark.parametrize("edit", [_no_number, _no_runs, _reversed, _too_few_times, _no_time])
 def test_a_baseline_that_a_hand_broke_is_refused(edit: Callable[[dict[str, Any]], None], tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
     data = json.loads((Path(__file__).parents[1] / "data" / "guard_baseline_version_2.json").read_text())
