@@ -12,14 +12,14 @@ import io
 import json
 import re
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+from profiler_wrapper.analysis.advice.advise import MOST_FINDINGS
 from profiler_wrapper.analysis.model import (
-    CATEGORIES,
     SCHEMA_VERSION,
     Analysis,
     Bound,
@@ -27,23 +27,19 @@ from profiler_wrapper.analysis.model import (
     Finding,
     LayerRow,
     Leak,
+    Memory,
     Overview,
     Slope,
     StepSplit,
+    Summary,
     TimeTotals,
     Utilization,
 )
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.reports.result_json import LISTS, json_name
+from profiler_wrapper.trace.run_directory import Run
 from result_words import (
-    COMPARABLE,
-    CURVE,
-    MEMORY,
-    MOMENT,
     NOT_SUMMED,
-    OWNER,
-    PEAK,
-    RUN,
     SUMMED,
     SUMMED_COUNTS,
     SUMMED_ROWS,
@@ -64,17 +60,18 @@ def build_schema() -> Schema:
     properties: Schema = {name: {"type": "array", "items": _reference(kind)} for name, kind in LISTS.items()}
     properties |= {
         "schema_version": {"type": "integer", "minimum": SCHEMA_VERSION},
-        "summary": _summary(),
+        "summary": _keys(Summary) | {"required": ["verdict", "findings", "comparable"]},
         "time_basis": {"enum": ["device", "cpu"]},
         "complete": {"type": "boolean"},
-        "warnings": _simple("string[]"),
-        "run": _described(RUN),
+        "warnings": {"type": "array", "items": {"type": "string"}},
+        "run": _keys(Run),
         "time": _reference(TimeTotals),
         "series": {"type": "object", "additionalProperties": {"type": "array", "items": {"type": ["number", "null"]}}},
         "utilization": _or_null(_reference(Utilization)),
         "overview": _or_null(_reference(Overview)),
-        "memory": _memory(),
+        "memory": _keys(Memory),
     }
+    properties["summary"]["properties"]["findings"]["maxItems"] = MOST_FINDINGS
     optional = {field.name for field in fields(Analysis) if not _is_required(field)} - {"summary"}
     return {
         "$schema": DRAFT,
@@ -87,76 +84,6 @@ def build_schema() -> Schema:
         "required": [name for name in TOP if name not in optional],
         "$defs": {kind.__name__: _row(kind) for kind in dict.fromkeys(named)},
     }
-
-
-def _summary() -> Schema:
-    return {
-        "type": "object",
-        "properties": {
-            "verdict": {
-                "type": ["string", "null"],
-                "description": "One sentence: where the time goes, what to do first",
-            },
-            "findings": {
-                "type": "array",
-                "maxItems": 10,
-                "items": _reference(Finding),
-                "description": "What could be better, the largest saving first",
-            },
-            "comparable": {
-                **_described(COMPARABLE),
-                "description": "What two results must have in common to be compared",
-            },
-        },
-        "required": ["verdict", "findings", "comparable"],
-    }
-
-
-def _memory() -> Schema:
-    sizes = {"type": "object", "additionalProperties": {"type": "integer"}, "propertyNames": {"enum": [*CATEGORIES]}}
-    moments = _described(MOMENT)
-    moments["properties"]["categories"] = {**sizes, "description": "By what they are for, in bytes"}
-    peak = _described(PEAK)
-    peak["properties"] |= {
-        "owners": {"type": "array", "items": _described(OWNER), "description": "Who held it, the largest first"},
-        "reserved": {**_or_null(moments), "description": "The moment of the highest reserved; null on a CPU"},
-    }
-    memory = _described(MEMORY)
-    memory["properties"] |= {
-        "categories": {**_or_null(sizes), "description": "At the peak, in bytes: they add up to what is allocated"},
-        "peak": {**_or_null(peak), "description": "The highest allocated"},
-        "moments": {"type": "array", "items": moments, "description": "Per step after forward, backward, optimizer"},
-        "slope": {
-            **_or_null(_reference(Slope)),
-            "description": "How allocated memory grows; null for fewer than 2 steps",
-        },
-        "leaks": {"type": "array", "items": _reference(Leak), "description": "What stays, step after step"},
-        "changes": {"type": "array", "items": _reference(Change), "description": "What would lower the peak"},
-        "curve": {**_curve(), "description": "Memory over time: what is held from each time on, until the next"},
-    }
-    return memory
-
-
-def _curve() -> Schema:
-    curve = _described(CURVE)
-    by_category = {"type": "object", "additionalProperties": _simple("integer[]")}
-    curve["properties"]["categories"] = {**by_category, "description": "By what it is for, in bytes"}
-    return curve
-
-
-def _described(keys: Mapping[str, tuple[str, str]]) -> Schema:
-    properties = {name: {"description": text, **_simple(kind)} for name, (kind, text) in keys.items()}
-    return {"type": "object", "properties": properties}
-
-
-def _simple(kind: str) -> Schema:
-    """`"integer[]?"`: a list of integers, or null."""
-    name = kind.removesuffix("?")
-    if name.endswith("[]"):
-        schema: Schema = {"type": "array", "items": _simple(name[:-2])}
-    else:
-        schema = {"type": name}
-    return schema | ({"type": [schema["type"], "null"]} if kind.endswith("?") else {})
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -195,6 +122,17 @@ def _row(kind: type[Any]) -> Schema:
         }
     text = re.sub(r"\s+", " ", inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0])
     return {"type": "object", "description": text, "properties": properties, "required": required}
+
+
+def _keys(kind: type[Any]) -> Schema:
+    """What is no row but a mapping: keys that programs may rely on. Others may be beside them."""
+    comments = _comments(kind)
+    properties = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        schema = _type(hint)
+        text = _sentence(kind, name, comments.get(name))
+        properties[name] = {"description": text + _unit(name, schema), **schema}
+    return {"type": "object", "properties": properties}
 
 
 def _words(kind: type[Any], name: str, comments: Mapping[str, str]) -> str | None:
@@ -264,22 +202,28 @@ def _comments(kind: type[Any]) -> dict[str, str]:
 def _type(hint: Any, *, as_us: bool = False) -> Schema:
     """A Python type in the words of JSON Schema; `as_us`: integers of nanoseconds, written as microseconds."""
     origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:  # a row as plain data
+        return _reference(arguments[1])
+    if is_typeddict(hint):
+        return _keys(hint)
     if origin in (Union, UnionType):
         known = [one for one in arguments if one is not NoneType]
         schema = _type(known[0], as_us=as_us)
-        assert len(known) == 1, hint
-        if "enum" in schema:
-            return {"enum": [*schema["enum"], None]}
-        return _or_null(schema)
+        if len(known) > 1:
+            schema["type"] = [_type(one)["type"] for one in known]
+        if NoneType not in arguments:
+            return schema
+        return {"enum": [*schema["enum"], None]} if "enum" in schema else _or_null(schema)
     if origin is Literal:
         return {"enum": list(arguments)}
-    if origin is tuple:
-        assert arguments[1:] == (...,), hint
+    if origin is tuple or origin is Sequence:
+        assert arguments[1:] in ((...,), ()), hint
         return {"type": "array", "items": _type(arguments[0], as_us=as_us)}
     if origin is not None and issubclass(origin, Mapping):
         if arguments[1] in (object, Any):
             return {"type": "object"}
-        return {"type": "object", "additionalProperties": _type(arguments[1], as_us=as_us)}
+        names = {"propertyNames": _type(arguments[0])} if get_origin(arguments[0]) is Literal else {}
+        return {"type": "object", "additionalProperties": _type(arguments[1], as_us=as_us), **names}
     if is_dataclass(hint):
         assert isinstance(hint, type)
         return _reference(hint)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.advise import Summary, summary_of
+from profiler_wrapper.analysis.advice.advise import summary_of
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.calls import call_memory, layer_calls
 from profiler_wrapper.analysis.charges import launches_kernels
@@ -16,7 +16,7 @@ from profiler_wrapper.analysis.device_properties import busiest_device_propertie
 from profiler_wrapper.analysis.memory.events import DeviceMemory, device_memory
 from profiler_wrapper.analysis.memory.owned import OwnedMemory
 from profiler_wrapper.analysis.memory.use import memory_summary, memory_use, owned_memory
-from profiler_wrapper.analysis.model import GRAPH_REPLAY, Analysis
+from profiler_wrapper.analysis.model import GRAPH_REPLAY, Analysis, Summary
 from profiler_wrapper.analysis.series import Track, tracked_series
 from profiler_wrapper.analysis.steps import Steps
 from profiler_wrapper.analysis.time_rows import (
@@ -41,6 +41,7 @@ from profiler_wrapper.analysis.work.roofline import WorkCount, work_of_recording
 from profiler_wrapper.errors import attempt
 from profiler_wrapper.trace.owned import Holding, read_holdings
 from profiler_wrapper.trace.recording import Recording
+from profiler_wrapper.trace.run_directory import Run
 from profiler_wrapper.trace.shapes import Shapes
 
 # --------------------------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ def tables(
         time_basis=charges.basis,
         complete=recording.complete and bool(run.get("complete", True)),
         warnings=(*_strings(run.get("warnings")), *recording.warnings, *found.notes, *notes),
-        run={name: value for name, value in run.items() if name not in _OF_USE_WITH_A_TRACE_ONLY},
+        run=cast(Run, {name: value for name, value in run.items() if name not in _OF_USE_WITH_A_TRACE_ONLY}),
         time=totals(found, exposed_total),
         unattributed=unattributed_rows(found),
         layers=layer_rows(found, exposed, per_call, ran_elsewhere),
@@ -150,8 +151,8 @@ def tables(
     if not isinstance(work, str):
         analysis = with_work(analysis, found, work, peaks)
     failed: list[str] = []
-    said = attempt("the summary is", lambda: summary_of(analysis, found), Summary({}, ()), failed)
-    return replace(analysis, summary=said.summary, warnings=(*analysis.warnings, *said.notes, *failed))
+    summary = attempt("the summary is", lambda: summary_of(analysis, found, failed), Summary(), failed)
+    return replace(analysis, summary=summary, warnings=(*analysis.warnings, *failed))
 
 
 def _work(found: Attributed) -> WorkCount | str:

@@ -30,10 +30,9 @@ from profiler_wrapper.analysis.model import (
     NO_LAYERS,
     PHASES,
     Phase,
-    is_server_step,
-    phase_of_server_step,
 )
 from profiler_wrapper.analysis.steps import closure_ops
+from profiler_wrapper.trace.marks import is_server_step, phase_of_server_step
 from profiler_wrapper.trace.nesting import Nesting, nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, ForwardBackwardFlows, Int32, Int64, Recording
 

@@ -10,8 +10,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from profiler_wrapper.analysis.model import is_server_step
-from profiler_wrapper.trace.marks import GARBAGE, MEMORY_POINT, ROOT_PATH, Mark, kind_of, looks_like_stage, parse_mark
+from profiler_wrapper.trace.marks import (
+    GARBAGE,
+    MEMORY_POINT,
+    ROOT_PATH,
+    Mark,
+    is_server_step,
+    kind_of,
+    looks_like_stage,
+    parse_mark,
+)
 from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Recording
 

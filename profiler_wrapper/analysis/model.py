@@ -6,78 +6,33 @@ written to `result.json`, where times are microseconds.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args
 
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.trace.recording import Int64
+from profiler_wrapper.trace.run_directory import Run
 
 # --------------------------------------------------------------------------------------------------
 # What a training or generating loop is doing while something happens.
 
-Phase = Literal[
-    "forward",
-    "prefill",
-    "decode",
-    "backward",
-    "recompute",
-    "accumulate_grad",
-    "optimizer",
-    "other",
-]
-PHASES: tuple[Phase, ...] = (
-    "forward", "prefill", "decode", "backward", "recompute", "accumulate_grad", "optimizer", "other",
-)  # fmt: skip
+Phase = Literal["forward", "prefill", "decode", "backward", "recompute", "accumulate_grad", "optimizer", "other"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
 FORWARD_PHASES: tuple[Phase, ...] = ("forward", "prefill", "decode")
-
-# What servers write around a step: vLLM `execute_context_1(888)_generation_0(0)` and `execute_new_1_cached_3`, SGLang
-# `step[DECODE bs=32]`, both at once where they are built upon one another.
-_SERVER_STEP = re.compile(r"(gpu_)?execute_\w*\d|step\[(?P<mode>\w+)")
-_REQUESTS = re.compile(r"context_(?P<context>\d+).*?_generation_(?P<generation>\d+)")
-_MODES: dict[str, Phase] = {
-    "EXTEND": "prefill", "PREFILL": "prefill", "SPLIT_PREFILL": "prefill",
-    "DECODE": "decode", "TARGET_VERIFY": "decode",
-}  # fmt: skip
-
-
-def is_server_step(name: str) -> bool:
-    """Whether an annotation of this name is a step of an inference server."""
-    return _SERVER_STEP.match(name) is not None
-
-
-def phase_of_server_step(name: str) -> Phase | None:
-    """What a server does in a step; None where it does both at once, or does not tell."""
-    requests = _REQUESTS.search(name)
-    if requests is not None:
-        prefills, decodes = int(requests["context"]) > 0, int(requests["generation"]) > 0
-        return None if prefills == decodes else "prefill" if prefills else "decode"
-    step = _SERVER_STEP.match(name)
-    return _MODES.get(step["mode"] or "") if step is not None else None
-
 
 # --------------------------------------------------------------------------------------------------
 # What an analysis says of memory: whose bytes, why, and when. Frozen rows, in bytes and integer nanoseconds.
 
 MemoryCategory = Literal[
-    "params",
-    "grads",
-    "os_params",
-    "os_state",
-    "activation",
-    "communication",
-    "workspace",
-    "other",
-]
+    "params", "grads", "os_params", "os_state", "activation", "communication", "workspace", "other"
+]  # fmt: skip
 # params: parameters and buffers. grads: what `.grad` holds. os_params: an optimizer's own (master) copies of
 # parameters. os_state: its state. activation: what the passes through the model make, forward, recompute and
 # backward, and hold beyond the op that made it. communication: buffers of collectives. workspace: gone again when
 # the op, or the optimizer's step, that made it ends. other: all else, with what was there before profiling.
-CATEGORIES: tuple[MemoryCategory, ...] = (
-    "params", "grads", "os_params", "os_state", "activation", "communication", "workspace", "other",
-)  # fmt: skip
+CATEGORIES: tuple[MemoryCategory, ...] = get_args(MemoryCategory)
 BEFORE_PROFILING = "before profiling"  # the `op` of an owner that was there when the recording began
 
 
@@ -164,6 +119,71 @@ class Change:
     layers: tuple[str, ...]
     saves_bytes: int  # at the peak
     costs_ns: int | None  # time a step more; None where the run does not tell
+
+
+class MomentKeys(TypedDict):
+    """A moment, in `result.json`."""
+
+    label: str  # which it is: after forward, after backward, after optimizer ...
+    step: int | None  # number of the step
+    time_ns: int  # time on the trace's clock
+    allocated_bytes: int  # allocated then
+    reserved_bytes: int | None  # reserved then; None on a CPU
+    categories: Mapping[MemoryCategory, int]  # by what they are for, in bytes
+
+
+class OwnerKeys(TypedDict):
+    """Who holds bytes, in `result.json`."""
+
+    category: MemoryCategory  # what the bytes are for
+    layer: str  # full name; empty for what has no layer
+    name: str  # of the tensor; empty for what has none
+    op: str  # that allocated it
+    phase: Phase | None  # in which it was allocated
+    bytes: int  # that it holds
+    count: int  # allocations
+
+
+class PeakKeys(TypedDict):
+    """The highest allocated, in `result.json`."""
+
+    allocated_bytes: int  # the highest allocated
+    reserved_bytes: int | None  # the highest reserved; None on a CPU
+    time_ns: int  # time on the trace's clock
+    step: int | None  # number of the step
+    phase: Phase | None  # what the loop was doing
+    owners: Sequence[OwnerKeys]  # who held it, the largest first
+    reserved: MomentKeys | None  # the moment of the highest reserved; None on a CPU
+
+
+class Curve(TypedDict):
+    """Memory over time: what is held from each time on, until the next."""
+
+    start_ns: int  # the recording's begin, on the trace's clock
+    end_us: float  # the recording's end, since its begin
+    events: int  # events of the allocator, of which these are some
+    time_us: Sequence[float]  # times since the begin
+    allocated_bytes: Sequence[int]  # allocated then
+    reserved_bytes: Sequence[int] | None  # reserved then; None on a CPU
+    categories: Mapping[str, Sequence[int]]  # by what it is for, in bytes; those that hold nothing are left out
+    steps: Sequence[Mapping[str, Any]]  # when steps begin and end
+    phases: Sequence[Mapping[str, Any]]  # when phases begin
+
+
+class Memory(TypedDict, total=False):
+    """The `memory` of a result: what was allocated, by whom and why."""
+
+    device: str | None  # cpu, cuda:0 ...
+    known_owners: bool  # parameters and optimizers were seen; else grads and os_state are inferred
+    allocated_bytes: int | None  # at the end of the recording
+    reserved_bytes: int | None  # at the end of the recording; None on a CPU
+    categories: Mapping[MemoryCategory, int] | None  # at the peak, in bytes: they add up to what is allocated
+    peak: PeakKeys | None  # the highest allocated
+    moments: Sequence[MomentKeys]  # per step after forward, backward, optimizer
+    slope: Annotated[Mapping[str, Any], Slope] | None  # how allocated memory grows; None for fewer than 2 steps
+    leaks: Sequence[Annotated[Mapping[str, Any], Leak]]  # what stays, step after step
+    changes: Sequence[Annotated[Mapping[str, Any], Change]]  # what would lower the peak
+    curve: Curve  # what is held from each time on, until the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,6 +408,42 @@ class Finding:
     details: Mapping[str, object] = field(default_factory=dict)  # numbers behind the evidence, for programs
 
 
+class Comparable(TypedDict, total=False):
+    """What two results must have in common to be compared: machine, model, sizes, how it was recorded."""
+
+    device: str | None  # name of the device; None without one
+    device_count: int | None  # devices that ran something; None on a CPU
+    cpu_name: str | None  # name of the CPU
+    time_basis: str  # of times: device or cpu
+    torch: str | None  # version
+    python: str | None  # version
+    world_size: int | None  # number of ranks
+    coordinates: Mapping[str, int]  # place in the device mesh
+    dtypes: Sequence[str]  # types of number, those with most FLOPs first
+    model: str | None  # classes of the roots
+    layers: int  # how many layers have a name
+    blocks: int  # how many of them are blocks
+    parameters: int | None  # of all roots
+    shapes: str | None  # digest of the sizes of the products of linear layers and convolutions, attention aside
+    attention_shape: Sequence[int] | None  # of the largest queries: batch, heads, tokens, head_dim
+    flops_per_step: int | None  # all that ran
+    phases: Sequence[str]  # phases with any time
+    steps: int  # number of timed steps
+    step_us: float  # wall time of a step: the median
+    coverage: float  # attributed share of the time, 0 to 1
+    shapes_in_timed_steps: bool  # shapes were recorded in the timed steps, which costs time
+    memory_in_timed_steps: bool  # allocations were recorded in the timed steps, which costs time
+    complete: bool  # False where recording was cut short
+
+
+class Summary(TypedDict, total=False):
+    """What to know first."""
+
+    verdict: str | None  # one sentence: where the time goes, what to do first
+    findings: Sequence[Annotated[Mapping[str, Any], Finding]]  # what could be better, the largest saving first
+    comparable: Comparable  # what two results must have in common to be compared
+
+
 SCHEMA_VERSION = 1
 
 Bound = Literal["memory", "compute"]
@@ -610,7 +666,7 @@ class Analysis:
     time_basis: Literal["device", "cpu"]
     complete: bool
     warnings: tuple[str, ...]
-    run: Mapping[str, Any]
+    run: Run
     time: TimeTotals
     unattributed: tuple[UnattributedRow, ...]
     layers: tuple[LayerRow, ...]
@@ -618,7 +674,7 @@ class Analysis:
     classes: tuple[ClassRow, ...]
     steps: tuple[StepRow, ...]
     series: Mapping[str, tuple[float | None, ...]]  # name -> per step or entry; us, or a function's own
-    memory: Mapping[str, Any]
+    memory: Memory
     flops: tuple[FlopRow, ...] = ()
     uncounted: tuple[UncountedRow, ...] = ()
     untold_bytes: tuple[UncountedRow, ...] = ()  # what moves bytes, and nothing tells how many
@@ -634,7 +690,7 @@ class Analysis:
     op_memory: tuple[OpMemoryRow, ...] = ()  # most bytes first
     calls: tuple[LayerCall, ...] = ()  # not in result.json
     memory_use: MemoryUse | None = None  # not in result.json; None where no allocation was recorded
-    summary: Mapping[str, Any] = field(default_factory=dict)
+    summary: Summary = field(default_factory=Summary)
 
     def rows(self, layer: str) -> tuple[LayerRow, ...]:
         """The rows of one layer, a row a phase; empty for a name that has none."""

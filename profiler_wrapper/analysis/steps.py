@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from profiler_wrapper.analysis.layer_tree import LayerTree
-from profiler_wrapper.analysis.model import Analysis, is_server_step
+from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.trace.marks import is_server_step
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
 

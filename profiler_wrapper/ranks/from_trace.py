@@ -20,10 +20,10 @@ from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.analysis.layer_tree import LayerTree, is_named_block
-from profiler_wrapper.analysis.model import FORWARD_PHASES, is_server_step
+from profiler_wrapper.analysis.model import FORWARD_PHASES
 from profiler_wrapper.analysis.steps import StepWindows, step_windows
 from profiler_wrapper.analysis.views.collectives import is_collective_call
-from profiler_wrapper.trace.marks import GARBAGE
+from profiler_wrapper.trace.marks import GARBAGE, is_server_step
 from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int64
 from profiler_wrapper.trace.spans import kind_of_span

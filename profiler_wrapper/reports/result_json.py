@@ -11,7 +11,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -113,9 +113,13 @@ def from_dict(data: Mapping[str, Any]) -> Analysis:
             "Give the result.json of a run, or its trace."
         )
     try:
-        analysis = msgspec.convert(_prepared(data), Analysis)
-        check_run(analysis.run)
-        return analysis
+        prepared = _prepared(data)
+        # mappings that may have more keys than are known here
+        mappings: dict[str, Any] = {name: prepared.pop(name, None) or {} for name in ("run", "memory", "summary")}
+        if not all(isinstance(one, Mapping) for one in mappings.values()):
+            raise TypeError(f"{', '.join(mappings)} are objects")
+        check_run(mappings["run"])
+        return replace(msgspec.convert(prepared | {"run": {}, "memory": {}}, Analysis), **mappings)
     except (msgspec.ValidationError, KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise BrokenTrace(f"Not a readable result of profiler_wrapper: {error}") from error
 
@@ -134,7 +138,7 @@ def _prepared(data: Mapping[str, Any]) -> dict[str, Any]:
     if prepared.get("overview") is not None:
         splits = [_row_from_dict(StepSplit, row) for row in data["overview"].get("steps") or ()]
         prepared["overview"] = _row_from_dict(Overview, data["overview"]) | {"steps": splits}
-    unknown: dict[str, Any] = {"complete": False, "warnings": [], "run": {}, "series": {}, "memory": {}}
+    unknown: dict[str, Any] = {"complete": False, "warnings": [], "series": {}}
     return unknown | prepared
 
 

@@ -16,11 +16,11 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import quote
 
 import msgspec
@@ -350,36 +350,57 @@ def open_run(
     return run
 
 
-class _Described(msgspec.Struct, gc=False):
-    """What run.json says, as far as reports go by it. Whatever is not there was not known."""
+class Run(TypedDict, total=False):
+    """What `run.json` and the `run` of a result say: where it was recorded, and what. There may be other keys."""
 
-    rank: int | None = None
-    world_size: int | None = None
-    coordinates: dict[str, int] | None = None
-    device: str | None = None
-    device_type: str | None = None
-    device_memory_bytes: int | None = None
-    free_memory_bytes: int | None = None
-    compute_capability: list[int] | None = None
-    cpu_name: str | None = None
-    versions: dict[str, str | int] | None = None
-    float32_matmul_precision: str | None = None
-    timed_steps: list[int] | None = None
-    full_steps: list[int] | None = None
-    layers: list[dict[str, Any]] | None = None
-    compiled: dict[str, Any] | None = None
-    optimizers: list[dict[str, Any]] | None = None
-    wrappers: list[str] | None = None
-    attention_backends: dict[str, bool] | None = None
-    attention_implementation: str | None = None
-    process_group_backend: str | None = None
-    allocator_settings: str | None = None
+    timed_steps: Sequence[int]  # numbers of the steps whose times are reported
+    full_steps: Sequence[int]  # numbers of the steps whose shapes were recorded
+    trace: str | None  # file of the timed trace
+    full_trace: str | None  # file of the trace with shapes
+    rank: int  # rank of the process
+    world_size: int  # number of ranks
+    local_rank: int | None  # rank among those of its host; None where nobody tells
+    host: str  # name of the machine
+    process: int  # number of the process on its host
+    attempt: int  # which start of an elastic or requeued job this is, from 0
+    stages: Sequence[int]  # stages of the pipeline that this rank holds, where they are known
+    recorded_ranks: Sequence[int] | None  # ranks that were asked for; None for all
+    window_begin_ns: int | None  # when recording began, since 1970 by the clock of the host; None: not known
+    window_end_ns: int | None  # when it ended
+    coordinates: Mapping[str, int]  # place in the device mesh, by dimension: dp, tp, pp ...
+    device: str | None  # name of the device; None without one
+    device_type: str  # cpu, cuda ...
+    cpu_name: str  # name of the CPU, and the threads that ops use
+    versions: Mapping[str, str | int]  # versions by name: torch, python, cuda ...
+    float32_matmul_precision: str | None  # torch.get_float32_matmul_precision()
+    prefix: str  # of the file names
+    complete: bool  # False where recording was cut short
+    warnings: Sequence[str]  # what is not as asked for, or not known
+    layers: Sequence[Mapping[str, Any]]  # what is known of each layer of the model, in its order
+    compiled: Mapping[str, Any]  # layers of compiled code, by its graphs
+    cpu_frees_unsure: bool  # on a CPU, whether frees of what was there before may be missing
+    peaks: Mapping[str, Any]  # what the device can do, as it was given
+    optimizers: Sequence[Mapping[str, Any]]  # class and settings of each optimizer
+    parameters: Mapping[str, Any]  # how many there are, of which types
+    wrappers: Sequence[str]  # classes that wrap the model: DistributedDataParallel ...
+    attention_implementation: str | None  # as the model is configured: sdpa, eager, flash_attention_2 ...
+    attention_backends: Mapping[str, bool]  # backends of scaled-dot-product attention, and whether they are allowed
+    free_memory_bytes: int | None  # what the machine still had for this process at the end
+    process_group_backend: str | None  # nccl, gloo ...; None without a process group
+    device_count: int | None  # devices that this process could use
+    device_memory_bytes: int | None  # memory of the device
+    compute_capability: Sequence[int] | None  # of the device: 9, 0
+    tf32: Mapping[str, Any] | None  # whether products and convolutions of float32 may use TF32
+    cudnn: Mapping[str, Any] | None  # its settings: benchmark, deterministic
+    allocator_settings: str | None  # of the caching allocator, as the environment has them
+    graph_breaks: Sequence[Mapping[str, Any]] | None  # where torch.compile broke its graph, and why
 
 
 def check_run(run: Mapping[str, Any]) -> None:
     """Raises ValueError, with the key, where a run's description is not what was written."""
+    known = {key: value for key, value in run.items() if value is not None}
     try:
-        msgspec.convert(run, _Described)
+        msgspec.convert(known, Run)
     except (msgspec.ValidationError, ValueError) as error:  # ValueError: a text that is none, of half a character
         raise ValueError(str(error)) from error
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from advice_facts import facts_of
 from profiler_wrapper.analysis import analyse
-from profiler_wrapper.analysis.advice.advise import LONGEST, MOST_FINDINGS, RULES, Summary, advise, summary_of
+from profiler_wrapper.analysis.advice.advise import LONGEST, MOST_FINDINGS, RULES, advise, summary_of
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.advice.verdict import verdict
-from profiler_wrapper.analysis.model import Finding
+from profiler_wrapper.analysis.attributed import Attributed
+from profiler_wrapper.analysis.model import Analysis, Finding, Summary
 from profiler_wrapper.trace.recording import Category
 from recordings import Trace
 
@@ -142,17 +143,20 @@ def test_a_rule_that_fails_is_a_note() -> None:
         raise ZeroDivisionError("nothing to divide by")
 
     seen = facts()
-    summary, notes = summary_of(seen.analysis, seen.found, rules=[broken_rule, lambda _: [finding(id="other")]])
+    notes: list[str] = []
+    summary = summary_of(seen.analysis, seen.found, notes, rules=[broken_rule, lambda _: [finding(id="other")]])
     assert [one["id"] for one in summary["findings"]] == ["other"]
-    assert notes == (
-        "the advice on broken rule is not available, because that failed: ZeroDivisionError: nothing to divide by",
-    )
+    assert notes == [
+        "the advice on broken rule is not available, because that failed: ZeroDivisionError: nothing to divide by"
+    ]
 
 
 def test_the_summary_is_json_and_says_what_was_found() -> None:
     seen = facts()
-    summary, notes = summary_of(seen.analysis, seen.found, rules=[lambda _: [finding(layers=("layers.0", "layers.1"))]])
-    assert notes == ()
+    notes: list[str] = []
+    rule = [finding(layers=("layers.0", "layers.1"))]
+    summary = summary_of(seen.analysis, seen.found, notes, rules=[lambda _: rule])
+    assert notes == []
     assert json.loads(json.dumps(summary)) == summary
     assert summary["findings"][0]["layers"] == ["layers.{0,1}"]
     assert summary["verdict"].endswith("; first: it is so.")
@@ -174,7 +178,7 @@ def test_a_summary_stays_short_whatever_is_in_it() -> None:
         for i in range(12)
     ]
     seen = facts()
-    summary, _ = summary_of(seen.analysis, seen.found, rules=[lambda _: made])
+    summary = summary_of(seen.analysis, seen.found, [], rules=[lambda _: made])
     assert len(json.dumps(summary)) <= LONGEST
     assert len(summary["findings"]) >= 3
     assert all(one["source"] is None or one["source"].endswith(":12") for one in summary["findings"])
@@ -338,9 +342,8 @@ def test_no_rule_fails_and_no_bound_is_beyond_the_step(events: list[tuple[str, t
     seen = facts_of(made_of(events).recording())
     notes: list[str] = []
     found = [finding for rule in RULES for finding in advise(seen, notes, [rule])]
-    summary, more = summary_of(seen.analysis, seen.found)
+    summary = summary_of(seen.analysis, seen.found, notes)
     assert notes == []
-    assert more == ()
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert summary["verdict"].endswith(".")
     for finding in found:
@@ -349,7 +352,11 @@ def test_no_rule_fails_and_no_bound_is_beyond_the_step(events: list[tuple[str, t
 
 
 def test_what_could_not_be_found_out_is_a_warning_of_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analyse, "summary_of", lambda *_: Summary({"verdict": "it is so."}, ("a rule failed",)))
+    def failing(_: Analysis, __: Attributed, notes: list[str]) -> Summary:
+        notes.append("a rule failed")
+        return {"verdict": "it is so."}
+
+    monkeypatch.setattr(analyse, "summary_of", failing)
     seen = facts()
     assert seen.analysis.warnings[-1] == "a rule failed"
     assert seen.analysis.summary == {"verdict": "it is so."}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from profiler_wrapper.analysis.advice import attention, blocks, communication, launches, memory, products
 from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, duration, fold_names, where
 from profiler_wrapper.analysis.advice.verdict import comparable, verdict
-from profiler_wrapper.analysis.model import Finding
+from profiler_wrapper.analysis.model import Comparable, Finding, Summary
 from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known
 from profiler_wrapper.errors import attempt
 
@@ -42,27 +42,14 @@ _LEAST_EVIDENCE = 2
 _MOST_LAYERS = 4  # folded names
 
 
-class Summary(NamedTuple):
-    """The `summary` of result.json, and what could not be found out."""
-
-    summary: Mapping[str, Any]
-    notes: tuple[str, ...]
-
-
-def summary_of(analysis: Analysis, found: Attributed, *, rules: Sequence[Rule] = RULES) -> Summary:
-    """Verdict, findings, comparable. A rule that fails is a note; it spoils nothing else."""
+def summary_of(analysis: Analysis, found: Attributed, notes: list[str], *, rules: Sequence[Rule] = RULES) -> Summary:
+    """Verdict, findings, comparable. A rule that fails adds to `notes`; it spoils nothing else."""
     facts = Facts(analysis=analysis, found=found)
-    notes: list[str] = []
     findings = advise(facts, notes, rules)
     sentence = attempt("the verdict is", lambda: verdict(facts, findings), "", notes)
-    unknown: dict[str, Any] = {}
-    comparison = attempt("what makes runs comparable is", lambda: comparable(facts), unknown, notes)
-    summary: dict[str, Any] = {
-        "verdict": _cut(sentence, 2 * _LONGEST_TEXT) or None,
-        "findings": [],
-        "comparable": comparison,
-    }
-    return Summary(_fitted(summary, [_plain(finding) for finding in findings]), tuple(notes))
+    comparison = attempt("what makes runs comparable is", lambda: comparable(facts), Comparable(), notes)
+    summary = Summary(verdict=_cut(sentence, 2 * _LONGEST_TEXT) or None, findings=[], comparable=comparison)
+    return _fitted(summary, [_plain(finding) for finding in findings])
 
 
 def advise(facts: Facts, notes: list[str], rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
@@ -180,7 +167,7 @@ def _cut(text: str, longest: int, *, end: bool = False) -> str:
     return "..." + text[3 - longest :] if end else text[: longest - 3] + "..."
 
 
-def _fitted(summary: dict[str, Any], findings: list[dict[str, Any]]) -> dict[str, Any]:
+def _fitted(summary: Summary, findings: list[dict[str, Any]]) -> Summary:
     """The summary with as much of its findings as fits: the least important loses its details first."""
     summary["findings"] = findings
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from profiler_wrapper.analysis.advice.facts import Facts, count, duration, share, where
 from profiler_wrapper.analysis.classes import CLASSES
-from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAYERS, Analysis, Finding, LayerRow
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAYERS, Analysis, Comparable, Finding, LayerRow
 from profiler_wrapper.analysis.statistics import split_number
 from profiler_wrapper.trace.marks import ROOT_PATH
 
@@ -24,23 +23,22 @@ _MOST_DTYPES = 4
 _BATCHED = frozenset({"aten::bmm", "aten::baddbmm", "aten::baddbmm_"})
 
 
-def comparable(facts: Facts) -> dict[str, Any]:
+def comparable(facts: Facts) -> Comparable:
     """As plain data; None for what is not known.
 
     `layers`: how many have a name, and `blocks` how many of them are blocks. `shapes`: see
     `input_shapes`. `attention_shape`: (batch, heads, tokens, head_dim) of the largest queries.
     """
     analysis, run = facts.analysis, facts.analysis.run
-    versions = run.get("versions")
-    versions = versions if isinstance(versions, Mapping) else {}
+    versions = run.get("versions") or {}
     shapes = facts.found.shapes
     return {
         "device": run.get("device"),
         "device_count": _device_count(facts),
         "cpu_name": run.get("cpu_name"),
         "time_basis": analysis.time_basis,
-        "torch": versions.get("torch"),
-        "python": versions.get("python"),
+        "torch": str(versions["torch"]) if "torch" in versions else None,
+        "python": str(versions["python"]) if "python" in versions else None,
         "world_size": run.get("world_size"),
         "coordinates": run.get("coordinates") or {},
         "dtypes": _dtypes(facts),
@@ -85,10 +83,7 @@ def _model(facts: Facts) -> str | None:
 
 def _parameters(facts: Facts) -> int | None:
     """Of all roots; None where the run does not tell."""
-    described = facts.analysis.run.get("layers")
-    if not isinstance(described, (list, tuple)) or not described:
-        return None
-    roots = [layer for layer in described if isinstance(layer, Mapping) and layer.get("path") == ROOT_PATH]
+    roots = [layer for layer in facts.analysis.run.get("layers") or () if layer.get("path") == ROOT_PATH]
     numbers = [number for layer in roots if isinstance(number := layer.get("parameters"), int)]
     return sum(numbers) if numbers and len(numbers) == len(roots) else None
 

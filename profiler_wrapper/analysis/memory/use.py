@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
@@ -20,11 +19,15 @@ from profiler_wrapper.analysis.model import (
     BEFORE_PROFILING,
     CATEGORIES,
     PHASES,
+    Curve,
     Leak,
+    Memory,
     MemoryMoment,
     MemoryTimeline,
     MemoryUse,
+    MomentKeys,
     Owner,
+    OwnerKeys,
     Phase,
     Slope,
     StepTime,
@@ -43,7 +46,7 @@ _PAUSES = 400  # the longest ones: what is held in them is shown exactly
 _MOST_PHASES = 1000  # where there are more, none can be told from the next
 
 
-def memory_curve(use: MemoryUse) -> dict[str, Any]:
+def memory_curve(use: MemoryUse) -> Curve:
     """What is held from each of some times on, until the next: by category, which add up, and in all.
 
     Times are microseconds since `start_ns`, the begin of the recording on the trace's clock. Each point is
@@ -311,7 +314,7 @@ def _outermost_calls(attribution: Attribution, calls: CallTree) -> Int64:
 _MOST_OWNERS = 50
 
 
-def memory_summary(use: MemoryUse | None) -> dict[str, Any]:
+def memory_summary(use: MemoryUse | None) -> Memory:
     """The `memory` of a result; `categories` are those at the peak. All None where nothing was recorded."""
     if use is None:
         return {"device": None, "allocated_bytes": None, "reserved_bytes": None, "peak": None, "categories": None}
@@ -329,12 +332,10 @@ def memory_summary(use: MemoryUse | None) -> dict[str, Any]:
             "time_ns": use.peak.time_ns,
             "step": use.peak.step,
             "phase": timeline.phase_at(use.peak.time_ns),
-            "owners": [_renamed(owner, size_bytes="bytes") for owner in use.peak_owners[:_MOST_OWNERS]],
-            "reserved": None
-            if use.reserved_peak is None
-            else _renamed(use.reserved_peak, total_bytes="allocated_bytes"),
+            "owners": [_owner(owner) for owner in use.peak_owners[:_MOST_OWNERS]],
+            "reserved": None if use.reserved_peak is None else _moment(use.reserved_peak),
         },
-        "moments": [_renamed(moment, total_bytes="allocated_bytes") for moment in use.moments],
+        "moments": [_moment(moment) for moment in use.moments],
         "slope": None if use.slope is None else asdict(use.slope),
         "leaks": [asdict(leak) for leak in use.leaks],
         "changes": [asdict(change) for change in use.changes],
@@ -342,9 +343,27 @@ def memory_summary(use: MemoryUse | None) -> dict[str, Any]:
     }
 
 
-def _renamed(row: MemoryMoment | Owner, **names: str) -> dict[str, Any]:
-    """The fields of a row, some under the names that `result.json` gives them."""
-    return {names.get(name, name): value for name, value in asdict(row).items()}
+def _moment(moment: MemoryMoment) -> MomentKeys:
+    return {
+        "label": moment.label,
+        "step": moment.step,
+        "time_ns": moment.time_ns,
+        "allocated_bytes": moment.total_bytes,
+        "reserved_bytes": moment.reserved_bytes,
+        "categories": dict(moment.categories),
+    }
+
+
+def _owner(owner: Owner) -> OwnerKeys:
+    return {
+        "category": owner.category,
+        "layer": owner.layer,
+        "name": owner.name,
+        "op": owner.op,
+        "phase": owner.phase,
+        "bytes": owner.size_bytes,
+        "count": owner.count,
+    }
 
 
 # --------------------------------------------------------------------------------------------------
