@@ -310,12 +310,16 @@ class TrainingMonitor:
         learning_rate: Any = None,
         attention_mask: Any = None,
         skip_wandb: bool = False,
+        *,
+        tokens: Any = None,
+        samples: Any = None,
+        shapes: Any = None,
         **others: Any,
     ) -> None:
         """The step ends, and the next one begins unless `start_step()` says when; arguments as of `end_step`."""
         numbers = {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate, "step": step, "epoch": epoch}
-        skip = ("wandb",) if skip_wandb else ()
-        self.end_step(**{**others, **numbers, "attention_mask": attention_mask, "skip": skip})
+        batch = {"tokens": tokens, "samples": samples, "shapes": shapes, "attention_mask": attention_mask}
+        self.end_step(**{**others, **numbers, **batch, "skip": ("wandb",) if skip_wandb else ()})
         if self.active and not self._watch.explicit_starts:
             self._watch.begin(None, at_last_end=True)
 
