@@ -275,12 +275,7 @@ def parse_mapping(texts: Iterable[str]) -> dict[str, str]:
 
 
 def find_columns(there: Iterable[str], mapping: Mapping[str, str], *, table: str) -> dict[str, Column]:
-    """Which column of a table is which of ours; times as `start`, `duration` or `end`.
-
-    Args:
-        there: the columns of the table.
-        mapping: theirs to ours, as of `parse_mapping`: before what names tell.
-        table: its name, for errors.
+    """Which column of a table is which of ours, by `mapping`, else by names; times as `start`, `duration` or `end`.
 
     Raises:
         WrongUse: a column that is needed is not there, or one of `mapping` is not, or a time lacks its unit.

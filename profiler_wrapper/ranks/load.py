@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -40,25 +41,15 @@ Progress = Callable[[str, int, int], None]  # what is done, how many of it, of h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What of a run is read, and how.
+    """What of a run is read, and how."""
 
-    Attributes:
-        spans: a table of another tool, or a directory of such tables, that takes the place of the run's files.
-        columns: its columns, theirs to ours.
-        scheduler: of a Dask cluster that reduces the traces.
-        ranks: only these.
-        use: timers or traces; None: what tells of more ranks.
-        output: where reduced traces go if they cannot lie beside the traces.
-        progress: is told how far the reduction of traces has come.
-    """
-
-    spans: Path | None = None
-    columns: Mapping[str, str] = field(default_factory=dict)
-    scheduler: str | None = None
-    ranks: Sequence[int] | None = None
-    use: Use | None = None
-    output: Path | None = None
-    progress: Progress | None = None
+    spans: Path | None = None  # a table of another tool, or a directory of such, in the place of the run's files
+    columns: Mapping[str, str] = field(default_factory=dict)  # of it, theirs to ours
+    scheduler: str | None = None  # of a Dask cluster that reduces the traces
+    ranks: Sequence[int] | None = None  # only these
+    use: Use | None = None  # None: what tells of more ranks
+    output: Path | None = None  # where reduced traces go if they cannot lie beside the traces
+    progress: Progress | None = None  # is told how far the reduction of traces has come
 
 
 EVERYTHING = Choice()
@@ -93,13 +84,8 @@ def load_ranks(
         OSError: the path is not there, or cannot be read.
         WrongUse: the table is none of spans, or there are no such ranks.
     """
-    choice = Choice(
-        spans=None if spans is None else Path(spans),
-        columns=columns or {},
-        scheduler=scheduler,
-        ranks=ranks,
-        use=use,
-    )
+    table = None if spans is None else Path(spans)
+    choice = Choice(spans=table, columns=columns or {}, scheduler=scheduler, ranks=ranks, use=use)
     with open_ranks(path, choice) as (_, report):
         return report
 
@@ -295,23 +281,13 @@ def _load_traces(
     scheduler: str | None,
     done: Done | None,
 ) -> _Loaded:
-    """The traces' tables as `spans`.
-
-    Args:
-        otherwise: where tables go that cannot lie beside their traces.
-        scheduler: of a Dask cluster that reduces them.
-        done: is told how many are reduced, of how many.
-    """
-    tasks = [
-        Task(
-            str(trace.path.resolve()),
-            str(trace.reduced.resolve()),
-            str((otherwise / f"{i}_spans.parquet").resolve()),
-            trace.rank,
-        )
-        for i, trace in enumerate(traces)
-        if trace.has_trace
-    ]
+    """The traces' tables as `spans`; `otherwise`: where tables go that cannot lie beside their traces."""
+    tasks = []
+    for i, trace in enumerate(traces):
+        if trace.has_trace:
+            paths = (trace.path, trace.reduced, otherwise / f"{i}_spans.parquet")
+            source, target, other = (str(path.resolve()) for path in paths)
+            tasks.append(Task(source, target, other, trace.rank))
     reduced = list(reduce_traces(tasks, scheduler=scheduler, done=done))
     reduced += [_alone(trace) for trace in traces if not trace.has_trace]
     gaps = [Gap(f"spans of {_whose(one)}", f"{one.trace}: {one.failure}", one.rank) for one in reduced if one.failure]
@@ -327,7 +303,9 @@ def _load_traces(
     try:
         rows, bad = _view_spans(database, _relation(database, kept))
     except import_duckdb().Error:
-        kept = [one for one in kept if _is_whole(one, gaps)]
+        torn = {one: problem for one in kept if (problem := problem_of_table(Path(one.spans)))}
+        gaps += [Gap(f"spans of {_whose(one)}", f"{one.spans}: {why}", one.rank) for one, why in torn.items()]
+        kept = [one for one in kept if one not in torn]
         if not kept:
             return _Loaded({}, gaps)
         rows, bad = _view_spans(database, _relation(database, kept, by_name=True))
@@ -358,28 +336,18 @@ def _relation(database: Database, kept: list[Reduced], *, by_name: bool = False)
     )
 
 
-def _is_whole(one: Reduced, gaps: list[Gap]) -> bool:
-    """Whether all of a table can be read; if not, that is said."""
-    problem = problem_of_table(Path(one.spans))
-    if problem:
-        gaps.append(Gap(f"spans of {_whose(one)}", f"{one.spans}: {problem}", one.rank))
-    return not problem
-
-
 def _whose(one: Reduced) -> str:
     return Path(one.trace).name if one.rank is None else f"rank {one.rank}"
 
 
 def _alone(trace: TraceFile) -> Reduced:
     """A table of spans without a trace: one was reduced to it, or somebody else wrote it."""
-    summary = read_summary(trace.path)
-    if summary is not None:
+    if (summary := read_summary(trace.path)) is not None:
         return summary if summary.rank is not None else summary._replace(rank=trace.rank)
+    path = str(trace.path)
     if (rows := table_rows(trace.path, OUR_COLUMNS)) is None:
-        return Reduced(
-            str(trace.path), "", trace.rank, failure=f"is no table with the columns {', '.join(OUR_COLUMNS)}"
-        )
-    return Reduced(str(trace.path), str(trace.path), trace.rank, rows=rows, stored_rank=trace.rank)
+        return Reduced(path, "", trace.rank, failure=f"is no table with the columns {', '.join(OUR_COLUMNS)}")
+    return Reduced(path, path, trace.rank, rows=rows, stored_rank=trace.rank)
 
 
 def _ranked(reduced: list[Reduced], gaps: list[Gap]) -> list[Reduced]:
@@ -464,16 +432,17 @@ def _load_logs(database: Database, logs: Sequence[TimerLog], sources: SpanSource
 
 def _unfinished(logs: Sequence[TimerLog], errors: Mapping[int, str]) -> list[Gap]:
     """Ranks whose program ended by an error, or did not end: their log is not closed."""
-    reasons = {rank: f"its program ended by {error}" for rank, error in errors.items()}
-    for log in logs:
-        if _is_open(log.path):
-            reasons.setdefault(log.rank, "its log is not closed: its process runs, or was killed")
+    open_ones = {
+        log.rank: "its log is not closed: its process runs, or was killed" for log in logs if _is_open(log.path)
+    }
+    ranks_of: dict[str, list[int]] = defaultdict(list)
+    for rank, reason in (open_ones | {rank: f"its program ended by {error}" for rank, error in errors.items()}).items():
+        ranks_of[reason].append(rank)
     return [
         Gap(
             f"end of rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}", reason, ranks[0] if len(ranks) == 1 else None
         )
-        for reason in sorted(set(reasons.values()))
-        if (ranks := sorted(rank for rank, why in reasons.items() if why == reason))
+        for reason, ranks in sorted(ranks_of.items())
     ]
 
 
@@ -494,15 +463,13 @@ def _is_open(path: Path) -> bool:
 def _copies(database: Database, table: str) -> dict[str, str]:
     """Logs whose spans another one has too, as a copy or a link: which other."""
     rows = database.execute(
-        f"""SELECT log, [rank, count(*), min(start_ns), max(start_ns), sum(start_ns % 1000003), sum(duration_ns)]
-        FROM {table} WHERE {USABLE} GROUP BY log, rank ORDER BY log, rank"""
+        f"""SELECT first(log ORDER BY log), list(log ORDER BY log) FROM (
+            SELECT log, list([rank, spans, first_ns, last_ns, starts, lengths] ORDER BY rank) AS sums FROM (
+                SELECT log, rank, count(*) AS spans, min(start_ns) AS first_ns, max(start_ns) AS last_ns,
+                    sum(start_ns % 1000003) AS starts, sum(duration_ns) AS lengths
+                FROM {table} WHERE {USABLE} GROUP BY log, rank) GROUP BY log) GROUP BY sums"""
     ).fetchall()
-    sums_of: dict[str, list[tuple[int, ...]]] = {}
-    for log, sums in rows:
-        sums_of.setdefault(log, []).append(tuple(sums))
-    first: dict[tuple[tuple[int, ...], ...], str] = {}
-    originals = {log: first.setdefault(tuple(sums), log) for log, sums in sums_of.items()}
-    return {log: Path(original).name for log, original in originals.items() if original != log}
+    return {log: Path(first).name for first, logs in rows for log in logs if log != first}
 
 
 def _unreadable(log: TimerLog) -> str:
@@ -598,15 +565,11 @@ def _tables(path: Path) -> list[Path]:
     if not path.is_dir():
         path.stat()  # raises where there is none
         return [path]
-    endings: dict[str, list[Path]] = {}
-    for file in sorted(path.rglob("*")):
-        ending = Path(file.name.removesuffix(".gz")).suffix.lower()
-        if file.is_file() and not file.name.startswith(".") and ending in TABLE_ENDINGS:
-            endings.setdefault(ending, []).append(file)
-    found = next((endings[ending] for ending in TABLE_ENDINGS if ending in endings), [])
-    if not found:
-        raise WrongUse(f"{path}: no table in it; one ends in {', '.join(TABLE_ENDINGS)}")
-    return found
+    files = [file for file in sorted(path.rglob("*")) if file.is_file() and not file.name.startswith(".")]
+    for ending in TABLE_ENDINGS:
+        if found := [file for file in files if Path(file.name.removesuffix(".gz")).suffix.lower() == ending]:
+            return found
+    raise WrongUse(f"{path}: no table in it; one ends in {', '.join(TABLE_ENDINGS)}")
 
 
 def _load_tables(

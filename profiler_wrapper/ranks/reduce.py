@@ -25,29 +25,9 @@ from profiler_wrapper.analysis.time_rows import exposed_communication
 from profiler_wrapper.analysis.views.collectives import collective_of, element_bytes
 from profiler_wrapper.child import start_child
 from profiler_wrapper.errors import MissingPackage, WrongUse
+from profiler_wrapper.ranks import from_trace
 from profiler_wrapper.ranks.database import INSTALL, available_cores
-from profiler_wrapper.ranks.from_trace import (
-    COMMUNICATION,
-    COMPUTE_THREAD,
-    LASTING_ON_DEVICE,
-    Row,
-    Steps,
-    collective_calls,
-    cpu_pieces,
-    device_pieces,
-    garbage_rows,
-    layer_rows,
-    main_thread,
-    on_training_threads,
-    outermost_of,
-    phases,
-    steps_of,
-    thread_of,
-    waits_within_events,
-    with_device_time,
-    with_steps,
-    without_waits,
-)
+from profiler_wrapper.ranks.from_trace import Row, Steps
 from profiler_wrapper.trace.atomic import replacing
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.reader import read, read_shapes
@@ -133,23 +113,27 @@ def _reduce(trace: Path, rank: int | None) -> tuple[Reduced, list[Row]]:
 
 def trace_rows(found: Attributed) -> list[Row]:
     """The rows of an attributed recording, whose times are its own."""
-    steps = steps_of(found)
+    steps = from_trace.steps_of(found)
     on_device = found.charges.basis == "device"
     collectives = _device_collectives(found, steps) if on_device else _cpu_collectives(found, steps)
     collective_times = _times_of([row for row in collectives if row.depth == 0])
-    waits = waits_within_events(found)
-    on_cpu = phases(cpu_pieces(found, steps), collective_times, thread=main_thread(found))
-    garbage = garbage_rows(found, steps, on_cpu)
+    waits = from_trace.waits_within_events(found)
+    on_cpu = from_trace.phases(
+        from_trace.cpu_pieces(found, steps), collective_times, thread=from_trace.main_thread(found)
+    )
+    garbage = from_trace.garbage_rows(found, steps, on_cpu)
     if on_device:
-        pieces = device_pieces(found, steps)
-        compute = phases(pieces, collective_times, thread=COMPUTE_THREAD, lasting=LASTING_ON_DEVICE)
-        rows = [*with_device_time(found, compute), *(row for row in on_cpu if row.kind in _BESIDE_DEVICE)]
+        pieces = from_trace.device_pieces(found, steps)
+        compute = from_trace.phases(
+            pieces, collective_times, thread=from_trace.COMPUTE_THREAD, lasting=from_trace.LASTING_ON_DEVICE
+        )
+        rows = [*from_trace.with_device_time(found, compute), *(row for row in on_cpu if row.kind in _BESIDE_DEVICE)]
         garbage = [row._replace(depth=0, parent=None) for row in garbage]
     else:
-        rows = without_waits((row for row in on_cpu if row.kind != "communication"), waits)
+        rows = from_trace.without_waits((row for row in on_cpu if row.kind != "communication"), waits)
         at_top = {row.start_ns for row in on_cpu if row.kind == "communication"}
         collectives = [row._replace(depth=0, parent=None) if row.start_ns in at_top else row for row in collectives]
-    return [*steps.rows(), *collectives, *rows, *garbage, *layer_rows(found, steps, waits)]
+    return [*steps.rows(), *collectives, *rows, *garbage, *from_trace.layer_rows(found, steps, waits)]
 
 
 def _times_of(rows: Sequence[Row]) -> Union:
@@ -275,8 +259,8 @@ _MOVE_THEIR_INPUT = ("all_reduce", "broadcast", "reduce", "send", "recv")
 
 def _cpu_collectives(found: Attributed, steps: Steps) -> list[Row]:
     """Collectives as the backend's own threads show them, else as calls; calls beside the former have no number."""
-    outermost = outermost_of(found, collective_calls(found))
-    training = on_training_threads(found)
+    outermost = from_trace.outermost_of(found, from_trace.collective_calls(found))
+    training = from_trace.on_training_threads(found)
     details = {one.span: one for one in found.recording.collectives}
     for span, one in list(details.items()):  # events around them are the same collective
         above = int(found.nesting.parent[span])
@@ -292,14 +276,14 @@ def _cpu_collectives(found: Attributed, steps: Steps) -> list[Row]:
                     span,
                     step,
                     details.get(span),
-                    thread=thread if depth else thread_of(found, span),
+                    thread=thread if depth else from_trace.thread_of(found, span),
                     depth=depth,
                 )
-                for span, step in with_steps(found, steps, outermost & chosen)
+                for span, step in from_trace.with_steps(found, steps, outermost & chosen)
             ]
         )
 
-    thread = main_thread(found)
+    thread = from_trace.main_thread(found)
     by_backend, by_call = rows(~training, 0), rows(training, 1)
     if by_backend:
         by_call = [row._replace(sequence=None, group=None) for row in by_call]
@@ -310,9 +294,9 @@ def _cpu_collectives(found: Attributed, steps: Steps) -> list[Row]:
 def _with_overlap(found: Attributed, rows: list[Row]) -> list[Row]:
     """With how long the training threads ran ops beside each, calls that communicate left out."""
     spans = found.recording.spans
-    is_op = (spans.category == Category.CPU_OP) & on_training_threads(found)
+    is_op = (spans.category == Category.CPU_OP) & from_trace.on_training_threads(found)
     is_op[list(found.tree.layer_of_span)] = False
-    chosen = is_op & (nearest(found.nesting.parent, collective_calls(found)) < 0)
+    chosen = is_op & (nearest(found.nesting.parent, from_trace.collective_calls(found)) < 0)
     computing = union(spans.start_ns[chosen], spans.end_ns[chosen])
     starts = np.array([row.start_ns for row in rows], dtype=np.int64)
     ends = starts + np.array([row.duration_ns for row in rows], dtype=np.int64)
@@ -323,7 +307,7 @@ def _with_overlap(found: Attributed, rows: list[Row]) -> list[Row]:
 def _device_collectives(found: Attributed, steps: Steps) -> list[Row]:
     """Kernels that communicate, each in its stream; of the step that launched it."""
     spans, charges = found.recording.spans, found.charges
-    chosen = np.flatnonzero(charges.work == COMMUNICATION)
+    chosen = np.flatnonzero(charges.work == from_trace.COMMUNICATION)
     if not len(chosen):
         return []
     exposed, _ = exposed_communication(found.recording, charges)

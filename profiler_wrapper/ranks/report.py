@@ -15,6 +15,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.statistics import mean, median
 from profiler_wrapper.errors import EmptyRecording
+from profiler_wrapper.ranks import times
 from profiler_wrapper.ranks.clocks import align, fit, write_table
 from profiler_wrapper.ranks.database import Database, LoadedSpans, insert
 from profiler_wrapper.ranks.model import (
@@ -32,24 +33,7 @@ from profiler_wrapper.ranks.model import (
 )
 from profiler_wrapper.ranks.replay.what_if import what_if
 from profiler_wrapper.ranks.stragglers import LATE, OUTSIDE, diagnose
-from profiler_wrapper.ranks.times import (
-    MANY_STEPS,
-    Basis,
-    account,
-    communication,
-    is_call,
-    largest,
-    layer_times,
-    match_collectives,
-    over_ranks,
-    own_times,
-    prepare,
-    score,
-    steady_times,
-    subtract_transfer_waiting,
-    waiting_source,
-    with_waiting_of_one,
-)
+from profiler_wrapper.ranks.times import Basis
 from profiler_wrapper.trace.atomic import finite
 from profiler_wrapper.trace.run_directory import RESULT_FILE, RUN_FILE
 from profiler_wrapper.trace.spans import Gap, ranges
@@ -67,16 +51,16 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         EmptyRecording: no span belongs to a step.
     """
     database = loaded.database
-    prepare(database)
+    times.prepare(database)
     clocks = fit(database) if loaded.has_clocks else None
     if clocks is not None:
         write_table(database, clocks)
-    basis, arrived = _basis(loaded), match_collectives(database)
-    own = with_waiting_of_one(subtract_transfer_waiting(own_times(database, basis=basis)))
+    basis, arrived = _basis(loaded), times.match_collectives(database)
+    own = times.with_waiting_of_one(times.subtract_transfer_waiting(times.own_times(database, basis=basis)))
     if not len(own.steps):
         raise EmptyRecording(f"{loaded.run}: no span belongs to a step. {_why_no_steps(loaded)}")
-    steady = steady_times(own)
-    layers = layer_times(database, basis=basis)
+    steady = times.steady_times(own)
+    layers = times.layer_times(database, basis=basis)
     replayed = what_if(database, align=None if clocks is None else partial(align, clocks))
     replay, replay_unknown = (replayed, None) if isinstance(replayed, Replay) else (None, replayed)
     about = _about_ranks(database, own.ranks)
@@ -92,8 +76,8 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         verdict=replace(verdict, evidence=(*evidence, *loaded.notes)),
         own=own,
         judged=steady,
-        accounting=account(steady),
-        scores=score(steady),
+        accounting=times.account(steady),
+        scores=times.score(steady),
         arrivals=arrived,
         layers=layers,
         replay=replay,
@@ -101,7 +85,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         coordinates=_coordinates(about),
         hosts=hosts if any(hosts) else (),
         world_size=loaded.world_size,
-        communication=communication(database),
+        communication=times.communication(database),
         clocks=clocks,
         missing=(*loaded.missing, *steps_missing(own)),
         named_spans=named,
@@ -118,12 +102,14 @@ def _why_no_steps(loaded: LoadedSpans) -> str:
 
 def _hints(loaded: LoadedSpans, steady: OwnTimes) -> list[str]:
     """What would tell more."""
-    if len(steady.steps) >= MANY_STEPS:
+    if len(steady.steps) >= times.MANY_STEPS:
         return []
     if loaded.from_timers:
-        return [f"{MANY_STEPS} steps tell more: let the timer run on"]
+        return [f"{times.MANY_STEPS} steps tell more: let the timer run on"]
     if any(loaded.root.glob(f"rank*/{RUN_FILE}")):
-        return [f'{MANY_STEPS} steps tell more: record them by ProfilerWrapper(..., steps="5-{4 + MANY_STEPS}")']
+        return [
+            f'{times.MANY_STEPS} steps tell more: record them by ProfilerWrapper(..., steps="5-{4 + times.MANY_STEPS}")'
+        ]
     return []
 
 
@@ -319,20 +305,20 @@ def layers_over_ranks(layers: LayerTimes | None) -> list[LayerOverRanks]:
             known = np.isfinite(layers.own_ns[:, at, place])
             if not known.any():
                 continue
-            times, ranks = layers.own_ns[known, at, place], layers.ranks[known]
-            usual, spread, outliers = over_ranks(times, ranks)
-            slowest = int(times.argmax())
-            equal = len(times) > 1 and times.min() == times[slowest]
+            values, ranks = layers.own_ns[known, at, place], layers.ranks[known]
+            usual, spread, outliers = times.over_ranks(values, ranks)
+            slowest = int(values.argmax())
+            equal = len(values) > 1 and values.min() == values[slowest]
             rows.append(
                 LayerOverRanks(
                     layer=layer,
                     kind=kind,
-                    ranks=len(times),
-                    median_ms=float(np.median(times)) / 1e6,
-                    slowest_ms=float(times[slowest]) / 1e6,
+                    ranks=len(values),
+                    median_ms=float(np.median(values)) / 1e6,
+                    slowest_ms=float(values[slowest]) / 1e6,
                     slowest_rank=None if equal else int(ranks[slowest]),
-                    spread_ms=float(np.std(times)) / 1e6,
-                    quickest_ms=float(times.min()) / 1e6,
+                    spread_ms=float(np.std(values)) / 1e6,
+                    quickest_ms=float(values.min()) / 1e6,
                     typical_deviation_ms=spread / 1e6,
                     outliers=outliers,
                     typical_ms=usual / 1e6,
@@ -343,7 +329,7 @@ def layers_over_ranks(layers: LayerTimes | None) -> list[LayerOverRanks]:
 
 def report_dict(report: RanksReport) -> dict[str, Any]:
     """What `RanksReport.to_dict` gives. Averages are over `judged_steps`; why a value is null stands in `unknown`."""
-    source, why_no_waiting = waiting_source(report.steady)
+    source, why_no_waiting = times.waiting_source(report.steady)
     head = _verdict_dict(report) | {"slowdown": _slowdown(report), "world_size": report.world_size}
     found: dict[str, Any] = finite(
         {
@@ -358,7 +344,7 @@ def report_dict(report: RanksReport) -> dict[str, Any]:
             "ranks": _rank_dicts(report, waiting_known=source != "unknown"),
             "stages": _stage_dicts(report),
             "communication": [
-                asdict(row) | {"is_call": is_call(row, report.communication)} for row in report.communication
+                asdict(row) | {"is_call": times.is_call(row, report.communication)} for row in report.communication
             ],
             "layers": [_without(asdict(row), "typical_ms") for row in layers_over_ranks(report.layers)],
             "named_spans": [_per_step(asdict(row)) for row in report.named_spans],
@@ -513,10 +499,10 @@ def _clock_dict(clocks: Clocks) -> dict[str, Any]:
     return {
         "source": clocks.source,
         "events": clocks.events,
-        "largest_offset_ms": float(largest(np.abs(clocks.offset_ns))) / 1e6,
-        "largest_drift_ppm": float(largest(np.abs(clocks.drift))) * 1e6,
+        "largest_offset_ms": float(times.largest(np.abs(clocks.offset_ns))) / 1e6,
+        "largest_drift_ppm": float(times.largest(np.abs(clocks.drift))) * 1e6,
         "residual_us": float(median(clocks.residual_ns)) / 1e3,
-        "largest_residual_us": float(largest(clocks.residual_ns)) / 1e3,
+        "largest_residual_us": float(times.largest(clocks.residual_ns)) / 1e3,
         "notes": clocks.notes,
     }
 
@@ -554,15 +540,15 @@ def named_spans(database: Database, own: OwnTimes) -> tuple[NamedSpan, ...]:
     there = np.flatnonzero(steps > 0)
     found = []
     for name, of_name in groupby(rows, key=lambda row: row[0]):
-        times, count, depth = np.zeros(len(own.ranks)), 0, []
+        taken, count, depth = np.zeros(len(own.ranks)), 0, []
         for _, rank, duration_ns, spans, least in of_name:
             if rank in place:
-                times[place[rank]] = duration_ns
+                taken[place[rank]] = duration_ns
                 count += spans
                 depth.append(least)
         if not depth:
             continue
-        each = times[there] / steps[there]
+        each = taken[there] / steps[there]
         slowest = int(each.argmax())
         others = np.delete(each, slowest)
         found.append(

@@ -45,11 +45,8 @@ class SpanSources:
     root: Path
     logs: tuple[TimerLog, ...] = ()
     traces: tuple[TraceFile, ...] = ()
-    ranks: Mapping[int, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # columns of RANK_COLUMNS, as far as they are known
+    ranks: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # RANK_COLUMNS, as far as they are known
     missing: tuple[Gap, ...] = ()
-    attempt: int = 0
 
     @property
     def uses(self) -> Use:
@@ -85,17 +82,17 @@ def find_sources(path: Path) -> SpanSources:
         traces = [file for file in sorted(root.iterdir()) if _may_be_trace(file)]
         if not traces:
             raise BrokenTrace(f"{path}: no rank's files in it: no timers/, no rank<k>/ and no trace")
-        return _of_files(root, traces, gaps, attempt)
+        return _of_files(root, traces, gaps)
     ranks: dict[int, dict[str, Any]] = {}
     for log in logs:
         add_place(ranks, log.rank, {**place_in_header(log.path, gaps), "attempt": attempt})
     traces_found: list[TraceFile] = []
     for directory in directories:
         traces_found += _of_rank(directory, ranks, gaps, attempt)
-    return SpanSources(root, tuple(logs), tuple(traces_found), ranks, tuple(gaps), attempt)
+    return SpanSources(root, tuple(logs), tuple(traces_found), ranks, tuple(gaps))
 
 
-def _of_files(root: Path, files: Iterable[Path], gaps: list[Gap], attempt: int = 0) -> SpanSources:
+def _of_files(root: Path, files: Iterable[Path], gaps: list[Gap]) -> SpanSources:
     """Files side by side: each rank's is known by its name, or by what is in it."""
     logs, traces = [], []
     ranks: dict[int, dict[str, Any]] = {}
@@ -104,13 +101,12 @@ def _of_files(root: Path, files: Iterable[Path], gaps: list[Gap], attempt: int =
             place = place_in_header(file, gaps)
             rank = place.get("rank")
             rank = rank if rank is not None else rank_in_name(file.name) or 0
-            logs.append(TimerLog(int(rank), file))
-            add_place(ranks, int(rank), place)
+            logs.append(TimerLog(rank, file))
+            add_place(ranks, rank, place)
         elif file.name.endswith(_TRACE_ENDINGS):
+            of_directory = rank_of_directory(file.parent.name)
             rank = rank_in_name(file.name)
-            directory_rank = rank_of_directory(file.parent.name)
-            if rank is None and directory_rank >= 0:
-                rank = directory_rank
+            rank = of_directory if rank is None and of_directory >= 0 else rank
             stem = file.name.removesuffix(".gz").removesuffix(".json")
             traces.append(TraceFile(file, rank, file.parent / f"{stem}_{REDUCED_FILE}"))
         elif file.name.endswith(".parquet"):
@@ -119,7 +115,7 @@ def _of_files(root: Path, files: Iterable[Path], gaps: list[Gap], attempt: int =
             raise WrongUse(
                 f"{file}: neither a trace (.json, .json.gz), nor a timer's log (.jsonl), nor a run's directory"
             )
-    return SpanSources(root, tuple(logs), tuple(traces), ranks, tuple(gaps), attempt)
+    return SpanSources(root, tuple(logs), tuple(traces), ranks, tuple(gaps))
 
 
 # --- directories ---
@@ -137,12 +133,8 @@ def _last_attempt(path: Path, gaps: list[Gap]) -> tuple[Path, int]:
     if _holds_ranks(path):
         before.insert(0, 0)
     if before:
-        gaps.append(
-            Gap(
-                f"attempt {', '.join(map(str, before))}",
-                f"only the last attempt, {digits_in(last.name)}, is in this report",
-            )
-        )
+        reason = f"only the last attempt, {digits_in(last.name)}, is in this report"
+        gaps.append(Gap(f"attempt {', '.join(map(str, before))}", reason))
     return last, digits_in(last.name)
 
 

@@ -8,23 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiler_wrapper.analysis.statistics import median
-from profiler_wrapper.ranks.lost_time import (
-    LEAST_LOSS,
-    Cost,
-    IdealSteps,
-    cost_of,
-    fewest_steady,
-    ideal_steps,
-    layer_of_rank,
-    movement,
-    ms,
-    outlier_layer,
-    recurs,
-    slow_ranks,
-    stands_out,
-    too_often,
-    worth_naming,
-)
+from profiler_wrapper.ranks import lost_time
+from profiler_wrapper.ranks.lost_time import Cost, IdealSteps, ms
 from profiler_wrapper.ranks.model import (
     COMPUTE,
     Arrivals,
@@ -63,7 +48,7 @@ def diagnose(
     if len(own.steps) < _FEWEST_STEPS or not len(own.ranks):
         return _too_little(own)
     own = subtract_estimated_waiting(own)
-    times = ideal_steps(own)
+    times = lost_time.ideal_steps(own)
     scored = suspects(times, arrivals, layers)
     step_ns, ideal_ns = float(times.step_ns.mean()), float(times.ideal_ns.mean())
     if len(times.groups) > 1 and replay is not None:  # without stages all ranks meet: a replay knows nothing more
@@ -138,7 +123,7 @@ def _by_replay(one: ScoredSuspect, times: IdealSteps, replay: Replay) -> ScoredS
     return ScoredSuspect(
         replace(suspect, share=share, lost_ns=share * per_step),
         replace(one.cost, share=share, typical_share=min(1.0, share), typical_gain=gain),
-        one.certain and replay.slowdown >= _SLOWDOWN and gain >= LEAST_LOSS,
+        one.certain and replay.slowdown >= _SLOWDOWN and gain >= lost_time.LEAST_LOSS,
     )
 
 
@@ -180,13 +165,13 @@ def _no_straggler(ranks: int, step_ns: float, ideal_ns: float) -> str:
     return (
         f"No straggler: ranks differ by {ms(lost)} of a step's {ms(step_ns)} "
         f"({lost / step_ns if step_ns > 0 else 0.0:.0%}), "
-        + (unsure if lost >= LEAST_LOSS * step_ns else "which is little.")
+        + (unsure if lost >= lost_time.LEAST_LOSS * step_ns else "which is little.")
     )
 
 
 def _unexplained(times: IdealSteps, scored: list[ScoredSuspect]) -> float:
     """How much of what is lost has no likely cause; all of it where little is lost."""
-    if not scored or times.lost_ns.mean() < LEAST_LOSS * times.step_ns.mean():
+    if not scored or times.lost_ns.mean() < lost_time.LEAST_LOSS * times.step_ns.mean():
         return 1.0
     return 1.0 - scored[0].cost.share
 
@@ -254,8 +239,8 @@ def suspects(ideal: IdealSteps, arrivals: Arrivals | None, layers: LayerTimes | 
 
     What moves from rank to rank is looked for in what remains without the ranks that are always slow.
     """
-    slow, beyond = slow_ranks(ideal)
-    rest = ideal_steps(_without(ideal, slow)) if len(slow) else ideal
+    slow, beyond = lost_time.slow_ranks(ideal)
+    rest = lost_time.ideal_steps(_without(ideal, slow)) if len(slow) else ideal
     scored = [
         *rank_suspects(ideal, slow, beyond, arrivals, layers),
         *_kinds(ideal),
@@ -311,13 +296,13 @@ def _kinds(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
     for kind in ("data", "gc"):
         if kind not in ideal.own.kinds:
             continue
-        cost = cost_of(ideal, ideal.gain_of_kind(kind))
+        cost = lost_time.cost_of(ideal, ideal.gain_of_kind(kind))
         if not cost.gain_ns.any():
             continue
         if kind == "gc":  # rare and expensive: its time is measured, so no step needs to be like another
             gain = float(cost.gain_ns.mean() / np.median(ideal.step_ns))
             cost = replace(cost, typical_share=max(cost.share, cost.typical_share), typical_gain=gain)
-        comes_back = cost.steps >= 2 if kind == "gc" else recurs(cost)
+        comes_back = cost.steps >= 2 if kind == "gc" else lost_time.recurs(cost)
         excess = np.maximum(ideal.excess(kind), 0.0)
         by_rank = excess.sum(axis=0)
         most = int(by_rank.argmax())
@@ -327,7 +312,7 @@ def _kinds(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
             verdict,
             cause,
             cost,
-            comes_back and worth_naming(cost) and cost.typical_share >= MEASURED,
+            comes_back and lost_time.worth_naming(cost) and cost.typical_share >= MEASURED,
             (
                 f"{cause}: up to {ms(float(excess.max()))} in a step beyond "
                 + ("none" if kind == "gc" else "the typical rank"),
@@ -348,15 +333,15 @@ def _stages(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[ScoredSusp
     typical = median(ideal.stage_ns, axis=0)
     place = int(typical.argmax())
     others = float(np.median(np.delete(typical, place)))
-    cost = cost_of(ideal, ideal.gain_of_stage(place))
+    cost = lost_time.cost_of(ideal, ideal.gain_of_stage(place))
     beyond = float(typical[place] - others)
     in_step = ideal.stage_times()
     longest = int((in_step[:, place] >= (in_step.max(axis=1) + median(in_step, axis=1)) / 2).sum())
     certain = (
         cost.typical_share >= PERSISTENT
         and typical[place] >= _SLOWER_STAGE * others
-        and beyond >= LEAST_LOSS * step
-        and longest >= fewest_steady(steps)
+        and beyond >= lost_time.LEAST_LOSS * step
+        and longest >= lost_time.fewest_steady(steps)
         and steps >= FEWEST_STEPS
     )
     cost = replace(cost, typical_gain=max(cost.typical_gain, beyond / step))
@@ -368,7 +353,7 @@ def _stages(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[ScoredSusp
         f"it is the longest stage in {int((in_step.argmax(axis=1) == place).sum())} of {steps} steps",
     ]
     slow = False
-    outlier = outlier_layer(layers, step, LEAST_LOSS) if layers is not None else None
+    outlier = lost_time.outlier_layer(layers, step, lost_time.LEAST_LOSS) if layers is not None else None
     if outlier and layers is not None and _is_of_stage(layers, outlier.layer, stage):
         slow = outlier.excess_ns >= MOST * beyond
         evidence.append(str(outlier))
@@ -395,7 +380,7 @@ _MOVING: tuple[tuple[Cause, tuple[str, ...]], ...] = (
 
 def _moving(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
     """Work that is long on another rank in each step."""
-    lossy = ideal.lost_ns >= LEAST_LOSS * ideal.step_ns
+    lossy = ideal.lost_ns >= lost_time.LEAST_LOSS * ideal.step_ns
     if not any(len(members) > 1 for members in ideal.groups) or not lossy.any():
         return
 
@@ -403,23 +388,23 @@ def _moving(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
         """No rank is the slowest so often that it is one rank's matter."""
         slowest = ideal.excess(*kinds)[lossy].argmax(axis=1)
         most = int(np.bincount(slowest).max())
-        return most < len(slowest) and not too_often(most, len(slowest), len(ideal.own.ranks))
+        return most < len(slowest) and not lost_time.too_often(most, len(slowest), len(ideal.own.ranks))
 
     half = bool(lossy.mean() >= 0.5)
-    cost = cost_of(ideal, ideal.gain_of_kind(*COMPUTE))
-    moved = movement(ideal, lossy)
+    cost = lost_time.cost_of(ideal, ideal.gain_of_kind(*COMPUTE))
+    moved = lost_time.movement(ideal, lossy)
     if moved.together and take_turns(*COMPUTE):
         evidence = (
             f"forward and backward of a rank move together within a step: correlation {moved.correlation:.2f}",
             f"the same rank has the longest forward and the longest backward in {moved.same_rank} of {moved.steps} "
             "steps, and it is another one from step to step",
         )
-        certain = half and worth_naming(cost) and cost.typical_share >= MOST
+        certain = half and lost_time.worth_naming(cost) and cost.typical_share >= MOST
         yield _scored("imbalance", "data imbalance", cost, certain, evidence)
         return
     for cause, kinds in _MOVING:
-        cost = cost_of(ideal, ideal.gain_of_kind(*kinds))
-        times = stands_out(ideal, lossy, kinds)
+        cost = lost_time.cost_of(ideal, ideal.gain_of_kind(*kinds))
+        times = lost_time.stands_out(ideal, lossy, kinds)
         certain = (
             half
             and lossy.sum() >= _FEWEST_TURNS
@@ -442,7 +427,7 @@ def _outlier_layers(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[Sc
     if layers is None or len(ideal.groups) > 1:
         return
     step = float(np.median(ideal.step_ns))
-    outlier = outlier_layer(layers, step, LEAST_LOSS)
+    outlier = lost_time.outlier_layer(layers, step, lost_time.LEAST_LOSS)
     if outlier is None:
         return
     excess, steps = outlier.excess_ns, len(ideal.step_ns)
@@ -457,7 +442,7 @@ def _outlier_layers(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[Sc
         "stage",
         "slow layer",
         cost,
-        worth_naming(cost) and steps >= FEWEST_STEPS,
+        lost_time.worth_naming(cost) and steps >= FEWEST_STEPS,
         (str(outlier), "it is as slow on all ranks"),
         stage=int(ideal.own.stages[0]),
         layer=outlier.layer,
@@ -508,7 +493,7 @@ def rank_suspects(
     """The ranks that are slow in the typical step; else the one that cost most, in many steps or by chance."""
     step = float(np.median(ideal.step_ns))
     if len(slow):
-        cost = cost_of(ideal, ideal.gain_of_ranks(slow))
+        cost = lost_time.cost_of(ideal, ideal.gain_of_ranks(slow))
         certain = cost.typical_share >= PERSISTENT and len(cost.hit) >= FEWEST_STEPS
         cost = replace(cost, typical_gain=max(cost.typical_gain, float(beyond[slow[0]]) / step))
         yield _rank_suspect(ideal, slow, cost, certain, arrivals, layers)
@@ -516,12 +501,12 @@ def rank_suspects(
     gains = ideal.gain_of_each_rank()
     capped = np.minimum(gains, np.quantile(ideal.lost_ns, 0.75) * 2)
     place = int(capped.sum(axis=0).argmax())
-    cost = cost_of(ideal, gains[:, place])
+    cost = lost_time.cost_of(ideal, gains[:, place])
     if not cost.gain_ns.any():
         return
-    lossy = int((ideal.lost_ns >= LEAST_LOSS * ideal.step_ns).sum())
-    often = recurs(cost) and too_often(cost.steps, lossy, len(ideal.own.ranks))
-    certain = often and worth_naming(cost) and cost.typical_share >= MEASURED
+    lossy = int((ideal.lost_ns >= lost_time.LEAST_LOSS * ideal.step_ns).sum())
+    often = lost_time.recurs(cost) and lost_time.too_often(cost.steps, lossy, len(ideal.own.ranks))
+    certain = often and lost_time.worth_naming(cost) and cost.typical_share >= MEASURED
     yield _rank_suspect(ideal, np.array([place]), cost, certain, arrivals, layers)
 
 
@@ -553,7 +538,7 @@ def _rank_suspect(
         cause = "late collective"
     slow = None
     if cause in ("forward", "backward", "compute") and layers is not None:
-        slow = layer_of_rank(layers, rank, sum(parts.get(kind, 0.0) for kind in COMPUTE))
+        slow = lost_time.layer_of_rank(layers, rank, sum(parts.get(kind, 0.0) for kind in COMPUTE))
         if slow:
             cause = "slow layer"
             evidence.append(f"{slow}, {min(1.0, slow.excess_ns / whole):.0%} of what this rank takes longer")
