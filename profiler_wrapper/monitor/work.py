@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
 
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.errors import Notices, ProfilerWrapperError
@@ -32,22 +32,21 @@ _MOST_MEASURED = 64  # measurements of unlike batches that are kept
 _LONG = 1 << 20  # tokens: more than any part of a sequence that a config tells
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Work(NamedTuple):
     """FLOPs of one step of the whole job, and the seconds that one device needs for its share: see `StepRecord`."""
 
+    flops_source: FlopsSource
     model_flops: float
     hardware_flops: float | None = None
     model_time_at_peak_s: float | None = None
     hardware_time_at_peak_s: float | None = None
-    flops_source: FlopsSource
     flops_step: int | None = None
 
     def times(self, factor: float) -> Work:
         """That of so many times the sequences."""
         names = "model_flops", "hardware_flops", "model_time_at_peak_s", "hardware_time_at_peak_s"
         known = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return replace(self, **{name: value * factor for name, value in known.items()})
+        return self._replace(**{name: value * factor for name, value in known.items()})
 
 
 class Roof:

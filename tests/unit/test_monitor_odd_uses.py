@@ -82,7 +82,7 @@ def test_a_failure_of_ours_is_one_warning_and_the_end_of_the_monitor(
     with monitoring(tmp_path, breakdown=True) as (monitor, records):
         with monitor.step():
             pass
-        monkeypatch.setattr("profiler_wrapper.monitor.steps.PendingStep.whole_record", fails)
+        monkeypatch.setattr("profiler_wrapper.monitor.steps.PendingStep.record", fails)
         with pytest.warns(ProfilerWrapperWarning, match=r"monitor is off, because end_step\(\) failed.*ours") as told:
             for _ in range(3):
                 with monitor.step():
