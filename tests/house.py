@@ -42,10 +42,10 @@ def _room(modules: int, lines: int, imports: str | None) -> Room:
 ROOMS = {
     "": _room(10, 1700, None),
     "trace": _room(14, 3350, ""),
-    "capture": _room(16, 4950, "trace"),
+    "capture": _room(16, 5000, "trace"),
     "run": _room(8, 1900, "__version__ analysis capture reports result trace"),
     "analysis": _room(51, 14050, "trace"),
-    "reports": _room(16, 5250, "analysis trace"),
+    "reports": _room(16, 4950, "analysis trace"),
     "comparison": _room(12, 3200, "analysis reports result trace"),
     "ranks": _room(20, 8650, "analysis reports trace"),
     "snapshot": _room(4, 1550, "reports trace"),

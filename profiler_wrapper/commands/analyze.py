@@ -169,7 +169,7 @@ def _write_directory(options: argparse.Namespace) -> None:
     files = _report_files(directory, trace_stem(Path(options.path)))
     refuse_to_overwrite(files, force=options.force)
     result = read_result(source, peaks=options.peaks)
-    reports: Mapping[Path, Callable[[ProfileResult, Path], None]] = {
+    reports: Mapping[Path, Callable[[ProfileResult, Path], object]] = {
         path: file.write for path, (report, file) in files.items() if report.applies(result)
     }
     page = directory / PAGE_FILE

@@ -241,12 +241,17 @@ def trace_stem(path: Path) -> str:
 
 
 @contextmanager
-def reading_bar(what: str, *, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress | None]:
-    """A bar on stderr for `load(progress=...)`, from the second second on; None where stderr is no terminal."""
+def reading_bar(
+    what: str, *, unit: str = "B", clock: Callable[[], float] = time.monotonic
+) -> Iterator[Progress | None]:
+    """A bar on stderr for `load(progress=...)`, from the second second on; None where stderr is no terminal.
+
+    `unit`: of what is counted.
+    """
     if not sys.stderr.isatty():
         yield None
         return
-    bar = _Bar(what, clock)
+    bar = _Bar(what, unit, clock)
     try:
         yield bar
     finally:
@@ -256,13 +261,13 @@ def reading_bar(what: str, *, clock: Callable[[], float] = time.monotonic) -> It
 class _Bar:
     """Shows how far the reading of one file after another has come, and that the analysis goes on after it."""
 
-    def __init__(self, what: str, clock: Callable[[], float]) -> None:
-        self._what, self._clock = what, clock
+    def __init__(self, what: str, unit: str, clock: Callable[[], float]) -> None:
+        self._what, self._unit, self._clock = what, unit, clock
         self._shows_from_s = clock() + DELAY_S
         self._bar: Any = None
 
     def __call__(self, done: int, total: int) -> None:
-        """`done` of `total` bytes have been read."""
+        """`done` of `total` have been read."""
         doing = "analysing" if done >= total else self._what
         if self._bar is not None:
             self._bar.total, self._bar.n = total, done
@@ -270,7 +275,7 @@ class _Bar:
         elif self._clock() >= self._shows_from_s:
             from tqdm import tqdm
 
-            size: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+            size: dict[str, Any] = {"unit": self._unit, "unit_scale": self._unit == "B", "unit_divisor": 1024}
             self._bar = tqdm(desc=doing, total=total, initial=done, leave=False, file=sys.stderr, **size)
 
     def close(self) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +15,7 @@ from profiler_wrapper.commands.common import (
     is_directory,
     json_text,
     output_files,
+    reading_bar,
     settle_format,
     write,
     write_text,
@@ -27,7 +25,6 @@ from profiler_wrapper.trace.spans import ranges
 from profiler_wrapper.units import WIDTH_OF_FILES, terminal_width
 
 if TYPE_CHECKING:
-    from profiler_wrapper.ranks.load import Progress
     from profiler_wrapper.ranks.model import RanksReport
 
     Subject = tuple[Any, RanksReport]  # the database of the spans, and what is said of them
@@ -114,7 +111,7 @@ def ranks(options: argparse.Namespace) -> None:
     from profiler_wrapper.ranks.load import Choice, open_ranks
 
     path = Path(options.path if options.path is not None else options.spans)
-    with _bar() as progress:
+    with reading_bar("reducing traces", unit="trace") as bar:
         choice = Choice(
             spans=None if options.spans is None else Path(options.spans),
             columns=columns,
@@ -122,7 +119,7 @@ def ranks(options: argparse.Namespace) -> None:
             ranks=chosen,
             use=options.use,
             output=Path(options.output) if options.output is not None and is_directory(options.output) else None,
-            progress=progress,
+            progress=bar and (lambda _, done, total: bar(done, total)),
         )
         with open_ranks(path, choice) as (loaded, report):
             if writers:
@@ -139,14 +136,25 @@ def _text(report: RanksReport, form: str, *, width: int) -> str:
 
 def _files(options: argparse.Namespace) -> dict[str, Writer[Subject]]:
     """What is written, by name."""
+    from profiler_wrapper.ranks.figures import draw_heat_map, draw_timeline
+    from profiler_wrapper.ranks.page import write_ranks_page
+    from profiler_wrapper.ranks.timeline import write_ranks_trace
+
+    def lanes_of(write_to: Callable[..., object], **more: Any) -> Writer[Subject]:
+        def write(subject: Subject, path: Path) -> None:
+            database, report = subject
+            write_to(report, database, path, ranks=_chosen_lanes(report, options.lanes), **more)
+
+        return write
+
     trace_href = _TRACE if options.output is not None and is_directory(options.output) else None
     return {
         "ranks.txt": lambda subject, path: write_text(path, _text(subject[1], "text", width=WIDTH_OF_FILES)),
         "ranks.json": lambda subject, path: write_text(path, _text(subject[1], "json", width=WIDTH_OF_FILES)),
-        "report.html": partial(_write_page, lanes=options.lanes, trace_href=trace_href),
-        "timeline.png": partial(_draw_timeline, lanes=options.lanes),
-        "heat_map.png": lambda subject, path: _draw_heat_map(subject[1], path),
-        _TRACE: partial(_write_trace, lanes=options.lanes),
+        "report.html": lanes_of(write_ranks_page, trace_href=trace_href),
+        "timeline.png": lanes_of(draw_timeline),
+        "heat_map.png": lambda subject, path: draw_heat_map(subject[1], path),
+        _TRACE: lanes_of(write_ranks_trace),
     }
 
 
@@ -163,52 +171,3 @@ def _chosen_lanes(report: RanksReport, lanes: Lanes) -> list[int] | None:
     if not found:
         raise WrongUse(f"--lanes: none of these ranks is there; there are {ranges(there)}")
     return found
-
-
-def _draw_timeline(subject: Subject, path: Path, *, lanes: Lanes = None) -> None:
-    from profiler_wrapper.ranks.figures import draw_timeline
-
-    database, report = subject
-    draw_timeline(report, database, path, ranks=_chosen_lanes(report, lanes))
-
-
-def _write_page(subject: Subject, path: Path, *, lanes: Lanes = None, trace_href: str | None = None) -> None:
-    from profiler_wrapper.ranks.page import write_ranks_page
-
-    database, report = subject
-    write_ranks_page(report, database, path, ranks=_chosen_lanes(report, lanes), trace_href=trace_href)
-
-
-def _draw_heat_map(report: RanksReport, path: Path) -> None:
-    from profiler_wrapper.ranks.figures import draw_heat_map
-
-    draw_heat_map(report, path)
-
-
-def _write_trace(subject: Subject, path: Path, *, lanes: Lanes = None) -> None:
-    from profiler_wrapper.ranks.timeline import write_ranks_trace
-
-    database, report = subject
-    write_ranks_trace(report, database, path, ranks=_chosen_lanes(report, lanes))
-
-
-@contextmanager
-def _bar() -> Iterator[Progress | None]:
-    """A bar on stderr, from the first trace on that has to be reduced; None where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    bars: list[Any] = []
-
-    def progress(what: str, done: int, total: int) -> None:
-        if not bars:
-            from tqdm import tqdm
-
-            bars.append(tqdm(desc=what, total=total, leave=False, file=sys.stderr, unit="trace"))
-        bars[0].update(done - bars[0].n)
-
-    try:
-        yield progress
-    finally:
-        for bar in bars:
-            bar.close()

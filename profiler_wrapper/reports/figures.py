@@ -9,7 +9,6 @@ import math
 import os
 import textwrap
 import warnings
-from bisect import bisect, insort
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -226,22 +225,14 @@ def layer_ticks(layers: Sequence[str], *, apart: int, numbers_apart: int) -> tup
     Numbers that stay are multiples of 1, 2, 5, 10, ...: of the least that is `numbers_apart`.
     """
     names, numbers = short_names(layers), layer_numbers(layers)
-    taken: list[int] = []
-    for i, number in enumerate(numbers):
-        if number is None and (not taken or i - taken[-1] >= apart):
-            taken.append(i)
     every = _nice_step(numbers_apart)
-    for i, number in enumerate(numbers):
-        if number is not None and number % every == 0 and all(abs(i - other) >= apart for other in _near(taken, i)):
-            insort(taken, i)
+    taken: list[int] = []
+    for i in sorted(range(len(layers)), key=lambda i: numbers[i] is not None):  # names first
+        if (numbers[i] or 0) % every == 0 and all(abs(i - other) >= apart for other in taken):
+            taken.append(i)
+    taken.sort()
     texts = [names[i] if numbers[i] is None else str(numbers[i]) for i in taken]
     return taken, [shorten(clean(text, unicode=True), _LONGEST_LABEL) for text in texts]
-
-
-def _near(taken: Sequence[int], position: int) -> list[int]:
-    """The ticks on either side of `position`."""
-    at = bisect(taken, position)
-    return list(taken[max(0, at - 1) : at + 1])
 
 
 def _nice_step(at_least: int) -> int:

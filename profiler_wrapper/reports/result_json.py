@@ -15,8 +15,7 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -188,18 +187,17 @@ def to_plain(row: Any) -> dict[str, Any]:
 @cache
 def _unknown_values(row_type: type[Any]) -> dict[str, Any]:
     """What each optional field of a row type holds when the file does not say."""
-    hints = get_type_hints(row_type)
+    empty: dict[Any, Any] = {"str": "", "int": 0, "bool": False}
     unknown: dict[str, Any] = {}
     for field in fields(row_type):
         if field.name in _REQUIRED:
             continue
-        if NoneType in get_args(hints[field.name]):
+        if str(field.type).endswith("| None"):
             unknown[field.name] = None
         elif field.default is not MISSING:
             unknown[field.name] = field.default
         else:
-            empty: dict[Any, Any] = {str: "", int: 0, bool: False}
-            unknown[field.name] = empty.get(hints[field.name], () if get_origin(hints[field.name]) is tuple else {})
+            unknown[field.name] = empty.get(field.type, () if str(field.type).startswith("tuple") else {})
     return unknown
 
 
@@ -434,9 +432,9 @@ def csv_cell(value: Any) -> Any:
 # --------------------------------------------------------------------------------------------------
 # The lists of a result as pandas data frames. pandas is imported here alone, and need not be installed.
 
-# What a column holds, by the type of its field; others hold Python objects.
-_DTYPES: dict[type, str] = {int: "int64", float: "float64", bool: "bool"}
-_DTYPES_WITH_UNKNOWN: dict[type, str] = {int: "Int64", float: "float64", bool: "boolean"}
+# What a column holds, by the annotation of its field; others hold Python objects.
+_DTYPES = {"int": "int64", "float": "float64", "bool": "bool"}
+_DTYPES |= {"int | None": "Int64", "float | None": "float64", "bool | None": "boolean"}
 
 
 def data_frame(analysis: Analysis, rows: str = "layers") -> pd.DataFrame:
@@ -453,24 +451,12 @@ def data_frame(analysis: Analysis, rows: str = "layers") -> pd.DataFrame:
         raise MissingPackage(
             f"to_pandas needs pandas, which cannot be imported ({error}): pip install pandas"
         ) from error
-    dtypes = _dtypes(rows)
+    dtypes = {
+        json_name(LISTS[rows], field.name): "float64" if field.name.endswith("_ns") else _DTYPES[field.type]
+        for field in fields(LISTS[rows])
+        if field.type in _DTYPES
+    }
     return pd.DataFrame(
         {name: pd.Series([row[name] for row in table], dtype=dtypes.get(name, "object")) for name in names},
         columns=list(names),
     )
-
-
-def _dtypes(rows: str) -> dict[str, Any]:
-    """Of the columns that are fields of the rows."""
-    row_type = LISTS[rows]
-    hints = get_type_hints(row_type)
-    return {json_name(row_type, field.name): _dtype(field.name, hints[field.name]) for field in fields(row_type)}
-
-
-def _dtype(name: str, hint: Any) -> str:
-    kinds = set(get_args(hint)) if get_origin(hint) in (Union, UnionType) else {hint}
-    known = _DTYPES_WITH_UNKNOWN if NoneType in kinds else _DTYPES
-    kind = next((kind for kind in kinds - {NoneType} if kind in known), None)
-    if kind is int and name.endswith("_ns"):
-        return "float64"  # microseconds with decimals; NaN where not known
-    return "object" if kind is None else known[kind]

@@ -23,7 +23,7 @@ class ReportFile(NamedTuple):
     """One file. In its name `<prefix>` and `<r>` stand for the prefix and the rank."""
 
     name: str
-    write: Callable[[Analysis, Path], None]
+    write: Callable[[Analysis, Path], object]
     shared: bool = False  # by all windows of a rank: it is the same for each, and written once
 
 
@@ -32,23 +32,19 @@ class Report(NamedTuple):
 
     files: tuple[ReportFile, ...]
     applies: Callable[[Analysis], bool] = lambda _: True  # whether the analysis has what this is about
-    option: str | None = None  # of ProfilerWrapper: where it is off, `files="auto"` leaves this out
+
+
+def _text(make: Callable[[Analysis], str]) -> Callable[[Analysis, Path], object]:
+    """Writes UTF-8 on every system; what UTF-8 cannot hold is escaped."""
+    return lambda analysis, path: path.write_bytes(make(analysis).encode("utf-8", "backslashreplace"))
+
+
+def _log(analysis: Analysis) -> str:
+    return f"{console_table(analysis)}\n\n{full_table(analysis)}\n"
 
 
 def _write_json(analysis: Analysis, path: Path) -> None:
     path.write_bytes(json_bytes(to_dict(analysis)))
-
-
-def _write_log(analysis: Analysis, path: Path) -> None:
-    _write_text(f"{console_table(analysis)}\n\n{full_table(analysis)}\n", path)
-
-
-def _write_memory_text(analysis: Analysis, path: Path) -> None:
-    _write_text(memory_usage_text(analysis), path)
-
-
-def _write_memory_log(analysis: Analysis, path: Path) -> None:
-    _write_text(memory_log(analysis), path)
 
 
 def _knows_owners(analysis: Analysis) -> bool:
@@ -60,25 +56,17 @@ def _sunburst(page: str) -> ReportFile:
     return ReportFile(f"memory/{name}.html", partial(sunburst.write_page, page=page))
 
 
-def _write_text(text: str, path: Path) -> None:
-    """UTF-8 on every system; what UTF-8 cannot hold is escaped."""
-    path.write_bytes(text.encode("utf-8", "backslashreplace"))
-
-
-_IF_TIME, _IF_MEMORY = "enabled_record_cuda_average_time", "enable_record_cuda_mm"
 # By the name that `files=` knows them by, the most important first.
 REPORTS: Mapping[str, Report] = {
     "result": Report((ReportFile(RESULT_FILE, _write_json),)),
     "report": Report((ReportFile(PAGE_FILE, write_page),)),
-    "log": Report((ReportFile("<prefix>_rank_<r>.log", _write_log),), option="enable_print_summary"),
-    "memory_text": Report((ReportFile("<prefix>_memory_usage.txt", _write_memory_text),), option=_IF_MEMORY),
-    "time_plot": Report((ReportFile("<prefix>_cuda_time_plot.png", plots.draw_time),), option=_IF_TIME),
+    "log": Report((ReportFile("<prefix>_rank_<r>.log", _text(_log)),)),
+    "memory_text": Report((ReportFile("<prefix>_memory_usage.txt", _text(memory_usage_text)),)),
+    "time_plot": Report((ReportFile("<prefix>_cuda_time_plot.png", plots.draw_time),)),
     "roofline_plot": Report((ReportFile("<prefix>_roofline_plot.png", roofline.draw_roofline),), roofline.applies),
-    "memory_plot": Report((ReportFile("<prefix>_memory_usage_line_chart.png", plots.draw_memory),), option=_IF_MEMORY),
-    "categories_plot": Report(
-        (ReportFile("<prefix>_memory_categories_plot.png", draw_categories),), _knows_owners, _IF_MEMORY
-    ),
-    "memory_log": Report((ReportFile("memory/memory.log", _write_memory_log),), _knows_owners, _IF_MEMORY),
+    "memory_plot": Report((ReportFile("<prefix>_memory_usage_line_chart.png", plots.draw_memory),)),
+    "categories_plot": Report((ReportFile("<prefix>_memory_categories_plot.png", draw_categories),), _knows_owners),
+    "memory_log": Report((ReportFile("memory/memory.log", _text(memory_log)),), _knows_owners),
     "sunbursts": Report(
         (
             # The script comes first: the pages look for where it is.
@@ -86,6 +74,5 @@ REPORTS: Mapping[str, Report] = {
             *map(_sunburst, sunburst.PAGES),
         ),
         _knows_owners,
-        _IF_MEMORY,
     ),
 }

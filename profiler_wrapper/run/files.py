@@ -140,7 +140,12 @@ class WindowFiles:
             return options.files - left_out
         if not options.writes_everything(self._info):
             return SMALL_SET
-        left_out |= {name for name, one in REPORTS.items() if one.option and not getattr(options, one.option)}
+        if not options.enabled_record_cuda_average_time:
+            left_out.add("time_plot")
+        if not options.enable_record_cuda_mm:
+            left_out |= {"memory_plot", "memory_text", "categories_plot", "memory_log", "sunbursts"}
+        if not options.enable_print_summary:
+            left_out.add("log")
         if options.trace is False:
             left_out |= TRACES
         return frozenset(FILES) - left_out
@@ -223,11 +228,16 @@ class WindowFiles:
 def _put(source: Path, target: Path) -> None:
     """The same file under another name, or where its name says so zipped."""
     with replacing(target) as beside:
-        if target.suffix == ".gz":  # level 1: a third larger than torch's own level 9, and a tenth of its time
-            with source.open("rb") as plain, gzip.open(beside, "wb", compresslevel=1) as packed:
-                shutil.copyfileobj(plain, packed, 1 << 20)
+        if target.suffix == ".gz":
+            _zip(source, beside)
             return
         try:
             os.link(source, beside)
         except OSError:  # a file system without links: then it is moved
             os.replace(source, beside)
+
+
+def _zip(source: Path, target: Path) -> None:
+    """Level 1: a third larger than torch's own level 9, and a tenth of its time."""
+    with source.open("rb") as plain, gzip.open(target, "wb", compresslevel=1) as packed:
+        shutil.copyfileobj(plain, packed, 1 << 20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Literal
 
 import msgspec
@@ -357,13 +358,6 @@ def times_us(events: AllocatorEvents) -> Int64 | None:
     return events.time_us if known else None
 
 
-def grouped(keys: Int64, sizes: Int64, count: int) -> tuple[Int64, Int64]:
-    """Bytes and number of rows by key, 0 <= key < `count`."""
-    total = np.zeros(count, np.int64)
-    np.add.at(total, keys, sizes)
-    return total, np.bincount(keys, minlength=count).astype(np.int64)
-
-
 # -- the report -------------------------------------------------------------------------------------
 
 _ALLOC, _OOM = ACTIONS.index("alloc"), ACTIONS.index("oom")
@@ -407,30 +401,26 @@ class _Stacks:
     def of_group(self, group: int) -> tuple[Place, str]:
         return self.places[group // len(self.texts)], self.texts[group % len(self.texts)]
 
-    def owners(self, stack: Int64, text: Int64, sizes: Int64) -> tuple[MemoryOwner, ...]:
-        """Largest first; of equal size in the order they were met."""
-        groups, inverse = np.unique(self.groups(stack, text), return_inverse=True)
-        totals, counts = grouped(inverse, sizes, len(groups))
-        largest = np.zeros(len(groups), np.int64)
-        np.maximum.at(largest, inverse, sizes)
-        rows = np.full(len(groups), -1, np.int64)  # the first row of the largest size
-        at_most = np.flatnonzero(sizes == largest[inverse])[::-1]
-        rows[inverse[at_most]] = at_most
-        found = []
-        for i in np.argsort(-totals, kind="stable").tolist():
-            where, metadata = self.of_group(int(groups[i]))
-            example = int(stack[rows[i]])
-            found.append(
+    def owners(self, stacks: Int64, texts: Int64, sizes: Int64) -> tuple[MemoryOwner, ...]:
+        """Largest first; of equal size in the order of their places."""
+        rows = zip(self.of_stack[stacks].tolist(), texts.tolist(), sizes.tolist(), stacks.tolist(), strict=True)
+        groups: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)  # sizes and stacks
+        for number, text, size, stack in rows:
+            groups[number, text].append((size, stack))
+        owners = []
+        for (number, text), blocks in sorted(groups.items()):
+            largest, example = max(blocks, key=itemgetter(0))
+            owners.append(
                 MemoryOwner(
-                    place=where,
-                    metadata=metadata,
-                    size_bytes=int(totals[i]),
-                    blocks=int(counts[i]),
-                    largest_bytes=int(largest[i]),
+                    place=self.places[number],
+                    metadata=self.texts[text],
+                    size_bytes=sum(size for size, _ in blocks),
+                    blocks=len(blocks),
+                    largest_bytes=largest,
                     frames=self._snapshot.stack(example) if example >= 0 else (),
                 )
             )
-        return tuple(found)
+        return tuple(sorted(owners, key=lambda owner: -owner.size_bytes))
 
 
 # -- now ------------------------------------------------------------------------------------------
@@ -443,21 +433,18 @@ def _device(number: int, segments: Sequence[Segment], events: AllocatorEvents | 
     stamped = _metadata(events) if events is not None else {}
     texts = [block.text or stamped.get(block.address, NO_TEXT) for block in held]
     owners = stacks.owners(np.array([block.stack for block in held], np.int64), np.array(texts, np.int64), sizes)
-    free = [block.size_bytes for block in blocks if block.state == "free"]
-    reserved_bytes = sum(segment.size_bytes for segment in segments)
+    sums = _sums(segments)
     return DeviceMemory(
         device=number,
-        reserved_bytes=reserved_bytes,
-        allocated_bytes=int(sizes.sum()),
-        awaiting_free_bytes=sum(block.size_bytes for block in blocks if block.state == "awaiting_free"),
-        free_bytes=sum(free),
-        largest_free_bytes=max(free, default=0),
+        **sums,
         rounding_bytes=sum(block.size_bytes - block.requested_bytes for block in held),
         blocks=len(held),
         pools=_pools(segments),
         owners=owners,
         layers=_layers(owners),
-        history=_history(events, segments, reserved_bytes, stacks) if events is not None and len(events) else None,
+        history=_history(events, segments, sums["reserved_bytes"], stacks)
+        if events is not None and len(events)
+        else None,
     )
 
 
@@ -469,15 +456,24 @@ def _metadata(events: AllocatorEvents) -> dict[int, int]:
     return dict(zip(events.address[allocs].tolist(), events.text[allocs].tolist(), strict=True))
 
 
+def _sums(segments: Iterable[Segment]) -> dict[str, int]:
+    """What `DeviceMemory` and `PoolMemory` say of segments, in bytes."""
+    sizes: dict[str, list[int]] = {"allocated": [], "awaiting_free": [], "free": []}
+    reserved = 0
+    for segment in segments:
+        reserved += segment.size_bytes
+        for block in segment.blocks:
+            sizes[block.state].append(block.size_bytes)
+    sums = {f"{state}_bytes": sum(of_state) for state, of_state in sizes.items()}
+    return {"reserved_bytes": reserved, **sums, "largest_free_bytes": max(sizes["free"], default=0)}
+
+
 def _pools(segments: Iterable[Segment]) -> tuple[PoolMemory, ...]:
     groups: dict[tuple[tuple[int, int], int, str, bool], list[Segment]] = defaultdict(list)
     for segment in segments:
         groups[segment.pool, segment.stream, segment.kind, segment.expandable].append(segment)
     rows = []
     for (pool, stream, kind, expandable), members in groups.items():
-        by_state: dict[str, list[int]] = {"allocated": [], "awaiting_free": [], "free": []}
-        for block in (block for segment in members for block in segment.blocks):
-            by_state[block.state].append(block.size_bytes)
         rows.append(
             PoolMemory(
                 pool=pool,
@@ -485,11 +481,7 @@ def _pools(segments: Iterable[Segment]) -> tuple[PoolMemory, ...]:
                 kind=kind,
                 expandable=expandable,
                 segments=len(members),
-                reserved_bytes=sum(segment.size_bytes for segment in members),
-                allocated_bytes=sum(by_state["allocated"]),
-                awaiting_free_bytes=sum(by_state["awaiting_free"]),
-                free_bytes=sum(by_state["free"]),
-                largest_free_bytes=max(by_state["free"], default=0),
+                **_sums(members),
             )
         )
     return tuple(sorted(rows, key=lambda row: -row.reserved_bytes))
