@@ -6,14 +6,14 @@ import atexit
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,7 +31,7 @@ from profiler_wrapper.monitor.count_step import PROGRAM, count_step, error_text,
 
 
 class Counting:
-    """The counting of one trace, which is deleted in the end.
+    """The counting of one trace, which is deleted in the end with its directory.
 
     Args:
         run: what is known of its layers and compiled code, as plain data.
@@ -41,7 +41,7 @@ class Counting:
     """
 
     def __init__(self, trace: Path, run: Mapping[str, Any], *, in_process: bool = False) -> None:
-        self._files = trace, trace.with_suffix(".run.json")
+        self._files = trace, trace.with_name("run.json")
         self._work: StepWork | None = None
         self._process: subprocess.Popen[str] | None = None
         if not in_process:
@@ -70,8 +70,10 @@ class Counting:
         """
         if self._process is None:
             return self._work
+        if not wait_s and self._process.poll() is None:
+            return None
         try:
-            answer, _ = self._process.communicate(timeout=wait_s)
+            answer, _ = self._process.communicate(timeout=wait_s or _ANSWER_S)
         except subprocess.TimeoutExpired:
             return None
         self.cancel()
@@ -86,11 +88,10 @@ class Counting:
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
-        for path in self._files:
-            with contextlib.suppress(OSError):
-                path.unlink()
+        shutil.rmtree(self._files[0].parent, ignore_errors=True)
 
 
+_ANSWER_S = 1.0  # that a process which has ended gives its answer in
 DEFAULT_FREQUENCY = 500
 FIRST_WAIT_S = 10.0  # for the first measurement, so that the FLOPs are known from the first step on
 COUNTING_MOST_S = 600.0  # for one measurement: then the process that counts it is given up
@@ -100,8 +101,7 @@ _MOST_COMPILING_STEPS = 10
 _autograd: Any = torch.autograd
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(NamedTuple):
     """What a step was found to do."""
 
     step: int
@@ -194,7 +194,7 @@ class FlopProbe:
                 return
             if session.problem is not None:
                 raise RuntimeError(session.problem)
-            trace = _temporary_file()
+            trace = Path(tempfile.mkdtemp(prefix="profiler_wrapper_step_")) / "trace.json"
             try:
                 session.export(trace)
                 first = self._counted_step is None
@@ -210,7 +210,7 @@ class FlopProbe:
                     )
             except BaseException:
                 self._counting = None
-                _remove(trace)
+                shutil.rmtree(trace.parent, ignore_errors=True)
                 raise
         except Exception as error:
             self._failed(error)
@@ -318,16 +318,3 @@ class FlopProbe:
 
     def _failed(self, error: Exception) -> None:
         self._notices.warn_once("probe", f"the FLOPs of step {self._step} could not be measured: {error_text(error)}")
-
-
-def _temporary_file() -> Path:
-    descriptor, name = tempfile.mkstemp(prefix="profiler_wrapper_step_", suffix=".json")
-    os.close(descriptor)
-    return Path(name)
-
-
-def _remove(trace: Path) -> None:
-    """With what torch writes first, which stays where the disk is full."""
-    for path in (trace, trace.with_name(f"{trace.name}.tmp")):
-        with contextlib.suppress(OSError):
-            path.unlink()

@@ -79,7 +79,11 @@ class MonitorArgs:
                 f"a world of {self.world_size} ranks does not divide by the {self.named_ranks} that data, tensor, "
                 "pipeline and context parallel sizes make together."
             )
-        if self.flops_per_step is not None and not 0 < self.flops_per_step < float("inf"):
+        try:
+            is_number = self.flops_per_step is None or 0 < float(self.flops_per_step) < math.inf
+        except (TypeError, ValueError, OverflowError):
+            is_number = False
+        if not is_number:
             raise WrongUse(f"flops_per_step={self.flops_per_step!r}: give the FLOPs of forward and backward of a step.")
         if self.dtype and type_of(self.dtype) is None:
             raise WrongUse(f"dtype={self.dtype!r} is no type of numbers that has a peak. Give 'bfloat16' or its like.")
@@ -131,7 +135,7 @@ class Job:
             sizes=self.sizes,
             convention=given.convention,
             notices=self.notices,
-            given=given.flops_per_step,
+            given=None if given.flops_per_step is None else float(given.flops_per_step),
             given_by_job=given.counts == "job",
             formula=self.formula,
             dtype=given.dtype or _dtype_of(given.model),
@@ -140,6 +144,8 @@ class Job:
     def sinks(self, peaks: Peaks | None, start_time: float, memory_kind: str) -> Sinks:
         """Where the log goes: nowhere but on the rank that writes it."""
         given, config = self.given, self.given.config
+        dtype = given.dtype or _dtype_of(given.model)
+        unmeasured = f"; FLOPs that are not measured are taken for {dtype}" if dtype else ""
         session = Session(
             start_time=start_time,
             log_dir=given.log_dir,
@@ -148,7 +154,7 @@ class Job:
             world_size=self.sizes.world_size,
             device_name=self.info.device or self.info.cpu_name,
             peak_flops_per_s=None if peaks is None else peaks.flops_per_s,
-            peak_source=None if peaks is None else self._source(peaks),
+            peak_source=None if peaks is None else f"{peaks.source}{unmeasured}",
             convention=given.convention,
             memory_kind=memory_kind,
             versions=self.info.versions,
@@ -157,11 +163,6 @@ class Job:
             return Sinks((), session)
         log = None if given.log_file is None else given.output_dir / given.log_file
         return Sinks(sinks_of(config, training_log=log) if given.sinks is None else given.sinks, session)
-
-    def _source(self, peaks: Peaks) -> str:
-        """Where the peaks are from, and which of them counts where nothing tells the type of the numbers."""
-        dtype = self.given.dtype or _dtype_of(self.given.model)
-        return f"{peaks.source}; FLOPs that are not measured are taken for {dtype}" if dtype else peaks.source
 
     def _peaks(self) -> Peaks | None:
         try:

@@ -163,7 +163,9 @@ class LogFiles:
         with self._lock:
             if not self._opened:
                 self._opened = self._make(directory, session.stamp)
-                self._remove_oldest(directory)
+                others = [one.files for one in log_sessions(directory) if one.stamp != self.stamp]
+                for one in self._kinds if self._max_files else ():
+                    remove_oldest([files[one] for files in others if one in files], keep=self._max_files - 1)
         return self._opened[kind]
 
     def _make(self, directory: Path, stamp: str) -> dict[LogKind, LineFile]:
@@ -183,13 +185,6 @@ class LogFiles:
                 continue
             break
         return made
-
-    def _remove_oldest(self, directory: Path) -> None:
-        """Of each kind."""
-        if self._max_files:
-            others = [session.files for session in log_sessions(directory) if session.stamp != self.stamp]
-            for kind in self._kinds:
-                remove_oldest([files[kind] for files in others if kind in files], keep=self._max_files - 1)
 
 
 def remove_oldest(files: Sequence[Path], *, keep: int) -> None:

@@ -415,10 +415,15 @@ class TrainingLog(Sink):
 
     def open(self, session: Session) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        if self._path.exists():
-            self._path.rename(_aside(self._path))
+        path = self._path
+        if path.exists():
+            stamp = f"{path.stem}_{time.strftime('%Y%m%d_%H%M%S', time.localtime(path.stat().st_mtime))}"
+            names = itertools.chain([stamp], (f"{stamp}_{number}" for number in itertools.count(2)))
+            path.rename(next(aside for name in names if not (aside := path.with_stem(name)).exists()))
         if self._max_files:
-            _remove_oldest(self._path, keep=self._max_files - 1)
+            ours = re.compile(rf"{re.escape(path.stem)}_\d{{8}}_\d{{6}}(_\d+)?{re.escape(path.suffix)}")
+            found = [beside for beside in path.parent.iterdir() if ours.fullmatch(beside.name)]
+            remove_oldest(sorted(found, key=lambda beside: beside.stem), keep=self._max_files - 1)
         self._file = self._path.open("xb", buffering=0)
         lock(self._file.fileno())
         head = b'{"step_logs": ['
@@ -492,23 +497,6 @@ def _step_log(record: StepRecord) -> dict[str, Any]:
         "mfu": record.mfu,
         "profiled": record.profiled,
     }
-
-
-def _aside(path: Path) -> Path:
-    """A free name with the time of the file's last change."""
-    stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(path.stat().st_mtime))
-    aside, number = path.with_stem(f"{path.stem}_{stamp}"), 1
-    while aside.exists():
-        number += 1
-        aside = path.with_stem(f"{path.stem}_{stamp}_{number}")
-    return aside
-
-
-def _remove_oldest(path: Path, *, keep: int) -> None:
-    """Of the files that were moved aside."""
-    name = re.compile(rf"{re.escape(path.stem)}_\d{{8}}_\d{{6}}(_\d+)?{re.escape(path.suffix)}")
-    found = [beside for beside in path.parent.iterdir() if name.fullmatch(beside.name)]
-    remove_oldest(sorted(found, key=lambda beside: beside.stem), keep=keep)
 
 
 def sinks_of(config: MonitorConfig, *, training_log: str | os.PathLike[str] | None = None) -> list[Sink]:

@@ -194,7 +194,7 @@ class TrainingMonitor:
             model_config=model_config,
             batch_size=batch_size,
             seq_length=seq_length,
-            flops_per_step=None if flops_per_step is None else _number(flops_per_step),
+            flops_per_step=flops_per_step,
             dtype="" if dtype is None else str(dtype).removeprefix("torch."),
             counts=counts,
             world_size=world_size,
@@ -217,16 +217,16 @@ class TrainingMonitor:
         self._notices = Notices()
         accelerator = None if self._over else find_accelerator(device)
         # Nothing of this holds the monitor, so that it is closed where its last user lets go of it.
-        on_failure, on_open = weakly(self.failed), weakly(self._close_at_exit)
         self._watch = StepWatch(
             given,
             self._notices,
             accelerator,
-            on_failure=on_failure,
-            on_open=on_open,
+            on_failure=weakly(self.failed),
             layers=layers and not self._over,
         )
         self._finish = weakref.finalize(self, _finish, self._watch, self._pid)
+        # As soon as the logs are open, so that it comes before they close themselves.
+        self._watch.on_open = functools.partial(atexit.register, self._finish)
 
     @property
     def active(self) -> bool:
@@ -356,9 +356,6 @@ class TrainingMonitor:
     ) -> None:
         self.close()
 
-    def _close_at_exit(self) -> None:
-        atexit.register(self._finish)  # now, so that it comes before the logs close themselves
-
     def failed(self, what: str, error: Exception) -> None:
         """Something has failed: one warning, and the monitor is off."""
         if self._over:
@@ -371,13 +368,6 @@ class TrainingMonitor:
             "failed", f"the monitor is off, because {what} failed: {type(error).__name__}: {error}; training goes on"
         )
         self._watch.close(wait=False)
-
-
-def _number(flops: Any) -> float:
-    try:
-        return float(flops)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise WrongUse(f"flops_per_step={flops!r}: give a number.") from error
 
 
 def _off() -> TrainingMonitor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from profiler_wrapper.monitor.read import PARTS, PERCENTILES, Column, MonitorRun, Spread, Stretch
+from profiler_wrapper.monitor.read import PARTS, PERCENTILES, Column, MonitorRun, Spread
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.text import clean, grid, shorten, wrap
 
@@ -53,7 +53,8 @@ _SLOWEST = 3  # times the median: a single step that is worth a word
 
 def monitor_text(run: MonitorRun, *, width: int = WIDTH) -> str:
     """The run, its numbers, and what stands out; only numbers may need more than `width` columns."""
-    return "\n".join([*_title(run, width), "", _table(run), *_breakdown(run), *_wrapped(_remarks(run), width)])
+    remarks = [line for remark in _remarks(run) for line in wrap(remark, width, 2)]
+    return "\n".join([*_title(run, width), "", _table(run), *_breakdown(run), *remarks])
 
 
 def monitor_title(run: MonitorRun) -> str:
@@ -123,23 +124,14 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _slow(stretch: Stretch) -> str:
-    some = "" if stretch.slow == stretch.timed else f"{stretch.slow} of "
-    return f"slow: {some}steps {stretch.first} to {stretch.last} took {stretch.factor:.2f} times the median"
-
-
-def _wrapped(remarks: Iterable[str], width: int) -> Iterator[str]:
-    for remark in remarks:
-        yield from wrap(remark, width, 2)
-
-
 def _remarks(run: MonitorRun) -> Iterator[str]:
     times = run.spreads.get("step_time_ms")
     if run.log.kind == "steps" and times is not None and times.most > _SLOWEST * times.percentiles[50]:
         factor = times.most / times.percentiles[50]
         yield f"slowest: step {run.slowest_step} took {factor:.1f} times the median"
     for stretch in run.slow[:_MOST_STRETCHES]:
-        yield _slow(stretch)
+        some = "" if stretch.slow == stretch.timed else f"{stretch.slow} of "
+        yield f"slow: {some}steps {stretch.first} to {stretch.last} took {stretch.factor:.2f} times the median"
     if len(run.slow) > _MOST_STRETCHES:
         more = len(run.slow) - _MOST_STRETCHES
         yield f"slow: {more} more stretch{'es' if more > 1 else ''}"
@@ -193,18 +185,15 @@ def draw_monitor(run: MonitorRun, path: str | os.PathLike[str]) -> None:
         figure = figures.new_figure(WIDTH_BARS, height_in=1.0 + PANEL_IN * len(panels))
         figures.head(figure, monitor_title(run))
         all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-        steps = _steps(run)
+        steps = run.log.columns["iteration"]
+        if (np.diff(steps) < 0).any():  # they begin anew
+            steps = np.arange(1.0, len(steps) + 1)
         for axes, panel in zip(all_axes, panels, strict=True):
             panel.draw(axes, run, steps)
-            _shade(axes, run, steps)
+            for stretch in run.slow[:_SHOWN_SLOW]:
+                axes.axvspan(steps[stretch.first_row], steps[stretch.last_row], color=_ORANGE, alpha=0.12, linewidth=0)
         _finish(all_axes[-1], run, steps)
         figures.save(figure, path)
-
-
-def _steps(run: MonitorRun) -> Column:
-    """Their numbers, or where those go back, 1, 2, 3, ..."""
-    steps = run.log.columns["iteration"]
-    return steps if bool((np.diff(steps) >= 0).all()) else np.arange(1.0, len(steps) + 1)
 
 
 def _undisturbed(run: MonitorRun, name: str) -> Column:
@@ -320,11 +309,6 @@ def _cut(axes: Axes, spread: Spread, factor: float, beyond: str) -> None:
         axes.set_ylim(0, 1.3 * usual)
         axes.annotate(f"beyond the axis: {beyond}", (0.995, 0.95), xycoords="axes fraction", ha="right", va="top",
                       fontsize=figures.FONT_SIZE - 2)  # fmt: skip
-
-
-def _shade(axes: Axes, run: MonitorRun, steps: Column) -> None:
-    for stretch in run.slow[:_SHOWN_SLOW]:
-        axes.axvspan(steps[stretch.first_row], steps[stretch.last_row], color=_ORANGE, alpha=0.12, linewidth=0)
 
 
 def _finish(axes: Axes, run: MonitorRun, steps: Column) -> None:

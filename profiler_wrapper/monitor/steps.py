@@ -191,7 +191,6 @@ class StepWatch:
 
     Args:
         on_failure: told of what fails where nobody could catch it.
-        on_open: called when the logs have been opened.
         layers: the spans of each step's layers and parts are written, too.
     """
 
@@ -202,13 +201,12 @@ class StepWatch:
         accelerator: Accelerator | None,
         *,
         on_failure: Callable[[str, Exception], None],
-        on_open: Callable[[], None],
         layers: bool = False,
     ) -> None:
         self.last: StepRecord | None = None
         self.explicit_starts = False
         self._args, self._notices = given, notices
-        self._on_open = on_open
+        self.on_open: Callable[[], object] = lambda: None  # called when the logs have been opened
         self._start_time = time.time()
         self._clock = StepClock(accelerator)
         self._scalars = AsyncScalars(accelerator, notices)
@@ -220,7 +218,12 @@ class StepWatch:
         if layers and given.model is not None:
             self._layers = LayerWatch(
                 given.model,
-                _place_of(given),
+                SpanPlace(
+                    output_dir=given.output_dir,
+                    rank=given.rank,
+                    world_size=given.world_size,
+                    device_mesh=given.device_mesh,
+                ),
                 accelerator,
                 notices,
                 mark=self._clock.mark,
@@ -399,7 +402,7 @@ class StepWatch:
             sinks = job.sinks(works.roof.peaks, self._start_time, "" if self._memory is None else self._memory.kind)
             batches = Batches(self._args, job.sizes, self._scalars, self._notices)
             self._opened = _Opened(job, works, batches, sinks)
-            self._on_open()
+            self.on_open()
             return self._opened
 
     def _known_otherwise(self, job: Job) -> bool:
@@ -431,9 +434,3 @@ class StepWatch:
         while self._pending and time.monotonic() < until:
             time.sleep(_LOOK_EVERY_S)
             self._pass_on()
-
-
-def _place_of(given: MonitorArgs) -> SpanPlace:
-    return SpanPlace(
-        output_dir=given.output_dir, rank=given.rank, world_size=given.world_size, device_mesh=given.device_mesh
-    )

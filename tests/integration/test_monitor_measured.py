@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,6 +114,20 @@ def test_a_step_is_counted_by_another_process(tmp_path: Path) -> None:
     case = build("llama")
     first = run(tmp_path, case, steps=2, flops_profile_freq=500)
     assert [record.model_flops for record in first] == [MODEL, MODEL]
+
+
+def test_what_another_process_counted_is_found_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flop_probe, "FIRST_WAIT_S", 0.0)
+    until = time.monotonic() + 60
+    with (
+        monitoring(tmp_path, model=torch.nn.Linear(4, 4), flops_profile_freq=500) as (monitor, records),
+        pytest.warns(ProfilerWrapperWarning, match="were not counted within"),
+    ):
+        while time.monotonic() < until and not (records and records[-1].flops_source == "measured"):
+            with monitor.step(samples=2):
+                monitor._watch._args.model(torch.ones(2, 4)).sum().backward()  # type: ignore[misc]
+            time.sleep(0.05)
+    assert (records[-1].flops_source, records[-1].model_flops) == ("measured", 2 * 2 * 2 * 4 * 4)
 
 
 def test_traces_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
