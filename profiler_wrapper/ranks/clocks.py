@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple
 
@@ -230,7 +229,7 @@ class _Fit:
             rank: first.setdefault(host_of[rank], rank) if rank in host_of else rank for rank in ranks.tolist()
         }
         self.lines: dict[int, Line] = {}
-        self.part: dict[int, int] = {}  # of unit: the group that its part of the job was begun with
+        self.part: dict[int, int] = {}  # of unit: the number of its part of the job
         self.errors: dict[int, list[tuple[Float, Float]]] = {}  # own times, what is left after the fit
         self.events = 0
         self.notes: list[str] = []
@@ -238,25 +237,14 @@ class _Fit:
     def use(self, groups: list[SharedEvents]) -> None:
         """Fit all units that groups connect with one another; each connected part by a time of its own."""
         self._check_hosts(groups)
-        by_unit = [self._of_units(group) for group in groups]
-        of_unit: dict[int, list[int]] = {}
-        for place, group in enumerate(by_unit):
-            for unit in group.ranks.tolist():
-                of_unit.setdefault(unit, []).append(place)
-        done: set[int] = set()
-        for start in sorted(range(len(by_unit)), key=lambda place: -by_unit[place].ends.size):
-            if any(unit in self.lines for unit in by_unit[start].ranks.tolist()):
-                continue
-            waiting = [(-by_unit[start].ends.size, start)]
-            while waiting:  # the largest group that has somebody known
-                _, place = heappop(waiting)
-                if place in done:
-                    continue
-                done.add(place)
-                for unit in self._fit_group(by_unit[place]):
-                    self.part[unit] = start
-                    for other in of_unit[unit]:
-                        heappush(waiting, (-by_unit[other].ends.size, other))
+        left = sorted((self._of_units(group) for group in groups), key=lambda group: -group.ends.size)
+        part = 0
+        while left:  # the largest group that has somebody known
+            connected = (at for at, group in enumerate(left) if not self.lines.keys().isdisjoint(group.ranks.tolist()))
+            place = next(connected, None)
+            if place is None:
+                part, place = part + 1, 0
+            self.part |= dict.fromkeys(self._fit_group(left.pop(place)), part)
 
     def is_in_parts(self) -> bool:
         """Whether some units have no event in common with the others."""

@@ -60,11 +60,7 @@ class LoadedSpans:
 
 @contextmanager
 def open_database(*, memory_bytes: int = MEMORY_BYTES, threads: int | None = None) -> Iterator[Database]:
-    """An empty database in memory, which spills to a directory of its own; both are gone at the end.
-
-    Raises:
-        MissingPackage: DuckDB is not installed.
-    """
+    """An empty database in memory, which spills to a directory of its own; both are gone at the end."""
     duckdb = import_duckdb()
     spill = tempfile.mkdtemp(prefix="profiler_wrapper_spill_")
     try:
@@ -84,11 +80,7 @@ def open_database(*, memory_bytes: int = MEMORY_BYTES, threads: int | None = Non
 
 
 def import_duckdb() -> Any:
-    """The module.
-
-    Raises:
-        MissingPackage: it is not installed.
-    """
+    """The module; raises MissingPackage where it is not installed."""
     try:
         import duckdb
     except ImportError as error:
@@ -163,6 +155,13 @@ def to_arrays(database: Database, sql: str) -> Arrays:
     """The columns of an answer."""
     found: Arrays = database.execute(sql).fetchnumpy()
     return found
+
+
+def to_rows(database: Database, sql: str) -> list[dict[str, Any]]:
+    """The rows of an answer, by the names of its columns."""
+    answer = database.execute(sql)
+    names = [name for name, *_ in answer.description]
+    return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
 
 
 def column(database: Database, sql: str) -> Int:
@@ -315,15 +314,6 @@ def find_columns(there: Iterable[str], mapping: Mapping[str, str], *, table: str
 # --- rows ---
 
 
-class ForeignSpans(NamedTuple):
-    """What was read: SQL that gives the spans, SQL that gives the ranks, what is to be said of it."""
-
-    spans: str
-    ranks: str
-    notes: tuple[str, ...]
-    laid_end_to_end: bool  # steps: starts began anew in each, so that clocks cannot be compared
-
-
 def relation_of(paths: Sequence[Path]) -> str:
     """The files as SQL reads them.
 
@@ -338,10 +328,11 @@ def relation_of(paths: Sequence[Path]) -> str:
 
 def read_foreign(
     database: Database, paths: Sequence[Path], *, mapping: Mapping[str, str] | None = None
-) -> ForeignSpans:
-    """Reads tables of spans: Parquet, CSV or JSON lines, all of one kind.
+) -> tuple[tuple[str, ...], bool]:
+    """Reads tables of spans, Parquet, CSV or JSON lines, all of one kind, into `foreign_spans` and `foreign_ranks`.
 
-    Starts that begin anew in each step are laid end to end. A table without groups gets them by what names of
+    Returns what is to be said of them, and whether starts began anew in each step, so that clocks cannot be compared:
+    these steps are laid end to end. A table without groups gets them by what names of
     collectives mean in Megatron, one without depths by who encloses whom.
 
     Raises:
@@ -376,9 +367,7 @@ def read_foreign(
         notes.append("starts begin anew in each step: steps are laid end to end, what was between them is not known")
     if several:
         notes.append(f"{several} ranks are said to be in several stages: each is taken to be in its first")
-    return ForeignSpans(
-        "SELECT * FROM foreign_spans", "SELECT * FROM foreign_ranks", tuple(notes), laid_end_to_end=laid
-    )
+    return tuple(notes), laid
 
 
 _RANKS: Final = (

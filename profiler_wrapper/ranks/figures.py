@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,14 +72,6 @@ def uses_of_ranks(report: RanksReport) -> list[Use]:
     if report.mfu is not None:
         found.append(Use("MFU", "%", 100 * report.mfu, "low"))
     return found
-
-
-def unknown_uses(report: RanksReport) -> str:
-    """What is not known of them, and why; empty where all is."""
-    if report.peak_unknown is not None and report.peak_unknown == report.mfu_unknown:
-        return f"Peak memory and MFU are not known: {report.peak_unknown}"
-    unknown = [("Peak memory", report.peak_unknown), ("MFU", report.mfu_unknown)]
-    return "; ".join(f"{what} is not known: {why}" for what, why in unknown if why is not None)
 
 
 def draw_use(axes: Axes, use: Use, firsts: Int, marked: Sequence[int]) -> None:
@@ -232,8 +225,7 @@ def blocks(layers: LayerTimes) -> list[int]:
 
 def _is_block(name: str) -> bool:
     """Whether a name ends in its first number: `model.layers.3`."""
-    *before, last = name.split(".")
-    return bool(before) and last.isdecimal() and not any(part.isdecimal() for part in before)
+    return re.fullmatch(r"(?:(?!\d+\.)[^.]*\.)+\d+", name) is not None
 
 
 def _prefixes(name: str) -> set[str]:
@@ -276,11 +268,7 @@ def binned(values: Float, most: int) -> tuple[Int, Float]:
 
 
 def draw_heat_map(report: RanksReport, path: str | os.PathLike[str]) -> None:
-    """Writes the PNG: ranks by kinds of time, by blocks of the model, and the mesh where it is known.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes the PNG: ranks by kinds of time, by blocks of the model, and the mesh where it is known."""
     with figures.own_style():
         if not len(report.own.ranks) or not np.isfinite(report.own.own_ns).any():
             figures.say(path, report.run, "No rank has a step.")
@@ -302,10 +290,6 @@ def heat_map_figure(report: RanksReport) -> Figure:
     for use, axes in zip(uses, all_axes, strict=True):
         draw_use(axes, use, firsts, marked_columns(report, firsts))
         _name_ranks(axes, report, firsts)
-    if unknown := unknown_uses(report):
-        figure.supxlabel(
-            figures.literal(shorten(unknown, 2 * _LETTERS)), fontsize=figures.FONT_SIZE - 1, x=0.01, ha="left"
-        )
     return figure
 
 
@@ -359,9 +343,7 @@ def marked_columns(report: RanksReport, firsts: Int) -> list[int]:
 
 
 def _name_ranks(axes: Axes, report: RanksReport, firsts: Int) -> None:
-    """Numbers below the columns; a red mark above those that the verdict names."""
-    from matplotlib.transforms import ScaledTranslation
-
+    """Numbers below the columns, red of those that the verdict names."""
     ranks = report.own.ranks
     apart = max(1, len(firsts) // 32)
     named = np.isin(ranks, sorted(report.named_ranks))
@@ -375,21 +357,6 @@ def _name_ranks(axes: Axes, report: RanksReport, firsts: Int) -> None:
             label.set_color(NAMED_COLOR)
             label.set_fontweight("bold")
     axes.set_xlabel("rank", fontsize=figures.FONT_SIZE)
-    if not marked:
-        return  # a line without points, in these units, takes the layout's room from everything
-    size = 8 if len(marked) < 20 else 4
-    lift = ScaledTranslation(0, 6 / 72, axes.figure.dpi_scale_trans)
-    upper = axes.get_xaxis_transform() + lift  # columns as x; 6 points above the axes as y
-    axes.plot(
-        marked,
-        [1.0] * len(marked),
-        "v",
-        color=NAMED_COLOR,
-        markersize=size,
-        clip_on=False,
-        transform=upper,
-        gid="named",
-    )
 
 
 def _rank_label(ranks: Int, firsts: Int, column: int, named: Bool) -> str:
@@ -431,18 +398,12 @@ def draw_timeline(
     path: str | os.PathLike[str],
     *,
     ranks: Sequence[int] | None = None,
-    steps: Sequence[int] | None = None,
 ) -> None:
-    """Writes the PNG: a lane for each rank, what it did in a few steps, by aligned clocks.
+    """Writes the PNG: a lane for each rank, what it did in three steps that are like most, by aligned clocks.
 
-    Args:
-        ranks: of the lanes; None: all, or of many those that tell most.
-        steps: that are drawn; None: three that are like most.
-
-    Raises:
-        OSError: it cannot be written.
+    `ranks` are those of the lanes; None: all, or of many those that tell most.
     """
-    steps = drawn_steps(report) if steps is None else steps
+    steps = drawn_steps(report)
     lanes = telling_ranks(report, steps) if ranks is None else ranks
     drawn = read_timeline(report, database, lanes, steps, pixels=PIXELS)
     with figures.own_style():
@@ -524,11 +485,6 @@ def _name_lanes(axes: Axes, report: RanksReport, drawn: Timeline) -> None:
         if place in marked or (place % apart == 0 and all(abs(place - one) >= apart for one in marked))
     ]
     axes.set_yticks(places, [drawn.names[place] for place in places], fontsize=figures.FONT_SIZE - 1)
-    if len(lanes) > _MANY_LANES and marked:
-        at_the_right = axes.get_yaxis_transform()
-        axes.plot(
-            [1.0] * len(marked), marked, "<", color=NAMED_COLOR, transform=at_the_right, clip_on=False, gid="named"
-        )
     for place, label in zip(places, axes.get_yticklabels(), strict=True):
         if lanes[place] in named:
             label.set_color(NAMED_COLOR)

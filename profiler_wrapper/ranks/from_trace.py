@@ -17,7 +17,7 @@ import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.attribution import Role, role_of
+from profiler_wrapper.analysis.attribution import Place, Role, role_of
 from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.analysis.layer_tree import LayerTree, is_named_block
 from profiler_wrapper.analysis.model import FORWARD_PHASES
@@ -56,6 +56,12 @@ class Row(NamedTuple):
     group: str | None = None
     bytes: int | None = None
     overlapped_ns: int | None = None
+
+
+def bounds(rows: Sequence[Row]) -> tuple[Int64, Int64]:
+    """When each begins and ends."""
+    starts = np.array([row.start_ns for row in rows], dtype=np.int64)
+    return starts, starts + np.array([row.duration_ns for row in rows], dtype=np.int64)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -176,10 +182,8 @@ def with_steps(found: Attributed, steps: Steps, chosen: Bool) -> list[tuple[int,
 def layer_rows(found: Attributed, steps: Steps, waits: Union) -> list[Row]:
     """Rows of the layers that are kept: all but those more than one level inside a block.
 
-    `duration_ns` is the CPU's, what is below a layer included; `device_ns` that of its kernels, collectives left out.
-
-    Args:
-        waits: of the training threads for other ranks, where no event shows them.
+    `duration_ns` is the CPU's, what is below a layer included; `device_ns` that of its kernels, collectives left out;
+    `waits` are those of the training threads for other ranks, where no event shows them.
     """
     kept = _kept_layers(found.tree)
     return _call_rows(found, steps, kept, waits) + _backward_rows(found, steps, kept, waits)
@@ -269,34 +273,29 @@ def _with_below(time: Int64, parent: list[int]) -> Int64:
 def _backward_rows(found: Attributed, steps: Steps, kept: list[bool], waits: Union) -> list[Row]:
     """One row per layer and step: from its first node on, as long as its nodes took together."""
     spans, layers, places = found.recording.spans, found.tree.layers, found.attribution.places
+
+    def backward_in(place: Place) -> Sequence[int]:
+        """The layers whose backward it is."""
+        return layers[place.layer].ancestors if place.layer >= 0 and place.phase in _BACKWARD else ()
+
     first: dict[tuple[int | None, int], int] = {}
-    length: dict[tuple[int | None, int], int] = defaultdict(int)
-    waiting: dict[tuple[int | None, int], int] = defaultdict(int)
-    device: dict[tuple[int | None, int], int] = defaultdict(int)
+    length, waiting, device = (defaultdict[tuple[int | None, int], int](int) for _ in range(3))
     node_time, node_wait = _node_times(found, waits)
     nodes = np.array(sorted(node_time), dtype=np.int64)
     for node, step in zip(nodes.tolist(), steps.numbers(spans.start_ns[nodes]), strict=True):
-        place = found.attribution.place(node)
-        if place.layer < 0 or place.phase not in _BACKWARD:
-            continue
         start = int(spans.start_ns[node])
-        for layer in layers[place.layer].ancestors:
+        for layer in backward_in(found.attribution.place(node)):
             key = (step, layer)
             first[key] = min(first.get(key, start), start)
             length[key] += node_time[node]
             waiting[key] += node_wait[node]
     on_device = found.charges.basis == "device"
-    if on_device:
-        chosen = np.flatnonzero(found.charges.work != COMMUNICATION)
-        columns = (chosen.tolist(), steps.numbers_of_charges(chosen), found.charges.place[chosen].tolist())
-        for charge, step, at in zip(*columns, strict=True):
-            place = places[at]
-            if place.layer < 0 or place.phase not in _BACKWARD:
-                continue
-            for layer in layers[place.layer].ancestors:
-                key = (step, layer)
-                first.setdefault(key, int(found.charges.launch_ns[charge]))
-                device[key] += int(found.charges.time_ns[charge])
+    chosen = np.flatnonzero(found.charges.work != COMMUNICATION) if on_device else np.empty(0, np.int64)
+    columns = (chosen.tolist(), steps.numbers_of_charges(chosen), found.charges.place[chosen].tolist())
+    for charge, step, at in zip(*columns, strict=True):
+        for layer in backward_in(places[at]):
+            first.setdefault((step, layer), int(found.charges.launch_ns[charge]))
+            device[step, layer] += int(found.charges.time_ns[charge])
     return [
         Row(
             step=step,
@@ -370,11 +369,6 @@ def phases(
     What nothing names belongs to the phase on both sides of it, else to the one that it follows at once, else to none.
     A long gap within a phase that lasts is the phase's own, but for the collectives that run in it: the thread waits
     for them. Any other long gap belongs to nobody: what runs there shows in no event.
-
-    Args:
-        pieces: in order of start.
-        collectives: when some run beside.
-        lasting: kinds that go on between their pieces.
     """
     joined: list[_Piece] = []
     gaps = _gaps(pieces, collectives)
@@ -498,7 +492,7 @@ def garbage_rows(found: Attributed, steps: Steps, phases: list[Row]) -> list[Row
     collects = named(found, lambda name: name == GARBAGE or (is_named_block(name) and kind_of_span(name) == "gc"))
     chosen = outermost_of(found, collects & (spans.category == Category.ANNOTATION) & on_training_threads(found))
     phases = sorted(phases, key=lambda row: row.start_ns)
-    starts = np.array([row.start_ns for row in phases], dtype=np.int64)
+    starts, _ = bounds(phases)
     rows = []
     for span, step in with_steps(found, steps, chosen):
         start = int(spans.start_ns[span])
@@ -566,8 +560,7 @@ def with_device_time(found: Attributed, rows: list[Row]) -> list[Row]:
     chosen = _computes(found)
     starts = found.recording.spans.start_ns[found.charges.span[chosen]]
     before = np.concatenate([[0], np.cumsum(found.charges.time_ns[chosen])])
-    begins = np.array([row.start_ns for row in rows], dtype=np.int64)
-    ends = begins + np.array([row.duration_ns for row in rows], dtype=np.int64)
+    begins, ends = bounds(rows)
     busy = before[np.searchsorted(starts, ends)] - before[np.searchsorted(starts, begins)]
     return [row._replace(device_ns=time_ns) for row, time_ns in zip(rows, busy.tolist(), strict=True)]
 

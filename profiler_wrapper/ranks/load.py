@@ -28,6 +28,7 @@ from profiler_wrapper.ranks.database import (
     read_foreign,
     relation_of,
     span_select,
+    to_rows,
 )
 from profiler_wrapper.ranks.model import RanksReport
 from profiler_wrapper.ranks.reduce import Done, Reduced, Task, problem_of_table, read_summary, reduce_traces, table_rows
@@ -118,11 +119,7 @@ def run_of(path: Path) -> Path | None:
 def open_spans(path: Path, choice: Choice = EVERYTHING) -> Iterator[LoadedSpans]:
     """The spans of a run, of a directory of traces, of a trace or of a table; the database is gone at the end.
 
-    Raises:
-        BrokenTrace: nothing in it can be read.
-        MissingPackage: DuckDB or pyarrow is not installed.
-        OSError: it is not there.
-        WrongUse: a table is none of spans; ranks that are not there.
+    Raises as `load_ranks`.
     """
     table = path if choice.spans is None and _is_table(path) else choice.spans
     if table is None and choice.columns:
@@ -597,12 +594,10 @@ def _load_tables(
             f"FROM {relation_of(files)} WHERE TRY_CAST(rank AS INTEGER) >= 0 GROUP BY ALL"
         )
     else:
-        foreign = read_foreign(database, files, mapping=columns)
-        notes, has_clocks, of_ranks = foreign.notes, not foreign.laid_end_to_end, foreign.ranks
-        database.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM ({foreign.spans}){where}")
-    answer = database.execute(f"SELECT * FROM ({of_ranks}){where}")
-    names = [name for name, *_ in answer.description]
-    places = {place["rank"]: place for place in (dict(zip(names, row, strict=True)) for row in answer.fetchall())}
+        notes, laid_end_to_end = read_foreign(database, files, mapping=columns)
+        has_clocks, of_ranks = not laid_end_to_end, "SELECT * FROM foreign_ranks"
+        database.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM foreign_spans{where}")
+    places = {place["rank"]: place for place in to_rows(database, f"SELECT * FROM ({of_ranks}){where}")}
     _write_ranks(database, places)
     there = set(places)
     world_size = max((place.get("world_size") or 0 for place in places.values()), default=0)

@@ -33,14 +33,10 @@ def write_ranks_page(
     ranks: Sequence[int] | None = None,
     trace_href: str | None = None,
 ) -> None:
-    """Writes the page, whole or not at all for the caller to see to.
+    """Writes the page.
 
-    Args:
-        ranks: in the timeline, at most 256; None: all, or of many those that tell most.
-        trace_href: where the Chrome trace lies, relative to the page.
-
-    Raises:
-        OSError: the file cannot be written.
+    `ranks` are those of the timeline, at most 256; None: all, or of many those that tell most. `trace_href` is where
+    the Chrome trace lies, relative to the page.
     """
     views = [("parts.js", packaged_source("page", "parts.js"))]
     views += [(name, packaged_source(_FOLDER, name)) for name in _VIEWS]

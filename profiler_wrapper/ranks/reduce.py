@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed, attributed
-from profiler_wrapper.analysis.charges import Union, union
+from profiler_wrapper.analysis.charges import union
 from profiler_wrapper.analysis.time_rows import exposed_communication
 from profiler_wrapper.analysis.views.collectives import collective_of, element_bytes
 from profiler_wrapper.child import start_child
@@ -116,7 +116,7 @@ def trace_rows(found: Attributed) -> list[Row]:
     steps = from_trace.steps_of(found)
     on_device = found.charges.basis == "device"
     collectives = _device_collectives(found, steps) if on_device else _cpu_collectives(found, steps)
-    collective_times = _times_of([row for row in collectives if row.depth == 0])
+    collective_times = union(*from_trace.bounds([row for row in collectives if row.depth == 0]))
     waits = from_trace.waits_within_events(found)
     on_cpu = from_trace.phases(
         from_trace.cpu_pieces(found, steps), collective_times, thread=from_trace.main_thread(found)
@@ -134,11 +134,6 @@ def trace_rows(found: Attributed) -> list[Row]:
         at_top = {row.start_ns for row in on_cpu if row.kind == "communication"}
         collectives = [row._replace(depth=0, parent=None) if row.start_ns in at_top else row for row in collectives]
     return [*steps.rows(), *collectives, *rows, *garbage, *from_trace.layer_rows(found, steps, waits)]
-
-
-def _times_of(rows: Sequence[Row]) -> Union:
-    starts = np.array([row.start_ns for row in rows], dtype=np.int64)
-    return union(starts, starts + np.array([row.duration_ns for row in rows], dtype=np.int64))
 
 
 def _run_beside(trace: Path) -> dict[str, Any]:
@@ -238,11 +233,7 @@ def _state(trace: Path) -> dict[str, Any]:
 
 
 def _arrow() -> tuple[Any, Any]:
-    """pyarrow and its Parquet.
-
-    Raises:
-        MissingPackage: it is not installed.
-    """
+    """pyarrow and its Parquet; raises MissingPackage where it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -298,9 +289,7 @@ def _with_overlap(found: Attributed, rows: list[Row]) -> list[Row]:
     is_op[list(found.tree.layer_of_span)] = False
     chosen = is_op & (nearest(found.nesting.parent, from_trace.collective_calls(found)) < 0)
     computing = union(spans.start_ns[chosen], spans.end_ns[chosen])
-    starts = np.array([row.start_ns for row in rows], dtype=np.int64)
-    ends = starts + np.array([row.duration_ns for row in rows], dtype=np.int64)
-    beside = computing.overlap(starts, ends).tolist()
+    beside = computing.overlap(*from_trace.bounds(rows)).tolist()
     return [row._replace(overlapped_ns=overlapped) for row, overlapped in zip(rows, beside, strict=True)]
 
 
@@ -477,11 +466,7 @@ def reduce_traces(
 ) -> tuple[Reduced, ...]:
     """Each trace's summary, in the order of `tasks`. A trace that cannot be reduced has a failure; none is lost.
 
-    Args:
-        scheduler: of a Dask cluster whose workers see the same files; without one, processes here.
-        workers: processes; None: as many as cores.
-        done: is told how many are done.
-        reduce: what a worker does with a task; can be imported by its name.
+    By the workers of a Dask cluster, which see the same files, else by processes here, as many as cores.
 
     Raises:
         MissingPackage: Dask is asked for and not installed.

@@ -17,7 +17,7 @@ from profiler_wrapper.analysis.statistics import mean, median
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.ranks import times
 from profiler_wrapper.ranks.clocks import align, fit, write_table
-from profiler_wrapper.ranks.database import Database, LoadedSpans, insert
+from profiler_wrapper.ranks.database import Database, LoadedSpans, insert, to_rows
 from profiler_wrapper.ranks.model import (
     Accounting,
     Bool,
@@ -32,6 +32,7 @@ from profiler_wrapper.ranks.model import (
     Verdict,
 )
 from profiler_wrapper.ranks.replay.what_if import what_if
+from profiler_wrapper.ranks.sources import rank_of_directory
 from profiler_wrapper.ranks.stragglers import LATE, OUTSIDE, diagnose
 from profiler_wrapper.ranks.times import Basis
 from profiler_wrapper.trace.atomic import finite
@@ -154,8 +155,7 @@ def _why_missing(steps: Int, known: Bool) -> str:
 
 def _about_ranks(database: Database, ranks: Int) -> list[Mapping[str, Any]]:
     """The row of each rank in the table `ranks`, in their order."""
-    names = [row[0] for row in database.execute("DESCRIBE ranks").fetchall()]
-    rows = {row[0]: dict(zip(names, row, strict=True)) for row in database.execute("SELECT * FROM ranks").fetchall()}
+    rows = {row["rank"]: row for row in to_rows(database, "SELECT * FROM ranks")}
     return [rows.get(rank, {}) for rank in ranks.tolist()]
 
 
@@ -206,7 +206,7 @@ class RankResults(NamedTuple):
 
 def results_of(root: Path, ranks: Int) -> RankResults:
     """Reads `rank<k>*/result.json` below `root`; what is wrong with one is a reason, and no error."""
-    files = {_rank_of(file): file for file in root.glob(f"rank*/{RESULT_FILE}")}
+    files = {rank_of_directory(file.parent.name): file for file in root.glob(f"rank*/{RESULT_FILE}")}
     peak, mfu = np.full((2, len(ranks)), np.nan)
     why_peak: dict[str, list[int]] = defaultdict(list)
     why_mfu: dict[str, list[int]] = defaultdict(list)
@@ -232,11 +232,6 @@ def results_of(root: Path, ranks: Int) -> RankResults:
         _in_words(why_peak, len(ranks)),
         _in_words(why_mfu, len(ranks)),
     )
-
-
-def _rank_of(file: Path) -> int:
-    digits = file.parent.name.removeprefix("rank").split("_")[0]
-    return int(digits) if digits.isdecimal() else -1
 
 
 def _read(file: Path | None) -> _Result | str:

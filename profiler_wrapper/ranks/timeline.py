@@ -159,10 +159,12 @@ def lane_spans(
     found = to_arrays(
         database,
         f"""SELECT s.rank, s.step, CASE s.kind {kinds} ELSE {len(KINDS) - 1} END AS kind, {start},
-            s.duration_ns, coalesce(s.duration_ns - t.transfer_ns, -1) AS waiting_ns, s.depth,
+            s.duration_ns, coalesce(s.duration_ns - t.shortest_ns, -1) AS waiting_ns, s.depth,
             (m.thread IS NULL OR s.thread IS NULL OR s.thread = m.thread) AS on_main,
             coalesce(s.layer = {_text(layer)}, false) AS is_marked
-        FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank {clocks} {_transfer_join(steps)}
+        FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank {clocks}
+            LEFT JOIN labels_of_names l ON s.kind = 'communication' AND l.key = {label_key("s")}
+            LEFT JOIN matched t ON t.label = l.label AND t.step = s.step AND t.sequence = s.sequence
         WHERE {where}""",
     )
     order = np.lexsort((found["start_ns"], found["rank"]))
@@ -179,15 +181,6 @@ def _aligned_start(database: Database) -> tuple[str, str]:
         f"s.start_ns - coalesce(round({shift})::BIGINT, 0) AS start_ns",
         "LEFT JOIN clocks c ON c.rank = s.rank",
     )
-
-
-def _transfer_join(steps: Sequence[int]) -> str:
-    """Of communications that others tell of too: their transfer, the shortest duration over all ranks."""
-    return f"""LEFT JOIN labels_of_names l ON s.kind = 'communication' AND l.key = {label_key("s")}
-        LEFT JOIN (SELECT step, label, sequence, min(duration_ns) AS transfer_ns FROM communications
-            WHERE step IN ({_numbers(steps)}) AND sequence IS NOT NULL
-            GROUP BY step, label, sequence HAVING count(*) > 1) t
-        ON t.label = l.label AND t.step = s.step AND t.sequence = s.sequence"""
 
 
 def _numbers(values: Sequence[int]) -> str:
@@ -381,22 +374,15 @@ def write_ranks_trace(
     path: Path,
     *,
     ranks: Sequence[int] | None = None,
-    steps: Sequence[int] | None = None,
     most: int = MOST_TRACE_SPANS,
 ) -> None:
     """Writes the trace, as JSON, gzipped where the name ends in `.gz`, an event at a time.
 
     `ts` and `dur` are microseconds from `baseTimeNanoseconds` on.
 
-    Args:
-        ranks: that are written; None: all.
-        steps: that are written; None: all, or where that is more than `most` spans those of a few steps.
-        most: spans; what is left out so that there are not more stands in the trace.
-
-    Raises:
-        OSError: it cannot be written.
+    Of more than `most` spans only a few steps are written, and what is left out stands in the trace.
     """
-    where, left_out = _chosen(report, database, ranks, steps, most)
+    where, left_out = _chosen(report, database, ranks, most)
     start, clocks = _aligned_start(database)
     starts = f"SELECT {start}, s.duration_ns FROM spans s {clocks} WHERE {where}"
     extent = database.execute(f"SELECT min(start_ns), max(start_ns + duration_ns) FROM ({starts})").fetchone()
@@ -467,16 +453,13 @@ def _arrows(parts: Parts, report: RanksReport) -> Iterator[Event]:
 # --- which spans ---
 
 
-def _chosen(
-    report: RanksReport, database: Database, ranks: Sequence[int] | None, steps: Sequence[int] | None, most: int
-) -> tuple[str, str]:
+def _chosen(report: RanksReport, database: Database, ranks: Sequence[int] | None, most: int) -> tuple[str, str]:
     """Which spans are written, as SQL, and what is not."""
     of_ranks = "true" if ranks is None else f"s.rank IN ({_numbers(ranks)})"
     others = "" if ranks is None else f"all ranks but {ranges(ranks)}"
-    whole = "s.step IS NOT NULL" if steps is None else _of_steps(steps)
-    few = drawn_steps(report) if steps is None else list(steps)
+    few = drawn_steps(report)
     one = [few[len(few) // 2]] if few else []
-    wanted = [(whole, "")] + [(_of_steps(some), f"all steps but {ranges(some)}") for some in (few, one)]
+    wanted = [("s.step IS NOT NULL", "")] + [(_of_steps(some), f"all steps but {ranges(some)}") for some in (few, one)]
     shallow = f"{_of_steps(one)} AND s.depth = 0"
     wanted.append((shallow, f"all steps but {ranges(one)}, and all spans within others"))
     spans = 0

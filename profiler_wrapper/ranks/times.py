@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, median
-from profiler_wrapper.ranks.database import Database, Grid, column, has_table, insert, to_arrays
+from profiler_wrapper.ranks.database import Database, Grid, column, has_table, insert, to_arrays, to_rows
 from profiler_wrapper.ranks.model import (
     COMPUTE,
     OWN_KINDS,
@@ -127,9 +127,12 @@ def communication(database: Database) -> tuple[CommunicationRow, ...]:
 
     Of a database in which collectives are matched.
     """
-    rows = database.execute(
-        """SELECT l.name, l."group", c.ranks, coalesce(m.instances, c.instances), c.bytes, c.time_ns, m.transfer_ns,
-            c.overlapped_ns
+    rows = to_rows(
+        database,
+        """SELECT l.name, l."group", c.ranks AS size, coalesce(m.instances, c.instances) AS instances,
+            c.bytes // c.ranks AS bytes, c.time_ns, m.transfer_ns, c.time_ns - m.transfer_ns AS waiting_ns,
+            c.overlapped_ns, CASE WHEN c.bytes > 0 AND m.transfer_ns > 0 THEN c.bytes * 1e9 / m.transfer_ns END
+                AS bandwidth_bytes_per_s
         FROM (SELECT label, count(DISTINCT rank) AS ranks, count(*) // count(DISTINCT rank) AS instances,
                 TRY_CAST(sum(bytes) AS BIGINT) AS bytes, sum(duration_ns)::BIGINT AS time_ns,
                 CASE WHEN count(*) = count(overlapped_ns) THEN sum(overlapped_ns)::BIGINT END AS overlapped_ns
@@ -137,29 +140,14 @@ def communication(database: Database) -> tuple[CommunicationRow, ...]:
         JOIN labels l USING (label)
         LEFT JOIN (SELECT label, count(*) AS instances, sum(shortest_ns * size)::BIGINT AS transfer_ns
             FROM matched GROUP BY label) m USING (label)
-        ORDER BY c.time_ns DESC, l.name, l."group" """
-    ).fetchall()
+        ORDER BY c.time_ns DESC, l.name, l."group" """,
+    )
     found = []
-    for name, group, ranks, instances, moved, time_ns, transfer_ns, overlapped_ns in rows:
-        bandwidth = moved * 1e9 / transfer_ns if moved and transfer_ns else None
-        reasons = [_NO_OVERLAP] if overlapped_ns is None else []
-        if bandwidth is None:
-            reasons.append(_NO_BYTES if moved is None else _NO_TRANSFER)
-        found.append(
-            CommunicationRow(
-                name=name,
-                group=group,
-                size=ranks,
-                instances=instances,
-                bytes=None if moved is None else moved // ranks,
-                time_ns=time_ns,
-                transfer_ns=transfer_ns,
-                waiting_ns=None if transfer_ns is None else time_ns - transfer_ns,
-                overlapped_ns=overlapped_ns,
-                bandwidth_bytes_per_s=bandwidth,
-                unknown="; ".join(reasons),
-            )
-        )
+    for row in rows:
+        reasons = [_NO_OVERLAP] if row["overlapped_ns"] is None else []
+        if row["bandwidth_bytes_per_s"] is None:
+            reasons.append(_NO_BYTES if row["bytes"] is None else _NO_TRANSFER)
+        found.append(CommunicationRow(**row, unknown="; ".join(reasons)))
     return tuple(found)
 
 
@@ -182,11 +170,7 @@ _BITS = 9  # of a counter of running spans: at most 511 of one kind at once
 
 
 def own_times(database: Database, *, basis: Basis = "cpu") -> OwnTimes:
-    """What each rank did itself in each step, see `OwnTimes`; of a database that is prepared.
-
-    Args:
-        basis: "device": compute is the device's time where a span has it.
-    """
+    """What each rank did itself in each step, see `OwnTimes`; of a database that is prepared."""
     if not has_table(database, "matched"):
         match_collectives(database)
     duration = "coalesce(device_ns, duration_ns)" if basis == "device" else "duration_ns"
@@ -624,14 +608,6 @@ _DEVIATIONS = 4.0  # beyond the median; less than among steps (`statistics.outli
 _SHARE = 0.1  # and at least this much longer than the median
 
 
-class OverRanks(NamedTuple):
-    """One time over the ranks that have it, in the unit of what was given."""
-
-    typical: float  # the median; of two the quicker
-    spread: float  # 1.48 times the median deviation
-    outliers: tuple[int, ...]  # ranks far slower, the slowest first
-
-
 def typical(values: Float, axis: int) -> Float:
     """The median; of two the quicker, as only one of them can be slow."""
     known = np.isfinite(values).sum(axis=axis)
@@ -639,10 +615,13 @@ def typical(values: Float, axis: int) -> Float:
     return np.where(known == 2, least, median(values, axis=axis))
 
 
-def over_ranks(values: Float, ranks: Int) -> OverRanks:
-    """What is typical of (R,) values, all known, how they spread, and which ranks are outliers (of two or more)."""
+def over_ranks(values: Float, ranks: Int) -> tuple[float, float, tuple[int, ...]]:
+    """What is typical of (R,) values, all known, their deviation, and the ranks far slower, the slowest first.
+
+    The deviation is 1.48 times the median one; outliers are among two or more.
+    """
     center = float(typical(values, axis=0))
     spread = MAD_TO_SIGMA * float(np.median(np.abs(values - center)))
     far = values > center + max(_DEVIATIONS * spread, _SHARE * center)
     order = np.argsort(-values[far], kind="stable")
-    return OverRanks(center, spread, tuple(ranks[far][order].tolist()) if len(values) > 1 else ())
+    return center, spread, tuple(ranks[far][order].tolist()) if len(values) > 1 else ()

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("duckdb")
 
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.ranks.database import Column, find_columns, open_database, parse_mapping, read_foreign
+from profiler_wrapper.ranks.database import Column, find_columns, open_database, parse_mapping, read_foreign, to_rows
 from profiler_wrapper.trace.spans import kind_of_span, receives, sends_forward
 from shared_traces import TRACES
 
@@ -21,13 +21,9 @@ STRAGGLERS = TRACES.parent / "stragglers" / "trace-ST.parquet"
 def read(path: Path, **mapping: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], tuple[str, ...]]:
     """(spans, ranks, notes), spans by rank, step and start."""
     with open_database(memory_bytes=100 << 20, threads=1) as database:
-        found = read_foreign(database, [path], mapping=mapping)
-        answers = []
-        for sql in (f"{found.spans} ORDER BY rank, step, start_ns", found.ranks):
-            answer = database.execute(sql)
-            names = [column[0] for column in answer.description]
-            answers.append([dict(zip(names, row, strict=True)) for row in answer.fetchall()])
-        return answers[0], answers[1], found.notes
+        notes, _ = read_foreign(database, [path], mapping=mapping)
+        spans = to_rows(database, "SELECT * FROM foreign_spans ORDER BY rank, step, start_ns")
+        return spans, to_rows(database, "SELECT * FROM foreign_ranks"), notes
 
 
 def write_csv(path: Path, header: str, *rows: str) -> Path:

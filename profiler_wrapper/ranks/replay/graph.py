@@ -92,14 +92,12 @@ def build_graph(orders: list[StageOrder], coordinates: Int, groups: Callable[[Op
     for stage, order in enumerate(orders):
         _within_rank(order, first[stage], transfers, waits)
     joined: dict[int, int] = {}
-    for crossing in transfers.crossings:
-        source, target = crossing.sender.transfer, crossing.receiver.transfer
+    for sender, receiver in transfers.crossings:
+        source, target = sender.transfer, receiver.transfer
         if source is not None and target is not None:
             joined[_root(joined, source)] = _root(joined, target)
         else:  # what is not recorded takes no time
-            waits[crossing.receiver.compute if target is None else target].add(
-                crossing.sender.compute if source is None else source
-            )
+            waits[receiver.compute if target is None else target].add(sender.compute if source is None else source)
     syncs = _syncs(operations, joined, coordinates, groups)
     needed = {other for each in waits for other in each}
     return Graph(

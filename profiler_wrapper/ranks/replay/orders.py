@@ -28,17 +28,8 @@ class NotReplayable(Exception):
     """What the replay would need is not in the table; the message says what."""
 
 
-class Places(NamedTuple):
-    """Where ranks are in the job: the fields of `Cells`."""
-
-    ranks: Int  # (R,)
-    stages: Int  # (G,) numbers of the stages, ascending
-    grid: Int  # (G, P) index into ranks; -1: no such rank in the table
-    coordinates: Int  # (P, 4) of COORDINATES; -1 where not known
-
-
-def read_places(connection: DuckDBPyConnection, present: Int) -> Places:
-    """The places of the ranks that are present.
+def read_places(connection: DuckDBPyConnection, present: Int) -> dict[str, Int]:
+    """Where the ranks that are present are in the job: fields of `Cells`.
 
     Raises:
         NotReplayable: which ranks belong together is not known.
@@ -69,7 +60,8 @@ def read_places(connection: DuckDBPyConnection, present: Int) -> Places:
     column = {key: place for place, key in enumerate(pipelines)}
     for index, key in enumerate(keys):
         grid[np.searchsorted(stages, stage[index]), column[key]] = index
-    return Places(ranks, stages, grid, np.array(pipelines, dtype=np.int64).reshape(-1, len(COORDINATES)))
+    coordinates = np.array(pipelines, dtype=np.int64).reshape(-1, len(COORDINATES))
+    return {"ranks": ranks, "stages": stages, "grid": grid, "coordinates": coordinates}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -122,11 +114,12 @@ def read_cells(
     if not len(found):
         raise NotReplayable("no operation has a step")
     places = read_places(connection, np.unique(found[:, 0]))
-    all_steps = _choose_steps(connection, found, most_rows if len(places.stages) > 1 else most_rows_of_one_stage)
+    ranks = places["ranks"].tolist()
+    all_steps = _choose_steps(connection, found, most_rows if len(places["stages"]) > 1 else most_rows_of_one_stage)
     connection.execute(
         "CREATE OR REPLACE TEMP TABLE replay_ranks AS "
         "SELECT unnest(?::INTEGER[]) AS rank, unnest(?::INTEGER[]) AS place",
-        [places.ranks.tolist(), list(range(len(places.ranks)))],
+        [ranks, list(range(len(ranks)))],
     )
     _read_rows(connection)
     cells, count = _filled(connection, places, all_steps, align, by_order=False)
@@ -172,7 +165,7 @@ def _read_rows(connection: DuckDBPyConnection) -> None:
 
 
 def _filled(
-    connection: DuckDBPyConnection, places: Places, all_steps: int, align: Align | None, *, by_order: bool
+    connection: DuckDBPyConnection, places: dict[str, Int], all_steps: int, align: Align | None, *, by_order: bool
 ) -> tuple[Cells, int]:
     """The cells, and how many operations there were to fill in.
 
@@ -200,9 +193,9 @@ def _filled(
     count, waiting = connection.execute(
         "SELECT count(*), sum(waiting) / greatest(1, sum(computing)) FROM replay_rows"
     ).fetchone() or (0, 0.0)
-    shape = (sum(slots for *_, slots in names), len(places.ranks), len(steps))
+    shape = (sum(slots for *_, slots in names), len(places["ranks"]), len(steps))
     cells = Cells(
-        *places,
+        **places,
         steps=np.array([step for step, _ in steps], dtype=np.int64),
         all_steps=all_steps,
         names=tuple((name, kind) for name, kind, _ in names),
@@ -359,11 +352,11 @@ class StageOrder:
         return float(median(self.starts[:, one] - self.starts[:, other]))
 
     def ends_after(self, one: int, other: int) -> float:
-        """Typical time from the end of another operation to this one's end, in ns."""
+        """The same of their ends."""
         return float(median(self.ends[:, one] - self.ends[:, other]))
 
     def begins_after_end(self, one: int, other: int) -> float:
-        """Typical time from the end of another operation to this one's start, in ns."""
+        """The same from the end of the other to the start of this one."""
         return float(median(self.starts[:, one] - self.ends[:, other]))
 
 
@@ -445,18 +438,11 @@ class End(NamedTuple):
     transfer: int | None  # None: not recorded
 
 
-class Crossing(NamedTuple):
-    """A transfer between two stages."""
-
-    sender: End
-    receiver: End
-
-
 @dataclass(slots=True)
 class Transfers:
     """Numbers are of operations over all stages: the first stage's from 0 in their order, then the second's ..."""
 
-    crossings: list[Crossing] = field(default_factory=list)
+    crossings: list[tuple[End, End]] = field(default_factory=list)  # between two stages: sender, receiver
     sends: list[End] = field(default_factory=list)  # all that follow a compute, also those that move nothing
     receives: list[End] = field(default_factory=list)  # all that precede a compute, also those that move nothing
     chunks: int = 1  # parts of the model per stage
@@ -593,7 +579,7 @@ def _transfer_parts(order: StageOrder, index: int) -> tuple[tuple[str, str], ...
     return tuple(parts)
 
 
-def _pair(ends: dict[tuple[int, Verb, Direction], list[tuple[_Compute, End]]], stages: int) -> list[Crossing]:
+def _pair(ends: dict[tuple[int, Verb, Direction], list[tuple[_Compute, End]]], stages: int) -> list[tuple[End, End]]:
     senders = {key: value for key, value in ends.items() if key[1] == "send"}
     by_what: dict[tuple[str, int, int], End] = {}
     receivers: dict[tuple[str, int, int], End] = {}
@@ -607,7 +593,7 @@ def _pair(ends: dict[tuple[int, Verb, Direction], list[tuple[_Compute, End]]], s
                 receivers[direction, compute.microbatch, _other_part(compute.part, verb, direction)] = end
     known = all(microbatch >= 0 for _, microbatch, _ in by_what) and len(by_what) + len(receivers) == count
     if known and by_what.keys() == receivers.keys():
-        return [Crossing(end, receivers[key]) for key, end in by_what.items()]
+        return [(end, receivers[key]) for key, end in by_what.items()]
     crossings = []
     for (stage, _, direction), sent in senders.items():
         peer = (stage + (1 if direction == "forward" else -1)) % stages
@@ -617,5 +603,5 @@ def _pair(ends: dict[tuple[int, Verb, Direction], list[tuple[_Compute, End]]], s
                 f"stage {stage} sends {len(sent)} times {direction} a step and stage {peer} receives {len(received)} "
                 "times: which belongs to which is not known"
             )
-        crossings += [Crossing(one[1], other[1]) for one, other in zip(sent, received, strict=True)]
+        crossings += [(one[1], other[1]) for one, other in zip(sent, received, strict=True)]
     return crossings

@@ -54,9 +54,9 @@ class StepClass:
     steps: Int  # (S,) index
     own_ns: Float32  # (N, P, S) of a transfer or collective: from when the last one was there
     recorded_ns: Float  # (S,) from first start to last end
-    unknown: Bool | None  # (N, P, S) not in the table, or its other end is not; None: all is known
+    unknown: Bool  # (N, P, S) not in the table, or its other end is not
     lost: int  # operations that are not in the table, though others of the pipeline are
-    absent: Bool | None  # (N, P, S) the pipeline had no such operation in the step: takes no time; None: all had
+    absent: Bool  # (N, P, S) the pipeline had no such operation in the step: takes no time
 
     def times(self, typical_ns: Float, as_recorded: Bool) -> Float:
         """Time of each step (S,) where the chosen operations (N, P) take what they took, the others what is typical."""
@@ -73,9 +73,8 @@ class StepClass:
         found: Length = typical_ns[number]
         if as_recorded.any():
             found = np.where(as_recorded[:, None], self.own_ns[number, :, part], typical_ns[number])
-        if self.absent is not None and self.absent[number, :, part].any():
-            found = np.where(self.absent[number, :, part], 0.0, found)
-        return found
+        gone = self.absent[number, :, part]
+        return np.where(gone, 0.0, found) if gone.any() else found
 
     def times_with_one(self, typical_ns: Float) -> Float:
         """As `times`, where one pipeline takes what it took: (P, S), for each pipeline.
@@ -128,8 +127,6 @@ def own_lengths(cells: Cells, graph: Graph, steps: Int) -> StepClass:
     for sync in graph.syncs:  # where the other end is lost, how long this one waited for it is not known
         if sync.how == "operations" and graph.operations[sync.members[0]].role.what == "transfer":
             own[list(sync.members)] += np.where(there[list(sync.members)].all(axis=0), 0, np.nan)
-    if there.all():
-        return StepClass(graph, steps, own, last - first, None, 0, None)
     absent = _absent(graph, there)
     return StepClass(graph, steps, own, last - first, np.isnan(own) & ~absent, int((~there & ~absent).sum()), absent)
 
@@ -182,8 +179,7 @@ def fill_unknown(each: StepClass, typical_ns: Float) -> None:
     """
     if each.lost > MOST_LOST * each.own_ns.size:
         raise NotReplayable(f"{each.lost / each.own_ns.size:.0%} of the operations of a step are not in the table")
-    if each.unknown is not None:
-        np.copyto(each.own_ns, typical_ns[:, None, None].astype(np.float32), where=each.unknown)
+    np.copyto(each.own_ns, typical_ns[:, None, None].astype(np.float32), where=each.unknown)
     np.copyto(each.own_ns, np.float32(0), where=np.isnan(each.own_ns))
 
 
