@@ -31,10 +31,10 @@ class FoldedRow:
     phase: str
     a_ns: float | None
     b_ns: float | None
-    retained_a: float | None  # bytes, of all of them, with what is inside of them
-    retained_b: float | None
-    flops_a: int | None
-    flops_b: int | None
+    retained_a: float | None = None  # bytes, of all of them, with what is inside of them
+    retained_b: float | None = None
+    flops_a: int | None = None
+    flops_b: int | None = None
     slower: tuple[str, ...] = ()  # those that are, by name
     faster: tuple[str, ...] = ()
     members: int = 1
@@ -54,18 +54,8 @@ def folded_rows(comparison: Comparison) -> list[FoldedRow]:
         members = [rows] if len(rows) >= _FEWEST_FOLDED else [[row] for row in rows]
         folded += [_folded(group, comparison) for group in members]
     for reason in comparison.unattributed:
-        folded.append(
-            FoldedRow(
-                label=f"(unattributed) {reason.reason}",
-                phase="",
-                a_ns=reason.time_a_ns / comparison.steps_a,
-                b_ns=reason.time_b_ns / comparison.steps_b,
-                retained_a=None,
-                retained_b=None,
-                flops_a=None,
-                flops_b=None,
-            )
-        )
+        times = reason.time_a_ns / comparison.steps_a, reason.time_b_ns / comparison.steps_b
+        folded.append(FoldedRow(label=f"(unattributed) {reason.reason}", phase="", a_ns=times[0], b_ns=times[1]))
     return sorted(folded, key=lambda row: -abs(row.difference_ns))
 
 
@@ -236,8 +226,8 @@ def _line(row: FoldedRow, comparable: bool) -> tuple[str, ...]:
     return (
         row.label,
         "" if row.phase == row.label else row.phase.replace("_", " "),
-        "" if row.a_ns is None else _ms(row.a_ns),
-        "" if row.b_ns is None else _ms(row.b_ns),
+        _ms(row.a_ns),
+        _ms(row.b_ns),
         f"{row.difference_ns / 1e6:+.3f}",
         change,
         _said(row),
@@ -255,8 +245,8 @@ def _said(row: FoldedRow) -> str:
     return ", ".join(decided)
 
 
-def _ms(value_ns: float) -> str:
-    return f"{value_ns / 1e6:.3f}"
+def _ms(value_ns: float | None) -> str:
+    return "" if value_ns is None else f"{value_ns / 1e6:.3f}"
 
 
 _CSV_OF_ROW = ("layer", "phase", "class_name", "kind", "decision", "change", "error")

@@ -284,15 +284,12 @@ def decision_words(total: ComparedTotal) -> str:
 
 def _no_difference(total: ComparedTotal, times: str, common_on_cpu: bool) -> str:
     """Of a change that may be noise, that it is not certain: the numbers beside it may differ by much."""
-    change, moved = percent(total.change, total.error), abs(total.change or 0.0)
+    change = percent(total.change, total.error)
     if decision_words(total) == "no difference":
         return f"no difference in all ({change}; {times})"
-    if total.error is None:
-        return f"no certain difference ({change}, noise not known; {times})"
-    if common_on_cpu and moved >= LEAST_CHANGE:
-        more = f"{100 * moved:.0f} % {'more' if (total.change or 0.0) > 0 else 'less'} time"
-        return f"no certain difference: {more} in common to all layers, {BY_LOAD} ({change}; {times})"
-    return f"no certain difference of the whole step ({change}; {times})"
+    unknown = ", noise not known" if total.error is None else ""
+    by_load = f", {BY_LOAD}" if common_on_cpu and not unknown and abs(total.change or 0.0) >= LEAST_CHANGE else ""
+    return f"no certain difference of the whole step{by_load} ({change}{unknown}; {times})"
 
 
 def _where(changed: Sequence[ChangedLayer], total: ComparedTotal, work: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import json
 import math
 import os
@@ -66,7 +67,13 @@ def check_replaceable(path: Path) -> None:
 def _check_end(path: Path) -> None:
     """Raises OSError unless the file ends as one of its kind must; a full disk may cut it silently."""
     if path.name.endswith(".gz"):
-        end = _end_of_gzip(path)
+        try:
+            with gzip.open(path) as packed:
+                end = b""
+                while piece := packed.read(_PIECE_BYTES):
+                    end = (end + piece)[-64:]
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise OSError(f"its gzip data are damaged ({error}); is the disk full?") from error
     else:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 64))
@@ -80,23 +87,6 @@ def _check_end(path: Path) -> None:
     }
     if not whole.get(kind, True):
         raise OSError(f"its end is missing (the last bytes are {end[-12:]!r}); is the disk full?")
-
-
-def _end_of_gzip(path: Path) -> bytes:
-    """The last decompressed bytes. Raises OSError if the file is cut or damaged."""
-    inflate = zlib.decompressobj(wbits=31)
-    end = b""
-    with path.open("rb") as file:
-        try:
-            while piece := file.read(_PIECE_BYTES):
-                while piece and not inflate.eof:
-                    end = (end + inflate.decompress(piece, _PIECE_BYTES))[-64:]
-                    piece = inflate.unconsumed_tail
-        except zlib.error as error:
-            raise OSError(f"its gzip data are damaged ({error}); is the disk full?") from error
-    if not inflate.eof:
-        raise OSError("its gzip data stop in the middle; is the disk full?")
-    return end
 
 
 def json_bytes(value: Any) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import shutil
@@ -10,13 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 import msgspec
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.trace.atomic import replacing
-from profiler_wrapper.trace.events import EventDecoder
 from profiler_wrapper.trace.json_stream import TraceWalker
 from profiler_wrapper.trace.recording import OUR_CATEGORY
 
@@ -56,51 +56,19 @@ def splice_lanes(path: str | os.PathLike[str], spans: Sequence[LaneSpan], target
         OSError: it could not be read or written.
     """
     path, target = Path(path), Path(target)
-    place = _find_place(path)
-    lines = ",\n".join(_events(spans, place.ids)) if spans else ""
-    text = f"{',' if place.has_events else ''}\n{lines}\n" if lines else ""
+    walker = TraceWalker(path, msgspec.json.Decoder(list[msgspec.Raw]).decode)
+    has_events = sum(map(len, walker.batches())) > 0
+    if not walker.complete or walker.events_end is None:
+        raise BrokenTrace(f"{path}: no lanes were added: {'; '.join(walker.warnings)}")
+    lines = ",\n".join(_events(spans)) if spans else ""
+    text = f"{',' if has_events else ''}\n{lines}\n" if lines else ""
     with replacing(target) as beside, _opened(path) as source, _written(beside) as written:
-        _copy(source, written, place.offset)
+        _copy(source, written, walker.events_end)
         written.write(text.encode())
         shutil.copyfileobj(source, written, _PIECE_BYTES)
 
 
 # --- the file ---
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    offset: int  # of the bracket that closes traceEvents
-    has_events: bool
-    ids: frozenset[int]  # process and thread numbers that are taken
-
-
-class _Owner(msgspec.Struct, gc=False):
-    pid: int | str = 0
-    tid: int | str = 0
-
-
-def _find_place(path: Path) -> _Place:
-    owners = msgspec.json.Decoder(list[_Owner])
-    anything = EventDecoder()
-
-    def decode(data: bytes) -> list[Any]:
-        try:
-            return owners.decode(data)
-        except msgspec.ValidationError:
-            return anything(data)
-
-    walker: TraceWalker[Any] = TraceWalker(path, decode)
-    ids: set[int | str] = set()
-    has_events = False
-    for events in walker.batches():
-        has_events = True
-        ids.update(event.pid for event in events)
-        ids.update(event.tid for event in events)
-    if not walker.complete or walker.events_end is None:
-        raise BrokenTrace(f"{path}: no lanes were added: {'; '.join(walker.warnings)}")
-    numbers = (int(value) for value in ids if isinstance(value, int) or value.isdecimal())
-    return _Place(walker.events_end, has_events or anything.misfits > 0, frozenset(numbers))
 
 
 @contextmanager
@@ -132,7 +100,7 @@ def _copy(source: IO[bytes], target: IO[bytes], size: int) -> None:
 # --- the events ---
 
 
-def _events(spans: Sequence[LaneSpan], taken: frozenset[int]) -> Iterator[str]:
+def _events(spans: Sequence[LaneSpan]) -> Iterator[str]:
     """Names and order of the lanes, then their bars."""
     by_device: dict[int | None, dict[str, list[LaneSpan]]] = {}
     for span in spans:
@@ -140,7 +108,7 @@ def _events(spans: Sequence[LaneSpan], taken: frozenset[int]) -> Iterator[str]:
             raise WrongUse(f"lane {span.lane!r}: {span.name!r} has a negative duration ({span.duration_ns} ns)")
         by_device.setdefault(span.device, {}).setdefault(span.lane, []).append(span)
     first_ns = min(span.start_ns for span in spans)
-    numbers = _free_numbers(taken)
+    numbers = itertools.count(_FIRST_ID)
     devices = sorted(by_device, key=lambda device: -1 if device is None else device)
     for place, device in enumerate(devices):
         pid = next(numbers)
@@ -153,14 +121,6 @@ def _events(spans: Sequence[LaneSpan], taken: frozenset[int]) -> Iterator[str]:
             yield _label("thread_sort_index", pid, tid, first_ns, sort_index=row)
             for bar in _nested(bars):
                 yield _bar(bar, pid, tid)
-
-
-def _free_numbers(taken: frozenset[int]) -> Iterator[int]:
-    number = _FIRST_ID
-    while True:
-        if number not in taken:
-            yield number
-        number += 1
 
 
 def _nested(bars: Iterable[LaneSpan]) -> Iterator[LaneSpan]:

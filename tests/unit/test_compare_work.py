@@ -138,11 +138,7 @@ def test_the_printed_change_is_that_of_the_printed_times() -> None:
 def test_what_a_cpu_has_in_common_is_explained_and_no_difference() -> None:
     found = compare(on_cpu(3, noise=BUSY), on_cpu(4, noise=BUSY, slower=lambda layer, phase, step: 1.2))
     assert found.decision == "no difference"
-    assert re.match(
-        r"no certain difference: \d+ % (more|less) time in common to all layers, "
-        "within what load and clock do on a CPU",
-        found.verdict,
-    )
+    assert found.verdict.startswith("no certain difference of the whole step, within what load and clock do on a CPU (")
 
 
 def test_names_that_are_cut_stay_apart() -> None:

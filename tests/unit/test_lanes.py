@@ -57,8 +57,7 @@ def test_everything_else_stays_byte_for_byte(tmp_path: Path, name: str, events: 
 
 
 def test_bars_labels_and_numbers(tmp_path: Path) -> None:
-    taken = KERNEL | {"pid": 1_000_000_000, "tid": "1000000001"}
-    path = write_trace(tmp_path / "trace.json", [taken])
+    path = write_trace(tmp_path / "trace.json", [KERNEL])
     splice_lanes(path, SPANS, path)
     content = load(path)
     labels = {
@@ -67,29 +66,29 @@ def test_bars_labels_and_numbers(tmp_path: Path) -> None:
         if event["ph"] == "M"
     }
     assert labels == {
-        (1_000_000_002, 0, "process_name"): "layers on the CPU",
-        (1_000_000_002, 0, "process_sort_index"): -1000,
+        (1_000_000_000, 0, "process_name"): "layers on the CPU",
+        (1_000_000_000, 0, "process_sort_index"): -1000,
+        (1_000_000_000, 1_000_000_001, "thread_name"): "forward",
+        (1_000_000_000, 1_000_000_001, "thread_sort_index"): 0,
+        (1_000_000_002, 0, "process_name"): "layers on GPU 0",
+        (1_000_000_002, 0, "process_sort_index"): -999,
         (1_000_000_002, 1_000_000_003, "thread_name"): "forward",
         (1_000_000_002, 1_000_000_003, "thread_sort_index"): 0,
-        (1_000_000_004, 0, "process_name"): "layers on GPU 0",
-        (1_000_000_004, 0, "process_sort_index"): -999,
-        (1_000_000_004, 1_000_000_005, "thread_name"): "forward",
-        (1_000_000_004, 1_000_000_005, "thread_sort_index"): 0,
-        (1_000_000_004, 1_000_000_006, "thread_name"): "backward",
-        (1_000_000_004, 1_000_000_006, "thread_sort_index"): 1,
+        (1_000_000_002, 1_000_000_004, "thread_name"): "backward",
+        (1_000_000_002, 1_000_000_004, "thread_sort_index"): 1,
     }
     bars = [(bar["tid"], bar["name"], bar["ts"], bar["dur"], bar["args"]) for bar in ours(content)]
     assert bars == [
-        (1_000_000_003, "model", Decimal("0.500"), Decimal("0.098"), {}),
-        (1_000_000_005, "model", Decimal("1.000"), Decimal("8.998"), {}),
+        (1_000_000_001, "model", Decimal("0.500"), Decimal("0.098"), {}),
+        (1_000_000_003, "model", Decimal("1.000"), Decimal("8.998"), {}),
         (
-            1_000_000_005,
+            1_000_000_003,
             'layers.0 "quoted" \\ \n é ?',
             Decimal("2.500"),
             Decimal("0.997"),
             {"phase": "forward", "call": 3},
         ),
-        (1_000_000_006, "model", Decimal("12.000"), Decimal("2.998"), {}),
+        (1_000_000_004, "model", Decimal("12.000"), Decimal("2.998"), {}),
     ]
 
 
