@@ -24,7 +24,7 @@ import measuring
 import shared_traces
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.memory.events import device_memory
-from profiler_wrapper.analysis.memory.use import memory_use
+from profiler_wrapper.analysis.memory.use import memory_use, owned_memory
 from profiler_wrapper.analysis.model import MemoryUse
 from profiler_wrapper.trace.owned import HeldTensor, Holding
 from profiler_wrapper.trace.reader import read
@@ -76,7 +76,7 @@ def made_up_holdings(recording: Recording, device: str) -> tuple[Holding, ...]:
 def analysed(found: Attributed, holdings: Sequence[Holding]) -> MemoryUse:
     memory = device_memory(found.recording, holdings)
     assert memory is not None, "the trace has no memory events"
-    return memory_use(found, memory)
+    return memory_use(found, owned_memory(found, memory))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.memory.events import device_memory
-from profiler_wrapper.analysis.memory.use import memory_use
+from profiler_wrapper.analysis.memory.use import memory_use, owned_memory
 from profiler_wrapper.analysis.model import CATEGORIES, MemoryUse
 from profiler_wrapper.trace.owned import read_holdings
 from profiler_wrapper.trace.recording import Recording
@@ -40,7 +40,8 @@ def use_in_any_order(trace: Trace, *moments: Moment) -> MemoryUse:
         recording = other.recording(metadata={"baseTimeNanoseconds": BASE_NS})
         memory = device_memory(recording, read_holdings(run["held"]))
         assert memory is not None
-        rotated = memory_use(attributed(recording, run=run), memory)
+        found = attributed(recording, run=run)
+        rotated = memory_use(found, owned_memory(found, memory))
         assert rotated.timeline.bytes_by_category.tolist() == use.timeline.bytes_by_category.tolist()
         assert set(rotated.peak_owners) == set(use.peak_owners)
         assert set(rotated.changes) == set(use.changes)

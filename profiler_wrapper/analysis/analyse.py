@@ -121,7 +121,7 @@ def tables(
     holdings, memory_notes = _holdings(run)
     memory = device_memory(recording, holdings, cpu_frees_unsure=bool(run.get("cpu_frees_unsure")))
     owned = None if memory is None else owned_memory(found, memory)
-    use = None if memory is None else memory_use(found, memory, owned=owned)
+    use = None if owned is None else memory_use(found, owned)
     per_call = None if memory is None else call_memory(found, memory)
     exposed, exposed_total = exposed_communication(recording, charges)
     work = _work(found) if work is None else work
@@ -147,7 +147,7 @@ def tables(
         calls=layer_calls(found, per_call),
         memory_use=use,
     )
-    analysis = _with_views(analysis, found, shaped, memory, owned)
+    analysis = _with_views(analysis, found, shaped, owned)
     if not isinstance(work, str):
         analysis = with_work(analysis, found, work, peaks)
     failed: list[str] = []
@@ -167,9 +167,7 @@ def _work(found: Attributed) -> WorkCount | str:
         return f"that failed: {type(error).__name__}: {error}"
 
 
-def _with_views(
-    analysis: Analysis, found: Attributed, shaped: ShapeRows, memory: DeviceMemory | None, owned: OwnedMemory | None
-) -> Analysis:
+def _with_views(analysis: Analysis, found: Attributed, shaped: ShapeRows, owned: OwnedMemory | None) -> Analysis:
     """With what is said beyond layers. A table that fails is empty, and a warning says so."""
     notes: list[str] = []
     return replace(
@@ -179,8 +177,8 @@ def _with_views(
         kernels=attempt("kernels are", lambda: kernel_rows(found), (), notes),
         collectives=attempt("collectives are", lambda: collective_rows(found), (), notes),
         synchronisations=attempt("waits for the device are", lambda: synchronisation_rows(found), (), notes),
-        allocations=attempt("allocations are", lambda: allocation_rows(found, memory, owned=owned), (), notes),
-        op_memory=attempt("memory of ops is", lambda: op_memory_rows(found, memory, owned=owned), (), notes),
+        allocations=attempt("allocations are", lambda: allocation_rows(found, owned), (), notes),
+        op_memory=attempt("memory of ops is", lambda: op_memory_rows(found, owned), (), notes),
         warnings=(*analysis.warnings, *notes),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,9 +30,9 @@ from profiler_wrapper.analysis.model import (
 )
 from profiler_wrapper.analysis.statistics import sum_by_key
 from profiler_wrapper.analysis.steps import Steps
-from profiler_wrapper.analysis.work.flops import FlopCount, LayerFlops
+from profiler_wrapper.analysis.work.flops import FlopCount
 from profiler_wrapper.analysis.work.peaks import Given
-from profiler_wrapper.analysis.work.roofline import Roof, Roofs, WorkCount, roofs
+from profiler_wrapper.analysis.work.roofline import LayerWork, WorkByLayer, WorkCount, work_by_layer
 from profiler_wrapper.analysis.work.utilization import peaks_of_run, utilization
 from profiler_wrapper.trace.recording import Bool, Category, Int64, Recording
 
@@ -342,19 +342,19 @@ def totals(found: Attributed, exposed_ns: int | None) -> TimeTotals:
 def with_work(analysis: Analysis, found: Attributed, work: WorkCount, peaks: Given | None) -> Analysis:
     """An analysis of times, with the FLOPs and bytes of its ops and what part of the machine they use."""
     roof, warning = peaks_of_run(analysis.run, given=peaks, on_device=analysis.time_basis == "device")
-    at_roof = roofs(found, work, roof)
+    asked = work_by_layer(found, work, roof)
     shares, notes = utilization(found, work.flops, roof)
     if roof is not None and roof.bandwidth_bytes_per_s is None:
         of = roof.device or "this device"
         notes.insert(0, f"no memory bandwidth is known of {of}: give bandwidth=<GB/s> for the time at the roof")
-    layers = with_layer_work(analysis.layers, work.flops, at_roof)
+    layers = with_layer_work(analysis.layers, asked)
     if shares is not None:  # else the steps with shapes are not like those that are timed
         notes += _faster_than_the_roof(analysis, layers)
     return replace(
         analysis,
         layers=layers,
         classes=with_class_flops(analysis.classes, work.flops),
-        unattributed=with_unattributed_work(analysis.unattributed, work.flops, at_roof),
+        unattributed=with_unattributed_work(analysis.unattributed, asked.unattributed),
         flops=work.flops.rows,
         uncounted=work.flops.uncounted,
         untold_bytes=work.untold_bytes,
@@ -389,45 +389,42 @@ def keys_of_work(tree: LayerTree, work: WorkCount | str) -> tuple[list[tuple[int
     if isinstance(work, str):
         return [], [f"FLOPs and bytes moved are not available, because {work}"]
     index = {**tree.by_name(), "": NO_LAYER}
-    moving = [
-        (demand.layer, demand.phase) for demand in work.demands if demand.layer is not None and demand.bytes_moved
-    ]
-    every = list(dict.fromkeys([*work.flops.layers, *moving]))
+    working = [(row.layer, row.phase) for row in work.flops.rows]
+    working += [(layer, row.phase) for row in work.flops.uncounted for layer in row.layers]
+    working += [(demand.layer, demand.phase) for demand in work.demands if demand.bytes_moved]
+    every = dict.fromkeys((layer, phase) for layer, phase in working if layer is not None)
     notes = work.notes()
-    gone = list(dict.fromkeys(layer for layer, _ in every if layer not in index))
-    if gone:
+    if gone := list(dict.fromkeys(layer for layer, _ in every if layer not in index)):
         notes.append(
             f"FLOPs and bytes of {len(gone)} layers that ran in no timed step have no rows: {', '.join(gone[:3])}"
         )
-    return [(index[layer], phase) for layer, phase in every if layer in index], notes
+    known = [(index[layer], phase) for layer, phase in every if layer in index]
+    chains = [(tree.layers[layer].ancestors if layer >= 0 else (layer,), phase) for layer, phase in known]
+    return [(above, phase) for chain, phase in chains for above in chain], notes
 
 
-def with_layer_work(rows: Sequence[LayerRow], count: FlopCount, at_roof: Roofs) -> tuple[LayerRow, ...]:
+def with_layer_work(rows: Sequence[LayerRow], asked: WorkByLayer) -> tuple[LayerRow, ...]:
     """The rows of layers; one without work has 0 of it."""
-    no_flops, no_roof = LayerFlops(), Roof()
-    found = []
-    for row in rows:
-        key = (row.layer, row.phase)
-        flops = count.layers.get(key, no_flops)
-        own, inclusive = at_roof.own.get(key, no_roof), at_roof.inclusive.get(key, no_roof)
-        found.append(
-            replace(
-                row,
-                flops_per_step=flops.inclusive,
-                known_flops_per_step=flops.known,
-                self_flops_per_step=flops.own,
-                causal_flops_per_step=flops.causal_inclusive,
-                self_causal_flops_per_step=flops.causal_own,
-                bytes_moved_per_step=inclusive.bytes_moved,
-                self_bytes_moved_per_step=own.bytes_moved,
-                roof_time_per_step_ns=inclusive.time_ns,
-                self_roof_time_per_step_ns=own.time_ns,
-                memory_roof_time_per_step_ns=inclusive.memory_ns,
-                self_memory_roof_time_per_step_ns=own.memory_ns,
-                peak_time_per_step_ns=inclusive.peak_ns,
-            )
+    none = LayerWork()
+    return tuple(
+        replace(
+            row,
+            flops_per_step=inclusive.flops,
+            known_flops_per_step=inclusive.known_flops,
+            self_flops_per_step=own.flops,
+            causal_flops_per_step=inclusive.causal_flops,
+            self_causal_flops_per_step=own.causal_flops,
+            bytes_moved_per_step=inclusive.bytes_moved,
+            self_bytes_moved_per_step=own.bytes_moved,
+            roof_time_per_step_ns=inclusive.time_ns,
+            self_roof_time_per_step_ns=own.time_ns,
+            memory_roof_time_per_step_ns=inclusive.memory_ns,
+            self_memory_roof_time_per_step_ns=own.memory_ns,
+            peak_time_per_step_ns=inclusive.peak_ns,
         )
-    return tuple(found)
+        for row in rows
+        for own, inclusive in [[works.get((row.layer, row.phase), none) for works in (asked.own, asked.inclusive)]]
+    )
 
 
 def with_class_flops(rows: Sequence[ClassRow], count: FlopCount) -> tuple[ClassRow, ...]:
@@ -454,30 +451,24 @@ def with_class_flops(rows: Sequence[ClassRow], count: FlopCount) -> tuple[ClassR
 
 
 def with_unattributed_work(
-    rows: Sequence[UnattributedRow], count: FlopCount, at_roof: Roofs
+    rows: Sequence[UnattributedRow], asked: Mapping[str, LayerWork]
 ) -> tuple[UnattributedRow, ...]:
     """The rows of what has no layer, by reason, those with work but without time at the end.
 
     What was launched before the trace, or by the replay of a graph, has time, but no op in it that tells the work.
     """
-    flops: Counter[str] = Counter()
-    for counted in count.rows:
-        if counted.layer is None:
-            flops[counted.reason] += counted.flops_per_step
-    with_work = {*flops, *(reason for reason, roof in at_roof.unattributed.items() if roof.bytes_moved != 0)}
-    untimed = sorted(with_work - {row.reason for row in rows})
-    no_roof, found = Roof(), []
-    for row in (*rows, *(UnattributedRow(reason=reason, time_ns=0, count=0) for reason in untimed)):
-        roof = at_roof.unattributed.get(row.reason, no_roof)
-        if row.reason in WITHOUT_OP:
-            found.append(row)
-            continue
-        found.append(
-            replace(
-                row,
-                flops_per_step=flops[row.reason],
-                bytes_moved_per_step=roof.bytes_moved,
-                roof_time_per_step_ns=roof.time_ns,
-            )
+    working = {reason for reason, work in asked.items() if work.known_flops or work.bytes_moved != 0}
+    untimed = sorted(working - {row.reason for row in rows})
+    works = [(row, asked.get(row.reason, LayerWork())) for row in rows]
+    works += [(UnattributedRow(reason=reason, time_ns=0, count=0), asked[reason]) for reason in untimed]
+    return tuple(
+        row
+        if row.reason in WITHOUT_OP
+        else replace(
+            row,
+            flops_per_step=work.known_flops,
+            bytes_moved_per_step=work.bytes_moved,
+            roof_time_per_step_ns=work.time_ns,
         )
-    return tuple(found)
+        for row, work in works
+    )

@@ -298,7 +298,7 @@ def test_a_forward_that_compiled_code_repeats_unseen_is_not_counted_as_the_model
 
     def computes_again(*rows: FlopRow) -> bool:
         found: Any = SimpleNamespace(notes=("some code is not known",))
-        return hides_recompute(found, FlopCount(steps=1, rows=rows, uncounted=(), layers={}))
+        return hides_recompute(found, FlopCount(steps=1, rows=rows, uncounted=()))
 
     assert not computes_again(row("forward", 10), row("backward", 21, repeated=1), row("recompute", 10))
     assert computes_again(row("forward", 10), row("backward", 30))

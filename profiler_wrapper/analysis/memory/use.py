@@ -391,13 +391,9 @@ def _end_of(recording: Recording) -> int:
     return max(int(times.max()) for times in (spans.end_ns, memory.time_ns) if len(times))
 
 
-def memory_use(found: Attributed, memory: DeviceMemory, *, owned: OwnedMemory | None = None) -> MemoryUse:
-    """Everything known of the memory of the device that `memory` is about.
-
-    `owned`: its blocks, where they are at hand.
-    """
-    recording, steps = found.recording, found.steps
-    owned = owned or owned_memory(found, memory)
+def memory_use(found: Attributed, owned: OwnedMemory) -> MemoryUse:
+    """Everything known of the memory of the device whose blocks these are."""
+    recording, steps, memory = found.recording, found.steps, owned.memory
     top = int(np.argmax(owned.timeline.total_bytes))
     last = _last_moment(recording, memory)
     peak_owners = owned.owners(top)

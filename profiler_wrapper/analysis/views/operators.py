@@ -19,7 +19,7 @@ from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.calls import OpSpans, called_by_same_key, find_ops, with_called
 from profiler_wrapper.analysis.charges import optimizer_work
 from profiler_wrapper.analysis.classes import tensor_core_eligible, tensor_core_kernels
-from profiler_wrapper.analysis.memory.use import begin_of, owned_memory
+from profiler_wrapper.analysis.memory.use import begin_of
 from profiler_wrapper.analysis.model import CATEGORIES, PHASES, AllocationRow, OperatorRow, OpMemoryRow
 from profiler_wrapper.analysis.statistics import largest_by_key, sum_by_key
 from profiler_wrapper.analysis.views.sources import PythonSources
@@ -27,7 +27,6 @@ from profiler_wrapper.trace.recording import Int32, Int64
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
-    from profiler_wrapper.analysis.memory.events import DeviceMemory
     from profiler_wrapper.analysis.memory.owned import OwnedMemory
 
 
@@ -38,17 +37,11 @@ _MOST_ALLOCATIONS = 500
 _NEVER = np.iinfo(np.int64).max
 
 
-def allocation_rows(
-    found: Attributed, memory: DeviceMemory | None, *, owned: OwnedMemory | None = None
-) -> tuple[AllocationRow, ...]:
-    """The 500 largest allocations of the recording, the largest first, of equal ones the earliest.
-
-    `owned`: the blocks of `memory`, where they are at hand.
-    """
-    if memory is None:
+def allocation_rows(found: Attributed, owned: OwnedMemory | None) -> tuple[AllocationRow, ...]:
+    """The 500 largest allocations of the recording, the largest first, of equal ones the earliest."""
+    if owned is None:
         return ()
-    owned = owned or owned_memory(found, memory)
-    blocks = owned.blocks
+    blocks, memory = owned.blocks, owned.memory
     begin_ns = begin_of(found.recording)
     made = np.flatnonzero(~blocks.before)  # in order of time
     largest = made[np.argsort(-blocks.size_bytes[made], kind="stable")[:_MOST_ALLOCATIONS]]
@@ -67,20 +60,14 @@ def allocation_rows(
     )
 
 
-def op_memory_rows(
-    found: Attributed, memory: DeviceMemory | None, *, owned: OwnedMemory | None = None
-) -> tuple[OpMemoryRow, ...]:
-    """What each op allocated, most bytes first; the sums over them are those of all allocation events.
-
-    `owned`: the blocks of `memory`, where they are at hand.
-    """
-    if memory is None:
+def op_memory_rows(found: Attributed, owned: OwnedMemory | None) -> tuple[OpMemoryRow, ...]:
+    """What each op allocated, most bytes first; the sums over them are those of all allocation events."""
+    if owned is None:
         return ()
-    owned = owned or owned_memory(found, memory)
     blocks = owned.blocks
     made = np.flatnonzero(~blocks.before)
     op, sizes = blocks.op[made], blocks.size_bytes[made]
-    freed_ns = np.append(memory.time_ns, _NEVER)[blocks.freed[made]]
+    freed_ns = np.append(owned.memory.time_ns, _NEVER)[blocks.freed[made]]
     ends_ns = np.append(found.recording.spans.end_ns, _NEVER)  # the last for what no op made
     kept = freed_ns > ends_ns[blocks.maker[made]]
     count = np.bincount(op, minlength=len(blocks.ops))
@@ -146,22 +133,23 @@ class _Table:
         launched = np.bincount(self.key_of_charge, minlength=self.count) if self.on_device else np.zeros_like(calls)
         work, multiplied = self._class_of_key(), self._tensor_core_ns()
         layers, sources = self._layers(), self._sources()
+        named = [(names[key // len(PHASES)], PHASES[key % len(PHASES)]) for key in self.keys.tolist()]
+        named += [(NO_OP, phase) for phase in PHASES]
         rows = []
         for key in np.flatnonzero((calls > 0) | (self.self_ns > 0) | (self.self_cpu_ns > 0) | (launched > 0)).tolist():
-            name_id, phase = divmod(int(self.keys[key]), len(PHASES)) if key < len(self.keys) else (-1, key)
-            name = names[name_id] if name_id >= 0 else NO_OP
+            name, phase = named[key]
             rows.append(
                 OperatorRow(
                     op=name,
                     class_name=classes.CLASSES[work[key]],
-                    phase=PHASES[phase if name_id >= 0 else key - len(self.keys)],
+                    phase=phase,
                     calls=int(calls[key]),
                     self_time_ns=int(self.self_ns[key]),
                     time_ns=int(self.ns[key]),
                     self_cpu_time_ns=int(self.self_cpu_ns[key]),
                     cpu_time_ns=int(self.cpu_ns[key]),
                     device_events=int(launched[key]),
-                    tensor_core_eligible=name_id >= 0 and tensor_core_eligible(name),
+                    tensor_core_eligible=tensor_core_eligible(name),
                     tensor_core_time_ns=multiplied.get(key),
                     layers=layers.get(key, ()),
                     shapes=shapes_of_op.get(name, ()),

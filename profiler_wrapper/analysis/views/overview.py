@@ -41,20 +41,7 @@ def overview(found: Attributed) -> Overview | None:
     steps = _splits(found, windows)
     device = busiest_device(found.recording)
     if device is None:
-        return Overview(
-            device=None,
-            device_memory_bytes=None,
-            compute_capability=None,
-            multiprocessors=None,
-            steps=steps,
-            utilization=None,
-            sm_efficiency=None,
-            occupancy=None,
-            tensor_core_share=None,
-            kernels=0,
-            launches_per_s=None,
-            gaps_ns=None,
-        )
+        return Overview(steps=steps)
     properties = device_properties(found.recording, device)
     kernels = _Kernels(found.recording, device, windows)
     here = found.recording.spans.device[found.charges.span] == device
@@ -84,39 +71,19 @@ def overview(found: Attributed) -> Overview | None:
 
 def _splits(found: Attributed, windows: StepWindows) -> tuple[StepSplit, ...]:
     """Per step what each kind adds to the time that the kinds before it cover; of all devices and threads."""
-    recording = found.recording
-    covered = np.zeros(len(windows.number), dtype=np.int64)
-    members = np.empty(0, dtype=np.int64)
-    parts: list[list[int]] = []
+    so_far, spans_ns = np.zeros(len(found.recording.spans), dtype=np.bool_), windows.end_ns - windows.start_ns
+    covered = [np.zeros_like(spans_ns)]
     for kind in _by_priority(found):
-        members = np.concatenate([members, kind])
-        so_far = _union_of(recording, members)
-        members_cover = so_far.overlap(windows.start_ns, windows.end_ns)
-        parts.append((members_cover - covered).tolist())
-        covered = members_cover
-    spans_ns = windows.end_ns - windows.start_ns
-    parts.append((spans_ns - covered).tolist())
-    return tuple(
-        StepSplit(
-            step=number,
-            span_ns=span_ns,
-            kernel_ns=kernel,
-            communication_ns=communication,
-            memcpy_ns=memcpy,
-            memset_ns=memset,
-            runtime_ns=runtime,
-            dataloader_ns=dataloader,
-            cpu_ns=cpu,
-            other_ns=other,
-        )
-        for number, span_ns, kernel, communication, memcpy, memset, runtime, dataloader, cpu, other in zip(
-            windows.number, spans_ns.tolist(), *parts, strict=True
-        )
-    )
+        so_far |= kind
+        busy = _union_of(found.recording, np.flatnonzero(so_far))
+        covered.append(busy.overlap(windows.start_ns, windows.end_ns))
+    parts = np.diff([*covered, spans_ns], axis=0).tolist()
+    columns = zip(windows.number, spans_ns.tolist(), *parts, strict=True)
+    return tuple(StepSplit(number, *lengths) for number, *lengths in columns)
 
 
-def _by_priority(found: Attributed) -> list[Int64]:
-    """Spans by what their time is: kernel, communication, memcpy, memset, runtime, data loader, CPU.
+def _by_priority(found: Attributed) -> tuple[Bool, ...]:
+    """Per span whether its time is that of a kernel, communication, memcpy, memset, runtime, data loader, CPU.
 
     Communication is kernels that move data between ranks; without device events, ops and annotations that do.
     """
@@ -131,7 +98,7 @@ def _by_priority(found: Attributed) -> list[Int64]:
     loads = recording.named(lambda text: text.startswith(_DATALOADER))
     if charges.basis != "device":
         communicates |= on_cpu & recording.named(lambda text: classes.class_of_op(text) == "communication") & ~is_mark
-    kinds = (
+    return (
         (category == Category.KERNEL) & ~communicates,
         communicates,
         category == Category.MEMCPY,
@@ -140,7 +107,6 @@ def _by_priority(found: Attributed) -> list[Int64]:
         on_cpu & loads,
         (category == Category.CPU_OP) & ~is_mark,
     )
-    return [np.flatnonzero(kind) for kind in kinds]
 
 
 # --- the device ---------------------------------------------------------------------------------

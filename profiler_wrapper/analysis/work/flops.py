@@ -419,24 +419,12 @@ def unknown_rows(calls: Iterable[UnknownCall], steps: int) -> tuple[UncountedRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerFlops:
-    """FLOPs a step of one layer in one phase; None where some of its work tells no FLOPs."""
-
-    own: int | None = 0
-    inclusive: int | None = 0
-    known: int = 0  # of all inclusive ones those that are known
-    causal_own: int | None = 0
-    causal_inclusive: int | None = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FlopCount:
     """What the shapes of a trace tell."""
 
     steps: int  # how many were counted
     rows: tuple[FlopRow, ...]
     uncounted: tuple[UncountedRow, ...]
-    layers: Mapping[LayerPhase, LayerFlops]  # layers without FLOPs are left out
 
 
 def count_of_ops(found: Attributed, ops: FlopOps, timed: Attributed | None = None) -> FlopCount:
@@ -451,8 +439,7 @@ def count_of_ops(found: Attributed, ops: FlopOps, timed: Attributed | None = Non
             total[key] += number * calls
     means = [per_step(total, steps) for total in sums]
     rows = tuple(_row(found, key, *(mean[key] for mean in means)) for key in sorted(sums[0], key=_order))
-    uncounted = (*ops.uncounted(steps), *_never_called(found, timed))
-    return FlopCount(steps=steps, rows=rows, uncounted=uncounted, layers=_layers(found, rows, uncounted))
+    return FlopCount(steps=steps, rows=rows, uncounted=(*ops.uncounted(steps), *_never_called(found, timed)))
 
 
 def _order(key: FlopKey) -> tuple[bool, int, int, int, str, str]:
@@ -527,53 +514,6 @@ def per_step(sums: Mapping[Key, int | Fraction], steps: int) -> dict[Key, int]:
     for key in sorted(sums, key=lambda key: -(sums[key] % steps))[:missing]:
         means[key] += 1
     return means
-
-
-# --- by layer -----------------------------------------------------------------------------------
-
-
-def _layers(
-    found: Attributed, rows: Iterable[FlopRow], uncounted: Iterable[UncountedRow]
-) -> dict[LayerPhase, LayerFlops]:
-    """Per layer and phase, its own FLOPs and those with all layers below."""
-    indices = found.tree.by_name()
-    sums: dict[LayerPhase, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    for row in rows:
-        if row.layer is None:
-            continue
-        for depth, name in enumerate(names_upwards(found, indices, row.layer)):
-            total = sums[name, row.phase]
-            total[1] += row.flops_per_step
-            total[3] += row.causal_flops_per_step
-            if depth == 0:
-                total[0] += row.flops_per_step
-                total[2] += row.causal_flops_per_step
-    layers = {
-        key: LayerFlops(
-            own=own, inclusive=inclusive, known=inclusive, causal_own=causal_own, causal_inclusive=causal_inclusive
-        )
-        for key, (own, inclusive, causal_own, causal_inclusive) in sums.items()
-    }
-    own_unknown = {(layer, row.phase) for row in uncounted for layer in row.layers}
-    for layer, phase in own_unknown:
-        for name in names_upwards(found, indices, layer):
-            known = layers.get((name, phase), LayerFlops())
-            own_is_known = (name, phase) not in own_unknown
-            layers[name, phase] = LayerFlops(
-                own=known.own if own_is_known else None,
-                inclusive=None,
-                known=known.known,
-                causal_own=known.causal_own if own_is_known else None,
-                causal_inclusive=None,
-            )
-    return layers
-
-
-def names_upwards(found: Attributed, indices: Mapping[str, int], layer: str) -> list[str]:
-    """The layer, then all above it."""
-    if layer not in indices:
-        return [layer]
-    return [found.tree.layers[index].name for index in found.tree.layers[indices[layer]].ancestors]
 
 
 def shapes_of(found: Attributed) -> Shapes | str:

@@ -24,7 +24,6 @@ from profiler_wrapper.analysis.work.flops import (
     LayerPhase,
     calls_ratio,
     count_of_ops,
-    names_upwards,
     per_step,
     shapes_of,
 )
@@ -32,7 +31,7 @@ from profiler_wrapper.analysis.work.formulas import OpFlops
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.analysis.work.traffic import Traffic
 from profiler_wrapper.errors import attempt
-from profiler_wrapper.trace.recording import Int32, Int64
+from profiler_wrapper.trace.recording import Float64, Int32, Int64
 from profiler_wrapper.trace.shapes import Shapes
 
 if TYPE_CHECKING:
@@ -159,34 +158,38 @@ def _pairs(place: Int32, moved: Int64) -> Iterable[tuple[tuple[int, int], int]]:
 # --- at the roof --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roof:
-    """What a layer in one phase asks a step, as far as it is known; and how much of its time that covers.
+@dataclass(slots=True, kw_only=True)
+class LayerWork:
+    """What a layer in one phase asks of the machine a step, as far as it is known, and how much of its time that covers.
 
     A sum holds what is known; the properties are None where that is too little to go by: where over 1 % of the
     time (in the steps with shapes) is in ops whose bytes are not known, where FLOPs are not, or a peak.
     """
 
+    known_flops: int = 0
+    known_causal_flops: int = 0
     known_bytes: int = 0
     known_time_ns: int = 0
     known_memory_ns: int = 0
     known_peak_ns: int = 0
     unknown_ns: int = 0
     all_ns: int = 0
-    peak_is_known: bool = True  # of all types that were multiplied, and all FLOPs
-    bandwidth_is_known: bool = True
+    unknown_flops: int = 0  # over 0: of some op nobody knows them
+    unknown_peaks: int = 0  # over 0: of some type that was multiplied nobody knows it
+    unknown_bandwidth: int = 0
 
-    def __add__(self, other: Roof) -> Roof:
-        return Roof(
-            known_bytes=self.known_bytes + other.known_bytes,
-            known_time_ns=self.known_time_ns + other.known_time_ns,
-            known_memory_ns=self.known_memory_ns + other.known_memory_ns,
-            known_peak_ns=self.known_peak_ns + other.known_peak_ns,
-            unknown_ns=self.unknown_ns + other.unknown_ns,
-            all_ns=self.all_ns + other.all_ns,
-            peak_is_known=self.peak_is_known and other.peak_is_known,
-            bandwidth_is_known=self.bandwidth_is_known and other.bandwidth_is_known,
-        )
+    def __iadd__(self, other: LayerWork) -> LayerWork:
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        return self
+
+    @property
+    def flops(self) -> int | None:
+        return None if self.unknown_flops else self.known_flops
+
+    @property
+    def causal_flops(self) -> int | None:
+        return None if self.unknown_flops else self.known_causal_flops
 
     @property
     def bytes_moved(self) -> int | None:
@@ -205,20 +208,19 @@ class Roof:
     @property
     def peak_ns(self) -> int | None:
         """Of all FLOPs at the peak of their types."""
-        return self.known_peak_ns if self.peak_is_known else None
+        return None if self.unknown_flops or self.unknown_peaks else self.known_peak_ns
 
     @property
     def _is_known(self) -> bool:
-        return self.peak_is_known and self.bandwidth_is_known and self.bytes_moved is not None
+        return self.peak_ns is not None and not self.unknown_bandwidth and self.bytes_moved is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roofs:
-    """The roof of every layer and phase that has work, its own and with all layers below, and of what has no layer."""
+class WorkByLayer(NamedTuple):
+    """The work of every layer and phase that has some, its own and with all layers below, and of what has no layer."""
 
-    own: Mapping[LayerPhase, Roof]
-    inclusive: Mapping[LayerPhase, Roof]
-    unattributed: Mapping[str, Roof]  # by reason
+    own: Mapping[LayerPhase, LayerWork]
+    inclusive: Mapping[LayerPhase, LayerWork]
+    unattributed: Mapping[str, LayerWork]  # by reason
 
 
 def peak_of(peaks: Peaks, dtype: str) -> float | None:
@@ -227,46 +229,59 @@ def peak_of(peaks: Peaks, dtype: str) -> float | None:
     return peaks.flops("float32") if found is None and dtype == "tfloat32" else found
 
 
-def roofs(found: Attributed, work: WorkCount, peaks: Peaks | None) -> Roofs:
-    """Of an attributed recording, whose layers they are named after; without peaks bytes alone are known."""
-    indices = found.tree.by_name()
-    own: dict[LayerPhase, Roof] = defaultdict(Roof)
-    inclusive: dict[LayerPhase, Roof] = defaultdict(Roof)
-    unattributed: dict[str, Roof] = defaultdict(Roof)
-    for (layer, phase, reason), roof in _by_place(work, peaks).items():
+def work_by_layer(found: Attributed, work: WorkCount, peaks: Peaks | None) -> WorkByLayer:
+    """Of an attributed recording, whose layers they are named after; without peaks no time at the roof is known."""
+    layers, indices = found.tree.layers, found.tree.by_name()
+    own: dict[LayerPhase, LayerWork] = defaultdict(LayerWork)
+    inclusive: dict[LayerPhase, LayerWork] = defaultdict(LayerWork)
+    unattributed: dict[str, LayerWork] = defaultdict(LayerWork)
+    for (layer, phase, reason), asked in _by_place(work, peaks).items():
         if layer is None:
-            unattributed[reason] += roof
+            unattributed[reason] += asked
             continue
-        own[layer, phase] += roof
-        for above in names_upwards(found, indices, layer):
-            inclusive[above, phase] += roof
-    return Roofs(own=dict(own), inclusive=dict(inclusive), unattributed=dict(unattributed))
+        own[layer, phase] += asked
+        above = [layers[i].name for i in layers[indices[layer]].ancestors] if layer in indices else [layer]
+        for name in above:
+            inclusive[name, phase] += asked
+    return WorkByLayer(dict(own), dict(inclusive), dict(unattributed))
 
 
-def _by_place(work: WorkCount, peaks: Peaks | None) -> dict[LayerPlace, Roof]:
-    sums: dict[LayerPlace, _Sums] = defaultdict(_Sums)
+def _by_place(work: WorkCount, peaks: Peaks | None) -> dict[LayerPlace, LayerWork]:
+    found: dict[LayerPlace, LayerWork] = defaultdict(LayerWork)
+    bytes_moved: dict[LayerPlace, int | Fraction] = defaultdict(int)
+    times_ns: dict[LayerPlace, Float64] = defaultdict(lambda: np.zeros(3))
+    bandwidth = None if peaks is None else peaks.bandwidth_bytes_per_s
     for demand, number in work.demands.items():
-        sums[demand.layer, demand.phase, demand.reason].add(demand, number, peaks)
-    for place in {*work.coverage} - {*sums}:
-        sums[place] = _Sums()  # it has time, if no work that is known
-    for row in work.flops.uncounted:
-        for place in _places_of(row, sums):
-            sums[place].peak_is_known = False
+        place = (demand.layer, demand.phase, demand.reason)
+        bytes_moved[place] += number * demand.bytes_moved
+        computing_ns = causal_ns = 0.0
+        for flops in demand.flops:
+            peak = None if peaks is None else peak_of(peaks, flops.dtype)
+            if peak is None:
+                found[place].unknown_peaks += 1
+                continue
+            computing_ns += flops.flops / peak * NS_PER_S
+            causal_ns += flops.causal_flops / peak * NS_PER_S
+        moving_ns = demand.bytes_moved / bandwidth * NS_PER_S if bandwidth is not None else 0.0
+        memory_ns = moving_ns if moving_ns > causal_ns else 0.0
+        times_ns[place] += float(number) * np.array([max(causal_ns, moving_ns), memory_ns, computing_ns])
     steps = work.flops.steps
-    whole = per_step({place: total.bytes_moved for place, total in sums.items()}, steps)
-    found = {}
-    for place, total in sums.items():
-        unknown_ns, all_ns = work.coverage.get(place, (0, 0))
-        found[place] = Roof(
-            known_bytes=whole[place],
-            known_time_ns=round(total.time_ns / steps),
-            known_memory_ns=round(total.memory_ns / steps),
-            known_peak_ns=round(total.peak_ns / steps),
-            unknown_ns=unknown_ns,
-            all_ns=all_ns,
-            peak_is_known=total.peak_is_known and peaks is not None,
-            bandwidth_is_known=peaks is not None and peaks.bandwidth_bytes_per_s is not None,
-        )
+    for place, size in per_step(bytes_moved, steps).items():
+        asked = found[place]
+        asked.known_bytes = size
+        asked.known_time_ns, asked.known_memory_ns, asked.known_peak_ns = map(round, (times_ns[place] / steps).tolist())
+    for place, (unknown_ns, all_ns) in work.coverage.items():
+        found[place].unknown_ns, found[place].all_ns = unknown_ns, all_ns
+    for row in work.flops.rows:
+        asked = found[row.layer, row.phase, row.reason]
+        asked.known_flops += row.flops_per_step
+        asked.known_causal_flops += row.causal_flops_per_step
+    for uncounted in work.flops.uncounted:
+        for place in _places_of(uncounted, list(found)):
+            found[place].unknown_flops += 1
+    for asked in found.values():
+        asked.unknown_peaks += peaks is None
+        asked.unknown_bandwidth += bandwidth is None
     return found
 
 
@@ -275,32 +290,3 @@ def _places_of(row: UncountedRow, known: Iterable[LayerPlace]) -> list[LayerPlac
     if row.layers:
         return [(layer, row.phase, "") for layer in row.layers]
     return [place for place in known if place[0] is None and place[1] == row.phase]
-
-
-class _Sums:
-    """What is gathered of one layer in one phase, over all steps that were counted."""
-
-    def __init__(self) -> None:
-        self.bytes_moved: int | Fraction = 0
-        self.peak_is_known = True
-        self.time_ns = self.memory_ns = self.peak_ns = 0.0
-
-    def add(self, demand: Demand, number: int | Fraction, peaks: Peaks | None) -> None:
-        """So many calls that ask for the same."""
-        self.bytes_moved += number * demand.bytes_moved
-        if peaks is None:
-            return
-        computing_ns = causal_ns = 0.0
-        for flops in demand.flops:
-            peak = peak_of(peaks, flops.dtype)
-            if peak is None:
-                self.peak_is_known = False
-                continue
-            computing_ns += flops.flops / peak * NS_PER_S
-            causal_ns += flops.causal_flops / peak * NS_PER_S
-        bandwidth = peaks.bandwidth_bytes_per_s
-        moving_ns = demand.bytes_moved / bandwidth * NS_PER_S if bandwidth is not None else 0.0
-        self.peak_ns += number * computing_ns
-        self.time_ns += number * max(causal_ns, moving_ns)
-        if moving_ns > causal_ns:
-            self.memory_ns += number * moving_ns
