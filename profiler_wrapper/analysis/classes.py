@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from profiler_wrapper.analysis.attention_ops import ATTENTION_BACKENDS
-from profiler_wrapper.analysis.device_properties import DeviceProperties, device_properties
+from profiler_wrapper.analysis.device_properties import FIRST_WITH_TENSOR_CORES, DeviceProperties, device_properties
 from profiler_wrapper.trace.recording import Category, Int8, Int64, Recording
 
 CLASSES = (
@@ -224,7 +224,7 @@ _WITHOUT_PRODUCTS = ("norm", "softmax", "elementwise", "reduction", "embedding",
 _INDUCTOR = re.compile(r"triton_(poi|red|per|for)_")
 _MAYBE_A_PRODUCT = re.compile(r"_(mm|bmm|addmm|baddbmm|dot|convolution|scaled_dot\w*|flex\w*)(_|$)")
 _FUSED_AT_AMD = re.compile(r"^attn_fwd|^bwd_kernel_(dk_dv|dq|fuse)")  # AOTriton's: tl.dot becomes MFMA on CDNA
-_FIRST_WITH_TENSOR_CORES = (7, 0)
+
 _WITHOUT_TENSOR_CORES = re.compile(r"\bGTX 16\d\d\b")  # Turing, compute capability 7.5, but made without them
 
 
@@ -235,7 +235,7 @@ def uses_tensor_cores(kernel: str, device: DeviceProperties = DeviceProperties()
     Templates of Inductor and kernels that people write in Triton do not tell: their types decide.
     """
     capability = device.compute_capability
-    if capability is not None and capability < _FIRST_WITH_TENSOR_CORES and not device.is_amd:
+    if capability is not None and capability < FIRST_WITH_TENSOR_CORES and not device.is_amd:
         return False
     if device.name is not None and _WITHOUT_TENSOR_CORES.search(device.name):
         return False

@@ -10,7 +10,8 @@ import numpy as np
 
 from profiler_wrapper.trace.recording import DEVICE_CATEGORIES, Category, Recording
 
-FIRST_WITH_TF32 = (8, 0)  # compute capability: Ampere
+FIRST_WITH_TENSOR_CORES = (7, 0)  # compute capability: Volta
+FIRST_WITH_TF32 = (8, 0)  # Ampere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,19 @@ class DeviceProperties:
         if self.name is not None:
             return self.name.startswith(("AMD", "Radeon", "gfx"))
         return None if self.warp_size is None else self.warp_size == 64  # 64 threads: AMD's data-centre devices
+
+    @property
+    def capability_text(self) -> str:
+        """`"9.0"`; "" where it is not known."""
+        return ".".join(map(str, self.compute_capability or ()))
+
+    @property
+    def has_tensor_cores(self) -> bool:
+        return self.compute_capability is not None and self.compute_capability >= FIRST_WITH_TENSOR_CORES
+
+    @property
+    def has_tf32(self) -> bool:
+        return self.compute_capability is not None and self.compute_capability >= FIRST_WITH_TF32
 
 
 def busiest_device(recording: Recording) -> int | None:

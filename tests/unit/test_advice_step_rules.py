@@ -14,7 +14,7 @@ from profiler_wrapper.analysis.advice.launches import (
     unfused_elementwise,
     unpinned_copies,
 )
-from profiler_wrapper.analysis.model import KernelRow, SynchronisationRow
+from profiler_wrapper.analysis.model import SynchronisationRow
 from profiler_wrapper.trace.recording import Category
 from recordings import Trace
 
@@ -102,7 +102,7 @@ def test_a_long_wait_is_no_launch() -> None:
     assert findings(launch_bound, facts) == []
     found = the_finding(low_utilization, facts)  # 49 of 100 ms busy
     assert "does something else" in found.title
-    assert any(line.startswith("the longest gap: 50.0 ms, till gemm") for line in found.evidence)
+    assert "the longest gap: 50.0 ms" in found.evidence
 
 
 def test_a_device_that_is_idle_most_of_the_time() -> None:
@@ -186,12 +186,8 @@ def copies(name: str) -> Trace:
 
 def test_copies_from_memory_that_is_not_pinned() -> None:
     name = "Memcpy HtoD (Pageable -> Device)"
-    row = KernelRow(
-        name=name, class_name="copy", count=2, time_ns=300 * US, min_ns=1, max_ns=1, copied_bytes=2 * 1_500_000
-    )
-    found = the_finding(unpinned_copies, facts_of(copies(name).recording(), kernels=(row,)))
+    found = the_finding(unpinned_copies, facts_of(copies(name).recording()))
     assert found.saves_at_most_us == pytest.approx(200)  # from the call to the end of the copy
-    assert found.evidence[1] == "1.4 MiB a step, at 10.0 GB/s"
     assert findings(unpinned_copies, facts_of(copies("Memcpy HtoD (Pinned -> Device)").recording())) == []
     assert findings(unpinned_copies, facts_of(copies("Memcpy DtoH (Device -> Pageable)").recording())) == []
 

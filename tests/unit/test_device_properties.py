@@ -38,7 +38,7 @@ def test_the_busiest_device_is_the_same_for_all() -> None:
     overview, device, gaps = facts.analysis.overview, device_of(facts), facts.gaps
     assert facts.analysis.run["device"] == "NVIDIA A100"
     assert overview is not None and (overview.device, overview.multiprocessors) == ("NVIDIA A100", 108)
-    assert device is not None and (device.name, device.capability, device.memory_bytes) == (
+    assert device is not None and (device.name, device.compute_capability, device.memory_bytes) == (
         "NVIDIA A100", (8, 0), 40 << 30,
     )  # fmt: skip
     assert gaps is not None

@@ -43,6 +43,7 @@ _CPU_TYPES = ("float32", "float64", "bfloat16", "float16")
 _LOW_PRECISION = ("float16", "bfloat16")
 _LARGEST_HEAD = 256
 _NOT_ON_A_CPU = "which flash attention on a CPU does not take"
+_MASK_ON_A_CPU = "not of two or of the scores' four dimensions"
 _FIRST_WITH_FLASH = (8, 0)
 # Where the backward of flash attention has no kernels for large heads: compute capability, both ends included.
 _SMALL_SHARED_MEMORY = (((8, 6), (8, 9)), ((12, 0), (12, 1)))
@@ -69,117 +70,106 @@ class Machine(NamedTuple):
 
 
 def why_not_flash(call: AttentionCallRow, machine: Machine) -> tuple[Reason, ...]:
-    """The conditions of flash attention that the call does not meet; empty where all that is known are met."""
-    reasons = [*_switched_off("flash", machine), *_of_any_fused(call)]
-    if machine.is_cuda:
-        if call.mask:
-            reasons.append(Reason("mask", "a mask was given as a tensor, which flash attention does not take"))
-        reasons += _heads_on_cuda(call, machine)
-        if machine.capability is not None and machine.capability < _FIRST_WITH_FLASH:
-            reasons.append(
-                Reason("device", f"flash attention needs compute capability 8.0, this is {_dotted(machine)}")
-            )
-        if call.causal and _tokens(call.query_shape) != _tokens(call.key_shape):
-            tokens = f"{_tokens(call.query_shape)} queries on {_tokens(call.key_shape)} keys"
-            reasons.append(Reason("causal", f"is_causal with {tokens}: flash attention wants as many of each"))
-        if call.dtype and call.dtype not in _LOW_PRECISION:
-            reasons.append(
-                Reason("dtype", f"it computes in {call.dtype}; flash attention in bfloat16 and float16 only")
-            )
-    else:
-        reasons += _mask_on_a_cpu(call)
-        if call.dropout:
-            reasons.append(Reason("dropout", f"dropout of {call.dropout:g}, {_NOT_ON_A_CPU}"))
-        if _widths(call) is not None and len(set(_widths(call) or ())) > 1:
-            reasons.append(_unlike_heads(call))
-        if call.dtype and call.dtype not in _CPU_TYPES:
-            reasons.append(Reason("dtype", f"it computes in {call.dtype}, {_NOT_ON_A_CPU}"))
-    return tuple(reasons)
+    """The conditions of flash attention that the call does not meet; empty where all that are known are met."""
+    queries, keys = _tokens(call.query_shape), _tokens(call.key_shape)
+    widths = _widths(call)
+    unlike = len(set(widths)) > 1
+    each = ", ".join(f"{width} of {what}" for width, what in zip(widths, ("queries", "keys", "values"), strict=False))
+    unlike_heads: _Condition = ("head_dim", unlike, f"head_dims differ: {each}")
+    if not machine.is_cuda:
+        return _unmet(
+            *_of_any_fused("flash", call, machine),
+            ("mask shape", not _mask_fits_on_a_cpu(call), f"a mask of {_times(call.mask_shape)}, {_MASK_ON_A_CPU}"),
+            ("dropout", call.dropout, f"dropout of {call.dropout or 0:g}, {_NOT_ON_A_CPU}"),
+            unlike_heads,
+            ("dtype", call.dtype not in ("", *_CPU_TYPES), f"it computes in {call.dtype}, {_NOT_ON_A_CPU}"),
+        )
+    width, capability = max(widths, default=0), machine.capability
+    version = ".".join(map(str, capability or ()))
+    small = capability is not None and any(first <= capability <= last for first, last in _SMALL_SHARED_MEMORY)
+    no_backward = small and machine.trains and (192 < width <= 224 or (width > 224 and call.dropout))
+    too_old = capability is not None and capability < _FIRST_WITH_FLASH
+    in_training = f"training with a head_dim of {width}, which flash attention does not take on compute capability"
+    return _unmet(
+        *_of_any_fused("flash", call, machine),
+        ("mask", call.mask, "a mask was given as a tensor, which flash attention does not take"),
+        unlike_heads,
+        (
+            "head_dim",
+            not unlike and width > _LARGEST_HEAD,
+            f"a head_dim of {width}; flash attention goes up to {_LARGEST_HEAD}",
+        ),
+        ("head_dim", not unlike and width <= _LARGEST_HEAD and no_backward, f"{in_training} {version}"),
+        ("device", too_old, f"flash attention needs compute capability 8.0, this is {version}"),
+        (
+            "causal",
+            call.causal and queries != keys,
+            f"is_causal with {queries} queries on {keys} keys: flash attention wants as many of each",
+        ),
+        (
+            "dtype",
+            call.dtype not in ("", *_LOW_PRECISION),
+            f"it computes in {call.dtype}; flash attention in bfloat16 and float16 only",
+        ),
+    )
 
 
 def why_not_efficient(call: AttentionCallRow, machine: Machine) -> tuple[Reason, ...]:
     """The conditions of memory-efficient attention, of CUDA only, that the call does not meet."""
-    reasons = [*_switched_off("mem_efficient", machine), *_of_any_fused(call)]
     before_ampere = machine.capability is not None and machine.capability < _FIRST_WITH_FLASH
-    types = ("float16", "float32") if before_ampere else ("float16", "bfloat16", "float32")
-    if call.dtype and call.dtype not in types:
-        reasons.append(Reason("dtype", f"it computes in {call.dtype}"))
-    widths = _widths(call)
+    types = ("", "float16", "float32") if before_ampere else ("", "float16", "bfloat16", "float32")
     multiple = 8 if call.dtype in _LOW_PRECISION else 4
-    if widths is not None and any(width % multiple for width in widths):
-        reasons.append(Reason("head_dim", f"a head_dim of {widths[0]} is no multiple of {multiple}"))
-    return tuple(reasons)
-
-
-def _switched_off(backend: str, machine: Machine) -> list[Reason]:
-    if machine.switches.get(backend, True):
-        return []
-    return [Reason("switched off", f"it is switched off: torch.backends.cuda.enable_{backend}_sdp(False)")]
-
-
-def _of_any_fused(call: AttentionCallRow) -> list[Reason]:
-    """What every fused backend asks for."""
-    reasons = []
-    if not len(call.query_shape) == len(call.key_shape) == 4:
-        sizes = " x ".join(map(str, call.query_shape))
-        reasons.append(Reason("dimensions", f"the query has {len(call.query_shape)} dimensions ({sizes}), not 4"))
-    elif call.query_shape[0] != call.key_shape[0]:
-        text = f"batches differ: {call.query_shape[0]} of queries, {call.key_shape[0]} of keys"
-        reasons.append(Reason("dimensions", text))
-    if call.strided:
-        reasons.append(Reason("strides", "the last dimension of an input is not dense in memory"))
-    return reasons
-
-
-def _mask_on_a_cpu(call: AttentionCallRow) -> list[Reason]:
-    """It may be a matrix, or have the four dimensions of the scores; each its size or 1."""
-    scores = (*call.query_shape[:2], _tokens(call.query_shape), _tokens(call.key_shape))
-    wanted = scores[-len(call.mask_shape) :]
-    if not call.mask_shape or len(scores) != 4:
-        return []
-    fits = len(call.mask_shape) in (2, 4) and all(
-        size in (1, wish) for size, wish in zip(call.mask_shape, wanted, strict=True)
-    )
-    given = " x ".join(map(str, call.mask_shape))
-    return [] if fits else [Reason("mask shape", f"a mask of {given}, not of two or of the scores' four dimensions")]
-
-
-def _heads_on_cuda(call: AttentionCallRow, machine: Machine) -> list[Reason]:
     widths = _widths(call)
-    if widths is None:
-        return []
-    if len(set(widths)) > 1:
-        return [_unlike_heads(call)]
-    (width,) = set(widths)
-    if width > _LARGEST_HEAD:
-        return [Reason("head_dim", f"a head_dim of {width}; flash attention goes up to {_LARGEST_HEAD}")]
-    small = machine.capability is not None and any(
-        first <= machine.capability <= last for first, last in _SMALL_SHARED_MEMORY
+    return _unmet(
+        *_of_any_fused("mem_efficient", call, machine),
+        ("dtype", call.dtype not in types, f"it computes in {call.dtype}"),
+        (
+            "head_dim",
+            any(width % multiple for width in widths),
+            f"a head_dim of {max(widths[:1], default=0)} is no multiple of {multiple}",
+        ),
     )
-    if small and machine.trains and (192 < width <= 224 or (width > 224 and call.dropout)):
-        text = f"training with a head_dim of {width}, which flash attention does not take on compute capability"
-        return [Reason("head_dim", f"{text} {_dotted(machine)}")]
-    return []
 
 
-def _unlike_heads(call: AttentionCallRow) -> Reason:
-    query, key, value = _widths(call) or (0, 0, 0)
-    return Reason("head_dim", f"head_dims differ: {query} of queries, {key} of keys, {value} of values")
+_Condition = tuple[Cause, object, str]  # what it is about, whether a call fails it, in words
 
 
-def _widths(call: AttentionCallRow) -> tuple[int, int, int] | None:
+def _unmet(*conditions: _Condition) -> tuple[Reason, ...]:
+    return tuple(Reason(cause, text) for cause, fails, text in conditions if fails)
+
+
+def _of_any_fused(backend: str, call: AttentionCallRow, machine: Machine) -> Iterator[_Condition]:
+    """What every fused backend asks for."""
+    query, key = call.query_shape, call.key_shape
+    off = f"it is switched off: torch.backends.cuda.enable_{backend}_sdp(False)"
+    yield "switched off", not machine.switches.get(backend, True), off
+    four = len(query) == len(key) == 4
+    yield "dimensions", not four, f"the query has {len(query)} dimensions ({_times(query)}), not 4"
+    batches = " of queries, ".join(str(shape[0]) for shape in (query, key) if shape)
+    yield "dimensions", four and query[0] != key[0], f"batches differ: {batches} of keys"
+    yield "strides", call.strided, "the last dimension of an input is not dense in memory"
+
+
+def _mask_fits_on_a_cpu(call: AttentionCallRow) -> bool:
+    """It may be a matrix, or have the four dimensions of the scores; each its size or 1."""
+    mask, scores = call.mask_shape, (*call.query_shape[:2], _tokens(call.query_shape), _tokens(call.key_shape))
+    if not mask or len(scores) != 4:
+        return True
+    return len(mask) in (2, 4) and all(size in (1, wish) for size, wish in zip(mask, scores[-len(mask) :], strict=True))
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _widths(call: AttentionCallRow) -> tuple[int, ...]:
+    """Of queries, keys and values; empty where not all are known."""
     shapes = (call.query_shape, call.key_shape, call.value_shape)
-    if not all(shapes):
-        return None
-    return (shapes[0][-1], shapes[1][-1], shapes[2][-1])
+    return tuple(shape[-1] for shape in shapes) if all(shapes) else ()
 
 
 def _tokens(shape: tuple[int, ...]) -> int | None:
     return shape[-2] if len(shape) >= 2 else None
-
-
-def _dotted(machine: Machine) -> str:
-    return ".".join(map(str, machine.capability or ()))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -312,7 +302,7 @@ class _Fallen:
 def attention_fallback(facts: Facts) -> Iterator[Finding]:
     """Calls of scaled-dot-product attention that ran with a slower backend than the machine has."""
     device = device_of(facts)
-    if device is not None and not device.is_nvidia:
+    if device is not None and device.compute_capability is None:
         return  # the conditions are those of CUDA and of CPUs
     if not any(row.backend in _SLOWER for row in facts.analysis.attention):
         return
@@ -355,7 +345,7 @@ def _machine(facts: Facts) -> Machine:
     switches = facts.analysis.run.get("attention_backends")
     return Machine(
         is_cuda=device is not None,
-        capability=device.capability if device is not None else None,
+        capability=device.compute_capability if device is not None else None,
         switches=switches if isinstance(switches, dict) else {},
         trains=any(row.phase == "backward" for row in facts.analysis.layers),
     )
@@ -405,10 +395,8 @@ def _sizes(rows: Iterable[AttentionCallRow]) -> list[str]:
     row = next(iter(rows), None)
     if row is None:
         return []
-    query, key = (" x ".join(map(str, shape)) for shape in (row.query_shape, row.key_shape))
-    return [
-        f"{row.dtype}, queries {query}, keys {key}, mask {_value_text(row.mask)}, dropout {_value_text(row.dropout)}"
-    ]
+    given = f"mask {_value_text(row.mask)}, dropout {_value_text(row.dropout)}"
+    return [f"{row.dtype}, queries {_times(row.query_shape)}, keys {_times(row.key_shape)}, {given}"]
 
 
 def _value_text(value: object) -> str:
@@ -490,7 +478,7 @@ def attention_unfused(facts: Facts) -> Iterator[Finding]:
             f"saves at most: as if all that took no time, with the Python around it{left}; a fused kernel makes the "
             "products too, and never writes the scores to memory",
         ),
-        confidence="high" if eager or device is None or device.is_nvidia else "medium",
+        confidence="high" if eager or device is None or device.compute_capability else "medium",
         fix='attn_implementation="sdpa" when the model is made' if eager else f'{sdpa}; in Transformers "sdpa"',
         source=_source(facts),
         layers=unfused.layers,

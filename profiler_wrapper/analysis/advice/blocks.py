@@ -269,30 +269,16 @@ def _steps(facts: Facts) -> Iterator[_Steps]:
         singles = Counter({name: n for name, n in ops[class_name].items() if not name.startswith(_OF_LISTS)})
         whole = itself & of_class[np.maximum(step_of, 0)]
         calls = np.flatnonzero(of_class)
-        wall_ns = _own_wall_ns(spans, calls, is_op, foreign)
+        wall_ns = _own_wall_ns(spans, calls, foreign)
         yield _Steps(class_name, whole, calls, wall_ns, singles, lists, max(1, len(calls)))
 
 
-def _own_wall_ns(spans: Spans, calls: Int64, is_op: Bool, foreign: Bool) -> Int64:
-    """What each call of an optimizer takes on the clock, without each run of work that is not its own.
-
-    A run lasts from its first event (of the first run: from the call) to the end of its last, be it on the engine's
-    thread: the caller waits for it.
-    """
-    known = np.flatnonzero(is_op | foreign)
-    known = known[np.argsort(spans.start_ns[known], kind="stable")]
-    starts = spans.start_ns[known]
-    wall_ns = spans.end_ns[calls] - spans.start_ns[calls]
-    for i, (start, end) in enumerate(zip(spans.start_ns[calls].tolist(), spans.end_ns[calls].tolist(), strict=True)):
-        inside = known[np.searchsorted(starts, start) : np.searchsorted(starts, end, side="right")]
-        inside = inside[spans.end_ns[inside] <= end]
-        others = inside[foreign[inside]]
-        run = np.searchsorted(spans.start_ns[inside[is_op[inside]]], spans.start_ns[others])
-        for number in np.unique(run).tolist():
-            one = others[run == number]
-            begin = int(spans.start_ns[one[0]]) if number else start
-            wall_ns[i] -= int(spans.end_ns[one].max()) - begin
-    return wall_ns
+def _own_wall_ns(spans: Spans, calls: Int64, foreign: Bool) -> Int64:
+    """What each call of an optimizer takes on the clock from the end of its closure on, on whatever thread that ran."""
+    starts, ends = spans.start_ns[foreign], spans.end_ns[foreign]
+    bounds = zip(spans.start_ns[calls].tolist(), spans.end_ns[calls].tolist(), strict=True)
+    own = [end - ends[(starts >= start) & (ends <= end)].max(initial=start) for start, end in bounds]
+    return np.array(own, dtype=np.int64)
 
 
 def _saved_ns(facts: Facts, steps: _Steps) -> float:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.analysis.classes import CLASSES
-from profiler_wrapper.analysis.device_properties import FIRST_WITH_TF32, busiest_device, busiest_device_properties
+from profiler_wrapper.analysis.device_properties import DeviceProperties, busiest_device, busiest_device_properties
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Finding, LayerRow, Phase, ProductRow
 from profiler_wrapper.analysis.statistics import number_ranges
 from profiler_wrapper.analysis.steps import StepWindows, step_windows
@@ -124,9 +124,7 @@ def _states(facts: Facts, thread: int) -> tuple[Union, Union]:
 # --------------------------------------------------------------------------------------------------
 # Many names as few: `model.layers.{0..31}.mlp` stands for all 32 of them, and for nothing else.
 
-_NUMBER = re.compile(r"(?:(?<=[._#])|^)(?:0|[1-9][0-9]{0,8})(?=\.|$)")
-
-_Split = tuple[tuple[str, ...], tuple[frozenset[int], ...]]  # what is between the numbers, and the numbers
+_NUMBER = re.compile(r"(?:(?<=[._#])|^)(0|[1-9][0-9]{0,8})(?=\.|$)")
 
 
 def fold_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -134,41 +132,26 @@ def fold_names(names: Iterable[str]) -> tuple[str, ...]:
 
     Exact: what a folded name stands for was among the names, each number with each.
     """
-    split: list[_Split] = [_split(name) for name in dict.fromkeys(names)]
-    for place in range(max((len(numbers) for _, numbers in split), default=0) - 1, -1, -1):
-        split = _merged(split, place)
-    return tuple(_written(texts, numbers) for texts, numbers in split)
+    # Each as texts and, between them, sets of numbers: from the last place on, those that differ there alone are one.
+    split: list[list[Any]] = []
+    for name in dict.fromkeys(names):
+        parts = _NUMBER.split(name)
+        split.append([frozenset([int(part)]) if i % 2 else part for i, part in enumerate(parts)])
+    for place in range(max(map(len, split), default=0) // 2 * 2 - 1, 0, -2):
+        together: dict[object, list[Any]] = {}
+        for parts in split:
+            known = together.setdefault((*parts[:place], None, *parts[place + 1 :], place < len(parts)), parts)
+            for numbers in parts[place : place + 1]:
+                known[place] |= numbers
+        split = list(together.values())
+    return tuple("".join(map(_written, parts)) for parts in split)
 
 
-def _split(name: str) -> _Split:
-    found = list(_NUMBER.finditer(name))
-    ends = [0, *(match.end() for match in found)]
-    starts = [*(match.start() for match in found), len(name)]
-    texts = tuple(name[end:start] for end, start in zip(ends, starts, strict=True))
-    return texts, tuple(frozenset([int(match.group())]) for match in found)
-
-
-def _merged(split: list[_Split], place: int) -> list[_Split]:
-    """Those that are equal but for the numbers at one place, as one."""
-    together: dict[object, _Split] = {}
-    for texts, numbers in split:
-        if place >= len(numbers):
-            together[texts, numbers] = (texts, numbers)
-            continue
-        key = (texts, numbers[:place], numbers[place + 1 :], place)
-        known = together.get(key)
-        here = numbers[place] | known[1][place] if known is not None else numbers[place]
-        together[key] = (texts, (*numbers[:place], here, *numbers[place + 1 :]))
-    return list(together.values())
-
-
-def _written(texts: tuple[str, ...], numbers: tuple[frozenset[int], ...]) -> str:
-    parts = [texts[0]]
-    for text, members in zip(texts[1:], numbers, strict=True):
-        ranges = number_ranges(sorted(members))
-        parts.append(ranges if len(members) == 1 else f"{{{ranges}}}")
-        parts.append(text)
-    return "".join(parts)
+def _written(part: str | frozenset[int]) -> str:
+    if isinstance(part, str):
+        return part
+    ranges = number_ranges(sorted(part))
+    return ranges if len(part) == 1 else f"{{{ranges}}}"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -478,50 +461,25 @@ def own_cpu_ns(facts: Facts) -> Int64:
 # --------------------------------------------------------------------------------------------------
 # The device that a run was on, as far as the trace and the run tell.
 
-_FIRST_WITH_TENSOR_CORES = (7, 0)  # Volta
 
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """An accelerator of which device events were recorded."""
-
-    name: str  # "" where nobody tells
-    is_nvidia: bool
-    capability: tuple[int, int] | None  # of NVIDIA's only
-    memory_bytes: int | None
-
-    @property
-    def has_tensor_cores(self) -> bool:
-        return self.capability is not None and self.capability >= _FIRST_WITH_TENSOR_CORES
-
-    @property
-    def has_tf32(self) -> bool:
-        return self.capability is not None and self.capability >= FIRST_WITH_TF32
-
-
-def device_of(facts: Facts) -> Device | None:
-    """None for a CPU-only trace."""
+def device_of(facts: Facts) -> DeviceProperties | None:
+    """None for a CPU-only trace. It has a compute capability only where NVIDIA made it, and a name that may be ""."""
     if not facts.on_device:
         return None
     run, metadata = facts.analysis.run, facts.found.recording.metadata
     properties = busiest_device_properties(facts.found.recording)
     name = str(run.get("device") or properties.name or "")
     is_amd = any(key.startswith("hip_") for key in metadata) or "hip" in run.get("versions", {}) or "AMD" in name
-    capability = _pair(run.get("compute_capability")) or properties.compute_capability
-    is_nvidia = not is_amd and capability is not None
+    stated = run.get("compute_capability")
+    is_pair = isinstance(stated, (list, tuple)) and len(stated) == 2 and all(isinstance(one, int) for one in stated)
+    capability = (stated[0], stated[1]) if stated is not None and is_pair else properties.compute_capability
     memory = run.get("device_memory_bytes") or properties.memory_bytes or facts.device_memory_bytes
-    return Device(
+    return replace(
+        properties,
         name=name,
-        is_nvidia=is_nvidia,
-        capability=capability if is_nvidia else None,
+        compute_capability=None if is_amd else capability,
         memory_bytes=memory if isinstance(memory, int) and memory > 0 else None,
     )
-
-
-def _pair(pair: object) -> tuple[int, int] | None:
-    if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(one, int) for one in pair):
-        return None
-    return (pair[0], pair[1])
 
 
 # --------------------------------------------------------------------------------------------------

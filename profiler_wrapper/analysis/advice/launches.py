@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.facts import Facts, Rule, count, duration, share, size, where
-from profiler_wrapper.analysis.attribution import UNKNOWN
+from profiler_wrapper.analysis.advice.facts import Facts, Rule, count, duration, share, where
 from profiler_wrapper.analysis.charges import union
 from profiler_wrapper.analysis.model import Finding, Phase, SynchronisationRow
 from profiler_wrapper.trace.nesting import nearest
@@ -42,21 +41,23 @@ def graph_break(facts: Facts) -> Iterator[Finding]:
     fusable, all_time = _work_of(facts, set(layer_of.values()))
     calls = Counter(layer_of.values())
     per_call = max(len(members) for members in broken.values())
-    evidence = [
+    evidence = (
         f"up to {per_call} compiled regions in one call of {where(layers)}, in "
         f"{count(sum(calls.values()) / facts.steps, 'call')} a step",
         f"{duration(between)} a step between the compiled graphs of these calls (wall time), {duration(fusable)} in "
         f"kernels that could be fused ({facts.time_name}); at most: none of both",
-        *_reasons(reported),
-    ]
+        *map(_reason, reported[:_MOST_REASONS]),
+    )
     sources = [str(entry["source"]) for entry in reported if entry.get("source")]
+    because = f": {str(reported[0].get('reason'))[:90]}" if reported else ""
+    because += f", and {count(len(reported) - 1, 'other reason')}" if len(reported) > 1 else ""
     yield facts.finding(
         id="graph-break",
-        title=f"{count(round(breaks, 1), 'graph break')} a step in {where(layers)}" + _because(reported),
+        title=f"{count(round(breaks, 1), 'graph break')} a step in {where(layers)}{because}",
         phase="forward",
         share=facts.share_of_work(all_time),
         saves_ns=between + fusable,
-        evidence=tuple(evidence),
+        evidence=evidence,
         confidence="medium" if reported else "low",
         fix="take what breaks the graph out of the compiled code (torch.compile(..., fullgraph=True) names it)",
         source=sources[0] if sources else None,
@@ -65,19 +66,8 @@ def graph_break(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _because(reported: Sequence[Mapping[str, Any]]) -> str:
-    if not reported:
-        return ""
-    more = len(reported) - 1
-    return f": {str(reported[0].get('reason'))[:90]}" + (f", and {count(more, 'other reason')}" if more else "")
-
-
-def _reasons(reported: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [f"{str(entry.get('reason'))[:120]}{_at(entry.get('source'))}" for entry in reported[:_MOST_REASONS]]
-
-
-def _at(source: object) -> str:
-    return f" ({str(source)[-90:]})" if source else ""
+def _reason(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("reason"))[:120] + (f" ({str(entry['source'])[-90:]})" if entry.get("source") else "")
 
 
 def _regions_by_call(facts: Facts) -> dict[int, list[int]]:
@@ -116,15 +106,10 @@ def _between(facts: Facts, groups: Sequence[Sequence[int]]) -> float:
 def _work_of(facts: Facts, layers: set[int]) -> tuple[float, float]:
     """Per step, in these layers and below: (time of what could be fused, all time)."""
     found = facts.found
-    inside = np.array(
-        [
-            place.layer != UNKNOWN
-            and place.layer >= 0
-            and not layers.isdisjoint(found.tree.layers[place.layer].ancestors)
-            for place in found.attribution.places
-        ],
-        dtype=np.bool_,
-    )[found.charges.place]
+    holders = [
+        found.tree.layers[place.layer].ancestors if place.layer >= 0 else () for place in found.attribution.places
+    ]
+    inside = np.array([not layers.isdisjoint(chain) for chain in holders], dtype=np.bool_)[found.charges.place]
     kept = facts.work_is(*_NOT_FUSED)
     times = found.charges.time_ns
     return facts.per_step_ns(int(times[inside & ~kept].sum())), facts.per_step_ns(int(times[inside].sum()))
@@ -257,7 +242,6 @@ _MEMORY_BOUND = ("elementwise", "copy", "norm", "reduction")
 _PHASES = ("forward", "prefill", "decode", "backward", "recompute")  # an optimizer has advice of its own
 _COMPILED = "triton_"  # how Inductor begins the names of its kernels: these are fused already
 _ON_DEVICE = "Memcpy DtoD"  # how copies within the device begin; others cannot be fused
-_MOST_LAYERS = 3
 
 
 def unfused_elementwise(facts: Facts) -> Iterator[Finding]:
@@ -273,10 +257,6 @@ def unfused_elementwise(facts: Facts) -> Iterator[Finding]:
     saved = facts.per_step_ns(beyond)
     if saved <= SAVED_SHARE * facts.work_ns:
         return
-    by_class = [(name, int(charges.time_ns[chosen & facts.work_is(name)].sum())) for name in _MEMORY_BOUND]
-    parts = [
-        f"{name} {duration(facts.per_step_ns(ns))}" for name, ns in sorted(by_class, key=lambda part: -part[1]) if ns
-    ]
     layers = _by_layer(facts, np.flatnonzero(chosen), charges.time_ns[chosen], blocks=False)
     top = [layer for layer, _ in layers.most_common() if layer]
     number = int(chosen.sum()) / facts.steps
@@ -287,9 +267,8 @@ def unfused_elementwise(facts: Facts) -> Iterator[Finding]:
         share=facts.share_of_work(spent),
         saves_ns=saved,
         evidence=(
-            f"{number:.0f} kernels a step: {', '.join(parts)} (device time)",
+            f"{number:.0f} kernels a step, {duration(spent)} of device time",
             f"{rows / facts.steps:.0f} times a step two or more of them follow one another on a stream",
-            *_most_in(facts, layers),
             "at most (device time): each row of them as one kernel, as quick as the quickest in it, or as its norms",
         ),
         confidence="medium",
@@ -335,16 +314,6 @@ def _rows(facts: Facts, chosen: Bool) -> tuple[int, int]:
     norms = np.zeros_like(stays)
     np.add.at(norms, row, np.where(facts.work_is("norm")[order][kept], time_ns, 0))
     return int((np.bincount(row) > 1).sum()), int(time_ns.sum() - np.maximum(stays, norms).sum())
-
-
-def _most_in(facts: Facts, layers: Counter[str]) -> list[str]:
-    """Where most of it is, by kind of layer: layers with one class are one."""
-    class_of = {layer.name: layer.class_name for layer in facts.found.tree.layers}
-    by_class = Counter[str]()
-    for layer, spent in layers.items():
-        by_class[class_of.get(layer) or layer] += spent
-    parts = [f"{name}: {duration(facts.per_step_ns(spent))}" for name, spent in by_class.most_common(_MOST_LAYERS)]
-    return [f"most in {'; '.join(parts)}"] if parts else []
 
 
 # --------------------------------------------------------------------------------------------------
@@ -398,46 +367,41 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
     busy = 1 - facts.share_of_step(idle)  # with copies: the utilization of the overview counts kernels alone
     if busy >= LOW_UTILIZATION:
         return
-    causes = {
-        "the CPU launches the next kernels": facts.wall_per_step_ns(int(gaps.launching_ns.sum())),
-        "data is fetched": facts.wall_per_step_ns(int(gaps.loading_ns.sum())),
-        "the CPU is in calls that wait or hand out memory": facts.wall_per_step_ns(int(gaps.waiting_ns.sum())),
-    }
-    rest = idle - sum(causes.values())
-    causes["the CPU does something else, or the device waits for itself or for others"] = rest
-    evidence = [f"{duration(time_ns)} while {what}" for what, time_ns in causes.items() if time_ns >= 0.05 * idle]
+    parts = [facts.wall_per_step_ns(int(part.sum())) for part in (gaps.launching_ns, gaps.loading_ns, gaps.waiting_ns)]
+    causes = dict(zip(_CAUSES, (*parts, idle - sum(parts)), strict=True))
+    evidence = [f"{duration(ns)} while {_CAUSES[cause][0]}" for cause, ns in causes.items() if ns >= 0.05 * idle]
     most = max(causes, key=causes.__getitem__)
-    longest = int(np.argmax(gaps.length_ns))
-    if gaps.length_ns[longest] >= _LONG_GAP_NS:
-        evidence.append(f"the longest gap: {duration(float(gaps.length_ns[longest]))}{_what_ends(facts, longest)}")
+    if (longest_ns := int(gaps.length_ns.max(initial=0))) >= _LONG_GAP_NS:
+        evidence.append(f"the longest gap: {duration(longest_ns)}")
     yield facts.finding(
         id="low-utilization",
-        title=f"the device is busy for {share(busy)} of {facts.step_text}: {duration(idle)} idle, mostly while {most}",
+        title=f"the device is busy for {share(busy)} of {facts.step_text}: {duration(idle)} idle, mostly while "
+        f"{_CAUSES[most][0]}",
         share=facts.share_of_step(idle),
         saves_ns=idle,
         evidence=(*evidence, "at most: all idle time within the steps (wall time)"),
         confidence="high" if facts.has_steps else "medium",
-        fix=_FIXES[list(causes).index(most)],
-        details={"busy": busy, "idle_us": idle / 1000, "mostly": _CAUSES[list(causes).index(most)]},
+        fix=_CAUSES[most][1],
+        details={"busy": busy, "idle_us": idle / 1000, "mostly": most},
     )
 
 
-_CAUSES = ("launching", "loading", "waiting", "other")
-_FIXES = (
-    "more work per launch: a larger batch, torch.compile(model), or CUDA graphs (mode='reduce-overhead')",
-    "more DataLoader workers, so that a batch is there when the step begins",
-    "take waits out of the step, and allocate before it: no .item(), no .cpu(), no first-time set-up in the loop",
-    "look at what the CPU does in the longest gap (the timeline shows it), and move it out of the step or overlap it",
-)
-
-
-def _what_ends(facts: Facts, gap: int) -> str:
-    assert facts.gaps is not None
-    ender = int(facts.gaps.ender[gap])
-    if ender < 0:
-        return ", at the end of a step"
-    recording, charges = facts.found.recording, facts.found.charges
-    return f", till {recording.name_of(int(charges.span[ender]))[:60]}"
+_CAUSES = {  # what happens meanwhile, and what to do
+    "launching": (
+        "the CPU launches the next kernels",
+        "more work per launch: a larger batch, torch.compile(model), or CUDA graphs (mode='reduce-overhead')",
+    ),
+    "loading": ("data is fetched", "more DataLoader workers, so that a batch is there when the step begins"),
+    "waiting": (
+        "the CPU is in calls that wait or hand out memory",
+        "take waits out of the step, and allocate before it: no .item(), no .cpu(), no first-time set-up in the loop",
+    ),
+    "other": (
+        "the CPU does something else, or the device waits for itself or for others",
+        "look at what the CPU does in the longest gap (the timeline shows it), and move it out of the step or overlap "
+        "it",
+    ),
+}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -507,23 +471,17 @@ def unpinned_copies(facts: Facts) -> Iterator[Finding]:
     copied = float(charges.time_ns[chosen].sum()) / facts.steps
     if taken <= _UNPINNED_SHARE * facts.step_ns:
         return
-    rows = [row for row in facts.analysis.kernels if "HtoD" in row.name and "Pageable" in row.name]
-    moved = [row.copied_bytes for row in rows]
-    evidence = [
-        f"{count(len(chosen) / facts.steps, 'copy', 'copies')} a step, {duration(copied)} of device "
-        f"time; with the calls that start them {duration(taken)} (wall time)"
-    ]
-    known = sum(one for one in moved if one is not None)
-    if moved and None not in moved and copied:
-        speed = known / (sum(row.time_ns for row in rows) or 1)
-        evidence.append(f"{size(known / facts.steps)} a step, at {speed:.1f} GB/s")
+    evidence = f"{count(len(chosen) / facts.steps, 'copy', 'copies')} a step, {duration(copied)} of device time"
     yield facts.finding(
         id="unpinned-copies",
         title=f"{share(facts.share_of_step(taken))} of a step ({duration(taken)}) copies to the device from memory "
         "that is not pinned",
         share=facts.share_of_step(taken),
         saves_ns=taken,
-        evidence=(*evidence, "at most: copies that run beside all else"),
+        evidence=(
+            f"{evidence}; with the calls that start them {duration(taken)} (wall time)",
+            "at most: copies that run beside all else",
+        ),
         confidence="high",
         fix="DataLoader(..., pin_memory=True) and .to(device, non_blocking=True)",
         details={"copies": len(chosen) / facts.steps, "device_us": copied / 1000},

@@ -12,7 +12,6 @@ import numpy as np
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.advice.facts import (
     NS_PER_US,
-    Device,
     Facts,
     Rule,
     at_peak_ns,
@@ -24,6 +23,7 @@ from profiler_wrapper.analysis.advice.facts import (
     short_name,
     time_of_ns,
 )
+from profiler_wrapper.analysis.device_properties import DeviceProperties
 from profiler_wrapper.analysis.model import Finding, KernelRow, ProductRow
 from profiler_wrapper.analysis.work.formulas import class_of_work, has_formula
 from profiler_wrapper.trace.nesting import nearest
@@ -171,13 +171,15 @@ def no_tf32(facts: Facts) -> Iterator[Finding]:
     rows = [row for row in facts.analysis.products if row.dtype == "float32" and "conv" not in row.op]
     least_ns = at_peak_ns(facts, rows, "tfloat32")
     layers = _layers_of(facts, chosen)
+    products = (row for row in facts.analysis.kernels if not any("conv" in op for op in row.ops))
+    kernel = next((row.name for row in products if _PLAIN_FLOAT32.match(row.name)), "kernels of float32")
     yield facts.finding(
         id="no-tf32",
         title=f"float32 matrix products without TF32: {share(facts.share_of_work(time_ns))} of {facts.time_name}",
         share=facts.share_of_work(time_ns),
         saves_ns=max(0.0, time_ns - least_ns),
         evidence=(
-            f"{duration(time_ns)} a step in kernels such as {_most_expensive_kernel(facts, chosen)}",
+            f"{duration(time_ns)} a step in kernels such as {short_name(kernel)}",
             f"torch.get_float32_matmul_precision() is {precision!r} in this run"
             if precision is not None
             else "by its kernels; the trace does not say how torch was set",
@@ -227,7 +229,7 @@ def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
             f"{duration(time_ns)} a step in kernels without tensor cores, {duration(with_them)} in kernels with them",
             f"the most expensive: {short_name(without[0].name)}, "
             f"{duration(facts.per_step_ns(without[0].time_ns))} a step",
-            f"{device.name} has tensor cores (compute capability {'.'.join(map(str, device.capability or ()))})",
+            f"{device.name} has tensor cores (compute capability {device.capability_text})",
             "saves at most: as if these kernels took no time; what 16-bit numbers save elsewhere comes on top",
         ),
         confidence="high" if dtype == "float32" else "medium",
@@ -265,21 +267,12 @@ def _dtype_of(facts: Facts, rows: Iterable[KernelRow]) -> str | None:
     return max(by_shapes, key=by_shapes.__getitem__, default=None)
 
 
-def _fix_of_type(device: Device, dtype: str | None) -> str:
+def _fix_of_type(device: DeviceProperties, dtype: str | None) -> str:
     if dtype in ("bfloat16", "float16", "int8"):
         return "sizes that are multiples of 8, and tensors that begin at multiples of 16 bytes"
     if device.has_tf32:
         return 'mixed precision: torch.autocast("cuda", dtype=torch.bfloat16) around forward and loss'
     return 'mixed precision: torch.autocast("cuda", dtype=torch.float16) with torch.amp.GradScaler'
-
-
-def _most_expensive_kernel(facts: Facts, chosen: Bool) -> str:
-    charges, recording = facts.found.charges, facts.found.recording
-    time_ns: dict[int, int] = defaultdict(int)
-    members = np.flatnonzero((charges.cpu_span >= 0) & chosen[np.maximum(charges.cpu_span, 0)])
-    for span, taken in zip(charges.span[members].tolist(), charges.time_ns[members].tolist(), strict=True):
-        time_ns[int(recording.spans.name[span])] += taken
-    return short_name(recording.names[max(time_ns, key=time_ns.__getitem__)])
 
 
 def _layers_of(facts: Facts, chosen: Bool) -> tuple[str, ...]:

@@ -48,12 +48,11 @@ def overview(found: Attributed) -> Overview | None:
     is_kernel = found.recording.spans.category[found.charges.span] == Category.KERNEL
     launched = int((here & is_kernel & (windows.launched_in >= 0)).sum())
     busy = _covered(_union_of(found.recording, found.charges.span[here]), windows)
-    capability = properties.compute_capability
     cut = found.unseen_until_ns is not None and len(windows.number) == 1  # the one step is not seen whole
     return Overview(
         device=properties.name,
         device_memory_bytes=properties.memory_bytes,
-        compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
+        compute_capability=properties.capability_text or None,
         multiprocessors=properties.multiprocessors,
         steps=steps,
         utilization=None if cut else kernels.utilization(),

@@ -160,7 +160,7 @@ def _pairs(place: Int32, moved: Int64) -> Iterable[tuple[tuple[int, int], int]]:
 
 @dataclass(slots=True, kw_only=True)
 class LayerWork:
-    """What a layer in one phase asks of the machine a step, as far as it is known, and how much of its time that covers.
+    """What a layer in one phase asks of the machine a step, as far as it is known, and how much of its time it covers.
 
     A sum holds what is known; the properties are None where that is too little to go by: where over 1 % of the
     time (in the steps with shapes) is in ops whose bytes are not known, where FLOPs are not, or a peak.
