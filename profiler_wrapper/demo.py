@@ -117,12 +117,9 @@ class DemoLlama(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.hidden)
         self.lm_head = nn.Linear(config.hidden, config.vocabulary, bias=False)
-        self.apply(self._initialise)
-
-    @staticmethod
-    def _initialise(module: nn.Module) -> None:
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Shape of tokens: (batch, tokens + 1); the last is only predicted."""
@@ -140,12 +137,6 @@ def sequences(config: DemoConfig, seed: int, device: torch.device) -> torch.Tens
     start = torch.randint(config.vocabulary, (config.batch, 1), generator=generator)
     stride = torch.randint(1, 4, (config.batch, 1), generator=generator)
     return ((start + stride * torch.arange(config.tokens + 1)) % config.vocabulary).to(device)
-
-
-def machine_device() -> torch.device:
-    """The accelerator, where there is one that works; else the CPU."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return accelerator if accelerator is not None else torch.device("cpu")
 
 
 def describe(device: torch.device) -> str:
@@ -166,7 +157,7 @@ def run_demo(*, output_dir: str | os.PathLike[str] = "outputs", config: DemoConf
     Raises:
         EmptyRecording: nothing was recorded (profiling is off, or another profiler is on).
     """
-    device = machine_device()
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     on_cpu = device.type == "cpu"
     config = config or (DemoConfig() if on_cpu else ACCELERATOR_CONFIG)
     torch.manual_seed(0)

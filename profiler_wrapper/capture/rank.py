@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from profiler_wrapper.errors import WrongUse
@@ -109,18 +109,7 @@ class RunInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for `run.json`."""
-        return {
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "local_rank": self.local_rank,
-            "host": self.host,
-            "process": self.process,
-            "attempt": self.attempt,
-            "coordinates": dict(self.coordinates),
-            "stages": list(self.stages),
-            "device": self.device,
-            "device_type": self.device_type,
-            "cpu_name": self.cpu_name,
-            "versions": dict(self.versions),
-            "float32_matmul_precision": self.float32_matmul_precision,
+        left_out = ("first_of_stage", "warnings")
+        return {name: value for name, value in asdict(self).items() if name not in left_out} | {
+            "stages": list(self.stages)
         }

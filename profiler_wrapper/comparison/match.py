@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ WRAPPERS = frozenset(
 _FEWEST_VOTES = 2  # a prefix that puts fewer names together is chance, unless they are all there is
 _ENOUGH = 0.5  # of the names of the smaller side: with fewer, classes are tried
 _OWN = "\0"  # begins the name of a layer whose short name is another's
-_PrefixPair = tuple[str, str]
+_Parts = tuple[str, ...]  # of a name
 
 
 def match_layers(a: Analysis, b: Analysis) -> dict[str, str]:
@@ -120,63 +120,42 @@ def _class_paths(layers: Mapping[str, LayerRow]) -> dict[str, str]:
 
 def _match(a: Mapping[str, str], b: Mapping[str, str]) -> dict[str, str]:
     """Layers of equal names, and of names that are equal with one prefix in the place of another."""
+    parts_a, parts_b = (
+        {tuple(name.split(".")) if name else (): layer for name, layer in side.items()} for side in (a, b)
+    )
     matched: dict[str, str] = {}
     taken: set[str] = set()
-    for (prefix_a, prefix_b), _ in _prefixes(a, b):
-        for name, layer in a.items():
-            rest = _below(name, prefix_a)
-            if rest is None or layer in matched:
-                continue
-            other = b.get(_joined(prefix_b, rest))
-            if other is not None and other not in taken:
-                matched[layer] = other
-                taken.add(other)
+    for prefix_a, prefix_b in _prefixes(parts_a, parts_b):
+        for name, layer in parts_a.items():
+            if name[: len(prefix_a)] == prefix_a and layer not in matched:
+                other = parts_b.get(prefix_b + name[len(prefix_a) :])
+                if other is not None and other not in taken:
+                    matched[layer] = other
+                    taken.add(other)
     return matched
 
 
-def _prefixes(a: Mapping[str, str], b: Mapping[str, str]) -> list[tuple[_PrefixPair, int]]:
+def _prefixes(a: Collection[_Parts], b: Collection[_Parts]) -> list[tuple[_Parts, _Parts]]:
     """Which prefix of `a` stands for which of `b`, that of most names first."""
-    votes: Counter[_PrefixPair] = Counter({("", ""): 0})
-    ends_a, ends_b = _ends(a), _ends(b)
+    none: tuple[_Parts, _Parts] = ((), ())
+    votes = Counter({none: 0})
+    ends: tuple[dict[_Parts, list[_Parts]], ...] = (defaultdict(list), defaultdict(list))
+    for side, names in zip(ends, (a, b), strict=True):
+        for name in names:
+            for first in range(len(name)):
+                side[name[first:]].append(name)
     for name in a:
         if name in b:
-            votes["", ""] += 1
+            votes[none] += 1
             continue
-        parts = name.split(".") if name else []
-        for first in range(len(parts)):
-            rest = ".".join(parts[first:])
-            if len(ends_a[rest]) == 1 and len(ends_b.get(rest, ())) == 1:
-                votes[_without(name, rest), _without(ends_b[rest][0], rest)] += 1
+        for first in range(len(name)):
+            rest = name[first:]
+            others = ends[1].get(rest, ())
+            if len(ends[0][rest]) == 1 == len(others):
+                votes[name[:first], others[0][: -len(rest)]] += 1
                 break
     enough = min(_FEWEST_VOTES, len(a), len(b))
-    return [(pair, count) for pair, count in votes.most_common() if count >= enough or pair == ("", "")]
-
-
-def _ends(names: Iterable[str]) -> dict[str, list[str]]:
-    """Every end of a name from a dot on, and the names with it."""
-    ends: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        parts = name.split(".") if name else []
-        for first in range(len(parts)):
-            ends[".".join(parts[first:])].append(name)
-    return ends
-
-
-def _without(name: str, end: str) -> str:
-    return name[: len(name) - len(end)].rstrip(".")
-
-
-def _below(name: str, prefix: str) -> str | None:
-    """What follows the prefix; None where the name has another."""
-    if not prefix:
-        return name
-    if name == prefix:
-        return ""
-    return name[len(prefix) + 1 :] if name.startswith(prefix + ".") else None
-
-
-def _joined(prefix: str, rest: str) -> str:
-    return f"{prefix}.{rest}" if prefix and rest else prefix or rest
+    return [pair for pair, count in votes.most_common() if count >= enough or pair == none]
 
 
 # --------------------------------------------------------------------------------------------------

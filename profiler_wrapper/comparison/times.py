@@ -208,7 +208,7 @@ def changed_layers(
     """What changed otherwise than the rest, the largest change first. `total_delta_ns`: of a step, if it changed."""
     tree = _Tree(pairs, changes)
     found = [key for root in tree.roots() for key in tree.explain(root)]
-    rows = [tree.row(key, total_delta_ns) for key in tree.joined(tree.whole(dict.fromkeys(found)))]
+    rows = [tree.row(key, total_delta_ns) for key in tree.joined(dict.fromkeys(found))]
     return tuple(sorted(rows, key=lambda row: -abs(row.change_ns))[:MOST_CHANGED])
 
 
@@ -279,30 +279,25 @@ class _Tree:
         mean = own.apart_ns / len(fold.layers)
         return same_way >= _ONE_WAY * len(fold.layers) and typical / mean >= _TYPICAL_SHARE
 
-    def whole(self, keys: Iterable[UnitKey]) -> list[UnitKey]:
-        """`keys`, with all of the like layers as one where each of them is there and they changed alike."""
-        found = list(keys)
-        for fold in dict.fromkeys(self._fold_of.get(key.layers[0], ()) for key in found):
-            single = [UnitKey((layer,), None) for layer in fold]
-            if fold and set(single) <= set(found) and self._changed_together(UnitKey(fold, None)):
-                found = [UnitKey(fold, None), *(key for key in found if key not in single)]
-        return found
-
     def joined(self, keys: Iterable[UnitKey]) -> Iterable[UnitKey]:
-        """`keys`, with like layers that only one side has as one."""
-        one_sided: dict[tuple[object, ...], list[UnitKey]] = defaultdict(list)
+        """`keys`, with siblings as one where only one side has them, or where all are there and changed alike."""
+        groups: dict[tuple[tuple[str, ...], Phase | None, str], list[UnitKey]] = defaultdict(list)
         for key in keys:
             change = self._changes[key]
-            own = key.layers if len(key.layers) > 1 or change.change is not None else ()
-            fold = own or self._fold_of.get(key.layers[0], key.layers)
-            one_sided[fold, own, key.phase, change.change is None and change.delta_ns > 0].append(key)
-        for members in one_sided.values():
-            key = UnitKey(tuple(layer for member in members for layer in member.layers), members[0].phase)
-            if len(members) > 1:
+            only = "" if len(key.layers) > 1 or change.change is not None else "b" if change.delta_ns > 0 else "a"
+            fold = self._fold_of.get(key.layers[0], key.layers) if len(key.layers) == 1 else key.layers
+            groups[fold, key.phase, only].append(key)
+        for (fold, phase, only), members in groups.items():
+            if only and len(members) > 1:
+                key = UnitKey(tuple(layer for member in members for layer in member.layers), phase)
                 delta = sum(self._changes[member].delta_ns for member in members)
                 time = sum(self._changes[member].time_ns for member in members)
                 self._changes[key] = UnitChange(None, None, delta, True, delta, True, time)
-            yield key
+                yield key
+            elif phase is None and 1 < len(fold) == len(members) and self._changed_together(UnitKey(fold, None)):
+                yield UnitKey(fold, None)
+            else:
+                yield from members
 
     def row(self, key: UnitKey, total_delta_ns: float | None) -> ChangedLayer:
         change = self._changes[key]
