@@ -24,6 +24,15 @@ from profiler_wrapper.errors import WrongUse
 # Models that predict the next token: GPT, LLaMA, Qwen, Mixtral, Aquila, DeepSeek, and Megatron's.
 
 _LLAMA = Dialect(gated=True, key_heads_as_heads=True)
+_WITH_KEY_HEADS = Dialect(gated=True)  # the config has a number of heads of keys
+_WITH_EXPERTS = Dialect(gated=True, experts=True)
+# By the model_type; of others it is the family's.
+_DIALECTS = {
+    "gpt2": Dialect(gated=False, key_heads=(), mlp_width=("n_inner",), mlp_four_times=True),
+    "gpt_neox": Dialect(gated=False, key_heads=(), mlp_width=("intermediate_size",)),
+    **dict.fromkeys(("mistral", "gemma", "gemma2", "gemma3_text"), _WITH_KEY_HEADS),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _WITH_EXPERTS),
+}
 
 
 def decoder(fields: Fields, batch: Batch, dialect: Dialect) -> Work:
@@ -74,62 +83,44 @@ def label_count(fields: Fields) -> int:
     return fields.whole("num_labels", default=len(fields.get("id2label", default=())) or 2)
 
 
-@register_family(
+def _register_decoder(name: str, dialect: Dialect, model_types: Sequence[str], *marks: Sequence[str]) -> None:
+    @register_family(name, model_types=model_types, marks=marks)
+    def formula(fields: Fields, batch: Batch) -> Work:
+        if name == fields.model_type == "qwen" and fields.has("no_bias"):
+            raise WrongUse(
+                "the config is of Qwen 1, whose MLP has half of intermediate_size: no formula here counts it"
+            )
+        return decoder(fields, batch, _DIALECTS.get(fields.model_type or "", dialect))
+
+
+_register_decoder(  # also what Megatron's arguments or TransformerConfig tell: GQA, SwiGLU, experts, MLA, MTP
     "gpt",
-    model_types=("gpt2", "gpt_neox"),
-    marks=(("n_embd", "n_layer", "n_head"), ("num_layers", "swiglu"), ("num_layers", "gated_linear_unit")),
+    Dialect(gated=False, key_heads_as_heads=True, mlp_four_times=True),
+    ("gpt2", "gpt_neox"),
+    ("n_embd", "n_layer", "n_head"),
+    ("num_layers", "swiglu"),
+    ("num_layers", "gated_linear_unit"),
 )
-def gpt(fields: Fields, batch: Batch) -> Work:
-    """GPT-2, GPT-3, and what Megatron's arguments or TransformerConfig tell: GQA, SwiGLU, experts, MLA, MTP."""
-    dialect = {
-        "gpt2": Dialect(gated=False, key_heads=(), mlp_width=("n_inner",), mlp_four_times=True),
-        "gpt_neox": Dialect(gated=False, key_heads=(), mlp_width=("intermediate_size",)),
-    }.get(fields.model_type or "", Dialect(gated=False, key_heads_as_heads=True, mlp_four_times=True))
-    return decoder(fields, batch, dialect)
-
-
-@register_family(
+_register_decoder(
     "llama",
-    model_types=("llama", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "granite"),
-    marks=(("num_key_value_heads", "intermediate_size", "rms_norm_eps"),),
+    _LLAMA,
+    ("llama", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "granite"),
+    ("num_key_value_heads", "intermediate_size", "rms_norm_eps"),
 )
-def llama(fields: Fields, batch: Batch) -> Work:
-    """Gated MLP; keys and values of fewer heads."""
-    has_own = fields.model_type in ("mistral", "gemma", "gemma2", "gemma3_text")  # a number of heads of keys
-    return decoder(fields, batch, Dialect(gated=True) if has_own else _LLAMA)
-
-
-@register_family("aquila", model_types=("aquila",))
-def aquila(fields: Fields, batch: Batch) -> Work:
-    """Has LLaMA's products."""
-    return decoder(fields, batch, _LLAMA)
-
-
-@register_family("qwen", model_types=("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"))
-def qwen(fields: Fields, batch: Batch) -> Work:
-    """Qwen1.5, 2, 2.5 and 3, dense or with experts, shared ones of them."""
-    if fields.model_type == "qwen" and fields.has("no_bias"):
-        raise WrongUse("the config is of Qwen 1, whose MLP has half of intermediate_size: no formula here counts it")
-    has_experts = fields.model_type in ("qwen2_moe", "qwen3_moe")
-    return decoder(fields, batch, Dialect(gated=True, experts=has_experts))
-
-
-@register_family(
-    "mixtral", model_types=("mixtral",), marks=(("num_local_experts", "num_experts_per_tok", "intermediate_size"),)
+_register_decoder("aquila", _LLAMA, ("aquila",))
+_register_decoder("qwen", _WITH_KEY_HEADS, ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"))
+_register_decoder(  # experts as wide as the config's MLP where no width of theirs is given
+    "mixtral",
+    Dialect(gated=True, experts=True, experts_as_mlp=True),
+    ("mixtral",),
+    ("num_local_experts", "num_experts_per_tok", "intermediate_size"),
 )
-def mixtral(fields: Fields, batch: Batch) -> Work:
-    """Experts as wide as the config's MLP where no width of theirs is given."""
-    return decoder(fields, batch, Dialect(gated=True, experts=True, experts_as_mlp=True))
-
-
-@register_family(
+_register_decoder(  # latent attention, dense blocks first, then experts and shared ones; modules for further tokens
     "deepseek",
-    model_types=("deepseek_v2", "deepseek_v3"),
-    marks=(("kv_lora_rank", "qk_nope_head_dim", "n_routed_experts"),),
+    Dialect(gated=True, experts=True, latent=True),
+    ("deepseek_v2", "deepseek_v3"),
+    ("kv_lora_rank", "qk_nope_head_dim", "n_routed_experts"),
 )
-def deepseek(fields: Fields, batch: Batch) -> Work:
-    """Latent attention, dense blocks first, then experts and shared ones; modules for further tokens."""
-    return decoder(fields, batch, Dialect(gated=True, experts=True, latent=True))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -215,7 +215,8 @@ def rebuild_summary(steps: Path) -> Path:
     summary = log_file(steps.parent, "summary", stamp if kind == "steps" else steps.stem)
     reader = StepReader(steps)
     world_size, every = (
-        int(reader.session.get(name) or usual) for name, usual in (("world_size", 1), ("log_interval", 10))
+        value if isinstance(value := reader.session.get(name), int) and value > 0 else usual
+        for name, usual in (("world_size", 1), ("log_interval", 10))
     )
     statistics, interval = RunStatistics(), Interval(every)
     rows = Rows(steps.parent)

@@ -158,14 +158,20 @@ class EventPool:
                 then(None)
 
     def _read(self, begin: Event, end: Event, then: Callable[[int | None], None]) -> None:
-        try:
-            device_ns = round(begin.elapsed_time(end) * 1e6)
-        except RuntimeError:  # events of two devices
-            device_ns = None
-        else:
+        elapsed_ms = milliseconds_between(begin, end)
+        if elapsed_ms is not None:
             self.give_back(begin)
             self.give_back(end)
-        then(device_ns)
+        then(None if elapsed_ms is None else round(elapsed_ms * 1e6))
+
+
+def milliseconds_between(begin: Event, end: Event) -> float | None:
+    """The device has come to both. None: they are of two devices."""
+    try:
+        elapsed_ms: float = begin.elapsed_time(end)
+    except RuntimeError:
+        return None
+    return elapsed_ms
 
 
 # --- moments of a training loop ---
@@ -205,11 +211,8 @@ class StepClock:
 
 def seconds_between(begin: Mark, end: Mark) -> float | None:
     """Both have been reached. None where no clock measures it: it went backwards, or the device changed in between."""
+    seconds: float | None = end.host_s - begin.host_s
     if begin.event is not None and end.event is not None:
-        try:
-            seconds = begin.event.elapsed_time(end.event) / 1e3
-        except RuntimeError:  # events of two devices
-            return None
-    else:
-        seconds = end.host_s - begin.host_s
-    return seconds if seconds >= 0 else None
+        elapsed_ms = milliseconds_between(begin.event, end.event)
+        seconds = None if elapsed_ms is None else elapsed_ms / 1e3
+    return seconds if seconds is not None and seconds >= 0 else None

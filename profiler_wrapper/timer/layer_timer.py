@@ -23,7 +23,15 @@ from profiler_wrapper.capture.owned_tensors import find_optimizers
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.errors import Notices, WrongUse
-from profiler_wrapper.timer.device_events import Accelerator, EventPool, Mark, Moment, StepClock, find_accelerator
+from profiler_wrapper.timer.device_events import (
+    Accelerator,
+    EventPool,
+    Mark,
+    Moment,
+    StepClock,
+    find_accelerator,
+    milliseconds_between,
+)
 from profiler_wrapper.timer.layer_spans import LayerSpans, Span, StepSpans, Wait
 from profiler_wrapper.timer.log import SpanLog, SpanPlace, span_log, text_line, text_name
 from profiler_wrapper.timer.steps import Boundaries, Breakdown
@@ -147,15 +155,10 @@ def _moment_of(mark: Mark) -> Moment:
 
 def device_time_ns(begin: Any, end: Any) -> int | None:
     """Between two events; None: there are none, or the device has not come to them, or they are of two devices."""
-    if begin is None or end is None:
+    if begin is None or end is None or not (begin.query() and end.query()):
         return None
-    try:
-        if begin.query() and end.query():
-            milliseconds: float = begin.elapsed_time(end)
-            return max(0, round(milliseconds * 1e6))
-    except RuntimeError:  # events of two devices
-        pass
-    return None
+    elapsed_ms = milliseconds_between(begin, end)
+    return None if elapsed_ms is None else max(0, round(elapsed_ms * 1e6))
 
 
 def _write_step(log: SpanLog, step: SeenStep) -> None:
