@@ -7,12 +7,11 @@ differs much from its siblings is named as an outlier.
 from __future__ import annotations
 
 import heapq
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count, takewhile
+from itertools import count
 from typing import Any, Generic, Literal, TypeVar
 
 from profiler_wrapper.analysis.model import FORWARD_PHASES, Analysis, LayerRow, Phase
@@ -242,18 +241,9 @@ def _tell_apart(folds: list[Fold]) -> list[Fold]:
     for fold in folds:
         beside = classes[_pattern(fold.relative[0])]
         if counts[fold.label] > 1 or (len(beside) > 1 and not fold.numbered):
-            tail = _own_part(fold.members[0].class_name, beside)
-            fold = Fold(f"{fold.label} ({tail})", fold.members, fold.relative, fold.numbered)
+            fold = replace(fold, label=f"{fold.label} ({fold.members[0].class_name})")
         labelled.append(fold)
     return labelled
-
-
-def _own_part(class_name: str, classes: Iterable[str]) -> str:
-    """A class without the words that all of `classes` begin with: `SelfAttention` of `T5LayerSelfAttention`."""
-    words = {name: re.findall(r"[A-Z]?[^A-Z]+|[A-Z]+(?![^A-Z])", name) for name in classes}
-    common = takewhile(lambda column: len({*column}) == 1, zip(*(parts[:-1] for parts in words.values()), strict=False))
-    shared = len([*common]) if len(words) > 1 else 0
-    return "".join(words[class_name][shared:]) or class_name
 
 
 def outlying_layers(fold: Fold) -> list[Outlier]:

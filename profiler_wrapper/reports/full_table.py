@@ -24,13 +24,6 @@ Cell = Callable[[LayerRow], str]
 
 _LONGEST_KERNELS = 60
 _LONGEST_LINE = 400
-_MEMORY_LABELS = {
-    "device": "device",
-    "allocated_bytes": "allocated at the end",
-    "reserved_bytes": "reserved at the end",
-    "peak.allocated_bytes": "highest allocated",
-    "peak.reserved_bytes": "highest reserved",
-}
 
 
 def full_table(analysis: Analysis) -> str:
@@ -256,23 +249,16 @@ def memory_sections(analysis: Analysis) -> list[tuple[str, str]]:
     """Titles and texts of what is known of the whole device's memory: all of it, or what `result.json` holds."""
     if analysis.memory_use is not None:
         return memory_use_sections(analysis.memory_use)
-    lines = [f"{_MEMORY_LABELS[name]}: {_memory_text(value)}" for name, value in _known_memory(analysis.memory)]
-    categories = analysis.memory.get("categories")
-    if isinstance(categories, Mapping):
-        lines += [f"of it {clean(str(name))}: {_memory_text(size)}" for name, size in categories.items()]
-    else:
+    found = analysis.memory
+    peak: Mapping[str, Any] = found.get("peak") or {}
+    sizes = {
+        "allocated at the end": found.get("allocated_bytes"),
+        "reserved at the end": found.get("reserved_bytes"),
+        "highest allocated": peak.get("allocated_bytes"),
+        "highest reserved": peak.get("reserved_bytes"),
+        **{f"of it {clean(name)}": size for name, size in (found.get("categories") or {}).items()},
+    }
+    lines = [f"{name}: {mebibytes(size)} MiB" for name, size in sizes.items() if size is not None]
+    if not found.get("categories"):
         lines.append(f"by category: not available, because {clean(why_no_memory_use(analysis))}")
     return [("Memory: MiB", "\n".join(lines))]
-
-
-def _known_memory(memory: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The values that have a label, `peak.` before those of the peak."""
-    peak = memory.get("peak")
-    of_peak = {f"peak.{name}": value for name, value in peak.items()} if isinstance(peak, Mapping) else {}
-    values = {**memory, **of_peak}
-    return [(name, values[name]) for name in _MEMORY_LABELS if values.get(name) is not None]
-
-
-def _memory_text(value: Any) -> str:
-    is_size = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return f"{mebibytes(value)} MiB" if is_size else clean(str(value))

@@ -128,8 +128,8 @@ class _Steps:
         )
 
 
-def table_rows(analysis: Analysis, *, most: int, order: Order = "cost") -> TableRows:
-    """At most `most` rows: layers, what is outside all layers, `(unattributed)` and the total.
+def table_rows(analysis: Analysis, *, most: int, order: Order = "cost", layer_rows: int | None = None) -> TableRows:
+    """At most `most` rows: layers (at most `layer_rows`), what is outside all layers, `(unattributed)` and the total.
 
     Rows without indentation add up to the total; the most expensive layers of the tree are chosen, each
     below its parent.
@@ -139,9 +139,9 @@ def table_rows(analysis: Analysis, *, most: int, order: Order = "cost") -> Table
     outside = _merged(_outside_rows(analysis, steps), max(few, _FEWEST_OUTSIDE), "other work outside layers")
     unattributed = _merged(_unattributed_rows(analysis, steps), few, "(unattributed) other reasons")
     totals = layer_totals(analysis)
-    shown, rest = choose(
-        Tree(totals), most=most - 1 - len(outside) - len(unattributed), extras=lambda one: _extras(one, steps)
-    )
+    room = most - 1 - len(outside) - len(unattributed)
+    room = room if layer_rows is None else min(room, layer_rows)
+    shown, rest = choose(Tree(totals), most=room, extras=lambda one: _extras(one, steps))
     rows = [row for root in in_order(shown, order) for row in _rows_below(root, order, steps)]
     if rest:
         rows.append(_sum_row("layer", f"({len(rest)} more roots)", [steps.layer(fold.whole, "layer") for fold in rest]))
@@ -384,27 +384,12 @@ def console_table(
     ]
     followed = followed_lines(analysis, most=_FOLLOWED_LINES if rows >= _HIGH else 1, width=width, unicode=unicode)
     most = rows - len(head) - 2 - len(followed) - len(tail)  # 2: the heading and its units
-    table = table_rows(analysis, most=most, order=order)
-    if layer_rows is not None:
-        table = _with_layer_rows(analysis, layer_rows, most, order)
-    if table.hidden_layers and layer_rows is None:
-        table = table_rows(analysis, most=most - 1, order=order)
+    table = table_rows(analysis, most=most, order=order, layer_rows=layer_rows)
+    if table.hidden_layers:
+        table = table_rows(analysis, most=most - 1, order=order, layer_rows=layer_rows)
     if table.hidden_layers:
         tail.insert(0, f"({table.hidden_layers} smaller layers not shown; result.table() has them all)")
     return "\n".join([*head, *_draw(table.rows, analysis, width, unicode), *followed, *tail])
-
-
-def _with_layer_rows(analysis: Analysis, layer_rows: int, most: int, order: Order) -> TableRows:
-    """A table with so many rows about layers, if there are as many; those of work outside layers come on top."""
-    table = table_rows(analysis, most=min(most, layer_rows + 1), order=order)
-    for size in range(layer_rows + 2, most + 1):
-        if not table.hidden_layers:
-            break
-        larger = table_rows(analysis, most=size, order=order)
-        if sum(row.kind in ("layer", "median", "odd") for row in larger.rows) > layer_rows:
-            break
-        table = larger
-    return table
 
 
 def _joined(parts: Sequence[str], width: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Reads what `torch.cuda.memory._dump_snapshot` wrote, of any version of torch; nothing in the file is run.
+"""Reads what `torch.cuda.memory._dump_snapshot` wrote; nothing in the file is run.
 
 The file is a pickle, which can name functions to call (refused), and which can ask for gigabytes in ten bytes. So a
 child process reads it, with a limit on its memory and time, checks every type, and sends back plain JSON.
@@ -278,18 +278,12 @@ class _Stack(msgspec.Struct):
     frames: list[_Frame]
 
 
-class _Asked(msgspec.Struct):
-    real_size: _Int | None = None
-    frames: Any = None
-
-
 class _Block(msgspec.Struct):
     size: _Size
     address: _Int | None = None
     requested_size: _Int | None = None
     state: str | None = None
     frames: Any = None  # torch shares frames among the stacks: they are looked at once each
-    history: list[_Asked] | None = None  # of torch 1.13 and 2.0
     user_metadata: str | None = None
 
 
@@ -415,10 +409,7 @@ def _block(block: _Block, at: int, shared: _Shared) -> Block:
     state = _STATES.get(block.state)
     if state is None:
         shared.notes["blocks are in a state that is not known; they count as free"] += 1
-    frames, requested = block.frames, block.requested_size
-    if block.history:
-        frames = block.history[0].frames if frames is None else frames
-        requested = block.history[0].real_size if requested is None else requested
+    requested = block.requested_size
     if requested is None:
         requested = block.size
         if state in ("allocated", "awaiting_free"):
@@ -428,7 +419,7 @@ def _block(block: _Block, at: int, shared: _Shared) -> Block:
         size_bytes=block.size,
         requested_bytes=min(requested, block.size) if state != "free" else 0,
         state=state or "free",
-        stack=shared.stack(frames),
+        stack=shared.stack(block.frames),
         text=shared.text(block.user_metadata),
     )
 

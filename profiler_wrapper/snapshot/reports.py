@@ -340,7 +340,6 @@ Float64 = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 _POINTS = 3000  # of a curve: a screen has fewer columns
 _BARS = 10
-_DEVICES = 4
 _NOTES, _NOTE_LETTERS = 3, 130
 _WIDTH_BARS = 60  # of a figure
 _NAME_LETTERS = 100
@@ -355,32 +354,28 @@ _REST, _FAILED = "#bbbbbb", "#D55E00"
 
 @figures.own_style()
 def draw_snapshot(report: AllocatorReport, path: str | os.PathLike[str]) -> None:
-    """Writes a PNG: for each device (at most 4) its history by owner, and the owners at its worst moment, in MiB."""
+    """Writes a PNG: of the device that ran out, else of the fullest, its history by owner and the owners at its worst.
+
+    Sizes are MiB.
+    """
     title = f"Memory snapshot {shorten(report.name, 50)} ({file_size(report.file_bytes)})"
-    devices = [one for one in report.devices if one.reserved_bytes or one.history][:_DEVICES]
-    if not devices:
+    one = next((one for one in report.devices if one.reserved_bytes or one.history), None)
+    if one is None:
         figures.say(path, title, "No memory is held, and there is no history.")
         return
-    panels = [panel for one in devices for panel in _panels(one)]
-    heights = [4.4 if is_history else 0.6 + 0.27 * bars for _, is_history, bars in panels]
+    heights = [0.6 + 0.27 * min(_BARS + 1, max(1, len(_worst(one)[1])))]
+    if one.history is not None:
+        heights.insert(0, 4.4)
     figure = figures.new_figure(_WIDTH_BARS, height_in=0.9 + 0.3 * min(_NOTES, len(report.notes)) + sum(heights))
     figures.head(figure, title)
-    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for panel, (one, is_history, _) in zip(axes, panels, strict=True):
-        if is_history and one.history is not None:
-            _draw_history(panel, one, one.history, cure(one, report))
-        else:
-            _draw_owners(panel, one)
+    axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    if one.history is not None:
+        _draw_history(axes[0], one, one.history, cure(one, report))
+    _draw_owners(axes[-1], one)
     if report.notes:
         notes = "\n".join(fill(f"note: {note}", _NOTE_LETTERS) for note in report.notes[:_NOTES])
         figure.supxlabel(figures.literal(notes), fontsize=figures.FONT_SIZE - 1)
     figures.save(figure, path)
-
-
-def _panels(one: DeviceMemory) -> list[tuple[DeviceMemory, bool, int]]:
-    """What is drawn of a device: its history if it has one, then owners as so many bars."""
-    bars = min(_BARS + 1, max(1, len(_worst(one)[1])))
-    return [*([(one, True, 0)] if one.history is not None else []), (one, False, bars)]
 
 
 def _worst(one: DeviceMemory) -> tuple[str, tuple[MemoryOwner, ...], int]:
