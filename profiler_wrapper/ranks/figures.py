@@ -23,6 +23,7 @@ from profiler_wrapper.trace.spans import KINDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 
@@ -84,10 +85,7 @@ def draw_use(axes: Axes, use: Use, firsts: Int, marked: Sequence[int]) -> None:
     axes.axhline(middle, color=figures.INK, linewidth=0.9, linestyle="--")
     axes.set_xlim(-0.5, len(firsts) - 0.5)
     axes.set_ylim(0, max(1.15 * float(np.nanmax(heights)), 1e-9))
-    axes.set_ylabel(use.unit, fontsize=figures.FONT_SIZE)
-    axes.tick_params(labelsize=figures.FONT_SIZE - 1)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    figures.prepare(axes, ylabel=use.unit)
     each = int(firsts[1]) if len(firsts) > 1 else 1
     title = f"{use.name}, {use.unit}: median {middle:.3g}"
     if each > 1:
@@ -345,18 +343,23 @@ def marked_columns(report: RanksReport, firsts: Int) -> list[int]:
 def _name_ranks(axes: Axes, report: RanksReport, firsts: Int) -> None:
     """Numbers below the columns, red of those that the verdict names."""
     ranks = report.own.ranks
-    apart = max(1, len(firsts) // 32)
     named = np.isin(ranks, sorted(report.named_ranks))
-    marked = marked_columns(report, firsts)
-    ticks = [at for at in range(0, len(firsts), apart) if all(abs(at - one) >= apart for one in marked[:4])]
-    ticks = sorted({*ticks, *marked[:4]})
-    labels = [_rank_label(ranks, firsts, at, named) for at in ticks]
-    axes.set_xticks(ticks, labels, fontsize=figures.FONT_SIZE - 1)
-    for at, label in zip(ticks, axes.get_xticklabels(), strict=True):
+    labels = [_rank_label(ranks, firsts, at, named) for at in range(len(firsts))]
+    _name_places(axes.xaxis, labels, 32, marked_columns(report, firsts))
+    axes.set_xlabel("rank", fontsize=figures.FONT_SIZE)
+
+
+def _name_places(axis: Axis, names: Sequence[str], most: int, marked: Sequence[int]) -> None:
+    """Names along an axis, as many as can be read: those that are marked, in red, and others between them."""
+    apart = -(-len(names) // most)
+    kept = marked[:: -(-len(marked) // 16)] if apart > 1 and marked else marked
+    between = (at for at in range(0, len(names), apart) if all(abs(at - one) >= apart for one in kept))
+    places = sorted({*kept, *between})
+    axis.set_ticks(places, [names[at] for at in places], fontsize=figures.FONT_SIZE - 1)
+    for at, label in zip(places, axis.get_ticklabels(), strict=True):
         if at in marked:
             label.set_color(NAMED_COLOR)
             label.set_fontweight("bold")
-    axes.set_xlabel("rank", fontsize=figures.FONT_SIZE)
 
 
 def _rank_label(ranks: Int, firsts: Int, column: int, named: Bool) -> str:
@@ -420,9 +423,10 @@ def timeline_figure(report: RanksReport, drawn: Timeline) -> Figure:
     figure.set_figwidth(WIDTH_IN)
     verdict_title(figure, report)
     axes = figure.subplots()
-    for place, rank in enumerate(drawn.lanes):
-        if rank in report.named_ranks:
-            axes.axhspan(place - 0.5, place + 0.5, color=NAMED_COLOR, alpha=_BAND, linewidth=0, zorder=0, gid="named")
+    marked = [place for place, rank in enumerate(drawn.lanes) if rank in report.named_ranks]
+    _name_places(axes.yaxis, drawn.names, _MOST_LABELS, marked)
+    for place in marked:
+        axes.axhspan(place - 0.5, place + 0.5, color=NAMED_COLOR, alpha=_BAND, linewidth=0, zorder=0, gid="named")
     for above, one in enumerate(drawn.bars):
         _draw_bars(axes, one, drawn.gap_ns, count, zorder=1.5 + 0.1 * above)
     for step, begin_ns in drawn.begins_ns.items():
@@ -440,7 +444,6 @@ def timeline_figure(report: RanksReport, drawn: Timeline) -> Figure:
         axes.broken_barh(
             [extent], height, facecolor="none", edgecolor=NAMED_COLOR, linewidth=_FRAME, zorder=7, gid="holder"
         )
-    _name_lanes(axes, report, drawn)
     _finish(axes, drawn)
     _legend(axes, report, drawn)
     return figure
@@ -471,24 +474,6 @@ def _draw_bars(axes: Axes, bars: Bars, gap_ns: float, lanes: int, *, zorder: flo
     )
     collection.set_gid(bars.kind)
     axes.add_collection(collection)
-
-
-def _name_lanes(axes: Axes, report: RanksReport, drawn: Timeline) -> None:
-    """Names at the left, so many as can be read; of those that are named always."""
-    named, lanes = report.named_ranks, drawn.lanes
-    apart = -(-len(lanes) // _MOST_LABELS)
-    marked = [place for place, rank in enumerate(lanes) if rank in named]
-    marked = marked[:: -(-len(marked) // 16)] if apart > 1 and marked else marked
-    places = [
-        place
-        for place in range(len(lanes))
-        if place in marked or (place % apart == 0 and all(abs(place - one) >= apart for one in marked))
-    ]
-    axes.set_yticks(places, [drawn.names[place] for place in places], fontsize=figures.FONT_SIZE - 1)
-    for place, label in zip(places, axes.get_yticklabels(), strict=True):
-        if lanes[place] in named:
-            label.set_color(NAMED_COLOR)
-            label.set_fontweight("bold")
 
 
 def _finish(axes: Axes, drawn: Timeline) -> None:

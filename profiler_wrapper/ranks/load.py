@@ -13,23 +13,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
-from profiler_wrapper.ranks.database import (
-    TABLE_ENDINGS,
-    USABLE,
-    Database,
-    LoadedSpans,
-    columns_of,
-    file_list,
-    import_duckdb,
-    insert,
-    literal,
-    open_database,
-    quoted,
-    read_foreign,
-    relation_of,
-    span_select,
-    to_rows,
-)
+from profiler_wrapper.ranks import database as db
+from profiler_wrapper.ranks.database import Database, LoadedSpans
 from profiler_wrapper.ranks.model import RanksReport
 from profiler_wrapper.ranks.reduce import Done, Reduced, Task, problem_of_table, read_summary, reduce_traces, table_rows
 from profiler_wrapper.ranks.report import ranks_report
@@ -124,13 +109,13 @@ def open_spans(path: Path, choice: Choice = EVERYTHING) -> Iterator[LoadedSpans]
     table = path if choice.spans is None and _is_table(path) else choice.spans
     if table is None and choice.columns:
         raise WrongUse("--columns is of a table: name it by --spans FILE")
-    with open_database() as database, tempfile.TemporaryDirectory(prefix="profiler_wrapper_ranks_") as folder:
+    with db.open_database() as database, tempfile.TemporaryDirectory(prefix="profiler_wrapper_ranks_") as folder:
         try:
             if table is not None:
                 yield _load_tables(database, table, choice.columns, choice.ranks)
             else:
                 yield _load_run(database, path, choice, Path(folder))
-        except import_duckdb().Error as error:
+        except db.import_duckdb().Error as error:
             why = str(error).strip().split("\n")[0]
             raise BrokenTrace(f"{table or path}: its spans cannot be read: {why}") from error
 
@@ -217,7 +202,7 @@ def _write_ranks(database: Database, places: Mapping[int, Mapping[str, Any]]) ->
         stage = place.get("stage", place.get("pp"))
         row = {**place, "rank": rank, "stage": stage if stage is not None else 0}
         rows.append([row.get(name) for name in RANK_COLUMNS])
-    insert(database, "ranks", rows)
+    db.insert(database, "ranks", rows)
 
 
 # --- what all of them use ---
@@ -237,12 +222,12 @@ class _Loaded(NamedTuple):
 
 def _view_spans(database: Database, relation: str, *, ranks: Iterable[int] | None = None) -> tuple[int, int]:
     """Makes the view `spans` of a relation that has columns of ours: (rows, those left out since they are no spans)."""
-    there = {name: quoted(name) for name in columns_of(database, relation) if name in SPAN_COLUMNS}
-    select = span_select(relation, {**there, "depth": "coalesce(TRY_CAST(depth AS SMALLINT), 0)"})
+    there = {name: db.quoted(name) for name in db.columns_of(database, relation) if name in SPAN_COLUMNS}
+    select = db.span_select(relation, {**there, "depth": "coalesce(TRY_CAST(depth AS SMALLINT), 0)"})
     rows, bad = database.execute(
-        f"SELECT count(*), count(*) FILTER (NOT coalesce({USABLE}, false)) FROM ({select})"
+        f"SELECT count(*), count(*) FILTER (NOT coalesce({db.USABLE}, false)) FROM ({select})"
     ).fetchone()
-    where = f" WHERE {USABLE} AND {_of_ranks(ranks)}" if bad or ranks is not None else ""
+    where = f" WHERE {db.USABLE} AND {_of_ranks(ranks)}" if bad or ranks is not None else ""
     database.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM ({select}){where}")
     return rows, bad
 
@@ -299,7 +284,7 @@ def _load_traces(
         return _Loaded({}, gaps)
     try:
         rows, bad = _view_spans(database, _relation(database, kept))
-    except import_duckdb().Error:
+    except db.import_duckdb().Error:
         torn = {one: problem for one in kept if (problem := problem_of_table(Path(one.spans)))}
         gaps += [Gap(f"spans of {_whose(one)}", f"{one.spans}: {why}", one.rank) for one, why in torn.items()]
         kept = [one for one in kept if one not in torn]
@@ -322,11 +307,11 @@ def _load_traces(
 
 def _relation(database: Database, kept: list[Reduced], *, by_name: bool = False) -> str:
     """The tables as one; `by_name`: columns and types of each may be others."""
-    tables = f"{file_list([Path(one.spans) for one in kept])}, union_by_name = {str(by_name).lower()}"
+    tables = f"{db.file_list([Path(one.spans) for one in kept])}, union_by_name = {str(by_name).lower()}"
     if all(one.rank == one.stored_rank for one in kept):
         return f"read_parquet({tables})"
     database.execute("CREATE OR REPLACE TABLE span_files (filename VARCHAR, rank INTEGER)")
-    insert(database, "span_files", [(one.spans, one.rank) for one in kept])
+    db.insert(database, "span_files", [(one.spans, one.rank) for one in kept])
     return (
         f"(SELECT p.* REPLACE (f.rank AS rank) FROM read_parquet({tables}, filename = true) p "
         "JOIN span_files f USING (filename))"
@@ -386,30 +371,30 @@ def _load_logs(database: Database, logs: Sequence[TimerLog], sources: SpanSource
     files = [log.path for log in logs if log not in problems]
     if not files:
         return _Loaded({}, gaps)
-    types = ", ".join(f"{literal(name)}: {literal(kind)}" for name, (kind, _) in SPAN_COLUMNS.items())
+    types = ", ".join(f"{db.literal(name)}: {db.literal(kind)}" for name, (kind, _) in SPAN_COLUMNS.items())
     target = folder / "timers.parquet"
     relation = (
-        f"read_json({file_list(files)}, format = 'newline_delimited', ignore_errors = true, filename = 'log', "
+        f"read_json({db.file_list(files)}, format = 'newline_delimited', ignore_errors = true, filename = 'log', "
         f"columns = {{{types}, 'header': 'JSON'}})"
     )
     rows = (
         "SELECT * EXCLUDE (header), header IS NOT NULL AS is_header, "
         f"TRY_CAST(header->>'lost_lines' AS BIGINT) AS lost_lines, header->>'ended_by' AS ended_by FROM {relation}"
     )
-    database.execute(f"COPY ({rows}) TO {literal(target)} (FORMAT parquet, ROW_GROUP_SIZE 122880)")
-    table = f"read_parquet({literal(target)})"
-    expressions = {name: quoted(name) for name in SPAN_COLUMNS} | {"depth": "coalesce(depth, 0)"}
-    where = USABLE
+    database.execute(f"COPY ({rows}) TO {db.literal(target)} (FORMAT parquet, ROW_GROUP_SIZE 122880)")
+    table = f"read_parquet({db.literal(target)})"
+    expressions = {name: db.quoted(name) for name in SPAN_COLUMNS} | {"depth": "coalesce(depth, 0)"}
+    where = db.USABLE
     if copies := _copies(database, table):
         gaps += [Gap(f"spans in {Path(log).name}", f"the same as in {of}: left out") for log, of in copies.items()]
-        where = f"{USABLE} AND log NOT IN ({', '.join(map(literal, copies))})"
-    select = span_select(table, expressions, where=where)
+        where = f"{db.USABLE} AND log NOT IN ({', '.join(map(db.literal, copies))})"
+    select = db.span_select(table, expressions, where=where)
     database.execute(f"CREATE OR REPLACE VIEW spans AS {select}")
     has_steps = database.execute("SELECT 1 FROM spans WHERE step IS NOT NULL LIMIT 1").fetchone() is not None
     how = None if has_steps else _find_steps(database, select)
     lines = database.execute(
-        f"""SELECT log, count(*) FILTER (coalesce({USABLE}, false)), count(*) FILTER (NOT is_header), max(lost_lines),
-            max(ended_by) FROM {table} GROUP BY log ORDER BY log"""
+        f"""SELECT log, count(*) FILTER (coalesce({db.USABLE}, false)), count(*) FILTER (NOT is_header),
+            max(lost_lines), max(ended_by) FROM {table} GROUP BY log ORDER BY log"""
     ).fetchall()
     rank_of = {str(log.path): log.rank for log in logs}
     gaps += _unfinished(logs, {rank_of[name]: ended for name, *_, ended in lines if ended and name in rank_of})
@@ -464,7 +449,7 @@ def _copies(database: Database, table: str) -> dict[str, str]:
             SELECT log, list([rank, spans, first_ns, last_ns, starts, lengths] ORDER BY rank) AS sums FROM (
                 SELECT log, rank, count(*) AS spans, min(start_ns) AS first_ns, max(start_ns) AS last_ns,
                     sum(start_ns % 1000003) AS starts, sum(duration_ns) AS lengths
-                FROM {table} WHERE {USABLE} GROUP BY log, rank) GROUP BY log) GROUP BY sums"""
+                FROM {table} WHERE {db.USABLE} GROUP BY log, rank) GROUP BY log) GROUP BY sums"""
     ).fetchall()
     return {log: Path(first).name for first, logs in rows for log in logs if log != first}
 
@@ -526,9 +511,9 @@ def _find_steps(database: Database, spans: str) -> str | None:
         WITH {outermost},
         begins AS (
             SELECT rank, thread, start_ns, {place} AS place FROM (
-                SELECT *, sum((name = {literal(closing or "")})::INTEGER) OVER (
+                SELECT *, sum((name = {db.literal(closing or "")})::INTEGER) OVER (
                     PARTITION BY rank ORDER BY start_ns ROWS UNBOUNDED PRECEDING) AS closed FROM mine)
-            WHERE name = {literal(first)}),
+            WHERE name = {db.literal(first)}),
         firsts AS (
             SELECT rank, any_value(thread) AS thread, min(start_ns) AS begin_ns FROM begins GROUP BY rank, place),
         ends AS (SELECT rank, max(end_ns) AS end_ns FROM mine GROUP BY rank)
@@ -563,10 +548,10 @@ def _tables(path: Path) -> list[Path]:
         path.stat()  # raises where there is none
         return [path]
     files = [file for file in sorted(path.rglob("*")) if file.is_file() and not file.name.startswith(".")]
-    for ending in TABLE_ENDINGS:
+    for ending in db.TABLE_ENDINGS:
         if found := [file for file in files if Path(file.name.removesuffix(".gz")).suffix.lower() == ending]:
             return found
-    raise WrongUse(f"{path}: no table in it; one ends in {', '.join(TABLE_ENDINGS)}")
+    raise WrongUse(f"{path}: no table in it; one ends in {', '.join(db.TABLE_ENDINGS)}")
 
 
 def _load_tables(
@@ -583,7 +568,7 @@ def _load_tables(
     notes: tuple[str, ...] = ()
     has_clocks = True
     if ours := {} if columns else _columns_of_ours(database, files):
-        rows, bad = _view_spans(database, relation_of(files), ranks=ranks)
+        rows, bad = _view_spans(database, db.relation_of(files), ranks=ranks)
         if rows == bad:
             raise WrongUse(f"{path}: {rows} rows, and none of them is a span")
         if bad:
@@ -591,13 +576,13 @@ def _load_tables(
         stage = "coalesce(any_value(TRY_CAST(stage AS INTEGER)), 0)" if "stage" in ours else "0"
         of_ranks = (
             f"SELECT TRY_CAST(rank AS INTEGER) AS rank, {stage} AS stage "
-            f"FROM {relation_of(files)} WHERE TRY_CAST(rank AS INTEGER) >= 0 GROUP BY ALL"
+            f"FROM {db.relation_of(files)} WHERE TRY_CAST(rank AS INTEGER) >= 0 GROUP BY ALL"
         )
     else:
-        notes, laid_end_to_end = read_foreign(database, files, mapping=columns)
+        notes, laid_end_to_end = db.read_foreign(database, files, mapping=columns)
         has_clocks, of_ranks = not laid_end_to_end, "SELECT * FROM foreign_ranks"
         database.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM foreign_spans{where}")
-    places = {place["rank"]: place for place in to_rows(database, f"SELECT * FROM ({of_ranks}){where}")}
+    places = {place["rank"]: place for place in db.to_rows(database, f"SELECT * FROM ({of_ranks}){where}")}
     _write_ranks(database, places)
     there = set(places)
     world_size = max((place.get("world_size") or 0 for place in places.values()), default=0)
@@ -618,7 +603,7 @@ def _columns_of_ours(database: Database, files: Sequence[Path]) -> dict[str, str
     if not files[0].name.endswith(".parquet"):
         return {}
     try:
-        there = columns_of(database, relation_of(files))
-    except import_duckdb().Error:  # what is wrong with it is said where it is read as a foreign table
+        there = db.columns_of(database, db.relation_of(files))
+    except db.import_duckdb().Error:  # what is wrong with it is said where it is read as a foreign table
         return {}
     return there if set(OUR_COLUMNS) <= set(there) else {}

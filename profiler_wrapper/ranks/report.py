@@ -15,22 +15,10 @@ import numpy as np
 
 from profiler_wrapper.analysis.statistics import mean, median
 from profiler_wrapper.errors import EmptyRecording
-from profiler_wrapper.ranks import times
+from profiler_wrapper.ranks import model, times
 from profiler_wrapper.ranks.clocks import align, fit, write_table
 from profiler_wrapper.ranks.database import Database, LoadedSpans, insert, to_rows
-from profiler_wrapper.ranks.model import (
-    Accounting,
-    Bool,
-    Clocks,
-    Float,
-    Int,
-    LayerTimes,
-    NamedSpan,
-    OwnTimes,
-    RanksReport,
-    Replay,
-    Verdict,
-)
+from profiler_wrapper.ranks.model import Float, Int, NamedSpan, OwnTimes, RanksReport
 from profiler_wrapper.ranks.replay.what_if import what_if
 from profiler_wrapper.ranks.sources import rank_of_directory
 from profiler_wrapper.ranks.stragglers import LATE, OUTSIDE, diagnose
@@ -63,7 +51,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     steady = times.steady_times(own)
     layers = times.layer_times(database, basis=basis)
     replayed = what_if(database, align=None if clocks is None else partial(align, clocks))
-    replay, replay_unknown = (replayed, None) if isinstance(replayed, Replay) else (None, replayed)
+    replay, replay_unknown = (replayed, None) if isinstance(replayed, model.Replay) else (None, replayed)
     about = _about_ranks(database, own.ranks)
     hosts = tuple(str(rank.get("host") or "") for rank in about)
     verdict = diagnose(own, arrived, layers, replay)
@@ -141,7 +129,7 @@ def steps_missing(own: OwnTimes) -> list[Gap]:
     return gaps
 
 
-def _why_missing(steps: Int, known: Bool) -> str:
+def _why_missing(steps: Int, known: model.Bool) -> str:
     there = np.flatnonzero(known)
     if not len(there):
         return "it has no step at all"
@@ -207,31 +195,20 @@ class RankResults(NamedTuple):
 def results_of(root: Path, ranks: Int) -> RankResults:
     """Reads `rank<k>*/result.json` below `root`; what is wrong with one is a reason, and no error."""
     files = {rank_of_directory(file.parent.name): file for file in root.glob(f"rank*/{RESULT_FILE}")}
-    peak, mfu = np.full((2, len(ranks)), np.nan)
-    why_peak: dict[str, list[int]] = defaultdict(list)
-    why_mfu: dict[str, list[int]] = defaultdict(list)
+    values = {name: np.full(len(ranks), np.nan) for name in ("peak_bytes", "mfu")}
+    reasons: dict[str, dict[str, list[int]]] = {name: defaultdict(list) for name in values}
     for place, rank in enumerate(ranks.tolist()):
         result = _read(files.get(rank)) if place < _MOST_RESULTS else f"only the first {_MOST_RESULTS} are read"
-        if isinstance(result, str):
-            why_peak[result].append(rank)
-            why_mfu[result].append(rank)
-            continue
-        if result.memory and result.memory.peak and result.memory.peak.allocated_bytes is not None:
-            peak[place] = result.memory.peak.allocated_bytes
-        else:
-            why_peak["no allocation was recorded"].append(rank)
-        if result.utilization and result.utilization.mfu is not None:
-            mfu[place] = result.utilization.mfu
-        else:
-            why_mfu[_why_no_mfu(result)].append(rank)
+        for name, of_ranks in values.items():
+            value = result if isinstance(result, str) else _MEASURES[name](result)
+            if isinstance(value, str):
+                reasons[name][value].append(rank)
+            else:
+                of_ranks[place] = value
     if not files.keys() & set(ranks.tolist()):
         return RankResults(None, None, _NO_FILES, _NO_FILES)
-    return RankResults(
-        peak if np.isfinite(peak).any() else None,
-        mfu if np.isfinite(mfu).any() else None,
-        _in_words(why_peak, len(ranks)),
-        _in_words(why_mfu, len(ranks)),
-    )
+    peak, mfu = (of_ranks if np.isfinite(of_ranks).any() else None for of_ranks in values.values())
+    return RankResults(peak, mfu, *(_in_words(of_name, len(ranks)) for of_name in reasons.values()))
 
 
 def _read(file: Path | None) -> _Result | str:
@@ -243,14 +220,24 @@ def _read(file: Path | None) -> _Result | str:
         return f"{RESULT_FILE} cannot be read ({type(error).__name__})"
 
 
-def _why_no_mfu(result: _Result) -> str:
-    """What the result itself says of it."""
+def _peak(result: _Result) -> float | str:
+    peak = result.memory.peak if result.memory else None
+    return "no allocation was recorded" if peak is None or peak.allocated_bytes is None else peak.allocated_bytes
+
+
+def _mfu(result: _Result) -> float | str:
+    """Or why it is not known, as the result itself says."""
+    if result.utilization and result.utilization.mfu is not None:
+        return result.utilization.mfu
     said = next((warning for warning in result.warnings if warning.startswith("MFU is not available")), None)
     if said is not None:
         return said.partition("because ")[2] or said
     if result.utilization is None:
         return "the FLOPs of a step are not known"
     return "no peak of the device is known: give peaks="
+
+
+_MEASURES = {"peak_bytes": _peak, "mfu": _mfu}
 
 
 def _in_words(reasons: dict[str, list[int]], count: int) -> str | None:
@@ -290,7 +277,7 @@ class LayerOverRanks:
         return self.slowest_ms - self.typical_ms
 
 
-def layers_over_ranks(layers: LayerTimes | None) -> list[LayerOverRanks]:
+def layers_over_ranks(layers: model.LayerTimes | None) -> list[LayerOverRanks]:
     """Each layer and phase over the ranks that have it, in the order of the layers."""
     rows: list[LayerOverRanks] = []
     if layers is None:
@@ -367,10 +354,7 @@ def _why_null(report: RanksReport, head: Mapping[str, Any]) -> dict[str, str]:
         "layer": named,
         "share": no_verdict,
         "lost_ms_per_step": no_verdict,
-        "step_ms_per_step": too_few,
-        "ideal_ms_per_step": too_few,
-        "differ_ms_per_step": too_few,
-        "slowdown": too_few,
+        **dict.fromkeys(("step_ms_per_step", "ideal_ms_per_step", "differ_ms_per_step", "slowdown"), too_few),
         "ms": no_replay,
         "mw": no_replay,
         "world_size": "no file tells it",
@@ -415,7 +399,7 @@ def _without(row: dict[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != key}
 
 
-def _lost_dicts(accounting: Accounting) -> list[dict[str, Any]]:
+def _lost_dicts(accounting: model.Accounting) -> list[dict[str, Any]]:
     """Per stage and kind: the mean time a step was held by it, and the rank that held it most."""
     rows = []
     for place, stage in enumerate(accounting.stages):
@@ -490,7 +474,7 @@ def _stage_dicts(report: RanksReport) -> list[dict[str, Any]]:
     return rows
 
 
-def _clock_dict(clocks: Clocks) -> dict[str, Any]:
+def _clock_dict(clocks: model.Clocks) -> dict[str, Any]:
     return {
         "source": clocks.source,
         "events": clocks.events,
@@ -559,7 +543,7 @@ def named_spans(database: Database, own: OwnTimes) -> tuple[NamedSpan, ...]:
     return tuple(sorted(found, key=lambda one: (-one.beyond_ns, one.name)))
 
 
-def with_name(verdict: Verdict, spans: Sequence[NamedSpan]) -> Verdict:
+def with_name(verdict: model.Verdict, spans: Sequence[NamedSpan]) -> model.Verdict:
     """The verdict on a rank that is late for no known reason, with the name of the span that takes it most of that."""
     if verdict.cause not in ("other", "late collective") or verdict.lost_ns is None:
         return verdict

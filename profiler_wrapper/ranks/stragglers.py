@@ -8,22 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiler_wrapper.analysis.statistics import median
-from profiler_wrapper.ranks import lost_time
+from profiler_wrapper.ranks import lost_time, model
 from profiler_wrapper.ranks.lost_time import Cost, IdealSteps, ms
-from profiler_wrapper.ranks.model import (
-    COMPUTE,
-    Arrivals,
-    Cause,
-    Confidence,
-    Float,
-    Int,
-    LayerTimes,
-    OwnTimes,
-    Replay,
-    Suspect,
-    Verdict,
-    VerdictName,
-)
+from profiler_wrapper.ranks.model import COMPUTE, Arrivals, Cause, Int, LayerTimes, OwnTimes, Suspect
 from profiler_wrapper.ranks.times import (
     MANY_STEPS,
     SOME_STEPS,
@@ -41,8 +28,11 @@ _SLOWDOWN = 1.05  # by replay: less is no loss
 
 
 def diagnose(
-    own: OwnTimes, arrivals: Arrivals | None = None, layers: LayerTimes | None = None, replay: Replay | None = None
-) -> Verdict:
+    own: OwnTimes,
+    arrivals: Arrivals | None = None,
+    layers: LayerTimes | None = None,
+    replay: model.Replay | None = None,
+) -> model.Verdict:
     """The verdict over all steps, with its evidence and all suspects."""
     own, left_out = steady_steps(own)
     if len(own.steps) < _FEWEST_STEPS or not len(own.ranks):
@@ -59,7 +49,7 @@ def diagnose(
             f"recorded, with what lies between them, it takes {ms(float(np.nanmean(own.wall_ns)))}"
         )
     found = _chosen(scored)
-    verdict = Verdict(
+    verdict = model.Verdict(
         verdict="none",
         sentence=_no_straggler(len(own.ranks), step_ns, ideal_ns),
         step_ns=step_ns,
@@ -107,7 +97,7 @@ def _chosen(scored: list[ScoredSuspect]) -> ScoredSuspect | None:
     return min(near, key=lambda one: (one.suspect.rank is None, one.suspect.layer is None, -one.cost.typical_gain))
 
 
-def _by_replay(one: ScoredSuspect, times: IdealSteps, replay: Replay) -> ScoredSuspect:
+def _by_replay(one: ScoredSuspect, times: IdealSteps, replay: model.Replay) -> ScoredSuspect:
     """Shares of ranks and stages as the replay of dependencies has them: it knows who waits for whom."""
     suspect = one.suspect
     if suspect.layer is not None or suspect.verdict not in ("rank", "stage"):
@@ -127,10 +117,10 @@ def _by_replay(one: ScoredSuspect, times: IdealSteps, replay: Replay) -> ScoredS
     )
 
 
-def _too_little(own: OwnTimes) -> Verdict:
+def _too_little(own: OwnTimes) -> model.Verdict:
     steps, ranks = len(own.steps), len(own.ranks)
     what = f"{steps} step{'s' if steps != 1 else ''} of {ranks} rank{'s' if ranks != 1 else ''}"
-    return Verdict(
+    return model.Verdict(
         verdict="none",
         sentence=f"No verdict: {what} are too few to tell a straggler from chance; record {MANY_STEPS} steps or more.",
         steps=steps,
@@ -150,7 +140,7 @@ def _notes(own: OwnTimes) -> list[str]:
     return notes
 
 
-def _confidence(own: OwnTimes, share: float) -> Confidence:
+def _confidence(own: OwnTimes, share: float) -> model.Confidence:
     steps = len(own.steps)
     if steps >= MANY_STEPS and share >= _CLEAR and own.waiting_known:
         return "high"
@@ -267,7 +257,7 @@ def _without(ideal: IdealSteps, slow: Int) -> OwnTimes:
 
 
 def _scored(
-    verdict: VerdictName,
+    verdict: model.VerdictName,
     cause: Cause,
     cost: Cost,
     certain: bool,
@@ -465,7 +455,7 @@ _BOTH = 0.2  # of it in forward and backward each: compute
 _LESS_THAN_HALF = 0.5
 _PAIRS = ("send", "recv", "receive", "p2p")  # between stages: who is short there need not be late
 
-CAUSES: dict[str, tuple[VerdictName, Cause]] = {
+CAUSES: dict[str, tuple[model.VerdictName, Cause]] = {
     "data": ("data", "data loading"),
     "gc": ("gc", "garbage collection"),
     "forward": ("rank", "forward"),
@@ -488,7 +478,7 @@ class ScoredSuspect:
 
 
 def rank_suspects(
-    ideal: IdealSteps, slow: Int, beyond: Float, arrivals: Arrivals | None, layers: LayerTimes | None
+    ideal: IdealSteps, slow: Int, beyond: model.Float, arrivals: Arrivals | None, layers: LayerTimes | None
 ) -> Iterator[ScoredSuspect]:
     """The ranks that are slow in the typical step; else the one that cost most, in many steps or by chance."""
     step = float(np.median(ideal.step_ns))
@@ -546,7 +536,7 @@ def _rank_suspect(
     return _scored(verdict, cause, cost, certain, evidence, **where, layer=slow.layer if slow else None)
 
 
-def _of_parts(parts: dict[str, float]) -> tuple[VerdictName, Cause]:
+def _of_parts(parts: dict[str, float]) -> tuple[model.VerdictName, Cause]:
     """What a rank's excess is made of, in a word."""
     whole = sum(parts.values())
     if whole <= 0:

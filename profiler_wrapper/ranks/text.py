@@ -29,8 +29,12 @@ def table(
         return ""
     columns = {name: (at, [row[at] for row in rows]) for at, name in enumerate(header)}
     text, _ = fitting(columns, width, left_columns=2)
-    lines = [shorten(line, width) for line in text.split("\n")]
-    return "\n".join([*wrapped(title, width), *lines, *wrapped("; ".join(notes), width, first="  ")])
+    return titled(title, "\n".join(shorten(line, width) for line in text.split("\n")), notes, width)
+
+
+def titled(title: str, text: str, notes: Sequence[str], width: int) -> str:
+    """A text below its title, with notes below it."""
+    return "\n".join([*wrapped(title, width), text, *wrapped("; ".join(notes), width, first="  ")])
 
 
 Columns = dict[str, tuple[int, list[str]]]  # name: (how soon it is left out, texts)
@@ -54,6 +58,12 @@ def wrapped(text: str, width: int, *, first: str = "") -> list[str]:
     return textwrap.wrap(
         clean(text), width, initial_indent=first, subsequent_indent=" " * len(first), break_on_hyphens=False
     )
+
+
+def bullets(title: str, texts: Iterable[str], width: int) -> str:
+    """A list below its title; empty without texts."""
+    lines = [line for one in texts for line in wrapped(one, width, first="  - ")]
+    return "\n".join([*wrapped(title, width), *lines]) if lines else ""
 
 
 def ms(value: float | None) -> str:
@@ -102,8 +112,7 @@ def ranks_table(report: RanksReport, width: int) -> str:
         f"Ranks: what each did itself{then}, in ms per step "
         f"(mean of the {count} step{'' if count == 1 else 's'} that {'was' if count == 1 else 'were'} judged)"
     )
-    notes = _notes(report, data, names, left_out, len(shown))
-    return "\n".join([*wrapped(title, width), text, *wrapped("; ".join(notes), width, first="  ")])
+    return titled(title, text, _notes(report, data, names, left_out, len(shown)), width)
 
 
 def _columns(
@@ -377,9 +386,8 @@ def _head(report: RanksReport, width: int) -> str:
         for name, value, of in (("Ms", verdict.ms, "the last stage"), ("Mw", verdict.mw, "the slowest few ranks")):
             if value is not None:
                 about.append(f"{name} {value:.3f} (of the lost time, by {of})")
-    lines = wrapped(verdict.sentence, width)
-    lines += [line for one in verdict.evidence for line in wrapped(one, width, first="  - ")]
-    return "\n".join([*lines, *wrapped("; ".join(about), width)])
+    said = bullets(verdict.sentence, verdict.evidence, width) or "\n".join(wrapped(verdict.sentence, width))
+    return "\n".join([said, *wrapped("; ".join(about), width)])
 
 
 # --- what is not known ---
@@ -387,34 +395,21 @@ def _head(report: RanksReport, width: int) -> str:
 
 def _unknown(report: RanksReport, width: int) -> str:
     """What could not be attributed or measured, and why."""
-    unknown = [
-        f"{what}: {why}"
-        for what, why in (
-            ("peak memory", report.peak_unknown),
-            ("MFU", report.mfu_unknown),
-            ("time in no span" if not report.named_spans else "time in no span of a known kind", _in_no_span(report)),
-            (
-                "layers",
-                None if report.layers is not None else "no span is of a layer: LayerTimer, or a trace, has them",
-            ),
-            ("communication", None if report.communication else f"none was recorded{_instead(report)}"),
-            ("waiting", _waiting_unknown(report)),
-        )
-        if why is not None
-    ]
-    unknown += _communication_unknown(report)
-    lines = [line for one in unknown for line in wrapped(one, width, first="  - ")]
-    return "\n".join(["Not known", *lines]) if lines else ""
-
-
-def _instead(report: RanksReport) -> str:
-    return ": waiting was estimated" if waiting_source(report.steady)[0] == "estimated" else ""
+    estimated = ": waiting was estimated" if waiting_source(report.steady)[0] == "estimated" else ""
+    no_layers = "no span is of a layer: LayerTimer, or a trace, has them"
+    unknown = {
+        "peak memory": report.peak_unknown,
+        "MFU": report.mfu_unknown,
+        f"time in no span{' of a known kind' if report.named_spans else ''}": _in_no_span(report),
+        "layers": None if report.layers is not None else no_layers,
+        "communication": None if report.communication else f"none was recorded{estimated}",
+    }
+    texts = [f"{what}: {why}" for what, why in unknown.items() if why is not None]
+    return bullets("Not known", [*texts, *_communication_unknown(report)], width)
 
 
 def _in_no_span(report: RanksReport) -> str | None:
     own = report.steady
-    if "other" not in own.kinds or not len(own.ranks):
-        return None
     other, wall = own.of("other"), own.wall_ns
     known = np.isfinite(other).all(axis=0) & np.isfinite(wall).all(axis=0) & (len(other) > 0)
     if not known.any():
@@ -423,19 +418,8 @@ def _in_no_span(report: RanksReport) -> str | None:
     share, most = float(typical(shares, axis=0)), float(shares.max())
     if most < _LEAST_OTHER:
         return None
-    if most == float(shares.min()):
-        return f"{percent(share)} of a step of each rank"
     rank = int(own.ranks[known][shares.argmax()])
     return f"{percent(share)} of a step of the typical rank, at most {percent(most)} (rank {rank})"
-
-
-def _waiting_unknown(report: RanksReport) -> str | None:
-    rows = [row for row in report.communication if not is_call(row, report.communication)]
-    alone = [row for row in rows if row.transfer_ns is None]
-    if not alone:
-        return None
-    whose = f"{len(alone)} of {len(rows)} communications"
-    return f"in {whose} (marked ?), no two ranks tell of the same one, so waiting and transfer are one"
 
 
 def _communication_unknown(report: RanksReport) -> list[str]:
@@ -446,14 +430,9 @@ def _communication_unknown(report: RanksReport) -> list[str]:
 
 
 def _missing(report: RanksReport, width: int) -> str:
-    lines = [
-        line
-        for row in report.missing[:_MOST_MISSING]
-        for line in wrapped(f"{row.what}: {row.reason}", width, first="  - ")
-    ]
-    if len(report.missing) > _MOST_MISSING:
-        lines.append(f"  - and {len(report.missing) - _MOST_MISSING} more")
-    return "\n".join(["Missing", *lines]) if lines else ""
+    texts = [f"{row.what}: {row.reason}" for row in report.missing[:_MOST_MISSING]]
+    more = len(report.missing) - _MOST_MISSING
+    return bullets("Missing", texts + [f"and {more} more"] * (more > 0), width)
 
 
 def _clocks(report: RanksReport, width: int) -> str:

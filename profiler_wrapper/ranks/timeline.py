@@ -33,9 +33,9 @@ _LONGEST_RATIO = 1.05  # times the median rank of a step: from there on the long
 _EXCLUSIVE = "'communication', 'gc', 'checkpoint', 'data', 'recompute'"  # drawn over what they lie in
 
 
-def drawn_steps(report: RanksReport, count: int = DRAWN_STEPS) -> list[int]:
+def drawn_steps(report: RanksReport) -> list[int]:
     """Steps one after another that are like most; of a verdict on garbage collection, those that have most of it."""
-    own = report.own
+    own, count = report.own, DRAWN_STEPS
     steps: list[int] = own.steps.tolist()
     skipped = len(steps) - report.verdict.steps if 0 < report.verdict.steps < len(steps) else 0
     if len(steps) - skipped <= count:

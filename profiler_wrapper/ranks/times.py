@@ -10,21 +10,9 @@ from typing import Literal
 import numpy as np
 
 from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, median
+from profiler_wrapper.ranks import model
 from profiler_wrapper.ranks.database import Database, Grid, column, has_table, insert, to_arrays, to_rows
-from profiler_wrapper.ranks.model import (
-    COMPUTE,
-    OWN_KINDS,
-    Accounting,
-    Arrivals,
-    Bool,
-    CommunicationRow,
-    Float,
-    Int,
-    LayerTimes,
-    OwnTimes,
-    Scores,
-    WaitingSource,
-)
+from profiler_wrapper.ranks.model import COMPUTE, OWN_KINDS, Bool, Float, Int, OwnTimes
 
 # --------------------------------------------------------------------------------------------------
 # Collectives, sends and receives of all ranks: who came last to each, who waited, what each name costs in all.
@@ -85,7 +73,7 @@ def common_name(name: str) -> str:
 # --- collectives matched across ranks ---
 
 
-def match_collectives(database: Database) -> Arrivals | None:
+def match_collectives(database: Database) -> model.Arrivals | None:
     """Match collectives across ranks by name, group, step and number: who came last to each.
 
     The shortest duration over the ranks of a collective is its transfer: who came last did not wait. Adds the table
@@ -103,7 +91,7 @@ def match_collectives(database: Database) -> Arrivals | None:
     ranks = column(database, "SELECT DISTINCT rank FROM communications ORDER BY rank")
     shorter_by = rows["shorter_by_ns"]
     last = np.searchsorted(ranks, rows["shortest_rank"])
-    return Arrivals(
+    return model.Arrivals(
         step=rows["step"].astype(np.int64),
         name=tuple(rows["name"].tolist()),
         shortest_rank=rows["shortest_rank"].astype(np.int64),
@@ -122,7 +110,7 @@ _NO_BYTES = "bandwidth: nothing tells how many bytes were moved (traces of a CPU
 _NO_TRANSFER = "bandwidth: no two ranks tell of one of these, so its transfer cannot be told from waiting"
 
 
-def communication(database: Database) -> tuple[CommunicationRow, ...]:
+def communication(database: Database) -> tuple[model.CommunicationRow, ...]:
     """Each collective, send and receive in each group, over all ranks and steps; what takes longest first.
 
     Of a database in which collectives are matched.
@@ -147,11 +135,11 @@ def communication(database: Database) -> tuple[CommunicationRow, ...]:
         reasons = [_NO_OVERLAP] if row["overlapped_ns"] is None else []
         if row["bandwidth_bytes_per_s"] is None:
             reasons.append(_NO_BYTES if row["bytes"] is None else _NO_TRANSFER)
-        found.append(CommunicationRow(**row, unknown="; ".join(reasons)))
+        found.append(model.CommunicationRow(**row, unknown="; ".join(reasons)))
     return tuple(found)
 
 
-def is_call(row: CommunicationRow, rows: Sequence[CommunicationRow]) -> bool:
+def is_call(row: model.CommunicationRow, rows: Sequence[model.CommunicationRow]) -> bool:
     """Whether a row is what the calling thread takes to start collectives that another row has, of the backend's."""
     return not row.group and any(other.group and other.name == row.name for other in rows)
 
@@ -162,7 +150,7 @@ def is_call(row: CommunicationRow, rows: Sequence[CommunicationRow]) -> bool:
 Basis = Literal["cpu", "device"]
 
 _EXCLUSIVE = ("gc", "checkpoint", "communication", "recompute")  # their own kinds wherever they lie
-_RELEVANT = "step IS NOT NULL AND (depth = 0 OR kind IN ('gc', 'checkpoint', 'communication', 'recompute'))"
+_RELEVANT = f"step IS NOT NULL AND (depth = 0 OR kind IN {_EXCLUSIVE})"
 # A moment in which several spans run belongs to the first of these: on the main thread, then beside it.
 _ON_MAIN = ("gc", "checkpoint", "communication", "recompute", "data", "optimizer", "backward", "forward", "other")
 _BESIDE = ("communication", "data", "gc", "checkpoint")
@@ -178,7 +166,6 @@ def own_times(database: Database, *, basis: Basis = "cpu") -> OwnTimes:
         f"coalesce(sum({time}) FILTER (kind = '{kind}'), 0)::DOUBLE AS {kind}_ns"
         for kind, time in ((kind, duration if kind in COMPUTE else "duration_ns") for kind in OWN_KINDS)
     )
-    exclusive = ", ".join(f"'{kind}'" for kind in _EXCLUSIVE)
     database.execute(
         f"""CREATE OR REPLACE TABLE step_sums AS
         SELECT rank, step, {sums},
@@ -187,7 +174,7 @@ def own_times(database: Database, *, basis: Basis = "cpu") -> OwnTimes:
             min(start_ns) FILTER (kind <> 'step') AS first_ns,
             max(start_ns + duration_ns) FILTER (kind <> 'step') AS last_ns,
             coalesce(sum(duration_ns) FILTER (kind <> 'step'), 0) AS covered_ns,
-            count(*) FILTER (depth > 0 AND kind IN ({exclusive})) AS nested,
+            count(*) FILTER (depth > 0 AND kind IN {_EXCLUSIVE}) AS nested,
             min(thread) FILTER (kind <> 'step') AS least_thread, max(thread) FILTER (kind <> 'step') AS greatest_thread
         FROM spans WHERE {_RELEVANT} GROUP BY rank, step"""
     )
@@ -287,22 +274,15 @@ def _sweep(database: Database, grid: Grid, own: Float, beside: Float, duration: 
             chosen = found["place"] == place
             target = beside if (where, kind) == ("beside", "communication") else own[:, :, OWN_KINDS.index(kind)]
             np.add.at(target, (places[0][chosen], places[1][chosen]), found["length_ns"][chosen])
-        if "device_ns" in duration:
-            _device_times(database, grid, own, first, last)
-
-
-def _device_times(database: Database, grid: Grid, own: Float, first: int, last: int) -> None:
-    """Compute of these ranks by the device's time, where a rank's spans have it."""
-    for kind in COMPUTE:
+    if "device_ns" in duration:  # compute by the device's time, where a rank's spans have it
         sums = to_arrays(
             database,
-            f"""SELECT s.rank, s.step, sum(s.device_ns)::DOUBLE AS device_ns FROM spans s
+            f"""SELECT s.rank, s.step, s.kind, sum(s.device_ns)::DOUBLE AS device_ns FROM spans s
             JOIN (SELECT * FROM step_windows WHERE overlapping) w USING (rank, step)
-            WHERE s.kind = '{kind}' AND s.depth = 0 AND s.device_ns IS NOT NULL AND s.rank BETWEEN {first} AND {last}
-            GROUP BY s.rank, s.step""",
+            WHERE s.kind IN {COMPUTE} AND s.depth = 0 AND s.device_ns IS NOT NULL GROUP BY s.rank, s.step, s.kind""",
         )
         step, rank = grid.places(sums)
-        own[step, rank, OWN_KINDS.index(kind)] = sums["device_ns"]
+        own[step, rank, [OWN_KINDS.index(kind) for kind in sums["kind"].tolist()]] = sums["device_ns"]
 
 
 def _rank_ranges(database: Database, rows_at_once: int = 2_000_000) -> list[tuple[int, int]]:
@@ -468,7 +448,7 @@ def with_waiting_of_one(own: OwnTimes) -> OwnTimes:
     return replace(own, own_ns=times, waiting_ns=np.where(np.isfinite(own.waiting_ns), 0.0, np.nan))
 
 
-def waiting_source(own: OwnTimes) -> tuple[WaitingSource, str | None]:
+def waiting_source(own: OwnTimes) -> tuple[model.WaitingSource, str | None]:
     """How the waiting in the steady steps is known, and why it is not."""
     if len(own.ranks) == 1:
         return "unknown", _ALONE
@@ -482,17 +462,16 @@ def waiting_source(own: OwnTimes) -> tuple[WaitingSource, str | None]:
 # --- layers ---
 
 
-def layer_times(database: Database, *, basis: Basis = "cpu") -> LayerTimes | None:
+def layer_times(database: Database, *, basis: Basis = "cpu") -> model.LayerTimes | None:
     """Each layer's time in a step of each rank, what is below it included; None where no span is of a layer."""
     own = "duration_ns - coalesce(waiting_ns, 0)"
     if basis == "device":
         own = f"coalesce(device_ns, {own})"
-    kinds = ", ".join(f"'{kind}'" for kind in COMPUTE)
     database.execute(
         f"""CREATE OR REPLACE TABLE layer_sums AS
         SELECT rank, layer, kind, median(own_ns) AS own_ns, min(first_ns) AS first_ns
         FROM (SELECT rank, step, layer, kind, sum({own})::DOUBLE AS own_ns, min(start_ns) AS first_ns FROM spans
-            WHERE layer IS NOT NULL AND step IS NOT NULL AND kind IN ({kinds}) GROUP BY rank, step, layer, kind)
+            WHERE layer IS NOT NULL AND step IS NOT NULL AND kind IN {COMPUTE} GROUP BY rank, step, layer, kind)
         GROUP BY rank, layer, kind"""
     )
     in_order = database.execute(
@@ -512,7 +491,7 @@ def layer_times(database: Database, *, basis: Basis = "cpu") -> LayerTimes | Non
     )
     times = np.full((len(ranks), len(place_of), len(COMPUTE)), np.nan)
     times[places] = found["own_ns"]
-    return LayerTimes(
+    return model.LayerTimes(
         ranks=ranks,
         stages=np.array([stage_of.get(rank) or 0 for rank in ranks.tolist()], dtype=np.int64),
         layers=tuple(place_of),
@@ -527,7 +506,7 @@ def layer_times(database: Database, *, basis: Basis = "cpu") -> LayerTimes | Non
 WAITING = "waiting"  # the last part: what the longest rank waited
 
 
-def account(own: OwnTimes) -> Accounting:
+def account(own: OwnTimes) -> model.Accounting:
     """The parts of every step of every stage. They add up to the longest time of a rank in it, waiting included."""
     stages = np.unique(own.stages)
     shape = (len(own.steps), len(stages), len(own.kinds) + 1)
@@ -548,7 +527,7 @@ def account(own: OwnTimes) -> Accounting:
         there = known[:, members]
         equal = ((times == most[:, None]) | ~there[:, :, None]).all(axis=1) & (there.sum(axis=1) > 1)[:, None]
         holder[:, place] = np.where(present[:, None] & ~equal, own.ranks[members][leader], -1)
-    return Accounting(
+    return model.Accounting(
         stages=stages.astype(np.int64), steps=own.steps, kinds=(*own.kinds, WAITING), held_ns=held, holder=holder
     )
 
@@ -562,7 +541,7 @@ _MOST_WINDOWS = 100
 _FEWEST_WINDOWS = 6  # where there are steps enough
 
 
-def score(own: OwnTimes, *, window: int | None = None) -> Scores:
+def score(own: OwnTimes, *, window: int | None = None) -> model.Scores:
     """Scores over windows of `window` steps; by default a hundred windows at most, six at least where steps suffice."""
     steps = len(own.steps)
     width = window or max(1, min(10, steps // _FEWEST_WINDOWS), -(-steps // _MOST_WINDOWS))
@@ -576,7 +555,7 @@ def score(own: OwnTimes, *, window: int | None = None) -> Scores:
         relative[:, members] = _ratio(np.broadcast_to(quickest, known.shape), typical[:, members])
     best = np.minimum.accumulate(np.where(np.isfinite(typical), typical, np.inf), axis=0)
     individual = _ratio(best, typical)
-    return Scores(
+    return model.Scores(
         window=width,
         first_steps=own.steps[: count * width : width],
         relative=relative,

@@ -168,33 +168,27 @@ def _collectives_beside(
     _chain([first + index for index in beside], waits)
 
     def of_part(index: int, direction: str) -> list[int]:
+        """Computes of a collective's part of the model; where that is not known, those that it may be of."""
         part = operations[index].chunk if transfers.chunks > 1 else 0
-        return [
-            each
-            for each in computes
-            if operations[each].role.direction == direction
-            and (part < 0 or transfers.chunk_of.get(first + each, 0) == part)
-        ]
+        chosen = [each for each in computes if operations[each].role.direction == direction]
+        if part >= 0:
+            return [each for each in chosen if transfers.chunk_of.get(first + each, 0) == part]
+        if direction == "forward":
+            return [each for each in chosen if order.begins_after_end(each, index) >= -SLACK_NS]
+        return [each for each in chosen if order.ends_after(index, each) >= -SLACK_NS]
 
     used: dict[int, int] = {}
+    made: dict[int, int] = {}
     for index in beside:
-        if operations[index].role.gathers:
-            users = of_part(index, "forward")
-            if operations[index].chunk < 0 and transfers.chunks > 1:  # by time, where the part is not known
-                users = [each for each in users if order.begins_after_end(each, index) >= -SLACK_NS]
-            if users:
-                used[users[0]] = index  # the last gather of a part has all of it
+        role = operations[index].role
+        if role.gathers and (users := of_part(index, "forward")):
+            used[users[0]] = index  # the last gather of a part has all of it
+        if role.reduces and (makers := of_part(index, "backward")):
+            made.setdefault(makers[-1], index)
     for user, index in used.items():
         waits[first + user].add(first + index)
-    known: set[int] = set()
-    for index in beside:
-        if operations[index].role.reduces:
-            makers = of_part(index, "backward")
-            if operations[index].chunk < 0 and transfers.chunks > 1:
-                makers = [each for each in makers if order.ends_after(index, each) >= -SLACK_NS]
-            if makers and makers[-1] not in known:
-                known.add(makers[-1])
-                waits[first + index].add(first + makers[-1])
+    for maker, index in made.items():
+        waits[first + index].add(first + maker)
     rest = [
         index
         for index, each in enumerate(operations)

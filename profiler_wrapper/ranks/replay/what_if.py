@@ -17,20 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.ranks.model import Replay
+from profiler_wrapper.ranks.replay import orders
 from profiler_wrapper.ranks.replay.graph import Graph, Length, build_graph, step_times
-from profiler_wrapper.ranks.replay.orders import (
-    Align,
-    Cells,
-    Float,
-    Int,
-    NotReplayable,
-    Operation,
-    Role,
-    classes_of_steps,
-    read_cells,
-    role_of,
-    stage_order,
-)
+from profiler_wrapper.ranks.replay.orders import Align, Cells, Float, Int, NotReplayable, Operation, Role
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -256,15 +245,15 @@ def what_if(connection: DuckDBPyConnection, *, align: Align | None = None, most_
     `align` gives times by a common clock; without it the ranks' clocks are taken as they are.
     """
     try:
-        cells = read_cells(
+        cells = orders.read_cells(
             connection,
             most_rows=most_rows,
             most_rows_of_one_stage=min(most_rows, MOST_ROWS_OF_ONE_STAGE),
             align=align,
         )
-        roles = [role_of(name, kind) for name, kind in cells.names]
+        roles = [orders.role_of(name, kind) for name, kind in cells.names]
         _check(cells, roles)
-        classes = classes_of_steps(cells, roles)
+        classes = orders.classes_of_steps(cells, roles)
         replayed = [_class(cells, roles, steps) for steps in classes[:MOST_CLASSES]]
         typical = typical_lengths(replayed)
         scenarios = Scenarios(cells, tuple(replayed), typical)
@@ -295,8 +284,8 @@ def _check(cells: Cells, roles: list[Role]) -> None:
 
 
 def _class(cells: Cells, roles: list[Role], steps: Int) -> StepClass:
-    orders = [stage_order(cells, roles, stage, steps) for stage in range(len(cells.stages))]
-    return own_lengths(cells, build_graph(orders, cells.coordinates, partial(_groups, cells, steps)), steps)
+    found = [orders.stage_order(cells, roles, stage, steps) for stage in range(len(cells.stages))]
+    return own_lengths(cells, build_graph(found, cells.coordinates, partial(_groups, cells, steps)), steps)
 
 
 def _groups(cells: Cells, steps: Int, operation: Operation) -> Int | None:
