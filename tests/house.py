@@ -51,7 +51,7 @@ ROOMS = {
     "snapshot": _room(4, 1550, "reports trace"),
     "timer": _room(9, 3200, "capture trace"),
     "config_flops": _room(5, 1150, ""),
-    "monitor": _room(15, 4650, "analysis capture config_flops reports timer trace"),
+    "monitor": _room(15, 4600, "analysis capture config_flops reports timer trace"),
     "commands": _room(11, 1200, None),
     "integrations": _room(5, 1000, None),
 }

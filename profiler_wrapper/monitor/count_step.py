@@ -71,11 +71,7 @@ class _Answer(msgspec.Struct):
 
 
 def read_answer(text: str) -> StepWork:
-    """What `main` printed.
-
-    Raises:
-        ValueError: it tells of an error, or is no answer.
-    """
+    """What `main` printed. Raises ValueError: it tells of an error, or is no answer."""
     try:
         answer = msgspec.json.decode(text, type=_Answer)
     except msgspec.MsgspecError as error:

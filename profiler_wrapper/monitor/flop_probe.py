@@ -63,11 +63,7 @@ class Counting:
                 self.cancel()
 
     def result(self, *, wait_s: float = 0.0) -> StepWork | None:
-        """The work of the step; None while it is not known.
-
-        Raises:
-            ValueError: the trace could not be counted.
-        """
+        """The work of the step; None while it is not known. Raises ValueError: the trace could not be counted."""
         if self._process is None:
             return self._work
         if not wait_s and self._process.poll() is None:

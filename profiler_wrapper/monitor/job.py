@@ -37,11 +37,7 @@ _FROZEN_SHARE = 0.5  # of the parameters, from which on FLOPs by a config are sa
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorArgs:
-    """What the user says, checked.
-
-    Raises:
-        WrongUse: a value means nothing.
-    """
+    """What the user says, checked. Raises WrongUse: a value means nothing."""
 
     config: MonitorConfig
     output_dir: Path

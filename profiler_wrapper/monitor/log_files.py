@@ -154,11 +154,7 @@ class LogFiles:
         self.stamp = ""
 
     def open(self, session: Session, kind: LogKind) -> LineFile:
-        """The new file of this kind; the first call makes those of all kinds.
-
-        Raises:
-            OSError: they cannot be made.
-        """
+        """The new file of this kind; the first call makes those of all kinds. Raises OSError: they cannot be made."""
         directory = log_directory(session)
         with self._lock:
             if not self._opened:

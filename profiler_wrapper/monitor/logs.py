@@ -156,11 +156,7 @@ class Rows:
 
 
 def write_summary(path: Path, *, start_time: str, statistics: RunStatistics, rows: Rows) -> None:
-    """The summary, whole or not at all; `iteration_logs` never lies in memory.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """The summary, whole or not at all; `iteration_logs` never lies in memory. Raises OSError: it cannot be written."""
     end = statistics.last_timestamp
     head = {
         "session_info": {

@@ -7,8 +7,8 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -203,45 +203,35 @@ def read_log(path: Path) -> MonitorLog:
 
 def _read_steps(path: Path) -> MonitorLog:
     reader = StepReader(path)
-    columns = _Columns()
-    for batch in reader.batches():
-        columns.add(batch)
+    log = _log(path, "steps", reader.session, reader.batches())
     warnings = []
     if reader.skipped:
-        warnings.append(
-            f"{reader.skipped} of {reader.skipped + columns.count} lines could not be read; they are left out"
-        )
+        warnings.append(f"{reader.skipped} of {reader.skipped + len(log)} lines could not be read; they are left out")
     if not reader.session:
         warnings.append("the first line, which tells of the session, could not be read")
-    return columns.log(path, "steps", reader.session, warnings)
+    return replace(log, warnings=tuple(warnings))
 
 
 def _read_summary(path: Path) -> MonitorLog:
-    columns = _Columns()
     try:
         summary = msgspec.convert(json.loads(path.read_bytes()), type=_Summary, strict=False)  # may hold a bare NaN
     except (ValueError, RecursionError) as error:
         raise BrokenLog(f"{path}: no log of a monitor: {error}. Give {_WHAT_IS_READ}.") from error
-    columns.add(summary.iteration_logs)
-    if not columns.count:
-        raise BrokenLog(f"{path}: there are no iteration_logs in it. Give {_WHAT_IS_READ}.")
-    return columns.log(path, "summary", summary.session_info, [])
+    return _log(path, "summary", summary.session_info, [summary.iteration_logs])
 
 
 def _read_text(path: Path) -> MonitorLog:
-    columns = _Columns()
+    rows: list[StepLine] = []
     session: dict[str, Any] = {}
     with path.open(encoding="utf-8", errors="replace") as file:
         for text in file:
             match = _TEXT_LINE.match(text)
             if match is not None:
                 named = zip(_TEXT_COLUMNS, map(_float, (match[2], *match[3].split())), strict=True)
-                columns.add([StepLine(timestamp=match[1], **dict(named))])  # type: ignore[arg-type]
+                rows.append(StepLine(timestamp=match[1], **dict(named)))  # type: ignore[arg-type]
             elif text.startswith(_STARTED):
                 session["start_time"] = text.removeprefix(_STARTED).strip()
-    if not columns.count:
-        raise BrokenLog(f"{path}: not a single row of a monitor's text log in it.")
-    return columns.log(path, "text", session, [])
+    return _log(path, "text", session, [rows])
 
 
 def _float(text: str) -> float | None:
@@ -251,44 +241,22 @@ def _float(text: str) -> float | None:
         return None
 
 
-class _Columns:
-    """Collects lines as arrays."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._parts: dict[str, list[Column]] = {name: [] for name in (*COLUMNS, *PARTS)}
-        self._first: StepLine | None = None
-        self._last: StepLine | None = None
-
-    def add(self, lines: Sequence[StepLine]) -> None:
-        if not lines:
-            return
-        self.count += len(lines)
-        self._first = self._first or lines[0]
-        self._last = lines[-1]
+def _log(path: Path, kind: LogKind, session: Mapping[str, Any], batches: Iterable[list[StepLine]]) -> MonitorLog:
+    """Lines as arrays, in which None becomes NaN. Raises BrokenLog: there are none."""
+    parts: dict[str, list[Column]] = {name: [] for name in (*COLUMNS, *PARTS)}
+    times: list[str | float | None] = []
+    for lines in filter(None, batches):
+        times += lines[0].timestamp, lines[-1].timestamp
         for name in COLUMNS:
-            values = [getattr(line, name) for line in lines]
-            self._parts[name].append(np.array(values, np.float64))  # None becomes NaN
+            parts[name].append(np.array([getattr(line, name) for line in lines], np.float64))
         broken_down = [line.breakdown_ms or {} for line in lines]
-        known = any(broken_down)
         for name in PARTS:
-            times = [one.get(name) for one in broken_down] if known else np.full(len(lines), np.nan)
-            self._parts[name].append(np.array(times, np.float64))
-
-    def log(self, path: Path, kind: LogKind, session: Mapping[str, Any], warnings: Iterable[str]) -> MonitorLog:
-        return MonitorLog(
-            path=path,
-            kind=kind,
-            session=session,
-            columns={name: np.concatenate(parts) for name, parts in self._parts.items()},
-            first_time=_time(self._first),
-            last_time=_time(self._last),
-            warnings=tuple(warnings),
-        )
-
-
-def _time(line: StepLine | None) -> str:
-    return "" if line is None or line.timestamp is None else str(line.timestamp)[:19].replace("T", " ")
+            parts[name].append(np.array([times_ms.get(name) for times_ms in broken_down], np.float64))
+    if not times:
+        raise BrokenLog(f"{path}: there is no step in it, and no row. Give {_WHAT_IS_READ}.")
+    first, last = ("" if time is None else str(time)[:19].replace("T", " ") for time in (times[0], times[-1]))
+    columns = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    return MonitorLog(path=path, kind=kind, session=session, columns=columns, first_time=first, last_time=last)
 
 
 PERCENTILES = (5, 50, 95, 99)

@@ -46,11 +46,7 @@ _RANK_VARIABLES = ("RANK", "SLURM_PROCID")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanPlace:
-    """What the user says of it.
-
-    Raises:
-        WrongUse: a value means nothing.
-    """
+    """What the user says of it. Raises WrongUse: a value means nothing."""
 
     output_dir: Path  # made absolute
     run_name: str | None = None

@@ -340,11 +340,7 @@ class SpanRecorder:
     # --- what is written ---
 
     def _end(self, span: OpenSpan, end_ns: int) -> None:
-        """Write a pair of lines; with events the line of text comes when the device's time is known.
-
-        Raises:
-            OSError: the files cannot be made.
-        """
+        """Write a pair of lines; with events the line of text comes when the device's time is known. Raises OSError."""
         log, label, around, events, waiting_ns = self.log, span.label, span.around, self.events, span.waiting_ns
         if end_ns >= log.look_at:
             log.look(end_ns)
