@@ -336,10 +336,7 @@ def _optimizer(optimizer: Any) -> dict[str, Any]:
     return {
         "class_name": type(optimizer).__name__,
         "module": type(optimizer).__module__,
-        "fused": _of_groups(groups, "fused"),
-        "foreach": _of_groups(groups, "foreach"),
-        "capturable": _of_groups(groups, "capturable"),
-        "differentiable": _of_groups(groups, "differentiable"),
+        **{name: _of_groups(groups, name) for name in ("fused", "foreach", "capturable", "differentiable")},
         "can_fuse": _accepts(optimizer, "fused") and _devices_with("fused", parameters),
         "can_foreach": _accepts(optimizer, "foreach"),
         "parameters": len(parameters),

@@ -49,11 +49,11 @@ class GuardFinding:
     """One thing that is otherwise than in the baseline."""
 
     layer: str  # folded where like layers changed alike; "" for all of a step
-    phase: Phase | None
+    phase: Phase | None = None
     what: str  # "FLOPs", "kernels", "time" ...
-    before: float | None  # the nearer end of the baseline's range; None: it has none
-    after: float | None
-    limit: float | None  # what would still have been fine
+    before: float | None = None  # the nearer end of the baseline's range; None: it has none
+    after: float | None = None
+    limit: float | None = None  # what would still have been fine
     text: str  # one line
 
 
@@ -189,7 +189,7 @@ class _Row:
 
 def _of_step(what: str, text: str, found: tuple[float, float], most: float, *, layer: str = "") -> _Row:
     """The row of something that is no layer's own."""
-    finding = GuardFinding(layer=layer, phase=None, what=what, before=found[0], after=found[1], limit=most, text=text)
+    finding = GuardFinding(layer=layer, what=what, before=found[0], after=found[1], limit=most, text=text)
     return _Row(finding, found[1] > found[0])
 
 
@@ -365,9 +365,7 @@ def _check_backends(base: Baseline, run: Baseline) -> GuardCheck:
     for (_, phase, one, other), layers in changed.items():
         name = _folded(layers, base, run)
         text = f"attention of {name} ({phase}): {one} -> {other}"
-        finding = GuardFinding(
-            layer=name, phase=phase, what="attention", before=None, after=None, limit=None, text=text
-        )
+        finding = GuardFinding(layer=name, phase=phase, what="attention", text=text)
         rows.append(_Row(finding, _is_worse(one, other), tuple(layers)))
     return _check_of("attention", rows)
 

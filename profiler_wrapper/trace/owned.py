@@ -51,13 +51,8 @@ class Holding:
 
 def holdings_to_list(holdings: Sequence[Holding]) -> list[dict[str, Any]]:
     """As run.json has it."""
-    return [
-        {
-            "time_ns": holding.time_ns,
-            "tensors": {device: [list(tensor) for tensor in tensors] for device, tensors in holding.tensors.items()},
-        }
-        for holding in holdings
-    ]
+    found: list[dict[str, Any]] = msgspec.to_builtins(list(holdings))
+    return found
 
 
 def read_holdings(held: object) -> tuple[Holding, ...]:
