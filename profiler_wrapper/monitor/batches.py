@@ -230,11 +230,6 @@ class AsyncScalars:
             return number
         return self._refused(name, f"{number:g} is no number of {name}")
 
-    def real_tokens(self, mask: Any) -> list[Number]:
-        """How many entries of an attention mask, or of each of several, are not 0."""
-        masks = mask if isinstance(mask, (list, tuple)) else [mask]
-        return [self.number("attention_mask", _nonzero(one)) for one in masks]
-
     def _of_tensor(self, name: str, tensor: torch.Tensor) -> Number:
         tensor = tensor.detach()
         placements = getattr(tensor, "placements", None)
@@ -255,25 +250,6 @@ class AsyncScalars:
     def _refused(self, name: str, why: str) -> Number:
         self._notices.warn_once(f"number {name}", f"the monitor leaves out {name}: {why}")
         return None
-
-
-def shapes_of_masks(mask: Any) -> tuple[tuple[int, int], ...] | None:
-    """(sequences, places of each) of a mask, or of each of several; None where one has another shape."""
-    masks: Sequence[Any] = mask if isinstance(mask, (list, tuple)) else [mask]
-    return shapes_of([getattr(one, "shape", ()) for one in masks])
-
-
-def shapes_of(shapes: Any) -> tuple[tuple[int, int], ...] | None:
-    """As plain numbers; None where they are no pairs of numbers, or there are none."""
-    try:
-        found = tuple((int(sequences), int(length)) for sequences, length in shapes)
-    except (TypeError, ValueError):
-        return None
-    return found or None
-
-
-def _nonzero(mask: Any) -> Any:
-    return torch.count_nonzero(mask) if isinstance(mask, torch.Tensor) else sum(bool(x) for row in mask for x in row)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -306,23 +282,50 @@ class Batches:
         self._ranks = sizes.data_parallel
         self._share_batches = sizes.data_parallel * sizes.pipeline_parallel != sizes.world_size
         self._ranks_of_given = 1 if monitor_args.counts == "job" else sizes.data_parallel
-        self._usual = self._of({}, None, None)
 
     def of(self, samples: Any, tokens: Any, attention_mask: Any, shapes: Any) -> Batch:
-        """The batch of a step."""
-        if samples is None and tokens is None and attention_mask is None and shapes is None:
-            return self._usual
-        given = {"samples": self._scalars.count("samples", samples), "tokens": self._scalars.count("tokens", tokens)}
-        of_masks = None if attention_mask is None else shapes_of_masks(attention_mask)
-        if attention_mask is not None and of_masks is None:
-            self._notices.warn_once(
-                "shape of mask", "the monitor leaves out attention_mask: it is not of shape (sequences, places)"
-            )
-        given_shapes = None if shapes is None else shapes_of(shapes)
-        if shapes is not None and given_shapes is None:
-            self._notices.warn_once("shapes", "the monitor leaves out shapes: they are no pairs (sequences, places)")
-        counts = {name: count for name, count in given.items() if count is not None}
-        return self._of(counts, None if of_masks is None else attention_mask, given_shapes or of_masks)
+        """The batch of a step: samples and tokens as given, else of the mask, the shapes, the monitor's arguments."""
+        args = self._args
+        masks = attention_mask if isinstance(attention_mask, (list, tuple)) else [attention_mask]
+        masked = None
+        if attention_mask is not None:
+            masked = self._pairs("attention_mask", [getattr(mask, "shape", ()) for mask in masks])
+        found = self._pairs("shapes", shapes) or masked
+        of_samples: Count = None
+        of_tokens: Count = None
+        count = self._scalars.count("samples", samples)
+        if count is not None:
+            of_samples = (count,), self._ranks_of_given
+        elif found is not None:
+            rows = sum(sequences for sequences, _ in found)
+            of_samples = (rows,), self._ranks
+            self._compare(rows)
+        elif args.batch_size is not None:
+            of_samples = (args.batch_size,), self._ranks_of_given
+        count = self._scalars.count("tokens", tokens)
+        if count is not None:
+            of_tokens = (count,), self._ranks_of_given
+        elif masked is not None:
+            real = [torch.count_nonzero(torch.as_tensor(mask)) for mask in masks]
+            of_tokens = tuple(self._scalars.number("attention_mask", number) for number in real), self._ranks
+        elif found is not None:
+            of_tokens = (sum(sequences * length for sequences, length in found),), self._ranks
+        elif args.seq_length is not None and of_samples is not None and isinstance(of_samples[0][0], (int, float)):
+            of_tokens = (of_samples[0][0] * args.seq_length,), of_samples[1]
+        return Batch(of_samples, of_tokens, self._computed(of_samples, of_tokens, found))
+
+    def _pairs(self, name: str, shapes: Any) -> tuple[tuple[int, int], ...] | None:
+        """As plain numbers; None where there are none, or they are no pairs of numbers, which is said."""
+        found = None
+        if shapes is not None:
+            try:
+                found = tuple((int(sequences), int(length)) for sequences, length in shapes)
+            except (TypeError, ValueError):
+                found = None
+            if not found:
+                why = "of each micro-batch there is to be a shape (sequences, places)"
+                self._notices.warn_once(name, f"the monitor leaves out {name}: {why}")
+        return found or None
 
     def compare(self, step: int, taken: Shapes, seen: Sequence[BatchSize]) -> None:
         """Say so where `batch_size` and `seq_length` are not what the model was called with in a step.
@@ -349,28 +352,6 @@ class Batches:
                 f"are told of {in_words(taken)}. Give those of one step on this rank, all micro-batches together, or "
                 "shapes= with each step",
             )
-
-    def _of(self, given: Mapping[str, Number], mask: Any, shapes: Shapes | None) -> Batch:
-        monitor_args = self._args
-        samples: Count = None
-        if "samples" in given:
-            samples = (given["samples"],), self._ranks_of_given
-        elif shapes is not None:
-            rows = sum(sequences for sequences, _ in shapes)
-            samples = (rows,), self._ranks
-            self._compare(rows)
-        elif monitor_args.batch_size is not None:
-            samples = (monitor_args.batch_size,), self._ranks_of_given
-        tokens: Count = None
-        if "tokens" in given:
-            tokens = (given["tokens"],), self._ranks_of_given
-        elif mask is not None:
-            tokens = tuple(self._scalars.real_tokens(mask)), self._ranks
-        elif shapes is not None:
-            tokens = (sum(sequences * (length or 0) for sequences, length in shapes),), self._ranks
-        elif monitor_args.seq_length is not None and samples is not None and isinstance(samples[0][0], (int, float)):
-            tokens = (samples[0][0] * monitor_args.seq_length,), samples[1]
-        return Batch(samples, tokens, self._computed(samples, tokens, shapes))
 
     def _computed(self, samples: Count, tokens: Count, shapes: Shapes | None) -> Shapes:
         sequences = self._here(samples)

@@ -6,11 +6,11 @@ import math
 import os
 import socket
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 # How FLOPs became known: told by the user, by formula from the model's config, or counted in a real step.
 FlopsSource = Literal["given", "config", "measured"]
@@ -289,21 +289,16 @@ class TimeSketch:
     From a nanosecond to a year there are fewer than 4,000 buckets.
     """
 
-    __slots__ = ("_buckets", "_count")
-
     def __init__(self) -> None:
-        self._buckets: dict[int, int] = {}
-        self._count = 0
+        self._buckets = Counter[int]()
 
     def add(self, time_s: float) -> None:
         """Args: time_s: more than 0."""
-        bucket = math.ceil(math.log(time_s) / _LOG_GROWTH)
-        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
-        self._count += 1
+        self._buckets[math.ceil(math.log(time_s) / _LOG_GROWTH)] += 1
 
     def percentile(self, percent: float) -> float | None:
         """The time that `percent` of all were at most; None: there were none."""
-        wanted = max(1, math.ceil(self._count * percent / 100))
+        wanted = max(1, math.ceil(self._buckets.total() * percent / 100))
         seen = 0
         for bucket in sorted(self._buckets):
             seen += self._buckets[bucket]
@@ -313,40 +308,28 @@ class TimeSketch:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(NamedTuple):
     """The least and the most of what was seen."""
 
     least: float
     most: float
 
 
+@dataclass(slots=True)
 class RunStatistics:
-    """What is known of all steps so far; nothing is kept of a single one.
+    """What is known of all steps so far; nothing is kept of a single one."""
 
-    Attributes:
-        steps: all that were given.
-        profiled_steps: those under the profiler, which count only in `steps` and in the memory's peak.
-        rates: sums of work over sums of time, of the others.
-        step_time_s, tflops_per_gpu: the least and the most of a single step; None before the first.
-        first_step, last_step: their numbers; None before the first.
-        last_timestamp: when the last one ended; seconds since 1970.
-        peak_memory_bytes: the most that a record told.
-        totals: of `samples`, `tokens`, `model_flops` and `step_time_s`, those of all steps that tell, profiled or not.
-    """
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.profiled_steps = 0
-        self.rates = Means()
-        self.step_time_s: Range | None = None
-        self.tflops_per_gpu: Range | None = None
-        self.first_step: int | None = None
-        self.last_step: int | None = None
-        self.last_timestamp: float | None = None
-        self.peak_memory_bytes: int | None = None
-        self.totals: dict[str, float] = {}
-        self._times = TimeSketch()
+    steps: int = 0  # all that were given
+    profiled_steps: int = 0  # those under the profiler, which count only in `steps` and in the memory's peak
+    rates: Means = field(default_factory=Means)  # sums of work over sums of time, of the others
+    step_time_s: Range | None = None  # of single steps, as the next
+    tflops_per_gpu: Range | None = None
+    first_step: int | None = None  # its number
+    last_step: int | None = None
+    last_timestamp: float | None = None  # when the last one ended; seconds since 1970
+    peak_memory_bytes: int | None = None  # the most that a record has
+    totals: dict[str, float] = field(default_factory=dict)  # of `_TOTALS`, over all steps that have them
+    _times: TimeSketch = field(default_factory=TimeSketch)
 
     def add(self, record: StepRecord) -> None:
         self.steps += 1
@@ -373,6 +356,7 @@ class RunStatistics:
 
 
 def _widened(seen: Range | None, value: float | None) -> Range | None:
-    if value is None or (seen is not None and seen.least <= value <= seen.most):
+    if value is None:
         return seen
-    return Range(value, value) if seen is None else Range(min(seen.least, value), max(seen.most, value))
+    least, most = seen or (value, value)
+    return Range(min(least, value), max(most, value))
