@@ -118,25 +118,15 @@ def bus_factor(collective: str, group_size: int | None) -> float | None:
 _COMMUNICATION = classes.CLASSES.index("communication")
 
 
-class _Kind(NamedTuple):
-    """What all collectives of a row have in common, but for the layer."""
+class _Call(NamedTuple):
+    """What an event is part of; the first four are what the calls of a row have in common."""
 
     collective: str
     group: str
     group_size: int | None
     dtype: str
-
-
-class _Call(NamedTuple):
-    kind: _Kind
     payload_bytes: int | None
     counts: bool  # not for what works for a call made elsewhere
-
-
-class _Key(NamedTuple):
-    kind: _Kind
-    layer: str | None
-    phase: Phase
 
 
 @dataclass(slots=True)
@@ -156,11 +146,12 @@ def collective_rows(found: Attributed) -> tuple[CollectiveRow, ...]:
     exposed, _ = exposed_communication(found.recording, charges)
     calls = _Calls(found)
     seen: set[int] = set()
-    sums: dict[_Key, _Sums] = defaultdict(_Sums)
+    sums: dict[tuple[str, str, int | None, str, str | None, Phase], _Sums] = defaultdict(_Sums)
     columns = (charges.span, charges.cpu_span, charges.place, charges.time_ns, exposed)
     for span, cpu_span, place, time_ns, exposed_ns in zip(*(c[members].tolist() for c in columns), strict=True):
         identity, call = calls.of(span, cpu_span)
-        gathered = sums[_Key(call.kind, found.layer_name(places[place]), places[place].phase)]
+        key = (*call[:4], found.layer_name(places[place]), places[place].phase)
+        gathered = sums[key]
         gathered.time_ns += time_ns
         gathered.exposed_ns += exposed_ns
         if identity not in seen:
@@ -168,33 +159,33 @@ def collective_rows(found: Attributed) -> tuple[CollectiveRow, ...]:
             gathered.count += call.counts
             known = call.payload_bytes is not None and gathered.payload_bytes is not None
             gathered.payload_bytes = (gathered.payload_bytes or 0) + (call.payload_bytes or 0) if known else None
-    rows = [_row(key, gathered, on_device=charges.basis == "device") for key, gathered in sums.items()]
+    on_device = charges.basis == "device"
+    rows = []
+    for (collective, group, group_size, dtype, layer, phase), one in sums.items():
+        payload = one.payload_bytes if one.count else None
+        bandwidth = payload * 1e9 / one.time_ns if on_device and payload and one.time_ns else None
+        factor = bus_factor(collective, group_size)
+        rows.append(
+            CollectiveRow(
+                collective=collective,
+                group=group,
+                group_size=group_size,
+                dtype=dtype,
+                layer=layer,
+                phase=phase,
+                count=one.count,
+                payload_bytes=payload,
+                time_ns=one.time_ns,
+                exposed_ns=one.exposed_ns if on_device else None,
+                overlapped_ns=one.time_ns - one.exposed_ns if on_device else None,
+                bandwidth_bytes_per_s=bandwidth,
+                bus_bandwidth_bytes_per_s=None if bandwidth is None or factor is None else bandwidth * factor,
+            )
+        )
     rows.sort(
         key=lambda row: (-row.time_ns, row.collective, row.group, row.layer or "", PHASES.index(row.phase), row.dtype)
     )
     return tuple(rows)
-
-
-def _row(key: _Key, sums: _Sums, *, on_device: bool) -> CollectiveRow:
-    kind = key.kind
-    payload = sums.payload_bytes if sums.count else None
-    bandwidth = payload * 1e9 / sums.time_ns if on_device and payload and sums.time_ns else None
-    factor = bus_factor(kind.collective, kind.group_size)
-    return CollectiveRow(
-        collective=kind.collective,
-        group=kind.group,
-        group_size=kind.group_size,
-        dtype=kind.dtype,
-        layer=key.layer,
-        phase=key.phase,
-        count=sums.count,
-        payload_bytes=payload,
-        time_ns=sums.time_ns,
-        exposed_ns=sums.exposed_ns if on_device else None,
-        overlapped_ns=sums.time_ns - sums.exposed_ns if on_device else None,
-        bandwidth_bytes_per_s=bandwidth,
-        bus_bandwidth_bytes_per_s=None if bandwidth is None or factor is None else bandwidth * factor,
-    )
 
 
 class _Calls:
@@ -245,16 +236,17 @@ class _Calls:
         names = [one.name for one in details]
         names += [kernel, self._recording.name_of(named) if named >= 0 else ""]
         first = details[0] if details else CollectiveDetails(identity, "")
-        kind = _Kind(
+        payloads = [_payload_bytes(one) for one in details]
+        known = [payload for payload in payloads if payload is not None]
+        counts = self._on_device or self._recording.spans.category[identity] == Category.CPU_OP
+        return _Call(
             collective=next(filter(None, map(collective_of, names)), OTHER),
             group=first.group_name or "",
             group_size=first.group_size,
             dtype=first.dtype or type_in_kernel(kernel),
+            payload_bytes=sum(known) if known and len(known) == len(payloads) else None,
+            counts=bool(counts),
         )
-        payloads = [_payload_bytes(one) for one in details]
-        known = [payload for payload in payloads if payload is not None]
-        counts = self._on_device or self._recording.spans.category[identity] == Category.CPU_OP
-        return _Call(kind, sum(known) if known and len(known) == len(payloads) else None, bool(counts))
 
 
 def _payload_bytes(details: CollectiveDetails) -> int | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -60,13 +60,6 @@ _OPS: tuple[tuple[Kind, frozenset[str]], ...] = (
 _OF_THE_PROFILER = re.compile(r"(^|/)(torch/profiler/|torch/autograd/profiler\.py|profiler_wrapper/)")
 
 
-class _Key(NamedTuple):
-    kind: Kind
-    op: str
-    layer: str | None
-    phase: Phase
-
-
 @dataclass(slots=True)
 class _Sums:
     wait_ns: int = 0
@@ -97,33 +90,36 @@ def synchronisation_rows(found: Attributed) -> tuple[SynchronisationRow, ...]:
     sources = PythonSources(recording, attribution)
     lines = sources.of(calls, around)
     columns = (calls, around, recording.spans.duration_ns[calls], lines.user, lines.library)
-    sums: dict[_Key, _Sums] = defaultdict(_Sums)
+    sums: dict[tuple[Kind, str, str | None, Phase], _Sums] = defaultdict(_Sums)
     for call, span, wait_ns, user, library in zip(*(c.tolist() for c in columns), strict=True):
         chain = _chain(recording, ops.span, ops.around, int(ops.op_of[span]) if span >= 0 else -1)
         names = [recording.name_of(op) for op in chain]
         kind = _kind_of_ops(names) or _CALLS[kinds[recording.spans.name[call]]][0]
         place = attribution.places[attribution.place_of[span] if span >= 0 else attribution.outside]
         layer = found.layer_name(place) if recording.spans.category[call] != Category.SYNC else None
-        gathered = sums[_Key(kind, names[-1] if names else recording.name_of(call), layer, place.phase)]
+        gathered = sums[kind, names[-1] if names else recording.name_of(call), layer, place.phase]
         gathered.wait_ns += wait_ns
         gathered.waits.add(chain[-1] if chain else call)
         gathered.user_lines[user] += wait_ns
         gathered.library_lines[library] += wait_ns
-    rows = [_row(key, gathered, sources) for key, gathered in sums.items()]
+    rows = []
+    for (kind, op, layer, phase), one in sums.items():
+        user_lines, library_lines = (
+            [line for line, _ in lines_of.most_common() if line >= 0]
+            for lines_of in (one.user_lines, one.library_lines)
+        )
+        rows.append(
+            SynchronisationRow(
+                kind=kind,
+                op=op,
+                layer=layer,
+                phase=phase,
+                count=len(one.waits),
+                wait_ns=one.wait_ns,
+                sources=sources.most_expensive(user_lines, library_lines),
+            )
+        )
     return tuple(sorted(rows, key=lambda row: (-row.wait_ns, row.op, row.layer or "", PHASES.index(row.phase))))
-
-
-def _row(key: _Key, sums: _Sums, sources: PythonSources) -> SynchronisationRow:
-    user, library = ([line for line, _ in c.most_common() if line >= 0] for c in (sums.user_lines, sums.library_lines))
-    return SynchronisationRow(
-        kind=key.kind,
-        op=key.op,
-        layer=key.layer,
-        phase=key.phase,
-        count=len(sums.waits),
-        wait_ns=sums.wait_ns,
-        sources=sources.most_expensive(user, library),
-    )
 
 
 def _kind_of_call(name: str) -> int:
