@@ -45,7 +45,7 @@ ROOMS = {
     "capture": _room(16, 5000, "trace"),
     "run": _room(8, 1900, "__version__ analysis capture reports result trace"),
     "analysis": _room(51, 13750, "trace"),
-    "reports": _room(16, 4950, "analysis trace"),
+    "reports": _room(16, 4900, "analysis trace"),
     "comparison": _room(12, 3200, "analysis reports result trace"),
     "ranks": _room(20, 8400, "analysis reports trace"),
     "snapshot": _room(4, 1550, "reports trace"),

@@ -79,8 +79,8 @@ def _names_help() -> str:
     lines = [f"  {kind:<14} {names}" for kind, names in KNOWN_NAMES.items()]
     return "\n".join(
         [
-            "The kind of a timer's span is told by words in its name (start(name, kind=...) says it otherwise);",
-            "a name that tells none counts as other, and is listed by itself:",
+            "The kind of a timer's span follows from words in its name (start(name, kind=...) says it otherwise);",
+            "a name without one counts as other, and is listed by itself:",
             *lines,
         ]
     )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------------------
 # The colours of classes of events and of parts of a step: one for each in every view of the page.
 #
-# Chosen to be told apart on white and on dark paper; those that Okabe and Ito ("Color Universal Design", 2008) have
+# Chosen to be distinct on white and on dark paper; those that Okabe and Ito ("Color Universal Design", 2008) have
 # are theirs.
 
 CLASS_COLORS: Mapping[str, str] = {
@@ -68,7 +68,7 @@ _MESSAGE_LETTERS, _MESSAGE_LINES = 90, 6
 _LETTERS_PER_IN = 8.2  # of a figure's title
 _FEW = 60  # up to here lines carry large marks
 
-# Okabe and Ito, "Color Universal Design" (2008): told apart with any colour vision.
+# Okabe and Ito, "Color Universal Design" (2008): distinct with any colour vision.
 PHASE_COLORS: Mapping[str, str] = {
     "forward": "#0072B2",
     "prefill": "#56B4E9",
@@ -263,7 +263,7 @@ OTHER_KIND = "#777777"
 # --------------------------------------------------------------------------------------------------
 # The colours of memory: one for each category in every picture and page, and for the rings of a sunburst.
 
-# Okabe and Ito, "Color Universal Design" (2008): told apart with any colour vision.
+# Okabe and Ito, "Color Universal Design" (2008): distinct with any colour vision.
 CATEGORY_COLORS: Mapping[MemoryCategory, str] = {
     "params": "#0072B2",
     "grads": "#E69F00",

@@ -100,7 +100,7 @@ def owner_path(owner: Owner) -> tuple[str, ...]:
 
 
 def is_named(owner: Owner) -> bool:
-    """Whether it is told by a tensor's name, not by an op."""
+    """Whether its name is a tensor's, not an op's."""
     return bool(owner.name) and owner.category in NAMED
 
 
@@ -299,7 +299,7 @@ def owner_groups(owners: Iterable[Owner]) -> list[OwnerGroup]:
 # --------------------------------------------------------------------------------------------------
 # Memory at the borders of the layers in time order, as numbers. No drawing.
 
-_MOST_POINTS = 400  # calls that are told apart on an axis
+_MOST_POINTS = 400  # calls that can be distinguished on an axis
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,6 @@ class Averages:
     attention_ms: float  # of FlashAttention where there is any, else of all attention
     flash: tuple[str, ...]  # backends that are FlashAttention
     others: tuple[str, ...]  # the other backends of attention
-    uniform: bool  # over blocks that are alike: then their ratio says something
 
     @property
     def ratio(self) -> float:
@@ -184,7 +183,6 @@ def averages(analysis: Analysis, bars: Sequence[LayerBar]) -> Averages | None:
         attention_ms=sum(bar.attention_ms.get(backend, 0.0) for bar in over for backend in counted) / len(over),
         flash=flash,
         others=tuple(backend for backend in backends if backend not in flash),
-        uniform=costliest is not None,
     )
 
 

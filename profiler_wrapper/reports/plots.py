@@ -70,7 +70,7 @@ _FROM_BELOW: tuple[MemoryCategory, ...] = (
     "params", "os_params", "os_state", "grads", "other", "communication", "activation", "workspace",
 )  # fmt: skip
 _RESERVED = figures.INK
-# Greys, as colours stand for categories; told apart by their names and order.
+# Greys, as colours stand for categories; distinct by their names and order.
 _PHASE_GREYS: dict[Phase, str] = {
     "forward": "#ececec",
     "prefill": "#ececec",
@@ -387,7 +387,7 @@ def _three_numbers(numbers: Averages) -> list[str]:
     if numbers.flash or numbers.others:
         name = "FA" if numbers.flash else "Attention"
         texts.append(f"{name} Average Time: {numbers.attention_ms:.3f} ms")
-        if numbers.uniform:  # a ratio over layers that are not alike says nothing
+        if numbers.what != "layer":  # a ratio over layers that are not alike says nothing
             texts.append(f"{name} / Average Time Ratio: {numbers.ratio:.3f}")
     return texts
 
@@ -407,10 +407,9 @@ def _draw_course(axes: Axes, course: MemoryCourse, width_in: float) -> None:
     allocated = [size for point in points for size in (point.entry_mib, point.exit_mib)]
     positions = range(len(points))
     for phase in dict.fromkeys(point.phase for point in points if point.phase not in ("forward", "decode")):
-        inside = [i for i, point in enumerate(points) if point.phase == phase]
-        for first, last in _runs(inside):
-            axes.axvspan(first - 0.5, last + 0.5, color=figures.PHASE_COLORS[phase], alpha=0.12, linewidth=0,
-                         label=phase if first == inside[0] else None)  # fmt: skip
+        inside = [(i - 0.5, 1) for i, point in enumerate(points) if point.phase == phase]
+        axes.broken_barh(inside, (0, 1), transform=axes.get_xaxis_transform(), color=figures.PHASE_COLORS[phase],
+                         alpha=0.12, linewidth=0, label=phase)  # fmt: skip
     axes.plot(
         borders, allocated, "-", color=figures.PHASE_COLORS["forward"], linewidth=1.8, label="allocated, entry to exit"
     )
@@ -433,17 +432,6 @@ def _memory_notes(analysis: Analysis, course: MemoryCourse) -> str:
     if analysis.time_basis == "cpu":
         notes.append("on a CPU, of what was there before only what model and optimizers held counts")
     return "; ".join(notes)
-
-
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """`[0, 1, 4]` -> `[(0, 1), (4, 4)]`."""
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    return runs
 
 
 def _draw_retained(axes: Axes, bars: Sequence[LayerBar], width_in: float, why: str) -> None:

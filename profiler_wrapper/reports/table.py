@@ -44,7 +44,7 @@ RowKind = Literal["layer", "median", "odd", "outside", "unattributed", "total"]
 
 MOST_OUTLIERS = 3
 _FEWEST_OUTSIDE = 3  # rows for what is in no layer, so that the optimizer keeps its own
-_TRIFLE = 0.01  # of the time: what is not told of so little leaves the total known
+_TRIFLE = 0.01  # of the time: where so little is not known, the total still is
 ACCUMULATION = "acc. grad"
 # Of what stands in a row of sibling layers, their median.
 _WITH_MEDIAN = (
@@ -306,7 +306,7 @@ def _all_flops(analysis: Analysis) -> int | None:
 
 
 def _whole_roof(analysis: Analysis, roots: Sequence[LayerTotal]) -> int | None:
-    """Of all that ran; None where what is not told of took over 1 % of the time."""
+    """Of all that ran; None where what is not known took over 1 % of the time."""
     parts = [
         *((root.roof_time_per_step_ns, root.time_ns) for root in roots),
         *((row.roof_time_per_step_ns, row.time_ns) for row in analysis.layers if not row.layer),

@@ -31,7 +31,7 @@
   page.inkOn = function (color) {
     const [red, green, blue] = [1, 3, 5].map(at => parseInt(color.slice(at, at + 2), 16) / 255)
       .map(light => light <= 0.04045 ? light / 12.92 : ((light + 0.055) / 1.055) ** 2.4);
-    const luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue; // as WCAG 2 reckons contrast
+    const luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue; // as WCAG 2 defines contrast
     return (luminance + 0.05) ** 2 > 1.05 * 0.05 ? "#000000" : "#ffffff";
   };
 
@@ -117,7 +117,7 @@
     return figure;
   };
 
-  /** Which bars are odd, by number: colour alone tells not everybody. */
+  /** Which bars are odd, by number: not everybody sees colours. */
   function said(odd, short) {
     if (!odd.size) return "";
     const first = [...odd].slice(0, 3).map(short).join(", ");

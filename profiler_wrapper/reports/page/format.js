@@ -47,7 +47,7 @@ const page = {};
   }
 
   /** What is not 0 never reads as 0. */
-  function told(value, decimals) {
+  function columnText(value, decimals) {
     if (value === 0) return "0";
     const least = 10 ** -decimals;
     return Math.abs(value) < least / 2 ? (value < 0 ? "-" : "") + "<" + fixed(least, decimals) : fixed(value, decimals);
@@ -89,14 +89,14 @@ const page = {};
     const [size, unit] = units.find(([size, , from = size]) => largest >= from) || units[units.length - 1];
     const decimals = decimalsOfColumn(largest / size);
     if (!largest) return { unit: "", size, text: value => isNumber(value) ? "0" : absent(value) };
-    return { unit, size, text: value => isNumber(value) ? told(value / size, decimals) : absent(value) };
+    return { unit, size, text: value => isNumber(value) ? columnText(value / size, decimals) : absent(value) };
   };
 
   /** Plain numbers: as many decimals for all, none where all are whole. */
   function numberFormat(values) {
     const known = [...values].filter(isNumber);
     const decimals = known.every(Number.isInteger) ? 0 : Math.max(...known.map(Math.abs)) >= 1000 ? 1 : 2;
-    return { unit: "", size: 1, text: value => isNumber(value) ? told(value, decimals) : absent(value) };
+    return { unit: "", size: 1, text: value => isNumber(value) ? columnText(value, decimals) : absent(value) };
   }
 
   /** The unit of an axis of times up to so many microseconds: [microseconds in it, its name]. */

@@ -1,12 +1,12 @@
 "use strict";
 /**
- * Names of kernels, so short that they can be told apart.
+ * Names of kernels, short, and still distinct.
  *
  *   page.kernelNames(names)   a function (name, longest) that cuts one of them
  */
 (function () {
   const NAMESPACES = /\b(?:at|c10|std|cuda|native|detail|internal|binary_internal)::|\(anonymous namespace\)::|<unnamed>::/g;
-  // What a kernel for any function is told apart by: the function. Those that only pass another on say nothing.
+  // What a kernel for any function differs by: the function. Those that only pass another on say nothing.
   const FUNCTION = /\b(?!(?:AUnary|BUnary|Unary|Binary)Functor\b|gpu_kernel|gpu_kernel_impl)\w+(?:Functor\w*|_kernel_cuda|_kernel_impl|Ops?)\b/;
 
   page.kernelNames = function (names) {

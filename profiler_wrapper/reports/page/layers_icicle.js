@@ -33,12 +33,12 @@
     const tools = page.element("div", "tools");
     section.append(tools);
     const place = page.element("div", "icicle");
-    const told = page.element("p", "note", `Times and FLOPs ${page.per()}. Click a field to look inside it and to select its row in the table above; click the top to go back.`);
+    const note = page.element("p", "note", `Times and FLOPs ${page.per()}. Click a field to look inside it and to select its row in the table above; click the top to go back.`);
     let drawn = null;
     const redraw = () => { if (drawn) window.Plotly.react(drawn, traces(), layout(), { displayModeBar: false, responsive: true }); };
     page.segments(tools, measures.map(id => [id, MEASURES[id].title]), "time", id => { state.measure = id; redraw(); });
     page.segments(tools, phases.map(phase => [phase, phase === "all" ? "all phases" : phase]), "all", phase => { state.phase = phase; redraw(); });
-    section.append(told, place);
+    section.append(note, place);
     const kinds = [...new Set([...whole.layers.values()].map(row => row.kind))].filter(Boolean);
     page.legend(section, kinds.map(kind => [kind, fill({ kind })]));
 
@@ -54,7 +54,7 @@
         const layer = event.points[0].id;
         if (!whole.layers.has(layer)) return;
         onClick(layer);
-        told.replaceChildren(page.link("layers", layer, layer), " is selected in the table above.");
+        note.replaceChildren(page.link("layers", layer, layer), " is selected in the table above.");
       });
     });
     watcher.observe(place);

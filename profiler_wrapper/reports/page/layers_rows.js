@@ -223,7 +223,7 @@
     return withRates(total);
   }
 
-  /** Of all that ran; null where over 1 % of the time is of kernels launched before the trace, which tell none. */
+  /** Of all that ran; null where over 1 % of the time is of kernels launched before the trace, whose FLOPs are not known. */
   function allFlops(data) {
     const isBefore = row => row.reason === "launched before the trace";
     const before = data.unattributed.filter(isBefore).reduce((sum, row) => sum + row.time_us, 0);

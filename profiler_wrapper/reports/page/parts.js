@@ -10,6 +10,7 @@
  *   page.mean(values)             of numbers
  *   page.grouped(rows, keyOf)     Map of key -> rows, in order of first appearance
  *   page.first(lists, most)       what stands in several lists, once each, at most so many
+ *   page.UNKNOWN_IN_TRACE         why a value is missing that another trace has
  *   page.inOrder(layers)          names of layers, once each, in the order of the model
  *   page.whyNot(words, otherwise) the warning of the run that holds these words
  *   page.marked(name, color)      a name with its colour before it
@@ -28,6 +29,8 @@
   page.perStep = value => known(value) ? value / page.data.page.steps : value;
   page.per = () => page.data.page.per;
   page.meanStep = value => known(value) ? value / Math.max(1, page.data.page.step_numbers.length) : value;
+
+  page.UNKNOWN_IN_TRACE = "not known from the trace";
 
   page.sum = function (rows, key) {
     let total = null;

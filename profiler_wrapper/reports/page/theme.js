@@ -1,7 +1,7 @@
 "use strict";
 /**
- * Light, dark, or as the system: page.isDark(), page.setTheme(name), page.themeButton(). The window is told of a
- * change by the event "themechange".
+ * Light, dark, or as the system: page.isDark(), page.setTheme(name), page.themeButton(). The window gets the event
+ * "themechange" on a change.
  */
 (function () {
   const THEMES = ["auto", "light", "dark"];

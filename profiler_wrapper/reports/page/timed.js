@@ -37,7 +37,7 @@
   /**
    * An op's time is that of its row among the operators, where as many calls of it are known by their sizes. It is divided
    * as in the steps with shapes, but no layer's products take more than the layer itself: steps with shapes are cold, and
-   * their first products slow. Not known where most of what these layers take is other work, as then nothing tells how much
+   * their first products slow. Not known where most of what these layers take is other work, as then it is not known how much
    * of it is whose.
    */
   page.byLayers = function (data, products) {

@@ -58,7 +58,7 @@
   const sentences = texts => texts.filter(Boolean).map(text => /^[a-z]+[ ,:]/.test(text) ? text[0].toUpperCase() + text.slice(1) : text).join(". ");
   const findings = data => ((data.summary && data.summary.findings) || []).filter(finding => finding.id === "attention-fallback");
 
-  /** Attention that is made of single ops: no fused one ran, so what there is to tell is its layers. */
+  /** Attention that is made of single ops: no fused one ran, so its layers are shown. */
   function drawUnfused(element, data, found) {
     for (const finding of found) page.add(element, page.text("p", sentences(["Attention runs as single ops (eager): no fused attention ran", finding.title, ...(finding.evidence || []), finding.fix]), "notice"));
     const rows = data.layers.filter(row => row.kind === "attention" && row.time_us > 0);
@@ -91,7 +91,7 @@
       : "The time is that of the timed steps, as above, divided among the calls as in the steps with shapes; those are warm-up steps, and slower."));
     const timeOf = page.grouped(data.attention, callKey);
     const calls = page.timed(rows, callKey, key => timeOf.has(key) ? page.meanStep(page.sum(timeOf.get(key), "time_us")) : null);
-    const yesNo = (key, title, help) => ({ key, title, kind: "text", help, missing: "the trace does not tell", value: row => row[key] === null || row[key] === undefined ? null : row[key] ? "yes" : "no" });
+    const yesNo = (key, title, help) => ({ key, title, kind: "text", help, missing: page.UNKNOWN_IN_TRACE, value: row => row[key] === null || row[key] === undefined ? null : row[key] ? "yes" : "no" });
     const layers = row => row.layers;
     const alike = [...page.grouped(calls, row => JSON.stringify([row.phase, row.backend, row.dtype, row.query_shape, row.key_shape, row.mask, row.causal, row.dropout, row.grouped])).values()].map(group => ({
       ...group[0], layers: page.inOrder(group.map(row => row.layer)), calls_per_step: page.sum(group, "calls_per_step"), time_per_step_us: page.sum(group, "time_per_step_us"),
@@ -102,12 +102,12 @@
         { ...page.columns.layers("layers", "Layers"), value: layers },
         page.columns.phase(),
         { key: "backend", title: "Backend", kind: "text", cell: (row, cell) => { cell.title = HELP[row.backend] || ""; cell.append(page.marked(row.backend, color(row.backend))); return true; } },
-        { key: "dtype", title: "Type", kind: "text", missing: "the trace does not tell", value: row => row.dtype || null },
+        { key: "dtype", title: "Type", kind: "text", missing: page.UNKNOWN_IN_TRACE, value: row => row.dtype || null },
         { key: "query_shape", title: "Query", kind: "text", value: row => row.query_shape.join("×") },
         { key: "key_shape", title: "Key", kind: "text", value: row => row.key_shape.join("×") },
         yesNo("mask", "Mask", "a tensor was given as mask"),
         yesNo("causal", "Causal"),
-        { key: "dropout", title: "Dropout", kind: "number", missing: "the trace does not tell" },
+        { key: "dropout", title: "Dropout", kind: "number", missing: page.UNKNOWN_IN_TRACE },
         yesNo("grouped", "Grouped", "fewer heads of keys than of queries"),
         { key: "calls_per_step", title: "Calls", kind: "count", help: per },
         ...page.timedColumns(data, alike, per),

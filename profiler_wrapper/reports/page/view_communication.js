@@ -46,23 +46,23 @@
   }
 
   function columns(byLayer) {
-    const untold = "the trace does not tell how much it moves";
+    const unknownBytes = "how much it moves is not known from the trace";
     const noDevice = "without device events it is not known what compute hides";
     return [
       { key: "collective", title: "Collective", kind: "text", cell: (row, cell) => { cell.append(row.collective.replaceAll("_", " ")); return true; } },
       ...(byLayer ? [page.columns.layers("layer", "Layer")] : []),
       page.columns.phase(),
-      { key: "group", title: "Group", kind: "text", longest: 30, missing: "the trace does not tell", value: row => row.group || null },
-      { key: "group_size", title: "Ranks", kind: "count", help: "in the group", missing: "the trace does not tell" },
-      { key: "dtype", title: "Type", kind: "text", missing: "the trace does not tell", value: row => row.dtype || null },
+      { key: "group", title: "Group", kind: "text", longest: 30, missing: page.UNKNOWN_IN_TRACE, value: row => row.group || null },
+      { key: "group_size", title: "Ranks", kind: "count", help: "in the group", missing: page.UNKNOWN_IN_TRACE },
+      { key: "dtype", title: "Type", kind: "text", missing: page.UNKNOWN_IN_TRACE, value: row => row.dtype || null },
       page.columns.count("count", "Count", `${page.per()}`),
-      { key: "payload_bytes", title: "Bytes", kind: "bytes", help: `${page.per()}: the larger of what goes in and comes out`, missing: untold, value: row => page.perStep(row.payload_bytes) },
+      { key: "payload_bytes", title: "Bytes", kind: "bytes", help: `${page.per()}: the larger of what goes in and comes out`, missing: unknownBytes, value: row => page.perStep(row.payload_bytes) },
       page.columns.time("time_us", page.data.time_basis === "device" ? "Time" : "CPU time", page.per()),
       page.columns.time("exposed_us", "Exposed", "with no compute beside it: this is what it costs", { like: "time_us", missing: noDevice }),
       page.columns.time("overlapped_us", "Overlapped", "with compute beside it", { like: "time_us", missing: noDevice }),
       { key: "exposed_share", title: "Exposed", kind: "share", bar: true, missing: noDevice, value: row => row.exposed_us === null || !row.time_us ? null : row.exposed_us / row.time_us },
-      { key: "bandwidth_bytes_per_s", title: "Bandwidth", kind: "bandwidth", help: "bytes over time", missing: untold },
-      { key: "bus_bandwidth_bytes_per_s", title: "Bus bandwidth", kind: "bandwidth", help: "as nccl-tests define it", missing: untold },
+      { key: "bandwidth_bytes_per_s", title: "Bandwidth", kind: "bandwidth", help: "bytes over time", missing: unknownBytes },
+      { key: "bus_bandwidth_bytes_per_s", title: "Bus bandwidth", kind: "bandwidth", help: "as nccl-tests define it", missing: unknownBytes },
     ];
   }
 
@@ -82,10 +82,10 @@
       help: exposed === null ? "" : ["with no compute beside it, waiting for other ranks included", ofStep(exposed)].filter(Boolean).join(": "),
     });
     const bytes = page.sum(rows, "payload_bytes");
-    const untold = page.sum(rows.filter(row => row.payload_bytes === null), "count");
+    const unknown = page.sum(rows.filter(row => row.payload_bytes === null), "count");
     page.figure(figures, {
-      label: `Moved, ${page.per()}`, value: bytes === null ? null : page.format.bytes(page.perStep(bytes)), missing: "the trace does not tell",
-      help: bytes !== null && untold ? `at least: of ${page.format.count(page.perStep(untold))} collectives it is not told` : "",
+      label: `Moved, ${page.per()}`, value: bytes === null ? null : page.format.bytes(page.perStep(bytes)), missing: page.UNKNOWN_IN_TRACE,
+      help: bytes !== null && unknown ? `at least: of ${page.format.count(page.perStep(unknown))} collectives it is not known` : "",
     });
     page.figure(figures, { label: "Collectives", value: page.format.count(page.perStep(page.sum(rows, "count"))), help: page.per() });
     element.append(figures);

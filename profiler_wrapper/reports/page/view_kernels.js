@@ -1,7 +1,7 @@
 "use strict";
 /** Kernels: what ran on the device, how it was launched, and whether it uses tensor cores. */
 (function () {
-  const CORES = { yes: "use tensor cores", no: "do not", unknown: "not told by the kernel's name" };
+  const CORES = { yes: "use tensor cores", no: "do not", unknown: "not known from the kernel's name" };
   const CORE_COLORS = { yes: "#009E73", no: "#D55E00", unknown: "#999999" };
 
   // Columns that are shown together, so that no window cuts them.
@@ -39,7 +39,7 @@
       byClass.sort((a, b) => b.value - a.value);
       page.shares(element, { title: `Device time by class, ${page.per()} (click to filter)`, parts: byClass, format: page.format.us, onClick: name => choose(name, row => row.class === name) });
       const byCores = [...page.grouped(data.kernels.filter(isKernel), cores)].map(([id, group]) => ({ id, name: CORES[id], value: page.perStep(page.sum(group, "time_us")), color: CORE_COLORS[id] }));
-      page.shares(element, { title: "Kernel time by tensor cores", parts: byCores, format: page.format.us, onClick: id => choose(`kernels that ${CORES[id]}`.replace("that not told", "with tensor cores not told"), row => isKernel(row) && cores(row) === id) });
+      page.shares(element, { title: "Kernel time by tensor cores", parts: byCores, format: page.format.us, onClick: id => choose(`kernels that ${CORES[id]}`.replace("that not known", "with tensor cores not known"), row => isKernel(row) && cores(row) === id) });
       const section = page.section(element, "All kernels, copies and sets");
       page.note(section, `Calls and times are ${page.per()}, ${data.page.steps_in_words}; mean, least and most are those of one launch. Occupancy and blocks per SM are the profiler's estimates.`);
       const choice = page.segments(null, [["launch", "By launch configuration"], ["kernel", "By kernel"]], "launch", id => { byLaunch = id === "launch"; table.update({ rows: shown() }); });
@@ -76,17 +76,17 @@
   }
 
   function columns(data, total) {
-    const told = name => data.kernels.some(row => row[name] !== null && row[name] !== undefined);
+    const isRecorded = name => data.kernels.some(row => row[name] !== null && row[name] !== undefined);
     const { time, count, share } = page.columns;
-    const ofKernels = (key, title, kind, help, more) => told(key)
-      ? [{ key, title, kind, help, missing: row => isKernel(row) ? "the trace does not tell it of this kernel" : "", value: row => isKernel(row) ? row[key] : undefined, ...more }] : [];
+    const ofKernels = (key, title, kind, help, more) => isRecorded(key)
+      ? [{ key, title, kind, help, missing: row => isKernel(row) ? "not known of this kernel" : "", value: row => isKernel(row) ? row[key] : undefined, ...more }] : [];
     const size = (key, title, help) => ofKernels(key, title, "text", help, { value: row => isKernel(row) ? row[key] && row[key].join("×") : undefined });
     return [
       { key: "name", title: "Kernel", kind: "text", longest: 60, shrinks: true, shown: page.kernelNames(data.kernels.map(row => row.name)) },
       page.columns.class(),
       {
-        key: "tensor_cores", title: "Tensor cores", kind: "text", help: "By what the kernel is; – where its name does not tell",
-        missing: "the kernel's name does not tell", value: row => !isKernel(row) ? undefined : row.tensor_cores === null ? null : row.tensor_cores ? "yes" : "no",
+        key: "tensor_cores", title: "Tensor cores", kind: "text", help: "By what the kernel is; – where it is not known from its name",
+        missing: "not known from the kernel's name", value: row => !isKernel(row) ? undefined : row.tensor_cores === null ? null : row.tensor_cores ? "yes" : "no",
       },
       count("count", "Calls", `Launches ${page.per()}`),
       time("time_us", "Total", `Time ${page.per()}`),
@@ -100,7 +100,7 @@
       ...size("block", "Block", "Threads of a block"),
       ...ofKernels("registers_per_thread", "Registers", "count", "per thread"),
       ...ofKernels("shared_memory_bytes", "Shared memory", "bytes", "of a block"),
-      ...(told("copied_bytes") ? [
+      ...(isRecorded("copied_bytes") ? [
         { key: "copied_bytes", title: "Copied", kind: "bytes", help: `of copies and sets, ${page.per()}`, value: row => row.copied_bytes === null ? undefined : page.perStep(row.copied_bytes) },
         { key: "copy_rate", title: "Copy rate", kind: "bandwidth", value: row => row.copied_bytes === null || !row.time_us ? undefined : row.copied_bytes / row.time_us * 1e6 },
       ] : []),
@@ -118,12 +118,12 @@
     page.figure(figures, { label: `Kernels, ${page.per()}`, value: page.format.us(page.perStep(time)), help: `copies and sets: ${page.format.us(page.perStep(total - (time || 0)))}` });
     page.figure(figures, { label: `Launches, ${page.per()}`, value: page.format.count(page.perStep(launches)), help: `${page.format.us(launches ? total / launches : null)} each in the mean` });
     const used = of(row => row.tensor_cores === true);
-    const untold = of(row => row.tensor_cores === null);
+    const unknown = of(row => row.tensor_cores === null);
     page.figure(figures, {
       label: "Kernel time on tensor cores",
-      value: time && untold < time ? page.format.share(used / time) : null,
-      missing: "no kernel's name tells",
-      help: untold > 0 && untold < time ? `not told of ${page.format.share(untold / time)}` : "",
+      value: time && unknown < time ? page.format.share(used / time) : null,
+      missing: "not known from any kernel's name",
+      help: unknown > 0 && unknown < time ? `not known of ${page.format.share(unknown / time)}` : "",
     });
     const short = kernels.filter(row => row.count && row.time_us / row.count < 5);
     page.figure(figures, { label: "Launches under 5 µs", value: page.format.share(launches ? (page.sum(short, "count") || 0) / launches : null), help: "of all launches; many of them: the CPU sets the pace" });

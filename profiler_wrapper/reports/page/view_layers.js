@@ -105,7 +105,7 @@
     return row.group ? "group" : row.outside ? "outside" : row.unattributed ? "unattributed" : row.isTotal ? "total" : "";
   }
 
-  /** At least so many FLOPs, where an op inside tells none. */
+  /** At least so many FLOPs, where those of an op inside are not known. */
   const drawWork = why => (row, cell) => {
     if (row.flops !== null || !isKnown(row.known_flops)) return false;
     cell.append(`≥ ${page.format.flops(row.known_flops)}`);
@@ -115,9 +115,9 @@
 
   function columns(data) {
     const total = data.time.total_us / data.page.steps;
-    const before = "kernels launched before the trace tell none";
+    const before = "those of kernels launched before the trace are not known";
     const whyNoWork = row => row.isTotal && data.unattributed.length ? before : noWork;
-    const noWork = page.why("flops", "not available") || "an op inside has FLOPs that the trace does not tell, or steps are not alike";
+    const noWork = page.why("flops", "not available") || "the FLOPs of an op inside are not known, or steps are not alike";
     const noRoof = page.why("peak is known") || noWork;
     const backends = [...new Set(data.attention.map(row => row.backend))];
     const noMemory = page.why("memory", "not available") || "no allocation was recorded in it";
@@ -193,7 +193,7 @@
     cell.append(page.element("span", "quiet", ` ${times.length}×, median ${text(page.median(times))} ${unit} (${range})`));
   }
 
-  /** Its name below `parent`; of a long one the number alone, which tells it from its likes. */
+  /** Its name below `parent`; of a long one the number alone, which is its own. */
   function shortName(layer, parent) {
     const below = parent && layer.startsWith(parent + ".") ? layer.slice(parent.length + 1) : layer;
     const numbers = below.match(/\d+/g);

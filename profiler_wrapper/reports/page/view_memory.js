@@ -62,7 +62,7 @@
     const atReserved = memory.peak.reserved;
     page.figure(figures, {
       label: "Peak reserved", value: reserved === null || reserved === undefined ? null : page.format.bytes(reserved),
-      missing: memory.device === "cpu" ? "a CPU's allocator reserves nothing" : "the trace does not tell",
+      missing: memory.device === "cpu" ? "a CPU's allocator reserves nothing" : page.UNKNOWN_IN_TRACE,
       help: atReserved ? `${page.format.bytes(reserved - atReserved.allocated_bytes)} of it free then` : "",
     });
     page.figure(figures, { label: "Allocated at the end", value: page.format.bytes(memory.allocated_bytes) });
@@ -72,7 +72,7 @@
       help: slope ? `${slope.error_bytes_per_step === null ? "" : `± ${page.format.bytes(Math.round(slope.error_bytes_per_step))}, `}over ${slope.steps} steps` : "",
     });
     element.append(figures);
-    if (memory.known_owners === false) page.note(element, "What the model and its optimizers hold was not told (no model was given, or a trace from elsewhere): gradients and optimizer state are inferred from what stays.");
+    if (memory.known_owners === false) page.note(element, "What the model and its optimizers hold is not known (no model was given, or a trace from elsewhere): gradients and optimizer state are inferred from what stays.");
   }
 
   function drawOwners(element, memory) {
@@ -102,13 +102,13 @@
     const leaks = memory.leaks || [];
     if (changes.length) {
       const section = page.section(element, "What would lower the peak");
-      page.note(section, "Reckoned from this run; a saving counts up to the next peak.");
+      page.note(section, "Estimated from this run; a saving counts up to the next peak.");
       page.table(section, {
         columns: [
           { key: "text", title: "Change", kind: "text", longest: 110 },
           { key: "saves_bytes", title: "Saves", kind: "bytes" },
           { key: "share", title: "of the peak", kind: "share", bar: true, value: row => row.saves_bytes / memory.peak.allocated_bytes },
-          { key: "costs_us", title: "Costs", kind: "us", help: "time more, a step", missing: "this run does not tell", value: row => row.costs_ns === null || row.costs_ns === undefined ? null : row.costs_ns / 1000 },
+          { key: "costs_us", title: "Costs", kind: "us", help: "time more, a step", missing: "not known from this run", value: row => row.costs_ns === null || row.costs_ns === undefined ? null : row.costs_ns / 1000 },
           page.columns.layers(),
         ],
         rows: changes, search: false, limit: 20,

@@ -46,7 +46,7 @@
   function merged(rows) {
     return [...page.grouped(rows, row => row.op).values()].map(group => {
       const eligible = group.filter(row => row.tensor_core_eligible);
-      const untold = eligible.some(row => row.tensor_core_time_us === null && row.self_time_us > 0);
+      const unknown = eligible.some(row => row.tensor_core_time_us === null && row.self_time_us > 0);
       const sums = ["calls", "self_time_us", "time_us", "self_cpu_time_us", "cpu_time_us", "device_events"];
       return {
         op: group[0].op,
@@ -54,7 +54,7 @@
         phase: page.first(group.map(row => row.phase), 9),
         ...Object.fromEntries(sums.map(key => [key, page.sum(group, key)])),
         tensor_core_eligible: eligible.length > 0,
-        tensor_core_time_us: untold ? null : page.sum(eligible, "tensor_core_time_us"),
+        tensor_core_time_us: unknown ? null : page.sum(eligible, "tensor_core_time_us"),
         ...Object.fromEntries(["layers", "shapes", "sources"].map(key => [key, page.first(group.map(row => row[key] || []))])),
       };
     });
@@ -86,7 +86,7 @@
         {
           key: "tensor_cores", title: "Tensor cores", kind: "share",
           help: "Share of its self time in kernels that use tensor cores; empty for ops that cannot",
-          missing: "it could use tensor cores, but none of its kernels tells whether it does",
+          missing: "it could use tensor cores, but whether its kernels do is not known",
           value: row => !row.tensor_core_eligible ? undefined
             : row.tensor_core_time_us === null ? (row.self_time_us ? null : undefined)
               : row.self_time_us ? row.tensor_core_time_us / row.self_time_us : undefined,

@@ -33,13 +33,13 @@
     return type && type !== "cpu" ? "A device was there: record it with activities that hold it (ProfilerActivity.CUDA)." : "The run was on a CPU, or its kernels were not recorded.";
   }
 
-  /** Whether it is told by steps: a trace without any is taken as one. */
+  /** Whether it is by steps: a trace without any is taken as one. */
   const isStepwise = overview => overview.steps.some(split => split.step !== null);
 
   function drawUse(data, element) {
     const use = data.overview;
     const section = page.section(element, "How busy the device is");
-    const none = "The trace does not tell.";
+    const none = page.UNKNOWN_IN_TRACE;
     const steps = Math.max(1, use.steps.length);
     const mean = !isStepwise(use) ? "over the whole trace" : steps > 1 ? `a step, mean of ${steps}` : "a step";
     const place = page.element("div", "figures");
@@ -205,7 +205,7 @@
       columns: [
         { key: "step", title: "Step", kind: "text", value: row => row.step === null ? "in no step" : String(row.step) },
         ...(took.of.size ? [{ key: "wall_us", title: "Step time", kind: "us", missing: "it was not recorded whole", value: row => row.step === null ? undefined : wall(row), help: "Until both the CPU and the device are done with it" }] : []),
-        ...(took.of.size && steps.every(row => row.span_us === wall(row)) ? [] : [{ key: "span_us", title: "CPU span", kind: "us", missing: "the trace does not tell where it begins and ends", value: row => row.step === null ? undefined : row.span_us, help: "From its begin to its end on the CPU" }]),
+        ...(took.of.size && steps.every(row => row.span_us === wall(row)) ? [] : [{ key: "span_us", title: "CPU span", kind: "us", missing: "where it begins and ends is not known from the trace", value: row => row.step === null ? undefined : row.span_us, help: "From its begin to its end on the CPU" }]),
         { key: "time_us", title: data.time_basis === "device" ? "Device time" : "CPU time", kind: "us", like: took.of.size ? "wall_us" : "span_us" },
         ...phases.map(phase => ({ key: phase, title: phase, kind: "us", like: took.of.size ? "wall_us" : "span_us", value: row => row.phases_us[phase] || undefined })),
         ...(steps.some(row => row.attention_us) ? [{ key: "attention_us", title: "attention", kind: "us", like: took.of.size ? "wall_us" : "span_us", value: row => row.attention_us || undefined }] : []),

@@ -18,7 +18,7 @@
       const odd = row => [row.m, row.n, row.k].some(size => size > 1 && size % ALIGNED);
       const total = page.sum(products, time);
       page.note(element, `Matrix products (m×k by k×n) and convolutions by size, ${per}. ` +
-        (page.shapesAreTimed(data) ? "" : told(data, products)) +
+        (page.shapesAreTimed(data) ? "" : timesNote(data, products)) +
         `Sizes that are no multiple of ${ALIGNED} are marked: tensor cores like multiples of 8 (16-bit types) or 16 (8-bit).`);
       const size = name => ({
         key: name, title: name, kind: "count",
@@ -58,12 +58,12 @@
   });
 
   /** Where the time in the timed steps comes from, which had no shapes. */
-  function told(data, products) {
+  function timesNote(data, products) {
     const known = products.filter(row => row.timed_us !== null).length;
     const warmUp = "“Time with shapes” is that of the steps with shapes: warm-up steps, which are slower. ";
     if (!known) return `What a size takes in the timed steps is not known. ${warmUp}`;
     return "“Time” is an estimate for the timed steps: what an op takes in them (see Operators), divided by what its layers take themselves (see Layers). " + warmUp +
-      (known < products.length ? "Where that does not tell, only the latter is shown. " : "");
+      (known < products.length ? "Where that is not known, only the latter is shown. " : "");
   }
 
   /** One row for each size in each phase: all layers together. */

@@ -59,11 +59,11 @@
       : isKnown(busy) && data.time.span_us ? `any work, copies too, runs in ${page.format.share(busy / data.time.span_us)} of the whole trace` : "";
     const mean = data.page.like_steps && data.page.steps > 1 ? `mean of ${data.page.steps} steps` : "";
     const outside = data.page.step_numbers.length && !data.page.like_steps ? page.sum(data.steps.filter(row => row.step === null), "time_us") : 0;
-    const told = [mean, outside ? `${page.format.us(outside)} of it in no step` : "", help];
-    page.figure(place, { label: `${onDevice ? "Device time" : "CPU time"}, ${page.per()}`, value: page.format.us(page.perStep(data.time.total_us)), help: told.filter(Boolean).join("; ") });
+    const notes = [mean, outside ? `${page.format.us(outside)} of it in no step` : "", help];
+    page.figure(place, { label: `${onDevice ? "Device time" : "CPU time"}, ${page.per()}`, value: page.format.us(page.perStep(data.time.total_us)), help: notes.filter(Boolean).join("; ") });
   }
 
-  /** Of generation: what one call of the model takes, which no mean over both phases tells. */
+  /** Of generation: what one call of the model takes, which no mean over both phases shows. */
   function callTimes(data, place) {
     for (const row of data.layers.filter(row => row.depth === 0 && row.calls && ["prefill", "decode"].includes(row.phase))) {
       page.figure(place, {
@@ -100,8 +100,8 @@
 
   function coverage(data, place) {
     const rest = data.unattributed.filter(row => row.time_us > 0).sort((a, b) => b.time_us - a.time_us);
-    const told = rest.slice(0, 2).map(row => `${page.format.us(page.perStep(row.time_us))} ${row.reason}`).join("; ");
-    page.figure(place, { label: "Attributed to layers", value: data.page.attributed, help: rest.length ? `not, ${page.per()}: ${told}` : "all time has a layer, or none by nature" });
+    const parts = rest.slice(0, 2).map(row => `${page.format.us(page.perStep(row.time_us))} ${row.reason}`).join("; ");
+    page.figure(place, { label: "Attributed to layers", value: data.page.attributed, help: rest.length ? `not, ${page.per()}: ${parts}` : "all time has a layer, or none by nature" });
   }
 
   function attention(data, place) {
@@ -110,9 +110,9 @@
     for (const row of data.attention) times.set(row.backend, (times.get(row.backend) || 0) + row.time_us / data.page.steps);
     const sorted = [...times].sort((a, b) => b[1] - a[1]);
     const other = page.attentionElsewhere(data);
-    const told = sorted.map(([backend, us]) => `${backend} ${page.format.us(us)}`);
-    if (other) told.push(`${other.reason}: ${page.format.us(page.perStep(other.time_us))}`);
-    page.figure(place, { label: `Attention, ${page.per()}`, value: sorted.map(([backend]) => backend).join(" + "), help: told.join(", ") });
+    const parts = sorted.map(([backend, us]) => `${backend} ${page.format.us(us)}`);
+    if (other) parts.push(`${other.reason}: ${page.format.us(page.perStep(other.time_us))}`);
+    page.figure(place, { label: `Attention, ${page.per()}`, value: sorted.map(([backend]) => backend).join(" + "), help: parts.join(", ") });
   }
 
   // ---- findings -----------------------------------------------------------------------------------------------------
