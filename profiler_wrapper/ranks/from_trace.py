@@ -356,11 +356,6 @@ class _Piece(NamedTuple):
     name: str
 
 
-def _kind_of_phase(phase: str) -> str:
-    """The kind of a span of this phase; "" for what is in none."""
-    return "forward" if phase in FORWARD_PHASES else _KINDS.get(phase, "")
-
-
 def phases(
     pieces: Sequence[_Piece], collectives: Union, *, thread: int, lasting: tuple[str, ...] = _LASTING
 ) -> list[Row]:
@@ -539,7 +534,8 @@ def device_pieces(found: Attributed, steps: Steps) -> list[_Piece]:
     """What runs on the compute streams of the busiest device."""
     spans, charges = found.recording.spans, found.charges
     chosen = _computes(found)
-    kinds = [_kind_of_phase(place.phase) for place in found.attribution.places]
+    in_phases = (place.phase for place in found.attribution.places)
+    kinds = ["forward" if phase in FORWARD_PHASES else _KINDS.get(phase, "") for phase in in_phases]  # "": in none
     start, end = spans.start_ns[charges.span[chosen]], spans.end_ns[charges.span[chosen]]
     makes_node = np.zeros(len(spans), dtype=np.bool_)
     makes_node[_forward_ops(found)] = True

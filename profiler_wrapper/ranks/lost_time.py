@@ -433,7 +433,8 @@ def _one(names: tuple[str, ...], own: Float, typical: Float, beside: str, excess
     if not explains or excess_ns <= 0:
         return None
     deepest = max(explains, key=lambda at: (names[at].count("."), excess[at]))
-    apart = [at for at in parts if not _related(names[at], names[deepest])]
+    within = f"{names[deepest]}."
+    apart = [at for at in parts if not (f"{names[at]}.".startswith(within) or within.startswith(f"{names[at]}."))]
     if apart and excess[apart].max() > _NEXT * excess[deepest]:
         return None
     return SlowLayer(
@@ -452,11 +453,6 @@ def _holds_the_model(names: tuple[str, ...], at: int) -> bool:
         return False
     within = sum(other.startswith(f"{name}.") for other in names)
     return within > _MOST_LAYERS * (len(names) - 1) or ("." not in name and name[:1].isupper())
-
-
-def _related(name: str, other: str) -> bool:
-    """One is the other, or within it."""
-    return name == other or name.startswith(f"{other}.") or other.startswith(f"{name}.")
 
 
 def _of_equals(names: tuple[str, ...], times: Float) -> tuple[Float, Float]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -517,7 +518,10 @@ def _there(task: Task) -> Reduced | None:
 
 
 def _on_dask(tasks: Sequence[Task], scheduler: str, reduce: Reduce) -> Iterator[tuple[int, Reduced]]:
-    distributed = _distributed()
+    try:
+        distributed: Any = import_module("distributed")
+    except ImportError as error:
+        raise MissingPackage("--scheduler needs Dask: pip install dask distributed") from error
     try:
         distributed.comm.get_address_host_port(scheduler, strict=True)
         client = distributed.Client(scheduler, timeout=_PATIENCE_S, set_as_default=False)
@@ -535,11 +539,3 @@ def _on_dask(tasks: Sequence[Task], scheduler: str, reduce: Reduce) -> Iterator[
                 killed = type(raised).__name__ == "KilledWorker"
                 why = _KILLED if killed else f"{type(raised).__name__}: {raised}"
                 yield i, Reduced(tasks[i].trace, "", tasks[i].rank, failure=why)
-
-
-def _distributed() -> Any:
-    try:
-        import distributed
-    except ImportError as error:
-        raise MissingPackage("--scheduler needs Dask: pip install dask distributed") from error
-    return distributed

@@ -30,6 +30,10 @@ from profiler_wrapper.trace.spans import Gap, ranges
 _COORDINATES = ("dp", "tp", "cp", "ep", "pp")
 _MOSTLY = 0.9  # of compute spans that have a device's time, so that it counts instead of the CPU's
 _NAMED_RANKS = 8
+_NO_STEPS = {
+    True: "No name of a span comes again, which would tell them. Call `global_timer.step()` once a step.",
+    False: "Record whole steps, with `step()` after each; a table of spans needs a column `step`.",
+}
 _UNTIMED = "what it does there has no span: time it too; `Timer(gc=True)` tells collections of garbage"
 
 
@@ -47,7 +51,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     basis, arrived = _basis(loaded), times.match_collectives(database)
     own = times.with_waiting_of_one(times.subtract_transfer_waiting(times.own_times(database, basis=basis)))
     if not len(own.steps):
-        raise EmptyRecording(f"{loaded.run}: no span belongs to a step. {_why_no_steps(loaded)}")
+        raise EmptyRecording(f"{loaded.run}: no span belongs to a step. {_NO_STEPS[loaded.from_timers]}")
     steady = times.steady_times(own)
     layers = times.layer_times(database, basis=basis)
     replayed = what_if(database, align=None if clocks is None else partial(align, clocks))
@@ -81,12 +85,6 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         spans=int(database.execute("SELECT count(*) FROM spans").fetchone()[0]),
         **results_of(loaded.root, own.ranks)._asdict(),
     )
-
-
-def _why_no_steps(loaded: LoadedSpans) -> str:
-    if loaded.from_timers:
-        return "No name of a span comes again, which would tell them. Call `global_timer.step()` once a step."
-    return "Record whole steps, with `step()` after each; a table of spans needs a column `step`."
 
 
 def _hints(loaded: LoadedSpans, steady: OwnTimes) -> list[str]:

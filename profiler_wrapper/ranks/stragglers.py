@@ -49,16 +49,17 @@ def diagnose(
             f"recorded, with what lies between them, it takes {ms(float(np.nanmean(own.wall_ns)))}"
         )
     found = _chosen(scored)
+    share, evidence = (found.cost.typical_share, found.suspect.evidence) if found else _of_nobody(times, scored)
     verdict = model.Verdict(
         verdict="none",
         sentence=_no_straggler(len(own.ranks), step_ns, ideal_ns),
         step_ns=step_ns,
         ideal_ns=ideal_ns,
-        confidence=_confidence(own, _unexplained(times, scored) if found is None else found.cost.typical_share),
+        confidence=_confidence(own, share),
         steps=len(own.steps),
         ms=replay.ms if replay else None,
         mw=replay.mw if replay else None,
-        evidence=(*(_why_none(times, scored) if found is None else found.suspect.evidence), *left_out, *_notes(own)),
+        evidence=(*evidence, *left_out, *_notes(own)),
         suspects=_each_once(scored),
     )
     if found is None:
@@ -159,19 +160,20 @@ def _no_straggler(ranks: int, step_ns: float, ideal_ns: float) -> str:
     )
 
 
-def _unexplained(times: IdealSteps, scored: list[ScoredSuspect]) -> float:
-    """How much of what is lost has no likely cause; all of it where little is lost."""
-    if not scored or times.lost_ns.mean() < lost_time.LEAST_LOSS * times.step_ns.mean():
-        return 1.0
-    return 1.0 - scored[0].cost.share
-
-
-def _why_none(times: IdealSteps, scored: list[ScoredSuspect]) -> list[str]:
+def _of_nobody(times: IdealSteps, scored: list[ScoredSuspect]) -> tuple[float, list[str]]:
+    """How much of what is lost has no likely cause, all of it where little is lost; and the likeliest, in words."""
     if not scored:
-        return []
-    most = scored[0]
-    return [
-        f"the likeliest, {_likely(most.suspect)}, would be {most.suspect.share:.0%} of the lost time, "
+        return 1.0, []
+    most, suspect = scored[0], scored[0].suspect
+    if suspect.verdict == "imbalance":
+        what = f"{suspect.cause} on another rank in each step"
+    elif suspect.rank is not None:
+        what = f"{suspect.cause} of rank {suspect.rank}"
+    else:
+        what = f"stage {suspect.stage}" if suspect.verdict == "stage" else suspect.cause
+    little = times.lost_ns.mean() < lost_time.LEAST_LOSS * times.step_ns.mean()
+    return 1.0 if little else 1.0 - most.cost.share, [
+        f"the likeliest, {what}, would be {suspect.share:.0%} of the lost time, "
         f"in {most.cost.steps} of {len(times.step_ns)} steps: not sure enough"
     ]
 
@@ -204,14 +206,6 @@ def _what(suspect: Suspect) -> str:
         "other": OUTSIDE,
     }.get(suspect.cause, f"its {suspect.cause} takes longer")
     return f"Rank {suspect.rank} is the straggler: {how}"
-
-
-def _likely(suspect: Suspect) -> str:
-    if suspect.verdict == "imbalance":
-        return f"{suspect.cause} on another rank in each step"
-    if suspect.rank is not None:
-        return f"{suspect.cause} of rank {suspect.rank}"
-    return f"stage {suspect.stage}" if suspect.verdict == "stage" else suspect.cause
 
 
 # --- suspects ---
@@ -344,9 +338,11 @@ def _stages(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[ScoredSusp
     ]
     slow = False
     outlier = lost_time.outlier_layer(layers, step, lost_time.LEAST_LOSS) if layers is not None else None
-    if outlier and layers is not None and _is_of_stage(layers, outlier.layer, stage):
-        slow = outlier.excess_ns >= MOST * beyond
-        evidence.append(str(outlier))
+    if outlier and layers is not None:
+        of_stage = layers.own_ns[layers.stages == stage, layers.layers.index(outlier.layer)]
+        if np.isfinite(of_stage).any():
+            slow = outlier.excess_ns >= MOST * beyond
+            evidence.append(str(outlier))
     if alone is not None:
         evidence.append(f"rank {alone} is alone in it: its machine may be the cause as well")
     yield _scored(
@@ -439,11 +435,6 @@ def _outlier_layers(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[Sc
     )
 
 
-def _is_of_stage(layers: LayerTimes, layer: str, stage: int) -> bool:
-    column = layers.own_ns[:, layers.layers.index(layer)]
-    return bool(np.isfinite(column[layers.stages == stage]).any())
-
-
 # --- ranks ---
 
 
@@ -513,10 +504,12 @@ def _rank_suspect(
     }
     verdict, cause = _of_parts(parts)
     whole = sum(parts.values())
-    evidence = [
-        *_longer(ideal, place, parts),
-        f"it held the step in {cost.steps} of {len(cost.hit)} steps",
-    ]
+    evidence = []
+    for kind in sorted(parts, key=lambda name: -parts[name]):  # those with a tenth or more; means, as in tables
+        if whole > 0 and parts[kind] >= 0.1 * whole:
+            taken, beyond = float(np.nanmean(own.of(kind)[:, place])), float(ideal.excess(kind)[:, place].mean())
+            evidence.append(f"{kind} of rank {rank}: {ms(taken)} a step, {ms(beyond)} more than typical")
+    evidence.append(f"it held the step in {cost.steps} of {len(cost.hit)} steps")
     if len(places) > 1:
         others = [str(one) for one in own.ranks[places[1:]].tolist()]
         more = f" and {len(others) - 8} more" if len(others) > 8 else ""
@@ -573,13 +566,3 @@ def _lateness(arrivals: Arrivals | None, rank: int, steady_steps: Int) -> tuple[
         f"rank {rank} came last in {most} of {len(steps)} steps, to {int(late.sum())} of {len(late)} collectives, "
         f"typically by {ms(typical)}",
     )
-
-
-def _longer(ideal: IdealSteps, place: int, parts: dict[str, float]) -> Iterator[str]:
-    """The kinds that make a rank longer, those with a tenth of it or more: means over the steps, as in tables."""
-    whole = sum(parts.values())
-    for kind in sorted(parts, key=lambda name: -parts[name]):
-        if whole <= 0 or parts[kind] < 0.1 * whole:
-            return
-        own, more = float(np.nanmean(ideal.own.of(kind)[:, place])), float(ideal.excess(kind)[:, place].mean())
-        yield f"{kind} of rank {int(ideal.own.ranks[place])}: {ms(own)} a step, {ms(more)} more than typical"

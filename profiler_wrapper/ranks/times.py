@@ -185,10 +185,14 @@ def own_times(database: Database, *, basis: Basis = "cpu") -> OwnTimes:
             OR covered_ns > coalesce(step_end - step_begin, last_ns - first_ns) AS overlapping
         FROM step_sums"""
     )
-    ranks, stages = _ranks_and_stages(database)
-    steps = column(database, "SELECT DISTINCT step FROM step_windows ORDER BY step")
+    windows = to_arrays(
+        database,
+        """SELECT w.rank, w.step, w.end_ns - w.begin_ns AS wall_ns, coalesce(r.stage, 0) AS stage
+        FROM step_windows w LEFT JOIN ranks r USING (rank)""",
+    )
+    ranks, first = np.unique(windows["rank"].astype(np.int64), return_index=True)
+    steps = np.unique(windows["step"].astype(np.int64))
     grid = Grid(ranks, steps)
-    windows = to_arrays(database, "SELECT rank, step, end_ns - begin_ns AS wall_ns FROM step_windows")
     wall = grid.filled(windows, "wall_ns")
     own = np.zeros((*wall.shape, len(OWN_KINDS)))
     plain = to_arrays(
@@ -222,7 +226,7 @@ def own_times(database: Database, *, basis: Basis = "cpu") -> OwnTimes:
     communicates = database.execute("SELECT count(*) > 0 FROM communications").fetchone()[0]
     return OwnTimes(
         ranks=ranks,
-        stages=stages,
+        stages=windows["stage"][first].astype(np.int64),
         steps=steps,
         own_ns=own,
         waiting_ns=waiting,
@@ -293,15 +297,6 @@ def _rank_ranges(database: Database, rows_at_once: int = 2_000_000) -> list[tupl
     ends = np.append(firsts[1:], len(part)) - 1
     ranks = counts["rank"]
     return [(int(ranks[first]), int(ranks[end])) for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
-
-
-def _ranks_and_stages(database: Database) -> tuple[Int, Int]:
-    found = to_arrays(
-        database,
-        """SELECT DISTINCT w.rank, coalesce(r.stage, 0)::BIGINT AS stage
-        FROM step_windows w LEFT JOIN ranks r USING (rank) ORDER BY w.rank""",
-    )
-    return found["rank"].astype(np.int64), found["stage"].astype(np.int64)
 
 
 # --- ranks that may be compared ---

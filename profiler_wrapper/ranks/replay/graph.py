@@ -300,17 +300,14 @@ def ends_of(graph: Graph, lengths: Sequence[Length], shape: tuple[int, int], *, 
             continue
         own = starts[: len(sync.members)]
         for place, number in enumerate(sync.members):
-            _start(own[place], ends, graph.waits_for[number])
+            waits_for = graph.waits_for[number]
+            own[place] = ends[waits_for[0]] if waits_for else 0.0
+            for other in waits_for[1:]:
+                np.maximum(own[place], ends[other], out=own[place])
         begin = _begin(sync, own, pairs=pairs)
         for place, number in enumerate(sync.members):
             np.add(begin[place if len(begin) > 1 else 0], lengths[number], out=ends[number])
     return ends
-
-
-def _start(start: Float, ends: Float, waits_for: tuple[int, ...]) -> None:
-    start[...] = ends[waits_for[0]] if waits_for else 0.0
-    for other in waits_for[1:]:
-        np.maximum(start, ends[other], out=start)
 
 
 def _begin(sync: SyncPoint, starts: Float, *, pairs: bool) -> Float:

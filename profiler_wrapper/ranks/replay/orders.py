@@ -481,7 +481,9 @@ def match_transfers(orders: list[StageOrder], first: list[int]) -> Transfers:
             for verb in verbs:
                 needing = [each for each in computes if 0 <= _other_part(each.part, verb, direction) < parts]
                 matched = _match(order, first[stage], verb, direction, computes, needing)
-                if matched and not needing and not _parts_known(order):
+                computing = [each for each in order.operations if each.role.what == "compute"]
+                parts_known = all(each.chunk >= 0 or each.microbatch >= 0 for each in computing)
+                if matched and not needing and not parts_known:
                     raise NotReplayable("whether a stage has several parts of the model is not known")
                 (found.sends if verb == "send" else found.receives).extend(
                     End(compute, transfer) for compute, transfer in matched.items()
@@ -509,13 +511,8 @@ def _chunks(order: StageOrder) -> dict[int, int]:
         repeats[index] = seen.get(key, 0) if each.microbatch >= 0 else 0
         seen[key] = repeats[index] + 1
     last = max(repeats.values(), default=0)
-    forward = {index: order.operations[index].role.direction == "forward" for index in computes}
-    return {index: repeat if forward[index] else last - repeat for index, repeat in repeats.items()}
-
-
-def _parts_known(order: StageOrder) -> bool:
-    computes = [each for each in order.operations if each.role.what == "compute"]
-    return all(each.chunk >= 0 or each.microbatch >= 0 for each in computes)
+    direction = {index: order.operations[index].role.direction for index in computes}
+    return {index: repeat if direction[index] == "forward" else last - repeat for index, repeat in repeats.items()}
 
 
 def _match(
