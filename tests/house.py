@@ -50,7 +50,7 @@ ROOMS = {
     "ranks": _room(20, 8350, "analysis reports trace"),
     "snapshot": _room(4, 1550, "reports trace"),
     "timer": _room(9, 3200, "capture trace"),
-    "config_flops": _room(5, 1150, ""),
+    "config_flops": _room(5, 1100, ""),
     "monitor": _room(15, 4600, "analysis capture config_flops reports timer trace"),
     "commands": _room(11, 1200, None),
     "integrations": _room(5, 1000, None),

@@ -14,18 +14,12 @@ from profiler_wrapper.errors import WrongUse
 
 
 class HeadAttention(NamedTuple):
-    """Attention whose keys and values may serve several heads of queries each (GQA).
-
-    Attributes:
-        width: of a head; heads x width need not be the width of the model.
-        key_heads: heads of keys and of values.
-        gate: the output is multiplied by a projection of the input as wide as all queries.
-    """
+    """Attention whose keys and values may serve several heads of queries each (GQA)."""
 
     heads: int
-    key_heads: int
-    width: int
-    gate: bool = False
+    key_heads: int  # heads of keys and of values
+    width: int  # of a head; heads x width need not be the width of the model
+    gate: bool = False  # the output is multiplied by a projection of the input as wide as all queries
 
     def add(self, work: Work, hidden: int, *, causal: bool, window: int | None = None, times: int = 1) -> None:
         queries, keys = self.heads * self.width, self.key_heads * self.width
@@ -35,22 +29,16 @@ class HeadAttention(NamedTuple):
 
 
 class LatentAttention(NamedTuple):
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): keys and values from one narrow projection.
-
-    Attributes:
-        query_rank: width of the narrow projection of queries; None: they have none.
-        key_rank: of keys and values.
-        plain_width, rotary_width: of a head's query and key, without and with positions; the rotary key is
-            shared by all heads.
-        value_width: of a head's value.
-    """
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): keys and values from one narrow projection."""
 
     heads: int
-    query_rank: int | None
-    key_rank: int
+    query_rank: int | None  # width of the narrow projection of queries; None: they have none
+    key_rank: int  # of keys and values
+    # plain_width, rotary_width: of a head's query and key, without and with positions; the rotary key is shared
+    # by all heads
     plain_width: int
     rotary_width: int
-    value_width: int
+    value_width: int  # of a head's value
 
     def add(self, work: Work, hidden: int, *, causal: bool, window: int | None = None, times: int = 1) -> None:
         width = self.plain_width + self.rotary_width
@@ -67,22 +55,14 @@ class LatentAttention(NamedTuple):
 
 
 class Mlp(NamedTuple):
-    """Two matrices, or three where one gates another (SwiGLU, GeGLU); or a mixture of experts that drops no token.
+    """Two matrices, or three where one gates another (SwiGLU, GeGLU); or a mixture of experts that drops no token."""
 
-    Attributes:
-        width: of the MLP, or of each expert.
-        routed: experts that a router chooses among; 0: there is no mixture.
-        chosen: experts that each token goes through.
-        shared_width: of the experts that all tokens share, together; 0: none.
-        shared_gate: a product of the input with one vector weighs their output.
-    """
-
-    width: int
+    width: int  # of the MLP, or of each expert
     gated: bool
-    routed: int = 0
-    chosen: int = 1
-    shared_width: int = 0
-    shared_gate: bool = False
+    routed: int = 0  # experts that a router chooses among; 0: there is no mixture
+    chosen: int = 1  # experts that each token goes through
+    shared_width: int = 0  # of the experts that all tokens share, together; 0: none
+    shared_gate: bool = False  # a product of the input with one vector weighs their output
 
     def add(self, work: Work, hidden: int, *, times: int = 1) -> None:
         matrices = (3 if self.gated else 2) * times

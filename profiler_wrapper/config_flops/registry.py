@@ -239,18 +239,13 @@ _CLASS_NAME = re.compile(r"(?P<stem>\w+?)(For[A-Z]\w*|LMHeadModel|DoubleHeadsMod
 
 
 class Family(NamedTuple):
-    """A formula, and how "auto" knows its models.
-
-    Attributes:
-        model_types: Hugging Face's `model_type`s; the classes of these are known by them too.
-        class_names: full names of model classes.
-        marks: groups of field names; a config without a type that has all of one group is of this family.
-    """
+    """A formula, and how "auto" knows its models."""
 
     name: str
     formula: Formula
-    model_types: Sequence[str]
-    class_names: Sequence[str]
+    model_types: Sequence[str]  # Hugging Face's `model_type`s; the classes of these are known by them too
+    class_names: Sequence[str]  # full names of model classes
+    # groups of field names; a config without a type that has all of one group is of this family
     marks: Sequence[Sequence[str]]
 
 

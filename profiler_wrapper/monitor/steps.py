@@ -17,6 +17,7 @@ from profiler_wrapper.capture.torch_state import profiler_is_on
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.monitor.batches import (
     AsyncScalars,
+    Batch,
     BatchCounter,
     Batches,
     Count,
@@ -48,8 +49,7 @@ class PendingStep:
     begin: Mark | None  # None: nobody saw it
     end: Mark
     read_after: Mark  # the mark behind which all of `numbers` and the step's end are there
-    samples: Count  # as of tokens: with how many ranks have as many
-    tokens: Count
+    batch: Batch
     numbers: Mapping[str, Number]  # loss, grad_norm, learning_rate
     boundaries: Boundaries | None  # of its parts; None: not measured
     skip: frozenset[str]  # the sinks that don't get it
@@ -73,8 +73,8 @@ class PendingStep:
             **self.known,
             step_time_s=time_s,
             breakdown_s=parts,
-            samples=_total(self.samples),
-            tokens=_total(self.tokens),
+            samples=_total(self.batch.samples),
+            tokens=_total(self.batch.tokens),
             **{name: value_of(number) for name, number in self.numbers.items()},  # type: ignore[arg-type]
         )
 
@@ -359,8 +359,7 @@ class StepWatch:
                 begin=None if begin is None else begin.mark,
                 end=end.mark,
                 read_after=self._clock.mark() if copied else end.mark,
-                samples=batch.samples,
-                tokens=batch.tokens,
+                batch=batch,
                 numbers=logged,
                 boundaries=boundaries if self._args.config.perf_breakdown else None,
                 skip=skip,
