@@ -51,7 +51,7 @@ def find_stages(model: object) -> tuple[Stage, ...]:
     if held is None and getattr(model, "_stage", None) is not None:
         held = [model._stage]  # type: ignore[attr-defined]
     if isinstance(held, (list, tuple)) and not isinstance(model, Mapping):
-        return tuple(stage for one in held if _is_stage(one) for stage in (_stage(one),))
+        return tuple(_stage(one) for one in held if _is_stage(one))
     return (_stage(model),) if _is_stage(model) else ()
 
 
@@ -171,8 +171,12 @@ def find_roots(model: object, labels: RootLabels | None = None) -> tuple[Root, .
         )
     if isinstance(model, nn.ModuleDict):
         model = dict(model.items())
-    elif isinstance(model, nn.ModuleList) or (not isinstance(model, nn.Module) and _is_listing(model)):
-        model = list(model)  # type: ignore[call-overload]
+    elif isinstance(model, nn.ModuleList) or (
+        isinstance(model, Iterable)
+        and not isinstance(model, (nn.Module, str, bytes, Mapping))
+        and not hasattr(model, "components")
+    ):
+        model = list(model)
     if isinstance(model, nn.Module):
         return (Root(labels.take(model), model),)
     if isinstance(model, Mapping):
@@ -190,11 +194,6 @@ def find_roots(model: object, labels: RootLabels | None = None) -> tuple[Root, .
             "Give a module, a list or dict of modules, a pipeline, or nothing."
         )
     return roots
-
-
-def _is_listing(model: object) -> bool:
-    is_listing = isinstance(model, Iterable) and not isinstance(model, (str, bytes, Mapping))
-    return is_listing and not hasattr(model, "components")
 
 
 def name_layers(root: Root, select: Selection = "auto") -> tuple[Layer, ...]:

@@ -366,10 +366,6 @@ class Recorder:
             self.counter.count_root_calls = False
         self.sessions.begin_block(f"iteration#{entry}")
 
-    def end_entry(self) -> None:
-        """The block has been left."""
-        self.sessions.end_block()
-
     def note(self, message: str, *, incomplete: bool = False) -> None:
         """Something the result has to say."""
         window = self.windows[-1] if self._over and self.windows else self.sessions.window

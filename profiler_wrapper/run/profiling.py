@@ -143,7 +143,7 @@ class Profiling:
         if recorder is None:
             self._report()
             return
-        recorder.end_entry()
+        recorder.sessions.end_block()
         if in_backward():
             self._leave_in_backward(recorder, error)
             return
