@@ -34,7 +34,7 @@ from profiler_wrapper.analysis.model import (
 from profiler_wrapper.analysis.steps import closure_ops
 from profiler_wrapper.trace.marks import is_server_step, phase_of_server_step
 from profiler_wrapper.trace.nesting import Nesting, nearest, nearest_above
-from profiler_wrapper.trace.recording import Bool, Category, ForwardBackwardFlows, Int32, Int64, Recording
+from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
 
 # --------------------------------------------------------------------------------------------------
 # Which forward op made an autograd node: by the `fwdbwd` arrow, else by number and thread.
@@ -59,14 +59,6 @@ class _Ops(NamedTuple):
         return place < len(self.numbers) and self.numbers[place] == number
 
 
-class _Arrows(NamedTuple):
-    """`fwdbwd` arrows that end on one thread, by where they end."""
-
-    ends: memoryview[int]
-    forward_lanes: memoryview[int]
-    forward_starts: memoryview[int]
-
-
 class ForwardOps:
     """Finds the forward op of autograd nodes of one recording.
 
@@ -77,7 +69,10 @@ class ForwardOps:
 
     def __init__(self, recording: Recording) -> None:
         self._ops = _ops_of_threads(recording)
-        self._arrows = _arrows_of_threads(recording.flows)
+        flows = recording.flows
+        ends = zip(flows.backward_lane.tolist(), flows.backward_ns.tolist(), strict=True)
+        begins = zip(flows.forward_lane.tolist(), flows.forward_ns.tolist(), strict=True)
+        self._arrows = dict(zip(ends, begins, strict=True))  # (lane, start) of a node's event -> of its forward op
         self._lane_of_thread = self._threads(recording)
 
     def _threads(self, recording: Recording) -> dict[int, int]:
@@ -88,21 +83,11 @@ class ForwardOps:
         for thread in np.unique(spans.forward_thread[backward]).tolist():
             members = backward[spans.forward_thread[backward] == thread]
             for span in members:
-                arrow = self._arrow((int(spans.lane[span]), int(spans.start_ns[span])))
+                arrow = self._arrows.get((int(spans.lane[span]), int(spans.start_ns[span])))
                 if arrow is not None:
                     lanes[thread] = arrow[0]
                     break
         return lanes
-
-    def _arrow(self, end: tuple[int, int]) -> tuple[int, int] | None:
-        """(lane, start) of the forward op whose arrow ends here."""
-        arrows = self._arrows.get(end[0])
-        if arrows is None:
-            return None
-        place = bisect_right(arrows.ends, end[1]) - 1
-        if place < 0 or arrows.ends[place] != end[1]:
-            return None
-        return arrows.forward_lanes[place], arrows.forward_starts[place]
 
     def find(self, number: int, forward_thread: int, ends: tuple[tuple[int, int], ...]) -> int:
         """The span of the forward op of the node with this number; -1 if it cannot be told.
@@ -110,7 +95,7 @@ class ForwardOps:
         `ends`: (lane, start) of the node's events, the latest last; an arrow may end at any of them.
         """
         for end in ends:
-            arrow = self._arrow(end)
+            arrow = self._arrows.get(end)
             if arrow is not None and arrow[0] in self._ops:
                 found = self._ops[arrow[0]].latest(number, arrow[1])
                 if found >= 0:
@@ -133,17 +118,6 @@ def _ops_of_threads(recording: Recording) -> dict[int, _Ops]:
         ops = chosen[spans.lane[chosen] == lane]
         ops = ops[np.lexsort((spans.start_ns[ops], spans.sequence[ops]))]
         threads[lane] = _Ops(_view(spans.sequence[ops]), _view(spans.start_ns[ops]), _view(ops))
-    return threads
-
-
-def _arrows_of_threads(flows: ForwardBackwardFlows) -> dict[int, _Arrows]:
-    threads = {}
-    for lane in np.unique(flows.backward_lane).tolist():
-        chosen = np.flatnonzero(flows.backward_lane == lane)
-        chosen = chosen[np.argsort(flows.backward_ns[chosen], kind="stable")]
-        threads[lane] = _Arrows(
-            _view(flows.backward_ns[chosen]), _view(flows.forward_lane[chosen]), _view(flows.forward_ns[chosen])
-        )
     return threads
 
 

@@ -171,11 +171,12 @@ def unattributed_rows(found: Attributed) -> tuple[UnattributedRow, ...]:
     charges = found.charges
     time: Counter[str] = Counter()
     count: Counter[str] = Counter()
-    for index, place in enumerate(found.attribution.places):
+    time_ns = sum_by_key(charges.place, charges.time_ns, len(found.attribution.places))
+    numbers = np.bincount(charges.place, minlength=len(time_ns))
+    for place, spent, number in zip(found.attribution.places, time_ns.tolist(), numbers.tolist(), strict=True):
         if place.layer == UNKNOWN:
-            members = charges.place == index
-            time[place.reason] += int(charges.time_ns[members].sum())
-            count[place.reason] += int(members.sum())
+            time[place.reason] += spent
+            count[place.reason] += number
     rows = [UnattributedRow(reason=r, time_ns=time[r], count=count[r]) for r in time if count[r]]
     return tuple(sorted(rows, key=lambda row: (-row.time_ns, row.reason)))
 

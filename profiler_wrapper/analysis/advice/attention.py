@@ -13,6 +13,7 @@ from profiler_wrapper.analysis.advice.facts import (
     NS_PER_US,
     Facts,
     Rule,
+    at_peak_ns,
     count,
     device_of,
     duration,
@@ -359,7 +360,7 @@ def _of_backend(
     time_ns = time_of_ns(facts, chosen)
     if not time_ns:
         return
-    least_ns = _least_ns(fallen.rows, _peak_of_16_bits(facts)) if facts.on_device else 0.0
+    least_ns = _least_ns(facts, fallen.rows) if facts.on_device else 0.0
     saved_ns = saved_at_most_ns(facts, chosen, stays_ns=least_ns)
     cause: Cause | None = fallen.reasons[0].cause if fallen.reasons else None
     known = bool(fallen.rows)
@@ -403,19 +404,13 @@ def _value_text(value: object) -> str:
     return {True: "given", False: "none", None: "not known"}.get(value, str(value))  # type: ignore[call-overload, no-any-return]
 
 
-def _peak_of_16_bits(facts: Facts) -> float:
-    """FLOP/s; 0 where that is not known."""
-    peaks = facts.analysis.utilization.peaks if facts.analysis.utilization is not None else None
-    return max((peaks.flops(dtype) or 0.0 for dtype in ("bfloat16", "float16")), default=0.0) if peaks else 0.0
-
-
-def _least_ns(rows: Iterable[AttentionCallRow], peak: float) -> float:
+def _least_ns(facts: Facts, rows: Iterable[AttentionCallRow]) -> float:
     """What its products take in a step at the peak of 16-bit numbers: no kernel is faster. 0 where that is not known.
 
     Forward two products; backward four, the scores again left out. With a mask nobody knows how many can be skipped.
     """
-    if not peak:
-        return 0.0
+    peaks = facts.analysis.utilization.peaks if facts.analysis.utilization is not None else None
+    peak = peaks.flops("bfloat16") if peaks is not None else None
     flops = 0.0
     for row in rows:
         if row.mask is False and len(row.query_shape) == len(row.key_shape) == 4:
@@ -423,7 +418,7 @@ def _least_ns(rows: Iterable[AttentionCallRow], peak: float) -> float:
             products = 4 if row.phase == "backward" else 2
             pairs = queries * row.key_shape[2] * (0.5 if row.causal is not False else 1.0)
             flops += row.calls_per_step * products * 2 * batch * heads * pairs * width
-    return flops / peak * 1e9
+    return flops / peak * 1e9 if peak else 0.0
 
 
 def _kept_bytes(facts: Facts, layers: Iterable[str]) -> int | None:
@@ -494,12 +489,9 @@ def attention_unfused(facts: Facts) -> Iterator[Finding]:
 
 def _least_of_products_ns(facts: Facts, layers: Iterable[str]) -> float:
     """What half of the batched products of these layers take at a device's peak: a causal mask hides the other half."""
-    peak = _peak_of_16_bits(facts)
-    if not peak or not facts.on_device:
-        return 0.0
     names = set(layers)
     rows = (row for row in facts.analysis.products if row.batch > 1 and row.layer in names)
-    return sum(row.m * row.n * row.k * row.batch * row.calls_per_step for row in rows) / peak * 1e9
+    return at_peak_ns(facts, rows, "bfloat16") / 2 if facts.on_device else 0.0
 
 
 def _source(facts: Facts) -> str | None:
