@@ -169,13 +169,18 @@ def from_zero(axes: Axes) -> None:
     axes.set_ylim(least, most + 0.07 * ((most - least) or 1.0))
 
 
+def entitle(axes: Axes, title: str, *, pad: float = 8) -> None:
+    """The title of `axes`, at the left."""
+    axes.set_title(literal(title), loc="left", fontsize=FONT_SIZE + 1, fontweight="bold", pad=pad)
+
+
 def legend_above(axes: Axes, title: str) -> None:
     """The title of `axes` and below it the legend, lines after bars, both clear of the data."""
     from matplotlib.lines import Line2D
 
     handles, labels = axes.get_legend_handles_labels()
     if not handles:
-        axes.set_title(literal(title), loc="left", fontsize=FONT_SIZE + 1, fontweight="bold", pad=8)
+        entitle(axes, title)
         return
     entries = sorted(zip(handles, labels, strict=True), key=lambda entry: isinstance(entry[0], Line2D))
     width_in = axes.figure.get_figwidth()  # type: ignore[union-attr]
@@ -192,7 +197,7 @@ def legend_above(axes: Axes, title: str) -> None:
         columnspacing=1.4,
     )
     rows = -(-len(labels) // columns)
-    axes.set_title(literal(title), loc="left", fontsize=FONT_SIZE + 1, fontweight="bold", pad=8 + 16 * rows)
+    entitle(axes, title, pad=8 + 16 * rows)
 
 
 def mark_size(points: int) -> float:

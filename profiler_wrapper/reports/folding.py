@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -198,33 +198,23 @@ def _folds(named: Sequence[tuple[str, LayerTotal]], *, below_fold: bool) -> list
     for name, total in named:
         groups[_pattern(name), total.class_name].append((name, total))
     folds: list[Fold] = []
+    dot = "." if below_fold else ""
     for (pattern, _), entries in groups.items():
-        names = {name for name, _ in entries}
-        if len(names) >= FEWEST_FOLDED:
-            folds.append(_fold(_numbered_label(pattern, names), entries, below_fold=below_fold, numbered=True))
-            continue
-        for name in sorted(names, key=lambda name: [entry[0] for entry in entries].index(name)):
-            same = [entry for entry in entries if entry[0] == name]
-            folds.append(_fold(name, same, below_fold=below_fold, numbered=False))
+        by_name: dict[str, list[LayerTotal]] = defaultdict(list)
+        for name, total in entries:
+            by_name[name].append(total)
+        if len(by_name) >= FEWEST_FOLDED:
+            label = fill_numbers(pattern, {number for name in by_name if (number := split_number(name)[1]) is not None})
+            names, members = zip(*entries, strict=True)
+            folds.append(Fold(dot + label, members, names, numbered=True))
+        else:
+            for name, same in by_name.items():
+                folds.append(Fold(dot + name, tuple(same), (name,) * len(same), numbered=False))
     return _tell_apart(folds)
-
-
-def _fold(label: str, entries: Sequence[tuple[str, LayerTotal]], *, below_fold: bool, numbered: bool) -> Fold:
-    return Fold(
-        label="." + label if below_fold else label,
-        members=tuple(total for _, total in entries),
-        relative=tuple(name for name, _ in entries),
-        numbered=numbered,
-    )
 
 
 def _pattern(name: str) -> str:
     return split_number(name)[0]
-
-
-def _numbered_label(pattern: str, names: Iterable[str]) -> str:
-    numbers = {number for name in names if (number := split_number(name)[1]) is not None}
-    return fill_numbers(pattern, numbers)
 
 
 def _tell_apart(folds: list[Fold]) -> list[Fold]:
@@ -340,7 +330,16 @@ def parents_of_layers(analysis: Analysis) -> dict[str, str]:
 
 
 def layer_groups(analysis: Analysis) -> list[dict[str, Any]]:
-    """Siblings that the text table folds into one row, such as `layers.{0..31}`, with the outliers named."""
+    """Siblings that the text table folds into one row, such as `layers.{0..31}`, with the outliers named.
+
+    Siblings of one parent each: those of other parents are other groups.
+    """
+    totals = layer_totals(analysis)
+    tree = Tree(totals)
+    folds: list[tuple[str | None, Fold]] = [(None, fold) for fold in tree.roots()]
+    for total in totals:
+        alone = Fold(total.layer, (total,), (total.layer,), numbered=False)
+        folds += [(total.layer, fold) for fold in tree.children(alone)]
     return [
         {
             "label": fold.label,
@@ -350,16 +349,6 @@ def layer_groups(analysis: Analysis) -> list[dict[str, Any]]:
                 {"layer": one.layer.layer, "what": one.what, "excess": one.excess} for one in outlying_layers(fold)
             ],
         }
-        for parent, fold in _all_folds(analysis)
+        for parent, fold in folds
         if fold.numbered
     ]
-
-
-def _all_folds(analysis: Analysis) -> Iterator[tuple[str | None, Fold]]:
-    """Each parent with each fold of its children, folds of other parents' children apart."""
-    totals = layer_totals(analysis)
-    tree = Tree(totals)
-    yield from ((None, fold) for fold in tree.roots())
-    for total in totals:
-        alone = Fold(total.layer, (total,), (total.layer,), numbered=False)
-        yield from ((total.layer, fold) for fold in tree.children(alone))

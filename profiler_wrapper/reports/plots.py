@@ -90,9 +90,7 @@ def draw_categories(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     Below stand the peak and its largest owners.
     """
     use = analysis.memory_use
-    model = shorten(root_names(analysis) or "no layers", 48)
-    where = ", ".join(part for part in (shorten(machine(analysis), 40), rank_in_words(analysis)) if part)
-    title = f"Memory by category: {model} on {where}"
+    title = f"Memory by category: {_what(analysis)}"
     if use is None or not len(use.timeline.time_ns):
         figures.say(path, title, f"Memory by category is not available, because {why_no_memory_use(analysis)}.")
         return

@@ -384,13 +384,7 @@ def _legend(axes: Axes, points: Sequence[Point], *, roofs: bool) -> None:
     ]
     # Nothing is above the roofs: at the upper left the legend hides no point.
     axes.legend(handles=handles, loc="upper left" if roofs else "best", fontsize=figures.FONT_SIZE - 1, ncols=2)
-    axes.set_title(
-        "How fast each part works (like layers together; the larger, the more time)",
-        loc="left",
-        fontsize=figures.FONT_SIZE + 1,
-        fontweight="bold",
-        pad=8,
-    )
+    figures.entitle(axes, "How fast each part works (like layers together; the larger, the more time)")
 
 
 def _coordinates(point: Point) -> tuple[float, float]:

@@ -141,7 +141,9 @@ def table_rows(analysis: Analysis, *, most: int, order: Order = "cost", layer_ro
     totals = layer_totals(analysis)
     room = most - 1 - len(outside) - len(unattributed)
     room = room if layer_rows is None else min(room, layer_rows)
-    shown, rest = choose(Tree(totals), most=room, extras=lambda one: _extras(one, steps))
+    shown, rest = choose(
+        Tree(totals), most=room, extras=lambda one: [_median_row(one, steps), *_outlier_rows(one, steps)]
+    )
     rows = [row for root in in_order(shown, order) for row in _rows_below(root, order, steps)]
     if rest:
         rows.append(_sum_row("layer", f"({len(rest)} more roots)", [steps.layer(fold.whole, "layer") for fold in rest]))
@@ -156,11 +158,6 @@ def phase_columns(rows: Sequence[TableRow]) -> list[tuple[Phase, str]]:
     of_layers = {phase for row in rows if row.kind == "layer" for phase, time_ns in row.times_ns.items() if time_ns}
     shown = (phase for phase in PHASES if phase in (of_layers if phase in _ALONE else used))
     return [(phase, ACCUMULATION if phase == "accumulate_grad" else phase) for phase in shown]
-
-
-def _extras(one: Shown[TableRow], steps: _Steps) -> list[TableRow]:
-    """Below a fold: what one of them takes, and the outliers."""
-    return [_median_row(one, steps), *_outlier_rows(one, steps)]
 
 
 def _median_row(one: Shown[TableRow], steps: _Steps) -> TableRow:

@@ -470,7 +470,7 @@ def _draw_owners(axes: Axes, one: DeviceMemory) -> None:
     for side in ("top", "right", "bottom"):
         axes.spines[side].set_visible(False)
     title = f"cuda:{one.device}: who holds the {mebibytes(total)} MiB {when}"
-    axes.set_title(figures.literal(title), loc="left", fontsize=figures.FONT_SIZE + 1, fontweight="bold", pad=8)
+    figures.entitle(axes, title)
 
 
 def _colors(one: DeviceMemory, owners: tuple[MemoryOwner, ...]) -> list[str]:
