@@ -66,7 +66,9 @@ def fit(database: Database) -> Clocks:
         return _unknown(ranks, base or 0, "one rank has one clock" if len(ranks) else "no rank has spans")
     if steps_begin_anew(database, "spans"):
         return _unknown(ranks, base, "times begin anew in each step: clocks are taken as they are")
-    fitted = _Fit(ranks, _hosts(database, ranks))
+    known = set(found)
+    hosts = database.execute("SELECT rank, max(host) FROM ranks WHERE host IS NOT NULL GROUP BY rank").fetchall()
+    fitted = _Fit(ranks, {rank: host for rank, host in hosts if host not in NO_HOST and rank in known})
     fitted.use(collective_ends(database, base))
     source: Literal["collectives", "steps"] = "collectives" if fitted.lines else "steps"
     if fitted.is_in_parts():
@@ -113,13 +115,6 @@ def _unknown(ranks: Int, base: int, note: str) -> Clocks:
         source="none",
         notes=(note,),
     )
-
-
-def _hosts(database: Database, ranks: Int) -> dict[int, str]:
-    """By rank, where it is known and means something."""
-    rows = database.execute("SELECT rank, max(host) FROM ranks WHERE host IS NOT NULL GROUP BY rank").fetchall()
-    known = set(ranks.tolist())
-    return {rank: host for rank, host in rows if host not in NO_HOST and rank in known}
 
 
 # --- shared events ---

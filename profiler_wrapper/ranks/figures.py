@@ -13,7 +13,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.statistics import mean
 from profiler_wrapper.ranks.database import Database
-from profiler_wrapper.ranks.model import Bool, Float, Int, LayerTimes, RanksReport
+from profiler_wrapper.ranks.model import Float, Int, LayerTimes, RanksReport
 from profiler_wrapper.ranks.timeline import LAYER, Bars, Timeline, drawn_steps, read_timeline, telling_ranks
 from profiler_wrapper.ranks.times import comparable, typical
 from profiler_wrapper.reports import figures
@@ -344,7 +344,9 @@ def _name_ranks(axes: Axes, report: RanksReport, firsts: Int) -> None:
     """Numbers below the columns, red of those that the verdict names."""
     ranks = report.own.ranks
     named = np.isin(ranks, sorted(report.named_ranks))
-    labels = [_rank_label(ranks, firsts, at, named) for at in range(len(firsts))]
+    # The first rank of a column, or the one in it that is named.
+    within = [int(part.argmax()) for part in np.split(named, firsts[1:])]
+    labels = [str(rank) for rank in ranks[firsts + np.array(within, dtype=np.int64)].tolist()]
     _name_places(axes.xaxis, labels, 32, marked_columns(report, firsts))
     axes.set_xlabel("rank", fontsize=figures.FONT_SIZE)
 
@@ -360,13 +362,6 @@ def _name_places(axis: Axis, names: Sequence[str], most: int, marked: Sequence[i
         if at in marked:
             label.set_color(NAMED_COLOR)
             label.set_fontweight("bold")
-
-
-def _rank_label(ranks: Int, firsts: Int, column: int, named: Bool) -> str:
-    """The first rank of a column, or the one in it that is named."""
-    first = int(firsts[column])
-    end = int(firsts[column + 1]) if column + 1 < len(firsts) else len(ranks)
-    return str(int(ranks[first + int(named[first:end].argmax())]))
 
 
 def verdict_title(figure: Figure, report: RanksReport) -> None:

@@ -73,11 +73,6 @@ class IdealSteps:
         gains[steps, longest] = np.maximum(self.step_ns - without, 0.0)
         return gains
 
-    def stage_times(self) -> Float:
-        """What the typical rank of each group worked in each step, (S, G)."""
-        times = np.where(np.isfinite(self.times), self.times, np.nan)
-        return np.stack([median(times[:, members], axis=1) for members in self.groups], axis=1)
-
     def gain_of_stage(self, group: int) -> Float:
         """With one stage as long as the mean of all, (S,)."""
         beyond = np.maximum(self.stage_ns[:, group] - self.stage_ns.mean(axis=1), 0.0)

@@ -56,7 +56,8 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     layers = times.layer_times(database, basis=basis)
     replayed = what_if(database, align=None if clocks is None else partial(align, clocks))
     replay, replay_unknown = (replayed, None) if isinstance(replayed, model.Replay) else (None, replayed)
-    about = _about_ranks(database, own.ranks)
+    row_of = {row["rank"]: row for row in to_rows(database, "SELECT * FROM ranks")}
+    about = [row_of.get(rank, {}) for rank in own.ranks.tolist()]
     hosts = tuple(str(rank.get("host") or "") for rank in about)
     verdict = diagnose(own, arrived, layers, replay)
     named = named_spans(database, steady)
@@ -139,13 +140,7 @@ def _why_missing(steps: Int, known: model.Bool) -> str:
     return "the others have them"
 
 
-def _about_ranks(database: Database, ranks: Int) -> list[Mapping[str, Any]]:
-    """The row of each rank in the table `ranks`, in their order."""
-    rows = {row["rank"]: row for row in to_rows(database, "SELECT * FROM ranks")}
-    return [rows.get(rank, {}) for rank in ranks.tolist()]
-
-
-def _coordinates(about: list[Mapping[str, Any]]) -> dict[str, Int]:
+def _coordinates(about: list[dict[str, Any]]) -> dict[str, Int]:
     """What is known of where ranks are in the job: (R,) of each name, -1 where not known."""
     found = {}
     for name in _COORDINATES:

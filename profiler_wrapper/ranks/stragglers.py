@@ -319,7 +319,8 @@ def _stages(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[ScoredSusp
     others = float(np.median(np.delete(typical, place)))
     cost = lost_time.cost_of(ideal, ideal.gain_of_stage(place))
     beyond = float(typical[place] - others)
-    in_step = ideal.stage_times()
+    times = np.where(np.isfinite(ideal.times), ideal.times, np.nan)
+    in_step = np.stack([median(times[:, members], axis=1) for members in groups], axis=1)  # of the typical rank, (S, G)
     longest = int((in_step[:, place] >= (in_step.max(axis=1) + median(in_step, axis=1)) / 2).sum())
     certain = (
         cost.typical_share >= PERSISTENT
