@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.benchmark import Timer
 
 from profiler_wrapper.capture.growth import free_bytes
 from profiler_wrapper.capture.runinfo import run_info
@@ -18,8 +18,6 @@ from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.trace.measured_peaks import FILE_VERSION, Ceiling, MeasuredPeaks
 
 DEFAULT_SECONDS = 15.0
-_MOST_SAMPLES = 100
-_DEVICE_SAMPLE_S = 0.01  # calls are timed in batches of at least this on an accelerator: launches must not count
 _CPU_SIZES = (256, 512, 1024, 2048, 4096)
 _DEVICE_SIZES = (1024, 2048, 4096, 8192, 16384)
 _CPU_COPY_BYTES = 512 << 20  # beyond the last cache of a server
@@ -35,7 +33,6 @@ class _Sample(NamedTuple):
 
 
 _Work = Callable[[], object]
-_Timer = Callable[[_Work, float], _Sample]
 
 
 def check_seconds(seconds: float) -> None:
@@ -71,7 +68,6 @@ def measure_ceilings(
     check_seconds(seconds)
     where = find_device(device)
     on_cpu = where.type == "cpu"
-    timer = _timer(where)
     end = time.perf_counter() + seconds
     flops: dict[str, Ceiling] = {}
     left_out: dict[str, str] = {}
@@ -81,14 +77,12 @@ def measure_ceilings(
             if reason is None:
                 share = (end - time.perf_counter()) / (len(_TYPES) - i + 1)
                 try:
-                    flops[kind] = _best_matmul(
-                        kind, where, sizes or (_CPU_SIZES if on_cpu else _DEVICE_SIZES), share, timer
-                    )
+                    flops[kind] = _best_matmul(kind, where, sizes or (_CPU_SIZES if on_cpu else _DEVICE_SIZES), share)
                 except (RuntimeError, TypeError, NotImplementedError) as error:
                     reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
             if reason is not None:
                 left_out[kind] = reason
-        copy = _best_copy(where, copy_bytes or _copy_bytes(where), end - time.perf_counter(), timer)
+        copy = _best_copy(where, copy_bytes or _copy_bytes(where), end - time.perf_counter())
     if copy is None:
         left_out["copy"] = "there was no memory for its buffers"
     return MeasuredPeaks(
@@ -201,7 +195,7 @@ def _plain_matmuls(device: torch.device) -> Iterator[None]:
 # --- work ------------------------------------------------------------------------------------------
 
 
-def _best_matmul(kind: str, device: torch.device, sizes: tuple[int, ...], seconds: float, timer: _Timer) -> Ceiling:
+def _best_matmul(kind: str, device: torch.device, sizes: tuple[int, ...], seconds: float) -> Ceiling:
     """The size with the highest rate, of those that there is time and memory for."""
     end = time.perf_counter() + seconds
     matmul: Any = torch.backends.cuda.matmul
@@ -213,7 +207,7 @@ def _best_matmul(kind: str, device: torch.device, sizes: tuple[int, ...], second
         if found and 3 * call_s * (size / before) ** 3 > left_s:  # a first call, and at least two that count
             break
         try:
-            sample = timer(_matmul(kind, size, device), left_s / (len(sizes) - i))
+            sample = _time(_matmul(kind, size, device), left_s / (len(sizes) - i))
         except RuntimeError:  # no memory, most likely
             if not found:
                 raise
@@ -233,13 +227,13 @@ def _copy_bytes(device: torch.device) -> int:
     return _DEVICE_COPY_BYTES // 4
 
 
-def _best_copy(device: torch.device, size_bytes: int, seconds: float, timer: _Timer) -> Ceiling | None:
+def _best_copy(device: torch.device, size_bytes: int, seconds: float) -> Ceiling | None:
     try:
         source = torch.ones(size_bytes, dtype=torch.uint8, device=device)
         target = torch.zeros_like(source)
     except (RuntimeError, MemoryError):
         return None
-    sample = timer(lambda: target.copy_(source), seconds)
+    sample = _time(lambda: target.copy_(source), seconds)
     return _ceiling(2 * size_bytes, sample, f"{size_bytes / (1 << 20):g} MiB")
 
 
@@ -247,35 +241,9 @@ def _ceiling(amount: int, sample: _Sample, size: str) -> Ceiling:
     return Ceiling(per_s=amount / sample.best_s, median_per_s=amount / sample.median_s, size=size)
 
 
-# --- time ------------------------------------------------------------------------------------------
-
-
-def _timer(device: torch.device) -> _Timer:
-    """Times single calls on a CPU; elsewhere batches between two device events: neither launches nor waiting count."""
-    on_cpu = device.type == "cpu"
-
-    def call_s(work: _Work, calls: int) -> float:
-        if on_cpu:
-            begin_s = time.perf_counter()
-            work()
-            return time.perf_counter() - begin_s
-        start = torch.Event(device=device, enable_timing=True)
-        end = torch.Event(device=device, enable_timing=True)
-        start.record()
-        for _ in range(calls):
-            work()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3 / calls
-
-    def timer(work: _Work, seconds: float) -> _Sample:
-        """Two samples in any case, and more while there is time, after a call that does not count."""
-        work()
-        calls = 1 if on_cpu else max(1, math.ceil(_DEVICE_SAMPLE_S / max(call_s(work, 3), 1e-7)))
-        end_s = time.perf_counter() + seconds
-        found = [call_s(work, calls), call_s(work, calls)]
-        while time.perf_counter() < end_s and len(found) < _MOST_SAMPLES:
-            found.append(call_s(work, calls))
-        return _Sample(best_s=max(min(found), 1e-9), median_s=max(statistics.median(found), 1e-9))
-
-    return timer
+def _time(work: _Work, seconds: float) -> _Sample:
+    """In blocks of calls, between which the device is waited for: neither launches nor waiting count."""
+    measured = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads()).blocked_autorange(
+        min_run_time=max(seconds, 0.0)
+    )
+    return _Sample(best_s=max(min(measured.times), 1e-9), median_s=max(measured.median, 1e-9))

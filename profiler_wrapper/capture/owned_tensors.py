@@ -126,11 +126,7 @@ class Known:
 
 
 class ParameterNames:
-    """The parameters and buffers of models, and those of optimizers that no model has. Holds tensors weakly.
-
-    Args:
-        roots: asks for the models known so far.
-    """
+    """The parameters and buffers of models, and those of optimizers that no model has. Holds tensors weakly."""
 
     def __init__(self, roots: Callable[[], Sequence[Root]]) -> None:
         self._roots = roots

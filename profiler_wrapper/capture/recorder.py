@@ -235,14 +235,9 @@ class Recorder:
     Methods called from inside the loop never raise: what fails ends the recording and goes to `on_failure`.
 
     Args:
-        plan: what to record of which step.
-        marks: what marks the layers while something is recorded.
-        new_session, part_path: see `SessionSequence`.
-        held: lists which memory the model and its optimizers own.
-        on_failure: called with what failed.
+        new_session, part_path, held: see `SessionSequence`.
         on_over: called once when nothing more will be recorded.
         on_window: called when a window has ended while the loop runs on.
-        first_step: the number of the first step.
         optimizer_may_come: see `StepCounter`.
     """
 

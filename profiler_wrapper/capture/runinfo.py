@@ -45,12 +45,9 @@ def run_info(
     Args:
         modules: the models, whose sharded parameters may know the device mesh.
         rank: what the user says; the mesh, the process group, torchrun's and SLURM's variables come after it.
-        device_mesh: a `torch.distributed.DeviceMesh` the user gave.
         coordinates: what the user says of the place in the mesh; the mesh, the stages of a pipeline and Megatron-LM's
             parallel state come after it.
         stages: of the pipeline, those that this process holds.
-        environment: `os.environ` but in tests.
-        version: of this package.
     """
     environment = os.environ if environment is None else environment
     warnings: list[str] = []

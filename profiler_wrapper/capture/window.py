@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from profiler_wrapper.capture.growth import free_bytes
 from profiler_wrapper.trace.owned import Holding
 
 # --------------------------------------------------------------------------------------------------
@@ -33,7 +32,7 @@ class OutOfMemory:
     requested_bytes: int | None
     allocated_bytes: int | None
     reserved_bytes: int | None
-    free_bytes: int | None  # on a CPU by now, where the exception has let go of some
+    free_bytes: int | None  # None on a CPU: by now the exception has let go of some
 
 
 def out_of_memory(error: BaseException | None) -> OutOfMemory | None:
@@ -44,7 +43,7 @@ def out_of_memory(error: BaseException | None) -> OutOfMemory | None:
         except Exception:  # its own __str__ fails
             return None
         if isinstance(one, MemoryError) or (isinstance(one, RuntimeError) and _ON_CPU.search(message)):
-            return OutOfMemory("cpu", _size(_REQUESTED, message), None, None, free_bytes())
+            return OutOfMemory("cpu", _size(_REQUESTED, message), None, None, None)
         of_torch = type(one).__name__ == "OutOfMemoryError"
         if of_torch or (isinstance(one, RuntimeError) and _ON_DEVICE.search(message)):
             return _on_device(message)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,9 +70,7 @@ def out_of_memory_text(
 
     Args:
         where: the layer, phase and op that asked for it; "" where not known.
-        use: of the recording that it ended, or of an earlier one; None without one.
-        shape_of: the shapes of what an op in a layer was given.
-        files: where the files are; "" without any.
+        use: of the recording that it ended, or of an earlier one.
         failed_in_recording: the recording ends with the failure, so its last owners are those at fault.
     """
     allocated_bytes = failure.allocated_bytes
@@ -183,11 +180,10 @@ def explain_oom(
     Args:
         result: of the recording that the failure ended, or of an earlier one; None without one.
         found, trace: of the recording that the failure ended; `trace` if it has shapes.
-        directory: where the files are.
     """
     try:
         text = out_of_memory_text(
-            replace(failure, free_bytes=_free_then(failure, result if found is not None else None)),
+            failure,
             where="" if found is None else failed_op(found),
             use=_use_of(failure.device, result),
             shape_of=_shapes(found, trace) if found is not None and trace is not None else lambda op, layer: "",
@@ -207,15 +203,6 @@ def _use_of(device: str, result: ProfileResult | None) -> MemoryUse | None:
     if use is None or device in (use.device, use.device.partition(":")[0]):
         return use
     return use if device == "an accelerator" and use.device != "cpu" else None
-
-
-def _free_then(failure: OutOfMemory, result: ProfileResult | None) -> int | None:
-    """On a CPU what is free is known for now only: less what the exception let go of on its way."""
-    use = result.memory_use if result is not None else None
-    if failure.device != "cpu" or failure.free_bytes is None or use is None or use.device != "cpu":
-        return failure.free_bytes
-    let_go_bytes = use.last.total_bytes - int(use.timeline.total_bytes[-1])
-    return max(0, failure.free_bytes - max(0, let_go_bytes))
 
 
 def _shapes(found: Attributed, trace: Path) -> ShapeOf:

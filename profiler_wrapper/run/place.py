@@ -45,7 +45,11 @@ class RunRecord:
     ) -> dict[str, Any]:
         """Of one that has ended; `notes` get what could not be found out."""
         nothing: dict[str, Any] = {}
-        steps = {} if main.steps is None else {"timed_steps": list(main.steps), "full_steps": _full_steps(main, full)}
+        steps = {}
+        if main.steps is not None:
+            with_shapes = full if full is not None else main if main.shapes else None
+            full_steps = list(with_shapes.steps or ()) if with_shapes is not None else []
+            steps = {"timed_steps": list(main.steps), "full_steps": full_steps}
         return {
             **self._of_ranks(window.begin_ns, window.end_ns),
             **attempt("how the run is set up is", self.describe_settings, nothing, notes),
@@ -77,13 +81,6 @@ def choose(window: Window) -> tuple[RecordedTrace | None, RecordedTrace | None]:
     if timed is None or (not timed.steps and full is not None and full.steps):
         return full, None
     return timed, full if full is not None and full.shapes and not timed.shapes else None
-
-
-def _full_steps(main: RecordedTrace, full: RecordedTrace | None) -> list[int]:
-    """Steps whose shapes were recorded."""
-    if full is not None:
-        return list(full.steps or ())
-    return list(main.steps or ()) if main.shapes else []
 
 
 def notes_of(window: Window, main: RecordedTrace) -> Iterator[str]:
@@ -163,8 +160,12 @@ class RunPlace:
         """Where to export a session for now: beside its later place, or where that cannot be, a temporary one."""
         path = self.open() / f".{self._options.prefix}_part{name}_{secrets.token_hex(8)}_trace.json"
         self._parts.append(path)
-        if self._local is not None:
-            _keep_directory(path)
+        if self._local is not None:  # whoever has taken the files of an earlier window away removes what is empty
+            for _ in range(_MOST_TRIES):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with suppress(FileNotFoundError):
+                    path.touch()
+                    break
         return path
 
     def hand_over(self, parts: Iterable[Path]) -> None:
@@ -217,12 +218,3 @@ class RunPlace:
         if self.run is not None:
             with suppress(OSError):
                 self.run.write_run(self._begun, complete=False)
-
-
-def _keep_directory(path: Path) -> None:
-    """Leave a file at `path`: whoever has taken the files of an earlier window away removes what is empty."""
-    for _ in range(_MOST_TRIES):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            path.touch()
-            return

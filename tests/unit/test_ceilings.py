@@ -94,7 +94,7 @@ def test_torch_is_as_before_also_after_an_interrupt(monkeypatch: pytest.MonkeyPa
 
     torch.set_float32_matmul_precision("high")
     before = settings()
-    monkeypatch.setattr(ceilings, "_timer", lambda device: interrupt)
+    monkeypatch.setattr(ceilings, "_time", interrupt)
     with pytest.raises(KeyboardInterrupt):
         tiny()
     assert settings() == before
@@ -111,27 +111,27 @@ def test_what_is_timed_is_the_product(kind: str) -> None:
     assert (product.double() - exact).norm() <= tolerance * exact.norm()
 
 
-def fake_timer(seconds_of_size: dict[int, float]) -> Any:
+def takes(monkeypatch: pytest.MonkeyPatch, seconds_of_size: dict[int, float]) -> None:
     """Takes each product for as long as it is told for its size."""
 
     def timer(work: Any, seconds: float) -> Any:
         call_s = seconds_of_size[work().shape[0]]
         return ceilings._Sample(best_s=call_s, median_s=2 * call_s)
 
-    return timer
+    monkeypatch.setattr(ceilings, "_time", timer)
 
 
-def test_the_size_with_the_highest_rate_counts_two_flops_for_each_multiply_add() -> None:
-    timer = fake_timer({8: 1024e-6, 16: 8192e-9, 32: 65536e-6})
-    best = ceilings._best_matmul("float32", CPU, (8, 16, 32), 60, timer)
+def test_the_size_with_the_highest_rate_counts_two_flops_for_each_multiply_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    takes(monkeypatch, {8: 1024e-6, 16: 8192e-9, 32: 65536e-6})
+    best = ceilings._best_matmul("float32", CPU, (8, 16, 32), 60)
     assert best.per_s == pytest.approx(1e9)  # 2 x 16^3 = 8192 FLOPs in 8192 ns
     assert best.median_per_s == pytest.approx(0.5e9)
     assert best.size == "16 x 16 x 16"
 
 
-def test_a_size_that_would_take_longer_than_there_is_time_is_not_tried() -> None:
-    timer = fake_timer({8: 1.0})  # 16 would take 8 s a call
-    assert ceilings._best_matmul("float32", CPU, (8, 16), 20, timer).size == "8 x 8 x 8"
+def test_a_size_that_would_take_longer_than_there_is_time_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    takes(monkeypatch, {8: 1.0})  # 16 would take 8 s a call
+    assert ceilings._best_matmul("float32", CPU, (8, 16), 20).size == "8 x 8 x 8"
 
 
 def test_a_size_without_memory_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,8 @@ def test_a_size_without_memory_ends_the_search(monkeypatch: pytest.MonkeyPatch) 
         return matmul(kind, size, device)
 
     monkeypatch.setattr(ceilings, "_matmul", limited)
-    assert ceilings._best_matmul("float32", CPU, (8, 16), 60, fake_timer({8: 1.0})).size == "8 x 8 x 8"
+    takes(monkeypatch, {8: 1.0})
+    assert ceilings._best_matmul("float32", CPU, (8, 16), 60).size == "8 x 8 x 8"
 
 
 def test_a_type_that_torch_refuses_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,12 +157,13 @@ def test_a_type_that_torch_refuses_is_left_out_with_its_reason(monkeypatch: pyte
     assert found.left_out["int8"] == "not implemented for 'Char'"
 
 
-def test_a_copy_counts_the_bytes_read_and_those_written() -> None:
+def test_a_copy_counts_the_bytes_read_and_those_written(monkeypatch: pytest.MonkeyPatch) -> None:
     def timer(work: Any, seconds: float) -> Any:
         assert work().tolist() == [1] * 500
         return ceilings._Sample(best_s=1e-6, median_s=2e-6)
 
-    copy = ceilings._best_copy(CPU, 500, 1, timer)
+    monkeypatch.setattr(ceilings, "_time", timer)
+    copy = ceilings._best_copy(CPU, 500, 1)
     assert copy is not None
     assert (copy.per_s, copy.median_per_s) == (pytest.approx(1e9), pytest.approx(0.5e9))
 
@@ -179,37 +181,6 @@ def test_a_device_that_is_not_there_is_refused_by_its_name(device: str) -> None:
 
 
 # --- accelerators, by fakes --------------------------------------------------------------------------
-
-
-def test_device_events_time_batches_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of 0.5 ms are timed twenty at a time: 10 ms a sample, so that a launch does not count."""
-    clock = SimpleNamespace(ms=0.0, waited=0)
-
-    class FakeEvent:
-        def __init__(self, device: torch.device, enable_timing: bool) -> None:
-            assert device == CUDA
-            assert enable_timing
-
-        def record(self) -> None:
-            self.at = clock.ms
-
-        def synchronize(self) -> None:
-            clock.waited += 1
-
-        def elapsed_time(self, other: FakeEvent) -> float:
-            return float(other.at - self.at)
-
-    calls: list[int] = []
-
-    def work() -> None:
-        calls.append(1)
-        clock.ms += 0.5
-
-    monkeypatch.setattr(torch, "Event", FakeEvent)
-    sample = ceilings._timer(CUDA)(work, 0.0)
-    assert sample == (pytest.approx(0.5e-3), pytest.approx(0.5e-3))
-    assert len(calls) == 1 + 3 + 2 * 20  # warm-up, a first look, two samples
-    assert clock.waited == 3
 
 
 @pytest.mark.parametrize(
