@@ -269,6 +269,9 @@ ATTENTION_BACKENDS = (
     ),
 )
 
+# How slow, beside all others: not as fast as flash, and not fused at all.
+SLOWER_BACKENDS = {"mem_efficient": 1, "math": 2, "none": 2}
+
 # The inputs of every op that attends by itself; and of those that hold such an op, or plain products.
 ATTENTIONS: dict[str, Attention] = {
     op: inputs for backend in ATTENTION_BACKENDS for op, inputs in backend.inputs.items()

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from profiler_wrapper.analysis.attention_ops import SLOWER_BACKENDS
 from profiler_wrapper.analysis.model import Phase
 from profiler_wrapper.analysis.statistics import fill_numbers
 from profiler_wrapper.comparison.baseline import NOTHING, Amount, Baseline, Range, TimeKey, What
@@ -35,7 +36,6 @@ SPREADS = 3.0
 BESIDE_LOAD = 2.0  # times what a busy machine's other layers changed by: beyond that it is the layer
 LEAST_REST = 0.1  # of a step: with less beside a layer, a CPU's load cannot be told from the layer
 _AUTOTUNED = frozenset({"gemm", "conv", "attention", "copy"})  # libraries choose kernels of these by trying
-_RANK_OF_BACKEND = {"flash": 0, "cudnn": 0, "flex": 0, "external": 0, "mem_efficient": 1, "math": 2, "none": 2}
 _WAITS = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
 _MOST_OPS = 3
 _NAMES = ("FLOPs", "ops", "synchronisations", "graph breaks", "memory", "attention", "time")
@@ -391,7 +391,7 @@ def _changed_backends(base: Baseline, run: Baseline) -> list[tuple[str, Phase, s
 
 
 def _is_worse(before: str, after: str) -> bool:
-    one, other = (max(_RANK_OF_BACKEND.get(name, 1) for name in side.split(" + ")) for side in (before, after))
+    one, other = (max(SLOWER_BACKENDS.get(name, 0) for name in side.split(" + ")) for side in (before, after))
     return other >= one
 
 

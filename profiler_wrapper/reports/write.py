@@ -32,6 +32,7 @@ class Report(NamedTuple):
 
     files: tuple[ReportFile, ...]
     applies: Callable[[Analysis], bool] = lambda _: True  # whether the analysis has what this is about
+    option: str | None = None  # of ProfilerWrapper: where it is off, `files="auto"` leaves this out
 
 
 def _text(make: Callable[[Analysis], str]) -> Callable[[Analysis, Path], object]:
@@ -56,17 +57,20 @@ def _sunburst(page: str) -> ReportFile:
     return ReportFile(f"memory/{name}.html", partial(sunburst.write_page, page=page))
 
 
+_IF_TIME, _IF_MEMORY = "enabled_record_cuda_average_time", "enable_record_cuda_mm"
 # By the name that `files=` knows them by, the most important first.
 REPORTS: Mapping[str, Report] = {
     "result": Report((ReportFile(RESULT_FILE, _write_json),)),
     "report": Report((ReportFile(PAGE_FILE, write_page),)),
-    "log": Report((ReportFile("<prefix>_rank_<r>.log", _text(_log)),)),
-    "memory_text": Report((ReportFile("<prefix>_memory_usage.txt", _text(memory_usage_text)),)),
-    "time_plot": Report((ReportFile("<prefix>_cuda_time_plot.png", plots.draw_time),)),
+    "log": Report((ReportFile("<prefix>_rank_<r>.log", _text(_log)),), option="enable_print_summary"),
+    "memory_text": Report((ReportFile("<prefix>_memory_usage.txt", _text(memory_usage_text)),), option=_IF_MEMORY),
+    "time_plot": Report((ReportFile("<prefix>_cuda_time_plot.png", plots.draw_time),), option=_IF_TIME),
     "roofline_plot": Report((ReportFile("<prefix>_roofline_plot.png", roofline.draw_roofline),), roofline.applies),
-    "memory_plot": Report((ReportFile("<prefix>_memory_usage_line_chart.png", plots.draw_memory),)),
-    "categories_plot": Report((ReportFile("<prefix>_memory_categories_plot.png", draw_categories),), _knows_owners),
-    "memory_log": Report((ReportFile("memory/memory.log", _text(memory_log)),), _knows_owners),
+    "memory_plot": Report((ReportFile("<prefix>_memory_usage_line_chart.png", plots.draw_memory),), option=_IF_MEMORY),
+    "categories_plot": Report(
+        (ReportFile("<prefix>_memory_categories_plot.png", draw_categories),), _knows_owners, _IF_MEMORY
+    ),
+    "memory_log": Report((ReportFile("memory/memory.log", _text(memory_log)),), _knows_owners, _IF_MEMORY),
     "sunbursts": Report(
         (
             # The script comes first: the pages look for where it is.
@@ -74,5 +78,6 @@ REPORTS: Mapping[str, Report] = {
             *map(_sunburst, sunburst.PAGES),
         ),
         _knows_owners,
+        _IF_MEMORY,
     ),
 }

@@ -140,12 +140,7 @@ class WindowFiles:
             return options.files - left_out
         if not options.writes_everything(self._info):
             return SMALL_SET
-        if not options.enabled_record_cuda_average_time:
-            left_out.add("time_plot")
-        if not options.enable_record_cuda_mm:
-            left_out |= {"memory_plot", "memory_text", "categories_plot", "memory_log", "sunbursts"}
-        if not options.enable_print_summary:
-            left_out.add("log")
+        left_out |= {name for name, one in REPORTS.items() if one.option and not getattr(options, one.option)}
         if options.trace is False:
             left_out |= TRACES
         return frozenset(FILES) - left_out

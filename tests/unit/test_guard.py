@@ -260,7 +260,8 @@ def test_a_little_more_memory_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "status"), [("flash", "math", "regression"), ("math", "flash", "improved")]
+    ("before", "after", "status"),
+    [("flash", "math", "regression"), ("math", "flash", "improved"), ("mem_efficient", "of tomorrow", "improved")],
 )
 def test_another_backend_of_attention(before: str, after: str, status: str) -> None:
     found = check(judged(llama(4, backend=before), llama(4, backend=after)), "attention")
