@@ -44,7 +44,7 @@ ROOMS = {
     "trace": _room(14, 3300, ""),
     "capture": _room(16, 4950, "trace"),
     "run": _room(8, 1900, "__version__ analysis capture reports result trace"),
-    "analysis": _room(51, 13700, "trace"),
+    "analysis": _room(51, 13750, "trace"),
     "reports": _room(16, 4900, "analysis trace"),
     "comparison": _room(12, 3200, "analysis reports result trace"),
     "ranks": _room(20, 8350, "analysis reports trace"),

@@ -314,18 +314,18 @@ class StepSplit:
 class Overview:
     """How busy the machine is within the steps, of the device with most kernel time where there are several."""
 
-    device: str | None = None
-    device_memory_bytes: int | None = None
-    compute_capability: str | None = None  # "9.0"
-    multiprocessors: int | None = None
+    device: str | None
+    device_memory_bytes: int | None
+    compute_capability: str | None  # "9.0"
+    multiprocessors: int | None
     steps: tuple[StepSplit, ...]
-    utilization: float | None = None  # union of kernels over the wall time of the steps; all None without device events
-    sm_efficiency: float | None = None  # sum of min(blocks per SM, 1) x duration, over the wall time of the steps
-    occupancy: float | None = None  # estimated achieved, mean over kernels by time
-    tensor_core_share: float | None = None  # of kernel time
-    kernels: int = 0  # launched within the steps
-    launches_per_s: float | None = None
-    gaps_ns: int | None = None  # within the steps, without any device event running
+    utilization: float | None  # union of kernels over the wall time of the steps; all None without device events
+    sm_efficiency: float | None  # sum of min(blocks per SM, 1) x duration, over the wall time of the steps
+    occupancy: float | None  # estimated achieved, mean over kernels by time
+    tensor_core_share: float | None  # of kernel time
+    kernels: int  # launched within the steps
+    launches_per_s: float | None
+    gaps_ns: int | None  # within the steps, without any device event running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

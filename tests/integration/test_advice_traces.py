@@ -198,5 +198,4 @@ def test_the_copy_of_the_video_is_not_pinned() -> None:
 
 def test_the_video_waits_for_frames_to_be_prepared() -> None:
     found = told(VIDEO)["low-utilization"]
-    longest = next(line for line in found.evidence if line.startswith("the longest gap"))
-    assert longest == "the longest gap: 218 ms, till Memcpy HtoD (Pageable -> Device)"
+    assert "the longest gap: 218 ms" in found.evidence

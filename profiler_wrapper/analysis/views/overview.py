@@ -41,7 +41,20 @@ def overview(found: Attributed) -> Overview | None:
     steps = _splits(found, windows)
     device = busiest_device(found.recording)
     if device is None:
-        return Overview(steps=steps)
+        return Overview(
+            device=None,
+            device_memory_bytes=None,
+            compute_capability=None,
+            multiprocessors=None,
+            steps=steps,
+            utilization=None,
+            sm_efficiency=None,
+            occupancy=None,
+            tensor_core_share=None,
+            kernels=0,
+            launches_per_s=None,
+            gaps_ns=None,
+        )
     properties = device_properties(found.recording, device)
     kernels = _Kernels(found.recording, device, windows)
     here = found.recording.spans.device[found.charges.span] == device
