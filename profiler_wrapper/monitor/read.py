@@ -66,8 +66,18 @@ class StepLine(msgspec.Struct):
         return self.not_finite is not None and "loss" in self.not_finite
 
 
+# Names in `training_log.json`; its times are in seconds.
+_IN_TRAINING_LOG = {
+    "step": "iteration",
+    "step_time": "step_time_ms",
+    "tokens_per_second": "tokens_per_sec",
+    "samples_per_second": "samples_per_sec",
+}
+
+
 class _Summary(msgspec.Struct):
     iteration_logs: list[StepLine] = []
+    step_logs: list[dict[str, Any]] | None = None
     session_info: dict[str, Any] = {}
 
 
@@ -133,7 +143,8 @@ _TEXT_COLUMNS = (
 )  # fmt: skip
 _TEXT_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\s+(\d+)((?:\s+\S+){6})")
 _STARTED = "Performance Monitor Session Started: "
-_WHAT_IS_READ = "perf_steps_*.jsonl, perf_summary_*.json or perf_metrics_*.log"
+_TRAINING_LOG = "training_log.json"
+_WHAT_IS_READ = "perf_steps_*.jsonl, perf_summary_*.json, perf_metrics_*.log or training_log.json"
 PARTS = ("data", "forward", "backward", "optimizer", "other")  # of a step's time
 
 # What is drawn or counted. `steps`: how many a row is the mean of. Beside these the PARTS, in ms.
@@ -173,6 +184,8 @@ def find_log(path: str | os.PathLike[str]) -> Path:
         return given
     sessions = [session for directory in log_directories(given) for session in log_sessions(directory)]
     sessions = [session for session in sessions if _has_begun(session.best)] or sessions
+    if not sessions and (given / _TRAINING_LOG).is_file():
+        return given / _TRAINING_LOG
     if not sessions:
         raise BrokenLog(f"no log of a monitor in {given}: no {_WHAT_IS_READ}.")
     return max(sessions, key=lambda session: session.best.stat().st_mtime).best
@@ -215,9 +228,24 @@ def _read_steps(path: Path) -> MonitorLog:
 def _read_summary(path: Path) -> MonitorLog:
     try:
         summary = msgspec.convert(json.loads(path.read_bytes()), type=_Summary, strict=False)  # may hold a bare NaN
+        steps = summary.step_logs
+        lines = summary.iteration_logs if steps is None else _training_steps(steps)
     except (ValueError, RecursionError) as error:
         raise BrokenLog(f"{path}: no log of a monitor: {error}. Give {_WHAT_IS_READ}.") from error
-    return _log(path, "summary", summary.session_info, [summary.iteration_logs])
+    if steps is None:
+        return _log(path, "summary", summary.session_info, [lines])
+    warning = "this file does not tell which steps were profiled: their times count too (perf_steps_*.jsonl tells)"
+    unknown = any(step.get("profiled") is None for step in steps)
+    return replace(_log(path, "steps", {}, [lines]), warnings=(warning,) if unknown else ())
+
+
+def _training_steps(steps: list[dict[str, Any]]) -> list[StepLine]:
+    """Raises ValueError."""
+    known = [{_IN_TRAINING_LOG.get(name, name): v for name, v in step.items() if v is not None} for step in steps]
+    lines = msgspec.convert(known, type=list[StepLine], strict=False)
+    for line in lines:
+        line.step_time_ms = None if line.step_time_ms is None else 1e3 * line.step_time_ms
+    return lines
 
 
 def _read_text(path: Path) -> MonitorLog:

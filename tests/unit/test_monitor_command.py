@@ -372,9 +372,30 @@ def test_a_path_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.Capture
         assert "No such file or directory" in capsys.readouterr().err
 
 
+def test_the_training_log_is_read_too(tmp_path: Path) -> None:
+    path = tmp_path / "training_log.json"
+    steps = [record(step, loss=0.5 * step) for step in range(1, 5)]
+    write_run(tmp_path / "logs", [*steps, record(5, step_time_s=90.0, profiled=True)], training_log=path)
+    run = monitor_run(read_log(path))
+    assert run.spreads["step_time_ms"].mean == 2500.0
+    assert run.spreads["tokens_per_sec"].mean == pytest.approx(40 / 10)
+    assert run.spreads["loss"].most == 2.0
+    assert run.profiled == 1
+    others = tmp_path / "others" / "training_log.json"
+    others.parent.mkdir()
+    others.write_text(path.read_text().replace(',"profiled":false', "").replace(',"profiled":true', ""))
+    text = monitor_text(monitor_run(read_log(others))).replace("\n  ", " ")
+    assert "does not tell which steps were profiled" in text
+    assert find_log(tmp_path).suffix == ".jsonl"  # it tells more
+    path.rename(tmp_path / "logs" / "training_log.json")
+    for other in (tmp_path / "logs").glob("perf_*"):
+        other.unlink()
+    assert find_log(tmp_path / "logs").name == "training_log.json"
+
+
 def test_what_can_be_read_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.json"
     path.write_text('{"epochs": []}')
     assert main(["monitor", str(path)]) == 1
     told = capsys.readouterr().err
-    assert all(name in told for name in ("perf_steps_*.jsonl", "perf_summary_*.json", "perf_metrics_*.log"))
+    assert all(name in told for name in ("perf_steps_*.jsonl", "perf_summary_*.json", "training_log.json"))
