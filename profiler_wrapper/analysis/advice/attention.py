@@ -17,6 +17,7 @@ from profiler_wrapper.analysis.advice.facts import (
     count,
     device_of,
     duration,
+    peak_flops_per_s,
     saved_at_most_ns,
     share,
     size,
@@ -409,8 +410,7 @@ def _least_ns(facts: Facts, rows: Iterable[AttentionCallRow]) -> float:
 
     Forward two products; backward four, the scores again left out. With a mask nobody knows how many can be skipped.
     """
-    peaks = facts.analysis.utilization.peaks if facts.analysis.utilization is not None else None
-    peak = peaks.flops("bfloat16") if peaks is not None else None
+    peak = peak_flops_per_s(facts, *_LOW_PRECISION)
     flops = 0.0
     for row in rows:
         if row.mask is False and len(row.query_shape) == len(row.key_shape) == 4:
@@ -491,7 +491,7 @@ def _least_of_products_ns(facts: Facts, layers: Iterable[str]) -> float:
     """What half of the batched products of these layers take at a device's peak: a causal mask hides the other half."""
     names = set(layers)
     rows = (row for row in facts.analysis.products if row.batch > 1 and row.layer in names)
-    return at_peak_ns(facts, rows, "bfloat16") / 2 if facts.on_device else 0.0
+    return at_peak_ns(facts, rows, *_LOW_PRECISION) / 2 if facts.on_device else 0.0
 
 
 def _source(facts: Facts) -> str | None:

@@ -489,10 +489,15 @@ _LONGEST_NAME = 80
 _CUTLASS = re.compile(r"(void )?cutlass\w*::Kernel2?<(?P<name>\w+)>")
 
 
-def at_peak_ns(facts: Facts, rows: Iterable[ProductRow], dtype: str) -> float:
-    """What these products take in a step at the peak of a type; 0 where that is not known."""
+def peak_flops_per_s(facts: Facts, *dtypes: str) -> float:
+    """Of the fastest of these types; 0 where that is not known."""
     peaks = facts.analysis.utilization.peaks if facts.analysis.utilization is not None else None
-    peak = peaks.flops(dtype) if peaks is not None else None
+    return max(peaks.flops(dtype) or 0.0 for dtype in dtypes) if peaks is not None else 0.0
+
+
+def at_peak_ns(facts: Facts, rows: Iterable[ProductRow], *dtypes: str) -> float:
+    """What these products take in a step at the peak of the fastest of these types; 0 where that is not known."""
+    peak = peak_flops_per_s(facts, *dtypes)
     flops = sum(2.0 * row.m * row.n * row.k * row.batch * row.calls_per_step for row in rows)
     return flops / peak * 1e9 if peak else 0.0
 
