@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #
 # Told apart with any colour vision: those of Okabe and Ito, "Color Universal Design" (2008), where they have one.
 
-SPAN_COLORS: Mapping[str, str] = {
+_COLORS = {
     "data": SPLIT_COLORS["dataloader"],
     "forward": PHASE_COLORS["forward"],
     "recompute": PHASE_COLORS["recompute"],
@@ -44,6 +44,7 @@ SPAN_COLORS: Mapping[str, str] = {
     "checkpoint": SPLIT_COLORS["memcpy"],
     "other": PHASE_COLORS["other"],
 }
+SPAN_COLORS: Mapping[str, str] = {**_COLORS, **{kind: _COLORS["other"] for kind in KINDS[1:] if kind not in _COLORS}}
 NAMED_COLOR = "#C00000"  # marks whom the verdict names
 
 
@@ -487,7 +488,7 @@ def _legend(axes: Axes, report: RanksReport, drawn: Timeline) -> None:
     from matplotlib.transforms import ScaledTranslation
 
     kinds = {one.kind for one in drawn.bars}
-    order = [kind for kind in (*KINDS[1:6], "waiting", *KINDS[6:]) if kind in kinds]
+    order = [kind for kind in SPAN_COLORS if kind in kinds]
     names = {"waiting": "waiting for others", "gc": "garbage collection"}
     if not drawn.waiting_known:
         names["communication"] = "communication, with waiting"

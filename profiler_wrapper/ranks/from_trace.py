@@ -26,7 +26,7 @@ from profiler_wrapper.analysis.views.collectives import is_collective_call
 from profiler_wrapper.trace.marks import GARBAGE, is_server_step
 from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int64
-from profiler_wrapper.trace.spans import kind_of_span
+from profiler_wrapper.trace.spans import SPAN_KINDS, kind_of_span
 
 STEP = "ProfilerStep#"
 COMPUTE_THREAD = -1  # stands for the compute streams of a device
@@ -342,7 +342,8 @@ def _node_times(found: Attributed, waits: Union) -> tuple[dict[int, int], dict[i
 # What runs on a training thread, or on the compute streams of a device, as phases of a step.
 
 LONG_GAP_NS = 100_000  # less belongs to what is before and after it
-_APART = ("data", "checkpoint", "communication")  # never joined: each is a span as it is
+OF_CPU = tuple(kind.name for kind in SPAN_KINDS if kind.of_cpu)
+_APART = (*OF_CPU, "communication")  # never joined: each is a span as it is
 _KINDS = {"backward": "backward", "accumulate_grad": "backward", "recompute": "recompute", "optimizer": "optimizer"}
 
 
@@ -430,7 +431,6 @@ def _ends_of_wait(collectives: Union, start_ns: int, end_ns: int) -> tuple[int, 
 # --------------------------------------------------------------------------------------------------
 # What the training threads of a trace do, piece by piece, and what each piece is.
 
-_WHOLE = ("data", "checkpoint")  # of a block that somebody named so: all that is in it
 _AROUND = ("forward", "backward", "recompute", "optimizer")  # of such a block: what nothing else names
 
 
@@ -438,7 +438,7 @@ _AROUND = ("forward", "backward", "recompute", "optimizer")  # of such a block: 
 def _kind_of_block(name: str) -> str:
     """The kind that the name of an annotation means, as for `Timer`; "" where it means none."""
     kind = kind_of_span(name) if is_named_block(name) else ""
-    return kind if kind in (*_WHOLE, *_AROUND) else ""
+    return kind if kind in (*OF_CPU, *_AROUND) else ""
 
 
 def cpu_pieces(found: Attributed, steps: Steps) -> list[_Piece]:
@@ -457,7 +457,7 @@ def cpu_pieces(found: Attributed, steps: Steps) -> list[_Piece]:
     is_layer[list(found.tree.layer_of_span)] = True
     is_layer &= (blocks == "") | (blocks == "forward")
     is_step = named(found, lambda name: _is_step(name) or is_server_step(name))
-    counts = (spans.category == Category.CPU_OP) | is_layer | np.isin(blocks, _WHOLE) | (roles != Role.PLAIN)
+    counts = (spans.category == Category.CPU_OP) | is_layer | np.isin(blocks, OF_CPU) | (roles != Role.PLAIN)
     outermost = outermost_of(found, counts & (spans.category <= Category.MODULE) & ~is_step & training)
     has_node = np.zeros(len(spans), dtype=np.bool_)
     made_in = nearest(parent, outermost)[_forward_ops(found)]
@@ -465,7 +465,7 @@ def cpu_pieces(found: Attributed, steps: Steps) -> list[_Piece]:
     named_by = nearest(parent, around)
     pieces = []
     for span, step in with_steps(found, steps, outermost):
-        kind = str(blocks[span]) if blocks[span] in _WHOLE else ""
+        kind = str(blocks[span]) if blocks[span] in OF_CPU else ""
         kind = kind or _kind_of(found, span, int(roles[span]), runs_forward=bool(has_node[span] or is_layer[span]))
         kind = kind or (str(blocks[named_by[span]]) if named_by[span] >= 0 else "")
         start = int(spans.start_ns[span])

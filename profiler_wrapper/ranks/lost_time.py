@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiler_wrapper.analysis.statistics import OPEN, mad, median, split_number
-from profiler_wrapper.ranks.model import COMPUTE, Bool, Float, Int, LayerTimes, OwnTimes
+from profiler_wrapper.ranks.model import COMPUTE, OWN_KINDS, Bool, Float, Int, LayerTimes, OwnTimes
 from profiler_wrapper.ranks.times import comparable, largest
 
 _AVOIDABLE = ("gc",)  # ideal: none of it
@@ -127,7 +127,10 @@ def _typical(own: OwnTimes, members: Int, alone: Int) -> Float:
 
 LEAST_LOSS = 0.05  # of a step's time: less is no loss
 _LEAST_OF_A_KIND = 0.1  # of it, of one kind by itself
-_VIEWS = (("forward",), ("recompute", "backward"), ("data",), ("optimizer",), ("gc",), ("checkpoint",), ("other",))
+_VIEWS = (
+    ("recompute", "backward"),
+    *((kind,) for kind in OWN_KINDS if kind not in ("recompute", "backward", "communication")),
+)
 FEW_STEPS = 5  # fewer tell little: what is said then must hold in each of them
 _LEAST_LOSS_FEW = 0.2  # of a step's time, with so few
 _CHANCE = 0.01  # of naming a rank, or uneven load, where all are alike

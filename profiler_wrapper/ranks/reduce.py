@@ -43,9 +43,6 @@ _KEY = b"profiler_wrapper"
 _ARROW = {"INTEGER": "int32", "BIGINT": "int64", "SMALLINT": "int16", "VARCHAR": "string"}
 
 
-_BESIDE_DEVICE = ("data", "checkpoint")  # of the CPU, which a device waits for
-
-
 class Task(NamedTuple):
     """A trace to reduce. Goes to another process, or another machine that sees the same files."""
 
@@ -128,7 +125,7 @@ def trace_rows(found: Attributed) -> list[Row]:
         compute = from_trace.phases(
             pieces, collective_times, thread=from_trace.COMPUTE_THREAD, lasting=from_trace.LASTING_ON_DEVICE
         )
-        rows = [*from_trace.with_device_time(found, compute), *(row for row in on_cpu if row.kind in _BESIDE_DEVICE)]
+        rows = [*from_trace.with_device_time(found, compute), *(row for row in on_cpu if row.kind in from_trace.OF_CPU)]
         garbage = [row._replace(depth=0, parent=None) for row in garbage]
     else:
         rows = from_trace.without_waits((row for row in on_cpu if row.kind != "communication"), waits)

@@ -455,8 +455,6 @@ CAUSES: dict[str, tuple[model.VerdictName, Cause]] = {
     "backward": ("rank", "backward"),
     "optimizer": ("rank", "optimizer"),
     "checkpoint": ("rank", "checkpoint"),
-    "communication": ("rank", "other"),
-    "other": ("rank", "other"),
 }
 
 
@@ -544,7 +542,7 @@ def _of_parts(parts: dict[str, float]) -> tuple[model.VerdictName, Cause]:
     kind = max(parts, key=lambda name: parts[name])
     if parts[kind] < OF_A_KIND * whole:
         return "rank", "compute" if ahead + behind >= _LESS_THAN_HALF else "other"
-    return CAUSES[kind]
+    return CAUSES.get(kind, ("rank", "other"))
 
 
 def _lateness(arrivals: Arrivals | None, rank: int, steady_steps: Int) -> tuple[bool, str] | None:

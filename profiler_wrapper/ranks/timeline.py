@@ -20,17 +20,18 @@ import numpy as np
 from profiler_wrapper.ranks.database import Database, has_table, literal, to_arrays
 from profiler_wrapper.ranks.model import Bool, Float, Int, RanksReport
 from profiler_wrapper.ranks.times import label_key
-from profiler_wrapper.trace.spans import KINDS, ranges
+from profiler_wrapper.trace.spans import KINDS, SPAN_KINDS, ranges
 
 # --------------------------------------------------------------------------------------------------
 # Which ranks and steps are drawn, and who holds up each step.
 
+# Drawn over what they lie in.
+_NESTED = tuple(kind.name for kind in SPAN_KINDS if kind.within or kind.name == "data")
 DRAWN_STEPS = 3
 MOST_LANES = 32  # where nobody chose the ranks
 MOST_LANE_SPANS = 400_000
 _LONG_PAUSE, _SHORT_PAUSE = 0.3, 0.05  # of a step: longer ones between two steps are cut down to that
 _LONGEST_RATIO = 1.05  # times the median rank of a step: from there on the longest rank holds the others up
-_EXCLUSIVE = "'communication', 'gc', 'checkpoint', 'data', 'recompute'"  # drawn over what they lie in
 
 
 def drawn_steps(report: RanksReport) -> list[int]:
@@ -148,7 +149,7 @@ def lane_spans(
 
     Of more than `most` spans one step in the middle is left, and then of that what lies in no other span.
     """
-    within = f"(s.depth = 0 OR s.kind IN ({_EXCLUSIVE}) OR coalesce(s.layer = {_text(layer)}, false))"
+    within = f"(s.depth = 0 OR s.kind IN {_NESTED} OR coalesce(s.layer = {_text(layer)}, false))"
     one = [steps[len(steps) // 2]] if steps else []
     for chosen, depth in ((steps, within), (one, within), (one, "s.depth = 0")):
         where = f"s.rank IN ({_numbers(ranks)}) AND s.step IN ({_numbers(chosen)}) AND s.kind <> 'step' AND {depth}"
@@ -194,9 +195,8 @@ def _text(value: str | None) -> str:
 # --------------------------------------------------------------------------------------------------
 # Bars of a timeline of many ranks: a lane for each rank, what lies over what, and who waits.
 
-_NESTED = ("communication", "gc", "checkpoint", "data", "recompute")  # their own kinds wherever they lie
 _UNDER = tuple(kind for kind in KINDS[1:] if kind not in _NESTED)
-_OVER = ("recompute", "data", "checkpoint")
+_OVER = tuple(kind for kind in _NESTED if kind not in ("communication", "gc"))
 LAYER = "layer"  # the kind of the frames around the layer that the verdict names
 
 

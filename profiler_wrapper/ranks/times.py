@@ -13,6 +13,7 @@ from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, median
 from profiler_wrapper.ranks import model
 from profiler_wrapper.ranks.database import Database, Grid, column, has_table, insert, to_arrays, to_rows
 from profiler_wrapper.ranks.model import COMPUTE, OWN_KINDS, Bool, Float, Int, OwnTimes
+from profiler_wrapper.trace.spans import SPAN_KINDS
 
 # --------------------------------------------------------------------------------------------------
 # Collectives, sends and receives of all ranks: who came last to each, who waited, what each name costs in all.
@@ -149,12 +150,14 @@ def is_call(row: model.CommunicationRow, rows: Sequence[model.CommunicationRow])
 
 Basis = Literal["cpu", "device"]
 
-_EXCLUSIVE = ("gc", "checkpoint", "communication", "recompute")  # their own kinds wherever they lie
+_EXCLUSIVE = tuple(kind.name for kind in SPAN_KINDS if kind.within)
 _RELEVANT = f"step IS NOT NULL AND (depth = 0 OR kind IN {_EXCLUSIVE})"
 # A moment in which several spans run belongs to the first of these: on the main thread, then beside it.
-_ON_MAIN = ("gc", "checkpoint", "communication", "recompute", "data", "optimizer", "backward", "forward", "other")
-_BESIDE = ("communication", "data", "gc", "checkpoint")
-_BITS = 9  # of a counter of running spans: at most 511 of one kind at once
+_BY_PRIORITY = sorted(SPAN_KINDS, key=lambda kind: kind.priority)
+_ON_MAIN = tuple(kind.name for kind in _BY_PRIORITY if kind.name != "step")
+_BESIDE = tuple(kind.name for kind in _BY_PRIORITY if kind.beside)
+# Of a counter of running spans, all in one number of 127 bits: 9, so at most 511 of a kind at once.
+_BITS = 126 // (len(_ON_MAIN) + len(_BESIDE))
 
 
 def own_times(database: Database, *, basis: Basis = "cpu") -> OwnTimes:

@@ -120,41 +120,71 @@ def parse_ranks(text: str, *, option: str = "--ranks") -> tuple[int, ...]:
 # --------------------------------------------------------------------------------------------------
 # What kind of work a span is, and who takes part in it, by the names that training frameworks give.
 
-# The first that matches counts. In lower case, words apart by one blank: "forward send", "params all gather".
-_KINDS = tuple(
-    (kind, re.compile(pattern))
-    for kind, pattern in (
-        ("gc", r"\b(gc|garbage)\b"),
-        (
-            "communication",
-            r"\b(i?send|i?recv|receive|p2p|all ?reduce|reduce ?scatter|all ?gather|all ?to ?all|alltoallv?|broadcast|"
-            r"bcast|barrier|nccl|rccl|gloo|c10d|comm|comms|communication|clip|grad ?norm|finalize model grads)\b",
-        ),
-        ("checkpoint", r"\b(checkpoint save|save checkpoint|checkpoint|ckpt)\b"),
-        ("recompute", r"\brecompute\w*\b"),
-        (
-            "data",
-            r"\b(data|dataloader|dataloading|batch generator|(get|next|load|fetch) batch)\b|"
-            r"^(load|loading|loader|fetch)$",
-        ),
-        ("optimizer", r"\b(optimizer|optim|adamw?|sgd|zero grad)\b|^opt( step)?$"),
-        ("backward", r"\b(backward|bwd|wgrad|dgrad)\b"),
-        ("forward", r"\b(forward|fwd|loss)\b"),
-        ("step", r"^(train |training )?(step|iteration|iter|interval time)$|^profilerstep\b"),
-    )
+
+class SpanKind(NamedTuple):
+    """A kind of work that a step is made of: all that differs from kind to kind, but for words in sentences."""
+
+    name: str
+    known_names: str  # some of those by which spans are of it, as helps have them
+    pattern: str  # of all of them, in lower case, words apart by one blank: "forward send", "params all gather"
+    priority: int  # of kinds that a name matches, or that run at one moment, the lowest counts
+    within: bool = False  # its own wherever it lies; spans of other kinds are parts of what they lie in
+    beside: bool = False  # counts beside the main thread as well, where that does nothing
+    of_cpu: bool = False  # a device waits for it; all that runs in a block of this name is of it
+
+
+# In the order in which a step has them.
+SPAN_KINDS: Final = (
+    SpanKind(
+        "step",
+        "step, train_step, iteration",
+        r"^(train |training )?(step|iteration|iter|interval time)$|^profilerstep\b",
+        8,
+    ),
+    SpanKind(
+        "data",
+        "data, dataloader, load, get_batch, next_batch",
+        r"\b(data|dataloader|dataloading|batch generator|(get|next|load|fetch) batch)\b|^(load|loading|loader|fetch)$",
+        4,
+        beside=True,
+        of_cpu=True,
+    ),
+    SpanKind("forward", "forward, fwd, loss", r"\b(forward|fwd|loss)\b", 7),
+    SpanKind("recompute", "recompute", r"\brecompute\w*\b", 3, within=True),
+    SpanKind("backward", "backward, bwd, wgrad, dgrad", r"\b(backward|bwd|wgrad|dgrad)\b", 6),
+    SpanKind(
+        "communication",
+        "all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, barrier, send, recv, grad_norm",
+        r"\b(i?send|i?recv|receive|p2p|all ?reduce|reduce ?scatter|all ?gather|all ?to ?all|alltoallv?|broadcast|bcast|"
+        r"barrier|nccl|rccl|gloo|c10d|comm|comms|communication|clip|grad ?norm|finalize model grads)\b",
+        1,
+        within=True,
+        beside=True,
+    ),
+    SpanKind(
+        "optimizer",
+        "optimizer, optim, opt, adam, sgd, zero_grad",
+        r"\b(optimizer|optim|adamw?|sgd|zero grad)\b|^opt( step)?$",
+        5,
+    ),
+    SpanKind("gc", "gc, garbage", r"\b(gc|garbage)\b", 0, within=True, beside=True),
+    SpanKind(
+        "checkpoint",
+        "checkpoint, ckpt",
+        r"\b(checkpoint save|save checkpoint|checkpoint|ckpt)\b",
+        2,
+        within=True,
+        beside=True,
+        of_cpu=True,
+    ),
+    SpanKind("other", "", r"(?!)", 9),
 )
+KINDS: Final = tuple(kind.name for kind in SPAN_KINDS)
 # Of each kind some of the words by which a name tells it, as helps have them.
-KNOWN_NAMES = {
-    "data": "data, dataloader, load, get_batch, next_batch",
-    "forward": "forward, fwd, loss",
-    "recompute": "recompute",
-    "backward": "backward, bwd, wgrad, dgrad",
-    "communication": "all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, barrier, send, recv, grad_norm",
-    "optimizer": "optimizer, optim, opt, adam, sgd, zero_grad",
-    "gc": "gc, garbage",
-    "checkpoint": "checkpoint, ckpt",
-    "step": "step, train_step, iteration",
-}
+KNOWN_NAMES: Final = {kind.name: kind.known_names for kind in SPAN_KINDS if kind.known_names}
+_BY_PRIORITY: Final = tuple(
+    (kind.name, re.compile(kind.pattern)) for kind in sorted(SPAN_KINDS, key=lambda kind: kind.priority)
+)
 
 _BETWEEN_WORDS = re.compile(r"[^a-z0-9]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -182,7 +212,7 @@ def words_of(name: str) -> str:
 def kind_of_span(name: str) -> str:
     """One of `KINDS`, as the name tells; "other" where it does not."""
     words = words_of(name)
-    return next((kind for kind, pattern in _KINDS if pattern.search(words)), "other")
+    return next((kind for kind, pattern in _BY_PRIORITY if pattern.search(words)), "other")
 
 
 def group_of_span(name: str) -> str:
@@ -210,19 +240,6 @@ def receives(name: str) -> bool:
 
 # --------------------------------------------------------------------------------------------------
 # The table that everything about many ranks reads: a row for each span of each rank.
-
-KINDS: Final = (  # in the order in which a step has them
-    "step",
-    "data",
-    "forward",
-    "recompute",
-    "backward",
-    "communication",
-    "optimizer",
-    "gc",
-    "checkpoint",
-    "other",
-)
 
 # Name of a column: its type in SQL, what it says.
 SPAN_COLUMNS: Final = {

@@ -1,7 +1,6 @@
 "use strict";
 /** Ranks: what each did itself in a step, what it waited for others, scores, and how often it came last. */
 (function () {
-  const KINDS = ["data", "forward", "recompute", "backward", "communication", "optimizer", "gc", "checkpoint", "other"];
   const PLACES = ["pp", "dp", "tp", "cp", "ep"];
 
   const any = (rows, of) => rows.some(row => { const value = of(row); return value !== null && value !== undefined && value !== ""; });
@@ -18,7 +17,7 @@
 
   function columns(rows, unknown) {
     const staged = new Set(rows.map(row => row.stage)).size > 1;
-    const used = KINDS.filter(kind => any(rows, row => row.own_ms_per_step[kind]));
+    const used = Object.keys(page.data.page.colors.kind).filter(kind => any(rows, row => row.own_ms_per_step[kind]));
     return [
       { key: "rank", title: "Rank", kind: "count", cell: page.rankCell("rank") },
       ...(staged ? [{ key: "stage", title: "Stage", kind: "count" }] : []),
