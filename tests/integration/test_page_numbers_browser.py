@@ -80,7 +80,7 @@ def test_operators_by_hand(full: Page) -> None:
     table.assert_shows("self_cpu_time_us", [1300, 60, 700, 150])
     table.assert_shows("tensor_cores", [2000 / 2300, None, None, None])
     assert table.texts("tensor_cores") == ["87.0", "–", "", ""]  # not known of attention; the others cannot
-    assert "tells" in tooltip_of_cell(full, "operators", "tensor_cores", 1)
+    assert "not known" in tooltip_of_cell(full, "operators", "tensor_cores", 1)
     assert table.texts("phase")[0].split() == ["backward", "forward"]
 
 
