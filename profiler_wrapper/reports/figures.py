@@ -75,7 +75,7 @@ PHASE_COLORS: Mapping[str, str] = {
     "decode": "#0072B2",
     "backward": "#E69F00",
     "recompute": "#009E73",
-    "accumulate_grad": "#CC79A7",
+    "accumulate_grad": "#EBCBDD",  # pale, as beside the optimizer
     "optimizer": "#CC79A7",
     "other": "#999999",
 }
