@@ -18,6 +18,7 @@ from profiler_wrapper.units import file_size
 NEVER = np.iinfo(np.int64).max
 _CPU = 0  # c10::DeviceType
 _INDICES = 4096  # more than a kind of device has
+_GRANULE = 512  # bytes: the caching allocators of accelerators give out multiples of it
 _OTHER, _GRADS = CATEGORIES.index("other"), CATEGORIES.index("grads")
 _NUMBER = re.compile(r"[0-9]{1,19}")  # as many digits as 64 bits hold
 
@@ -270,7 +271,7 @@ def _pre_existing(
     outside = 0
     if given_out_bytes is not None:
         room = given_out_bytes + int(size_bytes[unknown].sum())
-        outside = _cut_to(room, sizes, freed)
+        sizes, outside = _within(known.address[entries], sizes, freed, room)
     return PreExisting(
         np.concatenate([known.address[entries], address[unknown]]),
         np.concatenate([sizes, -size_bytes[unknown]]),
@@ -280,14 +281,32 @@ def _pre_existing(
     )
 
 
-def _cut_to(room: int, sizes: Int64, freed: Bool) -> int:
-    """Takes what is more than `room` bytes off the largest sizes, and says how much; what is `freed` was given out."""
-    outside, excess = 0, sum(sizes.tolist()) - room  # numbers of a file: their sum may not fit into 64 bits
-    for i in np.argsort(np.where(freed, 0, -sizes), kind="stable")[: np.count_nonzero(~freed)].tolist():
-        cut = max(0, min(excess - outside, int(sizes[i])))
+def _within(address: Int64, size_bytes: Int64, freed: Bool, room: int) -> tuple[Int64, int]:
+    """(what storages take of the `room` bytes that an allocator had given out, what lies outside of these).
+
+    The storages are in order of their addresses. Those that are `freed` were surely given out, with their size.
+    Bytes that others share count once. One that begins a block takes all of it, up to the next storage; others
+    are slices of a block, or another allocator's. Where the room is too small, first what begins no block is
+    cut, then the largest.
+    """
+    ends = np.minimum(address.astype(np.uint64) + size_bytes.astype(np.uint64), NEVER).astype(np.int64)
+    covered = np.maximum.accumulate(np.append(np.int64(0), ends))[:-1]
+    sizes = np.where(freed, size_bytes, np.maximum(ends - np.maximum(address, covered), 0))
+    begins_block = (address % _GRANULE == 0) & (address >= covered)
+    free_behind = np.maximum(np.append(address[1:], NEVER)[: len(address)] - ends, 0)
+    padding = np.where(begins_block & ~freed, np.minimum(-sizes % _GRANULE, free_behind), 0)
+    taken = sum(sizes.tolist())  # numbers of a file: their sum may not fit into 64 bits
+    if taken + int(padding.sum()) <= room:
+        return sizes + padding, 0
+    outside, excess = 0, taken - room
+    for i in np.lexsort((-sizes, begins_block, freed)).tolist():
+        if excess <= 0 or freed[i]:
+            break
+        cut = min(excess, int(sizes[i]))
         sizes[i] -= cut
+        excess -= cut
         outside += cut
-    return outside
+    return sizes, outside
 
 
 def _sizes_of_frees(
