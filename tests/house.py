@@ -41,8 +41,8 @@ def _room(modules: int, lines: int, imports: str | None) -> Room:
 
 ROOMS = {
     "": _room(10, 1700, None),
-    "trace": _room(14, 3300, ""),
-    "capture": _room(16, 4950, "trace"),
+    "trace": _room(14, 3350, ""),
+    "capture": _room(16, 5000, "trace"),
     "run": _room(8, 1900, "__version__ analysis capture reports result trace"),
     "analysis": _room(51, 13750, "trace"),
     "reports": _room(16, 4900, "analysis trace"),

@@ -61,6 +61,21 @@ class Listing:
                 return label.partition(" ")[2]
         return None
 
+    def without(self, known: dict[int, int]) -> Listing:
+        """What is not in `known`, which has sizes by address."""
+        left = Listing()
+        left.time_ns, left._labels = self.time_ns, self._labels
+        for device, sizes in self._size_bytes.items():
+            new = {address: size for address, size in sizes.items() if known.get(address) != size}
+            if new:
+                left._size_bytes[device] = new
+        return left
+
+    def add_to(self, known: dict[int, int]) -> None:
+        """Write the sizes into `known`, by address."""
+        for sizes in self._size_bytes.values():
+            known.update(sizes)
+
     def holding(self) -> Holding:
         """What was listed, in order."""
         tensors = {}
@@ -344,6 +359,7 @@ class OptimizerTensors:
     """
 
     def __init__(self) -> None:
+        self.steps = 0  # made since then
         self._listed = False
         self._state: tuple[list[int], list[tuple[int, int]]] | None = None  # of its tensors when they were listed
 
@@ -365,6 +381,7 @@ class OptimizerTensors:
 
     def after_step(self, optimizer: Any, names: ParameterNames) -> Listing:
         """Its copies and its state; nothing if that is what it was when it was last listed."""
+        self.steps += 1
         listing = Listing()
         if self._state != _fingerprint([tensor for _, _, tensor in _state_of(optimizer)]):
             self._add_copies_and_state(listing, optimizer, names)
@@ -428,8 +445,11 @@ def _state_of(optimizer: Any) -> Iterator[tuple[object, str, torch.Tensor]]:
 # makes its first step in a session, for nobody knew it before. Of an optimizer that is none of torch's both
 # are listed at the end of each step of the loop: of gradients only those that are still there.
 #
-# A loop may run for long: after `MOST_TENSORS` entries only the last moment before the end and the end are kept.
+# A loop may run for long, so there are bounds. After `FULL_STEPS` steps of an optimizer, or `MOST_TENSORS`
+# entries, a moment lists only what lies where nothing was listed before, after as many again nothing; the last
+# moment before the end and the end itself are always listed in full.
 
+FULL_STEPS = 20
 MOST_TENSORS = 100_000
 
 Reference = Callable[[], Any]  # a weak reference to an optimizer
@@ -527,12 +547,13 @@ class OwnedTensors:
             self._optimizers[id(optimizer)] = reference
             session.of_optimizer.pop(id(optimizer), None)
         owned = session.of_optimizer.setdefault(id(optimizer), OptimizerTensors())
-        session.add(owned.before_step(optimizer, self._names))
+        session.add(owned.before_step(optimizer, self._names), in_full=owned.steps < FULL_STEPS)
 
     def _after_step(self, session: _Session, optimizer: Any) -> None:
         owned = session.of_optimizer.get(id(optimizer))
         if owned is not None:  # else the session began within its step
-            session.add(owned.after_step(optimizer, self._names))
+            listing = owned.after_step(optimizer, self._names)
+            session.add(listing, in_full=owned.steps <= FULL_STEPS)
 
     def _others_stepped(self, session: _Session) -> None:
         for optimizer in self.optimizers():
@@ -554,8 +575,9 @@ class _Session:
     def __init__(self) -> None:
         self.moments: list[Listing] = []
         self.of_optimizer: dict[int, OptimizerTensors] = {}  # by its id
+        self._known: dict[int, int] = {}  # bytes by address, of all moments
         self._count = 0
-        self._last: Listing | None = None  # where it was not kept
+        self._last: Listing | None = None  # of which not everything was kept
         self._thread = threading.get_ident()
 
     def is_elsewhere(self) -> bool:
@@ -565,21 +587,30 @@ class _Session:
         """
         return threading.get_ident() != self._thread and not in_backward()
 
-    def add(self, listing: Listing) -> None:
-        """Keep a moment, while they are not too many; nothing of an empty one."""
+    def add(self, listing: Listing, *, in_full: bool) -> None:
+        """Keep a moment, or where there are many what is new in it; nothing of an empty one."""
         if not len(listing):
             return
-        self._last = listing if self._count >= MOST_TENSORS else None
-        if self._last is None:
+        if in_full and self._count < MOST_TENSORS:
+            self._last = None
             self.keep(listing)
+            return
+        self._last = listing
+        if self._count < 2 * MOST_TENSORS:
+            new = listing.without(self._known)
+            if len(new):
+                self.keep(new)
 
     def keep(self, listing: Listing) -> None:
-        """Keep a moment."""
+        """Keep a moment in full."""
         self.moments.append(listing)
         self._count += len(listing)
+        listing.add_to(self._known)
 
     def end(self, listing: Listing) -> None:
-        """Keep the last moment before the end, and the end."""
+        """Keep the last moment before the end in full, and the end."""
         if self._last is not None:
-            self.keep(self._last)
-        self.keep(listing)
+            if self.moments[-1].time_ns == self._last.time_ns:
+                self.moments.pop()
+            self.moments.append(self._last)
+        self.moments.append(listing)
