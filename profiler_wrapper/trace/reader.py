@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from itertools import compress
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.errors import BrokenTrace
+from profiler_wrapper.errors import BrokenTrace, attempt
 from profiler_wrapper.trace.events import Args, Event, EventDecoder
 from profiler_wrapper.trace.json_stream import Progress, TraceWalker, no_garbage_collection
 from profiler_wrapper.trace.marks import GARBAGE
@@ -44,11 +44,13 @@ from profiler_wrapper.trace.recording import (
 )
 from profiler_wrapper.trace.shapes import ShapeCollector, Shapes
 
+_T = TypeVar("_T")
 _NO_TIME = int(np.iinfo(np.int64).min)
 _LIMIT_US = (1 << 62) // 1000  # 146 years
 _HOUR_NS = 3600 * 10**9
 _LARGEST = 1 << 62  # of what counts as a number of things
 _MOST_RANKS = 1 << 20
+_DETAILS = "how kernels were launched, what copies moved and what collectives tell are"
 # Names of kernels, ops and annotations that may be of a collective: of the backends, and of c10d itself.
 _COLLECTIVE = re.compile(
     r"(?i)ccl|gloo|ucc:|mpi:|c10d|record_param_comms|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|"
@@ -252,7 +254,7 @@ class _Collector:
         self._failures: list[FailedAllocation] = []
         self._flow_starts: dict[int | str, list[tuple[int, int]]] = defaultdict(list)
         self._flow_ends: list[tuple[int | str, int, int]] = []
-        self._details = _Details(self._names)
+        self._details: _Details | None = _Details(self._names)  # None: it failed
 
     def add(self, events: list[Event]) -> list[Event]:
         """Adds the next events of the file; returns those that became spans, in order."""
@@ -329,6 +331,7 @@ class _Collector:
         device, stream, graph_node = _columns_of_some(args, on_device, "device", "stream", "graph_node")
         _fill_from_lane(events, on_device & ((device < 0) | (stream < 0)), device, stream)
         sequence, forward_thread = _columns_of_some(args, category == Category.CPU_OP, "sequence", "forward_thread")
+        silent = np.full(len(events), -1, dtype=np.int32)
         self._spans.add(
             category=category,
             name=name,
@@ -342,8 +345,19 @@ class _Collector:
             device=device,
             stream=stream,
             graph=graph_node > 0,
-            configuration=self._details.add(args, category, name),
+            configuration=self._ask_details(lambda details: details.add(args, category, name), silent),
         )
+
+    def _ask_details(self, ask: Callable[[_Details], _T], otherwise: _T) -> _T:
+        """What is said beside times is worth no recording: where that fails it is left out, and a warning says so."""
+        details, failed = self._details, list[str]()
+        if details is None:
+            return otherwise
+        found = attempt(_DETAILS, lambda: ask(details), otherwise, failed)
+        if failed:
+            self._details = None
+            self._warnings += failed
+        return found
 
     def _add_memory(self, events: list[Event]) -> None:
         args = list(map(_ARGS, events))
@@ -377,6 +391,9 @@ class _Collector:
         """All that was added, and which of the spans are kept. To be called once."""
         spans, configuration, kept = self._finished_spans()
         flows = self._finished_flows()
+        none: tuple[CollectiveDetails, ...] = ()
+        collectives = self._ask_details(lambda details: details.collectives(kept), none)
+        details = self._ask_details(lambda details: details.launches(spans, configuration), DeviceDetails())
         start, duration = self._calls.take("start_ns"), self._calls.take("duration_ns")
         sane = self._sane_times(start, duration)
         calls = PythonCalls(start_ns=start[sane], duration_ns=duration[sane], **self._calls.rest(sane))
@@ -395,9 +412,9 @@ class _Collector:
             warnings=(*warnings, *self._warnings),
             skipped=dict(self._skipped),
             failed_allocations=tuple(sorted(self._failures)),
-            details=self._details.launches(spans, configuration),
+            details=details,
             python=calls,
-            collectives=self._details.collectives(kept),
+            collectives=collectives,
         )
         return recording, kept
 
@@ -576,19 +593,23 @@ def _table(rows: Sequence[tuple[Any, ...]]) -> Configurations:
     )
 
 
-def _amount(value: Any) -> float:
+def _amount(value: object) -> float:
     """A number that is finite and not negative; else NaN."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return math.nan
     try:
         amount = float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (ValueError, OverflowError):
         return math.nan
     return amount if 0 <= amount < math.inf else math.nan
 
 
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     """A whole number that is not negative; else -1."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if 0 <= value < _LARGEST else -1
     amount = _amount(value)
-    return int(amount) if amount < _LARGEST and amount.is_integer() else -1
+    return int(amount) if amount < _LARGEST and amount == int(amount) else -1
 
 
 def _three(value: object) -> tuple[int, int, int]:

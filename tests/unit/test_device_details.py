@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiler_wrapper.trace import json_stream
+from profiler_wrapper.analysis.analyse import analyse
+from profiler_wrapper.trace import json_stream, reader
 from profiler_wrapper.trace.reader import read, read_with_shapes
 from profiler_wrapper.trace.recording import CollectiveDetails, Configurations, DeviceDetails, Recording
 from shared_traces import TRACES, needs_traces
@@ -249,3 +250,36 @@ def test_real_traces_against_plain_json(name: str) -> None:
     shaped, _ = read_with_shapes(TRACES / name)
     assert shaped.collectives == recording.collectives
     assert launches_of(shaped).grid.tolist() == told.grid.tolist()
+
+
+@pytest.mark.parametrize("part", ["_three", "_table", "_collective"])
+def test_details_that_cannot_be_read_cost_nothing_else(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damage that the collector does not know: it fails, and times, names and memory stay."""
+    events = [
+        event("cpu_op", "aten::mm", 1, 5),
+        event("cuda_runtime", "cudaLaunchKernel", 2, 1, correlation=3),
+        kernel(10, correlation=3, **LAUNCH),
+        kernel(20, "ncclDevKernel_AllReduce", **{"Collective name": "allreduce", "grid": "damaged"}),
+        event("cpu_op", "aten::add", 30, 5),
+    ]
+    whole = recorded(tmp_path, *events)
+    assert len(whole.details) and whole.collectives and whole.warnings == ()
+
+    def fails(*_: object) -> None:
+        raise TypeError("a grid of nothing")
+
+    monkeypatch.setattr(reader, part, fails)
+    found = recorded(tmp_path, *events)
+    assert found.warnings == (
+        "how kernels were launched, what copies moved and what collectives tell are not available, because that "
+        "failed: TypeError: a grid of nothing",
+    )
+    assert found.names == whole.names and len(found.details) == 0
+    for column in ("start_ns", "duration_ns", "category", "name", "correlation", "device"):
+        np.testing.assert_array_equal(getattr(found.spans, column), getattr(whole.spans, column))
+    analysis = analyse(found)
+    assert analysis.time == analyse(whole).time and analysis.kernels
+    assert not any("kernels are not available" in warning for warning in analysis.warnings)
+    assert found.warnings[0] in analysis.warnings

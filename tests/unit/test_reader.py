@@ -89,7 +89,7 @@ def test_gzip_is_known_by_content_and_keys_come_in_any_order(tmp_path: Path) -> 
     )
     plain, packed = tmp_path / "a.json.gz", tmp_path / "b.json"
     plain.write_text(text)
-    packed.write_bytes(gzip.compress(text[:40].encode()) + gzip.compress(text[40:].encode()))  # two members
+    packed.write_bytes(gzip.compress(text[:40].encode()) + gzip.compress(text[40:].encode()) + b"behind")  # two members
     for path in (plain, packed):
         recording = read(path)
         assert len(recording.spans) == 1
