@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +26,7 @@ from profiler_wrapper.analysis.model import (
     MemoryMoment,
     MemoryTimeline,
     MemoryUse,
-    MomentKeys,
     Owner,
-    OwnerKeys,
     Phase,
     Slope,
     StepTime,
@@ -332,10 +331,12 @@ def memory_summary(use: MemoryUse | None) -> Memory:
             "time_ns": use.peak.time_ns,
             "step": use.peak.step,
             "phase": timeline.phase_at(use.peak.time_ns),
-            "owners": [_owner(owner) for owner in use.peak_owners[:_MOST_OWNERS]],
-            "reserved": None if use.reserved_peak is None else _moment(use.reserved_peak),
+            "owners": [_renamed(owner, size_bytes="bytes") for owner in use.peak_owners[:_MOST_OWNERS]],
+            "reserved": None
+            if use.reserved_peak is None
+            else _renamed(use.reserved_peak, total_bytes="allocated_bytes"),
         },
-        "moments": [_moment(moment) for moment in use.moments],
+        "moments": [_renamed(moment, total_bytes="allocated_bytes") for moment in use.moments],
         "slope": None if use.slope is None else asdict(use.slope),
         "leaks": [asdict(leak) for leak in use.leaks],
         "changes": [asdict(change) for change in use.changes],
@@ -343,27 +344,9 @@ def memory_summary(use: MemoryUse | None) -> Memory:
     }
 
 
-def _moment(moment: MemoryMoment) -> MomentKeys:
-    return {
-        "label": moment.label,
-        "step": moment.step,
-        "time_ns": moment.time_ns,
-        "allocated_bytes": moment.total_bytes,
-        "reserved_bytes": moment.reserved_bytes,
-        "categories": dict(moment.categories),
-    }
-
-
-def _owner(owner: Owner) -> OwnerKeys:
-    return {
-        "category": owner.category,
-        "layer": owner.layer,
-        "name": owner.name,
-        "op": owner.op,
-        "phase": owner.phase,
-        "bytes": owner.size_bytes,
-        "count": owner.count,
-    }
+def _renamed(row: MemoryMoment | Owner, **names: str) -> Any:
+    """The fields of a row, some under the names that `result.json` gives them."""
+    return {names.get(name, name): value for name, value in asdict(row).items()}
 
 
 # --------------------------------------------------------------------------------------------------
