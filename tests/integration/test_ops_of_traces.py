@@ -17,6 +17,7 @@ from profiler_wrapper.analysis.work.formulas import flops_of, has_formula
 from profiler_wrapper.trace.reader import read_with_shapes
 from profiler_wrapper.trace.shapes import OpShapes
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
+from torch_versions import since_torch
 from traffic_truth import held, needed
 
 # Why the bytes are others than the meta kernel's.
@@ -26,6 +27,7 @@ OTHER_BYTES = {
     "aten::arange": "without a tensor to fill it calls itself with one",
     "aten::native_batch_norm": "it writes the running statistics, as no schema says; its own are float32 on a device",
 }
+NO_META_CONVOLUTION = "no convolution runs on the meta device"
 _TYPES = {
     "float": torch.float32,
     "double": torch.float64,
@@ -122,6 +124,7 @@ def bytes_on_meta(call: Call) -> tuple[int, int]:
 
 
 @needs_traces
+@since_torch(2, 11, NO_META_CONVOLUTION)
 def test_bytes_are_what_meta_kernels_give() -> None:
     left_out = (*OTHER_BYTES, *INDEXING, *SHOWS_INDICES)
     calls = [
@@ -137,6 +140,7 @@ def test_bytes_are_what_meta_kernels_give() -> None:
 
 
 @needs_traces
+@since_torch(2, 11, NO_META_CONVOLUTION)
 def test_flops_are_what_torch_counts() -> None:
     compared = 0
     for call in distinct_calls():

@@ -24,6 +24,9 @@ from torch_versions import TORCH, since_torch
 from unchanged import fails, nothing_left
 
 
+NEVER_STARTED = since_torch(2, 11, "after a profiler that was prepared and never started none can be")
+
+
 @pytest.fixture
 def case() -> Case:
     return models.build("llama")
@@ -35,17 +38,13 @@ def case() -> Case:
 @pytest.mark.parametrize(
     ("owner", "where"),
     [
-        (session.Session, "start"),
+        pytest.param(session.Session, "start", marks=NEVER_STARTED),
         (session.Session, "begin_step"),
         (session.Session, "end_step"),
         (session.Session, "export"),
         (session._KinetoProfile, "stop_trace"),
         (session._KinetoProfile, "prepare_trace"),
-        pytest.param(
-            session._KinetoProfile,
-            "start_trace",
-            marks=since_torch(2, 11, "after a profiler that was prepared and never started none can be"),
-        ),
+        pytest.param(session._KinetoProfile, "start_trace", marks=NEVER_STARTED),
         (session._KinetoProfile, "export_chrome_trace"),
     ],
 )
