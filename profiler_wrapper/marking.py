@@ -147,7 +147,7 @@ def trace_handler(
         files=files,
         trace=trace,
         enable_print_summary=print_summary,
-    ).with_absolute_paths()
+    )
     finisher: list[Finisher] = []
     steps = _RecordedSteps()
     _held.wanted = not options.off
