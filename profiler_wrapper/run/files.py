@@ -186,24 +186,19 @@ class WindowFiles:
 
     def _report(self, name: str, file: ReportFile, result: ProfileResult) -> None:
         directory = self._directory_path()
-        if name == "report":
-            trace = self.trace_path
-            with replacing(directory.page) as beside:
-                trace_href = None if trace is None else href(trace, page=directory.page)
-                write_page(result, beside, trace_href=trace_href)
-            self._written.append(directory.page)
-            return
         if file.shared:
             directory = replace(directory, window="")
-            if directory.path(file.name).exists():
-                return
-        if name != "log" or self._options.log_dir is None:
-            self._written.append(directory.write_with(file.name, lambda path: file.write(result, path)))
+        path = directory.page if name == "report" else directory.path(file.name)
+        if file.shared and path.exists():
             return
-        file_name = directory.path(file.name).name
-        path = self._options.log_dir / (f"{directory.window}_{file_name}" if directory.window else file_name)
+        if name == "log" and self._options.log_dir is not None:
+            path = self._options.log_dir / (f"{directory.window}_{path.name}" if directory.window else path.name)
         with replacing(path) as beside:
-            file.write(result, beside)
+            if name == "report":
+                trace = self.trace_path
+                write_page(result, beside, trace_href=None if trace is None else href(trace, page=path))
+            else:
+                file.write(result, beside)
         self._written.append(path)
 
     def _directory_path(self) -> RunDirectory:

@@ -195,7 +195,7 @@ class RunPlace:
         directory = self.run
         if number:
             first, last = (main.steps[0], main.steps[-1]) if main.steps else (number, number)
-            directory = self.run.for_window(first, last)
+            directory = replace(self.run, window=f"steps_{first}-{last}")
             if directory.window in self._windows or directory.directory.exists():
                 directory = replace(directory, window=f"{directory.window}_{number}")
             self._windows.add(directory.window)
