@@ -20,7 +20,7 @@ from profiler_wrapper.capture.window import RecordedTrace, Window
 from profiler_wrapper.errors import warn
 from profiler_wrapper.run.finishing import Finisher
 from profiler_wrapper.run.options import make_options
-from profiler_wrapper.trace.owned import Holding
+from profiler_wrapper.trace.run_directory import Holding
 
 _marking: list[LayerMarking] = []  # attached, oldest first
 

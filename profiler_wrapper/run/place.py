@@ -17,8 +17,7 @@ from profiler_wrapper.capture.rank import RunInfo
 from profiler_wrapper.capture.window import RecordedTrace, Window
 from profiler_wrapper.errors import attempt, warn
 from profiler_wrapper.run.options import Options
-from profiler_wrapper.trace.owned import holdings_to_list
-from profiler_wrapper.trace.run_directory import RunDirectory, open_run, remove_empty
+from profiler_wrapper.trace.run_directory import RunDirectory, holdings_to_list, open_run, remove_empty
 
 # --------------------------------------------------------------------------------------------------
 # What run.json says of a recorded window, and which of its traces are reported.
