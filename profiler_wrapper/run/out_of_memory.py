@@ -18,7 +18,7 @@ from profiler_wrapper.errors import say, warn
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.trace.nesting import innermost_around
-from profiler_wrapper.trace.reader import read_shapes
+from profiler_wrapper.trace.reader import read_with_shapes
 from profiler_wrapper.trace.shapes import OpShapes
 from profiler_wrapper.units import file_size, percent
 
@@ -207,7 +207,7 @@ def _use_of(device: str, result: ProfileResult | None) -> MemoryUse | None:
 
 def _shapes(found: Attributed, trace: Path) -> ShapeOf:
     """The inputs of the last call of an op in a layer, as text; "" where they were not recorded."""
-    shapes = read_shapes(trace)
+    shapes = read_with_shapes(trace)[1]
     spans, tree, attribution = found.recording.spans, found.tree, found.attribution
     numbers = {name: i for i, name in enumerate(found.recording.names)}
     layers = tree.by_name()

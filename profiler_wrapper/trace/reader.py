@@ -74,23 +74,10 @@ def read(path: str | os.PathLike[str], *, progress: Progress | None = None) -> R
     return _read(path, None, progress)[0]
 
 
-def read_shapes(path: str | os.PathLike[str]) -> Shapes:
-    """The input shapes of the ops of a trace, by a second pass over the file.
-
-    Returns:
-        A mapping from the index of a span in `read(path).spans` to its shapes. Spans without
-        shapes are not in it.
-
-    Raises:
-        As `read`.
-    """
-    return read_with_shapes(path)[1]
-
-
 def read_with_shapes(
     path: str | os.PathLike[str], wanted: Callable[[str], bool] | None = None, *, progress: Progress | None = None
 ) -> tuple[Recording, Shapes]:
-    """What `read` gives and the shapes of its ops, in one pass; with `wanted`, of ops of these names.
+    """What `read` gives, and the shapes of its ops by index of the span; with `wanted`, of ops of these names.
 
     Raises:
         As `read`.

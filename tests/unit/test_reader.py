@@ -15,7 +15,7 @@ import pytest
 
 from profiler_wrapper.errors import BrokenTrace
 from profiler_wrapper.trace import events as trace_events
-from profiler_wrapper.trace.reader import read, read_shapes
+from profiler_wrapper.trace.reader import read, read_with_shapes
 from profiler_wrapper.trace.recording import Category, FailedAllocation, Lane, Recording
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
@@ -465,7 +465,7 @@ def test_shapes_of_ops_by_span(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     listed = OP | {"args": {"Input Dims": [[[2], [3, 4]], []], "Input type": ["TensorList", "Scalar"]}}
     path.write_text(json.dumps(trace(KERNEL | {"dur": -3}, OP, LAUNCH, listed, OP)))
-    shapes = read_shapes(path)
+    shapes = read_with_shapes(path)[1]
     assert list(shapes) == [0, 2, 3]
     assert shapes[0] == shapes[3]
     assert shapes[0].dims == ([2, 3], [3, 4])
@@ -509,7 +509,7 @@ def test_shapes_of_a_real_trace() -> None:
     path = TRACES / "h100_vit_inference.json.gz"
     with gzip.open(path) as file:
         events = [event for event in json.load(file)["traceEvents"] if event.get("cat") == "cpu_op"]
-    recording, shapes = read(path), read_shapes(path)
+    recording, shapes = read(path), read_with_shapes(path)[1]
     ops = np.flatnonzero(recording.spans.category == Category.CPU_OP)
     assert list(shapes) == ops.tolist()
     assert [list(shapes[op].dims) for op in shapes] == [event["args"]["Input Dims"] for event in events]
