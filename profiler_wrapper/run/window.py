@@ -70,9 +70,11 @@ class WindowTask:
         """The traces where they were exported to."""
         return (self.main.path,) if self.full is None else (self.main.path, self.full)
 
-    def files(self) -> WindowFiles:
+    def files(self, *, only_traces: bool = False) -> WindowFiles:
         """What writes them; `run` gets where the traces go."""
-        files = WindowFiles(self.options, self.info, self.directory, self.run, target=self.target)
+        files = WindowFiles(
+            self.options, self.info, self.directory, self.run, target=self.target, only_traces=only_traces
+        )
         self.run.update(files.trace_names(full=self.full is not None))
         return files
 
@@ -131,9 +133,7 @@ def finish_window(task: WindowTask) -> FinishedWindow:
 
 def keep_traces(task: WindowTask, problem: str) -> FinishedWindow:
     """Nothing came of a window: put its traces in place as they are, and say so."""
-    files = task.files()
-    files.only_traces()
-    task.run.update(files.trace_names(full=task.full is not None))
+    files = task.files(only_traces=True)
     files.write_traces(main=task.main.path, full=task.full if task.full is not None and task.full.exists() else None)
     trace = files.trace_path
     hint = "" if trace is None else f". To make the reports from the trace: python -m profiler_wrapper analyze {trace}"
