@@ -75,7 +75,10 @@ class ProfileResult(Analysis):
         """
         found = self.rows(name)
         if not found:
-            raise UnknownLayer(_unknown(name, sorted({row.layer for row in self.layers if row.layer})))
+            layers = sorted({row.layer for row in self.layers if row.layer})
+            near = difflib.get_close_matches(name, layers, n=1)
+            hint = f"\nDid you mean {near[0]!r}?" if near else ""
+            raise UnknownLayer(f"no layer {name!r} among the {len(layers)} recorded.{hint}")
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,12 +124,6 @@ class ProfileResult(Analysis):
 
 
 _MOST_UNPACKED = 20  # times the size of a gzipped trace; of tested ones 11 to 19
-
-
-def _unknown(name: str, layers: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, layers, n=1)
-    hint = f"\nDid you mean {near[0]!r}?" if near else ""
-    return f"no layer {name!r} among the {len(layers)} recorded.{hint}"
 
 
 def as_result(analysis: Analysis) -> ProfileResult:

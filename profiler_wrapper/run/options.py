@@ -121,8 +121,7 @@ def _flag(default: bool) -> Any:
 
 
 def _directory(name: str, default: Path | None = None) -> Any:
-    """The same from now on, whatever directory the loop goes to."""
-    return _option(default, convert=lambda path: given_directory(path, name).absolute())
+    return _option(default, convert=partial(given_directory, parameter=name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +181,11 @@ class Options:
     local_dir: Path | None = _directory("local_dir")  # where files are written first; None: where they go
     background: bool = _flag(True)  # while the loop goes on, windows are finished by a child process
     off: bool = False
+
+    def with_absolute_paths(self) -> Options:
+        """The same from now on, whatever directory the loop goes to."""
+        places = {name: getattr(self, name) for name in ("output_dir", "log_dir", "mem_dir", "local_dir")}
+        return replace(self, **{name: path and path.absolute() for name, path in places.items()})
 
     def plan(self) -> Plan:
         """What to record of which step."""

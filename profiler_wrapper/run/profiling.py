@@ -184,7 +184,7 @@ class Profiling:
                 version=__version__,
             )
             self.finisher = Finisher(
-                self._options,
+                self._options.with_absolute_paths(),
                 info,
                 self._scopes.describe,
                 self._scopes.describe_compiled,

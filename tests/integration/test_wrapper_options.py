@@ -216,8 +216,10 @@ def test_a_loop_that_goes_to_another_directory(case: Case, tmp_path: Path, monke
     places = {"output_dir": "out", "log_dir": "logs", "local_dir": "node", "files": (*QUICK, "log"), "steps": "1,5"}
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    prof = pw.ProfilerWrapper(case.model, run_name="run", enable_print_summary=False, **places)
     monkeypatch.chdir(tmp_path)
-    with pw.ProfilerWrapper(case.model, run_name="run", enable_print_summary=False, **places) as prof:
+    with prof:
         models.train(case, steps=3)
         monkeypatch.chdir(elsewhere)
         models.train(case, steps=5)
