@@ -120,8 +120,7 @@ def finish_window(task: WindowTask) -> FinishedWindow:
     files.write(result, found, main=task.main.path, full=task.full)
     explained = False
     if task.failure is not None:
-        trace = (files.trace_path or task.main.path) if task.main.shapes else None
-        explained = explain_oom(task.failure, result, found=found, trace=trace, directory=files.directory)
+        explained = explain_oom(task.failure, result, found=found, directory=files.directory)
     summary = files.summary()
     text = ""
     if task.prints:
