@@ -407,10 +407,20 @@ def _is_cut_short(error: Exception) -> bool:
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _CONTROL = re.compile(rb"[\x00-\x1f]")
-_NOT_FINITE = re.compile(rb'(":[ \t]*)(-?(?:nan|NaN|inf|Infinity))(?=[ \t\r\n]*[,}])')
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
-_SURROGATES = re.compile(  # a pair of them, or a lone one as group 1
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+# What is wrong, where, and what takes its place: as many bytes.
+_REPAIRS: tuple[tuple[str, re.Pattern[bytes], Callable[[re.Match[bytes]], bytes]], ...] = (
+    (
+        "numbers that are not finite were left out",
+        re.compile(rb'(?<=":)[ \t]*(?:-?(?:nan|NaN|inf|Infinity))(?=[ \t\r\n]*[,}])'),
+        lambda match: b'""'.ljust(len(match[0])),
+    ),
+    (
+        "lone surrogates in names were replaced",
+        re.compile(rb"%b(?!%b)|(?<!%b)%b" % (_HIGH, _LOW, _HIGH, _LOW)),
+        lambda match: rb"\ufffd",
+    ),
 )
 
 
@@ -420,32 +430,20 @@ def repaired(data: bytes) -> tuple[bytes, dict[str, tuple[int, int]]]:
     Control characters are looked for only where nothing else was found: it takes the longest.
     """
     notes: dict[str, tuple[int, int]] = {}
-
-    def note(what: str, offset: int, count: int = 1) -> None:
-        before, first = notes.get(what, (0, offset))
-        notes[what] = (before + count, first)
-
-    def finite(match: re.Match[bytes]) -> bytes:
-        note("numbers that are not finite were left out", match.start(2))
-        return match[1] + b'""'.ljust(len(match[2]))
-
-    def paired(match: re.Match[bytes]) -> bytes:
-        if match[1] is None:
-            return match[0]
-        note("lone surrogates in names were replaced", match.start())
-        return rb"\ufffd"
-
-    def printable(match: re.Match[bytes]) -> bytes:
-        text, count = _CONTROL.subn(b" ", match[0])
-        if count:
-            note("control characters inside names were read as spaces", match.start(), count)
-        return text
-
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
         text, count = _NOT_UTF8.subn("?", data.decode("utf-8", "surrogateescape"))
-        note("bytes that are not UTF-8 were read as '?'", error.start, count)
+        notes["bytes that are not UTF-8 were read as '?'"] = (count, error.start)
         data = text.encode("utf-8")
-    data = _SURROGATES.sub(paired, _NOT_FINITE.sub(finite, data))
-    return (data if notes else _STRING.sub(printable, data)), notes
+    for what, pattern, replacement in _REPAIRS:
+        if (first := pattern.search(data)) is not None:
+            data, count = pattern.subn(replacement, data)
+            notes[what] = (count, first.start())
+    if not notes:
+        printable = _STRING.sub(lambda match: _CONTROL.sub(b" ", match[0]), data)
+        changed = np.flatnonzero(np.frombuffer(data, np.uint8) != np.frombuffer(printable, np.uint8))
+        if len(changed):
+            notes["control characters inside names were read as spaces"] = (len(changed), int(changed[0]))
+        data = printable
+    return data, notes

@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypedDict
 from urllib.parse import quote
@@ -31,8 +31,7 @@ from profiler_wrapper.trace.atomic import check_path, json_bytes, replacing
 # Takes files that were written on a node's own disk to where the run is kept.
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
+class Carried(NamedTuple):
     """What came of it."""
 
     there: tuple[Path, ...]  # where they are now
@@ -48,8 +47,11 @@ def carry(source: Path, target: Path) -> Carried:
     there: list[Path] = []
     left: list[Path] = []
     problem = ""
-    for path in _files(source):
-        copy = target / path.relative_to(source)
+    for path in sorted(path for path in source.rglob("*") if path.is_file()):
+        place = path.relative_to(source)
+        if any(part.startswith(".") for part in place.parts):
+            continue
+        copy = target / place
         try:
             with replacing(copy) as beside:
                 shutil.copyfile(path, beside)
@@ -70,11 +72,6 @@ def remove_empty(directory: Path) -> None:
     for empty in (*below, directory):
         with suppress(OSError):
             empty.rmdir()
-
-
-def _files(source: Path) -> list[Path]:
-    files = sorted(path for path in source.rglob("*") if path.is_file())
-    return [path for path in files if not any(part.startswith(".") for part in path.relative_to(source).parts)]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -174,8 +171,8 @@ def claim(root: Path, launch: Launch, *, restarted: bool = False) -> bool:
         if _has_ranks(root) and _owner(root) is None:  # they leave the file first, so these are older, or one alone
             return False
         root.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError), (root / LAUNCH_FILE).open("x", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(launch)))
+        with suppress(FileExistsError), (root / LAUNCH_FILE).open("xb") as file:
+            file.write(msgspec.json.encode(launch))
         owner = _owner(root)
     return owner is None or not launch.is_other_than(owner, restarted=restarted)
 
@@ -187,9 +184,8 @@ def _has_ranks(root: Path) -> bool:
 def _owner(root: Path) -> Launch | None:
     """What the first rank left; None if there is nothing, or nothing that can be read."""
     try:
-        written = json.loads((root / LAUNCH_FILE).read_bytes())
-        return Launch(**{name: written[name] for name in Launch.__slots__ if name in written})
-    except (OSError, ValueError, TypeError):
+        return msgspec.json.decode((root / LAUNCH_FILE).read_bytes(), type=Launch)
+    except (OSError, ValueError, msgspec.DecodeError):
         return None
 
 
