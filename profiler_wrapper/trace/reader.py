@@ -216,7 +216,9 @@ class _Collector:
         self._failures: list[FailedAllocation] = []
         self._flow_starts: dict[int | str, list[tuple[int, int]]] = defaultdict(list)
         self._flow_ends: list[tuple[int | str, int, int]] = []
-        self._details: _Details | None = _Details()  # None: it failed
+        self._configurations = _Numbers()
+        self._collectives: list[tuple[int, Args]] = []  # of spans in the order in which they were added
+        self._span_count = 0
 
     def add(self, events: list[Event]) -> list[Event]:
         """Adds the next events of the file; returns those that became spans, in order."""
@@ -284,7 +286,6 @@ class _Collector:
         device, stream, graph_node = _columns_of_some(args, on_device, "device", "stream", "graph_node")
         _fill_from_lane(events, on_device & ((device < 0) | (stream < 0)), device, stream)
         sequence, forward_thread = _columns_of_some(args, category == Category.CPU_OP, "sequence", "forward_thread")
-        silent = np.full(len(events), -1, dtype=np.int32)
         self._spans.add(
             category=category,
             name=name,
@@ -298,19 +299,24 @@ class _Collector:
             device=device,
             stream=stream,
             graph=graph_node > 0,
-            configuration=self._ask_details(lambda details: details.add(args, category), silent),
+            configuration=self._configurations_of(args, category),
         )
 
-    def _ask_details(self, ask: Callable[[_Details], _T], otherwise: _T) -> _T:
-        """What is said beside times is worth no recording: where that fails it is left out, and a warning says so."""
-        details, failed = self._details, list[str]()
-        if details is None:
-            return otherwise
-        found = attempt(_DETAILS, lambda: ask(details), otherwise, failed)
-        if failed:
-            self._details = None
-            self._warnings += failed
-        return found
+    def _configurations_of(self, args: Sequence[Args], category: Int8) -> Int32:
+        """The number of the configuration of each of the next spans; -1 for those that are not launched.
+
+        A call into a runtime has one where it says what it launches (ROCm). Collectives are gathered.
+        """
+        says = category == Category.RUNTIME
+        for index, name in enumerate(map(_COLLECTIVE, args)):
+            if name is not None and not says[index]:
+                self._collectives.append((self._span_count + index, args[index]))
+        self._span_count += len(args)
+        says[says] = [grid is not None for grid in map(_GRID, compress(args, says.tolist()))]
+        says |= (category >= Category.KERNEL) & (category <= Category.MEMSET)
+        number = np.full(len(args), -1, dtype=np.int32)
+        number[says] = self._configurations.of(map(_CONFIGURATION, compress(args, says.tolist())), int(says.sum()))
+        return number
 
     def _add_memory(self, events: list[Event]) -> None:
         args = list(map(_ARGS, events))
@@ -344,9 +350,11 @@ class _Collector:
         """All that was added, and which of the spans are kept. To be called once."""
         spans, configuration, kept = self._finished_spans()
         flows = self._finished_flows()
-        none: tuple[CollectiveDetails, ...] = ()
-        collectives = self._ask_details(lambda details: details.collectives(kept), none)
-        details = self._ask_details(lambda details: details.launches(spans, configuration), DeviceDetails())
+        # What is said beside times is worth no recording: where it cannot be read it is left out, which is said.
+        otherwise: tuple[DeviceDetails, tuple[CollectiveDetails, ...]] = DeviceDetails(), ()
+        details, collectives = attempt(
+            _DETAILS, lambda: self._finished_details(spans, configuration, kept), otherwise, self._warnings
+        )
         start, duration = self._calls.take("start_ns"), self._calls.take("duration_ns")
         sane = self._sane_times(start, duration)
         calls = PythonCalls(start_ns=start[sane], duration_ns=duration[sane], **self._calls.rest(sane))
@@ -408,6 +416,13 @@ class _Collector:
                 self._warnings.append(f"{count} events with {what} were left out")
         return sane & timed
 
+    def _finished_details(
+        self, spans: Spans, configuration: Int32, kept: Bool
+    ) -> tuple[DeviceDetails, tuple[CollectiveDetails, ...]]:
+        final = np.cumsum(kept) - 1
+        collectives = (_collective(int(final[span]), args) for span, args in self._collectives if kept[span])
+        return _launches(_table(list(self._configurations)), spans, configuration), tuple(collectives)
+
     def _finished_memory(self) -> MemoryEvents:
         time_ns = self._memory.take("time_ns")
         order = np.argsort(time_ns, kind="stable")
@@ -450,54 +465,21 @@ def _fill_from_lane(events: list[Event], missing: Bool, device: Int64, stream: I
 # --- what events say beside their time ---
 
 
-class _Details:
-    """Takes the arguments of spans as they come; in the end gives what they say."""
-
-    def __init__(self) -> None:
-        self._numbers = _Numbers()  # of configurations
-        self._collectives: list[CollectiveDetails] = []
-        self._seen = 0
-
-    def add(self, args: Sequence[Args], category: Int8) -> Int32:
-        """The number of the configuration of each of the next spans; -1 for those that are not launched.
-
-        A call into a runtime has one where it says what it launches (ROCm).
-        """
-        says = category == Category.RUNTIME
-        says[says] = [grid is not None for grid in map(_GRID, compress(args, says.tolist()))]
-        says |= (category >= Category.KERNEL) & (category <= Category.MEMSET)
-        number = np.full(len(args), -1, dtype=np.int32)
-        number[says] = self._numbers.of(map(_CONFIGURATION, compress(args, says.tolist())), int(says.sum()))
-        names = enumerate(map(_COLLECTIVE, args), self._seen)
-        self._collectives += [
-            _collective(span, args[span - self._seen])
-            for span, name in names
-            if name is not None and category[span - self._seen] != Category.RUNTIME
-        ]
-        self._seen += len(args)
-        return number
-
-    def collectives(self, kept: Bool) -> tuple[CollectiveDetails, ...]:
-        """Of the spans that are `kept`, numbered as they are without the others."""
-        final = np.cumsum(kept) - 1 if self._collectives else ()
-        return tuple(found._replace(span=int(final[found.span])) for found in self._collectives if kept[found.span])
-
-    def launches(self, spans: Spans, number: Int32) -> DeviceDetails:
-        """A kernel that does not say how it was launched has it from its launch; `number`: of each configuration."""
-        table = _table(list(self._numbers))
-        is_launch = spans.category == Category.RUNTIME
-        span, launch = np.flatnonzero((number >= 0) & ~is_launch), np.flatnonzero((number >= 0) & is_launch)
-        number, launch_number = number[span], number[launch]
-        if len(launch):
-            correlation = spans.correlation
-            table, number = _with_launches(table, correlation[span], number, correlation[launch], launch_number)
-        says = np.zeros(len(table), dtype=np.bool_)
-        for name in Configurations.__dataclass_fields__:
-            values = getattr(table, name)
-            known = ~np.isnan(values) if values.dtype.kind == "f" else values >= 0
-            says |= known.any(axis=1) if known.ndim > 1 else known
-        chosen = says[number]
-        return DeviceDetails(span=span[chosen], configuration=number[chosen], configurations=table)
+def _launches(table: Configurations, spans: Spans, number: Int32) -> DeviceDetails:
+    """A kernel that does not say how it was launched has it from its launch; `number`: of each configuration."""
+    is_launch = spans.category == Category.RUNTIME
+    span, launch = np.flatnonzero((number >= 0) & ~is_launch), np.flatnonzero((number >= 0) & is_launch)
+    number, launch_number = number[span], number[launch]
+    if len(launch):
+        correlation = spans.correlation
+        table, number = _with_launches(table, correlation[span], number, correlation[launch], launch_number)
+    says = np.zeros(len(table), dtype=np.bool_)
+    for name in Configurations.__dataclass_fields__:
+        values = getattr(table, name)
+        known = ~np.isnan(values) if values.dtype.kind == "f" else values >= 0
+        says |= known.any(axis=1) if known.ndim > 1 else known
+    chosen = says[number]
+    return DeviceDetails(span=span[chosen], configuration=number[chosen], configurations=table)
 
 
 def _with_launches(
