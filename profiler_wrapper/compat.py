@@ -18,7 +18,7 @@ from profiler_wrapper.capture.runinfo import float32_matmul_precision
 from profiler_wrapper.capture.session import Annotation
 from profiler_wrapper.capture.torch_state import profiler_is_on
 from profiler_wrapper.config_flops.model_flops import model_flops
-from profiler_wrapper.errors import Notices, WrongUse, warn
+from profiler_wrapper.errors import WrongUse, warn
 from profiler_wrapper.integrations.flagscale import (
     FLOPSMeasurementCallback,
     add_perf_monitor_to_model_provider,
@@ -30,7 +30,6 @@ from profiler_wrapper.integrations.flagscale import (
     wrap_forward_step_with_perf_monitor,
 )
 from profiler_wrapper.monitor.config import add_perf_monitor_arguments
-from profiler_wrapper.monitor.work import Roof
 from profiler_wrapper.reports.write import REPORTS
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.timer.timer import Timer as MyTimer
@@ -174,27 +173,22 @@ def calculate_mfu_with_profiler(
         parameter = next(model.parameters())
         device = parameter.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else parameter.dtype
+        name = str(dtype).removeprefix("torch.")
         device_name = torch.cuda.get_device_name(parameter.device) if device == "cuda" else None
         roof, warning = find_peaks(device_name, given=peaks)
         if roof is None:
             raise WrongUse(warning or "the peak of this device is not known")
-        tf32 = device == "cuda" and float32_matmul_precision() in ("high", "medium")
-        seconds = Roof(roof, _Raising(), tf32=tf32).time_s({str(dtype).removeprefix("torch."): flops})
-        assert seconds is not None  # else it has raised
+        tf32 = device == "cuda" and name == "float32" and float32_matmul_precision() in ("high", "medium")
+        peak = (roof.flops("tfloat32") if tf32 else None) or roof.flops(name)
+        if peak is None:
+            raise WrongUse(f"no peak of {name} is known: give peaks={{{name!r}: <TFLOP/s>}}")
     except Exception as error:
         warn(f"MFU is not available: {type(error).__name__}: {error}")
         return math.nan
-    mfu = seconds / step_time
+    mfu = flops / peak / float(step_time)
     if mfu > 1:
         warn(
             f"MFU is {mfu:.2f}, more than the peak allows: either step_time={step_time!r} s ends before the device "
             f"is done, or batch_size={batch_size} is that of all ranks, or the peak is not this device's"
         )
     return mfu
-
-
-class _Raising(Notices):
-    """What cannot be said of the peak ends the attempt."""
-
-    def warn_once(self, topic: str, message: str) -> None:
-        raise WrongUse(message)

@@ -204,10 +204,6 @@ class Options:
         """Whether other ranks of the job record too."""
         return info.world_size > 1 and (self.ranks is None or sum(rank < info.world_size for rank in self.ranks) > 1)
 
-    def shapes(self, *, warm_up: bool) -> bool:
-        """Whether shapes are recorded in warm-up steps, or in timed ones."""
-        return warm_up if self.record_shapes == "auto" else bool(self.record_shapes)
-
 
 OPTIONS = {option.name: option for option in fields(Options)}
 
@@ -258,18 +254,13 @@ def _overridden(options: Options, text: str) -> Options:
         return options
     if is_off({SWITCH: text}):
         return replace(options, off=True)
-    values: dict[str, list[str]] = {}
-    name = ""
-    for part in text.split(","):
-        key, equals, value = part.partition("=")
-        name = key.strip() if equals else name
-        values.setdefault(name, []).append(value.strip() if equals else part.strip())
+    values = dict(re.findall(r"(?:^|,)\s*(\w+)\s*=\s*(.*?)\s*(?=,\s*\w+\s*=|$)", text))
     unknown = sorted(set(values) - {"steps", "ranks"})
-    if unknown:
-        raise WrongUse(f"it names {unknown[0] or text!r}. Set it to off, or to something like steps=20-22,ranks=0.")
+    if unknown or "=" not in text.partition(",")[0]:
+        raise WrongUse(f"it names {(*unknown, text)[0]!r}. Set it to off, or to something like steps=20-22,ranks=0.")
     if "steps" in values:
-        options = replace(options, steps=",".join(values["steps"]), schedule=None)
+        options = replace(options, steps=values["steps"], schedule=None)
         options.plan()
     if "ranks" in values:
-        options = replace(options, ranks=_ranks(",".join(values["ranks"])))
+        options = replace(options, ranks=_ranks(values["ranks"]))
     return options
