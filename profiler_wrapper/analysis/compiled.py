@@ -22,10 +22,9 @@ from profiler_wrapper.analysis.attribution import Attribution, Place
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import Phase
-from profiler_wrapper.trace.marks import ROOT_PATH, Mark, parse_mark
+from profiler_wrapper.trace.marks import ALL_GRAPHS, ROOT_PATH, Mark, parse_mark
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Category, Int32, Recording, Spans
-from profiler_wrapper.trace.run_directory import ALL_GRAPHS
 
 # --------------------------------------------------------------------------------------------------
 # What a run says of its compiled graphs, read: the kernels of each in order, and where it may run.

@@ -437,7 +437,6 @@ def numbered(root: Path) -> Iterator[Path]:
 # not known.
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-ALL_GRAPHS = "*"  # stands for the key of any graph that is not listed
 
 
 class HeldTensor(NamedTuple):
