@@ -26,9 +26,9 @@ from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.memory.events import device_memory
 from profiler_wrapper.analysis.memory.use import memory_use, owned_memory
 from profiler_wrapper.analysis.model import MemoryUse
-from profiler_wrapper.trace.owned import HeldTensor, Holding
 from profiler_wrapper.trace.reader import read
 from profiler_wrapper.trace.recording import MemoryEvents, Recording, Spans
+from profiler_wrapper.trace.run_directory import HeldTensor, Holding
 
 DEFAULT = shared_traces.TRACES / "ddp_training_with_memory.pt.trace.json.gz"
 OPTIMIZER_STEP = "Optimizer.step#"

@@ -23,71 +23,55 @@ from profiler_wrapper.errors import (
 )
 
 if TYPE_CHECKING:
-    from profiler_wrapper.comparison.api import compare, guard
-    from profiler_wrapper.config_flops.model_flops import model_flops
-    from profiler_wrapper.config_flops.registry import register_family
-    from profiler_wrapper.marking import mark, trace_handler
-    from profiler_wrapper.monitor.config import MonitorConfig, add_perf_monitor_arguments
-    from profiler_wrapper.monitor.monitor import TrainingMonitor
-    from profiler_wrapper.ranks.load import load_ranks
-    from profiler_wrapper.ranks.model import RanksReport
-    from profiler_wrapper.result import ProfileResult, load
-    from profiler_wrapper.timer.layer_timer import LayerTimer
-    from profiler_wrapper.timer.timer import Timer, global_timer
-    from profiler_wrapper.wrapper import ProfilerWrapper
+    from profiler_wrapper.comparison.api import compare as compare
+    from profiler_wrapper.comparison.api import guard as guard
+    from profiler_wrapper.config_flops.model_flops import model_flops as model_flops
+    from profiler_wrapper.config_flops.registry import register_family as register_family
+    from profiler_wrapper.marking import mark as mark
+    from profiler_wrapper.marking import trace_handler as trace_handler
+    from profiler_wrapper.monitor.config import MonitorConfig as MonitorConfig
+    from profiler_wrapper.monitor.config import add_perf_monitor_arguments as add_perf_monitor_arguments
+    from profiler_wrapper.monitor.monitor import TrainingMonitor as TrainingMonitor
+    from profiler_wrapper.ranks.load import load_ranks as load_ranks
+    from profiler_wrapper.ranks.model import RanksReport as RanksReport
+    from profiler_wrapper.result import ProfileResult as ProfileResult
+    from profiler_wrapper.result import load as load
+    from profiler_wrapper.timer.layer_timer import LayerTimer as LayerTimer
+    from profiler_wrapper.timer.timer import Timer as Timer
+    from profiler_wrapper.timer.timer import global_timer as global_timer
+    from profiler_wrapper.wrapper import ProfilerWrapper as ProfilerWrapper
 
+# The other public names, by module. Imported when first asked for: reading a trace on a laptop should not wait for what
+# capture needs.
+_MODULES = {
+    "comparison.api": ("compare", "guard"),
+    "config_flops.model_flops": ("model_flops", "register_family"),
+    "marking": ("mark", "trace_handler"),
+    "monitor.config": ("MonitorConfig", "add_perf_monitor_arguments"),
+    "monitor.monitor": ("TrainingMonitor",),
+    "ranks.load": ("load_ranks",),
+    "ranks.model": ("RanksReport",),
+    "result": ("ProfileResult", "load"),
+    "timer.layer_timer": ("LayerTimer",),
+    "timer.timer": ("Timer", "global_timer"),
+    "wrapper": ("ProfilerWrapper",),
+}
+_HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BrokenTrace",
     "EmptyRecording",
-    "LayerTimer",
-    "MonitorConfig",
-    "ProfileResult",
-    "ProfilerWrapper",
     "ProfilerWrapperError",
     "ProfilerWrapperWarning",
-    "RanksReport",
-    "Timer",
-    "TrainingMonitor",
     "UnknownLayer",
     "WrongUse",
-    "add_perf_monitor_arguments",
-    "compare",
-    "global_timer",
-    "guard",
-    "load",
-    "load_ranks",
-    "mark",
-    "model_flops",
-    "register_family",
-    "trace_handler",
+    *_HOMES,
 ]
 
 # Models that are compiled from now on can be told apart by layer. Imports neither torch nor its compiler.
 _compiled.install()
-
-# Imported when first asked for: reading a trace on a laptop should not wait for what capture needs.
-_HOMES = {
-    "LayerTimer": "profiler_wrapper.timer.layer_timer",
-    "ProfilerWrapper": "profiler_wrapper.wrapper",
-    "MonitorConfig": "profiler_wrapper.monitor.config",
-    "RanksReport": "profiler_wrapper.ranks.model",
-    "Timer": "profiler_wrapper.timer.timer",
-    "TrainingMonitor": "profiler_wrapper.monitor.monitor",
-    "add_perf_monitor_arguments": "profiler_wrapper.monitor.config",
-    "compare": "profiler_wrapper.comparison.api",
-    "global_timer": "profiler_wrapper.timer.timer",
-    "guard": "profiler_wrapper.comparison.api",
-    "load_ranks": "profiler_wrapper.ranks.load",
-    "mark": "profiler_wrapper.marking",
-    "model_flops": "profiler_wrapper.config_flops.model_flops",
-    "register_family": "profiler_wrapper.config_flops.model_flops",
-    "trace_handler": "profiler_wrapper.marking",
-    "ProfileResult": "profiler_wrapper.result",
-    "load": "profiler_wrapper.result",
-}
 
 
 def __getattr__(name: str) -> Any:

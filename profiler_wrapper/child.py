@@ -87,11 +87,10 @@ def _lower_session_priority() -> None:
     for _ in range(_MOST_TRIES):
         try:
             _AUTOGROUP.write_text(str(_LOWEST_PRIORITY), encoding="ascii")
+            return
         except BlockingIOError:  # other ranks' children do so at the same moment
             time.sleep(0.11)
         except OSError:  # not on this system
-            return
-        else:
             return
 
 

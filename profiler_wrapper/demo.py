@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from dataclasses import dataclass
 
 import torch
@@ -139,16 +138,6 @@ def sequences(config: DemoConfig, seed: int, device: torch.device) -> torch.Tens
     return ((start + stride * torch.arange(config.tokens + 1)) % config.vocabulary).to(device)
 
 
-def describe(device: torch.device) -> str:
-    """The device in words: its name, or the number of CPU threads."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    if device.type == "cpu":
-        threads = torch.get_num_threads()
-        return f"{threads} CPU {'thread' if threads == 1 else 'threads'}, {platform.machine()}"
-    return str(device)
-
-
 def run_demo(*, output_dir: str | os.PathLike[str] = "outputs", config: DemoConfig | None = None) -> ProfileResult:
     """Train the demo model for `config.steps` steps on the best device here, profiled; return what was measured.
 
@@ -166,7 +155,7 @@ def run_demo(*, output_dir: str | os.PathLike[str] = "outputs", config: DemoConf
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     print(
         f"Training a Transformer of {config.layers} layers and {millions:.1f} M parameters "
-        f"for {config.steps} steps on {describe(device)} ...",
+        f"for {config.steps} steps on {device} ...",
         flush=True,
     )
     with ProfilerWrapper(model, output_dir=output_dir, prefix="demo") as prof:

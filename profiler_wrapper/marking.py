@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from profiler_wrapper import __version__
 from profiler_wrapper.analysis.series import Track
-from profiler_wrapper.capture.layers import Root
 from profiler_wrapper.capture.owned_tensors import OwnedTensors
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
@@ -20,7 +19,7 @@ from profiler_wrapper.capture.window import RecordedTrace, Window
 from profiler_wrapper.errors import warn
 from profiler_wrapper.run.finishing import Finisher
 from profiler_wrapper.run.options import make_options
-from profiler_wrapper.trace.owned import Holding
+from profiler_wrapper.trace.run_directory import Holding
 
 _marking: list[LayerMarking] = []  # attached, oldest first
 
@@ -29,27 +28,15 @@ class LayerMarking:
     """Layer marks on a model, until `remove()` or the end of its `with`."""
 
     def __init__(self, model: object | None, layers: Any) -> None:
-        self._scopes = LayerScopes(model, layers=layers, on_root_enter=_held.root_enters)
-        self._scopes.attach()
-        for warning in self._scopes.warnings:
+        self.scopes = LayerScopes(model, layers=layers, on_root_enter=_held.root_enters)
+        self.scopes.attach()
+        for warning in self.scopes.warnings:
             warn(warning)
         _marking.append(self)
 
-    def roots(self) -> tuple[Root, ...]:
-        """The marked models that are still there."""
-        return self._scopes.roots()
-
-    def describe(self) -> Sequence[dict[str, Any]]:
-        """The layers that were marked, as `run.json` lists them."""
-        return self._scopes.describe()
-
-    def describe_compiled(self) -> dict[str, Any]:
-        """The compiled code that ran in them, as `run.json` has it."""
-        return self._scopes.describe_compiled()
-
     def remove(self) -> None:
         """Take the marks away; a second call does nothing."""
-        self._scopes.detach()
+        self.scopes.detach()
         if self in _marking:
             _marking.remove(self)
         if not _marking:
@@ -88,7 +75,7 @@ class _Held:
 
     def __init__(self) -> None:
         self.wanted = False  # there is a handler
-        self._memory = OwnedTensors(lambda: [root for marking in _marking for root in marking.roots()])
+        self._memory = OwnedTensors(lambda: [root for marking in _marking for root in marking.scopes.roots()])
         self._thread: int | None = None  # whose profiler records, since the first such call; None: none does
         self._steps: OptimizerSteps | None = None
 
@@ -166,13 +153,13 @@ def trace_handler(
 
 
 def _marked_layers() -> list[dict[str, Any]]:
-    return [layer for marking in _marking for layer in marking.describe()]
+    return [layer for marking in _marking for layer in marking.scopes.describe()]
 
 
 def _compiled_code() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for marking in _marking:
-        for key, graph in marking.describe_compiled().items():
+        for key, graph in marking.scopes.describe_compiled().items():
             if not isinstance(graph, str) or key not in found:
                 found[key] = graph
     return found
@@ -189,9 +176,8 @@ def _handle(profiler: Any, finisher: Finisher, steps: _RecordedSteps) -> None:
         held=held,
         cpu_frees_unsure=finisher.windows > 0,
     )
-    finisher.write(
-        Window(timed=trace), loop_goes_on=finisher.info.world_size > 1
-    )  # no rank waits for another's reports
+    # No rank waits for another's reports.
+    finisher.write(Window(timed=trace), loop_goes_on=finisher.info.world_size > 1)
 
 
 class _RecordedSteps:

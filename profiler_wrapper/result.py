@@ -25,7 +25,7 @@ from profiler_wrapper.reports.page import result_html
 from profiler_wrapper.reports.result_json import data_frame, from_dict, to_dict, write_csv, write_csv_files
 from profiler_wrapper.reports.table import console_table
 from profiler_wrapper.trace.atomic import check_path, replacing
-from profiler_wrapper.trace.json_stream import Progress, no_garbage_collection
+from profiler_wrapper.trace.events import Progress, no_garbage_collection
 from profiler_wrapper.trace.reader import read, read_with_shapes
 from profiler_wrapper.trace.run_directory import RESULT_FILE, find_result, read_json, run_beside, trace_with_shapes
 from profiler_wrapper.units import file_size, unicode_terminal
@@ -75,7 +75,10 @@ class ProfileResult(Analysis):
         """
         found = self.rows(name)
         if not found:
-            raise UnknownLayer(_unknown(name, sorted({row.layer for row in self.layers if row.layer})))
+            layers = sorted({row.layer for row in self.layers if row.layer})
+            near = difflib.get_close_matches(name, layers, n=1)
+            hint = f"\nDid you mean {near[0]!r}?" if near else ""
+            raise UnknownLayer(f"no layer {name!r} among the {len(layers)} recorded.{hint}")
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,12 +124,6 @@ class ProfileResult(Analysis):
 
 
 _MOST_UNPACKED = 20  # times the size of a gzipped trace; of tested ones 11 to 19
-
-
-def _unknown(name: str, layers: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, layers, n=1)
-    hint = f"\nDid you mean {near[0]!r}?" if near else ""
-    return f"no layer {name!r} among the {len(layers)} recorded.{hint}"
 
 
 def as_result(analysis: Analysis) -> ProfileResult:

@@ -40,10 +40,10 @@ def _room(modules: int, lines: int, imports: str | None) -> Room:
 
 
 ROOMS = {
-    "": _room(10, 1700, None),
-    "trace": _room(14, 3350, ""),
+    "": _room(10, 1504, None),
+    "trace": _room(12, 2973, ""),
     "capture": _room(16, 5000, "trace"),
-    "run": _room(8, 1900, "__version__ analysis capture reports result trace"),
+    "run": _room(7, 1854, "__version__ analysis capture reports result trace"),
     "analysis": _room(51, 13750, "trace"),
     "reports": _room(16, 4900, "analysis trace"),
     "comparison": _room(12, 3200, "analysis reports result trace"),

@@ -39,9 +39,8 @@ from profiler_wrapper.analysis.views.waits import synchronisation_rows
 from profiler_wrapper.analysis.work.peaks import Given
 from profiler_wrapper.analysis.work.roofline import WorkCount, work_of_recording
 from profiler_wrapper.errors import attempt
-from profiler_wrapper.trace.owned import Holding, read_holdings
 from profiler_wrapper.trace.recording import Recording
-from profiler_wrapper.trace.run_directory import Run
+from profiler_wrapper.trace.run_directory import Holding, Run, read_holdings
 from profiler_wrapper.trace.shapes import Shapes
 
 # --------------------------------------------------------------------------------------------------

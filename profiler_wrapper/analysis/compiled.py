@@ -22,9 +22,8 @@ from profiler_wrapper.analysis.attribution import Attribution, Place
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import Phase
-from profiler_wrapper.trace.marks import ROOT_PATH, Mark, parse_mark
+from profiler_wrapper.trace.marks import ALL_GRAPHS, ROOT_PATH, Mark, parse_mark
 from profiler_wrapper.trace.nesting import nearest
-from profiler_wrapper.trace.owned import ALL_GRAPHS
 from profiler_wrapper.trace.recording import Category, Int32, Recording, Spans
 
 # --------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from profiler_wrapper.capture.steps import is_off
-from profiler_wrapper.trace.owned import ALL_GRAPHS
+from profiler_wrapper.trace.marks import ALL_GRAPHS
 
 if TYPE_CHECKING:
     from torch import nn

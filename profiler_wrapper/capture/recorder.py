@@ -36,7 +36,7 @@ from profiler_wrapper.capture.torch_state import (
     recorder_is_taken,
 )
 from profiler_wrapper.capture.window import RecordedTrace, Window
-from profiler_wrapper.trace.owned import Holding
+from profiler_wrapper.trace.run_directory import Holding
 from profiler_wrapper.trace.spans import ranges
 
 # One session after the other, and the window that they fill.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from profiler_wrapper.trace.owned import Holding
+from profiler_wrapper.trace.run_directory import Holding
 
 # --------------------------------------------------------------------------------------------------
 # What an exception says about memory that could not be had.

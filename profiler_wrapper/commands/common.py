@@ -15,7 +15,7 @@ from profiler_wrapper.errors import WrongUse
 
 if TYPE_CHECKING:
     from profiler_wrapper.result import ProfileResult
-    from profiler_wrapper.trace.json_stream import Progress
+    from profiler_wrapper.trace.events import Progress
 
 
 FINE, FAILED, WRONG_USE, REGRESSION = 0, 1, 2, 3

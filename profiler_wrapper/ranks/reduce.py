@@ -31,7 +31,7 @@ from profiler_wrapper.ranks.database import INSTALL, available_cores
 from profiler_wrapper.ranks.from_trace import Row, Steps
 from profiler_wrapper.trace.atomic import replacing
 from profiler_wrapper.trace.nesting import nearest
-from profiler_wrapper.trace.reader import read, read_shapes
+from profiler_wrapper.trace.reader import read, read_with_shapes
 from profiler_wrapper.trace.recording import DEVICE_CATEGORIES, Bool, Category, CollectiveDetails
 from profiler_wrapper.trace.run_directory import RUN_FILE
 from profiler_wrapper.trace.spans import SPAN_COLUMNS, rank_list_text
@@ -84,7 +84,7 @@ def _reduce(trace: Path, rank: int | None) -> tuple[Reduced, list[Row]]:
     recording = read(trace)
     run = _run_beside(trace)
     tells_sizes = recording.metadata.get("record_shapes") and not recording.device_mask.any()
-    found = attributed(recording, run=run, shapes=read_shapes(trace) if tells_sizes else None)
+    found = attributed(recording, run=run, shapes=read_with_shapes(trace)[1] if tells_sizes else None)
     base = recording.metadata.get("baseTimeNanoseconds")
     shift = base if isinstance(base, int) and 0 <= base <= _LATEST_NS else 0
     rows = [row._replace(start_ns=row.start_ns + shift) for row in trace_rows(found)]

@@ -36,6 +36,7 @@ class WindowFiles:
         options, info, run: of the run.
         directory: where to write; None: nowhere.
         target: where to take everything afterwards, where `directory` is on a node's own disk.
+        only_traces: they are all there is, so they are written whatever was asked for; plainly, which takes no time.
     """
 
     def __init__(
@@ -46,13 +47,15 @@ class WindowFiles:
         run: Mapping[str, Any],
         *,
         target: RunDirectory | None = None,
+        only_traces: bool = False,
     ) -> None:
         self._options, self._info, self._directory, self._run = options, info, directory, run
         self._target = target
         self._written: list[Path] = []
         self._whole = True
-        self._only_traces = False
-        self._zipped = options.trace == "json.gz" or (options.trace is None and info.world_size > FULL_SET_WORLD_SIZE)
+        self._only_traces = only_traces
+        large = options.trace is None and info.world_size > FULL_SET_WORLD_SIZE
+        self._zipped = not only_traces and (options.trace == "json.gz" or large)
 
     def write(self, result: ProfileResult, found: Attributed, *, main: Path, full: Path | None) -> None:
         """Everything, `run.json` last: what it calls complete is there.
@@ -80,10 +83,6 @@ class WindowFiles:
             self._write_traces(main, full)
             self._finish(complete=False)
 
-    def only_traces(self) -> None:
-        """They are all there is, so they are written whatever was asked for; plainly, which takes no time."""
-        self._zipped, self._only_traces = False, True
-
     def _finish(self, *, complete: bool) -> None:
         """What `run.json` calls complete is where it has to be, so it comes last."""
         if self._directory is not None and self._target is not None:
@@ -109,24 +108,30 @@ class WindowFiles:
     def _write_traces(
         self, main: Path, full: Path | None, *, lanes: Callable[[], Sequence[LaneSpan]] | None = None
     ) -> None:
-        if "trace" in self.wanted():
-            self._write_trace(main, self._trace_file("trace"), "the trace", lanes)
-        if full is not None and "full_trace" in self.wanted():
-            self._write_trace(full, self._trace_file("full_trace"), "the trace with shapes", None)
+        self._write_trace("trace", main, lanes)
+        if full is not None:
+            self._write_trace("full_trace", full)
 
-    def _write_trace(self, source: Path, path: Path, what: str, lanes: Callable[[], Sequence[LaneSpan]] | None) -> None:
-        written = lanes is not None and self._attempt("the layer lanes", lambda: splice_lanes(source, lanes(), path))
-        if written or self._attempt(what, partial(_put, source, path)):
+    def _write_trace(self, name: str, source: Path, lanes: Callable[[], Sequence[LaneSpan]] | None = None) -> None:
+        path = self._trace_file(name)
+        if path is None:
+            return
+        spliced = lanes is not None and self._attempt("the layer lanes", lambda: splice_lanes(source, lanes(), path))
+        what = "the trace" if name == "trace" else "the trace with shapes"
+        if spliced or self._attempt(what, partial(_put, source, path)):
             self._written.append(path)
 
-    def _trace_file(self, name: str) -> Path:
-        path = self._directory_path().path(FILES[name])
+    def _trace_file(self, name: str) -> Path | None:
+        """Where a trace goes; None if it is not kept."""
+        if self._directory is None or name not in self.wanted():
+            return None
+        path = self._directory.path(FILES[name])
         return path.with_name(f"{path.name}.gz") if self._zipped else path
 
     def _write_run(self, *, complete: bool) -> None:
-        self._attempt(
-            "run.json", lambda: self._written.append(self._directory_path().write_run(self._run, complete=complete))
-        )
+        directory = self._directory
+        if directory is not None:
+            self._attempt("run.json", lambda: self._written.append(directory.write_run(self._run, complete=complete)))
 
     def wanted(self) -> frozenset[str]:
         """Keys of `FILES` that this rank writes. One rank writes the page, which is the run's."""
@@ -150,26 +155,15 @@ class WindowFiles:
         """Where the files go; None where they go nowhere."""
         return self._directory.directory if self._directory is not None else None
 
-    @property
-    def trace_name(self) -> str | None:
-        """The file that the timed trace goes to; None if it is not kept."""
-        if self._directory is None or "trace" not in self.wanted():
-            return None
-        return self._trace_file("trace").name
-
     def trace_names(self, *, full: bool) -> dict[str, str | None]:
         """The file names in run.json: of the timed trace and, if there is one, of that with shapes."""
-        names = {"trace": self.trace_name}
-        if full and self._directory is not None and "full_trace" in self.wanted():
-            names["full_trace"] = self._trace_file("full_trace").name
-        return names
+        paths = {name: self._trace_file(name) for name in ("trace", "full_trace")[: 1 + full]}
+        return {"trace": None} | {name: path.name for name, path in paths.items() if path is not None}
 
     @property
     def trace_path(self) -> Path | None:
         """Where the timed trace is; None if it was not moved into place."""
-        if self._directory is None or self.trace_name is None:
-            return None
-        path = self._directory.directory / self.trace_name
+        path = self._trace_file("trace")
         return path if path in self._written else None
 
     def summary(self) -> str:
@@ -185,30 +179,22 @@ class WindowFiles:
         return f"{files}, {file_size(size)}, in {self._directory.directory}{page}"
 
     def _report(self, name: str, file: ReportFile, result: ProfileResult) -> None:
-        directory = self._directory_path()
-        if name == "report":
-            trace = self.trace_path
-            with replacing(directory.page) as beside:
-                trace_href = None if trace is None else href(trace, page=directory.page)
-                write_page(result, beside, trace_href=trace_href)
-            self._written.append(directory.page)
-            return
+        directory = self._directory
+        assert directory is not None
         if file.shared:
             directory = replace(directory, window="")
-            if directory.path(file.name).exists():
-                return
-        if name != "log" or self._options.log_dir is None:
-            self._written.append(directory.write_with(file.name, lambda path: file.write(result, path)))
+        path = directory.page if name == "report" else directory.path(file.name)
+        if file.shared and path.exists():
             return
-        file_name = directory.path(file.name).name
-        path = self._options.log_dir / (f"{directory.window}_{file_name}" if directory.window else file_name)
+        if name == "log" and self._options.log_dir is not None:
+            path = self._options.log_dir / (f"{directory.window}_{path.name}" if directory.window else path.name)
         with replacing(path) as beside:
-            file.write(result, beside)
+            if name == "report":
+                trace = self.trace_path
+                write_page(result, beside, trace_href=None if trace is None else href(trace, page=path))
+            else:
+                file.write(result, beside)
         self._written.append(path)
-
-    def _directory_path(self) -> RunDirectory:
-        assert self._directory is not None
-        return self._directory
 
     def _attempt(self, what: str, write: Callable[[], object]) -> bool:
         try:

@@ -1,11 +1,13 @@
 """What a user asked `ProfilerWrapper` for, checked; and what the environment overrides."""
 
+# ruff: noqa: RUF009
+
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex
@@ -33,112 +35,7 @@ LOCAL_DIR_VARIABLE = "PROFILER_WRAPPER_LOCAL_DIR"
 FEW_RANKS = 8  # that are asked for by number: each of them writes the full set of files
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Everything about a profile but the model: `ProfilerWrapper`'s parameters, checked."""
-
-    is_st: bool | None = None
-    prefix: str = "profile"
-    run_name: str | None = None
-    steps: Any = "auto"
-    schedule: Callable[[int], Any] | None = None
-    activities: tuple[Any, ...] | None = None
-    profile_memory: bool = True
-    record_shapes: Shapes = "auto"
-    with_stack: bool = False
-    output_dir: Path = Path("outputs")
-    log_dir: Path | None = None
-    mem_dir: Path | None = None
-    files: frozenset[str] | Literal["auto", "all"] = "auto"
-    trace: Trace | None = None  # None: plain, gzipped past 8 ranks
-    enabled_record_memory_pickle: bool = False
-    enabled_record_cuda_average_time: bool = True
-    enable_record_cuda_mm: bool = True
-    enable_print_summary: bool = True
-    track: tuple[Any, ...] = ()
-    layers: Any = "auto"
-    rank: int | None = None
-    device_mesh: Any = None
-    peaks: Given | None = None  # as given here or in the environment; a file is read at once
-    coordinates: Mapping[str, int] | None = None  # in the device mesh, as the user says
-    ranks: frozenset[int] | None = None  # which ranks record at all; None: all
-    local_dir: Path | None = None  # where files are written first; None: where they go
-    background: bool = True  # while the loop goes on, windows are finished by a child process
-    off: bool = False
-
-    def with_absolute_paths(self) -> Options:
-        """The same from now on, whatever directory the loop goes to."""
-        return replace(
-            self,
-            output_dir=self.output_dir.absolute(),
-            log_dir=self.log_dir and self.log_dir.absolute(),
-            mem_dir=self.mem_dir and self.mem_dir.absolute(),
-            local_dir=self.local_dir and self.local_dir.absolute(),
-        )
-
-    def plan(self) -> Plan:
-        """What to record of which step."""
-        return make_plan(self.steps, schedule=self.schedule, record_shapes=self.record_shapes)
-
-    def is_first(self, info: RunInfo) -> bool:
-        """Whether it is the first of the ranks that record: the one that speaks for all."""
-        return info.rank == min(self.ranks or (0,))
-
-    def writes_everything(self, info: RunInfo) -> bool:
-        """Whether this rank writes the full set of files, where none are named."""
-        chosen = self.ranks is not None and (len(self.ranks) <= FEW_RANKS or self.is_first(info))
-        return chosen or info.writes_everything
-
-    def of_several(self, info: RunInfo) -> bool:
-        """Whether other ranks of the job record too."""
-        return info.world_size > 1 and (self.ranks is None or sum(rank < info.world_size for rank in self.ranks) > 1)
-
-    def shapes(self, *, warm_up: bool) -> bool:
-        """Whether shapes are recorded in warm-up steps, or in timed ones."""
-        return warm_up if self.record_shapes == "auto" else bool(self.record_shapes)
-
-
-OPTIONS = {field.name for field in fields(Options)}
-
-
-def make_options(*, environment: Mapping[str, str] | None = None, **given: Any) -> Options:
-    """Check what a user gave, by the names of `Options`' fields, and what the environment says.
-
-    Raises:
-        WrongUse: a value that means nothing; the message says which values do.
-    """
-    environment = os.environ if environment is None else environment
-    values = {name: _checked(name, value) for name, value in given.items()}
-    if values.get("prefix") is None:
-        values["prefix"] = _PREFIXES[values.get("is_st")]
-    for name, variable in (("peaks", VARIABLE), ("local_dir", LOCAL_DIR_VARIABLE)):
-        if values.get(name) is None:
-            values[name] = _of_environment(variable, partial(_checked, name), environment)
-    options = Options(**values)
-    options.plan()  # so that wrong steps are said here and not in the loop
-    return _of_environment(SWITCH, partial(_overridden, options), environment) or options
-
-
-def _checked(name: str, value: Any) -> Any:
-    if value is None and name in _MAY_BE_NONE:
-        return None
-    means_something, advice = _RULES.get(name, (None, ""))
-    if means_something is not None and not means_something(value):
-        raise WrongUse(f"{name}={value!r} {advice}")
-    convert = _CONVERSIONS.get(name)
-    return value if convert is None else convert(value)
-
-
-def _of_environment(name: str, read: Callable[[str], Any], environment: Mapping[str, str]) -> Any:
-    """What a variable says; a slip in it is no error of the program that runs: a warning, and it is ignored."""
-    text = environment.get(name, "").strip()
-    if not text:
-        return None
-    try:
-        return read(text)
-    except WrongUse as error:
-        warn(f"{name}={text!r} in the environment is ignored: {error}")
-        return None
+# --- what a value has to be, and what is made of it ---
 
 
 def _is_flag(value: object) -> bool:
@@ -189,29 +86,6 @@ def _peaks(peaks: Given) -> Given:
     return found if is_file and found is not None else peaks
 
 
-def _overridden(options: Options, text: str) -> Options:
-    """`off`, or `steps=20-22,ranks=0`: a part without `=` goes on with the value before it."""
-    if text in ("on", "1"):
-        return options
-    if is_off({SWITCH: text}):
-        return replace(options, off=True)
-    values: dict[str, list[str]] = {}
-    name = ""
-    for part in text.split(","):
-        key, equals, value = part.partition("=")
-        name = key.strip() if equals else name
-        values.setdefault(name, []).append(value.strip() if equals else part.strip())
-    unknown = sorted(set(values) - {"steps", "ranks"})
-    if unknown:
-        raise WrongUse(f"it names {unknown[0] or text!r}. Set it to off, or to something like steps=20-22,ranks=0.")
-    if "steps" in values:
-        options = replace(options, steps=",".join(values["steps"]), schedule=None)
-        options.plan()
-    if "ranks" in values:
-        options = replace(options, ranks=_ranks(",".join(values["ranks"])))
-    return options
-
-
 def _ranks(ranks: object) -> frozenset[int]:
     """`0`, `"0-3,8"`, `[0, 8]` or a `range`."""
     if not isinstance(ranks, str):
@@ -225,44 +99,168 @@ def _ranks(ranks: object) -> frozenset[int]:
     return frozenset(parse_ranks(ranks, option="ranks="))
 
 
-# What a value has to be, and what is said of others.
-_RULES: dict[str, tuple[Callable[[Any], object], str]] = {
-    **{
-        field.name: (_is_flag, "means nothing here. Give True or False.")
-        for field in fields(Options)
-        if field.type == "bool"
-    },
-    "is_st": (_is_flag, "is neither True (opensora) nor False (cogvideo). Give one, or prefix='name'."),
-    "prefix": (lambda value: isinstance(value, str) and value, "begins no file name. Give a text."),
-    "run_name": (
-        lambda value: isinstance(value, str),
-        "names no directory. Give a text, the same on all ranks.",
-    ),
-    "rank": (lambda value: isinstance(value, int) and value >= 0, "is no rank. Give a number from 0."),
-    "device_mesh": (
-        lambda value: hasattr(value, "mesh_dim_names") or hasattr(value, "get_rank"),
-        "is none. Give a torch.distributed.device_mesh.DeviceMesh.",
-    ),
-    "record_shapes": (
+# --- the options ---
+
+
+def _option(
+    default: Any,
+    means_something: Callable[[Any], object] | None = None,
+    advice: str = "",
+    *,
+    convert: Callable[[Any], Any] | None = None,
+) -> Any:
+    """An option of a profile: what a value has to be, what is said of others, and what is made of it.
+
+    `convert`, too, raises WrongUse for what means nothing. A default of None may be given as well.
+    """
+    return field(default=default, metadata={"check": means_something, "advice": advice, "convert": convert})
+
+
+def _flag(default: bool) -> Any:
+    return _option(default, _is_flag, "means nothing here. Give True or False.")
+
+
+def _directory(name: str, default: Path | None = None) -> Any:
+    return _option(default, convert=partial(given_directory, parameter=name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Everything about a profile but the model: `ProfilerWrapper`'s parameters, checked."""
+
+    is_st: bool | None = _option(
+        None, _is_flag, "is neither True (opensora) nor False (cogvideo). Give one, or prefix='name'."
+    )
+    prefix: str = _option(
+        "profile",
+        lambda value: value is None or (isinstance(value, str) and value),
+        "begins no file name. Give a text.",
+        convert=lambda value: value and safe_name(value, "profile"),
+    )
+    run_name: str | None = _option(
+        None, lambda value: isinstance(value, str), "names no directory. Give a text, the same on all ranks."
+    )
+    steps: Any = "auto"
+    schedule: Callable[[int], Any] | None = None
+    activities: tuple[Any, ...] | None = _option(None, convert=_activities)
+    profile_memory: bool = _flag(True)
+    record_shapes: Shapes = _option(
+        "auto",
         lambda value: _is_flag(value) or (isinstance(value, str) and value == "auto"),
         "means nothing here. Give True, False or 'auto'.",
-    ),
-    "trace": (
+        convert=lambda value: value if isinstance(value, str) else bool(value),
+    )
+    with_stack: bool = _flag(False)
+    output_dir: Path = _directory("output_dir", Path("outputs"))
+    log_dir: Path | None = _directory("log_dir")
+    mem_dir: Path | None = _directory("mem_dir")
+    files: frozenset[str] | Literal["auto", "all"] = _option("auto", convert=_files)
+    trace: Trace | None = _option(  # None: plain, gzipped past 8 ranks
+        None,
         lambda value: isinstance(value, bool) or (isinstance(value, str) and value in ("json", "json.gz")),
         "means nothing here. Give 'json', 'json.gz' or False.",
-    ),
-}
-# What is made of a value; these too raise WrongUse for what means nothing. Others are taken as they are.
-_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
-    **{name: partial(given_directory, parameter=name) for name in ("output_dir", "log_dir", "mem_dir", "local_dir")},
-    "prefix": lambda value: safe_name(value, "profile"),
-    "record_shapes": lambda value: value if isinstance(value, str) else bool(value),
-    "trace": lambda value: None if value is True else value,
-    "files": _files,
-    "track": _track,
-    "activities": _activities,
-    "peaks": _peaks,
-    "coordinates": given_coordinates,
-    "ranks": _ranks,
-}
-_MAY_BE_NONE = {"prefix", *(field.name for field in fields(Options) if field.default is None)}
+        convert=lambda value: None if value is True else value,
+    )
+    enabled_record_memory_pickle: bool = _flag(False)
+    enabled_record_cuda_average_time: bool = _flag(True)
+    enable_record_cuda_mm: bool = _flag(True)
+    enable_print_summary: bool = _flag(True)
+    track: tuple[Any, ...] = _option((), convert=_track)
+    layers: Any = "auto"
+    rank: int | None = _option(
+        None, lambda value: isinstance(value, int) and value >= 0, "is no rank. Give a number from 0."
+    )
+    device_mesh: Any = _option(
+        None,
+        lambda value: hasattr(value, "mesh_dim_names") or hasattr(value, "get_rank"),
+        "is none. Give a torch.distributed.device_mesh.DeviceMesh.",
+    )
+    peaks: Given | None = _option(None, convert=_peaks)  # as given here or in the environment; a file is read at once
+    coordinates: Mapping[str, int] | None = _option(None, convert=given_coordinates)  # in the mesh, as the user says
+    ranks: frozenset[int] | None = _option(None, convert=_ranks)  # which ranks record at all; None: all
+    local_dir: Path | None = _directory("local_dir")  # where files are written first; None: where they go
+    background: bool = _flag(True)  # while the loop goes on, windows are finished by a child process
+    off: bool = False
+
+    def with_absolute_paths(self) -> Options:
+        """The same from now on, whatever directory the loop goes to."""
+        places = {name: getattr(self, name) for name in ("output_dir", "log_dir", "mem_dir", "local_dir")}
+        return replace(self, **{name: path and path.absolute() for name, path in places.items()})
+
+    def plan(self) -> Plan:
+        """What to record of which step."""
+        return make_plan(self.steps, schedule=self.schedule, record_shapes=self.record_shapes)
+
+    def is_first(self, info: RunInfo) -> bool:
+        """Whether it is the first of the ranks that record: the one that speaks for all."""
+        return info.rank == min(self.ranks or (0,))
+
+    def writes_everything(self, info: RunInfo) -> bool:
+        """Whether this rank writes the full set of files, where none are named."""
+        chosen = self.ranks is not None and (len(self.ranks) <= FEW_RANKS or self.is_first(info))
+        return chosen or info.writes_everything
+
+    def of_several(self, info: RunInfo) -> bool:
+        """Whether other ranks of the job record too."""
+        return info.world_size > 1 and (self.ranks is None or sum(rank < info.world_size for rank in self.ranks) > 1)
+
+
+OPTIONS = {option.name: option for option in fields(Options)}
+
+
+def make_options(*, environment: Mapping[str, str] | None = None, **given: Any) -> Options:
+    """Check what a user gave, by the names of `Options`' fields, and what the environment says.
+
+    Raises:
+        WrongUse: a value that means nothing; the message says which values do.
+    """
+    environment = os.environ if environment is None else environment
+    values = {name: _checked(name, value) for name, value in given.items()}
+    if values.get("prefix") is None:
+        values["prefix"] = _PREFIXES[values.get("is_st")]
+    for name, variable in (("peaks", VARIABLE), ("local_dir", LOCAL_DIR_VARIABLE)):
+        if values.get(name) is None:
+            values[name] = _of_environment(variable, partial(_checked, name), environment)
+    options = Options(**values)
+    options.plan()  # so that wrong steps are said here and not in the loop
+    return _of_environment(SWITCH, partial(_overridden, options), environment) or options
+
+
+def _checked(name: str, value: Any) -> Any:
+    option = OPTIONS[name]
+    if value is None and option.default is None:
+        return None
+    check, convert = option.metadata.get("check"), option.metadata.get("convert")
+    if check is not None and not check(value):
+        raise WrongUse(f"{name}={value!r} {option.metadata['advice']}")
+    return value if convert is None else convert(value)
+
+
+def _of_environment(name: str, read: Callable[[str], Any], environment: Mapping[str, str]) -> Any:
+    """What a variable says; a slip in it is no error of the program that runs: a warning, and it is ignored."""
+    text = environment.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        return read(text)
+    except WrongUse as error:
+        warn(f"{name}={text!r} in the environment is ignored: {error}")
+        return None
+
+
+def _overridden(options: Options, text: str) -> Options:
+    """`off`, or `steps=20-22,ranks=0`: a part without `=` goes on with the value before it."""
+    if text in ("on", "1"):
+        return options
+    if is_off({SWITCH: text}):
+        return replace(options, off=True)
+    values = dict(re.findall(r"(?:^|,)\s*(\w+)\s*=\s*(.*?)\s*(?=,\s*\w+\s*=|$)", text))
+    unknown = sorted(set(values) - {"steps", "ranks"})
+    if unknown or "=" not in text.partition(",")[0]:
+        raise WrongUse(f"it names {(*unknown, text)[0]!r}. Set it to off, or to something like steps=20-22,ranks=0.")
+    if "steps" in values:
+        options = replace(options, steps=values["steps"], schedule=None)
+        options.plan()
+    if "ranks" in values:
+        options = replace(options, ranks=_ranks(values["ranks"]))
+    return options

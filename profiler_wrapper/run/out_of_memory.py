@@ -18,8 +18,6 @@ from profiler_wrapper.errors import say, warn
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.trace.nesting import innermost_around
-from profiler_wrapper.trace.reader import read_shapes
-from profiler_wrapper.trace.shapes import OpShapes
 from profiler_wrapper.units import file_size, percent
 
 # --------------------------------------------------------------------------------------------------
@@ -123,8 +121,6 @@ def _owners_lines(owners: Sequence[Owner]) -> list[str]:
         for name, size in categories
         if size >= _WORTH_A_WORD * total
     ]
-    while len(shares) > 1 and len("  held by: " + ", ".join(shares)) > _WIDTH:
-        shares.pop()
     lines = [f"held by: {', '.join(shares)}"]
     layers = sorted(by_layers.items(), key=lambda item: -item[1])[:_MOST_LAYERS]
     for (pattern, category), size in layers:
@@ -172,21 +168,20 @@ def explain_oom(
     result: ProfileResult | None,
     *,
     found: Attributed | None = None,
-    trace: Path | None = None,
     directory: Path | None = None,
 ) -> bool:
     """Say who holds the memory and what would help; whether that could be.
 
     Args:
         result: of the recording that the failure ended, or of an earlier one; None without one.
-        found, trace: of the recording that the failure ended; `trace` if it has shapes.
+        found: of the recording that the failure ended.
     """
     try:
         text = out_of_memory_text(
             failure,
             where="" if found is None else failed_op(found),
             use=_use_of(failure.device, result),
-            shape_of=_shapes(found, trace) if found is not None and trace is not None else lambda op, layer: "",
+            shape_of=lambda op, layer: "" if found is None else _inputs(found, op, layer),
             failed_in_recording=found is not None,
             files=str(directory) if directory is not None else "",
         )
@@ -205,24 +200,15 @@ def _use_of(device: str, result: ProfileResult | None) -> MemoryUse | None:
     return use if device == "an accelerator" and use.device != "cpu" else None
 
 
-def _shapes(found: Attributed, trace: Path) -> ShapeOf:
-    """The inputs of the last call of an op in a layer, as text; "" where they were not recorded."""
-    shapes = read_shapes(trace)
-    spans, tree, attribution = found.recording.spans, found.tree, found.attribution
-    numbers = {name: i for i, name in enumerate(found.recording.names)}
-    layers = tree.by_name()
-
-    def shape_of(op: str, layer: str) -> str:
-        wanted = layers.get(layer, NO_LAYER)
-        places = [i for i, place in enumerate(attribution.places) if place.layer == wanted]
-        chosen = (spans.name == numbers.get(op, -1)) & np.isin(attribution.place_of, places)
-        calls = [span for span in np.flatnonzero(chosen).tolist() if span in shapes]
-        return _inputs(shapes[calls[-1]]) if calls else ""
-
-    return shape_of
-
-
-def _inputs(shapes: OpShapes) -> str:
-    """`[4096, 512] x [512, 32000]`."""
-    tensors = [dims for dims in shapes.dims if dims and all(isinstance(size, int) for size in dims)]
+def _inputs(found: Attributed, op: str, layer: str) -> str:
+    """`[4096, 512] x [512, 32000]`: of the last call of an op in a layer; "" where that was not recorded."""
+    names, attribution = found.recording.names, found.attribution
+    wanted = found.tree.by_name().get(layer, NO_LAYER)
+    places = [i for i, place in enumerate(attribution.places) if place.layer == wanted]
+    name = names.index(op) if op in names else -1
+    chosen = (found.recording.spans.name == name) & np.isin(attribution.place_of, places)
+    calls = [span for span in np.flatnonzero(chosen).tolist() if found.shapes and span in found.shapes]
+    if not calls or found.shapes is None:
+        return ""
+    tensors = [dims for dims in found.shapes[calls[-1]].dims if dims and all(isinstance(size, int) for size in dims)]
     return " x ".join(str(list(dims)) for dims in tensors[:_MOST_INPUTS])

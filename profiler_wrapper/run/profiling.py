@@ -241,7 +241,7 @@ class Profiling:
             self.finisher.begin()
         return Session(
             activities=options.activities or machine_activities(),
-            record_shapes=options.shapes(warm_up=mode is Mode.FULL),
+            record_shapes=mode is Mode.FULL if options.record_shapes == "auto" else options.record_shapes,
             profile_memory=options.profile_memory,
             with_stack=options.with_stack,
         )

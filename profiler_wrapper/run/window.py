@@ -36,7 +36,7 @@ from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, w
 from profiler_wrapper.run.files import WindowFiles
 from profiler_wrapper.run.options import Options
 from profiler_wrapper.run.out_of_memory import explain_oom
-from profiler_wrapper.trace.json_stream import no_garbage_collection
+from profiler_wrapper.trace.events import no_garbage_collection
 from profiler_wrapper.trace.run_directory import RunDirectory, remove_empty
 from profiler_wrapper.units import file_size
 
@@ -70,9 +70,11 @@ class WindowTask:
         """The traces where they were exported to."""
         return (self.main.path,) if self.full is None else (self.main.path, self.full)
 
-    def files(self) -> WindowFiles:
+    def files(self, *, only_traces: bool = False) -> WindowFiles:
         """What writes them; `run` gets where the traces go."""
-        files = WindowFiles(self.options, self.info, self.directory, self.run, target=self.target)
+        files = WindowFiles(
+            self.options, self.info, self.directory, self.run, target=self.target, only_traces=only_traces
+        )
         self.run.update(files.trace_names(full=self.full is not None))
         return files
 
@@ -118,8 +120,7 @@ def finish_window(task: WindowTask) -> FinishedWindow:
     files.write(result, found, main=task.main.path, full=task.full)
     explained = False
     if task.failure is not None:
-        trace = (files.trace_path or task.main.path) if task.main.shapes else None
-        explained = explain_oom(task.failure, result, found=found, trace=trace, directory=files.directory)
+        explained = explain_oom(task.failure, result, found=found, directory=files.directory)
     summary = files.summary()
     text = ""
     if task.prints:
@@ -131,9 +132,7 @@ def finish_window(task: WindowTask) -> FinishedWindow:
 
 def keep_traces(task: WindowTask, problem: str) -> FinishedWindow:
     """Nothing came of a window: put its traces in place as they are, and say so."""
-    files = task.files()
-    files.only_traces()
-    task.run.update(files.trace_names(full=task.full is not None))
+    files = task.files(only_traces=True)
     files.write_traces(main=task.main.path, full=task.full if task.full is not None and task.full.exists() else None)
     trace = files.trace_path
     hint = "" if trace is None else f". To make the reports from the trace: python -m profiler_wrapper analyze {trace}"

@@ -8,16 +8,13 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, cast
 
-import msgspec
-
 from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.trace.atomic import replacing
-from profiler_wrapper.trace.json_stream import TraceWalker
+from profiler_wrapper.trace.events import EVENTS_BEGIN
 from profiler_wrapper.trace.recording import OUR_CATEGORY
 
 _FIRST_ID = 1_000_000_000  # beyond the process numbers of Linux (2^22) and of Kineto's own lanes
@@ -46,55 +43,41 @@ class LaneSpan:
 def splice_lanes(path: str | os.PathLike[str], spans: Sequence[LaneSpan], target: str | os.PathLike[str]) -> None:
     """Writes the trace at `path` to `target` with `spans` as complete events that viewers show on top.
 
-    A bar that reaches beyond the end of one it began in is cut there, and its args say by how much:
-    viewers cannot draw bars that cross. Each is drawn a few nanoseconds short, for they round. Either may be gzipped;
-    `target`, by its name. It is written whole or not at all, and may be `path`.
+    They come before its own events, which are not looked at. A bar that reaches beyond the end of one it began in is
+    cut there, and its args say by how much: viewers cannot draw bars that cross. Each is drawn a few nanoseconds short,
+    for they round. Either may be gzipped; `target`, by its name. It is written whole or not at all, and may be `path`.
 
     Raises:
         WrongUse: a span has a negative duration.
-        BrokenTrace: the file is not a whole trace.
+        BrokenTrace: the file is no trace.
         OSError: it could not be read or written.
     """
     path, target = Path(path), Path(target)
-    walker = TraceWalker(path, msgspec.json.Decoder(list[msgspec.Raw]).decode)
-    has_events = sum(map(len, walker.batches())) > 0
-    if not walker.complete or walker.events_end is None:
-        raise BrokenTrace(f"{path}: no lanes were added: {'; '.join(walker.warnings)}")
-    lines = ",\n".join(_events(spans)) if spans else ""
-    text = f"{',' if has_events else ''}\n{lines}\n" if lines else ""
+    lines = ("\n" + ",\n".join(_events(spans))).encode() if spans else b""
     with replacing(target) as beside, _opened(path) as source, _written(beside) as written:
-        _copy(source, written, walker.events_end)
-        written.write(text.encode())
+        head = b""
+        while (begin := EVENTS_BEGIN.match(head)) is None or not head[begin.end() :].strip():
+            if not (piece := source.read(_PIECE_BYTES)):
+                raise BrokenTrace(f"{path}: no lanes were added: no list of events begins in it")
+            head += piece
+        events = head[begin.end() :]
+        comma = b"," if lines and not events.lstrip().startswith(b"]") else b""
+        written.write(begin[0] + lines + comma + events)
         shutil.copyfileobj(source, written, _PIECE_BYTES)
 
 
 # --- the file ---
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def _opened(path: Path) -> IO[bytes]:
     with path.open("rb") as file:
-        is_zipped = file.peek(2)[:2] == b"\x1f\x8b"
-        yield cast("IO[bytes]", gzip.GzipFile(fileobj=file)) if is_zipped else file
+        is_zipped = file.read(2) == b"\x1f\x8b"
+    return cast("IO[bytes]", gzip.open(path)) if is_zipped else path.open("rb")
 
 
-@contextmanager
-def _written(path: Path) -> Iterator[IO[bytes]]:
+def _written(path: Path) -> IO[bytes]:
     """A file to write to, gzipped (fast: level 1) if its name says so."""
-    with path.open("wb") as file:
-        if path.suffix != ".gz":
-            yield file
-            return
-        with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=1) as compressed:
-            yield cast("IO[bytes]", compressed)
-
-
-def _copy(source: IO[bytes], target: IO[bytes], size: int) -> None:
-    while size and (piece := source.read(min(size, _PIECE_BYTES))):
-        target.write(piece)
-        size -= len(piece)
-    if size:
-        raise OSError("the trace became shorter while lanes were added")
+    return cast("IO[bytes]", gzip.open(path, "wb", compresslevel=1)) if path.suffix == ".gz" else path.open("wb")
 
 
 # --- the events ---

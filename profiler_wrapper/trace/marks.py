@@ -24,6 +24,7 @@ PREFIX = "layer: "
 MEMORY_POINT = "memory point: "  # begins the name of an annotation at a moment whose memory somebody asks for
 GARBAGE = "garbage collection"  # around a collection of Python's: a name, which takes no time from what it lies in
 ROOT_PATH = "."
+ALL_GRAPHS = "*"  # stands for the key of any compiled graph that is not listed in run.json
 # One mark nobody can break: printable ASCII without space, quote, backslash, percent and brackets.
 _SAFE = "!#$&'()*+,-./:;<=>?@^_`{|}~"
 _MARK = re.compile(r"layer: (?P<path>\S+) \[(?P<class_name>\S+) (?P<kind>\S+) @(?P<root>\S+)(?P<flags>(?: \S+)*)\]")

@@ -6,8 +6,9 @@ import math
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
+from functools import cache
 from itertools import compress
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -17,13 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.errors import BrokenTrace, attempt
-from profiler_wrapper.trace.events import Args, Event, EventDecoder
-from profiler_wrapper.trace.json_stream import Progress, TraceWalker, no_garbage_collection
+from profiler_wrapper.trace.events import Args, Event, Progress, TraceEvents, no_garbage_collection
 from profiler_wrapper.trace.marks import GARBAGE
 from profiler_wrapper.trace.recording import (
     DEVICE_CATEGORIES,
     MODULE_PREFIX,
-    OURS,
     UNKNOWN,
     Bool,
     Category,
@@ -51,18 +50,12 @@ _HOUR_NS = 3600 * 10**9
 _LARGEST = 1 << 62  # of what counts as a number of things
 _MOST_RANKS = 1 << 20
 _DETAILS = "how kernels were launched, what copies moved and what collectives tell are"
-# Names of kernels, ops and annotations that may be of a collective: of the backends, and of c10d itself.
-_COLLECTIVE = re.compile(
-    r"(?i)ccl|gloo|ucc:|mpi:|c10d|record_param_comms|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|"
-    r"collective"
-)
-_SILENT_LAUNCH = re.compile(r"cu(da)?[A-Z]")  # of CUDA's runtime and driver: the kernel says how it was launched
 _MODULE, _CALL, _PLAIN = range(3)  # python_function: of a module, a call with its line, any other
 _HAS_LINE = re.compile(r"\(\d+\): ")
 
 _CAT, _NAME, _PHASE, _ARGS, _TS, _DUR = map(attrgetter, ("cat", "name", "ph", "args", "ts", "dur"))
 _LANE = attrgetter("pid", "tid")
-_GRID = attrgetter("grid")
+_GRID, _COLLECTIVE = attrgetter("grid"), attrgetter("collective")
 _CONFIGURATION = attrgetter(
     "grid", "block", "registers", "shared_memory", "copied_bytes", "blocks_per_sm", "occupancy_percent"
 )
@@ -81,23 +74,10 @@ def read(path: str | os.PathLike[str], *, progress: Progress | None = None) -> R
     return _read(path, None, progress)[0]
 
 
-def read_shapes(path: str | os.PathLike[str]) -> Shapes:
-    """The input shapes of the ops of a trace, by a second pass over the file.
-
-    Returns:
-        A mapping from the index of a span in `read(path).spans` to its shapes. Spans without
-        shapes are not in it.
-
-    Raises:
-        As `read`.
-    """
-    return read_with_shapes(path)[1]
-
-
 def read_with_shapes(
     path: str | os.PathLike[str], wanted: Callable[[str], bool] | None = None, *, progress: Progress | None = None
 ) -> tuple[Recording, Shapes]:
-    """What `read` gives and the shapes of its ops, in one pass; with `wanted`, of ops of these names.
+    """What `read` gives, and the shapes of its ops by index of the span; with `wanted`, of ops of these names.
 
     Raises:
         As `read`.
@@ -112,19 +92,17 @@ def _read(
     path: str | os.PathLike[str], shapes: ShapeCollector | None, progress: Progress | None
 ) -> tuple[Recording, Bool]:
     """The recording, and which of the events that `shapes` was given are spans of it."""
-    decoder, collector = EventDecoder(), _Collector()
-    walker = TraceWalker(path, decoder, progress)
-    for events in walker.batches():
+    trace, collector = TraceEvents(path, progress), _Collector()
+    for events in trace.slices():
         spans = collector.add(events)
         if shapes is not None:
             shapes.add(spans)
         del events, spans  # before the next are decoded, so that those take their place
-    if decoder.misfits and not collector.count:
-        raise BrokenTrace(f"{path}: byte 0: none of its {decoder.misfits} entries is an event of a Chrome trace")
-    warnings = list(walker.warnings)
-    if decoder.misfits:
-        warnings.append(f"{decoder.misfits} entries of traceEvents could not be understood and were left out")
-    return collector.finish(os.fspath(path), walker, warnings)
+    if trace.misfits:
+        if not collector.count:
+            raise BrokenTrace(f"{path}: byte 0: none of its {trace.misfits} entries is an event of a Chrome trace")
+        trace.warnings.append(f"{trace.misfits} entries of traceEvents could not be understood and were left out")
+    return collector.finish(os.fspath(path), trace)
 
 
 # --- what grows slice by slice ---
@@ -140,21 +118,6 @@ class _Numbers(dict[Any, int]):
     def of(self, things: Iterable[Any], count: int) -> Int32:
         """The numbers of `count` things."""
         return np.fromiter(map(self.__getitem__, things), np.int32, count)
-
-
-class _Answers:
-    """An answer for every thing that has a number, asked once for each."""
-
-    def __init__(self, numbers: _Numbers, ask: Callable[[Any], int]) -> None:
-        self._numbers, self._ask = numbers, ask
-        self._answers: Int8 = np.empty(0, np.int8)
-
-    def of(self, number: Int32) -> Int8:
-        """By the number of the thing."""
-        new = [self._ask(thing) for thing in list(self._numbers)[len(self._answers) :]]
-        if new:
-            self._answers = np.concatenate((self._answers, np.array(new, np.int8)))
-        return self._answers[number]
 
 
 class _Columns:
@@ -184,20 +147,23 @@ class _Columns:
 # --- numbers of a trace as integer columns, exactly ---
 
 
-def _nanoseconds(microseconds: Sequence[int | float | Decimal]) -> Int64:
+def _nanoseconds(events: Sequence[Event], time: Callable[[Event], int | float | Decimal]) -> Int64:
     """Microseconds as integer nanoseconds; _NO_TIME for what is not finite or beyond 146 years.
 
     A float below 2^43 is exact to the nanosecond that was printed, because its fraction is rounded
     apart from the whole.
     """
-    values = np.array(microseconds)
-    if values.dtype.kind not in "if":
-        return np.array([_exact_ns(value) for value in microseconds], np.int64)
-    sane = (values < _LIMIT_US) & (values > -_LIMIT_US)  # False for NaN
+    try:
+        if events and isinstance(time(events[0]), Decimal):
+            return np.array([_exact_ns(time(event)) for event in events], np.int64)
+        values = np.fromiter(map(time, events), np.float64, len(events))
+    except OverflowError:  # a whole number beyond all floats
+        return np.array([_exact_ns(time(event)) for event in events], np.int64)
+    sane = np.abs(values) < _LIMIT_US  # False for NaN
     known = np.where(sane, values, 0)
     whole = known.astype(np.int64)
-    times: Int64 = whole * 1000
-    times += np.rint((known - whole) * 1000).astype(np.int64) + np.where(sane, 0, _NO_TIME)
+    times: Int64 = whole * 1000 + np.rint((known - whole) * 1000).astype(np.int64)
+    times[~sane] = _NO_TIME
     return times
 
 
@@ -215,15 +181,13 @@ def _column(items: Sequence[object], field: str) -> Int64:
         return np.array([(value + (1 << 63)) % (1 << 64) - (1 << 63) for value in map(values, items)], np.int64)
 
 
-def _columns_of_some(args: list[Args], chosen: Bool, *fields: str) -> list[Int64]:
+def _columns_of_some(args: list[Args], chosen: Bool, *fields: str) -> Iterator[Int64]:
     """Columns of what only the chosen events say; -1 for the others."""
-    if chosen.all():
-        return [_column(args, field) for field in fields]
     members = list(compress(args, chosen.tolist()))
-    columns = [np.full(len(args), -1, dtype=np.int64) for _ in fields]
-    for values, field in zip(columns, fields, strict=True):
-        values[chosen] = _column(members, field)
-    return columns
+    for field in fields:
+        column = np.full(len(args), -1, dtype=np.int64)
+        column[chosen] = _column(members, field)
+        yield column
 
 
 # --- events, slice by slice, into columns ---
@@ -234,10 +198,8 @@ class _Collector:
 
     def __init__(self) -> None:
         self.count = 0  # events seen
-        self._names, self._lanes, self._cats, self._phases, self._python_names = (_Numbers() for _ in range(5))
-        self._category = _Answers(self._cats, category_code)
-        self._python_kind = _Answers(self._python_names, _python_kind)
-        self._skipped: Counter[str] = Counter()
+        self._names, self._lanes, self._cats, self._phases = (_Numbers() for _ in range(4))
+        self._python_kind = cache(_python_kind)
         self._unknown_ns: Counter[str] = Counter()  # by category that nobody knows: of events that are in no figure
         self._warnings: list[str] = []
         int64, int32, int16, int8 = np.int64, np.int32, np.int16, np.int8
@@ -254,14 +216,16 @@ class _Collector:
         self._failures: list[FailedAllocation] = []
         self._flow_starts: dict[int | str, list[tuple[int, int]]] = defaultdict(list)
         self._flow_ends: list[tuple[int | str, int, int]] = []
-        self._details: _Details | None = _Details(self._names)  # None: it failed
+        self._configurations = _Numbers()
+        self._collectives: list[tuple[int, Args]] = []  # of spans in the order in which they were added
+        self._span_count = 0
 
     def add(self, events: list[Event]) -> list[Event]:
         """Adds the next events of the file; returns those that became spans, in order."""
         self.count += len(events)
         cat = self._cats.of(map(_CAT, events), len(events))
         phase = self._phases.of(map(_PHASE, events), len(events))
-        category = self._category.of(cat)
+        category: Int8 = np.array(list(map(category_code, self._cats)), np.int8)[cat]
         has_duration = phase == self._phases["X"]
         is_span = has_duration & (category >= 0)
         is_call = self._part_python(is_span, category, events)
@@ -276,7 +240,6 @@ class _Collector:
         self._add_memory(list(compress(events, is_memory.tolist())))
         self._add_flows(list(compress(events, is_flow.tolist())))
         self._add_calls(list(compress(events, is_call.tolist())))
-        self._count_skipped(~(is_span | is_memory | is_flow | is_call), cat, phase)
         return spans
 
     def _part_python(self, is_span: Bool, category: Int8, events: list[Event]) -> Bool:
@@ -284,15 +247,15 @@ class _Collector:
         is_call = np.zeros(len(events), dtype=np.bool_)
         chosen = np.flatnonzero(is_span & (category == Category.MODULE))
         if len(chosen):
-            names = self._python_names.of((events[i].name for i in chosen.tolist()), len(chosen))
-            kinds = self._python_kind.of(names)
+            names = (events[index].name for index in chosen.tolist())
+            kinds = np.fromiter(map(self._python_kind, names), np.int8, len(chosen))
             is_span[chosen] = kinds == _MODULE
             is_call[chosen] = kinds == _CALL
         return is_call
 
     def _add_unknown(self, chosen: Bool, events: list[Event]) -> None:
         unknown = list(compress(events, chosen.tolist()))
-        for event, duration_ns in zip(unknown, _nanoseconds(list(map(_DUR, unknown))).tolist(), strict=True):
+        for event, duration_ns in zip(unknown, _nanoseconds(unknown, _DUR).tolist(), strict=True):
             self._unknown_ns[event.cat or "(none)"] += max(0, duration_ns)
 
     def _part_instants(self, is_instant: Bool, events: list[Event]) -> Bool:
@@ -302,21 +265,13 @@ class _Collector:
         is_memory[is_instant] = [name == "[memory]" for name in names]
         if "[OutOfMemory]" in names:
             failed = [event for event in compress(events, is_instant.tolist()) if event.name == "[OutOfMemory]"]
-            times, lanes = _nanoseconds(list(map(_TS, failed))).tolist(), self._lanes_of(failed).tolist()
+            times, lanes = _nanoseconds(failed, _TS).tolist(), self._lanes_of(failed).tolist()
             self._failures += [
                 FailedAllocation(time_ns, lane, event.args.size_bytes, event.args.device_type, event.args.device_id)
                 for event, time_ns, lane in zip(failed, times, lanes, strict=True)
                 if time_ns != _NO_TIME
             ]
         return is_memory
-
-    def _count_skipped(self, skipped: Bool, cat: Int32, phase: Int32) -> None:
-        cats, phases = list(self._cats), list(self._phases)
-        kinds, counts = np.unique(cat[skipped].astype(np.int64) << 32 | phase[skipped], return_counts=True)
-        for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True):
-            name = cats[kind >> 32]
-            if category_code(name) != OURS:
-                self._skipped[name or f"ph {phases[kind & 0xFFFFFFFF]}"] += count
 
     def _names_of(self, events: list[Event]) -> Int32:
         return self._names.of(map(_NAME, events), len(events))
@@ -331,13 +286,12 @@ class _Collector:
         device, stream, graph_node = _columns_of_some(args, on_device, "device", "stream", "graph_node")
         _fill_from_lane(events, on_device & ((device < 0) | (stream < 0)), device, stream)
         sequence, forward_thread = _columns_of_some(args, category == Category.CPU_OP, "sequence", "forward_thread")
-        silent = np.full(len(events), -1, dtype=np.int32)
         self._spans.add(
             category=category,
             name=name,
             lane=self._lanes_of(events),
-            start_ns=_nanoseconds(list(map(_TS, events))),
-            duration_ns=_nanoseconds(list(map(_DUR, events))),
+            start_ns=_nanoseconds(events, _TS),
+            duration_ns=_nanoseconds(events, _DUR),
             correlation=_column(args, "correlation"),
             external_id=_column(args, "external_id"),
             sequence=sequence,
@@ -345,32 +299,37 @@ class _Collector:
             device=device,
             stream=stream,
             graph=graph_node > 0,
-            configuration=self._ask_details(lambda details: details.add(args, category, name), silent),
+            configuration=self._configurations_of(args, category),
         )
 
-    def _ask_details(self, ask: Callable[[_Details], _T], otherwise: _T) -> _T:
-        """What is said beside times is worth no recording: where that fails it is left out, and a warning says so."""
-        details, failed = self._details, list[str]()
-        if details is None:
-            return otherwise
-        found = attempt(_DETAILS, lambda: ask(details), otherwise, failed)
-        if failed:
-            self._details = None
-            self._warnings += failed
-        return found
+    def _configurations_of(self, args: Sequence[Args], category: Int8) -> Int32:
+        """The number of the configuration of each of the next spans; -1 for those that are not launched.
+
+        A call into a runtime has one where it says what it launches (ROCm). Collectives are gathered.
+        """
+        says = category == Category.RUNTIME
+        for index, name in enumerate(map(_COLLECTIVE, args)):
+            if name is not None and not says[index]:
+                self._collectives.append((self._span_count + index, args[index]))
+        self._span_count += len(args)
+        says[says] = [grid is not None for grid in map(_GRID, compress(args, says.tolist()))]
+        says |= (category >= Category.KERNEL) & (category <= Category.MEMSET)
+        number = np.full(len(args), -1, dtype=np.int32)
+        number[says] = self._configurations.of(map(_CONFIGURATION, compress(args, says.tolist())), int(says.sum()))
+        return number
 
     def _add_memory(self, events: list[Event]) -> None:
         args = list(map(_ARGS, events))
         fields = ("address", "size_bytes", "total_allocated_bytes", "total_reserved_bytes", "device_type")
         self._memory.add(
-            time_ns=_nanoseconds(list(map(_TS, events))),
+            time_ns=_nanoseconds(events, _TS),
             lane=self._lanes_of(events),
             device=_column(args, "device_id"),
             **{field: _column(args, field) for field in fields},
         )
 
     def _add_flows(self, events: list[Event]) -> None:
-        lanes, times = self._lanes_of(events).tolist(), _nanoseconds(list(map(_TS, events))).tolist()
+        lanes, times = self._lanes_of(events).tolist(), _nanoseconds(events, _TS).tolist()
         for event, lane, time_ns in zip(events, lanes, times, strict=True):
             if event.ph == "s":
                 self._flow_starts[event.id].append((lane, time_ns))
@@ -381,19 +340,21 @@ class _Collector:
         self._calls.add(
             name=self._names_of(events),
             lane=self._lanes_of(events),
-            start_ns=_nanoseconds(list(map(_TS, events))),
-            duration_ns=_nanoseconds(list(map(_DUR, events))),
+            start_ns=_nanoseconds(events, _TS),
+            duration_ns=_nanoseconds(events, _DUR),
         )
 
     # --- the end ---
 
-    def finish(self, path: str, walker: TraceWalker[Event], warnings: list[str]) -> tuple[Recording, Bool]:
+    def finish(self, path: str, trace: TraceEvents) -> tuple[Recording, Bool]:
         """All that was added, and which of the spans are kept. To be called once."""
         spans, configuration, kept = self._finished_spans()
         flows = self._finished_flows()
-        none: tuple[CollectiveDetails, ...] = ()
-        collectives = self._ask_details(lambda details: details.collectives(kept), none)
-        details = self._ask_details(lambda details: details.launches(spans, configuration), DeviceDetails())
+        # What is said beside times is worth no recording: where it cannot be read it is left out, which is said.
+        otherwise: tuple[DeviceDetails, tuple[CollectiveDetails, ...]] = DeviceDetails(), ()
+        details, collectives = attempt(
+            _DETAILS, lambda: self._finished_details(spans, configuration, kept), otherwise, self._warnings
+        )
         start, duration = self._calls.take("start_ns"), self._calls.take("duration_ns")
         sane = self._sane_times(start, duration)
         calls = PythonCalls(start_ns=start[sane], duration_ns=duration[sane], **self._calls.rest(sane))
@@ -407,10 +368,9 @@ class _Collector:
             spans=spans,
             memory=self._finished_memory(),
             flows=flows,
-            metadata=walker.metadata,
-            complete=walker.complete,
-            warnings=(*warnings, *self._warnings),
-            skipped=dict(self._skipped),
+            metadata=trace.metadata,
+            complete=trace.complete,
+            warnings=(*trace.warnings, *self._warnings),
             failed_allocations=tuple(sorted(self._failures)),
             details=details,
             python=calls,
@@ -427,7 +387,6 @@ class _Collector:
         device_lanes = np.unique(lane[np.isin(category, DEVICE_CATEGORIES)])
         stray = (category == UNKNOWN) & np.isin(lane, device_lanes)
         if stray.any():
-            self._skipped["unknown category on a device lane"] += int(stray.sum())
             self._unknown_ns["on lanes of devices"] += int(np.maximum(duration[stray], 0).sum())
         kept = self._sane_times(start, duration) & ~stray
         keep = slice(None) if kept.all() else kept
@@ -454,9 +413,15 @@ class _Collector:
         for good, what in ((timed, "no time"), (sane | ~timed, "a negative or impossible duration")):
             count = int((~good).sum())
             if count:
-                self._skipped[what] += count
                 self._warnings.append(f"{count} events with {what} were left out")
         return sane & timed
+
+    def _finished_details(
+        self, spans: Spans, configuration: Int32, kept: Bool
+    ) -> tuple[DeviceDetails, tuple[CollectiveDetails, ...]]:
+        final = np.cumsum(kept) - 1
+        collectives = (_collective(int(final[span]), args) for span, args in self._collectives if kept[span])
+        return _launches(_table(list(self._configurations)), spans, configuration), tuple(collectives)
 
     def _finished_memory(self) -> MemoryEvents:
         time_ns = self._memory.take("time_ns")
@@ -465,7 +430,7 @@ class _Collector:
         return MemoryEvents(time_ns=time_ns[order], **self._memory.rest(order))
 
     def _finished_flows(self) -> ForwardBackwardFlows:
-        """Pairs the ends of arrows by id; an id that is used again pairs in order. Counts ends without another."""
+        """Pairs the ends of arrows by id; an id that is used again pairs in order."""
         pairs = []
         used: Counter[int | str] = Counter()
         for identity, lane, time_ns in self._flow_ends:
@@ -473,9 +438,6 @@ class _Collector:
             if used[identity] < len(starts):
                 pairs.append((*starts[used[identity]], lane, time_ns))
                 used[identity] += 1
-        ends = sum(map(len, self._flow_starts.values())) + len(self._flow_ends)
-        if lonely := ends - 2 * len(pairs):
-            self._skipped["fwdbwd"] += lonely
         table = np.array(pairs, np.int64).reshape(-1, 4)
         return ForwardBackwardFlows(
             forward_lane=table[:, 0].astype(np.int32),
@@ -503,55 +465,21 @@ def _fill_from_lane(events: list[Event], missing: Bool, device: Int64, stream: I
 # --- what events say beside their time ---
 
 
-class _Details:
-    """Takes the arguments of spans as they come; in the end gives what they say."""
-
-    def __init__(self, names: _Numbers) -> None:
-        self._names_a_collective = _Answers(names, lambda name: _COLLECTIVE.search(name) is not None)
-        self._may_say_launch = _Answers(names, lambda name: _SILENT_LAUNCH.match(name) is None)
-        self._numbers = _Numbers()  # of configurations
-        self._collectives: list[CollectiveDetails] = []
-        self._seen = 0
-
-    def add(self, args: Sequence[Args], category: Int8, name: Int32) -> Int32:
-        """The number of the configuration of each of the next spans; -1 for those that are not launched.
-
-        A call into a runtime has one where it says what it launches (ROCm).
-        """
-        is_runtime = category == Category.RUNTIME
-        says = is_runtime & (self._may_say_launch.of(name) > 0)
-        if says.any():
-            says[says] = [grid is not None for grid in map(_GRID, compress(args, says.tolist()))]
-        says |= (category >= Category.KERNEL) & (category <= Category.MEMSET)
-        number = np.full(len(args), -1, dtype=np.int32)
-        number[says] = self._numbers.of(map(_CONFIGURATION, compress(args, says.tolist())), int(says.sum()))
-        for index in np.flatnonzero(~is_runtime & (self._names_a_collective.of(name) > 0)).tolist():
-            if args[index].collective is not None:
-                self._collectives.append(_collective(self._seen + index, args[index]))
-        self._seen += len(args)
-        return number
-
-    def collectives(self, kept: Bool) -> tuple[CollectiveDetails, ...]:
-        """Of the spans that are `kept`, numbered as they are without the others."""
-        final = np.cumsum(kept) - 1 if self._collectives else ()
-        return tuple(found._replace(span=int(final[found.span])) for found in self._collectives if kept[found.span])
-
-    def launches(self, spans: Spans, number: Int32) -> DeviceDetails:
-        """A kernel that does not say how it was launched has it from its launch; `number`: of each configuration."""
-        table = _table(list(self._numbers))
-        is_launch = spans.category == Category.RUNTIME
-        span, launch = np.flatnonzero((number >= 0) & ~is_launch), np.flatnonzero((number >= 0) & is_launch)
-        number, launch_number = number[span], number[launch]
-        if len(launch):
-            correlation = spans.correlation
-            table, number = _with_launches(table, correlation[span], number, correlation[launch], launch_number)
-        says = np.zeros(len(table), dtype=np.bool_)
-        for name in Configurations.__dataclass_fields__:
-            values = getattr(table, name)
-            known = ~np.isnan(values) if values.dtype.kind == "f" else values >= 0
-            says |= known.any(axis=1) if known.ndim > 1 else known
-        chosen = says[number]
-        return DeviceDetails(span=span[chosen], configuration=number[chosen], configurations=table)
+def _launches(table: Configurations, spans: Spans, number: Int32) -> DeviceDetails:
+    """A kernel that does not say how it was launched has it from its launch; `number`: of each configuration."""
+    is_launch = spans.category == Category.RUNTIME
+    span, launch = np.flatnonzero((number >= 0) & ~is_launch), np.flatnonzero((number >= 0) & is_launch)
+    number, launch_number = number[span], number[launch]
+    if len(launch):
+        correlation = spans.correlation
+        table, number = _with_launches(table, correlation[span], number, correlation[launch], launch_number)
+    says = np.zeros(len(table), dtype=np.bool_)
+    for name in Configurations.__dataclass_fields__:
+        values = getattr(table, name)
+        known = ~np.isnan(values) if values.dtype.kind == "f" else values >= 0
+        says |= known.any(axis=1) if known.ndim > 1 else known
+    chosen = says[number]
+    return DeviceDetails(span=span[chosen], configuration=number[chosen], configurations=table)
 
 
 def _with_launches(

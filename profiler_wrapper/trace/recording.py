@@ -44,7 +44,6 @@ DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 
 # What the reader does with a `cat` that is no Category.
 SKIPPED = -1
-OURS = -2
 UNKNOWN = 100  # a launch, if it has a correlation and lies on a CPU lane; else in no figure, which is said
 
 _CODES = {
@@ -68,12 +67,12 @@ _CODES = {
     "cuda_profiler_range": SKIPPED,  # around kernels, for counters
     "collective_comm": SKIPPED,
     "": SKIPPED,
-    OUR_CATEGORY: OURS,
+    OUR_CATEGORY: SKIPPED,
 }
 
 
 def category_code(cat: str) -> int:
-    """The Category that `cat` stands for in any version of Kineto, or SKIPPED, OURS, UNKNOWN."""
+    """The Category that `cat` stands for in any version of Kineto, or SKIPPED, UNKNOWN."""
     cat = cat.lower()
     if cat in _CODES:
         return _CODES[cat]
@@ -240,7 +239,6 @@ class Recording:
     metadata: Mapping[str, Any]  # the top-level keys of the file but traceEvents
     complete: bool = True  # False: the file is torn
     warnings: tuple[str, ...] = ()
-    skipped: Mapping[str, int] = field(default_factory=dict)  # events not kept, by category
     failed_allocations: tuple[FailedAllocation, ...] = ()  # in order of time
     details: DeviceDetails = field(default_factory=DeviceDetails)
     collectives: tuple[CollectiveDetails, ...] = ()  # in file order

@@ -3,7 +3,7 @@
     <output_dir>/<run>/[attempt<N>/]<rank>/[steps_<first>-<last>/]<file>
 
 Nothing here waits for another rank: each writes only into its own directory. One of them writes the page above it.
-Launches are kept apart by the file that its first rank leaves, see `launch_directories`.
+Launches are kept apart by the file that its first rank leaves, see `run_roots`.
 """
 
 from __future__ import annotations
@@ -12,29 +12,26 @@ import hashlib
 import itertools
 import json
 import os
-import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict
 from urllib.parse import quote
 
 import msgspec
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.trace.atomic import check_path, json_bytes, replacing
-from profiler_wrapper.trace.owned import read_holdings
 
 # --------------------------------------------------------------------------------------------------
 # Takes files that were written on a node's own disk to where the run is kept.
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
+class Carried(NamedTuple):
     """What came of it."""
 
     there: tuple[Path, ...]  # where they are now
@@ -50,8 +47,11 @@ def carry(source: Path, target: Path) -> Carried:
     there: list[Path] = []
     left: list[Path] = []
     problem = ""
-    for path in _files(source):
-        copy = target / path.relative_to(source)
+    for path in sorted(path for path in source.rglob("*") if path.is_file()):
+        place = path.relative_to(source)
+        if any(part.startswith(".") for part in place.parts):
+            continue
+        copy = target / place
         try:
             with replacing(copy) as beside:
                 shutil.copyfile(path, beside)
@@ -74,11 +74,6 @@ def remove_empty(directory: Path) -> None:
             empty.rmdir()
 
 
-def _files(source: Path) -> list[Path]:
-    files = sorted(path for path in source.rglob("*") if path.is_file())
-    return [path for path in files if not any(part.startswith(".") for part in path.relative_to(source).parts)]
-
-
 # --------------------------------------------------------------------------------------------------
 # Which directory the ranks of one launch meet in. Each finds it alone: nobody waits, and nobody is asked.
 #
@@ -90,7 +85,6 @@ LAUNCH_FILE = ".launch.json"
 # The same on all ranks of a job, and where a job may launch several times, what tells its launches apart.
 _JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE", "LSB_JOBID", "PBS_JOBID")
 _ATTEMPT_VARIABLES = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-_SAME_START_S = 30.0  # ranks behind wrappers of their own, whose parents do not start at one moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +95,7 @@ class Launch:
         job: the job's id; "" without one. torchrun writes "none" where it was given no id.
         exact: no other launch has this job's id.
         meeting: address and port at which the ranks meet; "" where it is not known.
-        host: the machine, on which the next two are the same for all ranks.
-        launcher: the folder that torchrun made for this launch; "" without.
-        started_s: when the process that started this one did, in seconds since 1970; None where nothing tells.
+        host, launcher: the machine, and the folder that torchrun made on it for this launch; "" without torchrun.
         world_size: as torchrun tells it; None without. Where nodes come or go it starts all ranks again and counts that
             as no restart: this is what tells such rounds apart.
     """
@@ -113,7 +105,6 @@ class Launch:
     meeting: str = ""
     host: str = ""
     launcher: str = ""
-    started_s: float | None = None
     world_size: int | None = None
 
     def is_other_than(self, other: Launch, *, restarted: bool = False) -> bool:
@@ -126,11 +117,7 @@ class Launch:
             return True
         if self.host == other.host and self.launcher and other.launcher:
             return self.launcher != other.launcher
-        if not restarted and self.meeting != other.meeting:
-            return True
-        if self.host != other.host or self.started_s is None or other.started_s is None:
-            return False
-        return abs(self.started_s - other.started_s) > _SAME_START_S
+        return not restarted and self.meeting != other.meeting
 
 
 def find_launch(environment: Mapping[str, str]) -> Launch:
@@ -145,7 +132,6 @@ def find_launch(environment: Mapping[str, str]) -> Launch:
         meeting=f"{address}:{port}" if port else "",
         host=socket.gethostname(),
         launcher=launcher if below else "",
-        started_s=parent_start_s(),
         world_size=int(size) if below and size.isdecimal() else None,
     )
 
@@ -154,7 +140,7 @@ def launch_name(launch: Launch, environment: Mapping[str, str]) -> str:
     """The job's id; else the same on the ranks that one process launched: when it started, and where they meet."""
     if launch.job:
         return launch.job
-    name = time.strftime("%Y%m%d-%H%M%S", time.localtime(launch.started_s))
+    name = time.strftime("%Y%m%d-%H%M%S", time.localtime(parent_start_s()))
     port = environment.get("MASTER_PORT", "")
     return f"{name}-{port}" if port else name
 
@@ -185,7 +171,8 @@ def claim(root: Path, launch: Launch, *, restarted: bool = False) -> bool:
         if _has_ranks(root) and _owner(root) is None:  # they leave the file first, so these are older, or one alone
             return False
         root.mkdir(parents=True, exist_ok=True)
-        _leave(root / LAUNCH_FILE, launch)
+        with suppress(FileExistsError), (root / LAUNCH_FILE).open("xb") as file:
+            file.write(msgspec.json.encode(launch))
         owner = _owner(root)
     return owner is None or not launch.is_other_than(owner, restarted=restarted)
 
@@ -197,30 +184,9 @@ def _has_ranks(root: Path) -> bool:
 def _owner(root: Path) -> Launch | None:
     """What the first rank left; None if there is nothing, or nothing that can be read."""
     try:
-        written = json.loads((root / LAUNCH_FILE).read_bytes())
-        return Launch(**{name: written[name] for name in Launch.__slots__ if name in written})
-    except (OSError, ValueError, TypeError):
+        return msgspec.json.decode((root / LAUNCH_FILE).read_bytes(), type=Launch)
+    except (OSError, ValueError, msgspec.DecodeError):
         return None
-
-
-def _leave(path: Path, launch: Launch) -> None:
-    """Write it whole and where there is none: of several ranks that come at once, one does."""
-    beside = path.with_name(f"{path.name}-{secrets.token_hex(8)}")
-    beside.write_text(json.dumps(asdict(launch)), encoding="utf-8")
-    try:
-        os.link(beside, path)
-    except FileExistsError:
-        pass
-    except OSError:  # a file system without links
-        with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(launch)))
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def job_name(environment: Mapping[str, str]) -> str:
-    """The job's id; "" without one."""
-    return _job(environment)[0]
 
 
 def _job(environment: Mapping[str, str]) -> tuple[str, bool]:
@@ -284,35 +250,12 @@ class RunDirectory:
         """The path of a file: `path("<prefix>_rank_<r>.log")`."""
         return self.directory / name.replace("<prefix>", self.prefix).replace("<r>", str(self.rank))
 
-    def for_window(self, first: int, last: int) -> RunDirectory:
-        """The same rank, with the files of steps `first` to `last` in a directory of their own."""
-        return replace(self, window=f"steps_{first}-{last}")
-
-    def write_bytes(self, name: str, data: bytes) -> Path:
-        """Writes a file whole or not at all. Raises OSError with its path."""
-        path = self.path(name)
-        with replacing(path) as beside:
-            beside.write_bytes(data)
-        return path
-
-    def write_text(self, name: str, text: str) -> Path:
-        """As `write_bytes`; what UTF-8 cannot say becomes `?`."""
-        return self.write_bytes(name, text.encode("utf-8", "replace"))
-
-    def write_json(self, name: str, value: Any) -> Path:
-        """As `write_bytes`; numbers that are not finite become null."""
-        return self.write_bytes(name, json_bytes(value))
-
-    def write_with(self, name: str, write: Callable[[Path], object]) -> Path:
-        """As `write_bytes`, for what writes a file itself (an export, a plot): it gets the path to write to."""
-        path = self.path(name)
-        with replacing(path) as beside:
-            write(beside)
-        return path
-
     def write_run(self, info: Mapping[str, Any], *, complete: bool) -> Path:
-        """Writes run.json: what is known of the run, and whether its files are all there."""
-        return self.write_json(RUN_FILE, {**info, "complete": complete})
+        """Writes run.json: what is known of the run, and whether its files are all there. Raises OSError."""
+        path = self.path(RUN_FILE)
+        with replacing(path) as beside:
+            beside.write_bytes(json_bytes({**info, "complete": complete}))
+        return path
 
 
 def open_run(
@@ -338,16 +281,13 @@ def open_run(
     """
     prefix = safe_name(prefix, "profile")
     rank_name = safe_name(rank_name or f"rank{rank}", f"rank{rank}")
-    parent = Path(output_dir).expanduser()
-    if world_size > 1 or environment.get(RUN_NAME_VARIABLE) or run_name or job_name(environment):
-        roots = launch_directories(output_dir, prefix=prefix, run_name=run_name, environment=environment)
-        root = _make_first(roots, rank_name)
-    else:
-        name = f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
-        root = next(new_directories(parent / name))
-    run = RunDirectory(root, rank_name, prefix, rank)
-    run.directory.mkdir(parents=True, exist_ok=True)
-    return run
+    for _, root in run_roots(
+        output_dir, prefix=prefix, world_size=world_size, run_name=run_name, environment=environment, now=now
+    ):
+        with suppress(FileExistsError):  # this rank has been there
+            (root / rank_name).mkdir()
+            return RunDirectory(root, rank_name, prefix, rank)
+    raise AssertionError("there is always another one")
 
 
 class Run(TypedDict, total=False):
@@ -436,38 +376,36 @@ def given_directory(path: object, parameter: str) -> Path:
 # --- names of runs ---
 
 
-def launch_directories(
+def run_roots(
     output_dir: str | os.PathLike[str],
     *,
-    prefix: str = "profile",
-    run_name: str | None = None,
-    environment: Mapping[str, str] = os.environ,
-) -> Iterator[Path]:
-    """Where the ranks of this process's launch may write, the first place first, without end.
+    prefix: str,
+    world_size: int,
+    run_name: str | None,
+    environment: Mapping[str, str],
+    now: float | None = None,
+) -> Iterator[tuple[Path, Path]]:
+    """Runs in which this process may write, and where in each, the first place first, without end; made, if need be.
 
     `<run>/[attempt<N>]`, then `<run>-2/[attempt<N>]` ...: all ranks of a launch find the same, those of another
-    launch of the same name others. What is given is there, or is made.
+    launch of the same name others. A process that is alone, without a name, has a run of its own, named by the time.
 
     Raises:
         OSError: nothing can be written there.
     """
+    parent = Path(output_dir).expanduser()
     launch, attempt = find_launch(environment), attempt_name(environment)
     named = environment.get(RUN_NAME_VARIABLE) or run_name
+    if not (named or launch.job or world_size > 1):
+        for run in numbered(parent / f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"):
+            with suppress(FileExistsError):
+                run.mkdir(parents=True)
+                yield run, run
     name = safe_name(named or f"{prefix}-{launch_name(launch, environment)}", prefix)
-    parent = Path(output_dir).expanduser()
     for run in numbered(parent / name):
         root = run / attempt
         if claim(run, launch, restarted=bool(attempt)) and (not attempt or claim(root, launch)):
-            yield root
-
-
-def _make_first(roots: Iterable[Path], rank_name: str) -> Path:
-    """The first in which this rank has not been, with its directory."""
-    for root in roots:
-        with suppress(FileExistsError):
-            (root / rank_name).mkdir()
-            return root
-    raise AssertionError("there is always another one")
+            yield run, root
 
 
 def numbered(root: Path) -> Iterator[Path]:
@@ -476,12 +414,64 @@ def numbered(root: Path) -> Iterator[Path]:
         yield root if number == 1 else root.with_name(f"{root.name}-{number}")
 
 
-def new_directories(root: Path) -> Iterator[Path]:
-    """Those of `numbered` that nobody has made yet, made now. Raises OSError: one cannot be made."""
-    for directory in numbered(root):
-        with suppress(FileExistsError):
-            directory.mkdir(parents=True)
-            yield directory
+# --------------------------------------------------------------------------------------------------
+# The tensors that the model and its optimizers own, and compiled graphs, as run.json has them.
+#
+# `held`:
+#
+#     [{"time_ns": unix time, "tensors": {device: [[address, bytes, category, name], ...]}}, ...]
+#
+# in order of time: one entry when the recording begins, one before each step of an optimizer (gradients) and
+# one after it (state, if that is other than before), one when it ends. A category is params, grads, os_params
+# or os_state. `address` is where the storage begins, `bytes` how long it is; storages that several tensors
+# share are listed once. What is not listed at one moment may be held all the same: only the first and the last
+# entry list everything, and the first knows no optimizer that has made no step yet. What the list does not
+# know it leaves out; it is empty where nothing is known.
+#
+# Of compiled code, per Inductor graph, by its cache key, which modules each kernel works for:
+#
+#     {"kernels": [[name, is_extern, phase, [number of a module, ...]], ...],     in the order of the calls
+#      "inside": [[root, path, [full name of each module, by number]], ...]}      the layers that it may run in
+#
+# A module without a kernel ran as well, but nothing of it is left. Instead of all that, why a graph's kernels are
+# not known.
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class HeldTensor(NamedTuple):
+    """A storage that the model or an optimizer holds."""
+
+    address: _Number
+    size_bytes: _Number
+    category: str  # params, grads, os_params, os_state
+    name: str  # full name of the parameter or buffer; "exp_avg of <name>" for state; "master of <name>"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What was held at one moment."""
+
+    time_ns: _Number  # unix time
+    tensors: Mapping[str, tuple[HeldTensor, ...]]  # by device: "cpu", "cuda:0"
+
+
+def holdings_to_list(holdings: Sequence[Holding]) -> list[dict[str, Any]]:
+    """As run.json has it."""
+    found: list[dict[str, Any]] = msgspec.to_builtins(list(holdings))
+    return found
+
+
+def read_holdings(held: object) -> tuple[Holding, ...]:
+    """What a run says of it; empty where it says nothing.
+
+    Raises:
+        ValueError: it is not what was written.
+    """
+    try:
+        return msgspec.convert(() if held is None else held, tuple[Holding, ...])
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise ValueError(f"held: {error}") from error
 
 
 # --------------------------------------------------------------------------------------------------

@@ -5,24 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.trace.run_directory import (
-    RUN_NAME_VARIABLE,
-    attempt_name,
-    attempt_number,
-    job_name,
-    launch_directories,
-    new_directories,
-    numbered,
-    safe_name,
-)
+from profiler_wrapper.trace.run_directory import attempt_number, run_roots
 
 # --------------------------------------------------------------------------------------------------
 # Ranks as numbers: lists of them as people write them, and which of a job's are missing.
@@ -331,32 +321,19 @@ def claim_timer_files(
     Raises:
         OSError: they cannot be made.
     """
-    parent = Path(output_dir).expanduser()
-    named = environment.get(RUN_NAME_VARIABLE) or run_name
     file = f"timer_rank{rank}" if worker is None else f"worker{worker}_of_rank{rank}"
-    attempt = attempt_number(environment)
-    roots: Iterator[Path]
-    if named and world_size == 1:
-        roots = (root / attempt_name(environment) for root in numbered(parent / safe_name(named, prefix)))
-    elif named or job_name(environment) or world_size > 1:
-        roots = launch_directories(output_dir, prefix=prefix, run_name=run_name, environment=environment)
-    else:
-        name = f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
-        roots, attempt = new_directories(parent / name), 0
-    for root in roots:
+    for run, root in run_roots(
+        output_dir, prefix=prefix, world_size=world_size, run_name=run_name, environment=environment, now=now
+    ):
         directory = root / DIRECTORY
         directory.mkdir(parents=True, exist_ok=True)
         text, lines = directory / f"{file}.log", directory / f"{file}.jsonl"
         with contextlib.suppress(FileExistsError):
-            _make(lines)
+            lines.touch(exist_ok=False)
             try:
-                _make(text)
+                text.touch(exist_ok=False)
             except FileExistsError:
                 lines.unlink()
                 raise
-            return TimerFiles(root.parent if attempt else root, attempt, text, lines)
-    raise AssertionError("unreachable")
-
-
-def _make(path: Path) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            return TimerFiles(run, 0 if root == run else attempt_number(environment), text, lines)
+    raise AssertionError("there is always another one")

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from profiler_wrapper.analysis.analyse import analyse
-from profiler_wrapper.trace import json_stream, reader
+from profiler_wrapper.trace import events as trace_events
+from profiler_wrapper.trace import reader
 from profiler_wrapper.trace.reader import read, read_with_shapes
 from profiler_wrapper.trace.recording import CollectiveDetails, Configurations, DeviceDetails, Recording
 from shared_traces import TRACES, needs_traces
@@ -144,7 +145,7 @@ def test_events_left_out_shift_the_numbers(tmp_path: Path) -> None:
 
 
 def test_many_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_stream, "CHUNK_BYTES", 2000)  # many slices
+    monkeypatch.setattr(trace_events, "CHUNK_BYTES", 2000)  # many slices
     events = [kernel(10 * i, grid=[i % 50 + 1, 1, 1]) for i in range(200)]
     recording = recorded(tmp_path, *events)
     assert launches_of(recording).grid[:, 0].tolist() == [i % 50 + 1 for i in range(200)]

@@ -19,7 +19,7 @@ from profiler_wrapper.capture.layers import find_roots
 from profiler_wrapper.capture.owned_tensors import FULL_STEPS, Listing, OwnedTensors, find_optimizers
 from profiler_wrapper.capture.torch_state import OptimizerSteps
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.trace.owned import HeldTensor, Holding, holdings_to_list, read_holdings
+from profiler_wrapper.trace.run_directory import HeldTensor, Holding, holdings_to_list, read_holdings
 
 WIDTH = 4
 WEIGHT_BYTES, BIAS_BYTES = WIDTH * WIDTH * 4, WIDTH * 4

@@ -79,7 +79,10 @@ def test_removing_leaves_nothing_empty_and_nothing_else_out(tmp_path: Path) -> N
     first.remove()
     assert second.text.exists() and not first.text.exists()
     second.remove()
-    assert list(tmp_path.iterdir()) == []
+    assert not any(tmp_path.glob("job/[!.]*"))
+    alone = claim(tmp_path)
+    alone.remove()
+    assert not alone.root.exists()
     second.remove()  # again
 
 

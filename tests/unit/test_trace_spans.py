@@ -12,7 +12,7 @@ from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.ranks.from_trace import Row
 from profiler_wrapper.ranks.reduce import trace_rows
 from profiler_wrapper.trace.marks import GARBAGE
-from profiler_wrapper.trace.reader import read, read_shapes
+from profiler_wrapper.trace.reader import read, read_with_shapes
 from profiler_wrapper.trace.recording import Category
 from recordings import MAIN, Trace
 
@@ -239,5 +239,5 @@ def test_bytes_of_a_collective_on_a_cpu_are_those_of_its_input(
     event["name"] = name
     event["args"] |= {} if dims is None else {"Input Dims": dims, "Input type": types}
     path.write_text(json.dumps(trace))
-    found = attributed(read(path), shapes=read_shapes(path))
+    found = attributed(read(path), shapes=read_with_shapes(path)[1])
     assert [row.bytes for row in trace_rows(found) if row.kind == "communication"] == [moved]
