@@ -21,7 +21,7 @@ from profiler_wrapper.analysis.attention_ops import ATTENTIONS, flex_attention
 from profiler_wrapper.trace.shapes import OpShapes
 
 Sizes = Sequence[int]
-WRONG_INPUTS = (IndexError, TypeError, ValueError, ZeroDivisionError)  # what a formula raises for others
+WRONG_INPUTS = (LookupError, TypeError, ValueError, ZeroDivisionError)  # what a formula raises for others
 
 
 class OpFlops(NamedTuple):
@@ -72,7 +72,7 @@ def flops_of(name: str, shapes: OpShapes) -> OpFlops | None:
 def products_of(name: str, shapes: OpShapes) -> tuple[Product, ...]:
     """The products of one call of the op `name`; empty where its name or its shapes tell none."""
     try:
-        return _PRODUCTS[name](shapes) if name in _PRODUCTS else ()
+        return _PRODUCTS[name](shapes)
     except WRONG_INPUTS:
         return ()
 

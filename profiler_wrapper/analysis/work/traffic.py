@@ -25,18 +25,18 @@ from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.model import UncountedRow
 from profiler_wrapper.analysis.work.bytes import (
+    CALLERS,
     INDEXING,
     SHOWS_INDICES,
+    SIZE_OF_TYPE,
     Moved,
     calls_known_ops,
     has_rule,
     indexed,
     moved_by,
     moves_nothing,
-    only_calls,
 )
 from profiler_wrapper.analysis.work.flops import FlopOps, UnknownCall, ancestors_of, unknown_rows
-from profiler_wrapper.analysis.work.operands import size_of_type
 from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.trace.shapes import OpShapes, Shapes
@@ -96,7 +96,7 @@ class Traffic:
 
     def _find_units(self, has_flops: Bool) -> Bool:
         known = self._evaluate(has_rule)
-        units = known & (has_flops | ~self._named(only_calls))
+        units = known & (has_flops | ~self._named(CALLERS.__contains__))
         if self._handlers.any():
             units &= has_flops | ~self._handing(units)
         while len(batched := self._batched(units)):
@@ -276,7 +276,7 @@ def element_size_of_kernel(name: str) -> int | None:
     if opaque is not None:
         return int(opaque[1])
     known = _FUNCTOR.search(name) or _CAT.search(name)
-    return None if known is None else size_of_type(known["type"])
+    return None if known is None else SIZE_OF_TYPE.get(known["type"])
 
 
 class ElementSizes:
