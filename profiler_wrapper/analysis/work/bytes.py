@@ -284,7 +284,9 @@ def _convolution(x: Operands) -> int:
     if len(image) != len(weight) or not taps:
         raise ValueError("no convolution")
     columns = zip(image[2:], taps, *(per_dimension(x.numbers(i), len(taps)) for i in (3, 4, 5, 7)), strict=True)
-    out = [(i - 1) * stride - 2 * pad + wide * (tap - 1) + more + 1 for i, tap, stride, pad, wide, more in columns]
+    out: list[int] = [
+        (i - 1) * stride - 2 * pad + wide * (tap - 1) + more + 1 for i, tap, stride, pad, wide, more in columns
+    ]
     return image[0] * weight[1] * x.number(8) * prod(out) * x.size(0)
 
 
