@@ -36,7 +36,7 @@ from profiler_wrapper.analysis.work.bytes import (
     moved_by,
     moves_nothing,
 )
-from profiler_wrapper.analysis.work.flops import FlopOps, UnknownCall, ancestors_of, unknown_rows
+from profiler_wrapper.analysis.work.flops import FlopOps, UnknownCall, ancestors_of, marked, unknown_rows
 from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.trace.shapes import OpShapes, Shapes
@@ -72,9 +72,8 @@ class Traffic:
         self._parent = found.nesting.parent
         spans = found.recording.spans
         self._is_op: Bool = spans.category == Category.CPU_OP
-        self._is_mark = np.zeros(len(spans), dtype=np.bool_)
-        if found.tree.source == "marks":
-            self._is_mark[list(found.tree.layer_of_span)] = True
+        marks = list(found.tree.layer_of_span) if found.tree.source == "marks" else []
+        self._is_mark = marked(len(spans), np.array(marks, dtype=np.int64))
         self._read = np.zeros(len(spans), dtype=np.int64)
         self._written = np.zeros(len(spans), dtype=np.int64)
         is_unit = self._find_units(ops.is_counted)
@@ -105,7 +104,7 @@ class Traffic:
         charges = self._found.charges
         if charges.basis == "device":
             unit = nearest(self._parent, units)[charges.cpu_span[charges.cpu_span >= 0]]
-            units &= np.isin(np.arange(len(units)), unit)
+            units &= marked(len(units), unit)
         return units
 
     def _named(self, chosen: Callable[[str], bool]) -> Bool:
@@ -238,13 +237,16 @@ class Traffic:
         missing = np.flatnonzero(self.counts & ~self.has_bytes)
         op = nearest(self._parent, self._is_op & ~self._is_mark)[charges.cpu_span[missing]]
         name = spans.name[np.where(op >= 0, op, charges.span[missing])]
-        calls: list[UnknownCall] = []
-        for one, text in zip(missing.tolist(), name.tolist(), strict=True):
-            place = found.attribution.places[charges.place[one]]
-            work = classes.CLASSES[int(charges.work[one])]
-            taken = int(charges.time_ns[one])
-            calls.append(UnknownCall(self._recording.names[text], work, place.phase, found.layer_name(place), taken))
-        return unknown_rows(calls, steps)
+        calls = [
+            UnknownCall(
+                self._recording.names[text],
+                classes.CLASSES[int(charges.work[one])],
+                int(charges.place[one]),
+                int(charges.time_ns[one]),
+            )
+            for one, text in zip(missing.tolist(), name.tolist(), strict=True)
+        ]
+        return unknown_rows(found, calls, steps)
 
 
 # --- tensors in lists ---------------------------------------------------------------------------
@@ -274,9 +276,7 @@ def element_sizes(recording: Recording, parent: Int32, charges: Charges, shapes:
     """
     by_kernel: dict[int, set[int]] = defaultdict(set)
     if charges.basis == "device":
-        chosen = np.zeros(len(parent), dtype=np.bool_)
-        chosen[spans] = True
-        op = np.where(charges.cpu_span >= 0, nearest(parent, chosen)[charges.cpu_span], -1)
+        op = np.where(charges.cpu_span >= 0, nearest(parent, marked(len(parent), spans))[charges.cpu_span], -1)
         kernel = recording.spans.name[charges.span[op >= 0]]
         known = {name: element_size_of_kernel(recording.names[name]) for name in np.unique(kernel).tolist()}
         for span, name in zip(op[op >= 0].tolist(), kernel.tolist(), strict=True):
