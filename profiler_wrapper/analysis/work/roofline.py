@@ -79,7 +79,8 @@ def _note(what: str, rows: Sequence[UncountedRow]) -> list[str]:
     first = ops[0] if len(ops[0]) <= _LONGEST_OP else f"{ops[0][:_LONGEST_OP]}..."
     more = f" and {len(ops) - 1} more op{'s' if len(ops) > 2 else ''}" if len(ops) > 1 else ""
     time_ms = sum(row.time_per_step_ns for row in rows) / 1e6
-    return [f"{what} of layers with {first}{more}: no rule tells them ({time_ms:.3f} ms a step; the log lists these ops)"]
+    what = f"{what} of layers with {first}{more}"
+    return [f"{what}: no rule tells them ({time_ms:.3f} ms a step; the log lists these ops)"]
 
 
 def work_of_recording(found: Attributed, timed: Attributed | None = None) -> WorkCount | str:
