@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ from profiler_wrapper.analysis.advice.facts import (
 from profiler_wrapper.analysis.attention_ops import FAST_PATH_PARTS
 from profiler_wrapper.analysis.model import AttentionCallRow, Finding
 from profiler_wrapper.analysis.views.products import attention_made
+from profiler_wrapper.analysis.work.flops import marked
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int64
 
@@ -257,8 +257,7 @@ _PROJECTIONS = frozenset(("aten::linear", "aten::mm", "aten::addmm"))
 _SOFTMAX = frozenset(("aten::_softmax", "aten::_safe_softmax"))
 
 
-@dataclass(frozen=True, slots=True)
-class UnfusedAttention:
+class UnfusedAttention(NamedTuple):
     """All of it in a recording."""
 
     layers: tuple[str, ...]  # innermost, in order of first calls
@@ -274,16 +273,17 @@ def unfused_attention(found: Attributed) -> UnfusedAttention | None:
     A softmax counts whose neighbours, among the products and softmaxes of the same call of a layer, are both
     products. So a router is none (its scores are no batched product), nor is the head of a classifier.
     """
-    spans, parent = found.recording.spans, found.nesting.parent
-    is_product, is_softmax = _named(found, _PRODUCTS), _named(found, _SOFTMAX)
+    spans, parent, attribution = found.recording.spans, found.nesting.parent, found.attribution
+    is_op = spans.category == Category.CPU_OP
+    is_product, is_softmax, is_projection = (
+        is_op & found.recording.named(names.__contains__) for names in (_PRODUCTS, _SOFTMAX, _PROJECTIONS)
+    )
     if not is_softmax.any() or not is_product.any():
         return None
-    places, place_of = found.attribution.places, found.attribution.place_of
-    chosen = (is_product | is_softmax) & ~found.attribution.in_phases("backward", "optimizer")[place_of]
+    chosen = (is_product | is_softmax) & ~attribution.in_phases("backward", "optimizer")[attribution.place_of]
     chosen &= attention_made(found).entry_of < 0  # torch's own attention has its name
-    is_call = np.zeros(len(parent), dtype=np.bool_)
-    is_call[list(found.tree.layer_of_span)] = True
-    call_of = nearest(parent, is_call)  # the span of the layer's call around; -1 outside of all
+    calls = marked(len(parent), np.array(list(found.tree.layer_of_span), dtype=np.int64))
+    call_of = nearest(parent, calls)  # the span of the layer's call around; -1 outside of all
     members = np.flatnonzero(chosen)
     members = members[np.lexsort((spans.start_ns[members], call_of[members], spans.lane[members]))]
     first, middle, last = members[:-2], members[1:-1], members[2:]
@@ -292,29 +292,17 @@ def unfused_attention(found: Attributed) -> UnfusedAttention | None:
         fits &= (call_of[other] == call_of[middle]) & (spans.lane[other] == spans.lane[middle])
     if not fits.any():
         return None
-    softmaxes = middle[fits]
-    inside = _between(found, first[fits], last[fits])
-    in_projection = nearest(parent, _named(found, _PROJECTIONS)) >= 0
-    whole = inside | (np.isin(call_of, call_of[softmaxes[call_of[softmaxes] >= 0]]) & ~in_projection)
-    is_softmax[:] = False
-    is_softmax[softmaxes] = True
-    in_softmax = nearest(parent, is_softmax) >= 0
-    is_product[:] = False
-    is_product[first[fits]] = is_product[last[fits]] = True
-    in_product = nearest(parent, is_product) >= 0
-    names = [found.layer_name(places[at]) for at in place_of[softmaxes].tolist()]
+    softmaxes, around = middle[fits], np.concatenate((first[fits], last[fits]))
+    whole = np.isin(call_of, call_of[softmaxes[call_of[softmaxes] >= 0]]) & (nearest(parent, is_projection) < 0)
+    whole |= _between(found, first[fits], last[fits])
+    names = [found.layer_name(attribution.places[at]) for at in attribution.place_of[softmaxes].tolist()]
     return UnfusedAttention(
         layers=tuple(dict.fromkeys(name for name in names if name)),
         calls=len(softmaxes),
-        softmax=_with_backward(found, in_softmax),
-        products=_with_backward(found, in_product),
+        softmax=_with_backward(found, nearest(parent, marked(len(parent), softmaxes)) >= 0),
+        products=_with_backward(found, nearest(parent, marked(len(parent), around)) >= 0),
         whole=_with_backward(found, whole),
     )
-
-
-def _named(found: Attributed, wanted: frozenset[str]) -> Bool:
-    is_op: Bool = found.recording.spans.category == Category.CPU_OP
-    return is_op & found.recording.named(wanted.__contains__)
 
 
 def _between(found: Attributed, first: Int64, last: Int64) -> Bool:

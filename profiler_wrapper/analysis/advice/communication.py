@@ -73,8 +73,9 @@ def _communication_bound(facts: Facts, communicates: float, exposed: float, wait
     title += "computing beside it"
     fix = "communicate less often (accumulate gradients under no_sync()), less (bf16 gradients), or beside compute"
     if collectives:
-        evidence += [f"most: {one.words} {duration(one.exposed_ns)}{one.place}" for one in collectives[:1]]
-        fix = collectives[0].fix
+        most = collectives[0]
+        evidence.append(f"most: {most.collective} ({most.phase}) {duration(most.exposed_ns)}{most.place}")
+        fix = most.fix
     if waits:
         evidence.append(f"at least {duration(waits)} of that is waiting for {others}")
     else:
@@ -102,17 +103,10 @@ class _Exposed(NamedTuple):
 
     collective: str
     phase: Phase
-    rows: tuple[CollectiveRow, ...]
+    layers: tuple[str, ...]
+    calls: float
     exposed_ns: float
     time_ns: float
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(row.layer for row in self.rows if row.layer))
-
-    @property
-    def words(self) -> str:
-        return f"{self.collective} ({self.phase})"
 
     @property
     def fix(self) -> str:
@@ -128,14 +122,16 @@ class _Exposed(NamedTuple):
 def _exposed_collectives(facts: Facts) -> list[_Exposed]:
     """Those that something is known to be exposed of, the most exposed first."""
     groups: dict[tuple[str, Phase, str], list[CollectiveRow]] = defaultdict(list)
-    for row in _launched_rows(facts):
-        if row.exposed_ns:
+    for row in facts.analysis.collectives:
+        before = row.layer is None and row.phase == "other"  # launched before the trace, and of no step
+        if row.exposed_ns and not before:
             groups[row.collective, row.phase, split_number(row.layer or "")[0]].append(row)
     found = [
         _Exposed(
             collective,
             phase,
-            tuple(rows),
+            tuple(dict.fromkeys(row.layer for row in rows if row.layer)),
+            sum(row.count for row in rows) / facts.steps,
             facts.per_step_ns(sum(row.exposed_ns or 0 for row in rows)),
             facts.per_step_ns(sum(row.time_ns for row in rows)),
         )
@@ -145,17 +141,16 @@ def _exposed_collectives(facts: Facts) -> list[_Exposed]:
 
 
 def _of_collective(facts: Facts, found: _Exposed) -> Finding:
-    exposed, whole = found.exposed_ns, found.time_ns
-    calls = count(sum(row.count for row in found.rows) / facts.steps, "collective")
+    exposed, whole = duration(found.exposed_ns), duration(found.time_ns)
     return facts.finding(
         "exposed-communication",
-        f"{duration(exposed)} a step of {found.words} has no compute beside it{found.place}",
+        f"{exposed} a step of {found.collective} ({found.phase}) has no compute beside it{found.place}",
         phase=found.phase,
-        saves_ns=exposed,
-        evidence=[f"{calls} a step, {duration(whole)}; compute beside it for {duration(whole - exposed)}"],
+        saves_ns=found.exposed_ns,
+        evidence=[f"{count(found.calls, 'collective')} a step, {whole}, of it {exposed} alone"],
         fix=found.fix,
         layers=found.layers,
-        details={"exposed_us": exposed / NS_PER_US, "communication_us": whole / NS_PER_US},
+        details={"exposed_us": found.exposed_ns / NS_PER_US, "communication_us": found.time_ns / NS_PER_US},
     )
 
 
@@ -213,11 +208,6 @@ def data_parallel(facts: Facts) -> Iterator[Finding]:
         fix="DistributedDataParallel with one process per device: torchrun --nproc-per-node",
         details={"devices": len(devices)},
     )
-
-
-def _launched_rows(facts: Facts) -> list[CollectiveRow]:
-    """Without what was launched before the trace, which is of no step."""
-    return [row for row in facts.analysis.collectives if row.layer is not None or row.phase != "other"]
 
 
 def _communication(facts: Facts) -> tuple[float, float, float]:

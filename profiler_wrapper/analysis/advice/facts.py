@@ -40,7 +40,6 @@ LONGEST_LAUNCH_NS = 1_000_000  # on the way to one launch; what is longer is wor
 class Gaps(NamedTuple):
     """The gaps of one device within the steps, in order of time; a gap that a step's end cuts is two."""
 
-    step: Int64  # place of the step
     start_ns: Int64
     end_ns: Int64
     ender: Int64  # index into Charges of the device event that ends it; -1 for one that the step's end cuts
@@ -69,21 +68,20 @@ def device_gaps(facts: Facts) -> Gaps | None:
     pieces = list(_pieces(facts, busy))
     if not pieces:
         return None
-    step, left, right, by_event = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    left, right, by_event = (np.concatenate(column) for column in zip(*pieces, strict=True))
     ender = np.where(by_event, here[np.minimum(np.searchsorted(start, right), len(here) - 1)], -1)
-    return Gaps(step, left, right, ender, *_causes(facts, left, right, ender))
+    return Gaps(left, right, ender, *_causes(facts, left, right, ender))
 
 
-def _pieces(facts: Facts, busy: Union) -> Iterator[tuple[Int64, Int64, Int64, Bool]]:
-    """Per step: (place of the step, begin, end, whether a device event ends it) of its gaps."""
-    for step, (begin, end) in enumerate(zip(facts.windows.start_ns, facts.windows.end_ns, strict=True)):
+def _pieces(facts: Facts, busy: Union) -> Iterator[tuple[Int64, Int64, Bool]]:
+    """Per step: (begin, end, whether a device event ends it) of its gaps."""
+    for begin, end in zip(facts.windows.start_ns, facts.windows.end_ns, strict=True):
         first = int(np.searchsorted(busy.end_ns, begin, side="right"))
         last = int(np.searchsorted(busy.start_ns, end, side="left"))
         starts = np.maximum(np.concatenate([[begin], busy.end_ns[first:last]]), begin)
         ends = np.minimum(np.concatenate([busy.start_ns[first:last], [end]]), end)
-        by_event = np.arange(len(ends)) < len(ends) - 1
         real = starts < ends
-        yield np.full(int(real.sum()), step, dtype=np.int64), starts[real], ends[real], by_event[real]
+        yield starts[real], ends[real], (np.arange(len(ends)) < len(ends) - 1)[real]
 
 
 def _causes(facts: Facts, left: Int64, right: Int64, ender: Int64) -> tuple[Int64, Int64, Int64]:
@@ -458,8 +456,7 @@ def device_of(facts: Facts) -> DeviceProperties | None:
     name = str(run.get("device") or properties.name or "")
     is_amd = any(key.startswith("hip_") for key in metadata) or "hip" in run.get("versions", {}) or "AMD" in name
     stated = run.get("compute_capability")
-    is_pair = isinstance(stated, (list, tuple)) and len(stated) == 2 and all(isinstance(one, int) for one in stated)
-    capability = (stated[0], stated[1]) if stated is not None and is_pair else properties.compute_capability
+    capability = (int(stated[0]), int(stated[1])) if stated else properties.compute_capability
     memory = run.get("device_memory_bytes") or properties.memory_bytes or facts.device_memory_bytes
     return replace(
         properties,

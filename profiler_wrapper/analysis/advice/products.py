@@ -35,18 +35,25 @@ _VOCABULARY = 8192  # a linear layer with more outputs, called once a step, make
 # fastest where the dimensions are multiples of so many.
 _MULTIPLES = {"bfloat16": 8, "float16": 8, "tfloat32": 4, "int8": 16, "uint8": 16}
 _MULTIPLE_OF_FLOAT8 = 16
+_LONGEST_KERNEL = 80  # name in evidence
 
 # --- sizes that keep products from the fastest kernels -----------------------------------------------
 
 _ALIGNMENT = re.compile(r"align([124])(?![0-9])")
-_CUTLASS = re.compile(r"(void )?cutlass\w*::Kernel2?<(?P<name>\w+)>")
 
 Role = Literal["vocabulary", "head_dim", "tokens", "features"]
-_ROLE_NAMES: dict[Role, str] = {
-    "vocabulary": "a vocabulary",
-    "head_dim": "a head_dim",
-    "tokens": "a number of tokens",
-    "features": "a layer's width",
+_WIDTH_FIX = "{better} in the place of {size}: a model of that width, or zeros in its weights"
+_ROLES: dict[Role, tuple[str, str]] = {  # in words, and what to do
+    "vocabulary": (
+        "a vocabulary",
+        "pad the vocabulary to {better}: model.resize_token_embeddings(pad_to_multiple_of=64), unused rows masked",
+    ),
+    "head_dim": ("a head_dim", _WIDTH_FIX),
+    "tokens": (
+        "a number of tokens",
+        "scaled_dot_product_attention, which takes any number of tokens; or pad to {better} tokens",
+    ),
+    "features": ("a layer's width", _WIDTH_FIX),
 }
 
 
@@ -58,21 +65,40 @@ class _Size(NamedTuple):
 
 
 def unaligned_dimensions(facts: Facts) -> Iterator[Finding]:
-    """Products whose rows in memory are no multiple of 16 bytes, in a type that tensor cores multiply."""
+    """Products whose rows in memory are no multiple of 16 bytes, in a type that tensor cores multiply.
+
+    Saves at most what they take beyond the peak.
+    """
     device = device_of(facts)
     if device is None or not device.has_tensor_cores:
         return
     found: dict[_Size, list[ProductRow]] = defaultdict(list)
     for row in facts.analysis.products:
         if row.phase != "backward":
-            for size in _unaligned(facts, row):
-                found[size].append(row)
-    for size, rows in found.items():
+            for key in _unaligned(facts, row):
+                found[key].append(row)
+    for key, rows in found.items():
+        size, multiple, dtype, role = key
         layers = tuple(dict.fromkeys(row.layer for row in rows))
-        with_backward = [*rows, *_backward_of(facts, size, layers)]
-        time_ns = float(sum(row.time_per_step_ns for row in with_backward))
-        if facts.share_of_work(time_ns) >= _WORTH_A_SIZE_SHARE:
-            yield _of_size(facts, size, with_backward, layers, time_ns)
+        backward = (row for row in facts.analysis.products if row.phase == "backward" and row.layer in layers)
+        rows += [row for row in backward if row.dtype == dtype and size in (row.m, row.n, row.k)]
+        time_ns = float(sum(row.time_per_step_ns for row in rows))
+        if facts.share_of_work(time_ns) < _WORTH_A_SIZE_SHARE:
+            continue
+        in_words, fix = _ROLES[role]
+        better = -(-size // multiple) * multiple
+        named = any(_ALIGNMENT.search(row.name) and set(layers) & set(row.layers) for row in facts.analysis.kernels)
+        yield facts.finding(
+            "unaligned-dimensions",
+            f"{in_words} of {size} is no multiple of {multiple}: {duration(time_ns)} a step",
+            share=facts.share_of_work(time_ns),
+            saves_ns=max(0.0, time_ns - _at_peak_ns(facts, rows, dtype)),
+            evidence=[f"{duration(time_ns)} of {facts.time_name} in {dtype} products with a dimension of {size}"],
+            confidence="high" if named else "medium",
+            fix=fix.format(better=better, size=size),
+            layers=layers,
+            details={"size": size, "multiple": multiple, "better": better, "dtype": dtype},
+        )
 
 
 def _unaligned(facts: Facts, row: ProductRow) -> Iterator[_Size]:
@@ -80,8 +106,7 @@ def _unaligned(facts: Facts, row: ProductRow) -> Iterator[_Size]:
     multiple = _MULTIPLE_OF_FLOAT8 if row.dtype.startswith("float8") else _MULTIPLES.get(row.dtype)
     if multiple is None:
         return
-    convolves = "conv" in row.op
-    for size in dict.fromkeys((row.n,) if convolves else (row.n, row.k)):
+    for size in dict.fromkeys((row.n,) if "conv" in row.op else (row.n, row.k)):
         if size % multiple and size > multiple:
             yield _Size(size, multiple, row.dtype, _role(facts, row, size))
 
@@ -95,61 +120,12 @@ def _role(facts: Facts, row: ProductRow, size: int) -> Role:
     return "features"
 
 
-def _backward_of(facts: Facts, size: _Size, layers: Iterable[str]) -> list[ProductRow]:
-    names = set(layers)
-    rows = (row for row in facts.analysis.products if row.phase == "backward" and row.layer in names)
-    return [row for row in rows if row.dtype == size.dtype and size.size in (row.m, row.n, row.k)]
-
-
-def _of_size(facts: Facts, size: _Size, rows: list[ProductRow], layers: tuple[str, ...], time_ns: float) -> Finding:
-    better = -(-size.size // size.multiple) * size.multiple
-    least_ns = _at_peak_ns(facts, rows, size.dtype)
-    kernel = _kernel_with_small_alignment(facts, layers)
-    return facts.finding(
-        "unaligned-dimensions",
-        f"{_ROLE_NAMES[size.role]} of {size.size} is no multiple of {size.multiple}: {duration(time_ns)} a step",
-        share=facts.share_of_work(time_ns),
-        saves_ns=max(0.0, time_ns - least_ns),
-        evidence=[
-            f"{duration(time_ns)} of {facts.time_name} in {size.dtype} products with a dimension of {size.size}",
-            *([f"a kernel for such sizes ran: {kernel}"] if kernel else []),
-        ],
-        confidence="high" if kernel else "medium",
-        fix=_fix_of_size(size, better),
-        layers=layers,
-        details={"size": size.size, "multiple": size.multiple, "better": better, "dtype": size.dtype},
-    )
-
-
 def _at_peak_ns(facts: Facts, rows: Iterable[ProductRow], dtype: str) -> float:
     """What these products take in a step at the peak of this type; 0 where that is not known."""
     peaks = facts.analysis.utilization.peaks if facts.analysis.utilization is not None else None
     peak = peaks.flops(dtype) if peaks is not None else None
     flops = sum(2.0 * row.m * row.n * row.k * row.batch * row.calls_per_step for row in rows)
     return flops / peak * 1e9 if peak else 0.0
-
-
-def _fix_of_size(size: _Size, better: int) -> str:
-    if size.role == "vocabulary":
-        return (
-            f"pad the vocabulary to {better}: model.resize_token_embeddings(pad_to_multiple_of=64), unused rows masked"
-        )
-    if size.role == "tokens":
-        return f"scaled_dot_product_attention, which takes any number of tokens; or pad to {better} tokens"
-    return f"{better} in the place of {size.size}: a model of that width, or zeros in its weights"
-
-
-def _kernel_with_small_alignment(facts: Facts, layers: Iterable[str]) -> str | None:
-    names = set(layers)
-    rows = (row for row in facts.analysis.kernels if _ALIGNMENT.search(row.name) and names & set(row.layers))
-    row = next(rows, None)
-    return _short(row.name) if row is not None else None
-
-
-def _short(name: str) -> str:
-    """What tells a kernel apart; a template of CUTLASS says it within its brackets."""
-    match = _CUTLASS.match(name)
-    return cut(match["name"] if match else name, 80)
 
 
 # --- types for which the device has faster units ------------------------------------------------------
@@ -182,7 +158,7 @@ def no_tf32(facts: Facts) -> Iterator[Finding]:
         f"float32 matrix products without TF32: {share(facts.share_of_work(time_ns))} of {facts.time_name}",
         share=facts.share_of_work(time_ns),
         saves_ns=max(0.0, time_ns - least_ns),
-        evidence=[f"{duration(time_ns)} a step in kernels such as {_short(kernel)}, and {device.name} has TF32"],
+        evidence=[f"{duration(time_ns)} a step in kernels such as {cut(kernel, _LONGEST_KERNEL)}"],
         confidence="high" if precision is not None else "medium",
         fix='torch.set_float32_matmul_precision("high"), or bfloat16: torch.autocast("cuda", dtype=torch.bfloat16)',
         layers=_layers_of(facts, chosen),
@@ -223,7 +199,7 @@ def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
         saves_ns=time_ns,
         evidence=[
             f"{duration(time_ns)} a step in kernels without tensor cores, {duration(with_them)} with; the most "
-            f"expensive: {_short(without[0].name)}"
+            f"expensive: {cut(without[0].name, _LONGEST_KERNEL)}"
         ],
         confidence="high" if dtype == "float32" else "medium",
         fix=_fix_of_type(device, dtype),

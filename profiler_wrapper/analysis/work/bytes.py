@@ -290,12 +290,6 @@ def _convolution(x: Operands) -> int:
     return image[0] * weight[1] * x.number(8) * prod(out) * x.size(0)
 
 
-def _of_gradients(x: Operands) -> int:
-    """Gradient, image, weight, ..., mask: of image and weight the gradient of one needs the other."""
-    of_image, of_weight, _ = x.flags(10)
-    return x.read(0) + (x.read(2) if of_image else 0) + (x.read(1) if of_weight else 0)
-
-
 def _asked(x: Operands, mask: int, *sizes: int) -> int:
     """The sum of those of the sizes that the mask asks for."""
     return sum(size for size, asked in zip(sizes, x.flags(mask), strict=True) if asked)
@@ -469,7 +463,8 @@ _READ_AND_WRITTEN: tuple[tuple[str, Sequence[int] | _Bytes, _Bytes], ...] = (
     ("_weight_int8pack_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu", _ALL,
      lambda x: x.product().elements * x.size(0)),
     ("convolution _convolution convolution_overrideable", (0, 1, 2), _convolution),
-    ("convolution_backward", _of_gradients,
+    # gradient, image, weight, ..., mask: of image and weight the gradient of one needs the other
+    ("convolution_backward", lambda x: x.read(0) + _asked(x, 10, x.read(2), x.read(1), 0),
      lambda x: _asked(x, 10, x.full(1), x.full(2), sum(x.numbers(3)) * x.size(0))),
     # elementwise, but for what `_ELEMENTWISE` has; where dropout does not train it copies, and has nothing to mask
     ("copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_", _ALL[1:], _first),
@@ -669,21 +664,18 @@ def indexed(name: str, shapes: OpShapes, inside: Iterable[tuple[str, OpShapes]])
     It views its first input in the shape of the result (`as_strided`), reshapes each tensor of indices, and looks for
     what is true in a mask (`nonzero`). `inside`: the ops of `SHOWS_INDICES` that it calls itself.
     """
+    x, calls = Operands(name, shapes), [Operands(*call) for call in inside]
     try:
-        return _indexed(Operands(name, shapes), [Operands(*call) for call in inside])
+        (view,) = (call for call in calls if call.name == _VIEWED and call.dims(0) == x.dims(0))
+        rows = prod(view.numbers(1)) * x.size(0)
+        indices = [call for call in calls if call.name == _PLACES and call.types[0] in _WHOLE]
+        masks = [call for call in calls if call.name == _MASK]
+        if masks and len(indices) != sum(len(call.dims(0)) for call in masks):
+            raise ValueError("masks and indices")
+        chosen_by = sum(call.read(0) for call in masks or indices)
+        if x.name == _GET:
+            return Moved(min(rows, x.read(0)) + chosen_by, rows)
+        x.dims(2)
+        return Moved(x.read(2) + chosen_by + (rows if x.flag(3) else 0), rows)
     except WRONG_INPUTS:
         return None
-
-
-def _indexed(x: Operands, inside: list[Operands]) -> Moved:
-    (view,) = (call for call in inside if call.name == _VIEWED and call.dims(0) == x.dims(0))
-    rows = prod(view.numbers(1)) * x.size(0)
-    indices = [call for call in inside if call.name == _PLACES and call.types[0] in _WHOLE]
-    masks = [call for call in inside if call.name == _MASK]
-    if masks and len(indices) != sum(len(call.dims(0)) for call in masks):
-        raise ValueError("masks and indices")
-    chosen_by = sum(call.read(0) for call in masks or indices)
-    if x.name == _GET:
-        return Moved(min(rows, x.read(0)) + chosen_by, rows)
-    x.dims(2)
-    return Moved(x.read(2) + chosen_by + (rows if x.flag(3) else 0), rows)

@@ -408,30 +408,25 @@ def count_of_ops(found: Attributed, ops: FlopOps, timed: Attributed | None = Non
         for total, number in zip(sums, numbers, strict=True) if calls else ():
             total[key] += number * calls
     means = [per_step(total, steps) for total in sums]
-    rows = tuple(_row(found, key, *(mean[key] for mean in means)) for key in sorted(sums[0], key=_order))
-    return FlopCount(steps=steps, rows=rows, uncounted=(*ops.uncounted(steps), *_never_called(found, timed)))
-
-
-def _order(key: FlopKey) -> tuple[bool, int, int, int, str, str]:
-    place = key.place
-    return place.layer < 0, place.layer, PHASES.index(place.phase), key.work, key.dtype, place.reason
-
-
-def _row(
-    found: Attributed, key: FlopKey, flops: int, causal_flops: int, repeated: int, causal_repeated: int
-) -> FlopRow:
-    again = key.place.phase == "recompute"
-    return FlopRow(
-        layer=found.layer_name(key.place),
-        phase=key.place.phase,
-        class_name=classes.CLASSES[key.work],
-        dtype=key.dtype,
-        flops_per_step=flops,
-        causal_flops_per_step=causal_flops,
-        repeated_flops_per_step=flops if again else repeated,
-        causal_repeated_flops_per_step=causal_flops if again else causal_repeated,
-        reason=key.place.reason,
-    )
+    rows = []
+    for key in sorted(sums[0], key=lambda key: (key.place.layer < 0, key.place.layer, PHASES.index(key.place.phase),
+                                                key.work, key.dtype, key.place.reason)):  # fmt: skip
+        whole, causal, repeated, causal_repeated = (mean[key] for mean in means)
+        again = key.place.phase == "recompute"
+        rows.append(
+            FlopRow(
+                layer=found.layer_name(key.place),
+                phase=key.place.phase,
+                class_name=classes.CLASSES[key.work],
+                dtype=key.dtype,
+                flops_per_step=whole,
+                causal_flops_per_step=causal,
+                repeated_flops_per_step=whole if again else repeated,
+                causal_repeated_flops_per_step=causal if again else causal_repeated,
+                reason=key.place.reason,
+            )
+        )
+    return FlopCount(steps=steps, rows=tuple(rows), uncounted=(*ops.uncounted(steps), *_never_called(found, timed)))
 
 
 # --- for the steps of another trace --------------------------------------------------------------

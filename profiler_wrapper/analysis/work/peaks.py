@@ -17,7 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from numbers import Real
 
@@ -91,15 +91,11 @@ def _by_name() -> Mapping[str, Peaks]:
     table: dict[str, Peaks] = {}
     for figures, source, *names in _TABLE:
         gb_per_s, *tflops = figures.split()
-        peaks = Peaks(
-            device="",
-            flops_per_s={
-                kind: float(round(float(t) * 1e12)) for kind, t in zip(_COLUMNS, tflops, strict=True) if t != "-"
-            },
-            bandwidth_bytes_per_s=float(gb_per_s) * 1e9,
-            source=source,
-        )
-        table |= {name: replace(peaks, device=name) for name in names}
+        flops = {kind: float(round(float(t) * 1e12)) for kind, t in zip(_COLUMNS, tflops, strict=True) if t != "-"}
+        for name in names:
+            table[name] = Peaks(
+                device=name, flops_per_s=flops, bandwidth_bytes_per_s=float(gb_per_s) * 1e9, source=source
+            )
     return table
 
 
@@ -108,9 +104,9 @@ def known_peaks() -> tuple[Peaks, ...]:
     return tuple(_by_name().values())
 
 
-def peaks_of(device_name: str) -> Peaks | None:
+def peaks_of(device_name: str | None) -> Peaks | None:
     """What the maker says of the device of exactly this name; None: not in the table."""
-    return _by_name().get(device_name)
+    return _by_name().get(device_name or "")
 
 
 Given = float | Mapping[str, float] | str | os.PathLike[str] | Peaks
@@ -139,7 +135,7 @@ def find_peaks(
     """
     environment = os.environ if environment is None else environment
     text = environment.get(VARIABLE, "").strip()
-    known = peaks_of(device_name) if device_name else None
+    known = peaks_of(device_name)
     if given is not None:
         peaks = _peaks_from(given, device_name, "peaks")
     elif text:
@@ -201,7 +197,7 @@ def _checked_peaks(given: Peaks, name: str) -> Peaks:
 
 def _of_one_number(tflops: object, device_name: str | None, name: str) -> Peaks:
     value = _checked(tflops, f"{name}={tflops!r:.40}", _LARGEST_TFLOPS, "TFLOP/s")
-    known = peaks_of(device_name) if device_name else None
+    known = peaks_of(device_name)
     return Peaks(
         device=device_name or "",
         flops_per_s=dict.fromkeys(TYPES, value * 1e12),
@@ -211,7 +207,7 @@ def _of_one_number(tflops: object, device_name: str | None, name: str) -> Peaks:
 
 
 def _of_pairs(pairs: Mapping[str, object], device_name: str | None, name: str) -> Peaks:
-    known = peaks_of(device_name) if device_name else None
+    known = peaks_of(device_name)
     flops = dict(known.flops_per_s) if known else {}
     bandwidth = known.bandwidth_bytes_per_s if known else None
     if not pairs:

@@ -215,20 +215,17 @@ class Traffic:
         Not the call of a compiled graph, whose generated kernels are no events, nor an unknown op that calls known
         ones: it may do work beside.
         """
-        recording, spans, parent = self._recording, self._recording.spans, self._parent
+        recording, parent = self._recording, self._parent
         is_node = recording.named(lambda name: role_of(name) in (Role.NODE, Role.ACCUMULATE))
-        in_node = np.zeros(len(spans), dtype=np.bool_)  # `MulBackward0` in its `evaluate_function`
-        in_node[parent >= 0] = is_node[parent[parent >= 0]]
-        in_node &= recording.named(_NODE.fullmatch)
+        in_node = is_node[parent] & (parent >= 0) & recording.named(_NODE.fullmatch)  # `MulBackward0` in its function
         result = recording.named(lambda name: moves_nothing(name) or role_of(name) != Role.PLAIN)
         result |= self._is_mark | in_node
         result |= recording.named(calls_known_ops) & ancestors_of(parent, self._is_unit)
         if self._handlers.any():
             handing = self._handing(self._is_unit)
             result |= handing & self._named(has_rule)
-            view = np.zeros(len(spans), dtype=np.bool_)
-            view[parent >= 0] = result[parent[parent >= 0]]
-            result |= self._handlers & (view | ancestors_of(parent, self._is_unit))
+            in_view = result[parent] & (parent >= 0)
+            result |= self._handlers & (in_view | ancestors_of(parent, self._is_unit))
         return result
 
     def unknown(self, steps: int) -> tuple[UncountedRow, ...]:

@@ -61,15 +61,13 @@ class StepWork:
 
 def work_of_count(count: FlopCount) -> StepWork:
     """The work of a step whose FLOPs are counted."""
-    model, hardware = Counter[str](), Counter[str]()
-    causal_model, causal_hardware = Counter[str](), Counter[str]()
+    model, hardware, causal_model, causal_hardware = (Counter[str]() for _ in range(4))
     for row in count.rows:
         hardware[row.dtype] += row.flops_per_step
         causal_hardware[row.dtype] += row.causal_flops_per_step
-        if row.phase == "optimizer":
-            continue
-        model[row.dtype] += row.flops_per_step - row.repeated_flops_per_step
-        causal_model[row.dtype] += row.causal_flops_per_step - row.causal_repeated_flops_per_step
+        if row.phase != "optimizer":
+            model[row.dtype] += row.flops_per_step - row.repeated_flops_per_step
+            causal_model[row.dtype] += row.causal_flops_per_step - row.causal_repeated_flops_per_step
     return StepWork(
         model_flops_by_dtype=dict(model),
         hardware_flops_by_dtype=dict(hardware),
