@@ -16,7 +16,6 @@ import numpy as np
 
 from profiler_wrapper.analysis.advice import attention, blocks, communication, data, launches, memory, products
 from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, cut, fold_names, share, where
-from profiler_wrapper.analysis.classes import CLASSES
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAYERS, Analysis, Comparable, Finding, LayerRow, Summary
 from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known
 from profiler_wrapper.errors import attempt
@@ -69,13 +68,9 @@ def advise(facts: Facts, notes: list[str], rules: Sequence[Rule] = RULES) -> tup
     for rule in rules:
         name = getattr(rule, "__name__", str(rule)).replace("_", " ")
         nothing: list[Finding] = []
-        found += attempt(f"the advice on {name} is", partial(_all_of, rule, facts), nothing, notes)
+        found += attempt(f"the advice on {name} is", partial(lambda asked: list(asked(facts)), rule), nothing, notes)
     worth = [finding for finding in _folded(found) if _worth_it(finding, facts)]
     return tuple(sorted(worth, key=lambda finding: _rank(finding, facts))[:MOST_FINDINGS])
-
-
-def _all_of(rule: Rule, facts: Facts) -> list[Finding]:
-    return list(rule(facts))
 
 
 def _folded(findings: Iterable[Finding]) -> list[Finding]:
@@ -197,20 +192,19 @@ def _where_it_goes(facts: Facts) -> list[str]:
     unknown = sum(row.time_ns for row in without_layer) / total
     if unknown >= _MUCH_WITHOUT_LAYER:
         reasons = ", ".join(row.reason for row in without_layer[:2])
-        return [*said, f"No layer is known for {share(unknown)} of {of} ({reasons}); {_largest_class(facts)}."]
+        return [*said, f"No layer is known for {share(unknown)} of {of} ({reasons}); {_largest_class(facts.analysis)}."]
     name, time_ns = _largest_part(facts)
     return [*said, f"{name} takes {share(time_ns / total)} of {of}."]
 
 
-def _largest_class(facts: Facts) -> str:
+def _largest_class(analysis: Analysis) -> str:
     """Where layers are not known, kinds of work are."""
-    charges, places = facts.found.charges, facts.found.attribution.places
-    in_steps = np.array([place.reason != LAUNCHED_BEFORE for place in places], dtype=np.bool_)[charges.place]
-    time_ns = np.zeros(len(CLASSES), dtype=np.int64)
-    np.add.at(time_ns, charges.work[in_steps], charges.time_ns[in_steps])
-    name = CLASSES[int(np.argmax(time_ns))]
+    time_ns = Counter[str]()
+    for row in analysis.classes:
+        time_ns[row.class_name] += row.time_ns
+    ((name, most),) = time_ns.most_common(1)
     named = {"gemm": "matrix products", "other": "work of no known kind"}.get(name, name)
-    return f"{share(int(time_ns.max()) / facts.total_ns)} is {named}"
+    return f"{share(most / time_ns.total())} is {named}"
 
 
 def _largest_part(facts: Facts) -> tuple[str, int]:
