@@ -158,7 +158,7 @@ def test_the_summary_is_json_and_says_what_was_found() -> None:
     assert notes == []
     assert json.loads(json.dumps(summary)) == summary
     assert summary["findings"][0]["layers"] == ["layers.{0,1}"]
-    assert summary["verdict"].endswith(" First fix: do it.")
+    assert summary["verdict"].endswith(" Most to gain: it is so. First fix: do it.")
 
 
 def test_a_summary_stays_short_whatever_is_in_it() -> None:
@@ -194,7 +194,7 @@ def test_every_rule_is_asked_once() -> None:
 def test_the_verdict_names_the_largest_part() -> None:
     largest = "The 2 blocks' mlp takes 80 % of the device time of a step of 1.00 ms."
     assert verdict(facts(), []) == f"{largest} Nothing stands out."
-    assert verdict(facts(), [finding(fix="wait less.")]) == f"{largest} First fix: wait less."
+    assert verdict(facts(), [finding(fix="wait less.")]) == f"{largest} Most to gain: it is so. First fix: wait less."
 
 
 def test_the_verdict_of_an_idle_device_begins_with_that() -> None:

@@ -58,7 +58,7 @@ def summary_of(analysis: Analysis, found: Attributed, notes: list[str], *, rules
     sentence = attempt("the verdict is", lambda: verdict(facts, findings), "", notes)
     comparison = attempt("what makes runs comparable is", lambda: comparable(facts), Comparable(), notes)
     plain = [_plain(finding) for finding in findings]
-    summary = Summary(verdict=cut(sentence, 2 * _LONGEST_TEXT) or None, findings=plain, comparable=comparison)
+    summary = Summary(verdict=cut(sentence, 3 * _LONGEST_TEXT) or None, findings=plain, comparable=comparison)
     return _fitted(summary, plain)
 
 
@@ -177,8 +177,12 @@ def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
         return f"This is the capture of a graph: its {captured} kernels did not run. Profile a replay for times."
     sentences = [] if facts.analysis.complete else ["The recording is incomplete."]
     sentences += _where_it_goes(facts)
-    sentences.append(f"First fix: {findings[0].fix.rstrip('.')}." if findings else "Nothing stands out.")
-    return " ".join(sentences)
+    if not findings:
+        return " ".join([*sentences, "Nothing stands out."])
+    first = findings[0]
+    if first.id != "low-utilization":  # that the device is idle was said
+        sentences.append(f"Most to gain: {first.title.rstrip('.')}.")
+    return " ".join([*sentences, f"First fix: {first.fix.rstrip('.')}."])
 
 
 def _where_it_goes(facts: Facts) -> list[str]:
