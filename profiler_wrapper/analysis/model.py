@@ -439,7 +439,7 @@ class Comparable(TypedDict, total=False):
 class Summary(TypedDict, total=False):
     """What to know first."""
 
-    verdict: str | None  # one sentence: where the time goes, what to do first
+    verdict: str | None  # where the time goes, what to do first
     findings: Sequence[Annotated[Mapping[str, Any], Finding]]  # what could be better, the largest saving first
     comparable: Comparable  # what two results must have in common to be compared
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from profiler_wrapper.analysis.advice.verdict import input_shapes
+from profiler_wrapper.analysis.advice.advise import input_shapes
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.comparison.model import ChangedLayer, ComparedTotal, Difference, WorkChange
 from profiler_wrapper.comparison.noise import LEAST_CHANGE

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from advice_facts import facts_of_trace
-from profiler_wrapper.analysis.advice import attention, blocks, launches, products
+from profiler_wrapper.analysis.advice import attention, blocks, data, launches, products
 from profiler_wrapper.analysis.advice.advise import RULES
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.model import Finding
@@ -185,7 +185,7 @@ def test_the_kernels_of_qwen_that_could_be_one_are_those_of_the_file() -> None:
 
 def test_the_copy_of_the_video_is_not_pinned() -> None:
     """One copy of 3.46 ms, in a call that stages it meanwhile."""
-    (found,) = launches.unpinned_copies(facts(VIDEO))
+    (found,) = data.unpinned_copies(facts(VIDEO))
     copy = next(event for event in events(VIDEO) if event["name"] == "Memcpy HtoD (Pageable -> Device)")
     call = next(
         event

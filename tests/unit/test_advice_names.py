@@ -68,6 +68,5 @@ def test_numbers_in_words() -> None:
     ]  # fmt: skip
     assert clean(duration(812_000)) == "812 us" and clean(duration(812_000), unicode=True) == "812 µs"  # on a terminal
     assert [count(n, "call") for n in (1, 32, 2.5)] == ["1 call", "32 calls", "2.5 calls"]
-    assert [count(n, "copy", "copies") for n in (1, 2)] == ["1 copy", "2 copies"]
     assert where(["a.0", "a.1", "b", "c", "d"]) == "a.{0,1}, b and 2 more"
     assert where([""]) == "code outside of all layers"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from noisy_recordings import Factor, Noise, noisy_run
-from profiler_wrapper.analysis.advice.verdict import input_shapes
+from profiler_wrapper.analysis.advice.advise import input_shapes
 from profiler_wrapper.analysis.model import Analysis, FlopRow, ProductRow, UncountedRow
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.text import _distinct, compare_text, folded_rows

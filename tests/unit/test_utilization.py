@@ -70,7 +70,7 @@ def test_over_one_is_reported_as_it_is_and_the_warning_names_likely_causes() -> 
     found = analysed(steps((0, 500)), MM, peaks=low)
     assert used(found).mfu == pytest.approx(2.0, rel=1e-12)
     (warning,) = [text for text in found.warnings if "MFU" in text]
-    assert warning.startswith("MFU is 200.0 %. Likely the peak is of another device, type or number of threads")
+    assert warning.startswith("MFU is 200.0 %. Likely the peak is of another device or type")
     assert "0.001024 TFLOP/s float32 (by hand)" in warning
 
 

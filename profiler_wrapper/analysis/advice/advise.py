@@ -1,27 +1,32 @@
-"""All rules asked, and what they find as the summary of a result."""
+"""All rules asked, and what they find as the summary of a result: verdict, findings, what makes results comparable."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
-from profiler_wrapper.analysis.advice import attention, blocks, communication, launches, memory, products
-from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, duration, fold_names, where
-from profiler_wrapper.analysis.advice.verdict import comparable, verdict
-from profiler_wrapper.analysis.model import Comparable, Finding, Summary
+import numpy as np
+
+from profiler_wrapper.analysis.advice import attention, blocks, communication, data, launches, memory, products
+from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, cut, fold_names, share, where
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAYERS, Analysis, Comparable, Finding, LayerRow, Summary
 from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known
 from profiler_wrapper.errors import attempt
+from profiler_wrapper.trace.marks import ROOT_PATH
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
-    from profiler_wrapper.analysis.model import Analysis
 
 
 RULES: tuple[Rule, ...] = (
+    *data.RULES,
     *launches.RULES,
     *communication.RULES,
     *attention.RULES,
@@ -32,14 +37,18 @@ RULES: tuple[Rule, ...] = (
 MOST_FINDINGS = 10
 WORTH_IT = 0.01  # of the step's time, or of the peak: what saves less at most is left out
 LONGEST = 5400  # characters of JSON that a summary may take: 2,000 tokens of three, and some room for spaces
-_MEMORY_WEIGHT = 0.5  # a share of the peak against one of the step: memory saved is not yet time saved
-_FREE_MEMORY_WEIGHT = 0.2  # where much of the device is free anyway
-_MEMORY_FREE = 0.7  # of the device, at the peak
-_LONGEST_TEXT = 240
-_SHORT_TEXT = 100
-_MOST_EVIDENCE = 5
-_LEAST_EVIDENCE = 2
+_LONGEST_TEXT = 200
+_LONGEST_LAYER = 120  # or folded layers
+_LONGEST_NAME = 80
+_MOST_EVIDENCE = 3
 _MOST_LAYERS = 4  # folded names
+_MOST_DTYPES = 4
+# A share of the peak against one of the step: memory saved is not yet time saved, the less so where much is free.
+_MEMORY_WEIGHT = 0.5
+_FREE_MEMORY_WEIGHT = 0.2
+_MEMORY_FREE = 0.7  # of the device, taken at the peak
+_MUCH_WITHOUT_LAYER = 0.3  # of the time: said before all else
+_IDLE = 0.5  # of a step with nothing running on the device: said before all else
 
 
 def summary_of(analysis: Analysis, found: Attributed, notes: list[str], *, rules: Sequence[Rule] = RULES) -> Summary:
@@ -48,26 +57,20 @@ def summary_of(analysis: Analysis, found: Attributed, notes: list[str], *, rules
     findings = advise(facts, notes, rules)
     sentence = attempt("the verdict is", lambda: verdict(facts, findings), "", notes)
     comparison = attempt("what makes runs comparable is", lambda: comparable(facts), Comparable(), notes)
-    summary = Summary(verdict=_cut(sentence, 2 * _LONGEST_TEXT) or None, findings=[], comparable=comparison)
-    return _fitted(summary, [_plain(finding) for finding in findings])
+    plain = [_plain(finding) for finding in findings]
+    summary = Summary(verdict=cut(sentence, 3 * _LONGEST_TEXT) or None, findings=plain, comparable=comparison)
+    return _fitted(summary, plain)
 
 
 def advise(facts: Facts, notes: list[str], rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
     """At most ten findings, the largest saving first, like layers as one; a rule that fails adds to `notes`."""
     found: list[Finding] = []
     for rule in rules:
-        name = getattr(rule, "__name__", str(rule)).strip("_").replace("_", " ")
+        name = getattr(rule, "__name__", str(rule)).replace("_", " ")
         nothing: list[Finding] = []
-        found += attempt(f"the advice on {name} is", partial(_all_of, rule, facts), nothing, notes)
+        found += attempt(f"the advice on {name} is", partial(lambda asked: list(asked(facts)), rule), nothing, notes)
     worth = [finding for finding in _folded(found) if _worth_it(finding, facts)]
     return tuple(sorted(worth, key=lambda finding: _rank(finding, facts))[:MOST_FINDINGS])
-
-
-def _all_of(rule: Rule, facts: Facts) -> list[Finding]:
-    return list(rule(facts))
-
-
-# --- like layers ---------------------------------------------------------------------------------
 
 
 def _folded(findings: Iterable[Finding]) -> list[Finding]:
@@ -83,20 +86,16 @@ def _folded(findings: Iterable[Finding]) -> list[Finding]:
 def _one(members: Sequence[Finding]) -> Finding:
     worst = max(members, key=lambda one: (one.saves_at_most_us or 0, one.saves_at_most_bytes or 0))
     layers = tuple(dict.fromkeys(one.layer for one in members if one.layer))
-    micros = sum_if_all_known(one.saves_at_most_us for one in members)
     size = sum_if_all_known(one.saves_at_most_bytes for one in members)
     shares = sum_if_all_known(one.share for one in members)
-    together = f" ({duration(micros * NS_PER_US)} a step in all)" if micros is not None else ""
-    order = {"high": 2, "medium": 1, "low": 0}
     return replace(
         worst,
-        title=f"{worst.title}; {len(members) - 1} more like it{together}",
+        title=f"{worst.title}; {len(members) - 1} more like it",
         layer=where(layers),
         layers=layers,
         share=None if shares is None else min(1.0, shares),
-        saves_at_most_us=micros,
+        saves_at_most_us=sum_if_all_known(one.saves_at_most_us for one in members),
         saves_at_most_bytes=None if size is None else round(size),
-        confidence=min((one.confidence for one in members), key=order.__getitem__),
     )
 
 
@@ -127,10 +126,8 @@ def _worth_it(finding: Finding, facts: Facts) -> bool:
 def _rank(finding: Finding, facts: Facts) -> tuple[float, int, str, str]:
     """Largest saving first; what saves nobody knows how much comes after, by the share it is about."""
     saved = _saved(finding, facts)
-    sure = ("high", "medium", "low").index(finding.confidence)
-    if saved is None:
-        return (1 - (finding.share or 0.0), sure, finding.id, finding.layer or "")
-    return (-saved, sure, finding.id, finding.layer or "")
+    first = 1 - (finding.share or 0.0) if saved is None else -saved
+    return first, ("high", "medium", "low").index(finding.confidence), finding.id, finding.layer or ""
 
 
 # --- as plain data -------------------------------------------------------------------------------
@@ -138,59 +135,194 @@ def _rank(finding: Finding, facts: Facts) -> tuple[float, int, str, str]:
 
 def _plain(finding: Finding) -> dict[str, Any]:
     """A finding as plain data: numbers rounded, layers folded, nothing long."""
-    data = asdict(finding)
-    layers = fold_names(finding.layers)
-    data |= {
-        "title": _cut(finding.title, _LONGEST_TEXT),
-        "layer": None if finding.layer is None else _cut(finding.layer, _LONGEST_TEXT // 2),
+    saves_us, source = finding.saves_at_most_us, finding.source
+    return asdict(finding) | {
+        "title": cut(finding.title, _LONGEST_TEXT),
+        "layer": None if finding.layer is None else cut(finding.layer, _LONGEST_LAYER),
         "share": None if finding.share is None else round(finding.share, 4),
-        "saves_at_most_us": None if finding.saves_at_most_us is None else round(finding.saves_at_most_us, 1),
-        "evidence": [_cut(line, _LONGEST_TEXT) for line in finding.evidence[:_MOST_EVIDENCE]],
-        "fix": _cut(finding.fix, _LONGEST_TEXT),
-        "source": None if finding.source is None else _cut(finding.source, _LONGEST_TEXT, end=True),
-        "layers": [_cut(name, _LONGEST_TEXT // 2) for name in layers[:_MOST_LAYERS]],
+        "saves_at_most_us": None if saves_us is None else round(saves_us, 1),
+        "evidence": [cut(line, _LONGEST_TEXT) for line in finding.evidence[:_MOST_EVIDENCE]],
+        "fix": cut(finding.fix, _LONGEST_TEXT),
+        "source": None if source is None else cut(source, _LONGEST_TEXT, end=True),
+        "layers": [cut(name, _LONGEST_LAYER) for name in fold_names(finding.layers)[:_MOST_LAYERS]],
         "details": {str(key): _rounded(value) for key, value in finding.details.items()},
     }
-    return data
 
 
 def _rounded(value: object) -> object:
     if isinstance(value, float):
         return float(f"{value:.6g}")
-    return _cut(value, _LONGEST_TEXT // 2) if isinstance(value, str) else value
-
-
-def _cut(text: str, longest: int, *, end: bool = False) -> str:
-    """At most so many characters; of a path the end says more than the begin."""
-    if len(text) <= longest:
-        return text
-    return "..." + text[3 - longest :] if end else text[: longest - 3] + "..."
+    return cut(value, _LONGEST_LAYER) if isinstance(value, str) else value
 
 
 def _fitted(summary: Summary, findings: list[dict[str, Any]]) -> Summary:
-    """The summary with as much of its findings as fits: the least important loses its details first."""
-    summary["findings"] = findings
-
-    def too_long() -> bool:
-        return len(json.dumps(summary, default=str)) > LONGEST
-
-    for shorten in (_without_details, _in_short):
-        for finding in reversed(findings):
-            if not too_long():
-                return summary
-            shorten(finding)
-    while findings and too_long():
+    """With as much of its findings as fits: the least important loses its details first, then goes."""
+    for finding in reversed(findings):
+        if len(json.dumps(summary, default=str)) > LONGEST:
+            finding["details"] = {}
+    while findings and len(json.dumps(summary, default=str)) > LONGEST:
         findings.pop()
     return summary
 
 
-def _without_details(finding: dict[str, Any]) -> None:
-    finding["details"] = {}
+# --- the verdict ---------------------------------------------------------------------------------
+
+_LOSS = re.compile(r"loss|cross_entropy|log_softmax", re.IGNORECASE)
 
 
-def _in_short(finding: dict[str, Any]) -> None:
-    finding["layers"] = []
-    for name in ("title", "layer", "fix"):
-        finding[name] = _cut(finding[name], _SHORT_TEXT) if finding[name] else finding[name]
-    finding["source"] = _cut(finding["source"], _SHORT_TEXT, end=True) if finding["source"] else None
-    finding["evidence"] = [_cut(line, _SHORT_TEXT) for line in finding["evidence"][:_LEAST_EVIDENCE]]
+def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
+    """Where the time of a step goes and what to do first, in a few short sentences."""
+    captured = facts.found.captured_kernels
+    if captured > len(facts.found.charges):
+        return f"This is the capture of a graph: its {captured} kernels did not run. Profile a replay for times."
+    sentences = [] if facts.analysis.complete else ["The recording is incomplete."]
+    sentences += _where_it_goes(facts)
+    if not findings:
+        return " ".join([*sentences, "Nothing stands out."])
+    first = findings[0]
+    if first.id != "low-utilization":  # that the device is idle was said
+        sentences.append(f"Most to gain: {first.title.rstrip('.')}.")
+    return " ".join([*sentences, f"First fix: {first.fix.rstrip('.')}."])
+
+
+def _where_it_goes(facts: Facts) -> list[str]:
+    step, total = facts.steps_text, facts.total_ns
+    if not total:
+        return [f"No op of {step} took time of its own."]
+    said, of = [], f"the {facts.time_name} of {step}"
+    if facts.idle_ns is not None and facts.share_of_step(facts.idle_ns) > _IDLE:
+        said, of = [f"The device is idle for {share(facts.share_of_step(facts.idle_ns))} of {step}."], "its work"
+    without_layer = [row for row in facts.analysis.unattributed if row.reason != LAUNCHED_BEFORE]
+    unknown = sum(row.time_ns for row in without_layer) / total
+    if unknown >= _MUCH_WITHOUT_LAYER:
+        reasons = ", ".join(row.reason for row in without_layer[:2])
+        return [*said, f"No layer is known for {share(unknown)} of {of} ({reasons}); {_largest_class(facts.analysis)}."]
+    name, time_ns = _largest_part(facts)
+    return [*said, f"{name} takes {share(time_ns / total)} of {of}."]
+
+
+def _largest_class(analysis: Analysis) -> str:
+    """Where layers are not known, kinds of work are."""
+    time_ns = Counter[str]()
+    for row in analysis.classes:
+        time_ns[row.class_name] += row.time_ns
+    ((name, most),) = time_ns.most_common(1)
+    named = {"gemm": "matrix products", "other": "work of no known kind"}.get(name, name)
+    return f"{share(most / time_ns.total())} is {named}"
+
+
+def _largest_part(facts: Facts) -> tuple[str, int]:
+    """The part with most time of its own: one kind of layer in all like blocks, a layer outside them, the optimizer.
+
+    Each nanosecond with a layer belongs to one part.
+    """
+    time: Counter[tuple[str, str]] = Counter()
+    blocks_of: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for row in facts.analysis.layers:
+        time[_part(row)] += row.self_time_ns
+        if row.block and row.self_time_ns:
+            blocks_of[_part(row)].add(row.block)
+    if not time:
+        return NO_LAYERS, 0
+    (part, spent) = max(time.items(), key=lambda entry: entry[1])
+    name, members = cut(part[1], _LONGEST_NAME), sorted(blocks_of[part])
+    if members:
+        one_kind = len({split_number(block)[0] for block in facts.blocks}) == 1
+        owner = f"The {len(members)} blocks'" if one_kind and len(members) > 1 else f"{where(members)}'s"
+        return f"{cut(owner, _LONGEST_NAME)} {name}", spent
+    if any(row.parent == part[1] for row in facts.analysis.layers):  # of one with layers below, what is its own
+        of_loss = any(_LOSS.search(row.op) and part[1] in row.layers for row in facts.analysis.operators)
+        name += f"'s own code (outside its layers{'; the loss' if of_loss else ''})"
+    return name, spent
+
+
+def _part(row: LayerRow) -> tuple[str, str]:
+    if row.block:
+        below = row.layer[len(row.block) + 1 :].partition(".")[0]
+        return split_number(row.block)[0], f"child {below}" if below.isdecimal() else below or "own code"
+    if row.layer:
+        return "", row.layer
+    if row.phase == "optimizer":
+        return "", "The optimizer"
+    if 2 * row.communication_ns > row.self_time_ns:
+        return "", "Communication of several layers"
+    return "", "Code outside of all layers"
+
+
+# --- comparable ----------------------------------------------------------------------------------
+
+_BATCHED = frozenset({"aten::bmm", "aten::baddbmm", "aten::baddbmm_"})
+
+
+def comparable(facts: Facts) -> Comparable:
+    """As plain data; None for what is not known.
+
+    `layers`: how many have a name, and `blocks` how many of them are blocks. `shapes`: see
+    `input_shapes`. `attention_shape`: (batch, heads, tokens, head_dim) of the largest queries.
+    """
+    analysis, run = facts.analysis, facts.analysis.run
+    versions = run.get("versions") or {}
+    shapes, charges, spans = facts.found.shapes, facts.found.charges, facts.found.recording.spans
+    queries = [call.query_shape for call in analysis.attention_calls]
+    return {
+        "device": run.get("device"),
+        "device_count": len(np.unique(spans.device[charges.span])) if facts.on_device else None,
+        "cpu_name": run.get("cpu_name"),
+        "time_basis": analysis.time_basis,
+        "torch": str(versions["torch"]) if "torch" in versions else None,
+        "python": str(versions["python"]) if "python" in versions else None,
+        "world_size": run.get("world_size"),
+        "coordinates": run.get("coordinates") or {},
+        "dtypes": _dtypes(facts),
+        "model": _model(facts),
+        "layers": sum(1 for layer in facts.rows_of if layer),
+        "blocks": len(facts.blocks),
+        "parameters": _parameters(facts),
+        "shapes": input_shapes(analysis),
+        "attention_shape": list(max(queries, key=lambda shape: (prod(shape), shape))) if queries else None,
+        "flops_per_step": analysis.utilization.hardware_flops_per_step if analysis.utilization is not None else None,
+        "phases": sorted({row.phase for row in analysis.layers if row.time_ns}),
+        "steps": facts.steps if facts.has_steps else 0,
+        "step_us": round(facts.step_ns / 1000, 1),
+        "coverage": round(analysis.time.coverage, 4),
+        "shapes_in_timed_steps": bool(shapes is not None and shapes.recorded),
+        "memory_in_timed_steps": bool(len(facts.found.recording.memory)),
+        "complete": analysis.complete,
+    }
+
+
+def _dtypes(facts: Facts) -> list[str]:
+    """Of what has FLOPs, those with most of them first; where there are none, of the products."""
+    flops: Counter[str] = Counter()
+    for row in facts.analysis.flops:
+        flops[row.dtype] += row.flops_per_step
+    return [dtype for dtype, _ in flops.most_common(_MOST_DTYPES) if dtype]
+
+
+def _model(facts: Facts) -> str | None:
+    """The classes of the roots."""
+    roots = [rows[0].class_name for layer, rows in facts.rows_of.items() if layer and rows[0].parent is None]
+    return ", ".join(dict.fromkeys(roots))[:120] or None
+
+
+def _parameters(facts: Facts) -> int | None:
+    """Of all roots; None where the run does not tell."""
+    roots = [layer for layer in facts.analysis.run.get("layers") or () if layer.get("path") == ROOT_PATH]
+    numbers = [number for layer in roots if isinstance(number := layer.get("parameters"), int)]
+    return sum(numbers) if numbers and len(numbers) == len(roots) else None
+
+
+def input_shapes(analysis: Analysis) -> str | None:
+    """A short digest of what the model is given: sizes of the products of its linear layers and convolutions.
+
+    Of forward where there is one, without types. Batched products are left out unless there are no others: they
+    are those of attention, which each of its backends does otherwise. None where no shapes were recorded.
+    """
+    known = [product for product in analysis.products if product.phase == "forward"] or analysis.products
+    linear = [product for product in known if product.op not in _BATCHED] or known
+    products = Counter[tuple[int, ...]]()
+    for product in linear:
+        products[product.m, product.n, product.k, product.batch] += round(1000 * product.calls_per_step)
+    if not products:
+        return None
+    return hashlib.sha256(repr(sorted(products.items())).encode()).hexdigest()[:12]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,26 +22,31 @@ from profiler_wrapper.analysis.advice.facts import (
     size,
     time_of_ns,
 )
-from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding, LayerRow, Phase
-from profiler_wrapper.analysis.statistics import OUTLIER_SHARE, mad, outliers, split_number
+from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding, Phase
+from profiler_wrapper.analysis.statistics import (
+    OUTLIER_SHARE,
+    mad,
+    outliers,
+    split_number,
+    sum_by_key,
+    sum_if_all_known,
+)
 from profiler_wrapper.trace.nesting import nearest, nearest_above
-from profiler_wrapper.trace.recording import Bool, Category, Int64, Spans
-
-# --------------------------------------------------------------------------------------------------
-# Advice on blocks that should be equal: one that takes longer, or keeps more, than the others.
+from profiler_wrapper.trace.recording import Bool, Category, Int64
 
 _FEWEST_BLOCKS = 4  # among fewer it is hard to say which is an outlier
-_MOST_OUTLIERS_SHARE = 0.25  # of them; where more differ, that is how the model is made
+_MOST_OUTLIERS_SHARE = 0.25  # of the blocks; where more differ, that is how the model is made
 _STEP_DEVIATIONS = 3.0  # of the noise between steps
 _SAME_FLOPS_SHARE = 0.02  # difference of FLOPs that is none
+_FEWEST_PARAMETERS = 8  # of an optimizer: with fewer there is little to gain
+
+# --- a block that takes longer, or keeps more, than the others ---------------------------------------
 
 
-@dataclass(frozen=True)
-class _Block:
+class _Block(NamedTuple):
     """One block with its phases together; times and FLOPs per step."""
 
     name: str
-    time_ns: float
     by_phase_ns: dict[Phase, float]
     by_step_ns: tuple[int, ...]  # empty where not known
     flops: int | None
@@ -50,39 +54,38 @@ class _Block:
     backends: frozenset[str]
     compiled: bool
 
+    @property
+    def time_ns(self) -> float:
+        return sum(self.by_phase_ns.values())
+
 
 def odd_block(facts: Facts) -> Iterator[Finding]:
     """A block far above the median of its class in time, and in every step; or in what it keeps for backward."""
     siblings: dict[tuple[str, str], list[_Block]] = defaultdict(list)
     for name in facts.blocks:
-        rows = facts.rows_of[name]
-        siblings[split_number(name)[0], rows[0].class_name].append(_block(facts, name, rows))
+        siblings[split_number(name)[0], facts.rows_of[name][0].class_name].append(_block(facts, name))
     for blocks in siblings.values():
         if len(blocks) < _FEWEST_BLOCKS:
             continue
-        slow = _outliers(blocks, [block.time_ns for block in blocks])
-        slow = [block for block in slow if _in_every_step(block, blocks)]
+        slow = [block for block in _outliers(blocks, [one.time_ns for one in blocks]) if _in_every_step(block, blocks)]
         if len(slow) <= _MOST_OUTLIERS_SHARE * len(blocks):
             yield from (_slow(facts, block, blocks) for block in slow)
-        kept = [block.retained_bytes for block in blocks]
-        known = [one for one in kept if one is not None]
-        large = _outliers(blocks, known) if len(known) == len(kept) else []
+        kept = [block.retained_bytes for block in blocks if block.retained_bytes is not None]
+        large = _outliers(blocks, kept) if len(kept) == len(blocks) else []
         if len(large) <= _MOST_OUTLIERS_SHARE * len(blocks):
-            yield from (_large(facts, block, blocks) for block in large if block not in slow)
+            yield from (_large(facts, block, median(kept), len(blocks)) for block in large if block not in slow)
 
 
-def _block(facts: Facts, name: str, rows: Sequence[LayerRow]) -> _Block:
-    by_phase: dict[Phase, float] = {row.phase: facts.per_step_ns(row.time_ns) for row in rows}
+def _block(facts: Facts, name: str) -> _Block:
+    rows = facts.rows_of[name]
     steps = [row.step_times_ns for row in rows if row.step_times_ns]
     known = len(steps) == len(rows) and len({len(times) for times in steps}) == 1
-    flops = [row.flops_per_step for row in rows]
     kept = [row.retained_bytes for row in rows if row.phase in FORWARD_PHASES and row.retained_bytes is not None]
     return _Block(
         name=name,
-        time_ns=sum(by_phase.values()),
-        by_phase_ns=by_phase,
+        by_phase_ns={row.phase: facts.per_step_ns(row.time_ns) for row in rows},
         by_step_ns=tuple(map(sum, zip(*steps, strict=True))) if known else (),
-        flops=None if None in flops else sum(one or 0 for one in flops),
+        flops=sum_if_all_known(row.flops_per_step for row in rows),
         retained_bytes=max(kept, default=None),
         backends=frozenset(
             row.backend for row in facts.analysis.attention if row.layer == name or row.layer.startswith(name + ".")
@@ -108,80 +111,62 @@ def _in_every_step(block: _Block, blocks: Sequence[_Block]) -> bool:
 
 def _slow(facts: Facts, block: _Block, blocks: Sequence[_Block]) -> Finding:
     middle = median(other.time_ns for other in blocks)
-    excess = block.time_ns - middle
+    by_phase = block.by_phase_ns
     phase = max(
-        block.by_phase_ns,
-        key=lambda one: block.by_phase_ns[one] - median(other.by_phase_ns.get(one, 0.0) for other in blocks),
+        by_phase,
+        key=lambda one: by_phase[one] - median(other.by_phase_ns.get(one, 0.0) for other in blocks),
     )
-    reason, fix = _difference(block, blocks)
-    steps = f", in each of {len(block.by_step_ns)} steps" if len(block.by_step_ns) > 1 else ""
+    reason, fix = _difference(block, [other for other in blocks if other is not block])
     return facts.finding(
-        id="odd-block",
-        title=f"{block.name} takes {block.time_ns / middle:.1f} times as long as the {len(blocks) - 1} blocks like it: "
+        "odd-block",
+        f"{block.name} takes {block.time_ns / middle:.1f} times as long as the {len(blocks) - 1} blocks like it: "
         f"{duration(block.time_ns)} against {duration(middle)} a step",
         phase=phase,
         share=facts.share_of_work(block.time_ns),
-        saves_ns=excess,
-        evidence=(
-            f"the median of {len(blocks)} blocks is {duration(middle)} of {facts.time_name}, this one is "
-            f"{duration(excess)} above{steps}; most in {phase}",
-            reason,
-            f"at most: as fast as the median ({facts.time_name})",
-        ),
+        saves_ns=block.time_ns - middle,
+        evidence=[f"most of the difference is in {phase}", reason],
         confidence="high" if len(block.by_step_ns) > 1 else "medium",
         fix=fix,
         layers=(block.name,),
-        details={"time_us": block.time_ns / 1000, "median_us": middle / 1000, "blocks": len(blocks)},
+        details={"time_us": block.time_ns / NS_PER_US, "median_us": middle / NS_PER_US, "blocks": len(blocks)},
     )
 
 
-def _difference(block: _Block, blocks: Sequence[_Block]) -> tuple[str, str]:
+def _difference(block: _Block, others: Sequence[_Block]) -> tuple[str, str]:
     """How it differs from the others, and what to do."""
-    others = [other for other in blocks if other is not block]
     flops = [other.flops for other in others if other.flops is not None]
-    if block.flops is not None and len(flops) == len(others) and median(flops) > 0:
-        ratio = block.flops / median(flops)
-        if abs(ratio - 1) > _SAME_FLOPS_SHARE:
-            return f"it does {ratio:.2f} times the FLOPs of the others", "check its sizes: it is not built as they are"
+    ratio = block.flops / median(flops) if block.flops and len(flops) == len(others) and median(flops) else 1.0
+    if abs(ratio - 1) > _SAME_FLOPS_SHARE:
+        return f"it does {ratio:.2f} times the FLOPs of the others", "check its sizes: it is not built as they are"
     backends = frozenset[str]().union(*(other.backends for other in others))
     if block.backends != backends:
         own, usual = ", ".join(sorted(block.backends)) or "none", ", ".join(sorted(backends)) or "none"
         return f"its attention runs by {own}, that of the others by {usual}", f"give it what the others get ({usual})"
     if block.compiled != any(other.compiled for other in others):
-        return (
-            "it is compiled, the others are not" if block.compiled else "it is not compiled, the others are",
-            "compile all blocks, or none",
-        )
-    known = "the same FLOPs" if block.flops is not None else "FLOPs are not known"
+        what = "it is compiled, the others are not" if block.compiled else "it is not compiled, the others are"
+        return what, "compile all blocks, or none"
     return (
-        f"{known}, the same attention backend: the same work takes longer",
+        "the same work takes longer, as far as FLOPs and attention backends tell",
         "compare its operators and kernels with those of the next block: a hook, a copy, another layout or dtype",
     )
 
 
-def _large(facts: Facts, block: _Block, blocks: Sequence[_Block]) -> Finding:
-    kept = block.retained_bytes or 0.0
-    middle = median(other.retained_bytes or 0.0 for other in blocks)
-    peak = facts.peak_bytes
+def _large(facts: Facts, block: _Block, middle: float, blocks: int) -> Finding:
+    kept, peak = block.retained_bytes or 0.0, facts.peak_bytes
     return facts.finding(
-        id="odd-block",
-        title=f"{block.name} keeps {size(kept)} for backward, the {len(blocks) - 1} blocks like it {size(middle)}",
+        "odd-block",
+        f"{block.name} keeps {size(kept)} for backward, the {blocks - 1} blocks like it {size(middle)}",
         phase="forward",
         share=min(1.0, kept / peak) if peak else None,
         saves_bytes=round(kept - middle),
-        evidence=(
-            f"{size(kept - middle)} above the median of {len(blocks)} blocks, mean over calls",
-            f"at most: as much as the median{f', of a peak of {size(peak)}' if peak else ''}",
-        ),
-        confidence="medium",
+        evidence=[f"{size(kept - middle)} above the median of {blocks} blocks"],
         fix="look at what it saves that the others do not: a mask, float32 copies, dropout, attention by math",
         layers=(block.name,),
-        details={"retained_bytes": round(kept), "median_bytes": round(middle), "blocks": len(blocks)},
+        details={"retained_bytes": round(kept), "median_bytes": round(middle), "blocks": blocks},
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# An optimizer that updates its parameters one by one.
+# --- an optimizer that updates its parameters one by one ---------------------------------------------
 
 _STEP = re.compile(r"Optimizer\.step#(?P<class_name>.+)\.step$")
 _OF_LISTS = ("aten::_foreach_", "aten::_fused_")
@@ -189,53 +174,48 @@ _WITH_FUSED = frozenset(("Adam", "AdamW", "SGD", "Adagrad"))  # those of torch 2
 _WITH_FOREACH = _WITH_FUSED | {
     "Adadelta", "Adafactor", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop"
 }  # fmt: skip
-_FEWEST_OPTIMIZER_KERNELS = 8  # parameters: with fewer there is little to gain
 
 
-@dataclass(frozen=True)
-class _Steps:
+class _Steps(NamedTuple):
     """All steps of optimizers of one class."""
 
     class_name: str
+    spans: Int64
+    wall_ns: Int64  # of each, on the clock, from the end of its closure on
     whole: Bool  # per span, of the steps and of what they do themselves: not the forward and backward of a closure
-    spans: Int64  # the steps
-    wall_ns: Int64  # what they take on the clock, without a closure
-    singles: Counter[str]  # outermost ops that take one parameter, by name
-    of_lists: int  # outermost ops that take all of them
-    calls: int
+    ops: Counter[str]  # outermost ones, by name
 
 
 def slow_optimizer(facts: Facts) -> Iterator[Finding]:
-    """Steps of an optimizer that is neither fused nor foreach: several small ops for each parameter."""
+    """Steps of an optimizer that is neither fused nor foreach: several small ops for each parameter.
+
+    Saves at most all of the optimizer's step.
+    """
     for steps in _steps(facts):
-        settings = _settings(facts, steps.class_name)
-        once = max(steps.singles.values(), default=0) / steps.calls  # an op for each parameter
+        settings, calls = _settings(facts, steps.class_name), max(1, len(steps.spans))
+        once = max(steps.ops.values(), default=0) / calls  # an op for each parameter
         parameters = sum(one.get("parameters", 0) for one in settings) or round(once)
-        ops = steps.singles.total()
-        if steps.of_lists or parameters < _FEWEST_OPTIMIZER_KERNELS or ops < parameters * steps.calls:
+        of_lists = any(name.startswith(_OF_LISTS) for name in steps.ops)
+        if of_lists or parameters < _FEWEST_PARAMETERS or steps.ops.total() < parameters * calls:
             continue
         if any(one.get("differentiable") for one in settings):
             continue
-        fix = _fix(facts, steps.class_name, settings)
-        time_ns = time_of_ns(facts, steps.whole)
-        wall_ns = facts.per_step_ns(int(steps.wall_ns.sum()))
+        time_ns, wall_ns = time_of_ns(facts, steps.whole), facts.per_step_ns(int(steps.wall_ns.sum()))
+        ops = steps.ops.total() / facts.steps
         yield facts.finding(
-            id="slow-optimizer",
-            title=f"{steps.class_name} updates its parameters one by one: {ops / facts.steps:,.0f} small ops a step",
+            "slow-optimizer",
+            f"{steps.class_name} updates its parameters one by one: {ops:,.0f} small ops a step",
             phase="optimizer",
-            share=facts.share_of_step(wall_ns) if not facts.on_device else facts.share_of_work(time_ns),
+            share=facts.share_of_work(time_ns) if facts.on_device else facts.share_of_step(wall_ns),
             saves_ns=_saved_ns(facts, steps),
-            evidence=(
-                f"{ops / facts.steps:,.0f} ops a step for {count(parameters, 'parameter')}, none of them _fused_ or "
-                f"_foreach_; {_most(steps)}",
-                f"its step takes {duration(wall_ns)} on the clock, {duration(time_ns)} of {facts.time_name} in its ops",
+            evidence=[
+                f"{count(parameters, 'parameter')}; its step takes {duration(wall_ns)} on the clock",
                 *(f"fused={one.get('fused')}, foreach={one.get('foreach')} as it was made" for one in settings[:1]),
-                "saves at most: as if the optimizer's step took no time at all",
-            ),
+            ],
             confidence="high" if settings else "medium",
-            fix=fix,
+            fix=_fix(facts, steps.class_name, settings),
             details={
-                "ops_per_step": ops / facts.steps,
+                "ops_per_step": ops,
                 "parameters": parameters,
                 "cpu_us": wall_ns / NS_PER_US,
                 "time_us": time_ns / NS_PER_US,
@@ -244,41 +224,25 @@ def slow_optimizer(facts: Facts) -> Iterator[Finding]:
 
 
 def _steps(facts: Facts) -> Iterator[_Steps]:
-    recording, parent = facts.found.recording, facts.found.nesting.parent
-    spans, names = recording.spans, recording.names
-    matches = {i: match["class_name"] for i, name in enumerate(names) if (match := _STEP.match(name))}
-    if not matches:
-        return
-    is_step = np.isin(spans.name, list(matches)) & (spans.category == Category.ANNOTATION)
-    step_of = nearest(parent, is_step)
-    attribution = facts.found.attribution
-    itself = (step_of >= 0) & attribution.in_phases("optimizer")[attribution.place_of]  # not the forward of a closure
-    foreign = ((step_of >= 0) & ~itself) | attribution.is_node
-    is_op = recording.named(lambda name: name.startswith("aten::"))
-    is_op &= (spans.category == Category.CPU_OP) & itself
-    outermost = np.flatnonzero(is_op & (nearest_above(parent, nearest(parent, is_op)) < 0))
-    ops: dict[str, Counter[str]] = defaultdict(Counter)
-    for span, step in zip(outermost.tolist(), step_of[outermost].tolist(), strict=True):
-        ops[matches[int(spans.name[step])]][recording.name_of(span)] += 1
-    by_class: dict[str, list[int]] = defaultdict(list)
-    for name, class_name in matches.items():
-        by_class[class_name].append(name)
-    for class_name, members in by_class.items():
-        of_class = is_step & np.isin(spans.name, members)
-        lists = sum(number for name, number in ops[class_name].items() if name.startswith(_OF_LISTS))
-        singles = Counter({name: n for name, n in ops[class_name].items() if not name.startswith(_OF_LISTS)})
-        whole = itself & of_class[np.maximum(step_of, 0)]
-        calls = np.flatnonzero(of_class)
-        wall_ns = _own_wall_ns(spans, calls, foreign)
-        yield _Steps(class_name, whole, calls, wall_ns, singles, lists, max(1, len(calls)))
-
-
-def _own_wall_ns(spans: Spans, calls: Int64, foreign: Bool) -> Int64:
-    """What each call of an optimizer takes on the clock from the end of its closure on, on whatever thread that ran."""
-    starts, ends = spans.start_ns[foreign], spans.end_ns[foreign]
-    bounds = zip(spans.start_ns[calls].tolist(), spans.end_ns[calls].tolist(), strict=True)
-    own = [end - ends[(starts >= start) & (ends <= end)].max(initial=start) for start, end in bounds]
-    return np.array(own, dtype=np.int64)
+    recording, parent, attribution = facts.found.recording, facts.found.nesting.parent, facts.found.attribution
+    spans = recording.spans
+    of_class: dict[str, list[int]] = defaultdict(list)
+    for i, name in enumerate(recording.names):
+        if match := _STEP.match(name):
+            of_class[match["class_name"]].append(i)
+    for class_name, names in of_class.items():
+        is_step = np.isin(spans.name, names) & (spans.category == Category.ANNOTATION)
+        inside = nearest(parent, is_step) >= 0
+        itself = inside & attribution.in_phases("optimizer")[attribution.place_of]  # not the forward of a closure
+        foreign = (inside & ~itself) | attribution.is_node
+        is_op = recording.named(lambda name: name.startswith("aten::")) & (spans.category == Category.CPU_OP) & itself
+        outermost = np.flatnonzero(is_op & (nearest_above(parent, nearest(parent, is_op)) < 0))
+        starts, ends = spans.start_ns[foreign], spans.end_ns[foreign]
+        calls = np.flatnonzero(is_step)
+        bounds = zip(spans.start_ns[calls].tolist(), spans.end_ns[calls].tolist(), strict=True)
+        wall_ns = [end - ends[(starts >= start) & (ends <= end)].max(initial=start) for start, end in bounds]
+        ops = Counter(map(recording.name_of, outermost.tolist()))
+        yield _Steps(class_name, calls, np.array(wall_ns, dtype=np.int64), itself, ops)
 
 
 def _saved_ns(facts: Facts, steps: _Steps) -> float:
@@ -286,8 +250,7 @@ def _saved_ns(facts: Facts, steps: _Steps) -> float:
     in_ops = np.where(facts.found.recording.spans.category == Category.ANNOTATION, 0, own_cpu_ns(facts))
     step_of = nearest(facts.found.nesting.parent, np.isin(np.arange(len(in_ops)), steps.spans))
     own = steps.whole & (step_of >= 0)
-    of_step = np.zeros_like(in_ops)
-    np.add.at(of_step, step_of[own], in_ops[own])
+    of_step = sum_by_key(step_of[own], in_ops[own], len(in_ops))
     in_ops[steps.spans] = np.maximum(0, steps.wall_ns - of_step[steps.spans])
     return saved_at_most_ns(facts, steps.whole, own_ns=in_ops)
 
@@ -307,11 +270,6 @@ def _fix(facts: Facts, class_name: str, settings: list[Mapping[str, Any]]) -> st
     if can_foreach and device_of(facts) is not None:
         return f"{class_name}(..., foreach=True)"
     return f"torch.compile around {class_name}'s step, or an optimizer that has fused=True: AdamW, Adam, SGD, Adagrad"
-
-
-def _most(steps: _Steps) -> str:
-    """`aten::mul_ 21, aten::lerp_ 21`: the most frequent, a step of the optimizer."""
-    return ", ".join(f"{name} {number / steps.calls:.0f}" for name, number in steps.singles.most_common(3))
 
 
 RULES: tuple[Rule, ...] = (odd_block, slow_optimizer)

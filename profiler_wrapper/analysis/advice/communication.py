@@ -4,25 +4,48 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.advice.facts import Facts, Rule, count, duration, share, size, where
+from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, count, duration, share, where
 from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.analysis.model import CollectiveRow, Finding, Phase
 from profiler_wrapper.analysis.statistics import split_number
 from profiler_wrapper.analysis.time_rows import alone_ns, communicating_threads, communication_and_compute
 
-COMMUNICATION_SHARE = 0.1  # of the step, as the TensorBoard profiler plugin had it
-EXPOSED_SHARE = 0.02  # of the step, for one kind of collective in like layers
-_SLOW_SHARE = 0.01
-_COMMUNICATION = classes.CLASSES.index("communication")
+# Shares of a step's wall time.
+COMMUNICATION_SHARE = 0.1  # with nothing beside it, as the TensorBoard profiler plugin had it
+EXPOSED_SHARE = 0.02  # of one kind of collective in like layers: several of these together are worth a prefetch
+_SLOW_SHARE = 0.01  # another backend is one argument, so little is worth it
 _SLOWEST_LINK = 125e6  # bytes a second, 1 Gbit/s: what is slower is no link between ranks, but waiting
+
+_COMMUNICATION = classes.CLASSES.index("communication")
 _COMPARE = "profiler-wrapper ranks RUN_DIRECTORY"
 _DATA_PARALLEL = re.compile(r"DataParallel\.forward")
+_EARLIER = "start it earlier, with async_op=True, and wait for it where its result is needed"
+_MORE_BATCHES = "more micro-batches, or an interleaved pipeline schedule"
+_FIXES = {  # (in backward, in forward)
+    "all_gather": (
+        "prefetch the next layers' parameters: module.set_modules_to_backward_prefetch([...]), or keep them after "
+        "forward (reshard_after_forward=False) where memory allows",
+        "prefetch the next layers' parameters: module.set_modules_to_forward_prefetch([...]), or shard larger units",
+    ),
+    "reduce_scatter": (
+        "shard in units of one block each, so that it runs beside the backward of the block before",
+        _EARLIER,
+    ),
+    "all_reduce": (
+        "let buckets start earlier and be fewer: DDP(..., bucket_cap_mb=, static_graph=True); no_sync() where "
+        "gradients accumulate",
+        "split the layer's work so that one part computes while the other communicates (asynchronous tensor parallel)",
+    ),
+    "all_to_all": ("compute what needs no exchange (shared experts) while it runs",) * 2,
+    "send": (_MORE_BATCHES,) * 2,
+    "recv": (_MORE_BATCHES,) * 2,
+}
 
 
 def exposed_communication(facts: Facts) -> Iterator[Finding]:
@@ -40,45 +63,37 @@ def exposed_communication(facts: Facts) -> Iterator[Finding]:
 
 
 def _communication_bound(facts: Facts, communicates: float, exposed: float, waits: float) -> Finding:
-    rows = _launched_rows(facts)
-    moved = [row.payload_bytes for row in rows if row.payload_bytes is not None]
+    rank, world = facts.analysis.run.get("rank"), facts.analysis.run.get("world_size")
+    others = f"rank {1 - rank}" if world == 2 and rank in (0, 1) else "another rank"
     collectives = _exposed_collectives(facts)
     evidence = [
-        f"communication runs for {duration(communicates)} of {facts.step_text}, and for {duration(exposed)} of it "
-        f"nothing computes (wall time)"
+        f"communication runs for {duration(communicates)} of {facts.step_text}, {duration(exposed)} of it alone"
     ]
-    if waits:
-        evidence.append(
-            f"at least {duration(waits)} of that is waiting for {_others(facts)}: longer than all parameters take over "
-            f"{_SLOWEST_LINK / 1.25e8:.0f} Gbit/s"
-        )
-    else:
-        evidence.append(f"one rank does not tell waiting for a slower one from transfer: {_COMPARE} does")
-    if moved:
-        evidence.append(f"{size(sum(moved) / facts.steps)} a step in {_calls(rows, facts)}")
-    if collectives:
-        most = (f"{one.words} {duration(one.exposed_ns)}{one.place}" for one in collectives[:2])
-        evidence.append(f"nothing beside {', '.join(most)}")
     title = f"{share(facts.share_of_step(exposed))} of a step ({duration(exposed)}) is communication with nothing "
     title += "computing beside it"
     fix = "communicate less often (accumulate gradients under no_sync()), less (bf16 gradients), or beside compute"
     if collectives:
-        fix = _FIXES.get(collectives[0].collective, _OTHER_FIX)[collectives[0].phase == "forward"]
+        most = collectives[0]
+        evidence.append(f"most: {most.collective} ({most.phase}) {duration(most.exposed_ns)}{most.place}")
+        fix = most.fix
+    if waits:
+        evidence.append(f"at least {duration(waits)} of that is waiting for {others}")
+    else:
+        evidence.append(f"one rank does not tell waiting for a slower one from transfer: {_COMPARE} does")
     if waits > exposed / 2:
-        title += f", mostly waiting for {_others(facts)}"
-        fix = f"find why {_others(facts)} comes later, as by its data or its machine: {_COMPARE} compares the ranks"
+        title += f", mostly waiting for {others}"
+        fix = f"find why {others} comes later, as by its data or its machine: {_COMPARE} compares the ranks"
     return facts.finding(
-        id="communication-bound",
-        title=title,
-        share=facts.share_of_step(exposed),
+        "communication-bound",
+        title,
         saves_ns=exposed,
-        evidence=(*evidence, "at most: none of it left"),
+        evidence=evidence,
         confidence="high" if facts.on_device else "medium",
         fix=fix,
         details={
-            "communication_us": communicates / 1000,
-            "exposed_us": exposed / 1000,
-            "waiting_at_least_us": waits / 1000,
+            "communication_us": communicates / NS_PER_US,
+            "exposed_us": exposed / NS_PER_US,
+            "waiting_at_least_us": waits / NS_PER_US,
         },
     )
 
@@ -88,17 +103,14 @@ class _Exposed(NamedTuple):
 
     collective: str
     phase: Phase
-    rows: tuple[CollectiveRow, ...]
+    layers: tuple[str, ...]
+    calls: float
     exposed_ns: float
     time_ns: float
 
     @property
-    def layers(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(row.layer for row in self.rows if row.layer))
-
-    @property
-    def words(self) -> str:
-        return f"{self.collective} ({self.phase})"
+    def fix(self) -> str:
+        return _FIXES.get(self.collective, (_EARLIER,) * 2)[self.phase == "forward"]
 
     @property
     def place(self) -> str:
@@ -110,14 +122,16 @@ class _Exposed(NamedTuple):
 def _exposed_collectives(facts: Facts) -> list[_Exposed]:
     """Those that something is known to be exposed of, the most exposed first."""
     groups: dict[tuple[str, Phase, str], list[CollectiveRow]] = defaultdict(list)
-    for row in _launched_rows(facts):
-        if row.exposed_ns:
+    for row in facts.analysis.collectives:
+        before = row.layer is None and row.phase == "other"  # launched before the trace, and of no step
+        if row.exposed_ns and not before:
             groups[row.collective, row.phase, split_number(row.layer or "")[0]].append(row)
     found = [
         _Exposed(
             collective,
             phase,
-            tuple(rows),
+            tuple(dict.fromkeys(row.layer for row in rows if row.layer)),
+            sum(row.count for row in rows) / facts.steps,
             facts.per_step_ns(sum(row.exposed_ns or 0 for row in rows)),
             facts.per_step_ns(sum(row.time_ns for row in rows)),
         )
@@ -127,49 +141,17 @@ def _exposed_collectives(facts: Facts) -> list[_Exposed]:
 
 
 def _of_collective(facts: Facts, found: _Exposed) -> Finding:
-    exposed, whole, rows = found.exposed_ns, found.time_ns, found.rows
-    evidence = [f"{_calls(rows, facts)}, {duration(whole)} a step; compute beside it for {duration(whole - exposed)}"]
-    moved = [row.payload_bytes for row in rows]
-    if None not in moved:
-        evidence.append(f"{size(sum(one or 0 for one in moved) / facts.steps)} a step")
-    speeds = [row.bus_bandwidth_bytes_per_s for row in rows if row.bus_bandwidth_bytes_per_s]
-    if speeds:
-        slowest, fastest = f"{min(speeds) / 1e9:.1f}", f"{max(speeds) / 1e9:.1f}"
-        evidence.append(f"bus bandwidth {slowest if slowest == fastest else f'{slowest} to {fastest}'} GB/s")
+    exposed, whole = duration(found.exposed_ns), duration(found.time_ns)
     return facts.finding(
-        id="exposed-communication",
-        title=f"{duration(exposed)} a step of {found.words} has no compute beside it{found.place}",
+        "exposed-communication",
+        f"{exposed} a step of {found.collective} ({found.phase}) has no compute beside it{found.place}",
         phase=found.phase,
-        share=facts.share_of_step(exposed),
-        saves_ns=exposed,
-        evidence=(*evidence, "at most: all of it hidden (wall time)"),
-        confidence="medium",
-        fix=_FIXES.get(found.collective, _OTHER_FIX)[found.phase == "forward"],
+        saves_ns=found.exposed_ns,
+        evidence=[f"{count(found.calls, 'collective')} a step, {whole}, of it {exposed} alone"],
+        fix=found.fix,
         layers=found.layers,
-        details={"exposed_us": exposed / 1000, "communication_us": whole / 1000},
+        details={"exposed_us": found.exposed_ns / NS_PER_US, "communication_us": found.time_ns / NS_PER_US},
     )
-
-
-_OTHER_FIX = ("start it earlier, with async_op=True, and wait for it where its result is needed",) * 2
-_FIXES = {  # (in backward, in forward)
-    "all_gather": (
-        "prefetch the next layers' parameters: module.set_modules_to_backward_prefetch([...]), or keep them after "
-        "forward (reshard_after_forward=False) where memory allows",
-        "prefetch the next layers' parameters: module.set_modules_to_forward_prefetch([...]), or shard larger units",
-    ),
-    "reduce_scatter": (
-        "shard in units of one block each, so that it runs beside the backward of the block before",
-        _OTHER_FIX[0],
-    ),
-    "all_reduce": (
-        "let buckets start earlier and be fewer: DDP(..., bucket_cap_mb=, static_graph=True); no_sync() where "
-        "gradients accumulate",
-        "split the layer's work so that one part computes while the other communicates (asynchronous tensor parallel)",
-    ),
-    "all_to_all": ("compute what needs no exchange (shared experts) while it runs",) * 2,
-    "send": ("more micro-batches, or an interleaved pipeline schedule",) * 2,
-    "recv": ("more micro-batches, or an interleaved pipeline schedule",) * 2,
-}
 
 
 def slow_backend(facts: Facts) -> Iterator[Finding]:
@@ -189,19 +171,14 @@ def slow_backend(facts: Facts) -> Iterator[Finding]:
         return
     names = {recording.names[name].partition(":")[0] for name in np.unique(spans.name[chosen]).tolist()}
     yield facts.finding(
-        id="slow-backend",
-        title=f"ranks with devices communicate by {', '.join(sorted(names))}, through the CPU: {duration(spent)} of "
+        "slow-backend",
+        f"ranks with devices communicate by {', '.join(sorted(names))}, through the CPU: {duration(spent)} of "
         f"{facts.step_text}",
-        share=facts.share_of_step(spent),
         saves_ns=spent,
-        evidence=(
-            f"{count(int(chosen.sum()) / facts.steps, 'collective')} a step on the CPU, none on the device",
-            f"the process group's backend: {backend}" if backend else "the trace does not tell the group's backend",
-            "at most: communication that costs nothing (wall time)",
-        ),
+        evidence=[f"{count(int(chosen.sum()) / facts.steps, 'collective')} a step on the CPU, none on the device"],
         confidence="high" if backend else "medium",
         fix="torch.distributed.init_process_group('nccl')",
-        details={"communication_us": spent / 1000},
+        details={"communication_us": spent / NS_PER_US},
     )
 
 
@@ -222,25 +199,15 @@ def data_parallel(facts: Facts) -> Iterator[Finding]:
         union(start[here & compute], end[here & compute]).length_ns / facts.steps
         for here in (spans.device[charges.span] == device for device in devices)
     ]
-    saves = max(0.0, facts.step_ns - max(busy))
     yield facts.finding(
-        id="data-parallel",
-        title=f"nn.DataParallel drives {len(devices)} devices from one process",
-        share=facts.share_of_step(saves),
-        saves_ns=saves,
-        evidence=(
-            "busy per step: " + ", ".join(f"device {d} {duration(b)}" for d, b in zip(devices[:4], busy, strict=False)),
-            f"at most: {facts.step_text} down to what its busiest device computes (wall time)",
-        ),
+        "data-parallel",
+        f"nn.DataParallel drives {len(devices)} devices from one process",
+        saves_ns=max(0.0, facts.step_ns - max(busy)),
+        evidence=[f"its busiest device computes for {duration(max(busy))} of {facts.step_text}"],
         confidence="high",
         fix="DistributedDataParallel with one process per device: torchrun --nproc-per-node",
         details={"devices": len(devices)},
     )
-
-
-def _launched_rows(facts: Facts) -> list[CollectiveRow]:
-    """Without what was launched before the trace, which is of no step."""
-    return [row for row in facts.analysis.collectives if row.layer is not None or row.phase != "other"]
 
 
 def _communication(facts: Facts) -> tuple[float, float, float]:
@@ -265,16 +232,6 @@ def _communication(facts: Facts) -> tuple[float, float, float]:
             waits = alone_ns(Union(moving.start_ns, ends), compute)
         most = max(most, (moving.length_ns, alone_ns(moving, compute), waits), key=lambda of: of[1])
     return (facts.per_step_ns(most[0]), facts.per_step_ns(most[1]), facts.per_step_ns(most[2]))
-
-
-def _others(facts: Facts) -> str:
-    """Whom this rank waits for: in a world of two the other one."""
-    rank, world = facts.analysis.run.get("rank"), facts.analysis.run.get("world_size")
-    return f"rank {1 - rank}" if world == 2 and rank in (0, 1) else "another rank"
-
-
-def _calls(rows: Sequence[CollectiveRow], facts: Facts) -> str:
-    return count(sum(row.count for row in rows) / facts.steps, "collective")
 
 
 RULES: tuple[Rule, ...] = (exposed_communication, slow_backend, data_parallel)

@@ -14,7 +14,7 @@ from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.analysis.classes import CLASSES
 from profiler_wrapper.analysis.device_properties import DeviceProperties, busiest_device, busiest_device_properties
-from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Finding, LayerRow, Phase, ProductRow
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Finding, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import number_ranges
 from profiler_wrapper.analysis.steps import StepWindows, step_windows
 from profiler_wrapper.trace.nesting import self_time
@@ -40,7 +40,6 @@ LONGEST_LAUNCH_NS = 1_000_000  # on the way to one launch; what is longer is wor
 class Gaps(NamedTuple):
     """The gaps of one device within the steps, in order of time; a gap that a step's end cuts is two."""
 
-    step: Int64  # place of the step
     start_ns: Int64
     end_ns: Int64
     ender: Int64  # index into Charges of the device event that ends it; -1 for one that the step's end cuts
@@ -63,62 +62,49 @@ def device_gaps(facts: Facts) -> Gaps | None:
     charges, spans = found.charges, found.recording.spans
     if charges.basis != "device":
         return None
-    here = _on_busiest(facts)
+    here = np.flatnonzero(spans.device[charges.span] == busiest_device(found.recording))  # in order of start
     start = spans.start_ns[charges.span[here]]
     busy = union(start, start + charges.time_ns[here])
     pieces = list(_pieces(facts, busy))
     if not pieces:
         return None
-    step, left, right, by_event = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    left, right, by_event = (np.concatenate(column) for column in zip(*pieces, strict=True))
     ender = np.where(by_event, here[np.minimum(np.searchsorted(start, right), len(here) - 1)], -1)
-    return Gaps(step, left, right, ender, *_causes(facts, left, right, ender))
+    return Gaps(left, right, ender, *_causes(facts, left, right, ender))
 
 
-def _on_busiest(facts: Facts) -> Int64:
-    """Its charges, in order of start."""
-    recording = facts.found.recording
-    return np.flatnonzero(recording.spans.device[facts.found.charges.span] == busiest_device(recording))
-
-
-def _pieces(facts: Facts, busy: Union) -> Iterator[tuple[Int64, Int64, Int64, Bool]]:
-    """Per step: (place of the step, begin, end, whether a device event ends it) of its gaps."""
-    for step, (begin, end) in enumerate(zip(facts.windows.start_ns, facts.windows.end_ns, strict=True)):
+def _pieces(facts: Facts, busy: Union) -> Iterator[tuple[Int64, Int64, Bool]]:
+    """Per step: (begin, end, whether a device event ends it) of its gaps."""
+    for begin, end in zip(facts.windows.start_ns, facts.windows.end_ns, strict=True):
         first = int(np.searchsorted(busy.end_ns, begin, side="right"))
         last = int(np.searchsorted(busy.start_ns, end, side="left"))
         starts = np.maximum(np.concatenate([[begin], busy.end_ns[first:last]]), begin)
         ends = np.minimum(np.concatenate([busy.start_ns[first:last], [end]]), end)
-        by_event = np.arange(len(ends)) < len(ends) - 1
         real = starts < ends
-        yield np.full(int(real.sum()), step, dtype=np.int64), starts[real], ends[real], by_event[real]
+        yield starts[real], ends[real], (np.arange(len(ends)) < len(ends) - 1)[real]
 
 
 def _causes(facts: Facts, left: Int64, right: Int64, ender: Int64) -> tuple[Int64, Int64, Int64]:
     """(loading, waiting, launching) of each gap, by what the thread that launched its end was doing."""
     charges, spans = facts.found.charges, facts.found.recording.spans
+    waiting_calls = (spans.category == Category.RUNTIME) & facts.found.recording.named(_WAITS.match)
     loading, waiting, launching = (np.zeros(len(left), dtype=np.int64) for _ in range(3))
     cpu_span = np.where(ender >= 0, charges.cpu_span[ender], -1)
     lane = np.where(cpu_span >= 0, spans.lane[cpu_span], -1)
     launched = np.where(cpu_span >= 0, spans.start_ns[cpu_span], np.iinfo(np.int64).min)
     for thread in np.unique(lane[lane >= 0]).tolist():
         mine = np.flatnonzero((lane == thread) & (launched > left))
-        waits, loads = _states(facts, thread)
+        own = spans.lane == thread
+        waits, loads = (
+            union(spans.start_ns[chosen], spans.end_ns[chosen])
+            for chosen in (own & waiting_calls, own & facts.loads_data)
+        )
         begin, end, call = left[mine], right[mine], np.minimum(launched[mine], right[mine])
         waiting[mine] = waits.overlap(begin, call)
         loading[mine] = np.minimum(loads.overlap(begin, call), call - begin - waiting[mine])
         rest = end - begin - waiting[mine] - loading[mine]
         launching[mine] = np.where(rest <= LONGEST_LAUNCH_NS, rest, 0)
     return loading, waiting, launching
-
-
-def _states(facts: Facts, thread: int) -> tuple[Union, Union]:
-    """When a thread waits, and when it fetches data."""
-    recording = facts.found.recording
-    spans = recording.spans
-    mine = spans.lane == thread
-    waiting = mine & (spans.category == Category.RUNTIME) & recording.named(_WAITS.match)
-    loading = mine & facts.loads_data
-    waits, loads = (union(spans.start_ns[chosen], spans.end_ns[chosen]) for chosen in (waiting, loading))
-    return waits, loads
 
 
 # --------------------------------------------------------------------------------------------------
@@ -183,10 +169,17 @@ def size(size_bytes: float) -> str:
     return file_size(round(size_bytes))
 
 
-def count(number: float, noun: str, plural: str = "") -> str:
-    """`"1 call"`, `"32 calls"`, `"2.5 calls"`; `plural`: where it does not end in "s" alone."""
+def count(number: float, noun: str) -> str:
+    """`"1 call"`, `"32 calls"`, `"2.5 calls"`."""
     text = f"{number:.0f}" if number == round(number) or number >= 100 else f"{number:.1f}"
-    return f"{text} {noun}" if text == "1" else f"{text} {plural or noun + 's'}"
+    return f"{text} {noun}" if text == "1" else f"{text} {noun}s"
+
+
+def cut(text: str, longest: int, *, end: bool = False) -> str:
+    """At most so many characters; of a path the end says more than the begin."""
+    if len(text) <= longest:
+        return text
+    return "..." + text[3 - longest :] if end else text[: longest - 3] + "..."
 
 
 def where(layers: Iterable[str]) -> str:
@@ -319,21 +312,12 @@ class Facts:
         return f"a {'step' if self.has_steps else 'trace'} of {duration(self.step_ns)}"
 
     @property
-    def generates(self) -> bool:
-        """Whether tokens were generated: steps of prefill and decode have no mean."""
-        return self.has_steps and any(row.phase in ("prefill", "decode") for row in self.analysis.layers)
-
-    @property
     def steps_text(self) -> str:
-        """As `step_text`, and where steps differ much, how much: `"a step of 12.1 ms (7.3 ms to 44.1 ms)"`.
-
-        Of generation, whose steps have no mean, `"12 steps of 7.3 ms to 44.1 ms"`.
-        """
+        """As `step_text`, and where steps differ much, how much: `"a step of 12.1 ms (7.3 ms to 44.1 ms)"`."""
         lengths = self.windows.end_ns - self.windows.start_ns
-        if not self.has_steps or len(lengths) < 2 or lengths.max() <= _UNLIKE * self.step_ns:
+        if not self.has_steps or lengths.max(initial=0) <= _UNLIKE * self.step_ns:
             return self.step_text
-        least_to_most = f"{duration(float(lengths.min()))} to {duration(float(lengths.max()))}"
-        return f"{len(lengths)} steps of {least_to_most}" if self.generates else f"{self.step_text} ({least_to_most})"
+        return f"{self.step_text} ({duration(float(lengths.min()))} to {duration(float(lengths.max()))})"
 
     def wall_per_step_ns(self, time_ns: int) -> float:
         """Wall time within the steps that are known whole, per step."""
@@ -351,42 +335,45 @@ class Facts:
         """Of the device (or CPU) time of a step; at most 1."""
         return min(1.0, time_ns / self.work_ns)
 
-    def saves_us(self, time_ns: float) -> float:
-        """An upper bound as a finding has it: no more than a step takes."""
-        return min(time_ns, self.step_ns) / NS_PER_US
-
     def finding(
         self,
-        *,
         id: str,
         title: str,
+        *,
         evidence: Iterable[str],
-        confidence: Literal["high", "medium", "low"],
         fix: str,
+        confidence: Literal["high", "medium", "low"] = "medium",
         layers: Iterable[str] = (),
         phase: Phase | None = None,
         share: float | None = None,
         saves_ns: float | None = None,
         saves_bytes: int | None = None,
         source: str | None = None,
-        details: Mapping[str, object] | None = None,
+        details: Mapping[str, object],
     ) -> Finding:
-        """What a rule found. `saves_ns`, `saves_bytes`: an upper bound, of a step and at the peak."""
+        """What a rule found.
+
+        Args:
+            saves_ns, saves_bytes: upper bounds, of a step and at the peak; of time no more than a step takes.
+            share: of the step's time that it is about; where not given, what it saves.
+        """
         layers = tuple(layers)
+        if share is None and saves_ns is not None:
+            share = self.share_of_step(saves_ns)
         return Finding(
             id=id,
             title=title,
             layer=where(layers) if layers else None,
             phase=phase,
             share=share,
-            saves_at_most_us=None if saves_ns is None else self.saves_us(saves_ns),
+            saves_at_most_us=None if saves_ns is None else min(saves_ns, self.step_ns) / NS_PER_US,
             saves_at_most_bytes=saves_bytes,
             evidence=tuple(evidence),
             confidence=confidence,
             fix=fix,
             source=source,
             layers=layers,
-            details=details or {},
+            details=details,
         )
 
     @cached_property
@@ -416,11 +403,10 @@ Rule = Callable[[Facts], Iterable[Finding]]
 # the work, and its idle time. Profiling makes ops slower on the CPU, which makes both larger, never smaller.
 
 
-def saved_at_most_ns(facts: Facts, vanishing: Bool, *, stays_ns: float = 0.0, own_ns: Int64 | None = None) -> float:
+def saved_at_most_ns(facts: Facts, vanishing: Bool, *, own_ns: Int64 | None = None) -> float:
     """Wall time of a step, at most, that the CPU events marked as `vanishing` take, with all that they launch.
 
-    Of each the time that is its own, without what lies inside. `stays_ns`: device time a step that is left at least,
-    whatever takes their place. `own_ns`: that time of every event, where it is less than that without what lies inside.
+    Of each the time that is its own, without what lies inside; `own_ns`: that of every event, where it is less.
     """
     spans, charges = facts.found.recording.spans, facts.found.charges
     own_ns = own_cpu_ns(facts) if own_ns is None else own_ns
@@ -440,8 +426,7 @@ def saved_at_most_ns(facts: Facts, vanishing: Bool, *, stays_ns: float = 0.0, ow
         by_path = max(by_path, float((before + after).max()))
     idle_ns = max(0.0, facts.step_ns * facts.steps - (facts.analysis.time.busy_ns or 0))
     idle_ns = max(idle_ns, (facts.idle_ns or 0.0) * facts.steps)  # the device may be busy outside of the steps too
-    by_device = max(0.0, device_ns - stays_ns * facts.steps) + idle_ns
-    return min(by_path, by_device) / facts.steps
+    return min(by_path, device_ns + idle_ns) / facts.steps
 
 
 def time_of_ns(facts: Facts, chosen: Bool) -> float:
@@ -471,8 +456,7 @@ def device_of(facts: Facts) -> DeviceProperties | None:
     name = str(run.get("device") or properties.name or "")
     is_amd = any(key.startswith("hip_") for key in metadata) or "hip" in run.get("versions", {}) or "AMD" in name
     stated = run.get("compute_capability")
-    is_pair = isinstance(stated, (list, tuple)) and len(stated) == 2 and all(isinstance(one, int) for one in stated)
-    capability = (stated[0], stated[1]) if stated is not None and is_pair else properties.compute_capability
+    capability = (int(stated[0]), int(stated[1])) if stated else properties.compute_capability
     memory = run.get("device_memory_bytes") or properties.memory_bytes or facts.device_memory_bytes
     return replace(
         properties,
@@ -480,36 +464,3 @@ def device_of(facts: Facts) -> DeviceProperties | None:
         compute_capability=None if is_amd else capability,
         memory_bytes=memory if isinstance(memory, int) and memory > 0 else None,
     )
-
-
-# --------------------------------------------------------------------------------------------------
-# What rules about matrix products have in common.
-
-_LONGEST_NAME = 80
-_CUTLASS = re.compile(r"(void )?cutlass\w*::Kernel2?<(?P<name>\w+)>")
-
-
-def peak_flops_per_s(facts: Facts, *dtypes: str) -> float:
-    """Of the fastest of these types; 0 where that is not known."""
-    peaks = facts.analysis.utilization.peaks if facts.analysis.utilization is not None else None
-    return max(peaks.flops(dtype) or 0.0 for dtype in dtypes) if peaks is not None else 0.0
-
-
-def at_peak_ns(facts: Facts, rows: Iterable[ProductRow], *dtypes: str) -> float:
-    """What these products take in a step at the peak of the fastest of these types; 0 where that is not known."""
-    peak = peak_flops_per_s(facts, *dtypes)
-    flops = sum(2.0 * row.m * row.n * row.k * row.batch * row.calls_per_step for row in rows)
-    return flops / peak * 1e9 if peak else 0.0
-
-
-def estimate_text(what: str, least_ns: float) -> str:
-    """How much was saved at most, as evidence says it."""
-    left = f"took no longer than {duration(least_ns)}, at the peak" if least_ns else "took no time at all"
-    return f"saves at most: as if {what} {left}"
-
-
-def short_name(name: str) -> str:
-    """What tells a kernel apart; a template of CUTLASS says it within its brackets."""
-    if (match := _CUTLASS.match(name)) is not None:
-        name = match["name"]
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."

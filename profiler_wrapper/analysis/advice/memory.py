@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.analysis.advice.facts import (
+    NS_PER_US,
     Facts,
     Rule,
     device_of,
@@ -20,13 +21,17 @@ from profiler_wrapper.analysis.advice.facts import (
 from profiler_wrapper.analysis.model import Finding
 from profiler_wrapper.trace.recording import Bool
 
-# --------------------------------------------------------------------------------------------------
-# Device memory that is nearly full, or kept by the allocator without use.
+# Shares of the device's memory, at the peak.
+MEMORY_SHORT = 0.9  # a longer batch fails, and the allocator may begin to retry
+MEMORY_FREE = 0.7  # below it memory is free
+_ROOM_LEFT = 0.1  # not to be filled by what recompute would no longer save
+_LEAST_UNUSED = 0.02  # reserved without use: less is no trouble
 
-_NEARLY_FULL = 0.9  # of the device's memory
-_UNUSED = 0.2  # of what is reserved when most is
-_LEAST_UNUSED = 0.02  # of the device's memory; less is no trouble
+_UNUSED = 0.2  # of what is reserved: the allocator always keeps some
+RECOMPUTE_SHARE = 0.03  # of the device time of a step
+
 _NO_ACCELERATOR = "cpu"
+_CHECKPOINT = "CheckpointFunction"  # torch's name, and that of its backward
 
 
 def memory_nearly_full(facts: Facts) -> Iterator[Finding]:
@@ -36,42 +41,21 @@ def memory_nearly_full(facts: Facts) -> Iterator[Finding]:
         return
     allocated, reserved = peak.get("allocated_bytes") or 0, peak.get("reserved_bytes") or 0
     held = max(allocated, reserved)
-    if held <= _NEARLY_FULL * device.memory_bytes:
+    if not MEMORY_SHORT * device.memory_bytes < held <= device.memory_bytes:  # more: of another device
         return
-    if held > device.memory_bytes:  # of another device, or a wrong number
-        return
+    categories = facts.analysis.memory.get("categories") or {}
+    largest = sorted(((bytes_, name) for name, bytes_ in categories.items() if bytes_), reverse=True)[:3]
+    parts = ", ".join(f"{name} {size(bytes_)}" for bytes_, name in largest)
     yield facts.finding(
-        id="memory-nearly-full",
-        title=f"{share(held / device.memory_bytes)} of the device's memory is taken at the peak, of "
-        f"{size(device.memory_bytes)}",
+        "memory-nearly-full",
+        f"{share(held / device.memory_bytes)} of the device's {size(device.memory_bytes)} is taken at the peak",
         phase=peak.get("phase"),
-        share=min(1.0, held / device.memory_bytes),
-        evidence=(
-            f"allocated {size(allocated)}, reserved {size(reserved)}, of {size(device.memory_bytes)}",
-            *_largest(facts, allocated),
-        ),
+        share=held / device.memory_bytes,
+        evidence=[f"allocated {size(allocated)}{f': {parts}' if parts else ''}; reserved {size(reserved)}"],
         confidence="high",
         fix="checkpoint blocks (torch.utils.checkpoint), a smaller batch, or shard what is held (FSDP)",
         details={"allocated_bytes": allocated, "reserved_bytes": reserved, "device_bytes": device.memory_bytes},
     )
-
-
-def _largest(facts: Facts, allocated: int) -> list[str]:
-    """The categories that make up most of the peak."""
-    categories = facts.analysis.memory.get("categories")
-    if not isinstance(categories, Mapping) or not allocated:
-        return []
-    largest = sorted(((bytes_, name) for name, bytes_ in categories.items() if bytes_), reverse=True)[:3]
-    names = {
-        "params": "parameters",
-        "grads": "gradients",
-        "os_params": "the optimizer's copies",
-        "os_state": "its state",
-    }
-    parts = ", ".join(
-        f"{names.get(name, name)} {size(bytes_)} ({share(bytes_ / allocated)})" for bytes_, name in largest
-    )
-    return [f"at the peak: {parts}"] if parts else []
 
 
 def fragmentation(facts: Facts) -> Iterator[Finding]:
@@ -94,19 +78,12 @@ def fragmentation(facts: Facts) -> Iterator[Finding]:
     if isinstance(settings, str) and "expandable_segments:true" in settings.replace(" ", "").lower():
         return
     yield facts.finding(
-        id="fragmentation",
-        title=f"the allocator reserves {size(unused)} that no recorded step needs, "
-        f"{share(unused / reserved)} of all it has",
+        "fragmentation",
+        f"the allocator reserves {size(unused)} that no recorded step needs, {share(unused / reserved)} of all it has",
         phase=peak.get("phase"),
         share=min(1.0, unused / reserved),
         saves_bytes=unused,
-        evidence=(
-            f"reserved {size(reserved)} at most, allocated {size(highest)} at most",
-            f"when most was reserved, {size(then)} was allocated",
-            *([f"PYTORCH_CUDA_ALLOC_CONF={settings!r} in this run"] if isinstance(settings, str) else []),
-            "saves at most: all that is reserved beyond the most that was allocated; steps before may have needed it",
-        ),
-        confidence="medium",
+        evidence=[f"reserved {size(reserved)} at most, allocated {size(highest)} at most"],
         fix="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment",
         details={"reserved_bytes": reserved, "allocated_bytes": highest, "unused_bytes": unused},
     )
@@ -119,14 +96,7 @@ def _peak(facts: Facts) -> Mapping[str, Any] | None:
     return None if on_cpu or not isinstance(peak, Mapping) else peak
 
 
-# --------------------------------------------------------------------------------------------------
-# Activation checkpointing.
-
-RECOMPUTE_SHARE = 0.03  # of the time of a step
-MEMORY_FREE = 0.7  # of the device, at the peak: below it memory is free
-MEMORY_SHORT = 0.9
-_FUNCTION = "CheckpointFunction"  # and its backward
-_ROOM_LEFT = 0.1  # of the device: not to be filled
+# --- activation checkpointing ---------------------------------------------------------------------
 
 
 def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
@@ -143,33 +113,29 @@ def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
     )
     room = device - peak - _ROOM_LEFT * device
     needs = _kept_without(facts, layers)
-    evidence = [
-        f"{duration(spent)} of {facts.time_name} a step is forward run again, {share(facts.share_of_work(spent))} "
-        "of all",
-        f"at the peak {size(peak)} of {size(device)} is taken: {size(max(0.0, room))} could be used",
-    ]
     saved = max(spent, saved_at_most_ns(facts, _recomputes(facts)))
     fix = "turn checkpointing off (model.gradient_checkpointing_disable(), no checkpoint() around blocks)"
-    if needs is not None:
-        evidence.append(f"without it at most {size(needs)} more is kept, by what recompute itself allocates")
-        if needs > room:
-            part = max(0.0, room) / needs
-            saved *= part
-            fix = f"checkpoint fewer blocks: about {share(part)} of them fit without"
+    if needs is not None and needs > room:
+        part = max(0.0, room) / needs
+        saved *= part
+        fix = f"checkpoint fewer blocks: about {share(part)} of them fit without"
     if saved < RECOMPUTE_SHARE / 2 * facts.work_ns:
         return
     yield facts.finding(
-        id="recompute-not-needed",
-        title=f"{duration(spent)} a step recomputes forward in {where(layers)}, though {size(device - peak)} of "
+        "recompute-not-needed",
+        f"{duration(spent)} a step recomputes forward in {where(layers)}, though {size(device - peak)} of "
         f"{size(device)} is free",
         phase="recompute",
         share=facts.share_of_work(spent),
         saves_ns=saved,
-        evidence=(*evidence, "at most: no recompute where it fits, nor what the CPU does between its ops (wall time)"),
+        evidence=[
+            f"{share(facts.share_of_work(spent))} of {facts.time_name}; without recompute "
+            + ("it is not known how much more is kept" if needs is None else f"at most {size(needs)} more is kept")
+        ],
         confidence="medium" if needs is None else "high",
         fix=fix,
         layers=layers,
-        details={"recompute_us": spent / 1000, "free_bytes": device - peak, "needs_bytes": needs},
+        details={"recompute_us": spent / NS_PER_US, "free_bytes": device - peak, "needs_bytes": needs},
     )
 
 
@@ -179,7 +145,7 @@ def _recomputes(facts: Facts) -> Bool:
     chosen = found.attribution.in_phases("recompute")[found.attribution.place_of]
     parent = found.nesting.parent
     outermost = np.flatnonzero(chosen & (parent >= 0) & ~chosen[np.maximum(parent, 0)])
-    chosen |= found.recording.named(lambda name: name.startswith(_FUNCTION))
+    chosen |= found.recording.named(lambda name: name.startswith(_CHECKPOINT))
     chosen[parent[outermost]] = True
     return chosen
 
@@ -206,27 +172,23 @@ def recompute_would_help(facts: Facts) -> Iterator[Finding]:
     change = next((change for change in changes if change.get("kind") == "checkpoint"), None)
     if change is None:
         return
-    layers, saves = tuple(change.get("layers") or ()), int(change["saves_bytes"])
-    costs = change.get("costs_ns")
-    evidence = []
-    if failed:
-        evidence.append(f"an allocation of {size(failed[-1].size_bytes)} failed")
+    layers, saves, costs = tuple(change.get("layers") or ()), int(change["saves_bytes"]), change.get("costs_ns")
+    evidence = [f"an allocation of {size(failed[-1].size_bytes)} failed"] if failed else []
     if device is not None and peak is not None:
         evidence.append(f"at the peak {size(peak)} of {size(device)} is taken")
     if costs is not None:
         evidence.append(f"it costs about {duration(costs)} of {facts.time_name} a step: forward of these blocks again")
-    evidence.append("at most: of each block only its output is kept, and one is there whole; no other moment is higher")
     yield facts.finding(
-        id="recompute-would-help",
-        title=f"memory is short, and checkpointing {where(layers)} would take up to {size(saves)} off the peak",
+        "recompute-would-help",
+        f"memory is short, and checkpointing {where(layers)} would take up to {size(saves)} off the peak",
         phase="forward",
         share=min(1.0, saves / facts.peak_bytes) if facts.peak_bytes else None,
         saves_bytes=saves,
-        evidence=tuple(evidence),
+        evidence=evidence,
         confidence="high",
         fix="model.gradient_checkpointing_enable(), or torch.utils.checkpoint.checkpoint(block, x)",
         layers=layers,
-        details={"costs_us": None if costs is None else costs / 1000},
+        details={"costs_us": None if costs is None else costs / NS_PER_US},
     )
 
 

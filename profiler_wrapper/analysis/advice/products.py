@@ -14,13 +14,10 @@ from profiler_wrapper.analysis.advice.facts import (
     NS_PER_US,
     Facts,
     Rule,
-    at_peak_ns,
-    count,
+    cut,
     device_of,
     duration,
-    estimate_text,
     share,
-    short_name,
     time_of_ns,
 )
 from profiler_wrapper.analysis.device_properties import DeviceProperties
@@ -29,24 +26,34 @@ from profiler_wrapper.analysis.work.formulas import class_of_work, has_formula
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category
 
-# --------------------------------------------------------------------------------------------------
-# Matrix products whose sizes keep them from the fastest kernels.
-#
-# NVIDIA, "Matrix Multiplication Background User's Guide", section on tensor core requirements: fastest where the
-# dimensions are multiples of 16 bytes: of 8 numbers of 16 bits, 4 of tfloat32, 16 of 8 bits.
+# --- thresholds ------------------------------------------------------------------------------------
 
-_WORTH_A_SIZE_SHARE = 0.01  # of device time
-_MULTIPLES = {"bfloat16": 8, "float16": 8, "tfloat32": 4, "int8": 16, "uint8": 16}
-_FLOAT8 = "float8"
-_ALIGNMENT = re.compile(r"align([124])(?![0-9])")
+_WORTH_A_SIZE_SHARE = 0.01  # of device time: one size is changed at one place
+_WORTH_A_TYPE_SHARE = 0.05  # of device time: a few products in float32 are what a model wants
 _VOCABULARY = 8192  # a linear layer with more outputs, called once a step, makes scores of words
+# Numbers in 16 bytes. NVIDIA, "Matrix Multiplication Background User's Guide", section on tensor core requirements:
+# fastest where the dimensions are multiples of so many.
+_MULTIPLES = {"bfloat16": 8, "float16": 8, "tfloat32": 4, "int8": 16, "uint8": 16}
+_MULTIPLE_OF_FLOAT8 = 16
+_LONGEST_KERNEL = 80  # name in evidence
+
+# --- sizes that keep products from the fastest kernels -----------------------------------------------
+
+_ALIGNMENT = re.compile(r"align([124])(?![0-9])")
 
 Role = Literal["vocabulary", "head_dim", "tokens", "features"]
-_ROLE_NAMES: dict[Role, str] = {
-    "vocabulary": "a vocabulary",
-    "head_dim": "a head_dim",
-    "tokens": "a number of tokens",
-    "features": "a layer's width",
+_WIDTH_FIX = "{better} in the place of {size}: a model of that width, or zeros in its weights"
+_ROLES: dict[Role, tuple[str, str]] = {  # in words, and what to do
+    "vocabulary": (
+        "a vocabulary",
+        "pad the vocabulary to {better}: model.resize_token_embeddings(pad_to_multiple_of=64), unused rows masked",
+    ),
+    "head_dim": ("a head_dim", _WIDTH_FIX),
+    "tokens": (
+        "a number of tokens",
+        "scaled_dot_product_attention, which takes any number of tokens; or pad to {better} tokens",
+    ),
+    "features": ("a layer's width", _WIDTH_FIX),
 }
 
 
@@ -58,30 +65,48 @@ class _Size(NamedTuple):
 
 
 def unaligned_dimensions(facts: Facts) -> Iterator[Finding]:
-    """Products whose rows in memory are no multiple of 16 bytes, in a type that tensor cores multiply."""
+    """Products whose rows in memory are no multiple of 16 bytes, in a type that tensor cores multiply.
+
+    Saves at most what they take beyond the peak.
+    """
     device = device_of(facts)
     if device is None or not device.has_tensor_cores:
         return
     found: dict[_Size, list[ProductRow]] = defaultdict(list)
     for row in facts.analysis.products:
         if row.phase != "backward":
-            for size in _unaligned(facts, row):
-                found[size].append(row)
-    for size, rows in found.items():
+            for key in _unaligned(facts, row):
+                found[key].append(row)
+    for key, rows in found.items():
+        size, multiple, dtype, role = key
         layers = tuple(dict.fromkeys(row.layer for row in rows))
-        with_backward = [*rows, *_backward_of(facts, size, layers)]
-        time_ns = float(sum(row.time_per_step_ns for row in with_backward))
-        if facts.share_of_work(time_ns) >= _WORTH_A_SIZE_SHARE:
-            yield _of_size(facts, size, with_backward, layers, time_ns)
+        backward = (row for row in facts.analysis.products if row.phase == "backward" and row.layer in layers)
+        rows += [row for row in backward if row.dtype == dtype and size in (row.m, row.n, row.k)]
+        time_ns = float(sum(row.time_per_step_ns for row in rows))
+        if facts.share_of_work(time_ns) < _WORTH_A_SIZE_SHARE:
+            continue
+        in_words, fix = _ROLES[role]
+        better = -(-size // multiple) * multiple
+        named = any(_ALIGNMENT.search(row.name) and set(layers) & set(row.layers) for row in facts.analysis.kernels)
+        yield facts.finding(
+            "unaligned-dimensions",
+            f"{in_words} of {size} is no multiple of {multiple}: {duration(time_ns)} a step",
+            share=facts.share_of_work(time_ns),
+            saves_ns=max(0.0, time_ns - _at_peak_ns(facts, rows, dtype)),
+            evidence=[f"{duration(time_ns)} of {facts.time_name} in {dtype} products with a dimension of {size}"],
+            confidence="high" if named else "medium",
+            fix=fix.format(better=better, size=size),
+            layers=layers,
+            details={"size": size, "multiple": multiple, "better": better, "dtype": dtype},
+        )
 
 
 def _unaligned(facts: Facts, row: ProductRow) -> Iterator[_Size]:
     """Of the dimensions that lie next to each other in memory: n and k, the rows of which begin at any place."""
-    multiple = 16 if row.dtype.startswith(_FLOAT8) else _MULTIPLES.get(row.dtype)
+    multiple = _MULTIPLE_OF_FLOAT8 if row.dtype.startswith("float8") else _MULTIPLES.get(row.dtype)
     if multiple is None:
         return
-    convolves = "conv" in row.op
-    for size in dict.fromkeys((row.n,) if convolves else (row.n, row.k)):
+    for size in dict.fromkeys((row.n,) if "conv" in row.op else (row.n, row.k)):
         if size % multiple and size > multiple:
             yield _Size(size, multiple, row.dtype, _role(facts, row, size))
 
@@ -95,59 +120,15 @@ def _role(facts: Facts, row: ProductRow, size: int) -> Role:
     return "features"
 
 
-def _backward_of(facts: Facts, size: _Size, layers: Iterable[str]) -> list[ProductRow]:
-    names = set(layers)
-    rows = (row for row in facts.analysis.products if row.phase == "backward" and row.layer in names)
-    return [row for row in rows if row.dtype == size.dtype and size.size in (row.m, row.n, row.k)]
+def _at_peak_ns(facts: Facts, rows: Iterable[ProductRow], dtype: str) -> float:
+    """What these products take in a step at the peak of this type; 0 where that is not known."""
+    peaks = facts.analysis.utilization.peaks if facts.analysis.utilization is not None else None
+    peak = peaks.flops(dtype) if peaks is not None else None
+    flops = sum(2.0 * row.m * row.n * row.k * row.batch * row.calls_per_step for row in rows)
+    return flops / peak * 1e9 if peak else 0.0
 
 
-def _of_size(facts: Facts, size: _Size, rows: list[ProductRow], layers: tuple[str, ...], time_ns: float) -> Finding:
-    better = -(-size.size // size.multiple) * size.multiple
-    least_ns = at_peak_ns(facts, rows, size.dtype)
-    largest = max(rows, key=lambda row: row.time_per_step_ns)
-    kernel = _kernel_with_small_alignment(facts, layers)
-    calls = count(sum(row.calls_per_step for row in rows), "product")
-    batch = f", {largest.batch} of them at once" if largest.batch > 1 else ""
-    return facts.finding(
-        id="unaligned-dimensions",
-        title=f"{_ROLE_NAMES[size.role]} of {size.size} is no multiple of {size.multiple}: {duration(time_ns)} a step",
-        share=facts.share_of_work(time_ns),
-        saves_ns=max(0.0, time_ns - least_ns),
-        evidence=(
-            f"{calls} a step in {size.dtype} with a dimension of {size.size}: {duration(time_ns)} of {facts.time_name}",
-            f"the most expensive: {largest.op} m={largest.m} n={largest.n} k={largest.k}{batch}, "
-            f"{duration(largest.time_per_step_ns)} a step",
-            *([f"a kernel for such sizes ran: {kernel}"] if kernel else []),
-            estimate_text("these products", least_ns),
-        ),
-        confidence="high" if kernel else "medium",
-        fix=_fix_of_size(size, better),
-        layers=layers,
-        details={"size": size.size, "multiple": size.multiple, "better": better, "dtype": size.dtype},
-    )
-
-
-def _fix_of_size(size: _Size, better: int) -> str:
-    if size.role == "vocabulary":
-        return (
-            f"pad the vocabulary to {better}: model.resize_token_embeddings(pad_to_multiple_of=64), unused rows masked"
-        )
-    if size.role == "tokens":
-        return f"scaled_dot_product_attention, which takes any number of tokens; or pad to {better} tokens"
-    return f"{better} in the place of {size.size}: a model of that width, or zeros in its weights"
-
-
-def _kernel_with_small_alignment(facts: Facts, layers: Iterable[str]) -> str | None:
-    names = set(layers)
-    rows = (row for row in facts.analysis.kernels if _ALIGNMENT.search(row.name) and names & set(row.layers))
-    row = next(rows, None)
-    return short_name(row.name) if row is not None else None
-
-
-# --------------------------------------------------------------------------------------------------
-# Products in types for which the device has faster units.
-
-_WORTH_A_TYPE_SHARE = 0.05  # a few products in float32 are what a model wants
+# --- types for which the device has faster units ------------------------------------------------------
 
 # Kernels that multiply float32 as it is: by cuBLAS and CUTLASS.
 _PLAIN_FLOAT32 = re.compile(r"^(?!.*(tf32|tensorop|s1688|s16816)).*(sgemm|_ffma_)")
@@ -169,26 +150,18 @@ def no_tf32(facts: Facts) -> Iterator[Finding]:
     if facts.share_of_work(time_ns) < _WORTH_A_SIZE_SHARE:
         return
     rows = [row for row in facts.analysis.products if row.dtype == "float32" and "conv" not in row.op]
-    least_ns = at_peak_ns(facts, rows, "tfloat32")
-    layers = _layers_of(facts, chosen)
+    least_ns = _at_peak_ns(facts, rows, "tfloat32")
     products = (row for row in facts.analysis.kernels if not any("conv" in op for op in row.ops))
     kernel = next((row.name for row in products if _PLAIN_FLOAT32.match(row.name)), "kernels of float32")
     yield facts.finding(
-        id="no-tf32",
-        title=f"float32 matrix products without TF32: {share(facts.share_of_work(time_ns))} of {facts.time_name}",
+        "no-tf32",
+        f"float32 matrix products without TF32: {share(facts.share_of_work(time_ns))} of {facts.time_name}",
         share=facts.share_of_work(time_ns),
         saves_ns=max(0.0, time_ns - least_ns),
-        evidence=(
-            f"{duration(time_ns)} a step in kernels such as {short_name(kernel)}",
-            f"torch.get_float32_matmul_precision() is {precision!r} in this run"
-            if precision is not None
-            else "by its kernels; the trace does not say how torch was set",
-            f"{device.name} multiplies TF32 on its tensor cores",
-            estimate_text("these kernels", least_ns),
-        ),
+        evidence=[f"{duration(time_ns)} a step in kernels such as {cut(kernel, _LONGEST_KERNEL)}"],
         confidence="high" if precision is not None else "medium",
         fix='torch.set_float32_matmul_precision("high"), or bfloat16: torch.autocast("cuda", dtype=torch.bfloat16)',
-        layers=layers,
+        layers=_layers_of(facts, chosen),
         details={"time_us": time_ns / NS_PER_US, "precision": precision},
     )
 
@@ -218,23 +191,19 @@ def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
         return
     with_them = _in_steps_ns(facts, [row for row in facts.analysis.kernels if row.tensor_cores])
     dtype = _dtype_of(facts, without)
-    layers = tuple(dict.fromkeys(layer for row in without for layer in row.layers if layer))
     yield facts.finding(
-        id="tensor-cores-unused",
-        title=f"{share(facts.share_of_work(time_ns))} of {facts.time_name} is products that leave the tensor cores idle"
+        "tensor-cores-unused",
+        f"{share(facts.share_of_work(time_ns))} of {facts.time_name} is products that leave the tensor cores idle"
         + (f", in {dtype}" if dtype else ""),
         share=facts.share_of_work(time_ns),
         saves_ns=time_ns,
-        evidence=(
-            f"{duration(time_ns)} a step in kernels without tensor cores, {duration(with_them)} in kernels with them",
-            f"the most expensive: {short_name(without[0].name)}, "
-            f"{duration(facts.per_step_ns(without[0].time_ns))} a step",
-            f"{device.name} has tensor cores (compute capability {device.capability_text})",
-            "saves at most: as if these kernels took no time; what 16-bit numbers save elsewhere comes on top",
-        ),
+        evidence=[
+            f"{duration(time_ns)} a step in kernels without tensor cores, {duration(with_them)} with; the most "
+            f"expensive: {cut(without[0].name, _LONGEST_KERNEL)}"
+        ],
         confidence="high" if dtype == "float32" else "medium",
         fix=_fix_of_type(device, dtype),
-        layers=layers,
+        layers=tuple(dict.fromkeys(layer for row in without for layer in row.layers if layer)),
         details={"time_us": time_ns / NS_PER_US, "with_tensor_cores_us": with_them / NS_PER_US, "dtype": dtype},
     )
 

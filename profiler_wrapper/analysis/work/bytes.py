@@ -19,14 +19,170 @@ tests compare the rules with what torch gives on its meta device.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil, prod
 from typing import NamedTuple
 
 from profiler_wrapper.analysis.attention_ops import ATTENTIONS, NO_MASK, flex_attention
-from profiler_wrapper.analysis.work.formulas import WRONG_INPUTS, broadcast, convolved, per_dimension
-from profiler_wrapper.analysis.work.operands import BOOL, COMPLEX, FLOATING, BytesUnknown, Operands
+from profiler_wrapper.analysis.work.formulas import (
+    WRONG_INPUTS,
+    Product,
+    Sizes,
+    broadcast,
+    convolved,
+    flag_of,
+    flags_in,
+    numbers_in,
+    per_dimension,
+    products_of,
+)
 from profiler_wrapper.trace.shapes import OpShapes
+
+# --- what an op was called with -----------------------------------------------------------------
+
+BOOL, INTEGER, FLOATING, COMPLEX = range(4)  # kinds of types, in the order in which they promote
+# Kind, bytes of one element, torch's numbers of these types (as `dtype` arguments are recorded), their names in a
+# trace. Two numbers of four bits share one byte, and count as one element.
+_KINDS: tuple[tuple[int, int, tuple[int, ...], str], ...] = (
+    (BOOL, 1, (11,), "bool"),
+    (INTEGER, 1, (0, 1, 12, 13), "unsigned char, signed char, c10::qint8, c10::quint8"),
+    (INTEGER, 2, (2, 27), "short int, short, short unsigned int, unsigned short"),
+    (INTEGER, 4, (3, 14, 28), "int, unsigned int, c10::qint32"),
+    (INTEGER, 8, (4, 29), "long int, long, long long, __int64, unsigned long, long unsigned int"),
+    (FLOATING, 1, (23, 24, 25, 26, 44, 45), "c10::Float8_e5m2, c10::Float8_e4m3fn, c10::Float8_e5m2fnuz, "
+     "c10::Float8_e4m3fnuz, c10::Float8_e8m0fnu, c10::Float4_e2m1fn_x2"),
+    (FLOATING, 2, (5, 15), "c10::Half, c10::BFloat16"),
+    (FLOATING, 4, (6,), "float"),
+    (FLOATING, 8, (7,), "double"),
+    (COMPLEX, 4, (8,), "c10::complex<c10::Half>"),
+    (COMPLEX, 8, (9,), "c10::complex<float>"),
+    (COMPLEX, 16, (10,), "c10::complex<double>"),
+)  # fmt: skip
+_KIND_OF_TYPE = {name: kind for kind, _, _, names in _KINDS for name in names.split(", ")}
+SIZE_OF_TYPE = {name: size for _, size, _, names in _KINDS for name in names.split(", ")}
+_SIZE_OF_NUMBER = {str(number): size for _, size, numbers, _ in _KINDS for number in numbers}
+_WRAPPED_NUMBERS = ("double", "long int", "bool", "c10::complex<double>")
+
+
+class Operands:
+    """The inputs of one call by their place. What asks for one raises one of `WRONG_INPUTS` where it is not given.
+
+    `element_size`: bytes of one element of the tensors in lists, whose types no trace has; None: not known.
+    """
+
+    def __init__(self, name: str, shapes: OpShapes, element_size: int | None = None) -> None:
+        self.name = name
+        self.types = shapes.types
+        self.count = len(shapes.types)
+        self._shapes = shapes
+        self._element_size = element_size
+
+    def is_tensor(self, place: int) -> bool:
+        return place < self.count and self.types[place] in SIZE_OF_TYPE
+
+    def is_list(self, place: int) -> bool:
+        """Whether a list of tensors was given there."""
+        return place < self.count and self.types[place] == "TensorList"
+
+    def is_wrapped_number(self, place: int) -> bool:
+        """A Python number that was made a tensor of no dimensions: it comes with the call, not from memory."""
+        return self.is_tensor(place) and not self.dims(place) and self.types[place] in _WRAPPED_NUMBERS
+
+    def dims(self, place: int) -> list[int]:
+        if not self.is_tensor(place):
+            raise ValueError(f"input {place} is no tensor")
+        return list(self._shapes.dims[place])
+
+    def kind(self, place: int) -> int:
+        """Bool, integer, floating or complex."""
+        return _KIND_OF_TYPE[self.types[place]]
+
+    def size(self, place: int) -> int:
+        """Bytes of one element of a tensor, or of the tensors of a list."""
+        if self.is_list(place):
+            if self._element_size is None:
+                raise ValueError("types of tensors in lists are not recorded")
+            return self._element_size
+        return SIZE_OF_TYPE[self.types[place]]
+
+    def elements(self, place: int) -> int:
+        return prod(self.dims(place))
+
+    def each(self, place: int) -> list[tuple[Sizes, Sizes]]:
+        """Sizes and strides (empty where not recorded) of the tensor there, or of all in a list."""
+        strides = self._shapes.strides[place] if place < len(self._shapes.strides) else []
+        if not self.is_list(place):
+            return [(self.dims(place), strides)]
+        dims = self._shapes.dims[place]
+        return list(zip(dims, strides if len(strides) == len(dims) else [[]] * len(dims), strict=True))
+
+    def full(self, *places: int) -> int:
+        """Bytes of dense tensors of these shapes."""
+        return sum(self.size(place) * sum(prod(dims) for dims, _ in self.each(place)) for place in places)
+
+    def read(self, *places: int) -> int:
+        """Bytes of the different elements of the tensors there: what is expanded counts once, what is absent is 0."""
+        given = [place for place in places if self.is_tensor(place) or self.is_list(place)]
+        return sum(self.size(i) * sum(_different_elements(*one) for one in self.each(i)) for i in given)
+
+    def text(self, place: int) -> str:
+        """The value of an input that is no tensor; "" for none."""
+        return self._shapes.concrete[place] if place < len(self._shapes.concrete) else ""
+
+    def number(self, place: int) -> int:
+        return int(self.text(place))
+
+    def flag(self, place: int) -> bool:
+        return flag_of(self.text(place))
+
+    def flags(self, place: int) -> list[bool]:
+        return flags_in(self.text(place))
+
+    def numbers(self, place: int) -> list[int]:
+        return numbers_in(self.text(place))
+
+    def type_size(self, place: int, *, sums: bool = False) -> int:
+        """Bytes of one element of the `dtype` there, else of the first input; `sums` of whole numbers are int64."""
+        if text := self.text(place):
+            return _SIZE_OF_NUMBER[text]
+        return 8 if sums and self.kind(0) < FLOATING else self.size(0)
+
+    def product(self, first: int = 0) -> Product:
+        """The one product of matrices that the op makes, of the tensors at the place `first` and after it."""
+        self.dims(first), self.dims(first + 1)
+        (product,) = products_of(self.name, self._shapes)
+        return product
+
+    def left(self, place: int) -> int:
+        """Elements that are left of the first input when the dimensions named there are reduced; none named: all."""
+        dims = self.dims(0)
+        reduced = {d % max(1, len(dims)) for d in self.numbers(place)}
+        return prod(size for i, size in enumerate(dims) if i not in reduced) if reduced else 1
+
+    def promoted(self, places: Iterable[int]) -> int:
+        """Bytes of one element of what tensors there give together.
+
+        Tensors with dimensions decide before those without, unless the latter are of a higher kind; then the
+        largest of the kind.
+        """
+        given = [place for place in places if self.is_tensor(place)]
+        arrays = [place for place in given if self.dims(place)]
+        kind = max(map(self.kind, given), default=BOOL)
+        deciding = arrays if kind in map(self.kind, arrays) else [place for place in given if place not in arrays]
+        if arrays and deciding and all(map(self.is_wrapped_number, deciding)):
+            return (1, 8, 4, 8)[kind]  # a number beside tensors of a lower kind: the default type
+        if {"c10::Half", "c10::BFloat16"} <= {self.types[place] for place in deciding}:
+            return 4
+        return max(self.size(place) for place in deciding if self.kind(place) == kind)
+
+
+def _different_elements(dims: Sizes, strides: Sizes) -> int:
+    """How many elements a tensor has of its own: along an expanded dimension they are the same."""
+    if len(strides) != len(dims) or 0 in dims:
+        return prod(dims)
+    columns = list(zip(dims, strides, strict=True))
+    reached = 1 + sum((size - 1) * stride for size, stride in columns)
+    return min(prod(size for size, stride in columns if stride), reached)
 
 
 class Moved(NamedTuple):
@@ -57,7 +213,7 @@ _ELEMENTWISE = (
     (_SAME, 2, "_prelu_kernel hardshrink softshrink sigmoid_backward tanh_backward silu_backward mish_backward round"),
     (_SAME, 2, "hardswish_backward hardsigmoid_backward heaviside"),
     (_SAME, 3, "add sub subtract rsub lerp clamp hardtanh threshold softplus masked_fill threshold_backward elu"),
-    (_SAME, 3, "gelu_backward native_dropout_backward _conj_copy logit_backward"),
+    (_SAME, 3, "gelu_backward native_dropout_backward _conj_copy logit_backward where"),
     (_SAME, 4, "addcmul addcdiv nan_to_num hardtanh_backward leaky_relu_backward softplus_backward mse_loss_backward"),
     (_SAME, 4, "l1_loss_backward"),
     (_SAME, 5, "huber_loss_backward smooth_l1_loss_backward"),
@@ -70,15 +226,18 @@ _ELEMENTWISE = (
 )
 
 
-def _elementwise(op: str, gives: str, declared: int) -> _Rule:
+def _elementwise(op: str, gives: str, declared: int, *, in_place: bool) -> _Rule:
     """All that is given is read, and what it gives together is written."""
 
     def rule(x: Operands) -> Moved:
         how_it_rounds = op == "div" and x.count > 2 and not x.is_tensor(2)
         count = declared + 1 if how_it_rounds else declared
         inputs = [place for place in range(count) if x.is_tensor(place)]
+        read = x.read(*(place for place in inputs if not x.is_wrapped_number(place) or len(inputs) == 1))
+        if in_place:
+            return Moved(read, _first(x))
         elements = prod(broadcast(map(x.dims, inputs)))
-        return Moved(_read(x, inputs), elements * (x.size(count) if x.is_tensor(count) else element(x, inputs, count)))
+        return Moved(read, elements * (x.size(count) if x.is_tensor(count) else element(x, inputs, count)))
 
     def element(x: Operands, inputs: list[int], count: int) -> int:
         if gives == _TRUTH:
@@ -87,70 +246,48 @@ def _elementwise(op: str, gives: str, declared: int) -> _Rule:
             return x.size(0) // 2
         if op == "masked_fill":
             return x.size(0)
+        if op == "where":
+            return x.promoted(place for place in inputs if place)  # not the condition
         kind = max(map(x.kind, inputs))
         numbers = [x.text(place) for place in range(min(count, x.count)) if place not in inputs]
         if kind < FLOATING and (gives == _FLOAT32 or any(map(_FLOATING_NUMBER.fullmatch, numbers))):
             if count > declared:
-                raise BytesUnknown("how it rounds is not recorded, and whether whole numbers stay whole")
+                raise ValueError("how it rounds is not recorded, and whether whole numbers stay whole")
             return _FLOAT
         if kind == BOOL and len(inputs) < min(count, 2):
-            raise BytesUnknown("a truth value and a number")
+            raise ValueError("a truth value and a number")
         return x.promoted(inputs)
 
     return rule
 
 
-def _read(x: Operands, inputs: list[int]) -> int:
-    return x.read(*(place for place in inputs if not x.is_wrapped_number(place) or len(inputs) == 1))
-
-
-def _in_place(declared: int) -> _Rule:
-    return lambda x: Moved(_read(x, list(filter(x.is_tensor, range(declared)))), x.read(0))
-
-
-def _into_first(x: Operands) -> Moved:
+def _first(x: Operands) -> int:
+    """Different bytes of the first input, which has to be a tensor."""
     x.dims(0)
-    return Moved(x.read(*range(1, x.count)), x.read(0))
+    return x.read(0)
 
 
 # --- matrix products, convolutions, attention ---------------------------------------------------
 
 
-def _added(x: Operands) -> Moved:
-    """c, a, b, beta, alpha: with a beta of zero c is not read; `addbmm` adds up the products of all batches."""
-    product = x.product(1)
-    elements = product.m * product.n if "addbmm" in x.name.replace("baddbmm", "") else product.elements
-    return Moved(x.read(1, 2) + (0 if x.text(3) in ("0", "0.", "False") else x.read(0)), elements * x.size(1))
+def _added(x: Operands) -> int:
+    """c, a, b, beta, alpha: with a beta of zero c is not read."""
+    return x.read(1, 2) + (0 if x.text(3) in ("0", "0.", "False") else x.read(0))
 
 
-def _grouped(x: Operands) -> Moved:
-    """a, b, offsets, bias, type of the output: rows, columns, what is summed over in groups, or a batch."""
-    left, right = x.dims(0), x.dims(1)
-    if not {len(left), len(right)} <= {2, 3}:
-        raise BytesUnknown("no grouped product")
-    groups = left[0] if len(left) == 3 else right[0] if len(right) == 3 else x.dims(2)[0]
-    batch = groups if len(left) == len(right) else 1
-    return Moved(x.read(0, 1, 2, 3), batch * left[-2] * right[-1] * x.type_size(4))
-
-
-def _convolution(x: Operands) -> Moved:
+def _convolution(x: Operands) -> int:
     """Image, weight, bias, stride, padding, dilation, transposed, output padding, groups."""
-    read, image, weight = x.read(0, 1, 2), x.dims(0), x.dims(1)
+    image, weight = x.dims(0), x.dims(1)
     if not x.flag(6):
-        return Moved(read, x.product().elements * x.size(0))
+        return x.product().elements * x.size(0)
     taps = weight[2:]
     if len(image) != len(weight) or not taps:
-        raise BytesUnknown("no convolution")
+        raise ValueError("no convolution")
     columns = zip(image[2:], taps, *(per_dimension(x.numbers(i), len(taps)) for i in (3, 4, 5, 7)), strict=True)
-    out = [(i - 1) * stride - 2 * pad + wide * (tap - 1) + more + 1 for i, tap, stride, pad, wide, more in columns]
-    return Moved(read, image[0] * weight[1] * x.number(8) * prod(out) * x.size(0))
-
-
-def _convolution_backward(x: Operands) -> Moved:
-    """Gradient, image, weight, sizes of the bias, ..., mask: one of image and weight needs the other."""
-    of_image, of_weight, _ = x.flags(10)
-    read = x.read(0) + (x.read(2) if of_image else 0) + (x.read(1) if of_weight else 0)
-    return Moved(read, _asked(x, 10, x.full(1), x.full(2), sum(x.numbers(3)) * x.size(0)))
+    out: list[int] = [
+        (i - 1) * stride - 2 * pad + wide * (tap - 1) + more + 1 for i, tap, stride, pad, wide, more in columns
+    ]
+    return image[0] * weight[1] * x.number(8) * prod(out) * x.size(0)
 
 
 def _asked(x: Operands, mask: int, *sizes: int) -> int:
@@ -166,7 +303,7 @@ def _attention(x: Operands) -> Moved:
     """
     op = ATTENTIONS[x.name]
     if any(x.is_tensor(place) and x.dims(place) for place in op.absent):
-        raise BytesUnknown("keys in pages, or shortened")
+        raise ValueError("keys in pages, or shortened")
     q, k, v = range(op.query, op.query + 3)
     mask = () if op.mask in (None, NO_MASK) else (op.mask,)
     if op.backward:
@@ -189,14 +326,14 @@ def _reduced(x: Operands) -> int:
     return x.left(1) if x.count > 2 else 1
 
 
-def _extreme(x: Operands) -> Moved:
+def _extreme(x: Operands) -> int:
     """Input [, dimension, whether it is kept]: `max` with indices where it has a dimension; or of two inputs."""
     if x.is_tensor(1) and x.count == 2:
-        return Moved(x.read(0, 1), max(x.elements(0), x.elements(1)) * x.promoted((0, 1)))
+        return max(x.elements(0), x.elements(1)) * x.promoted((0, 1))
     if x.count < 3:
-        return Moved(x.read(0), x.size(0))
+        return x.size(0)
     x.number(1)
-    return Moved(x.read(0), x.left(1) * (x.size(0) + _INDEX))
+    return x.left(1) * (x.size(0) + _INDEX)
 
 
 def _top(x: Operands) -> int:
@@ -204,12 +341,6 @@ def _top(x: Operands) -> int:
     dims = x.dims(0)
     along = dims[x.number(2)] if dims else 1
     return (x.elements(0) // along * x.number(1) if along else 0) * (x.size(0) + _INDEX)
-
-
-def _nll_loss(x: Operands) -> Moved:
-    """Log-probabilities, targets, weights, reduction: of each row one number is read; a loss and a sum are written."""
-    rows = x.elements(1)
-    return Moved(rows * x.size(0) + x.read(1, 2), ((rows if x.number(3) == 0 else 1) + 1) * x.size(0))
 
 
 def _loss(x: Operands, inputs: tuple[int, ...], reduction: int) -> int:
@@ -222,7 +353,7 @@ def _pooled(x: Operands, *, indices: bool) -> int:
     dims, taps = x.dims(0), x.numbers(1)
     dilation = x.numbers(4) if indices else [1] * len(taps)
     if x.flag(5 if indices else 4) or not taps:
-        raise BytesUnknown("rounded up")
+        raise ValueError("rounded up")
     out = convolved(dims[-len(taps) :], taps, x.numbers(2) or taps, x.numbers(3), dilation)
     return prod(dims[: -len(taps)]) * prod(out) * (x.size(0) + (_INDEX if indices else 0))
 
@@ -238,37 +369,6 @@ def _rows(x: Operands) -> int:
     return x.elements(0) // width if width else 0
 
 
-def _gradients(x: Operands, places: tuple[int, ...], mask: int) -> int:
-    """Of the gradients asked for, each as large as what it is of."""
-    return sum(x.full(place) for place, asked in zip(places, x.flags(mask), strict=True) if asked)
-
-
-def _group_norm_backward(x: Operands) -> int:
-    """grad_out, input, mean, deviation, weight, batch, channels, size, groups, mask."""
-    each = x.number(6) * x.size(4 if x.is_tensor(4) else 1)
-    return _asked(x, 9, x.full(1), each, each)
-
-
-def _batch_norm(x: Operands) -> Moved:
-    """Input, weight, bias, running mean and variance, whether it trains.
-
-    In training it writes the output, a mean and a deviation for each channel, and the running ones again.
-    """
-    if not x.flag(5):
-        return Moved(x.read(0, 1, 2, 3, 4), x.full(0))
-    running = x.read(3, 4)
-    return Moved(x.read(0, 1, 2) + running, x.full(0) + 2 * x.dims(0)[1] * _statistic(x) + running)
-
-
-def _batch_norm_backward(x: Operands) -> Moved:
-    """grad_out, input, weight, running mean and variance, saved mean and deviation, whether it trains, eps, mask.
-
-    The running ones are needed where it does not train, else the saved ones.
-    """
-    each = x.full(2) if x.is_tensor(2) else x.dims(1)[1] * _statistic(x, 1)
-    return Moved(x.read(0, 1, 2, *((5, 6) if x.flag(7) else (3, 4))), _asked(x, 9, x.full(1), each, each))
-
-
 # --- copies, pieces, rows of tables -------------------------------------------------------------
 
 
@@ -278,20 +378,12 @@ def _padded(x: Operands) -> int:
     return prod(size + sum(pads[2 * i : 2 * i + 2]) for i, size in enumerate(reversed(x.dims(0)))) * x.size(0)
 
 
-def _resized(x: Operands) -> int:
-    """Input (batch, channels, sizes), the new sizes."""
-    sizes = x.numbers(1)
+def _resized(x: Operands, place: int = 1) -> int:
+    """Bytes of the first input when its last dimensions, or all, have the sizes at that place."""
+    sizes = x.numbers(place)
     if not sizes:
-        raise BytesUnknown("by factors")
+        raise ValueError("by factors")
     return prod(x.dims(0)[: -len(sizes)]) * prod(sizes) * x.size(0)
-
-
-def _resized_back(x: Operands) -> int:
-    """A gradient, the sizes it has, the sizes of the whole input."""
-    sizes = x.numbers(2)
-    if len(sizes) != len(x.dims(0)):
-        raise BytesUnknown("by factors")
-    return prod(sizes) * x.size(0)
 
 
 def _counted_up(x: Operands) -> int:
@@ -300,9 +392,9 @@ def _counted_up(x: Operands) -> int:
     return max(0, ceil((end - start) / step)) * x.size(3)
 
 
-def _from_table(x: Operands, rows: int, indices: int) -> Moved:
+def _from_table(rows: _Bytes, indices: int) -> _Rule:
     """As many bytes as the rows asked for have are read, and at most all of the table; these are written."""
-    return Moved(min(rows, x.read(0)) + x.read(indices), rows)
+    return lambda x: Moved(min(rows(x), x.read(0)) + x.read(indices), rows(x))
 
 
 def _selected(x: Operands) -> int:
@@ -313,40 +405,14 @@ def _selected(x: Operands) -> int:
     return prod(dims) * x.size(0)
 
 
-def _scattered(x: Operands) -> Moved:
-    """Self, dimension, indices, values or one: one number is written for each index."""
-    numbers = x.elements(2) * x.size(0)
-    return Moved(x.read(2) + (numbers if x.is_tensor(3) and x.dims(3) else 0), numbers)
+def _one_for_each(x: Operands) -> int:
+    """Self, dimension, indices: bytes of a number for each index."""
+    return x.elements(2) * x.size(0)
 
 
-def _rows_copied(x: Operands) -> Moved:
-    """Self, dimension, indices, rows."""
-    return Moved(x.read(2, 3), x.full(3))
-
-
-def _reading_what_is_there(rule: _Rule) -> _Rule:
-    return lambda x: Moved(sum(rule(x)), rule(x).written)
-
-
-def _of_a_copy(rule: _Rule) -> _Rule:
-    """The op that is not in place writes all of its output, which is as large as its first input."""
-    return lambda x: Moved(x.read(0) + rule(x).read, x.full(0))
-
-
-def _where(x: Operands) -> Moved:
-    """condition, self, other; with the condition alone it gives as many indices as are true."""
-    if x.count < 3:
-        raise BytesUnknown("as many as are true")
-    inputs = [place for place in range(3) if x.is_tensor(place)]
-    element = x.size(3) if x.is_tensor(3) else x.promoted(place for place in inputs if place)
-    read = x.read(*(place for place in inputs if not x.is_wrapped_number(place)))
-    return Moved(read, prod(broadcast(x.dims(place) for place in inputs)) * element)
-
-
-def _rotated_in_place(x: Operands) -> Moved:
-    """Positions, query, key, width of a head, a table of sines and cosines, of which each token needs one row."""
-    both = x.read(1, 2)
-    return Moved(x.read(0) + both + x.elements(0) * x.dims(4)[-1] * x.size(4), both)
+def _scattered(x: Operands) -> int:
+    """Self, dimension, indices, values or one: what is read to write one number for each index."""
+    return x.read(2) + (_one_for_each(x) if x.is_tensor(3) and x.dims(3) else 0)
 
 
 _PARTS_OF_TENSORS = re.compile(r"embedding|index|gather|scatter|nll_loss|slice|select|split|cat|pad|arange|roll|unfold")
@@ -360,11 +426,9 @@ def _fused_kernel(x: Operands) -> Moved:
     """
     tensors = [place for place in range(x.count) if x.is_tensor(place)]
     if not tensors or _PARTS_OF_TENSORS.search(x.name):
-        raise BytesUnknown("no tensors, or parts of them")
+        raise ValueError("no tensors, or parts of them")
     return Moved(x.read(*tensors), 0)
 
-
-# --- lists of tensors ---------------------------------------------------------------------------
 
 _FOREACH = re.compile(r"aten::_foreach_(?P<op>\w+?)_?$")
 
@@ -372,38 +436,39 @@ _FOREACH = re.compile(r"aten::_foreach_(?P<op>\w+?)_?$")
 def _foreach(x: Operands) -> Moved:
     """Lists [, lists, numbers]: all are read; the first, or one like it, is written."""
     match = _FOREACH.match(x.name)
-    lists = [place for place in range(x.count) if x.is_list(place)]
-    tensors = [place for place in range(x.count) if x.is_tensor(place) and x.dims(place)]
-    read, first = x.list_full(*lists) + x.read(*tensors), x.list_full(0)
+    given = [place for place in range(x.count) if x.is_list(place) or (x.is_tensor(place) and x.dims(place))]
+    read, first = x.read(*given), x.full(0)
     op = match["op"] if match else ""
     if op in ("norm", "max"):
-        return Moved(read, len(x.list_dims(0)) * x.list_size())
+        return Moved(read, len(x.each(0)) * x.size(0))
     return Moved({"copy": read - first, "zero": 0}.get(op, read), first)
-
-
-def _fused(*needed: int, optional: tuple[int, ...] = (), read_only: tuple[int, ...] = (1,)) -> _Rule:
-    """Lists that are read and, but for the gradients and step counts, written."""
-
-    def rule(x: Operands) -> Moved:
-        lists = [*needed, *(place for place in optional if x.is_list(place))]
-        return Moved(x.list_full(*lists), x.list_full(*(place for place in lists if place not in read_only)))
-
-    return rule
 
 
 # --- the rules ----------------------------------------------------------------------------------
 
 _ALL = tuple(range(16))
-# Names of ops (aten's without their namespace), the places of what they read, the bytes of what they write.
-_READ_AND_WRITTEN: tuple[tuple[str, tuple[int, ...], _Bytes], ...] = (
+# Names of ops (aten's without their namespace), the places (or bytes) of what they read, the bytes of what they write.
+_READ_AND_WRITTEN: tuple[tuple[str, Sequence[int] | _Bytes, _Bytes], ...] = (
     # products
     ("mm bmm mv dot vdot matmul", (0, 1), lambda x: x.product().elements * x.size(0)),
     ("linear mkldnn::_linear_pointwise", (0, 1, 2), lambda x: x.product().elements * x.size(0)),
+    ("addmm addmm_ _addmm_activation baddbmm baddbmm_ addmv addmv_", _added,
+     lambda x: x.product(1).elements * x.size(1)),
+    ("addbmm addbmm_", _added, lambda x: x.product(1)._replace(batch=1).elements * x.size(1)),  # the sum of a batch
     ("_int_mm", (0, 1), lambda x: x.product().elements * _FLOAT),  # int32
     ("_scaled_mm", (0, 1, 2, 3, 4, 5), lambda x: x.product().elements * x.type_size(6)),
+    # a, b, offsets, bias, type of the output: of two matrices a batch, one for each offset
+    ("_grouped_mm", (0, 1, 2, 3), lambda x: x.product().elements * x.type_size(4)
+     * (x.dims(2)[0] if len(x.dims(0)) == len(x.dims(1)) == 2 else 1)),
     ("_weight_int8pack_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu", _ALL,
      lambda x: x.product().elements * x.size(0)),
+    ("convolution _convolution convolution_overrideable", (0, 1, 2), _convolution),
+    # gradient, image, weight, ..., mask: of image and weight the gradient of one needs the other
+    ("convolution_backward", lambda x: x.read(0) + _asked(x, 10, x.read(2), x.read(1), 0),
+     lambda x: _asked(x, 10, x.full(1), x.full(2), sum(x.numbers(3)) * x.size(0))),
     # elementwise, but for what `_ELEMENTWISE` has; where dropout does not train it copies, and has nothing to mask
+    ("copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_", _ALL[1:], _first),
+    ("log_normal_ trunc_normal_ eye_", _ALL[1:], _first),
     ("native_dropout", (0,), lambda x: x.full(0) + x.elements(0)),
     ("glu", (0,), lambda x: x.full(0) // 2),
     ("glu_backward", (0, 1), lambda x: x.full(1)),
@@ -415,6 +480,7 @@ _READ_AND_WRITTEN: tuple[tuple[str, tuple[int, ...], _Bytes], ...] = (
     ("std var", (0,), lambda x: _reduced(x) * x.size(0)),
     ("std_mean var_mean", (0,), lambda x: 2 * _reduced(x) * x.size(0)),
     ("all any", (0,), _reduced),
+    ("max min", (0, 1), _extreme),
     ("amax amin logsumexp", (0,), lambda x: x.left(1) * x.size(0)),
     ("argmax argmin", (0,), lambda x: x.left(1) * _INDEX),
     ("cumsum cumprod", (0,), lambda x: x.elements(0) * x.type_size(2, sums=True)),
@@ -424,6 +490,9 @@ _READ_AND_WRITTEN: tuple[tuple[str, tuple[int, ...], _Bytes], ...] = (
     ("_softmax _log_softmax", (0,), lambda x: x.elements(0) * (_FLOAT if x.flag(2) else x.size(0))),
     ("_safe_softmax", (0,), lambda x: x.elements(0) * x.type_size(2)),
     ("_softmax_backward_data _log_softmax_backward_data", (0, 1), lambda x: x.elements(0) * x.type_size(3)),
+    # log-probabilities, targets, weights, reduction: of each row one number is read; a loss and a sum are written
+    ("nll_loss_forward nll_loss2d_forward", lambda x: x.elements(1) * x.size(0) + x.read(1, 2),
+     lambda x: (_loss(x, (1,), 3) + 1) * x.size(0)),
     ("nll_loss_backward nll_loss2d_backward", (0, 2, 3, 6), lambda x: x.full(1)),
     ("mse_loss smooth_l1_loss huber_loss", (0, 1), lambda x: _loss(x, (0, 1), 2) * x.promoted((0, 1))),
     ("binary_cross_entropy binary_cross_entropy_with_logits", _ALL, lambda x: _loss(x, (0,), x.count - 1) * x.size(0)),
@@ -435,68 +504,66 @@ _READ_AND_WRITTEN: tuple[tuple[str, tuple[int, ...], _Bytes], ...] = (
     ("avg_pool2d_backward avg_pool3d_backward", (0,), lambda x: x.full(1)),
     # norms
     ("native_layer_norm", (0, 2, 3), lambda x: x.full(0) + 2 * _rows(x) * _statistic(x)),
-    ("native_layer_norm_backward", (0, 1, 3, 4, 5), lambda x: _gradients(x, (1, 5, 6), 7)),
+    ("native_layer_norm_backward", (0, 1, 3, 4, 5), lambda x: _asked(x, 7, x.full(1), x.read(5), x.read(6))),
     ("_fused_rms_norm", (0, 2), lambda x: x.full(0) + _rows(x) * _statistic(x)),
-    ("_fused_rms_norm_backward", (0, 1, 3, 4), lambda x: _gradients(x, (1, 4), 5)),
+    ("_fused_rms_norm_backward", (0, 1, 3, 4), lambda x: _asked(x, 5, x.full(1), x.read(4))),
     ("native_group_norm", (0, 1, 2), lambda x: x.full(0) + 2 * x.number(3) * x.number(6) * x.size(0)),
-    ("native_group_norm_backward", (0, 1, 2, 3, 4), _group_norm_backward),
+    # grad_out, input, mean, deviation, weight, batch, channels, size, groups, mask
+    ("native_group_norm_backward", (0, 1, 2, 3, 4),
+     lambda x: _asked(x, 9, x.full(1), *[x.number(6) * x.size(4 if x.is_tensor(4) else 1)] * 2)),
+    # input, weight, bias, running mean and variance, whether it trains: then it writes a mean and a deviation for
+    # each channel, and the running ones again
+    ("native_batch_norm cudnn_batch_norm miopen_batch_norm", (0, 1, 2, 3, 4),
+     lambda x: x.full(0) + (2 * x.dims(0)[1] * _statistic(x) + x.read(3, 4) if x.flag(5) else 0)),
+    # grad_out, input, weight, running mean and variance, the saved ones, whether it trains (it needs the latter), eps
+    ("native_batch_norm_backward", lambda x: x.read(0, 1, 2, *((5, 6) if x.flag(7) else (3, 4))),
+     lambda x: _asked(x, 9, x.full(1), *[x.full(2) if x.is_tensor(2) else x.dims(1)[1] * _statistic(x, 1)] * 2)),
     ("cudnn_batch_norm_backward miopen_batch_norm_backward", (0, 1, 2, 5, 6), lambda x: x.full(0, 2, 2)),
     # copies and pieces
+    ("_local_scalar_dense", lambda x: x.size(0), lambda x: 0),
     ("clone flip roll _conj_physical tril triu tril_ triu_", (0,), lambda x: x.full(0)),
     ("_to_copy", (0,), lambda x: x.elements(0) * x.type_size(1)),
+    ("cat", (0,), lambda x: x.full(0)),
     ("constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d", (0,), _padded),
     ("replication_pad1d replication_pad2d replication_pad3d", (0,), _padded),
-    ("slice_backward select_backward diagonal_backward", (0,), lambda x: prod(x.numbers(1)) * x.size(0)),
+    ("slice_backward select_backward diagonal_backward", (0,), _resized),
     ("repeat", (0,), lambda x: prod(x.numbers(1)) * x.full(0)),
     ("upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact2d", (0,), _resized),
     ("upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d", (0,), _resized),
-    ("upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward", (0,), _resized_back),
-    ("upsample_linear1d_backward upsample_bilinear2d_backward", (0,), _resized_back),
-    ("upsample_trilinear3d_backward upsample_bicubic2d_backward", (0,), _resized_back),
+    ("upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward "
+     "upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward "
+     "upsample_bicubic2d_backward", (0,), lambda x: _resized(x, 2)),
     ("arange", (), _counted_up),
     ("linspace", (), lambda x: x.number(2) * x.size(3)),
+    # rows of tables: self, dimension, indices, values
     ("embedding_dense_backward", (0, 1), lambda x: x.number(2) * x.dims(0)[-1] * x.size(0)),
+    ("scatter_", _scattered, _one_for_each),
+    ("scatter_add_ scatter_reduce_", lambda x: _scattered(x) + _one_for_each(x), _one_for_each),
+    ("scatter scatter_add scatter_reduce", lambda x: x.read(0) + _scattered(x), lambda x: x.full(0)),
     ("index_copy_", (2, 3), lambda x: x.full(3)),
+    ("index_add_", lambda x: x.read(2, 3) + x.full(3), lambda x: x.full(3)),
+    ("index_add", (0, 2, 3), lambda x: x.full(0)),
     ("index_fill_", (2,), _selected),
-    # kernels of vLLM: a residual and its norm in place; keys and values into the slots of a cache
+    # optimizers: parameters, gradients, states; step counts are read and, a few bytes, not counted as written
+    ("_fused_adamw_ _fused_adam_", (0, 1, 2, 3, 4, 5), lambda x: x.full(0, 2, 3) + x.read(4)),
+    ("_fused_sgd_", (0, 1, 2), lambda x: x.full(0) + x.read(2)),
+    ("_fused_adagrad_", (0, 1, 2), lambda x: x.full(0, 2)),
+    ("_amp_foreach_non_finite_check_and_unscale_", (0,), lambda x: x.full(0)),
+    # kernels of vLLM: a residual and its norm in place; keys and values into the slots of a cache; positions, query,
+    # key, width of a head, and a table of sines and cosines, of which each token needs one row
+    ("_C::rms_norm _C::static_scaled_fp8_quant _C::silu_and_mul _C::gelu_and_mul _C::gelu_tanh_and_mul", _ALL[1:],
+     _first),
     ("_C::fused_add_rms_norm", (0, 1, 2), lambda x: x.full(0, 1)),
     ("_C_cache_ops::reshape_and_cache_flash", (0, 1, 4),
      lambda x: x.elements(0) * x.size(2) + x.elements(1) * x.size(3)),
+    ("_C::rotary_embedding", lambda x: x.read(0, 1, 2) + x.elements(0) * x.dims(4)[-1] * x.size(4),
+     lambda x: x.read(1, 2)),
 )  # fmt: skip
-_OTHERS: dict[str, _Rule] = {
-    "addmm addmm_ _addmm_activation baddbmm baddbmm_ addmv addmv_ addbmm addbmm_": _added,
-    "_grouped_mm": _grouped,
-    "convolution _convolution convolution_overrideable": _convolution,
-    "convolution_backward": _convolution_backward,
-    " ".join(op for op in ATTENTIONS if not op.endswith("_for_mps")): _attention,  # that gives its weights
-    "where where_": _where,
-    "copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_": _into_first,
-    "log_normal_ trunc_normal_ eye_ _C::rms_norm _C::static_scaled_fp8_quant": _into_first,
-    "_C::silu_and_mul _C::gelu_and_mul _C::gelu_tanh_and_mul": _into_first,
-    "_C::rotary_embedding": _rotated_in_place,
-    "max min": _extreme,
-    "nll_loss_forward nll_loss2d_forward": _nll_loss,
-    "native_batch_norm cudnn_batch_norm miopen_batch_norm": _batch_norm,
-    "native_batch_norm_backward": _batch_norm_backward,
-    "_local_scalar_dense": lambda x: Moved(x.size(0), 0),
-    "embedding": lambda x: _from_table(x, x.elements(1) * x.dims(0)[-1] * x.size(0), 1),
-    "index_select": lambda x: _from_table(x, _selected(x), 2),
-    "gather": lambda x: _from_table(x, x.elements(2) * x.size(0), 2),
-    "scatter_": _scattered,
-    "scatter_add_ scatter_reduce_": _reading_what_is_there(_scattered),
-    "scatter scatter_add scatter_reduce": _of_a_copy(_scattered),
-    "index_add_": _reading_what_is_there(_rows_copied),
-    "index_add": _of_a_copy(_rows_copied),
-    "cat": lambda x: Moved(x.list_read(0), x.list_full(0)),
-    # parameters, gradients, states; step counts are read and, a few bytes, not counted as written
-    "_fused_adamw_ _fused_adam_": _fused(0, 1, 2, 3, optional=(4, 5), read_only=(1, 5)),
-    "_fused_sgd_": _fused(0, 1, optional=(2,)),
-    "_fused_adagrad_": _fused(0, 1, 2),
-    "_amp_foreach_non_finite_check_and_unscale_": _fused(0),
-}
 
 
-def _moves(places: tuple[int, ...], written: _Bytes) -> _Rule:
+def _moves(places: Sequence[int] | _Bytes, written: _Bytes) -> _Rule:
+    if callable(places):
+        return lambda x: Moved(places(x), written(x))
     return lambda x: Moved(x.read(*places), written(x))
 
 
@@ -505,13 +572,20 @@ def _qualified(names: str) -> list[str]:
 
 
 _RULES: dict[str, _Rule] = {
-    **{f"aten::{op}": _elementwise(op, gives, count) for gives, count, ops in _ELEMENTWISE for op in ops.split()},
-    **{f"aten::{op}_": _in_place(n) for _, n, ops in _ELEMENTWISE for op in ops.split() if not op.endswith("__")},
+    **{
+        f"aten::{op}{end}": _elementwise(op, gives, count, in_place=bool(end))
+        for gives, count, ops in _ELEMENTWISE
+        for op in ops.split()
+        for end in ("", "_")
+    },
     **{name: _moves(places, written) for names, places, written in _READ_AND_WRITTEN for name in _qualified(names)},
-    **{name: rule for names, rule in _OTHERS.items() for name in _qualified(names)},
+    **{op: _attention for op in ATTENTIONS if not op.endswith("_for_mps")},  # that gives its weights
+    "aten::embedding": _from_table(lambda x: x.elements(1) * x.dims(0)[-1] * x.size(0), 1),
+    "aten::index_select": _from_table(_selected, 2),
+    "aten::gather": _from_table(_one_for_each, 2),
 }
 # They call an op with a rule wherever they can, and do the work themselves elsewhere.
-_CALLERS = ("aten::linear", "aten::matmul")
+CALLERS = ("aten::linear", "aten::matmul")
 _FUSED_KERNEL = re.compile(r"triton_(poi|red|per|tem)_")
 _VIEWS = """
     _conj _neg_view _reshape_alias _unsafe_view alias as_strided as_strided_ broadcast_tensors broadcast_to chunk
@@ -554,30 +628,24 @@ def moves_nothing(name: str) -> bool:
 
 def calls_known_ops(name: str) -> bool:
     """Whether an op of this name, where it holds one with a rule, leaves all work to it: lists, one by one."""
-    return name.startswith("aten::_foreach_") or name in _CALLS_ITSELF or only_calls(name)
-
-
-def only_calls(name: str) -> bool:
-    """Whether an op of this name leaves the work to those it calls, wherever it calls one with a rule."""
-    return name in _CALLERS
+    return name.startswith("aten::_foreach_") or name in (*CALLERS, *_CALLS_ITSELF)
 
 
 def has_rule(name: str) -> bool:
     """Whether shapes of ops of this name give bytes: their own, or those of an op that calls them."""
-    if name in _RULES or name in ATTENTIONS or name in INDEXING or name in SHOWS_INDICES:
-        return True
-    return _rule_by_pattern(name) is not None
+    return name in INDEXING or name in SHOWS_INDICES or _rule_of(name) is not None
 
 
-def _rule_by_pattern(name: str) -> _Rule | None:
+def _rule_of(name: str) -> _Rule | None:
     if name.startswith("aten::_foreach_"):
         return _foreach
-    return _fused_kernel if _FUSED_KERNEL.match(name) or flex_attention(name) is not None else None
+    of_kernel = _FUSED_KERNEL.match(name) or flex_attention(name) is not None
+    return _RULES.get(name) or (_fused_kernel if of_kernel else None)
 
 
 def moved_by(name: str, shapes: OpShapes, *, element_size: int | None = None) -> Moved | None:
     """What one call of the op `name` reads and writes; None where its shapes do not tell, or it has no rule."""
-    rule = _RULES.get(name) or _rule_by_pattern(name)
+    rule = _rule_of(name)
     try:
         return rule(Operands(name, shapes, element_size)) if rule is not None else None
     except WRONG_INPUTS:
@@ -596,21 +664,18 @@ def indexed(name: str, shapes: OpShapes, inside: Iterable[tuple[str, OpShapes]])
     It views its first input in the shape of the result (`as_strided`), reshapes each tensor of indices, and looks for
     what is true in a mask (`nonzero`). `inside`: the ops of `SHOWS_INDICES` that it calls itself.
     """
+    x, calls = Operands(name, shapes), [Operands(*call) for call in inside]
     try:
-        return _indexed(Operands(name, shapes), [Operands(*call) for call in inside])
+        (view,) = (call for call in calls if call.name == _VIEWED and call.dims(0) == x.dims(0))
+        rows = prod(view.numbers(1)) * x.size(0)
+        indices = [call for call in calls if call.name == _PLACES and call.types[0] in _WHOLE]
+        masks = [call for call in calls if call.name == _MASK]
+        if masks and len(indices) != sum(len(call.dims(0)) for call in masks):
+            raise ValueError("masks and indices")
+        chosen_by = sum(call.read(0) for call in masks or indices)
+        if x.name == _GET:
+            return Moved(min(rows, x.read(0)) + chosen_by, rows)
+        x.dims(2)
+        return Moved(x.read(2) + chosen_by + (rows if x.flag(3) else 0), rows)
     except WRONG_INPUTS:
         return None
-
-
-def _indexed(x: Operands, inside: list[Operands]) -> Moved:
-    (view,) = (call for call in inside if call.name == _VIEWED and call.dims(0) == x.dims(0))
-    rows = prod(view.numbers(1)) * x.size(0)
-    indices = [call for call in inside if call.name == _PLACES and call.type(0) in _WHOLE]
-    masks = [call for call in inside if call.name == _MASK]
-    if masks and len(indices) != sum(len(call.dims(0)) for call in masks):
-        raise BytesUnknown("masks and indices")
-    chosen_by = sum(call.read(0) for call in masks or indices)
-    if x.name == _GET:
-        return Moved(min(rows, x.read(0)) + chosen_by, rows)
-    x.dims(2)
-    return Moved(x.read(2) + chosen_by + (rows if x.flag(3) else 0), rows)

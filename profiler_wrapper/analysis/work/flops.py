@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -23,6 +23,7 @@ from profiler_wrapper.analysis.charges import Charges, optimizer_work
 from profiler_wrapper.analysis.compiled import graph_key
 from profiler_wrapper.analysis.device_properties import FIRST_WITH_TF32, busiest_device_properties
 from profiler_wrapper.analysis.model import PHASES, FlopRow, Phase, UncountedRow
+from profiler_wrapper.analysis.statistics import sum_by_key
 from profiler_wrapper.analysis.work.bytes import moves_nothing
 from profiler_wrapper.analysis.work.formulas import (
     OpFlops,
@@ -47,8 +48,7 @@ if TYPE_CHECKING:
 #
 # *Handed to Python.* torch hands an op to a mode or to a subclass of Tensor (`__torch_dispatch__`), which calls other
 # ops or none. The event of the op holds one of the handler, and that what the handler called. So the op computed what
-# it
-# holds, and nothing where it holds nothing: selective checkpointing answers a recomputed op with what it saved. An
+# it holds, and nothing where it holds nothing: selective checkpointing answers a recomputed op with what it saved. An
 # answer that is computed without torch looks the same. A mode inside the handler of a subclass is one that the handler
 # entered. These are fake: `DTensor` runs every op on tensors without data, of the whole shape, before the local one.
 #
@@ -79,9 +79,7 @@ def python_dispatch(recording: Recording, parent: Int32, charges: Charges) -> Py
     handlers: Bool = subclasses | modes
     if not handlers.any():
         return PythonDispatch(handlers, np.zeros_like(handlers))
-    launching = np.zeros_like(handlers)
-    if charges.basis == "device":
-        launching[charges.cpu_span[charges.cpu_span >= 0]] = True
+    launching = marked(len(parent), charges.cpu_span if charges.basis == "device" else charges.cpu_span[:0])
     fake = modes & (nearest_above(parent, nearest(parent, subclasses)) >= 0) & ~ancestors_of(parent, launching)
     faked: Bool = nearest(parent, fake) >= 0
     works = is_op & ~named(lambda name: moves_nothing(name) or name in _FETCHING)
@@ -89,13 +87,17 @@ def python_dispatch(recording: Recording, parent: Int32, charges: Charges) -> Py
     works |= launching
     handlers &= ~faked
     unused = (handlers | fake) & ~ancestors_of(parent, works)
-    idle = np.zeros_like(handlers)
-    above = parent[unused]
-    idle[above[above >= 0]] = True
-    idle &= is_op & ~named(moves_nothing)
+    idle = marked(len(parent), parent[unused]) & is_op & ~named(moves_nothing)
     # Ops such as `linear` that called idle ones; what else they called is counted by itself.
     idle |= ancestors_of(parent, idle, among=named(lambda name: name.startswith("aten::")))
     return PythonDispatch(handlers, idle | faked | unused)
+
+
+def marked(length: int, spans: Int32 | Int64) -> Bool:
+    """True for these of so many spans; -1 is none."""
+    chosen = np.zeros(length, dtype=np.bool_)
+    chosen[spans[spans >= 0]] = True
+    return chosen
 
 
 def ancestors_of(parent: Int32, chosen: Bool, *, among: Bool | None = None) -> Bool:
@@ -122,18 +124,15 @@ def stopped_ops(recording: Recording, parent: Int32, attribution: Attribution, c
     if not recomputed.any():
         return stopped
     saving = recording.named(OPS_OF_SAVING.__contains__)
-    calling = np.zeros(len(spans), dtype=np.bool_)
-    called = parent[(spans.category == Category.CPU_OP) & ~saving]
-    calling[called[called >= 0]] = True
+    calling = marked(len(spans), parent[(spans.category == Category.CPU_OP) & ~saving])
     idle = recording.named(moves_nothing)
     reentrant = recording.named(lambda name: role_of(name) == Role.CHECKPOINT_BACKWARD)
     ops = np.flatnonzero(recomputed & ~idle & (nearest(parent, reentrant) < 0))
     ops = ops[np.lexsort((-spans.duration_ns[ops], spans.start_ns[ops], attribution.node_of[ops]))]
     node = attribution.node_of[ops]
     last = ops[np.append(node[1:] != node[:-1], True)] if len(ops) else ops
-    launching = np.zeros(len(spans), dtype=np.bool_)
-    launching[last] = True
-    launchers = nearest(parent, launching)[charges.cpu_span[charges.cpu_span >= 0]] if charges.basis == "device" else ()
+    launched = charges.cpu_span[charges.cpu_span >= 0] if charges.basis == "device" else charges.cpu_span[:0]
+    launchers = set(nearest(parent, marked(len(spans), last))[launched].tolist())
     for span in last.tolist():
         if calling[span] or span in launchers or _allocates(recording, span):
             continue
@@ -184,7 +183,7 @@ class FlopOps:
         working = self._named(has_work) & self.ran
         formula = np.flatnonzero(working & self._named(has_formula))
         self._flops = self._evaluate(formula)
-        known = self._marked(list(self._flops))
+        known = marked(len(self._parent), np.array(list(self._flops), dtype=np.int64))
         around = nearest_above(self._parent, nearest(self._parent, known))
         self.is_counted = known.copy()
         self.is_counted[around[known & (around >= 0)]] = False
@@ -195,11 +194,6 @@ class FlopOps:
         """True for ops whose name is chosen."""
         is_op: Bool = self._found.recording.spans.category == Category.CPU_OP
         return is_op & self._found.recording.named(chosen)
-
-    def _marked(self, spans: list[int]) -> Bool:
-        marked = np.zeros(len(self._parent), dtype=np.bool_)
-        marked[spans] = True
-        return marked
 
     def _really_ran(self) -> Bool:
         """Not what a compiler traces or a recompute stopped at, and only in a step that was recorded whole."""
@@ -216,13 +210,12 @@ class FlopOps:
     def _opaque_calls(self) -> Bool:
         """On a CPU, where generated kernels are no events, calls of compiled graphs of which no kernel is known."""
         found = self._found
+        if found.charges.basis != "cpu":
+            return np.zeros_like(self.ran)
         calls = found.recording.named(lambda name: graph_key(name) is not None) & self.ran
+        kernels = found.recording.named(lambda name: name.startswith("cpp_"))
         calls &= (found.recording.spans.category < Category.MODULE) & ~self._in_optimizer
-        if found.charges.basis != "cpu" or not calls.any():
-            return np.zeros_like(calls)
-        above = self._parent[found.recording.named(lambda name: name.startswith("cpp_"))]
-        calls[above[above >= 0]] = False
-        return calls
+        return calls & ~marked(len(calls), self._parent[kernels])
 
     def _library_ops(self) -> Bool:
         """Ops that are none of torch's and work themselves, so that no op inside tells what they compute.
@@ -231,13 +224,12 @@ class FlopOps:
         they call no product: one that does is taken to leave it all to that.
         """
         found = self._found
-        works = np.zeros(len(self._parent), dtype=np.bool_)
         if found.charges.basis == "cpu":
-            works[found.cpu.span] = 2 * found.cpu.time_ns > found.recording.spans.duration_ns[found.cpu.span]
-            works &= ~self._holds_counted
+            mostly = 2 * found.cpu.time_ns > found.recording.spans.duration_ns[found.cpu.span]
+            works = marked(len(self._parent), found.cpu.span[mostly]) & ~self._holds_counted
         else:
             op = self._innermost_op[found.charges.cpu_span[self._unknown_kernels]]
-            works[op[op >= 0]] = True
+            works = marked(len(self._parent), op)
         of_library = self._named(lambda name: is_of_library(name) and not has_work(name))
         return works & of_library & self.ran & ~self._inside_counted & ~self._in_optimizer
 
@@ -310,72 +302,48 @@ class FlopOps:
 
     def _in_tf32(self) -> Bool:
         """Ops whose float32 the device multiplies as tfloat32: their kernels say so, or torch was told to."""
-        found = self._found
-        charges = found.charges
-        as_tf32 = np.zeros(len(self._parent), dtype=np.bool_)
+        found, charges = self._found, self._found.charges
         if charges.basis != "device":
-            return as_tf32
+            return np.zeros_like(self.ran)
         launched = charges.cpu_span[found.recording.named(_TF32_KERNEL.search)[charges.span] & (charges.cpu_span >= 0)]
-        op = nearest(self._parent, self.is_counted)[launched]
-        as_tf32[op[op >= 0]] = True
-        if found.fast_float32 and _has_tf32(found.recording):
+        as_tf32 = marked(len(self._parent), nearest(self._parent, self.is_counted)[launched])
+        capability = busiest_device_properties(found.recording).compute_capability
+        if found.fast_float32 and (capability is None or capability >= FIRST_WITH_TF32):
             as_tf32 |= self._named(lambda name: class_of_work(name) == "gemm" and "conv" not in name)
         return as_tf32
 
     def uncounted(self, steps: int) -> tuple[UncountedRow, ...]:
         """Ops with work that nothing is known of, then kernels without an op that says what they do."""
-        found = self._found
-        recording, places = found.recording, found.attribution.places
-        calls: list[UnknownCall] = []
-        bare = list(self._bare_kernels()) if found.charges.basis == "device" else []
-        time_ns = self._times([i for i, _, _ in bare])
+        found, spans, charges = self._found, self._found.recording.spans, self._found.charges
+        bare = self._bare_kernels() if charges.basis == "device" else []
+        time_ns = spans.duration_ns
+        if charges.basis == "device":
+            launched = charges.cpu_span >= 0
+            launched[bare] = False  # which are listed apart
+            op = nearest(self._parent, self._is_unknown)[charges.cpu_span[launched]]
+            time_ns = sum_by_key(op[op >= 0], charges.time_ns[launched][op >= 0], len(spans))
+        calls, place_of = [], found.attribution.place_of
         for span in np.flatnonzero(self._is_unknown).tolist():
-            name, place = recording.name_of(span), places[found.attribution.place_of[span]]
+            name = found.recording.name_of(span)
+            calls.append(UnknownCall(name, class_of_work(name), int(place_of[span]), int(time_ns[span])))
+        for i in bare:
+            name = found.recording.name_of(charges.span[i])
             calls.append(
-                UnknownCall(name, class_of_work(name), place.phase, found.layer_name(place), int(time_ns[span]))
+                UnknownCall(name, _class_of_kernel(name) or "other", int(charges.place[i]), int(charges.time_ns[i]))
             )
-        for i, name, kind in bare:
-            place = places[found.charges.place[i]]
-            taken = int(found.charges.time_ns[i])
-            calls.append(UnknownCall(name, kind, place.phase, found.layer_name(place), taken))
-        return unknown_rows(calls, steps)
+        return unknown_rows(found, calls, steps)
 
-    def _times(self, listed_apart: Sequence[int]) -> Int64:
-        """Per unknown op its device time but for the kernels listed apart; on a CPU-only trace its own duration."""
-        found = self._found
-        spans, charges = found.recording.spans, found.charges
-        if charges.basis == "cpu":
-            return spans.duration_ns
-        time_ns = np.zeros(len(spans), dtype=np.int64)
-        launched = charges.cpu_span >= 0
-        launched[listed_apart] = False
-        op = nearest(self._parent, self._is_unknown)[charges.cpu_span[launched]]
-        np.add.at(time_ns, op[op >= 0], charges.time_ns[launched][op >= 0])
-        return time_ns
-
-    def _bare_kernels(self) -> Iterable[tuple[int, str, str]]:
-        """(charge, name, class) of kernels that no op tells of: such as name work, and those that Triton made."""
-        found = self._found
-        recording, charges = found.recording, found.charges
-        names = recording.spans.name[charges.span]
-        kinds = {name: _class_of_kernel(recording.names[name]) for name in np.unique(names).tolist()}
+    def _bare_kernels(self) -> list[int]:
+        """Charges of kernels that no op tells of: such as name work, and those that Triton made."""
+        recording, charges = self._found.recording, self._found.charges
         launched = charges.cpu_span >= 0
         covered = nearest(self._parent, self._named(has_work))
-        naming_work = np.isin(names, [name for name, kind in kinds.items() if kind]) & launched
-        naming_work[launched] &= covered[charges.cpu_span[launched]] < 0
-        triton = np.isin(names, [name for name in kinds if _TRITON_KERNEL.fullmatch(recording.names[name])])
-        triton &= self._unknown_kernels
-        triton[triton] &= self._innermost_op[charges.cpu_span[triton]] < 0
-        triton[triton] &= ~self._in_optimizer[charges.cpu_span[triton]]
-        for i in np.flatnonzero(naming_work | triton).tolist():
-            if self.ran[charges.cpu_span[i]]:
-                yield i, recording.names[names[i]], kinds[int(names[i])] or "other"
-
-
-def _has_tf32(recording: Recording) -> bool:
-    """Whether the device is new enough, where the trace tells."""
-    capability = busiest_device_properties(recording).compute_capability
-    return capability is None or capability >= FIRST_WITH_TF32
+        naming_work = recording.named(lambda name: bool(_class_of_kernel(name)))[charges.span] & launched
+        naming_work &= covered[charges.cpu_span] < 0
+        triton = recording.named(_TRITON_KERNEL.fullmatch)[charges.span] & self._unknown_kernels
+        triton &= (self._innermost_op[charges.cpu_span] < 0) & ~self._in_optimizer[charges.cpu_span]
+        chosen: list[int] = np.flatnonzero((naming_work | triton) & self.ran[charges.cpu_span]).tolist()
+        return chosen
 
 
 def _class_of_kernel(name: str) -> str:
@@ -387,31 +355,33 @@ def _class_of_kernel(name: str) -> str:
 
 
 class UnknownCall(NamedTuple):
-    """A call of an op (or kernel) of which something is not known; `layer`: None where that is not known either."""
+    """A call of an op (or kernel) of which something is not known."""
 
     op: str
     class_name: str
-    phase: Phase
-    layer: str | None
+    place: int  # in the attribution's places
     time_ns: int
 
 
-def unknown_rows(calls: Iterable[UnknownCall], steps: int) -> tuple[UncountedRow, ...]:
+def unknown_rows(found: Attributed, calls: Iterable[UnknownCall], steps: int) -> tuple[UncountedRow, ...]:
     """A row for each op, class and phase; the longest first; times are per step."""
+    places = found.attribution.places
     groups: dict[tuple[str, str, Phase], list[UnknownCall]] = defaultdict(list)
     for call in calls:
-        groups[call[:3]].append(call)
-    rows = [
-        UncountedRow(
-            op=op,
-            class_name=class_name,
-            phase=phase,
-            layers=tuple(dict.fromkeys(call.layer for call in group if call.layer is not None)),
-            count=len(group),
-            time_per_step_ns=sum(call.time_ns for call in group) // steps,
+        groups[call.op, call.class_name, places[call.place].phase].append(call)
+    rows = []
+    for (op, class_name, phase), group in groups.items():
+        layers = (found.layer_name(places[call.place]) for call in group)
+        rows.append(
+            UncountedRow(
+                op=op,
+                class_name=class_name,
+                phase=phase,
+                layers=tuple(dict.fromkeys(layer for layer in layers if layer is not None)),
+                count=len(group),
+                time_per_step_ns=sum(call.time_ns for call in group) // steps,
+            )
         )
-        for (op, class_name, phase), group in groups.items()
-    ]
     return tuple(sorted(rows, key=lambda row: (-row.time_per_step_ns, row.op, row.phase)))
 
 
@@ -438,30 +408,25 @@ def count_of_ops(found: Attributed, ops: FlopOps, timed: Attributed | None = Non
         for total, number in zip(sums, numbers, strict=True) if calls else ():
             total[key] += number * calls
     means = [per_step(total, steps) for total in sums]
-    rows = tuple(_row(found, key, *(mean[key] for mean in means)) for key in sorted(sums[0], key=_order))
-    return FlopCount(steps=steps, rows=rows, uncounted=(*ops.uncounted(steps), *_never_called(found, timed)))
-
-
-def _order(key: FlopKey) -> tuple[bool, int, int, int, str, str]:
-    place = key.place
-    return place.layer < 0, place.layer, PHASES.index(place.phase), key.work, key.dtype, place.reason
-
-
-def _row(
-    found: Attributed, key: FlopKey, flops: int, causal_flops: int, repeated: int, causal_repeated: int
-) -> FlopRow:
-    again = key.place.phase == "recompute"
-    return FlopRow(
-        layer=found.layer_name(key.place),
-        phase=key.place.phase,
-        class_name=classes.CLASSES[key.work],
-        dtype=key.dtype,
-        flops_per_step=flops,
-        causal_flops_per_step=causal_flops,
-        repeated_flops_per_step=flops if again else repeated,
-        causal_repeated_flops_per_step=causal_flops if again else causal_repeated,
-        reason=key.place.reason,
-    )
+    rows = []
+    for key in sorted(sums[0], key=lambda key: (key.place.layer < 0, key.place.layer, PHASES.index(key.place.phase),
+                                                key.work, key.dtype, key.place.reason)):  # fmt: skip
+        whole, causal, repeated, causal_repeated = (mean[key] for mean in means)
+        again = key.place.phase == "recompute"
+        rows.append(
+            FlopRow(
+                layer=found.layer_name(key.place),
+                phase=key.place.phase,
+                class_name=classes.CLASSES[key.work],
+                dtype=key.dtype,
+                flops_per_step=whole,
+                causal_flops_per_step=causal,
+                repeated_flops_per_step=whole if again else repeated,
+                causal_repeated_flops_per_step=causal if again else causal_repeated,
+                reason=key.place.reason,
+            )
+        )
+    return FlopCount(steps=steps, rows=tuple(rows), uncounted=(*ops.uncounted(steps), *_never_called(found, timed)))
 
 
 # --- for the steps of another trace --------------------------------------------------------------

@@ -21,7 +21,7 @@ from profiler_wrapper.analysis.attention_ops import ATTENTIONS, flex_attention
 from profiler_wrapper.trace.shapes import OpShapes
 
 Sizes = Sequence[int]
-WRONG_INPUTS = (IndexError, TypeError, ValueError, ZeroDivisionError)  # what a formula raises for others
+WRONG_INPUTS = (LookupError, TypeError, ValueError, ZeroDivisionError)  # what a formula raises for others
 
 
 class OpFlops(NamedTuple):
@@ -72,7 +72,7 @@ def flops_of(name: str, shapes: OpShapes) -> OpFlops | None:
 def products_of(name: str, shapes: OpShapes) -> tuple[Product, ...]:
     """The products of one call of the op `name`; empty where its name or its shapes tell none."""
     try:
-        return _PRODUCTS[name](shapes) if name in _PRODUCTS else ()
+        return _PRODUCTS[name](shapes)
     except WRONG_INPUTS:
         return ()
 
@@ -203,17 +203,9 @@ def _product(left: Sizes, right: Sizes, *, packed: int = 1) -> tuple[Product, ..
     return (Product(rows[-2], columns[-1], packed * rows[-1], batch),)
 
 
-def _product_of(first: int) -> _Formula:
-    return lambda shapes: _product(shapes.dims[first], shapes.dims[first + 1])
-
-
 def _packed(shapes: OpShapes) -> int:
     """A type of four bits holds two numbers in one element."""
     return 2 if "Float4" in shapes.types[0] else 1
-
-
-def _scaled(shapes: OpShapes) -> tuple[Product, ...]:
-    return _product(shapes.dims[0], shapes.dims[1], packed=_packed(shapes))
 
 
 def _grouped(shapes: OpShapes) -> tuple[Product, ...]:
@@ -281,9 +273,15 @@ _SECOND_IS_MULTIPLIED = tuple(
     )
 )  # fmt: skip
 _PRODUCTS: dict[str, _Formula] = {
-    **{f"aten::{name}": _product_of(0) for name in ("mm", "bmm", "mv", "dot", "vdot", "matmul", "_int_mm")},
-    **dict.fromkeys(_SECOND_IS_MULTIPLIED, _product_of(1)),
-    **dict.fromkeys(("aten::_scaled_mm", "aten::_scaled_mm_v2"), _scaled),
+    **dict.fromkeys(
+        (f"aten::{name}" for name in ("mm", "bmm", "mv", "dot", "vdot", "matmul", "_int_mm")),
+        lambda shapes: _product(shapes.dims[0], shapes.dims[1]),
+    ),
+    **dict.fromkeys(_SECOND_IS_MULTIPLIED, lambda shapes: _product(shapes.dims[1], shapes.dims[2])),
+    **dict.fromkeys(
+        ("aten::_scaled_mm", "aten::_scaled_mm_v2"),
+        lambda shapes: _product(shapes.dims[0], shapes.dims[1], packed=_packed(shapes)),
+    ),
     **dict.fromkeys(("aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2"), _grouped),
     **dict.fromkeys(("aten::linear", "mkldnn::_linear_pointwise"), _linear),
     **dict.fromkeys(("aten::_weight_int8pack_mm", "aten::_weight_int4pack_mm_for_cpu"), _rows_of_weight),

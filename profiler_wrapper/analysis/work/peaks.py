@@ -17,7 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from numbers import Real
 
@@ -91,15 +91,11 @@ def _by_name() -> Mapping[str, Peaks]:
     table: dict[str, Peaks] = {}
     for figures, source, *names in _TABLE:
         gb_per_s, *tflops = figures.split()
-        peaks = Peaks(
-            device="",
-            flops_per_s={
-                kind: float(round(float(t) * 1e12)) for kind, t in zip(_COLUMNS, tflops, strict=True) if t != "-"
-            },
-            bandwidth_bytes_per_s=float(gb_per_s) * 1e9,
-            source=source,
-        )
-        table |= {name: replace(peaks, device=name) for name in names}
+        flops = {kind: float(round(float(t) * 1e12)) for kind, t in zip(_COLUMNS, tflops, strict=True) if t != "-"}
+        for name in names:
+            table[name] = Peaks(
+                device=name, flops_per_s=flops, bandwidth_bytes_per_s=float(gb_per_s) * 1e9, source=source
+            )
     return table
 
 
@@ -108,9 +104,9 @@ def known_peaks() -> tuple[Peaks, ...]:
     return tuple(_by_name().values())
 
 
-def peaks_of(device_name: str) -> Peaks | None:
+def peaks_of(device_name: str | None) -> Peaks | None:
     """What the maker says of the device of exactly this name; None: not in the table."""
-    return _by_name().get(device_name)
+    return _by_name().get(device_name or "")
 
 
 Given = float | Mapping[str, float] | str | os.PathLike[str] | Peaks
@@ -139,7 +135,7 @@ def find_peaks(
     """
     environment = os.environ if environment is None else environment
     text = environment.get(VARIABLE, "").strip()
-    known = peaks_of(device_name) if device_name else None
+    known = peaks_of(device_name)
     if given is not None:
         peaks = _peaks_from(given, device_name, "peaks")
     elif text:
@@ -156,12 +152,9 @@ def find_peaks(
 
 def _unknown(device_name: str | None) -> str:
     """What to do comes first: a table on a terminal has room for the begin."""
+    why = f"the device {device_name!r} is in no table"
     if not device_name:
         why = "CPUs are in no table, or the trace does not name its device"
-    elif device_name in SHARED_NAMES:
-        why = f"{device_name!r} is {SHARED_NAMES[device_name]}, and the name does not tell which"
-    else:
-        why = f"the device {device_name!r} is in no table"
     return (
         "no peak is known: run `profiler-wrapper peaks --measure -o p.json`, give peaks='p.json'; or set "
         f"{VARIABLE}=<dense TFLOP/s> (or bfloat16=<TFLOP/s>,bandwidth=<GB/s>): {why}"
@@ -171,24 +164,23 @@ def _unknown(device_name: str | None) -> str:
 def _peaks_from(given: Given, device_name: str | None, name: str) -> Peaks:
     if isinstance(given, Peaks):
         return _checked_peaks(given, name)
-    if isinstance(given, (int, float, Real)):  # a bool too, which is then refused
-        return _of_one_number(given, device_name, name)
     if isinstance(given, Mapping):
         return _of_pairs({str(key): value for key, value in given.items()}, device_name, name)
     if isinstance(given, os.PathLike):
         return _of_file(given)
-    if not isinstance(given, str):
-        raise WrongUse(f"{name} is {given!r}. {_ACCEPTED}.")
-    text = given.strip()
-    number = _number(text)
-    if number is not None:
-        return _of_one_number(number, device_name, name)
-    is_file = os.path.exists(text)  # unlike a Path's, false for what can be no path at all
-    if "=" in text and not is_file:
-        return _of_pairs(_pairs(text, name), device_name, name)
-    if not is_file:
-        raise WrongUse(f"{name} is {given!r}, which is no number, no pair and no file that is there. {_ACCEPTED}.")
-    return _of_file(text)
+    if isinstance(given, str):
+        text = given.strip()
+        if os.path.exists(text):  # unlike a Path's, false for what can be no path at all
+            return _of_file(text)
+        if "=" in text:
+            pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+            return _of_pairs({key.strip(): value for key, _, value in pairs}, device_name, name)
+        try:
+            given = float(text)
+        except ValueError:
+            wrong = f"{name} is {given!r}, which is no number, no pair and no file that is there. {_ACCEPTED}."
+            raise WrongUse(wrong) from None
+    return _of_one_number(given, device_name, name)
 
 
 def _checked_peaks(given: Peaks, name: str) -> Peaks:
@@ -203,27 +195,9 @@ def _checked_peaks(given: Peaks, name: str) -> Peaks:
     return given
 
 
-def _pairs(text: str, name: str) -> dict[str, float]:
-    pairs = {}
-    for pair in filter(None, (part.strip() for part in text.split(","))):
-        key, _, value = pair.partition("=")
-        number = _number(value)
-        if number is None:
-            raise WrongUse(f"{name} has {pair!r}, where type=number was expected. {_ACCEPTED}.")
-        pairs[key.strip()] = number
-    return pairs
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def _of_one_number(tflops: object, device_name: str | None, name: str) -> Peaks:
     value = _checked(tflops, f"{name}={tflops!r:.40}", _LARGEST_TFLOPS, "TFLOP/s")
-    known = peaks_of(device_name) if device_name else None
+    known = peaks_of(device_name)
     return Peaks(
         device=device_name or "",
         flops_per_s=dict.fromkeys(TYPES, value * 1e12),
@@ -232,17 +206,13 @@ def _of_one_number(tflops: object, device_name: str | None, name: str) -> Peaks:
     )
 
 
-def _of_pairs(pairs: Mapping[str, float], device_name: str | None, name: str) -> Peaks:
-    known = peaks_of(device_name) if device_name else None
+def _of_pairs(pairs: Mapping[str, object], device_name: str | None, name: str) -> Peaks:
+    known = peaks_of(device_name)
     flops = dict(known.flops_per_s) if known else {}
     bandwidth = known.bandwidth_bytes_per_s if known else None
     if not pairs:
         raise WrongUse(f"{name} is empty. {_ACCEPTED}.")
-    given_as: dict[str, str] = {}
     for key, value in pairs.items():
-        same = given_as.setdefault(type_of(key) or key.strip().lower(), key)
-        if same != key:
-            raise WrongUse(f"{name} gives both {same!r} and {key!r}, which are the same. {_ACCEPTED}.")
         if key.strip().lower() == _BANDWIDTH:
             bandwidth = _checked(value, f"{name}: {key}={value!r}", _LARGEST_GB_PER_S, "GB/s") * 1e9
             continue
@@ -250,7 +220,7 @@ def _of_pairs(pairs: Mapping[str, float], device_name: str | None, name: str) ->
         if kind is None:
             raise WrongUse(f"{name} has {key!r}, which is none of {', '.join(TYPES)} or {_BANDWIDTH}.")
         flops[kind] = _checked(value, f"{name}: {key}={value!r}", _LARGEST_TFLOPS, "TFLOP/s") * 1e12
-    what = ", ".join(f"{key}={float(value):g}" for key, value in pairs.items())
+    what = ", ".join(f"{key}={float(str(value)):g}" for key, value in pairs.items())
     rest = f"; the rest: {known.source}" if known else ""
     return Peaks(
         device=device_name or "",
@@ -261,10 +231,12 @@ def _of_pairs(pairs: Mapping[str, float], device_name: str | None, name: str) ->
 
 
 def _checked(value: object, what: str, largest: float, unit: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise WrongUse(f"{what} is no number of {unit}. {_ACCEPTED}.")
     try:
+        if isinstance(value, bool) or not isinstance(value, (Real, str)):
+            raise ValueError
         number = float(value)
+    except ValueError:
+        raise WrongUse(f"{what} is no number of {unit}. {_ACCEPTED}.") from None
     except OverflowError:  # a whole number of over 308 digits
         number = sys.float_info.max
     if not math.isfinite(number) or number <= 0:
@@ -406,9 +378,3 @@ _TABLE: tuple[tuple[str, ...], ...] = (
     ("  8000  78.6 157.3      - 2516.6   2516.6 5033.2 5033.2      - 10066.3", _CDNA4, "AMD Instinct MI355X"),
 )
 # fmt: on
-
-# Names that do not tell which device it is: what the maker says of each, so that a user can choose.
-SHARED_NAMES: Mapping[str, str] = {
-    "AMD Instinct MI250X / MI250": "an MI250X (191.5 bfloat16 TFLOP/s on one GCD) or an MI250 (181.0)",
-    "AMD Instinct MI250X/MI250": "an MI250X (191.5 bfloat16 TFLOP/s on one GCD) or an MI250 (181.0)",
-}

@@ -8,8 +8,8 @@ more of it, memory or compute.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis.model import Phase, UncountedRow
+from profiler_wrapper.analysis.statistics import sum_by_key
 from profiler_wrapper.analysis.views.products import ShapeRows, shape_rows
 from profiler_wrapper.analysis.work.flops import (
     FlopCount,
@@ -31,7 +32,7 @@ from profiler_wrapper.analysis.work.formulas import OpFlops
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.analysis.work.traffic import Traffic
 from profiler_wrapper.errors import attempt
-from profiler_wrapper.trace.recording import Float64, Int32, Int64
+from profiler_wrapper.trace.recording import Float64
 from profiler_wrapper.trace.shapes import Shapes
 
 if TYPE_CHECKING:
@@ -68,19 +69,18 @@ class WorkCount:
         return [*_note("FLOPs", self.flops.uncounted), *_note("bytes moved", self.untold_bytes), *self.shapes.notes]
 
 
-_LONGEST = 32  # name of an op in a warning
+_LONGEST_OP = 32  # name in a warning
 
 
-def _note(what: str, rows: Iterable[UncountedRow]) -> list[str]:
-    rows = list(rows)
+def _note(what: str, rows: Sequence[UncountedRow]) -> list[str]:
     if not rows:
         return []
-    ops = list(dict.fromkeys(row.op if len(row.op) <= _LONGEST else f"{row.op[:_LONGEST]}..." for row in rows))
+    ops = list(dict.fromkeys(row.op for row in rows))
+    first = ops[0] if len(ops[0]) <= _LONGEST_OP else f"{ops[0][:_LONGEST_OP]}..."
     more = f" and {len(ops) - 1} more op{'s' if len(ops) > 2 else ''}" if len(ops) > 1 else ""
     time_ms = sum(row.time_per_step_ns for row in rows) / 1e6
-    return [
-        f"{what} of layers with {ops[0]}{more}: no rule tells them ({time_ms:.3f} ms a step; the log lists these ops)"
-    ]
+    what = f"{what} of layers with {first}{more}"
+    return [f"{what}: no rule tells them ({time_ms:.3f} ms a step; the log lists these ops)"]
 
 
 def work_of_recording(found: Attributed, timed: Attributed | None = None) -> WorkCount | str:
@@ -109,26 +109,27 @@ def _shape_rows(found: Attributed, shapes: Shapes, ops: FlopOps) -> ShapeRows:
 def _demands(
     found: Attributed, ops: FlopOps, traffic: Traffic, ratio: Callable[[int], int | Fraction]
 ) -> dict[Demand, int | Fraction]:
-    """Every unit of work: its bytes, with the FLOPs of all ops in it that count."""
-    units, moved = traffic.units, traffic.bytes_moved
-    place_of = found.attribution.place_of
+    """Every unit of work: its bytes, with the FLOPs of all ops in it that count; an op in none is a unit of its own."""
+    place_of, places = found.attribution.place_of, found.attribution.places
     counted = np.flatnonzero(ops.is_counted)
-    calls: Counter[tuple[int, tuple[OpFlops, ...], int]] = Counter()
+    unit_of = np.where(traffic.unit_of[counted] >= 0, traffic.unit_of[counted], counted)
     flops_of: dict[int, list[OpFlops]] = defaultdict(list)
-    for span, unit in zip(counted.tolist(), traffic.unit_of[counted].tolist(), strict=True):
-        if unit >= 0:
-            flops_of[unit].append(ops.flops_of(span))
-        else:
-            calls[int(place_of[span]), (ops.flops_of(span),), 0] += 1
-    with_flops = np.isin(units, list(flops_of))
-    for unit, size in zip(units[with_flops].tolist(), moved[with_flops].tolist(), strict=True):
-        calls[int(place_of[unit]), tuple(flops_of[unit]), size] += 1
-    for (at, size), number in _pairs(place_of[units[~with_flops]], moved[~with_flops]):
-        calls[at, (), size] += number
+    for span, unit in zip(counted.tolist(), unit_of.tolist(), strict=True):
+        flops_of[unit].append(ops.flops_of(span))
+    distinct: dict[tuple[OpFlops, ...], int] = {(): 0}
+    flops = np.zeros(len(place_of), dtype=np.int64)
+    for unit, members in flops_of.items():
+        flops[unit] = distinct.setdefault(tuple(members), len(distinct))
+    units = np.union1d(traffic.units, unit_of)
+    moved = np.zeros(len(place_of), dtype=np.int64)
+    moved[traffic.units] = traffic.bytes_moved
+    columns = np.stack((place_of[units].astype(np.int64), flops[units], moved[units]))
+    calls, numbers = np.unique(columns, axis=1, return_counts=True)
+    known = list(distinct)
     demands: dict[Demand, int | Fraction] = defaultdict(int)
-    for (at, of_unit, size), number in calls.items():
-        where = found.attribution.places[at]
-        demand = Demand(found.layer_name(where), where.phase, where.reason, of_unit, size)
+    for at, which, size, number in zip(*calls.tolist(), numbers.tolist(), strict=True):
+        where = places[at]
+        demand = Demand(found.layer_name(where), where.phase, where.reason, known[which], size)
         demands[demand] += number * ratio(where.layer)
     return demands
 
@@ -136,23 +137,16 @@ def _demands(
 def _coverage(found: Attributed, traffic: Traffic) -> dict[LayerPlace, tuple[int, int]]:
     """Time of ops whose bytes are not known, and of all ops, by place."""
     charges, places = found.charges, found.attribution.places
-    sums = np.zeros((2, len(places)), dtype=np.int64)
-    unknown = traffic.counts & ~traffic.has_bytes
-    np.add.at(sums[0], charges.place[unknown], charges.time_ns[unknown])
-    np.add.at(sums[1], charges.place[traffic.counts], charges.time_ns[traffic.counts])
+    counts, unknown = traffic.counts, traffic.counts & ~traffic.has_bytes
     coverage: dict[LayerPlace, tuple[int, int]] = {}
-    for place, unknown_ns, all_ns in zip(places, *sums.tolist(), strict=True):
+    unknown_of = sum_by_key(charges.place[unknown], charges.time_ns[unknown], len(places))
+    time_of = sum_by_key(charges.place[counts], charges.time_ns[counts], len(places))
+    for place, unknown_ns, all_ns in zip(places, unknown_of.tolist(), time_of.tolist(), strict=True):
         if all_ns:
             key = (found.layer_name(place), place.phase, place.reason)
             before = coverage.get(key, (0, 0))
             coverage[key] = (before[0] + unknown_ns, before[1] + all_ns)
     return coverage
-
-
-def _pairs(place: Int32, moved: Int64) -> Iterable[tuple[tuple[int, int], int]]:
-    """Each different pair, and how often it is there."""
-    pairs, numbers = np.unique(np.stack((place.astype(np.int64), moved)), axis=1, return_counts=True)
-    return zip(zip(*pairs.tolist(), strict=True), numbers.tolist(), strict=True)
 
 
 # --- at the roof --------------------------------------------------------------------------------
@@ -276,17 +270,11 @@ def _by_place(work: WorkCount, peaks: Peaks | None) -> dict[LayerPlace, LayerWor
         asked = found[row.layer, row.phase, row.reason]
         asked.known_flops += row.flops_per_step
         asked.known_causal_flops += row.causal_flops_per_step
-    for uncounted in work.flops.uncounted:
-        for place in _places_of(uncounted, list(found)):
+    for uncounted in work.flops.uncounted:  # one without a layer may be wherever none is known
+        without = [place for place in found if place[0] is None and place[1] == uncounted.phase]
+        for place in [(layer, uncounted.phase, "") for layer in uncounted.layers] or without:
             found[place].unknown_flops += 1
     for asked in found.values():
         asked.unknown_peaks += peaks is None
         asked.unknown_bandwidth += bandwidth is None
     return found
-
-
-def _places_of(row: UncountedRow, known: Iterable[LayerPlace]) -> list[LayerPlace]:
-    """Where an op ran of which nothing tells; without a layer, wherever none is known."""
-    if row.layers:
-        return [(layer, row.phase, "") for layer in row.layers]
-    return [place for place in known if place[0] is None and place[1] == row.phase]

@@ -25,18 +25,18 @@ from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.model import UncountedRow
 from profiler_wrapper.analysis.work.bytes import (
+    CALLERS,
     INDEXING,
     SHOWS_INDICES,
+    SIZE_OF_TYPE,
     Moved,
     calls_known_ops,
     has_rule,
     indexed,
     moved_by,
     moves_nothing,
-    only_calls,
 )
-from profiler_wrapper.analysis.work.flops import FlopOps, UnknownCall, ancestors_of, unknown_rows
-from profiler_wrapper.analysis.work.operands import size_of_type
+from profiler_wrapper.analysis.work.flops import FlopOps, UnknownCall, ancestors_of, marked, unknown_rows
 from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.trace.shapes import OpShapes, Shapes
@@ -72,9 +72,8 @@ class Traffic:
         self._parent = found.nesting.parent
         spans = found.recording.spans
         self._is_op: Bool = spans.category == Category.CPU_OP
-        self._is_mark = np.zeros(len(spans), dtype=np.bool_)
-        if found.tree.source == "marks":
-            self._is_mark[list(found.tree.layer_of_span)] = True
+        marks = list(found.tree.layer_of_span) if found.tree.source == "marks" else []
+        self._is_mark = marked(len(spans), np.array(marks, dtype=np.int64))
         self._read = np.zeros(len(spans), dtype=np.int64)
         self._written = np.zeros(len(spans), dtype=np.int64)
         is_unit = self._find_units(ops.is_counted)
@@ -96,28 +95,21 @@ class Traffic:
 
     def _find_units(self, has_flops: Bool) -> Bool:
         known = self._evaluate(has_rule)
-        units = known & (has_flops | ~self._named(only_calls))
+        units = known & (has_flops | ~self._named(CALLERS.__contains__))
         if self._handlers.any():
             units &= has_flops | ~self._handing(units)
         while len(batched := self._batched(units)):
             units[batched] = False
-        units &= ~self._inside(units)
+        units &= nearest_above(self._parent, nearest(self._parent, units)) < 0
         charges = self._found.charges
         if charges.basis == "device":
-            launching = np.zeros_like(units)
             unit = nearest(self._parent, units)[charges.cpu_span[charges.cpu_span >= 0]]
-            launching[unit[unit >= 0]] = True
-            units &= launching
+            units &= marked(len(units), unit)
         return units
 
     def _named(self, chosen: Callable[[str], bool]) -> Bool:
         """True for ops that ran and whose name is chosen."""
         return self._is_op & self._ran & self._recording.named(chosen)
-
-    def _inside(self, chosen: Bool) -> Bool:
-        """Chosen ones that lie inside another."""
-        inside: Bool = chosen & (nearest_above(self._parent, nearest(self._parent, chosen)) >= 0)
-        return inside
 
     def _batched(self, units: Bool) -> Int64:
         """Ops that `torch.vmap` runs for a whole batch: the same op in them has the batch, and writes more."""
@@ -187,12 +179,11 @@ class Traffic:
     def _element_sizes(self, span: Int64, name: Int64) -> Int64:
         """Per op, the bytes of one element of the tensors in its lists; 0 where nothing tells."""
         size = np.zeros(len(span), dtype=np.int64)
-        lists = {i for i, text in enumerate(self._recording.names) if takes_lists(text)}
-        among = np.flatnonzero(np.isin(name, list(lists)))
+        lists = [i for i, text in enumerate(self._recording.names) if _TAKES_LISTS.match(text)]
+        among = np.flatnonzero(np.isin(name, lists))
         if len(among):
-            sizes = ElementSizes(self._recording, self._parent, self._found.charges, span[among])
-            for i, one in zip(among.tolist(), span[among].tolist(), strict=True):
-                size[i] = sizes.of(one, self._shapes[one])
+            charges = self._found.charges
+            size[among] = element_sizes(self._recording, self._parent, charges, self._shapes, span[among])
         return size
 
     def _leave_out_the_host(self, is_unit: Bool) -> None:
@@ -224,20 +215,17 @@ class Traffic:
         Not the call of a compiled graph, whose generated kernels are no events, nor an unknown op that calls known
         ones: it may do work beside.
         """
-        recording, spans, parent = self._recording, self._recording.spans, self._parent
+        recording, parent = self._recording, self._parent
         is_node = recording.named(lambda name: role_of(name) in (Role.NODE, Role.ACCUMULATE))
-        in_node = np.zeros(len(spans), dtype=np.bool_)  # `MulBackward0` in its `evaluate_function`
-        in_node[parent >= 0] = is_node[parent[parent >= 0]]
-        in_node &= recording.named(_NODE.fullmatch)
+        in_node = is_node[parent] & (parent >= 0) & recording.named(_NODE.fullmatch)  # `MulBackward0` in its function
         result = recording.named(lambda name: moves_nothing(name) or role_of(name) != Role.PLAIN)
         result |= self._is_mark | in_node
         result |= recording.named(calls_known_ops) & ancestors_of(parent, self._is_unit)
         if self._handlers.any():
             handing = self._handing(self._is_unit)
             result |= handing & self._named(has_rule)
-            view = np.zeros(len(spans), dtype=np.bool_)
-            view[parent >= 0] = result[parent[parent >= 0]]
-            result |= self._handlers & (view | ancestors_of(parent, self._is_unit))
+            in_view = result[parent] & (parent >= 0)
+            result |= self._handlers & (in_view | ancestors_of(parent, self._is_unit))
         return result
 
     def unknown(self, steps: int) -> tuple[UncountedRow, ...]:
@@ -246,13 +234,16 @@ class Traffic:
         missing = np.flatnonzero(self.counts & ~self.has_bytes)
         op = nearest(self._parent, self._is_op & ~self._is_mark)[charges.cpu_span[missing]]
         name = spans.name[np.where(op >= 0, op, charges.span[missing])]
-        calls: list[UnknownCall] = []
-        for one, text in zip(missing.tolist(), name.tolist(), strict=True):
-            place = found.attribution.places[charges.place[one]]
-            work = classes.CLASSES[int(charges.work[one])]
-            taken = int(charges.time_ns[one])
-            calls.append(UnknownCall(self._recording.names[text], work, place.phase, found.layer_name(place), taken))
-        return unknown_rows(calls, steps)
+        calls = [
+            UnknownCall(
+                self._recording.names[text],
+                classes.CLASSES[int(charges.work[one])],
+                int(charges.place[one]),
+                int(charges.time_ns[one]),
+            )
+            for one, text in zip(missing.tolist(), name.tolist(), strict=True)
+        ]
+        return unknown_rows(found, calls, steps)
 
 
 # --- tensors in lists ---------------------------------------------------------------------------
@@ -265,63 +256,49 @@ _ROUNDED_TO = 512  # bytes, by the allocator of a device
 _CPU = 0
 
 
-def takes_lists(name: str) -> bool:
-    """Whether an op of this name takes lists of tensors whose types are wanted."""
-    return _TAKES_LISTS.match(name) is not None
-
-
 def element_size_of_kernel(name: str) -> int | None:
     """Bytes of one element by the name of a kernel over lists; None where the name has no type."""
     opaque = _OPAQUE.search(name)
     if opaque is not None:
         return int(opaque[1])
     known = _FUNCTOR.search(name) or _CAT.search(name)
-    return None if known is None else size_of_type(known["type"])
+    return None if known is None else SIZE_OF_TYPE.get(known["type"])
 
 
-class ElementSizes:
-    """Bytes of one element in the lists of tensors that the ops `spans` were given, whose types are not recorded.
+def element_sizes(recording: Recording, parent: Int32, charges: Charges, shapes: Shapes, spans: Int64) -> list[int]:
+    """Bytes of one element in the lists of tensors that each of these ops was given; 0 where that is not known.
 
-    The kernel that an op launched names the type that it works on; an op that gives one new tensor allocates it.
+    Their types are not recorded. The kernel that an op launched names the type that it works on (where not all agree
+    it is not known); an op that gives one new tensor allocates it.
     """
+    by_kernel: dict[int, set[int]] = defaultdict(set)
+    if charges.basis == "device":
+        op = np.where(charges.cpu_span >= 0, nearest(parent, marked(len(parent), spans))[charges.cpu_span], -1)
+        kernel = recording.spans.name[charges.span[op >= 0]]
+        known = {name: element_size_of_kernel(recording.names[name]) for name in np.unique(kernel).tolist()}
+        for span, name in zip(op[op >= 0].tolist(), kernel.tolist(), strict=True):
+            if size := known[name]:
+                by_kernel[span].add(size)
+    found = []
+    for span in spans.tolist():
+        sizes = by_kernel.get(span) or {_size_by_allocation(recording, span, shapes[span])}
+        found.append(sizes.pop() if len(sizes) == 1 else 0)
+    return found
 
-    def __init__(self, recording: Recording, parent: Int32, charges: Charges, spans: Int64) -> None:
-        self._recording = recording
-        self._end_ns = recording.spans.end_ns
-        self._by_kernel: dict[int, set[int]] = {}
-        if charges.basis != "device":
-            return
-        chosen = np.zeros(len(parent), dtype=np.bool_)
-        chosen[spans] = True
-        launched = np.flatnonzero(charges.cpu_span >= 0)
-        op = nearest(parent, chosen)[charges.cpu_span[launched]]
-        kernel = recording.spans.name[charges.span[launched]]
-        known: dict[int, int | None] = {}
-        for span, name in zip(op[op >= 0].tolist(), kernel[op >= 0].tolist(), strict=True):
-            if name not in known:
-                known[name] = element_size_of_kernel(recording.names[name])
-            size = known[name]
-            if size is not None:
-                self._by_kernel.setdefault(span, set()).add(size)
 
-    def of(self, span: int, shapes: OpShapes) -> int:
-        """Bytes of one element of the lists of an op; 0 where it is not known, or not all kernels agree."""
-        sizes = self._by_kernel.get(span, set())
-        if sizes:
-            return next(iter(sizes)) if len(sizes) == 1 else 0
-        joined = self._recording.name_of(span) == "aten::cat" and shapes.types[:1] == ("TensorList",)
-        sizes_of_list = shapes.dims[0] if joined and shapes.dims else []
-        known = all(isinstance(size, list) for size in sizes_of_list)  # a trace may say anything
-        return self._by_allocation(span, sum(map(prod, sizes_of_list))) if known else 0
-
-    def _by_allocation(self, span: int, elements: int) -> int:
-        """Of an op that allocated its output, and nothing else."""
-        memory, spans = self._recording.memory, self._recording.spans
-        first, last = np.searchsorted(memory.time_ns, [spans.start_ns[span], self._end_ns[span]])
-        here = np.flatnonzero(memory.lane[first:last] == spans.lane[span]) + first
-        if len(here) != 1 or elements < 1:
-            return 0
-        given = int(memory.size_bytes[here[0]])
-        slack = 0 if memory.device_type[here[0]] == _CPU else _ROUNDED_TO - 1
-        fitting = [size for size in (1, 2, 4, 8, 16) if given - slack <= elements * size <= given]
-        return fitting[0] if len(fitting) == 1 else 0
+def _size_by_allocation(recording: Recording, span: int, inputs: OpShapes) -> int:
+    """Of a `cat` that allocated its output, and nothing else; 0 for others."""
+    joined = recording.name_of(span) == "aten::cat" and inputs.types[:1] == ("TensorList",)
+    sizes_of_list = inputs.dims[0] if joined and inputs.dims else []
+    if not all(isinstance(size, list) for size in sizes_of_list):  # a trace may say anything
+        return 0
+    elements = sum(map(prod, sizes_of_list))
+    memory, spans = recording.memory, recording.spans
+    first, last = np.searchsorted(memory.time_ns, [spans.start_ns[span], spans.end_ns[span]])
+    here = np.flatnonzero(memory.lane[first:last] == spans.lane[span]) + first
+    if len(here) != 1 or elements < 1:
+        return 0
+    given = int(memory.size_bytes[here[0]])
+    slack = 0 if memory.device_type[here[0]] == _CPU else _ROUNDED_TO - 1
+    fitting = [size for size in (1, 2, 4, 8, 16) if given - slack <= elements * size <= given]
+    return fitting[0] if len(fitting) == 1 else 0

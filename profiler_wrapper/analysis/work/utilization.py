@@ -61,15 +61,13 @@ class StepWork:
 
 def work_of_count(count: FlopCount) -> StepWork:
     """The work of a step whose FLOPs are counted."""
-    model, hardware = Counter[str](), Counter[str]()
-    causal_model, causal_hardware = Counter[str](), Counter[str]()
+    model, hardware, causal_model, causal_hardware = (Counter[str]() for _ in range(4))
     for row in count.rows:
         hardware[row.dtype] += row.flops_per_step
         causal_hardware[row.dtype] += row.causal_flops_per_step
-        if row.phase == "optimizer":
-            continue
-        model[row.dtype] += row.flops_per_step - row.repeated_flops_per_step
-        causal_model[row.dtype] += row.causal_flops_per_step - row.causal_repeated_flops_per_step
+        if row.phase != "optimizer":
+            model[row.dtype] += row.flops_per_step - row.repeated_flops_per_step
+            causal_model[row.dtype] += row.causal_flops_per_step - row.causal_repeated_flops_per_step
     return StepWork(
         model_flops_by_dtype=dict(model),
         hardware_flops_by_dtype=dict(hardware),
@@ -127,7 +125,8 @@ def utilization(found: Attributed, count: FlopCount, peaks: Peaks | None) -> tup
         return None, []
     times_ns = step_windows(found).step_times_ns
     step_ns = round(fmean(times_ns)) if times_ns else None
-    devices = _devices(found)
+    on_device = found.charges.basis == "device"
+    devices = max(1, len(np.unique(found.recording.spans.device[found.charges.span]))) if on_device else 1
     dtypes = [dtype for dtype, flops in work.hardware_flops_by_dtype.items() if flops]
     notes = [] if peaks is None else _missing(work, step_ns, dtypes, peaks)
     hidden = hides_recompute(found, count)
@@ -167,23 +166,15 @@ def share_of_peak(flops: Mapping[str, int], peaks: Peaks, *, devices: int = 1, t
     return at_peak_s / devices / (time_ns / NS_PER_S)
 
 
-def _devices(found: Attributed) -> int:
-    """How many devices computed."""
-    if found.charges.basis != "device":
-        return 1
-    return max(1, len(np.unique(found.recording.spans.device[found.charges.span])))
-
-
 def _missing(work: StepWork, step_ns: int | None, dtypes: Iterable[str], peaks: Peaks) -> list[str]:
     """Why there is no share of the peak."""
     untyped = [dtype or "a type that the trace does not tell" for dtype in dtypes if peak_of(peaks, dtype) is None]
-    if work.uncounted:
-        return ["MFU is not available, because the FLOPs of some ops are not known (above)"]
+    why = f"no peak is known for {', '.join(untyped)}" if untyped else ""
     if step_ns is None:
-        return ["MFU is not available, because no step has a begin and an end"]
-    if untyped:
-        return [f"MFU is not available, because no peak is known for {', '.join(untyped)}"]
-    return []
+        why = "no step has a begin and an end"
+    if work.uncounted:
+        why = "the FLOPs of some ops are not known (above)"
+    return [f"MFU is not available, because {why}"] if why else []
 
 
 def _too_high(shares: Utilization, dtypes: Iterable[str]) -> list[str]:
@@ -193,11 +184,7 @@ def _too_high(shares: Utilization, dtypes: Iterable[str]) -> list[str]:
         return []
     of = ", ".join(f"{(peak_of(peaks, dtype) or 0) / 1e12:g} TFLOP/s {dtype}" for dtype in dtypes)
     what, share = ("MFU", shares.mfu) if shares.mfu is not None and shares.mfu > 1 else ("HFU", shares.hfu)
+    cause = "the peak is of another device or type, or the step time misses work"
     if shares.causal_hfu is not None and shares.causal_hfu <= 1:
         cause = "it counts what a causal mask hides, and kernels skip (causal_mfu does not)"
-    else:
-        cause = (
-            "the peak is of another device, type or number of threads; or the step time misses work, or the steps "
-            "with shapes did more than the timed ones"
-        )
-    return [f"{what} is {100 * (share or 0):.1f} %. Likely {cause}. Peak: {of} ({peaks.source})"]
+    return [f"{what} is {100 * share:.1f} %. Likely {cause}. Peak: {of} ({peaks.source})"]
