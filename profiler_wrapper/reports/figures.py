@@ -9,6 +9,7 @@ import math
 import os
 import textwrap
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiler_wrapper.analysis.model import MemoryCategory
-from profiler_wrapper.reports.plot_rows import layer_numbers, short_names
+from profiler_wrapper.analysis.statistics import split_number
 from profiler_wrapper.reports.text import clean, shorten
 
 if TYPE_CHECKING:
@@ -244,6 +245,33 @@ def _nice_step(at_least: int) -> int:
     return next(
         step for scale in count() for step in (round(part * 10.0**scale) for part in (1, 2, 5)) if step >= at_least
     )
+
+
+def layer_numbers(layers: Sequence[str]) -> list[int | None]:
+    """The number of each layer that differs only in it from the layer before; None for the others.
+
+    `["embed", "layers.0", "layers.1", "norm"]` gives `[None, None, 1, None]`.
+    """
+    numbers: list[int | None] = []
+    before = None
+    for layer in layers:
+        pattern, number = split_number(layer)
+        numbers.append(number if pattern == before else None)
+        before = pattern
+    return numbers
+
+
+def short_names(layers: Sequence[str]) -> list[str]:
+    """The last part of each name, with the part before it if that is a number's; whole where short ones are equal."""
+    short = [_last_parts(layer) for layer in layers]
+    counts = Counter(zip(short, layers, strict=True))
+    seen = Counter(name for name, _ in counts)
+    return [name if seen[name] == 1 else layer for name, layer in zip(short, layers, strict=True)]
+
+
+def _last_parts(layer: str) -> str:
+    before, _, last = layer.rpartition(".")
+    return ".".join([*before.rpartition(".")[2:], last]) if last.isdigit() and before else last
 
 
 # --------------------------------------------------------------------------------------------------

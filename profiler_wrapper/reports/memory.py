@@ -29,7 +29,7 @@ from profiler_wrapper.analysis.model import (
 )
 from profiler_wrapper.analysis.statistics import OPEN, fill_numbers, split_number
 from profiler_wrapper.reports.describe import machine, rank_in_words, steps_in_words
-from profiler_wrapper.reports.plot_rows import LayerBar, layer_bars, mib
+from profiler_wrapper.reports.folding import LayerBar, layer_bars, mib
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
 from profiler_wrapper.trace.recording import Int64
 from profiler_wrapper.units import MIB, percent

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.analysis.model import CATEGORIES, PHASES, Analysis, MemoryCategory, MemoryUse, Phase
+from profiler_wrapper.analysis.statistics import split_number
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.describe import (
     Followed,
+    attention_backends,
     followed,
     has_like_steps,
     machine,
@@ -25,6 +29,7 @@ from profiler_wrapper.reports.describe import (
     steps_in_words,
 )
 from profiler_wrapper.reports.figures import CATEGORY_COLORS
+from profiler_wrapper.reports.folding import NS_PER_MS, LayerBar, layer_bars, rest_bars
 from profiler_wrapper.reports.memory import (
     Course,
     MemoryCourse,
@@ -36,15 +41,6 @@ from profiler_wrapper.reports.memory import (
     step_peaks,
     why_no_memory,
     why_no_memory_use,
-)
-from profiler_wrapper.reports.plot_rows import (
-    Averages,
-    LayerBar,
-    StepLines,
-    averages,
-    layer_bars,
-    rest_bars,
-    step_lines,
 )
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.trace.recording import Int64
@@ -201,6 +197,79 @@ def _draw_phases(axes: Axes, use: MemoryUse, begin_ns: int) -> list[Phase]:
                       color="white" if span.phase == "optimizer" else figures.INK)  # fmt: skip
             named.add(span.phase)
     return [phase for phase in phases if phase not in named]
+
+
+# --------------------------------------------------------------------------------------------------
+# What stands under the time plot, and time per step, as numbers.
+
+
+@dataclass(frozen=True)
+class Averages:
+    """What stands under the time plot, in ms per layer and step."""
+
+    layers: int  # how many the averages are over
+    what: str  # "block", "block of layers.*" where there are others, or "layer"
+    average_ms: float
+    attention_ms: float  # of FlashAttention where there is any, else of all attention
+    flash: tuple[str, ...]  # backends that are FlashAttention
+    others: tuple[str, ...]  # the other backends of attention
+
+    @property
+    def ratio(self) -> float:
+        return self.attention_ms / self.average_ms if self.average_ms else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLines:
+    """Time per step: one line a phase, one for attention."""
+
+    steps: tuple[int, ...]
+    total_ms: tuple[float, ...]
+    phases_ms: Mapping[Phase, tuple[float, ...]]
+    attention_ms: tuple[float, ...]
+
+
+def averages(analysis: Analysis, bars: Sequence[LayerBar]) -> Averages | None:
+    """The seed's three numbers over the sibling blocks that take most, or over all layers where there are no blocks."""
+    groups: dict[str, list[LayerBar]] = defaultdict(list)
+    for bar in bars:
+        if bar.block:
+            groups[split_number(bar.layer, left_open="*")[0]].append(bar)
+    if not bars:
+        return None
+    costliest = max(groups, key=lambda name: sum(bar.time_ms for bar in groups[name]), default=None)
+    over = list(bars) if costliest is None else groups[costliest]
+    backends = list(attention_backends(analysis))
+    flash = tuple(backend for backend in backends if _is_flash(analysis, backend))
+    counted = flash or backends
+    return Averages(
+        layers=len(over),
+        what="layer" if costliest is None else f"block of {costliest}" if len(groups) > 1 else "block",
+        average_ms=sum(bar.time_ms for bar in over) / len(over),
+        attention_ms=sum(bar.attention_ms.get(backend, 0.0) for bar in over for backend in counted) / len(over),
+        flash=flash,
+        others=tuple(backend for backend in backends if backend not in flash),
+    )
+
+
+def _is_flash(analysis: Analysis, backend: str) -> bool:
+    """By its name, or, of an external library's, by the names of all its kernels."""
+    if "flash" in backend.lower():
+        return True
+    kernels = [kernel for row in analysis.attention if row.backend == backend for kernel in row.kernels]
+    return backend == "external" and bool(kernels) and all("flash" in kernel.lower() for kernel in kernels)
+
+
+def step_lines(analysis: Analysis) -> StepLines:
+    """The steps that have a number, in order."""
+    rows = sorted((row for row in analysis.steps if row.step is not None), key=lambda row: row.step or 0)
+    phases = [phase for phase in PHASES if any(row.phases_ns.get(phase) for row in rows)]
+    return StepLines(
+        steps=tuple(row.step for row in rows if row.step is not None),
+        total_ms=tuple(row.time_ns / NS_PER_MS for row in rows),
+        phases_ms={phase: tuple(row.phases_ns.get(phase, 0) / NS_PER_MS for row in rows) for phase in phases},
+        attention_ms=tuple(row.attention_ns / NS_PER_MS for row in rows),
+    )
 
 
 # --------------------------------------------------------------------------------------------------

@@ -12,10 +12,19 @@ import pytest
 from PIL import Image
 
 from profiler_wrapper.analysis.model import Analysis, Phase
-from profiler_wrapper.reports.figures import DPI, layer_ticks
+from profiler_wrapper.reports.figures import DPI, layer_ticks, short_names
+from profiler_wrapper.reports.folding import layer_bars, rest_bars
 from profiler_wrapper.reports.memory import memory_course
-from profiler_wrapper.reports.plot_rows import StepLines, averages, layer_bars, rest_bars, short_names, step_lines
-from profiler_wrapper.reports.plots import caption, draw_memory, draw_steps, draw_time, why_retained
+from profiler_wrapper.reports.plots import (
+    StepLines,
+    averages,
+    caption,
+    draw_memory,
+    draw_steps,
+    draw_time,
+    step_lines,
+    why_retained,
+)
 from sample_results import Layer, analysis_of, llama
 
 
