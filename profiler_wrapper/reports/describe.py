@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -71,11 +72,6 @@ def work_scale(analysis: Analysis) -> int | None:
     if not has_like_flops(analysis):
         return None
     return max(1, len(step_numbers(analysis))) // step_count(analysis)
-
-
-def scaled(per_step: int | None, scale: int | None) -> int | None:
-    """Work per step times `work_scale`."""
-    return None if per_step is None or scale is None else per_step * scale
 
 
 def outside_steps_ns(analysis: Analysis) -> int:
@@ -160,16 +156,20 @@ def use_line(analysis: Analysis, width: int) -> str:
     shares = [_share_in_words("MFU", use.mfu, use.causal_mfu)]
     if use.hfu != use.mfu:
         shares.append(_share_in_words("HFU", use.hfu, use.causal_hfu))
-    by_dtype: dict[str, int] = {}
-    for row in analysis.flops:
-        by_dtype[row.dtype] = by_dtype.get(row.dtype, 0) + row.flops_per_step
-    total = sum(by_dtype.values())
-    main = sorted((dtype for dtype, flops in by_dtype.items() if flops > _FEW_FLOPS * total), key=by_dtype.__getitem__)
-    peaks = [f"{flop_rate((peak_of(use.peaks, dtype) or 0.0) * use.devices)} {dtype}".rstrip() for dtype in main[::-1]]
+    dtypes = main_dtypes(analysis)
+    peaks = [f"{flop_rate((peak_of(use.peaks, dtype) or 0.0) * use.devices)} {dtype}".rstrip() for dtype in dtypes]
     line = f"{', '.join(shares)} of {' + '.join(peaks)} over {use.step_time_ns / 1e6:.3f} ms, end to end"
     if width - len(line) >= _SOURCE_WIDTH:
         line += "; " + shorten(clean(use.peaks.source), width - len(line) - 2)
     return line
+
+
+def main_dtypes(analysis: Analysis) -> list[str]:
+    """The types of number that more than 1 % of the FLOPs are of, those with most first."""
+    flops: Counter[str] = Counter()
+    for row in analysis.flops:
+        flops[row.dtype] += row.flops_per_step
+    return [dtype for dtype, count in flops.most_common() if count > _FEW_FLOPS * flops.total()]
 
 
 def use_lines(analysis: Analysis, width: int) -> list[str]:

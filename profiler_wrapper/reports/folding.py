@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
-from typing import Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from profiler_wrapper.analysis.model import FORWARD_PHASES, Analysis, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import FEWEST_VALUES, fill_numbers, outliers, split_number
@@ -206,25 +206,24 @@ def outlying_layers(fold: Fold) -> list[Outlier]:
 # Which folds of a layer tree get a row where there is only room for some: the most expensive, each below its parent.
 
 Order = Literal["cost", "model"]
-Extra = TypeVar("Extra")
 
 
 @dataclass(eq=False)
-class Shown(Generic[Extra]):
+class Shown:
     """A fold that got a row, further rows that belong to it, and the folds below that got one."""
 
     fold: Fold
     depth: int
-    parent: Shown[Extra] | None = None
-    extras: list[Extra] = field(default_factory=list)
-    children: list[Shown[Extra]] = field(default_factory=list)
+    parent: Shown | None = None
+    extras: list[Any] = field(default_factory=list)
+    children: list[Shown] = field(default_factory=list)
 
     @property
     def inside_fold(self) -> bool:
         """Whether it stands for a part of many layers."""
         return self.parent is not None and len(self.parent.fold.members) > 1
 
-    def walk(self) -> Iterator[Shown[Extra]]:
+    def walk(self) -> Iterator[Shown]:
         """Itself and all below it."""
         stack = [self]
         while stack:
@@ -233,9 +232,7 @@ class Shown(Generic[Extra]):
             stack += this.children
 
 
-def choose(
-    tree: Tree, *, most: int, extras: Callable[[Shown[Extra]], list[Extra]]
-) -> tuple[list[Shown[Extra]], list[Fold]]:
+def choose(tree: Tree, *, most: int, extras: Callable[[Shown], list[Any]]) -> tuple[list[Shown], list[Fold]]:
     """The roots with what is shown below them, in at most `most` rows; and the roots that do not fit.
 
     Those need one row together, which is counted. `extras` gives the further rows of a numbered
@@ -246,7 +243,7 @@ def choose(
     rest = roots[len(fitting) :]
     room = most - len(fitting) - bool(rest)
     number = count()
-    shown = [Shown[Extra](root, 0) for root in fitting]
+    shown = [Shown(root, 0) for root in fitting]
     waiting = [(-one.fold.time_ns, next(number), one) for one in shown]
     heapq.heapify(waiting)
     while waiting:
@@ -266,7 +263,7 @@ def choose(
     return shown, rest
 
 
-def in_order(shown: Sequence[Shown[Extra]], order: Order) -> list[Shown[Extra]]:
+def in_order(shown: Sequence[Shown], order: Order) -> list[Shown]:
     """Siblings as they are drawn: the most expensive first, or as in the model."""
     if order == "model":
         return sorted(shown, key=lambda one: one.fold.order)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from profiler_wrapper.analysis.model import PHASES, Analysis, UncountedRow
+from profiler_wrapper.analysis.model import PHASES, Analysis, Phase, StepRow, UncountedRow
 from profiler_wrapper.reports.columns import COLUMNS, Values, phase_values, scale_of
 from profiler_wrapper.reports.describe import followed, outside_label, per_step, step_count, title_parts, use_line
 from profiler_wrapper.reports.memory import memory_use_sections, why_no_memory_use
@@ -102,57 +103,54 @@ _TEXTS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
+_Columns = dict[str, Callable[[Any], str]]  # what stands in each, by its title
+
+
+def _table(rows: Iterable[Any], columns: _Columns, left: int, *, left_last: bool = False) -> str:
+    """The first `left` columns to the left; no text without rows."""
+    drawn = [[text(row) for text in columns.values()] for row in rows]
+    return grid(list(columns), drawn, left_columns=left, left_last=left_last) if drawn else ""
+
+
 def attention_section(analysis: Analysis) -> str:
     """Attention by layer, phase and backend, with the kernels' names."""
     steps = step_count(analysis)
     order = {row.layer: row.order for row in analysis.layers}
     rows = sorted(analysis.attention, key=lambda row: (order.get(row.layer, -1), PHASES.index(row.phase), row.backend))
-    drawn = [
-        [
-            clean(row.layer),
-            row.phase,
-            clean(row.backend),
-            _per_step_ms(row.time_ns, steps),
-            shorten(clean(", ".join(row.kernels)), _LONGEST_KERNELS),
-        ]
-        for row in rows
-    ]
-    return (
-        grid(("layer", "phase", "backend", "time", "kernels"), drawn, left_columns=3, left_last=True) if drawn else ""
-    )
+    columns: _Columns = {
+        "layer": lambda row: clean(row.layer),
+        "phase": lambda row: row.phase,
+        "backend": lambda row: clean(row.backend),
+        "time": lambda row: _per_step_ms(row.time_ns, steps),
+        "kernels": lambda row: shorten(clean(", ".join(row.kernels)), _LONGEST_KERNELS),
+    }
+    return _table(rows, columns, 3, left_last=True)
 
 
 def class_section(analysis: Analysis) -> str:
     """Time by class of event and phase."""
     steps, total_ns = step_count(analysis), analysis.time.total_ns
-    rows = sorted(analysis.classes, key=lambda row: -row.time_ns)
-    drawn = [
-        [
-            clean(row.class_name),
-            row.phase,
-            _per_step_ms(row.time_ns, steps),
-            percent(row.time_ns, total_ns),
-            f"{row.count / steps:.6g}",
-            _known(row.flops_per_step or None, _giga),
-        ]
-        for row in rows
-    ]
-    return grid(("class", "phase", "time", "share %", "events", "GFLOP"), drawn, left_columns=2) if drawn else ""
+    columns: _Columns = {
+        "class": lambda row: clean(row.class_name),
+        "phase": lambda row: row.phase,
+        "time": lambda row: _per_step_ms(row.time_ns, steps),
+        "share %": lambda row: percent(row.time_ns, total_ns),
+        "events": lambda row: f"{row.count / steps:.6g}",
+        "GFLOP": lambda row: _known(row.flops_per_step or None, _giga),
+    }
+    return _table(sorted(analysis.classes, key=lambda row: -row.time_ns), columns, 2)
 
 
 def uncounted_section(rows: Sequence[UncountedRow]) -> str:
     """Ops that work, and tell not how much; times with shapes being recorded."""
-    drawn = [
-        [
-            shorten(clean(row.op), _LONGEST_KERNELS),
-            row.class_name,
-            row.phase,
-            str(row.count),
-            milliseconds(row.time_per_step_ns),
-        ]
-        for row in rows
-    ]
-    return grid(("op", "class", "phase", "calls in all", "time"), drawn, left_columns=3) if drawn else ""
+    columns: _Columns = {
+        "op": lambda row: shorten(clean(row.op), _LONGEST_KERNELS),
+        "class": lambda row: row.class_name,
+        "phase": lambda row: row.phase,
+        "calls in all": lambda row: str(row.count),
+        "time": lambda row: milliseconds(row.time_per_step_ns),
+    }
+    return _table(rows, columns, 3)
 
 
 def step_section(analysis: Analysis) -> str:
@@ -163,20 +161,20 @@ def step_section(analysis: Analysis) -> str:
     splits = analysis.overview.steps if analysis.overview is not None else ()
     took = {split.step: milliseconds(split.span_ns) for split in splits if split.step is not None}
     phases = [phase for phase in PHASES if any(row.phases_ns.get(phase) for row in analysis.steps)]
-    drawn = [
-        [
-            "-" if row.step is None else str(row.step),
-            milliseconds(row.time_ns),
-            *([took.get(row.step, "") if row.step is not None else ""] if took else []),
-            _known(row.span_ns, milliseconds),
-            *(_known(row.phases_ns.get(phase), milliseconds) for phase in phases),
-            _known(row.attention_ns or None, milliseconds),
-            _known(row.peak_bytes, lambda size: f"{mebibytes(size)} MiB"),
-        ]
-        for row in analysis.steps
-    ]
-    heads = ("step", "time", *(("step takes",) if took else ()), "CPU span", *phases, "attention", "peak")
-    return grid(heads, drawn) if drawn else ""
+    columns: _Columns = {
+        "step": lambda row: "-" if row.step is None else str(row.step),
+        "time": lambda row: milliseconds(row.time_ns),
+        "step takes": lambda row: took.get(row.step, ""),
+        "CPU span": lambda row: _known(row.span_ns, milliseconds),
+        **{phase: partial(_phase_ms, phase=phase) for phase in phases},
+        "attention": lambda row: _known(row.attention_ns or None, milliseconds),
+        "peak": lambda row: _known(row.peak_bytes, lambda size: f"{mebibytes(size)} MiB"),
+    }
+    return _table(analysis.steps, columns, 1)
+
+
+def _phase_ms(row: StepRow, *, phase: Phase) -> str:
+    return _known(row.phases_ns.get(phase), milliseconds)
 
 
 def series_section(analysis: Analysis) -> str:

@@ -48,7 +48,7 @@ from profiler_wrapper.reports.folding import (
     sibling_folds,
 )
 from profiler_wrapper.reports.result_json import LISTS, NS_PER_US, plain, to_dict, to_plain
-from profiler_wrapper.reports.roofline import HOW_TO_GET_PEAKS, Point, not_shown, roofline
+from profiler_wrapper.reports.roofline import HOW_TO_GET_PEAKS, not_shown, roofline
 from profiler_wrapper.reports.table import (
     ALONE,
     TableRow,
@@ -73,7 +73,7 @@ def roofline_data(analysis: Analysis) -> dict[str, Any]:
     """Points as the roofline picture has them, times in microseconds, and the roofs above them."""
     what = roofline(analysis)
     return {
-        "points": [_point(point) for point in what.points],
+        "points": [to_plain(point) for point in what.points],
         "total_us": analysis.time.total_ns / step_count(analysis) / NS_PER_US,
         "flops_per_s": what.flops_per_s,
         "bytes_per_s": what.bytes_per_s,
@@ -82,15 +82,6 @@ def roofline_data(analysis: Analysis) -> dict[str, Any]:
         "how": "" if what.flops_per_s else HOW_TO_GET_PEAKS,
         "colors": dict(KIND_COLORS),
         "other": OTHER_KIND,
-    }
-
-
-def _point(point: Point) -> dict[str, Any]:
-    return to_plain(point) | {
-        "flops_per_byte": point.intensity,
-        "flops_per_s": point.flop_per_s,
-        "of_roof": point.of_roof,
-        "why": point.why_no_roof,
     }
 
 
@@ -477,7 +468,7 @@ def result_html(analysis: Analysis) -> str:
     """The verdict and the first findings, then the table as it is printed."""
     verdict = _paragraph(analysis.summary.get("verdict"), "pw-verdict")
     table = escape(console_table(analysis, rows=_ROWS, width=_COLUMNS, unicode=True))
-    findings = _findings(analysis.summary.get("findings"))
+    findings = _findings(analysis.summary.get("findings") or ())
     return f'<div class="pw-result"><style>\n{_STYLE}</style>{verdict}{findings}<pre>{table}</pre></div>'
 
 
@@ -490,17 +481,14 @@ def _paragraph(text: object, kind: str = "") -> str:
     return f'<p class="{kind}">{harmless(text)}</p>' if text else ""
 
 
-def _findings(findings: object) -> str:
+def _findings(findings: Sequence[Mapping[str, Any]]) -> str:
     """The first findings: what is so, what it saves at most, how."""
-    if not isinstance(findings, (list, tuple)):
-        return ""
-    known = [finding for finding in findings if isinstance(finding, Mapping)]
     items = "".join(
         f"<li>{harmless(finding.get('title', ''))}{_saving(finding)}"
         f'<br><span class="pw-quiet">{harmless(finding.get("fix", ""))}</span></li>'
-        for finding in known[:_FINDINGS]
+        for finding in findings[:_FINDINGS]
     )
-    rest = len(known) - _FINDINGS
+    rest = len(findings) - _FINDINGS
     more = _paragraph(f"({rest} more in result.summary)" if rest > 0 else "", "pw-quiet")
     return f"<ul>{items}</ul>{more}" if items else ""
 

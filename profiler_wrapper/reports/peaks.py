@@ -113,12 +113,8 @@ def measured_text(measured: MeasuredPeaks, maker: Peaks | None, *, width: int = 
 
 def peaks_dict(peaks: Peaks) -> dict[str, Any]:
     """One device as plain data."""
-    return {
-        "device": peaks.device,
-        "flops_per_s": dict(peaks.flops_per_s),
-        "bandwidth_bytes_per_s": peaks.bandwidth_bytes_per_s,
-        "source": peaks.source,
-    }
+    data: dict[str, Any] = msgspec.to_builtins(peaks)
+    return data
 
 
 def measured_dict(measured: MeasuredPeaks, maker: Peaks | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from profiler_wrapper.analysis.memory.use import points_of
 from profiler_wrapper.analysis.model import CATEGORIES, PHASES, Analysis, MemoryCategory, MemoryUse, Phase
 from profiler_wrapper.analysis.statistics import split_number
 from profiler_wrapper.reports import figures
@@ -30,18 +31,7 @@ from profiler_wrapper.reports.describe import (
 )
 from profiler_wrapper.reports.figures import CATEGORY_COLORS
 from profiler_wrapper.reports.folding import NS_PER_MS, LayerBar, layer_bars, rest_bars
-from profiler_wrapper.reports.memory import (
-    Course,
-    MemoryCourse,
-    course,
-    memory_course,
-    moment_in_words,
-    owner_groups,
-    phase_spans,
-    step_peaks,
-    why_no_memory,
-    why_no_memory_use,
-)
+from profiler_wrapper.reports.memory import moment_in_words, owner_groups, why_no_memory, why_no_memory_use
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.trace.recording import Int64
 from profiler_wrapper.units import MIB
@@ -94,8 +84,7 @@ def draw_categories(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     figures.head(figure, title)
     axes, strip = figure.subplots(2, 1, sharex=True, height_ratios=[12, 1])
     begin_ns = int(use.timeline.time_ns[0])
-    points = course(use.timeline, most=_MOST_POINTS)
-    _draw_stack(axes, points, begin_ns)
+    _draw_stack(axes, use, begin_ns)
     _mark_steps(axes, use, begin_ns)
     axes.plot(_ms(use.peak.time_ns, begin_ns), use.peak.total_bytes / MIB, "v", color=_RESERVED, markersize=9,
               clip_on=False, zorder=5, label="peak")  # fmt: skip
@@ -133,69 +122,78 @@ def _ms(time_ns: int, begin_ns: int) -> float:
     return (time_ns - begin_ns) / 1e6
 
 
-def _draw_stack(axes: Axes, points: Course, begin_ns: int) -> None:
+def _draw_stack(axes: Axes, use: MemoryUse, begin_ns: int) -> None:
     """The last point is held a little longer, so that it can be seen."""
     figures.prepare(axes, ylabel="MiB")
-    times_ms = (points.time_ns - begin_ns) / 1e6
+    timeline, events = use.timeline, points_of(use, most=_MOST_POINTS)
+    times_ms = (timeline.time_ns[events] - begin_ns) / 1e6
     end_ms = 1.01 * float(times_ms[-1]) or 1.0
     times_ms = np.append(times_ms, end_ms)
 
     def drawn(sizes_bytes: Int64) -> npt.NDArray[np.float64]:
         return np.append(sizes_bytes, sizes_bytes[-1]) / MIB
 
-    below = np.zeros_like(points.time_ns)
-    held_by = dict(zip(CATEGORIES, points.bytes_by_category, strict=True))
+    below = np.zeros_like(events)
+    held_by = dict(zip(CATEGORIES, timeline.bytes_by_category[:, events], strict=True))
     for name in _FROM_BELOW:
         held = held_by[name]
         if held.any():
             axes.fill_between(times_ms, drawn(below), drawn(below + held), step="post", color=CATEGORY_COLORS[name],
                               linewidth=0, label=name.replace("_", " "))  # fmt: skip
             below = below + held
-    if not points.is_thinned:
+    if len(events) == len(timeline.time_ns):
         axes.step(times_ms, drawn(below), where="post", color=figures.INK, linewidth=0.6)
-    if points.reserved_bytes is not None:
-        axes.step(times_ms, drawn(points.reserved_bytes), "--", where="post", color=_RESERVED, linewidth=1.2,
+    if timeline.reserved_bytes is not None:
+        axes.step(times_ms, drawn(timeline.reserved_bytes[events]), "--", where="post", color=_RESERVED, linewidth=1.2,
                   label="reserved")  # fmt: skip
     axes.set_xlim(0.0, end_ms)
 
 
 def _mark_steps(axes: Axes, use: MemoryUse, begin_ns: int) -> None:
     """A mark at the peak of each step, with its size where they are few."""
-    peaks = step_peaks(use)
-    axes.plot([_ms(peak.time_ns, begin_ns) for peak in peaks], [peak.total_bytes / MIB for peak in peaks], "o",
+    times, total = use.timeline.time_ns, use.timeline.total_bytes
+    peaks = []
+    for step in use.steps:
+        first, end = np.searchsorted(times, [step.start_ns, step.end_ns]).tolist()
+        if end > first:
+            event = first + int(total[first:end].argmax())
+            peaks.append((step.number, _ms(int(times[event]), begin_ns), int(total[event]) / MIB))
+    axes.plot([at_ms for _, at_ms, _ in peaks], [size for *_, size in peaks], "o",
               color="white", markeredgecolor=_RESERVED, markersize=figures.mark_size(len(peaks)), zorder=4,
               label="peak of a step" if peaks else None)  # fmt: skip
-    if len(peaks) > _MOST_NAMED_STEPS:
-        return
-    for peak in peaks:
-        axes.annotate(f"step {peak.step}: {peak.total_bytes / MIB:.1f}", (_ms(peak.time_ns, begin_ns),
-                      peak.total_bytes / MIB), xytext=(0, 7), textcoords="offset points", ha="center", zorder=6,
-                      fontsize=figures.FONT_SIZE - 1, bbox={"boxstyle": "round,pad=0.15", "facecolor": "white",
-                      "edgecolor": "none", "alpha": 0.8})  # fmt: skip
+    for number, at_ms, size in peaks if len(peaks) <= _MOST_NAMED_STEPS else ():
+        axes.annotate(f"step {number}: {size:.1f}", (at_ms, size), xytext=(0, 7), textcoords="offset points",
+                      ha="center", zorder=6, fontsize=figures.FONT_SIZE - 1, bbox={"boxstyle": "round,pad=0.15",
+                      "facecolor": "white", "edgecolor": "none", "alpha": 0.8})  # fmt: skip
 
 
 def _draw_phases(axes: Axes, use: MemoryUse, begin_ns: int) -> list[Phase]:
     """A strip of greys; wide phases carry their names. Gives the phases that carry none anywhere."""
-    spans = phase_spans(use.timeline)
-    width_ns = max(1, int(use.timeline.time_ns[-1]) - begin_ns)
+    starts, end_ns = use.timeline.phase_starts, int(use.timeline.time_ns[-1])
+    ends = [*(start_ns for start_ns, _ in starts[1:]), end_ns]
+    within = [
+        (phase, max(start_ns, begin_ns), min(next_ns, end_ns))
+        for (start_ns, phase), next_ns in zip(starts, ends, strict=False)
+    ]
+    spans = [(phase, _ms(first, begin_ns), (last - first) / 1e6) for phase, first, last in within if last > first]
+    width_ms = max(1, end_ns - begin_ns) / 1e6
     axes.set_ylim(0, 1)
     axes.set_yticks([])
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(labelsize=figures.FONT_SIZE - 1)
     axes.set_xlabel("ms since the first allocation that was recorded", fontsize=figures.FONT_SIZE)
-    phases = list(dict.fromkeys(span.phase for span in spans))
+    phases = list(dict.fromkeys(phase for phase, *_ in spans))
     for phase in phases:
-        places = [(_ms(s.start_ns, begin_ns), (s.end_ns - s.start_ns) / 1e6) for s in spans if s.phase == phase]
+        places = [(at_ms, length_ms) for name, at_ms, length_ms in spans if name == phase]
         axes.broken_barh(places, (0, 1), facecolors=_PHASE_GREYS[phase], linewidth=0)
     named: set[Phase] = set()
-    for span in spans:
-        name = span.phase.replace("_", " ")
-        if (span.end_ns - span.start_ns) / width_ns > _WIDE_ENOUGH * len(name):
-            axes.text(_ms((span.start_ns + span.end_ns) // 2, begin_ns), 0.47, name, ha="center", va="center",
-                      fontsize=figures.FONT_SIZE - 1,
-                      color="white" if span.phase == "optimizer" else figures.INK)  # fmt: skip
-            named.add(span.phase)
+    for phase, at_ms, length_ms in spans:
+        name = phase.replace("_", " ")
+        if length_ms / width_ms > _WIDE_ENOUGH * len(name):
+            axes.text(at_ms + length_ms / 2, 0.47, name, ha="center", va="center", fontsize=figures.FONT_SIZE - 1,
+                      color="white" if phase == "optimizer" else figures.INK)  # fmt: skip
+            named.add(phase)
     return [phase for phase in phases if phase not in named]
 
 
@@ -401,23 +399,29 @@ def draw_time(analysis: Analysis, path: str | os.PathLike[str]) -> None:
 
 @figures.own_style()
 def draw_memory(analysis: Analysis, path: str | os.PathLike[str]) -> None:
-    """Writes a PNG: allocated, reserved and peak memory layer after layer, and what each layer retains, in MiB."""
+    """Writes a PNG: allocated, reserved and peak memory layer after layer, and what each layer retains, in MiB.
+
+    Means over all calls; layers are in model order.
+    """
     bars = layer_bars(analysis)
-    course = memory_course(analysis, bars)
+    known = [bar for bar in bars if bar.entry_mib is not None and bar.exit_mib is not None]
     title = f"{_basis(analysis)} memory by layer: {_what(analysis)}"
-    if not course.points:
+    if not known:
         figures.say(path, title, f"Memory by layer is not available, because {why_no_memory(analysis)}.")
         return
     retained = [bar for bar in bars if bar.retained_mib is not None]
     panels = 1 + bool(retained)
-    figure = figures.new_figure(max(len(bars), len(course.points)), height_in=1.6 + 3.3 * panels)
+    figure = figures.new_figure(len(bars), height_in=1.6 + 3.3 * panels)
     axes = figure.subplots(panels, 1, squeeze=False)[:, 0]
     figures.head(figure, title)
-    _draw_course(axes[0], course, figure.get_figwidth())
+    _draw_borders(axes[0], known, figure.get_figwidth())
     if retained:
         _draw_retained(axes[1], retained, figure.get_figwidth(), why_retained(analysis))
-    if notes := _memory_notes(analysis, course):
-        figure.supxlabel(figures.literal(notes), fontsize=figures.FONT_SIZE)
+    notes = ["reserved: not available"] if all(bar.reserved_mib is None for bar in known) else []
+    if analysis.time_basis == "cpu":
+        notes.append("on a CPU, of what was there before only what model and optimizers held counts")
+    if notes:
+        figure.supxlabel(figures.literal("; ".join(notes)), fontsize=figures.FONT_SIZE)
     figures.save(figure, path)
 
 
@@ -466,39 +470,22 @@ def _attention_note(numbers: Averages) -> str:
     return f"no FA: attention is {others}" if others else "no attention kernel seen"
 
 
-def _draw_course(axes: Axes, course: MemoryCourse, width_in: float) -> None:
+def _draw_borders(axes: Axes, bars: Sequence[LayerBar], width_in: float) -> None:
     """Allocated from entry to exit of each layer; reserved and peak where they are known."""
-    points = course.points
     figures.prepare(axes, ylabel="MiB")
-    borders = [x for i in range(len(points)) for x in (i - 0.5, i + 0.5)]
-    allocated = [size for point in points for size in (point.entry_mib, point.exit_mib)]
-    positions = range(len(points))
-    for phase in dict.fromkeys(point.phase for point in points if point.phase not in ("forward", "decode")):
-        inside = [(i - 0.5, 1) for i, point in enumerate(points) if point.phase == phase]
-        axes.broken_barh(inside, (0, 1), transform=axes.get_xaxis_transform(), color=figures.PHASE_COLORS[phase],
-                         alpha=0.12, linewidth=0, label=phase)  # fmt: skip
-    axes.plot(
-        borders, allocated, "-", color=figures.PHASE_COLORS["forward"], linewidth=1.8, label="allocated, entry to exit"
-    )
-    peak = [math.nan if point.peak_mib is None else point.peak_mib for point in points]
-    reserved = [math.nan if point.reserved_mib is None else point.reserved_mib for point in points]
+    places = range(len(bars))
+    borders = [x for i in places for x in (i - 0.5, i + 0.5)]
+    allocated = [size for bar in bars for size in (bar.entry_mib or 0.0, bar.exit_mib or 0.0)]
+    axes.plot(borders, allocated, "-", color=figures.PHASE_COLORS["forward"], linewidth=1.8,
+              label="allocated, entry to exit")  # fmt: skip
+    peak = [math.nan if bar.peak_mib is None else bar.peak_mib for bar in bars]
+    reserved = [math.nan if bar.reserved_mib is None else bar.reserved_mib for bar in bars]
     if not all(map(math.isnan, peak)):
-        axes.plot(positions, peak, "v", color="#D55E00", markersize=figures.mark_size(len(points)), label="peak inside")
+        axes.plot(places, peak, "v", color="#D55E00", markersize=figures.mark_size(len(bars)), label="peak inside")
     if not all(map(math.isnan, reserved)):
-        axes.plot(positions, reserved, "--", color="#666666", drawstyle="steps-mid", label="reserved")
-    figures.name_layers(axes, [point.layer for point in points], width_in)
-    step = "" if course.step is None else f", step {course.step} ({course.why_step})"
-    when = "means over all calls, in model order" if course.means else "in the order of the calls"
-    figures.legend_above(axes, f"Memory at each layer{step}, {when}")
-
-
-def _memory_notes(analysis: Analysis, course: MemoryCourse) -> str:
-    notes = []
-    if all(point.reserved_mib is None for point in course.points):
-        notes.append("reserved: not available")
-    if analysis.time_basis == "cpu":
-        notes.append("on a CPU, of what was there before only what model and optimizers held counts")
-    return "; ".join(notes)
+        axes.plot(places, reserved, "--", color="#666666", drawstyle="steps-mid", label="reserved")
+    figures.name_layers(axes, [bar.layer for bar in bars], width_in)
+    figures.legend_above(axes, "Memory at each layer, means over all calls, in model order")
 
 
 def _draw_retained(axes: Axes, bars: Sequence[LayerBar], width_in: float, why: str) -> None:

@@ -6,7 +6,7 @@ A page reads `plotly.min.js` beside it, or, in the directory of a later window, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from markupsafe import Markup
@@ -150,18 +150,9 @@ def _why_empty(use: MemoryUse, page: str, categories: Sequence[MemoryCategory]) 
 
 def _json(rings: Sequence[Sector], fixed: Mapping[int, str]) -> Markup:
     """The sectors by column, in a form that cannot end the element it stands in."""
-    sizes = [sector.size_bytes for sector in rings]
-    parents = [sector.parent for sector in rings]
-    colors = ring_colors(parents, [sector.label for sector in rings], sizes, fixed)
-    columns = {
-        "rings": _RINGS,
-        "labels": [sector.label for sector in rings],
-        "parents": parents,
-        "bytes": sizes,
-        "names": [sector.name for sector in rings],
-        "counts": [sector.count for sector in rings],
-        "phases": [sector.phases for sector in rings],
-        "colors": colors,
-        "inks": [ink_on(color) for color in colors],
-    }
-    return Markup(script_json(columns))
+    parents, labels, names, sizes, counts, phases = zip(*map(astuple, rings), strict=True)
+    colors = ring_colors(parents, labels, sizes, fixed)
+    columns = {"labels": labels, "parents": parents, "bytes": sizes, "names": names, "counts": counts, "phases": phases}
+    return Markup(
+        script_json({"rings": _RINGS, **columns, "colors": colors, "inks": [ink_on(color) for color in colors]})
+    )

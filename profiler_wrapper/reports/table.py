@@ -103,7 +103,7 @@ def phase_columns(rows: Sequence[TableRow]) -> list[Phase]:
     return [phase for phase in PHASES if phase in (of_layers if phase in ALONE else used)]
 
 
-def _median_row(one: Shown[TableRow], scale: Scale) -> TableRow:
+def _median_row(one: Shown, scale: Scale) -> TableRow:
     """Of what stands in a row of sibling layers, the median of each; the peak is of no layer alone."""
     rows = [scale.of(member.values) for member in one.fold.members]
     totals = [row["time"] for row in rows]
@@ -121,7 +121,7 @@ def _median_row(one: Shown[TableRow], scale: Scale) -> TableRow:
     )
 
 
-def _outlier_rows(one: Shown[TableRow], scale: Scale) -> list[TableRow]:
+def _outlier_rows(one: Shown, scale: Scale) -> list[TableRow]:
     outlying = outlying_layers(one.fold)
     relative = dict(zip((member.layer for member in one.fold.members), one.fold.relative, strict=True))
     more = len(outlying) - MOST_OUTLIERS
@@ -139,7 +139,7 @@ def _excess(outlying: Outlier) -> str:
     return f"{what} {100 * outlying.excess:+.0f} %" if outlying.excess < 9 else f"{what} x{1 + outlying.excess:.3g}"
 
 
-def _rows_below(one: Shown[TableRow], order: Order, scale: Scale) -> list[TableRow]:
+def _rows_below(one: Shown, order: Order, scale: Scale) -> list[TableRow]:
     """The row of `one` and of all below it, in drawing order."""
     rows: list[TableRow] = []
     stack = [one]
