@@ -76,6 +76,15 @@ def _of_phase(key: str, kind: str, field: str, **more: Any) -> Column:
     return Column(key=key, kind=kind, field=field, over_phases=None, **more)
 
 
+def _border(key: str, field: str, **more: Any) -> Column:
+    """Memory as a layer is entered or left: in the first forward phase that knows it."""
+    return Column(key=key, kind="bytes", field=field, over_phases=_first, over_layers=most, forward=True, **more)
+
+
+def _first(values: Iterable[Any]) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
 def _ratio(above: str, below: str, factor: float = 1) -> Callable[[Values, float], float | None]:
     """None where either is not known or 0."""
     return lambda row, _: factor * row[above] / row[below] if row[above] and row[below] else None
@@ -134,9 +143,9 @@ COLUMNS = (
            help="What holds it at the roof: bytes (memory) or FLOPs (compute)"),
     Column(key="calls", kind="count", field="calls", forward=True, console="calls", full="calls", page="Calls", goes=15,
            spare=10, sets="main time work memory", help="Entries of the layer"),
-    _of_phase("entry", "bytes", "entry_allocated_bytes", full="at entry"),
-    _of_phase("exit", "bytes", "allocated_bytes", full="at exit"),
-    _of_phase("reserved", "bytes", "reserved_bytes", full="reserved"),
+    _border("entry", "entry_allocated_bytes", full="at entry"),
+    _border("exit", "allocated_bytes", full="at exit"),
+    _border("reserved", "reserved_bytes", full="reserved"),
     Column(key="retained", kind="bytes", field="retained_bytes", over_phases=most, forward=True, console="retained",
            full="retained", page="Retained", goes=12, sets="main memory", needs="retained", why="memory",
            help="Allocated in its forward and kept for the backward, mean over calls"),

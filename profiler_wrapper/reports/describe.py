@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, LayerRow
 from profiler_wrapper.analysis.statistics import number_ranges
@@ -25,18 +24,9 @@ _OUTSIDE_STEPS = 0.01  # a larger share of the time is said to be in no step
 
 def machine(analysis: Analysis) -> str:
     """The name of what was measured: the device, or on a CPU-only trace the CPU."""
-    keys = ("device_name", "device", "accelerator") if analysis.time_basis == "device" else ("cpu_name", "cpu")
-    for key in keys:
-        name = _name(analysis.run.get(key))
-        if name:
-            return name
-    return "an unnamed device" if analysis.time_basis == "device" else "CPU"
-
-
-def _name(value: Any) -> str:
-    if isinstance(value, Mapping):
-        value = value.get("name")
-    return value if isinstance(value, str) else ""
+    key, otherwise = ("device", "an unnamed device") if analysis.time_basis == "device" else ("cpu_name", "CPU")
+    name = analysis.run.get(key)
+    return name if isinstance(name, str) and name else otherwise
 
 
 def step_numbers(analysis: Analysis) -> list[int]:

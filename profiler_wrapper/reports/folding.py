@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import count
 from typing import Any, Literal
 
-from profiler_wrapper.analysis.model import FORWARD_PHASES, Analysis, LayerRow, Phase
+from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import FEWEST_VALUES, fill_numbers, outliers, split_number
 from profiler_wrapper.reports.columns import Values, layer_values, phase_times, summed
 from profiler_wrapper.reports.describe import step_count
@@ -325,7 +325,13 @@ def shown_layers(totals: Sequence[LayerTotal]) -> list[LayerTotal]:
     below: dict[str | None, list[LayerTotal]] = defaultdict(list)
     for total in totals:
         below[total.parent].append(total)
-    holders = _holders(totals)
+    parents = {total.layer: total.parent for total in totals}
+    holders: set[str] = set()  # of blocks, somewhere below them
+    for total in totals:
+        above = total.parent if total.kind == "block" else None
+        while above is not None and above not in holders:
+            holders.add(above)
+            above = parents[above]
     shown: list[LayerTotal] = []
     open_ones = deque(below[None])
     while open_ones:
@@ -340,33 +346,23 @@ def shown_layers(totals: Sequence[LayerTotal]) -> list[LayerTotal]:
     return sorted(shown, key=lambda total: total.order)
 
 
-def _holders(totals: Sequence[LayerTotal]) -> set[str]:
-    """The layers that have a block somewhere below them."""
-    parents = {total.layer: total.parent for total in totals}
-    holders: set[str] = set()
-    for total in totals:
-        above = total.parent if total.kind == "block" else None
-        while above is not None and above not in holders:
-            holders.add(above)
-            above = parents[above]
-    return holders
-
-
 def layer_bars(analysis: Analysis) -> list[LayerBar]:
     """One bar per layer of `shown_layers`."""
     totals = layer_totals(analysis)
     shown = shown_layers(totals)
-    steps = step_count(analysis)
     attention = attention_by_layer(analysis, {total.layer: total.parent for total in totals})
-    sizes = _sizes(analysis)
+    per_ms = step_count(analysis) * NS_PER_MS
     return [
         LayerBar(
             layer=total.layer,
             block=total.kind == "block",
-            times_ms={phase: time_ns / steps / NS_PER_MS for phase, time_ns in phase_times(total.values).items()},
-            attention_ms={backend: ns / steps / NS_PER_MS for backend, ns in attention.get(total.layer, {}).items()},
-            retained_mib=mib(total.values["retained"]),
-            **sizes.get(total.layer, _NO_SIZES),
+            times_ms={phase: time_ns / per_ms for phase, time_ns in phase_times(total.values).items()},
+            attention_ms={name: time_ns / per_ms for name, time_ns in attention.get(total.layer, {}).items()},
+            entry_mib=_mib(total.values["entry"]),
+            exit_mib=_mib(total.values["exit"]),
+            reserved_mib=_mib(total.values["reserved"] or None),  # a CPU has no reserved memory, and says 0
+            peak_mib=_mib(total.values["peak"]),
+            retained_mib=_mib(total.values["retained"]),
         )
         for total in shown
     ]
@@ -382,23 +378,7 @@ def rest_bars(analysis: Analysis, bars: Sequence[LayerBar]) -> dict[str, float]:
 
 
 _LEAST_REST = 0.0005  # ms: what is less is 0.000
-_NO_SIZES: dict[str, float | None] = {"entry_mib": None, "exit_mib": None, "reserved_mib": None, "peak_mib": None}
 
 
-def _sizes(analysis: Analysis) -> dict[str, dict[str, float | None]]:
-    """Allocated and reserved by layer, from the first forward phase that knows them."""
-    sizes: dict[str, dict[str, float | None]] = {}
-    for row in analysis.layers:
-        if row.layer not in sizes and row.phase in FORWARD_PHASES and row.allocated_bytes is not None:
-            sizes[row.layer] = {
-                "entry_mib": mib(row.entry_allocated_bytes),
-                "exit_mib": mib(row.allocated_bytes),
-                "reserved_mib": mib(row.reserved_bytes or None),
-                "peak_mib": mib(row.peak_bytes),
-            }
-    return sizes
-
-
-def mib(size_bytes: float | None) -> float | None:
-    """Bytes as MiB; None stays None."""
+def _mib(size_bytes: float | None) -> float | None:
     return None if size_bytes is None else size_bytes / MIB

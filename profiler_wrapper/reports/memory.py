@@ -11,13 +11,11 @@ from profiler_wrapper.analysis.model import (
     CATEGORIES,
     Analysis,
     Change,
-    Leak,
     MemoryCategory,
     MemoryMoment,
     MemoryUse,
     Owner,
     Phase,
-    Slope,
 )
 from profiler_wrapper.analysis.statistics import OPEN, fill_numbers, split_number
 from profiler_wrapper.reports.describe import machine, rank_in_words, steps_in_words
@@ -335,15 +333,12 @@ def _peak_table(use: MemoryUse) -> str:
         if peak.categories.get(name)
     ]
     rows.append(["TOTAL", _mib(peak.total_bytes), percent(peak.total_bytes, peak.total_bytes)])
-    reserved = [moment for moment in (peak, use.reserved_peak) if moment is not None and moment.reserved_bytes]
     lines = [f"highest allocated {moment_in_words(use)}".rstrip(), "", grid(("category", "MiB", "share %"), rows), ""]
-    lines += [f"reserved at the {clean(moment.label)}: {_reserved_text(moment)}" for moment in reserved]
+    for moment in (peak, use.reserved_peak):
+        if moment is not None and moment.reserved_bytes:
+            spare = f"{_mib(moment.reserved_bytes - moment.total_bytes)} not allocated (fragments and cache)"
+            lines.append(f"reserved at the {clean(moment.label)}: {_mib(moment.reserved_bytes)} MiB, of it {spare}")
     return "\n".join(lines).rstrip()
-
-
-def _reserved_text(moment: MemoryMoment) -> str:
-    reserved = moment.reserved_bytes or 0
-    return f"{_mib(reserved)} MiB, of it {_mib(reserved - moment.total_bytes)} not allocated (fragments and cache)"
 
 
 def _owner_table(use: MemoryUse) -> str:
@@ -389,26 +384,19 @@ def _moment_table(use: MemoryUse) -> str:
     return grid(("moment", "step", "at ms", *names, "TOTAL", "reserved"), rows)
 
 
-def _trend(use: MemoryUse) -> list[str]:
-    lines = [_slope_text(use.slope)] if use.slope is not None else []
-    return [*lines, *(f"leak: {_leak_text(leak)}" for leak in use.leaks)]
-
-
-def _slope_text(slope: Slope) -> str:
-    error = slope.error_bytes_per_step
-    spread = "" if error is None else f" +- {error / MIB:.3f} (95 %)"
-    doubt = " (two steps tell no uncertainty)" if error is None else ""
-    return (
-        f"allocated at the ends of {slope.steps} steps: {slope.bytes_per_step / MIB:+.3f}{spread} MiB per step{doubt}"
-    )
-
-
-def _leak_text(leak: Leak) -> str:
-    where = f" in {clean(leak.layer)}" if leak.layer else ""
-    return (
-        f"{clean(leak.op)}{where} ({leak.phase}, {leak.category}) keeps {leak.bytes_per_step / MIB:.3f} MiB "
-        f"more each step (allocations: {leak.count_per_step:.3g} a step; seen over {leak.steps} steps)"
-    )
+def _trend(use: MemoryUse) -> Iterator[str]:
+    if use.slope is not None:
+        slope, error = use.slope, use.slope.error_bytes_per_step
+        spread = "" if error is None else f" +- {error / MIB:.3f} (95 %)"
+        doubt = " (two steps tell no uncertainty)" if error is None else ""
+        growth = f"{slope.bytes_per_step / MIB:+.3f}{spread} MiB per step{doubt}"
+        yield f"allocated at the ends of {slope.steps} steps: {growth}"
+    for leak in use.leaks:
+        where = f" in {clean(leak.layer)}" if leak.layer else ""
+        yield (
+            f"leak: {clean(leak.op)}{where} ({leak.phase}, {leak.category}) keeps {leak.bytes_per_step / MIB:.3f} MiB "
+            f"more each step (allocations: {leak.count_per_step:.3g} a step; seen over {leak.steps} steps)"
+        )
 
 
 def _change_text(change: Change) -> str:

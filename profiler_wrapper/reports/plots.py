@@ -99,9 +99,11 @@ def draw_categories(analysis: Analysis, path: str | os.PathLike[str]) -> None:
 
 def peak_text(use: MemoryUse) -> str:
     """The peak, and on a line each the largest that hold it."""
-    peak = use.peak
-    when = f" {moment_in_words(use)}".rstrip()
-    lines = [f"Peak{when}: {peak.total_bytes / MIB:.1f} MiB allocated{_fragmentation(use)}. Held by:"]
+    held, reserved = use.peak.total_bytes, use.peak.reserved_bytes
+    text = f"Peak {moment_in_words(use)}".rstrip() + f": {held / MIB:.1f} MiB allocated"
+    if reserved is not None:
+        text += f", {reserved / MIB:.1f} MiB reserved ({(reserved - held) / MIB:.1f} MiB of it free)"
+    lines = [f"{text}. Held by:"]
     groups = owner_groups(use.peak_owners)
     for group in groups[:_OWNERS]:
         who = shorten(clean(group.text, unicode=True), _LONGEST_OWNER)
@@ -109,13 +111,6 @@ def peak_text(use: MemoryUse) -> str:
     if rest := sum(group.size_bytes for group in groups[_OWNERS:]):
         lines.append(f"{len(groups) - _OWNERS} more: {rest / MIB:.1f} MiB")
     return "\n".join(lines)
-
-
-def _fragmentation(use: MemoryUse) -> str:
-    reserved = use.peak.reserved_bytes
-    if reserved is None:
-        return ""
-    return f", {reserved / MIB:.1f} MiB reserved ({(reserved - use.peak.total_bytes) / MIB:.1f} MiB of it free)"
 
 
 def _ms(time_ns: int, begin_ns: int) -> float:
@@ -416,7 +411,12 @@ def draw_memory(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     figures.head(figure, title)
     _draw_borders(axes[0], known, figure.get_figwidth())
     if retained:
-        _draw_retained(axes[1], retained, figure.get_figwidth(), why_retained(analysis))
+        figures.prepare(axes[1], ylabel="MiB per call")
+        heights = [bar.retained_mib or 0.0 for bar in retained]
+        figures.draw_bars(axes[1], heights, color=figures.PHASE_COLORS["forward"])
+        axes[1].set_ylim(0, max(heights) * 1.05 or 1)
+        figures.name_layers(axes[1], [bar.layer for bar in retained], figure.get_figwidth())
+        figures.legend_above(axes[1], f"Retained: allocated in the layer and {why_retained(analysis)}, mean per call")
     notes = ["reserved: not available"] if all(bar.reserved_mib is None for bar in known) else []
     if analysis.time_basis == "cpu":
         notes.append("on a CPU, of what was there before only what model and optimizers held counts")
@@ -448,26 +448,18 @@ def caption(analysis: Analysis, bars: Sequence[LayerBar]) -> str:
     numbers = averages(analysis, bars)
     if numbers is None:
         return ""
-    what = f"per {shorten(numbers.what, 60)} (mean of {numbers.layers})"
-    over = f"{what}, {per_step(analysis)}, all phases; {_attention_note(numbers)}"
-    return f"{'     '.join(_three_numbers(numbers))}\n{over}"
-
-
-def _three_numbers(numbers: Averages) -> list[str]:
     texts = [f"Average Time: {numbers.average_ms:.3f} ms"]
-    if numbers.flash or numbers.others:
-        name = "FA" if numbers.flash else "Attention"
+    flash, others = " + ".join(numbers.flash), " + ".join(numbers.others)
+    note = f"no FA: attention is {others}" if others else "no attention kernel seen"
+    if flash or others:
+        name = "FA" if flash else "Attention"
         texts.append(f"{name} Average Time: {numbers.attention_ms:.3f} ms")
         if numbers.what != "layer":  # a ratio over layers that are not alike says nothing
             texts.append(f"{name} / Average Time Ratio: {numbers.ratio:.3f}")
-    return texts
-
-
-def _attention_note(numbers: Averages) -> str:
-    flash, others = " + ".join(numbers.flash), " + ".join(numbers.others)
     if flash:
-        return f"FA: attention by {flash}" + (f", without {others}" if others else "")
-    return f"no FA: attention is {others}" if others else "no attention kernel seen"
+        note = f"FA: attention by {flash}" + (f", without {others}" if others else "")
+    what = f"per {shorten(numbers.what, 60)} (mean of {numbers.layers})"
+    return f"{'     '.join(texts)}\n{what}, {per_step(analysis)}, all phases; {note}"
 
 
 def _draw_borders(axes: Axes, bars: Sequence[LayerBar], width_in: float) -> None:
@@ -486,15 +478,6 @@ def _draw_borders(axes: Axes, bars: Sequence[LayerBar], width_in: float) -> None
         axes.plot(places, reserved, "--", color="#666666", drawstyle="steps-mid", label="reserved")
     figures.name_layers(axes, [bar.layer for bar in bars], width_in)
     figures.legend_above(axes, "Memory at each layer, means over all calls, in model order")
-
-
-def _draw_retained(axes: Axes, bars: Sequence[LayerBar], width_in: float, why: str) -> None:
-    figures.prepare(axes, ylabel="MiB per call")
-    heights = [bar.retained_mib or 0.0 for bar in bars]
-    figures.draw_bars(axes, heights, color=figures.PHASE_COLORS["forward"])
-    axes.set_ylim(0, max(heights) * 1.05 or 1)
-    figures.name_layers(axes, [bar.layer for bar in bars], width_in)
-    figures.legend_above(axes, f"Retained: allocated in the layer and {why}, mean per call")
 
 
 def why_retained(analysis: Analysis) -> str:

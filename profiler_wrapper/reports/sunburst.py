@@ -57,7 +57,9 @@ def write_page(analysis: Analysis, path: Path, *, page: str) -> None:
     Raises:
         ValueError: the analysis knows nothing of who holds memory.
     """
-    path.write_bytes(page_text(analysis, page, script=_script_from(path.parent)).encode())
+    scripts = (place + SCRIPT_NAME for place in _SCRIPT_PLACES)
+    there = next((script for script in scripts if (path.parent / script).is_file()), SCRIPT_NAME)
+    path.write_bytes(page_text(analysis, page, script=there).encode())
 
 
 def write_script(_: Analysis, path: Path) -> None:
@@ -65,14 +67,6 @@ def write_script(_: Analysis, path: Path) -> None:
     from plotly.offline import get_plotlyjs
 
     path.write_bytes(get_plotlyjs().encode())
-
-
-def _script_from(directory: Path) -> str:
-    """The address of the script for a page in `directory`."""
-    for place in _SCRIPT_PLACES:
-        if (directory / place / SCRIPT_NAME).is_file():
-            return place + SCRIPT_NAME
-    return SCRIPT_NAME
 
 
 def page_text(analysis: Analysis, page: str, *, script: str = SCRIPT_NAME) -> str:
