@@ -138,12 +138,10 @@ def _write_directory(options: argparse.Namespace) -> None:
     """Every report, or every list as CSV. What a result has nothing to say of is left out."""
     directory = Path(options.output)
     if options.format == "csv":
-        from profiler_wrapper.reports.result_json import LISTS, lists_with_rows, write_csv
+        from profiler_wrapper.reports.result_json import LISTS, write_csv_files
 
         refuse_to_overwrite((directory / f"{name}.csv" for name in LISTS), force=options.force)
-        result = _read(options)
-        lists = {directory / f"{name}.csv": partial(write_csv, rows=name) for name in lists_with_rows(result)}
-        write(lists, result)
+        print(*write_csv_files(_read(options), directory), sep="\n")
         return
     from profiler_wrapper.reports.page import write_page
     from profiler_wrapper.trace.run_directory import PAGE_FILE

@@ -48,20 +48,17 @@ def has_like_steps(analysis: Analysis) -> bool:
     return bool(step_numbers(analysis)) and not generates(analysis) and not outside_steps_ns(analysis)
 
 
-def has_like_flops(analysis: Analysis) -> bool:
-    """Whether the FLOPs of a step can stand beside its times: steps are alike, and hold all that was launched."""
-    if not step_numbers(analysis):
-        return True
+def work_scale(analysis: Analysis) -> int | None:
+    """What FLOPs and bytes per step are multiplied with to stand beside the times.
+
+    None where they cannot: steps are not alike, or do not hold all that was launched.
+    """
+    steps = step_numbers(analysis)
     outside = sum(row.time_ns for row in analysis.steps if row.step is None)
     before = sum(row.time_ns for row in analysis.unattributed if row.reason == LAUNCHED_BEFORE)
-    return not generates(analysis) and outside - before <= _OUTSIDE_STEPS * analysis.time.total_ns
-
-
-def work_scale(analysis: Analysis) -> int | None:
-    """What FLOPs and bytes per step are multiplied with to stand beside the times; None where they cannot."""
-    if not has_like_flops(analysis):
+    if steps and (generates(analysis) or outside - before > _OUTSIDE_STEPS * analysis.time.total_ns):
         return None
-    return max(1, len(step_numbers(analysis))) // step_count(analysis)
+    return max(1, len(steps)) // step_count(analysis)
 
 
 def outside_steps_ns(analysis: Analysis) -> int:

@@ -23,6 +23,10 @@ def full_table(analysis: Analysis) -> str:
     Times are ms per step (sums over the timed trace divided by its steps), but in the table of the
     steps; sizes MiB.
     """
+    series = [
+        f"{clean(one.name)}: {' '.join('-' if value is None else one.text(value) for value in one.values)}"
+        for one in followed(analysis)
+    ]
     sections = [
         ", ".join(title_parts(analysis)),
         _section(f"Layers, in model order: ms {per_step(analysis)}, MiB", layer_section(analysis)),
@@ -32,7 +36,7 @@ def full_table(analysis: Analysis) -> str:
         _section(f"Work of which no FLOPs are known: ms {per_step(analysis)}", uncounted_section(analysis.uncounted)),
         _section("Work of which no bytes are known: ms a step", uncounted_section(analysis.untold_bytes)),
         _section("Steps: ms", step_section(analysis)),
-        _section("Followed by name: ms in each step or entry; of a function what it gave", series_section(analysis)),
+        _section("Followed by name: ms in each step or entry; of a function what it gave", "\n".join(series)),
         *(_section(title, text) for title, text in memory_sections(analysis)),
         _section("Warnings", "\n".join(clean(warning) for warning in analysis.warnings)),
     ]
@@ -175,14 +179,6 @@ def step_section(analysis: Analysis) -> str:
 
 def _phase_ms(row: StepRow, *, phase: Phase) -> str:
     return _known(row.phases_ns.get(phase), milliseconds)
-
-
-def series_section(analysis: Analysis) -> str:
-    """What is followed by name, one line each."""
-    rows = (
-        (one.name, ["-" if value is None else one.text(value) for value in one.values]) for one in followed(analysis)
-    )
-    return "\n".join(f"{clean(name)}: {' '.join(values)}" for name, values in rows)
 
 
 def memory_sections(analysis: Analysis) -> list[tuple[str, str]]:

@@ -302,15 +302,14 @@ def memory_lines(memory: Mapping[str, Any], width: int) -> list[str]:
         if size <= _LEAST_SHARE * whole or cells(line + part) > width:
             break
         line, between = line + part, ", "
-    return [shorten(line, width), *(_leak_line(leak, len(leaks) - 1, width) for leak in leaks[:1])]
-
-
-def _leak_line(leak: Mapping[str, Any], others: int, width: int) -> str:
-    size = leak["bytes_per_step"] / MIB
-    before = f"warning: leak of {size:.3f} MiB per step ({leak['steps']} steps seen): "
-    after = f" (and {others} more in the log)" if others else ""
-    who = f"{leak['op']} in {leak['layer']}" if leak["layer"] else leak["op"]
-    return shorten(before + shorten(clean(who), max(0, width - cells(before) - cells(after))) + after, width)
+    lines = [shorten(line, width)]
+    for leak in leaks[:1]:
+        size = leak["bytes_per_step"] / MIB
+        before = f"warning: leak of {size:.3f} MiB per step ({leak['steps']} steps seen): "
+        after = f" (and {len(leaks) - 1} more in the log)" if len(leaks) > 1 else ""
+        who = clean(f"{leak['op']} in {leak['layer']}" if leak["layer"] else leak["op"])
+        lines.append(shorten(before + shorten(who, max(0, width - cells(before) - cells(after))) + after, width))
+    return lines
 
 
 def memory_use_sections(use: MemoryUse) -> list[tuple[str, str]]:

@@ -263,9 +263,10 @@ def page_data(analysis: Analysis, *, title: str = "", trace_href: str | None = N
 
 
 def _page(analysis: Analysis, title: str, trace_href: str | None) -> dict[str, Any]:
+    model, where = root_names(analysis), machine(analysis)
     return {
-        "title": title or default_title(analysis),
-        "machine": machine(analysis),
+        "title": title or (f"{model} on {where}" if model else where),
+        "machine": where,
         "rank": rank_in_words(analysis),
         "steps_in_words": steps_in_words(analysis),
         "steps": step_count(analysis),
@@ -294,12 +295,6 @@ def _contained(make: Callable[[Analysis], dict[str, Any]], analysis: Analysis) -
         return make(analysis)
     except Exception as error:
         return {"failed": f"{type(error).__name__}: {error}"}
-
-
-def default_title(analysis: Analysis) -> str:
-    """`"LlamaForCausalLM on NVIDIA H200"`."""
-    model, where = root_names(analysis), machine(analysis)
-    return f"{model} on {where}" if model else where
 
 
 def _safe_link(href: str | None) -> str | None:
@@ -434,16 +429,11 @@ def write_page(analysis: Analysis, path: Path, *, title: str = "", trace_href: s
 
 
 def page_html(analysis: Analysis, *, title: str = "", trace_href: str | None = None) -> str:
-    """The page as text."""
-    views = ((name, packaged_source(FRAME_FOLDER, name)) for name in _view_names())
-    return page_text(page_data(analysis, title=title, trace_href=trace_href), views)
-
-
-@cache
-def _view_names() -> tuple[str, ...]:
-    """The scripts of the views, in alphabetical order."""
-    names = {file.name for file in files(__package__).joinpath(FRAME_FOLDER).iterdir() if file.name.endswith(".js")}
-    return tuple(sorted(names - set(FRAME_SCRIPTS)))
+    """The page as text; its views are all scripts of the folder that the frame does not name."""
+    folder = files(__package__).joinpath(FRAME_FOLDER)
+    views = sorted({file.name for file in folder.iterdir() if file.name.endswith(".js")} - set(FRAME_SCRIPTS))
+    sources = ((name, packaged_source(FRAME_FOLDER, name)) for name in views)
+    return page_text(page_data(analysis, title=title, trace_href=trace_href), sources)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -373,7 +373,10 @@ def draw_time(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     bars = layer_bars(analysis)
     title = f"{_basis(analysis)} time by layer: {_what(analysis)}"
     if not bars or not analysis.time.total_ns:
-        figures.say(path, title, _why_no_time(analysis))
+        reasons = [f"{row.reason}: {row.time_ns / 1e6:.3f} ms" for row in analysis.unattributed]
+        whole = f"None of the {analysis.time.total_ns / 1e6:.3f} ms has a layer, so there is nothing to draw by layer."
+        nothing = "No time was recorded, so there is nothing to draw."
+        figures.say(path, title, "\n".join([whole, *reasons]) if analysis.time.total_ns else nothing)
         return
     lines = step_lines(analysis)
     known = [one for one in followed(analysis) if one.known]
@@ -433,14 +436,6 @@ def _what(analysis: Analysis) -> str:
     model = shorten(root_names(analysis) or "no layers", 48)
     where = shorten(machine(analysis), 40)
     return ", ".join(part for part in (f"{model} on {where}", rank_in_words(analysis)) if part)
-
-
-def _why_no_time(analysis: Analysis) -> str:
-    reasons = [f"{row.reason}: {row.time_ns / 1e6:.3f} ms" for row in analysis.unattributed]
-    if not analysis.time.total_ns:
-        return "No time was recorded, so there is nothing to draw."
-    total = f"None of the {analysis.time.total_ns / 1e6:.3f} ms has a layer, so there is nothing to draw by layer."
-    return "\n".join([total, *reasons])
 
 
 def caption(analysis: Analysis, bars: Sequence[LayerBar]) -> str:

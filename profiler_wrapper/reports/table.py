@@ -194,6 +194,7 @@ def total_row(analysis: Analysis, totals: Sequence[LayerTotal], scale: Scale) ->
         phases[row.phase] = phases.get(row.phase, 0) + row.self_time_ns
     roots = [total for total in totals if total.parent is None]
     of_roots = summed([root.values for root in roots])
+    peak: Mapping[str, Any] = analysis.memory.get("peak") or {}
     sums = {
         **phases,
         "time": analysis.time.total_ns,
@@ -204,7 +205,7 @@ def total_row(analysis: Analysis, totals: Sequence[LayerTotal], scale: Scale) ->
         "known_flops": sum(row.flops_per_step for row in analysis.flops) if analysis.uncounted else None,
         "roof": _whole_roof(analysis, roots),
         "retained": of_roots["retained"],
-        "peak": _overall_peak(analysis, of_roots["peak"]),
+        "peak": most([peak.get("allocated_bytes"), of_roots["peak"], *(row.peak_bytes for row in analysis.steps)]),
     }
     return TableRow(kind="total", label="TOTAL", values=scale.of(sums))
 
@@ -233,14 +234,6 @@ def _whole_roof(analysis: Analysis, roots: Sequence[LayerTotal]) -> int | None:
         steps * sum(row.time_per_step_ns for row in analysis.untold_bytes),
     )
     return sum(known) if known and missing_ns <= _TRIFLE * analysis.time.total_ns else None
-
-
-def _overall_peak(analysis: Analysis, in_layers: float | None) -> float | None:
-    """The highest allocated at any time, in layers and outside."""
-    peak = analysis.memory.get("peak")
-    whole = peak.get("allocated_bytes") if isinstance(peak, Mapping) else None
-    highest: float | None = most([whole, in_layers, *(row.peak_bytes for row in analysis.steps)])
-    return highest
 
 
 # --------------------------------------------------------------------------------------------------
@@ -338,7 +331,8 @@ def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: boo
     """The heading, its units and one line per row."""
     formats = _formats(rows)
     milliseconds = formats["time"].text
-    needed = max([_NAME_WIDTH, *(_least_name_width(row, milliseconds) for row in rows)])
+    fixed = [sum(map(cells, _fixed_text(row, milliseconds))) for row in rows]
+    needed = max([_NAME_WIDTH, *(size + min(12, cells(row.label)) for size, row in zip(fixed, rows, strict=True))])
     columns = _columns(rows, formats, unicode)
     while len(columns) > 1 and sum(column.width + 1 for column in columns) > width - needed:
         columns.remove(max(columns, key=lambda column: column.goes))
@@ -346,7 +340,9 @@ def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: boo
     gap = 2 if needed + sum(widths) + 2 * len(widths) <= width else 1
     room = width - sum(widths) - gap * len(widths)
     texts = [list(line) for line in zip(*(column.texts for column in columns), strict=True)]
-    free = [_free_beside(line, widths, gap) for line in texts]
+    # How many columns of the terminal are empty between each name and its first number.
+    first = [next((i for i, text in enumerate(line) if text), len(line)) for line in texts]
+    free = [sum(widths[:i]) + gap * i for i in first]
     names = [_name(row, room + beside, milliseconds, unicode) for row, beside in zip(rows, free, strict=True)]
     name_width = max(
         [len(per_step(analysis)), *(cells(name) - beside for name, beside in zip(names, free, strict=True))]
@@ -366,12 +362,6 @@ def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: boo
     return [heading, units, *named]
 
 
-def _free_beside(texts: Sequence[str], widths: Sequence[int], gap: int) -> int:
-    """How many columns of the terminal are empty between the name and the first number."""
-    first = next((i for i, text in enumerate(texts) if text), len(texts))
-    return sum(widths[:first]) + gap * first
-
-
 def _name(row: TableRow, width: int, milliseconds: Callable[[float], str], unicode: bool) -> str:
     """The indented name, with what stands before and after it whole."""
     before, after = _fixed_text(row, milliseconds)
@@ -387,11 +377,6 @@ def _fixed_text(row: TableRow, milliseconds: Callable[[float], str]) -> tuple[st
         least, most = map(milliseconds, row.range_ns)
         after = f" ({least}-{most})"
     return "  " * min(row.depth, _DEEPEST_INDENT) + row.before, after
-
-
-def _least_name_width(row: TableRow, milliseconds: Callable[[float], str]) -> int:
-    before, after = _fixed_text(row, milliseconds)
-    return cells(before) + cells(after) + (min(12, cells(row.label)) if row.label else 0)
 
 
 def _columns(rows: Sequence[TableRow], formats: Mapping[str, _Format], unicode: bool) -> list[_Drawn]:
