@@ -45,14 +45,14 @@ ROOMS = {
     "capture": _room(16, 5000, "trace"),
     "run": _room(7, 1854, "__version__ analysis capture reports result trace"),
     "analysis": _room(51, 13750, "trace"),
-    "reports": _room(16, 4900, "analysis trace"),
+    "reports": _room(16, 4650, "analysis trace"),
     "comparison": _room(12, 3200, "analysis reports result trace"),
     "ranks": _room(20, 8350, "analysis reports trace"),
     "snapshot": _room(4, 1550, "reports trace"),
     "timer": _room(9, 3200, "capture trace"),
     "config_flops": _room(5, 1100, ""),
     "monitor": _room(15, 4600, "analysis capture config_flops reports timer trace"),
-    "commands": _room(11, 1200, None),
+    "commands": _room(11, 1120, None),
     "integrations": _room(5, 1000, None),
 }
 SHARED = frozenset({"errors", "child", "units"})  # import nothing of the package but one another

@@ -141,7 +141,8 @@ def _words(kind: type[Any], name: str, comments: Mapping[str, str]) -> str | Non
 
 def _is_summed(kind: type[Any], name: str) -> bool:
     """Whether it is a sum over the timed trace, and no value of a step."""
-    is_time = name.endswith("_ns") and not name.endswith("_per_step_ns") and name not in NOT_SUMMED
+    several = kind.__annotations__[name].startswith("tuple")
+    is_time = name.endswith("_ns") and not name.endswith("_per_step_ns") and name not in NOT_SUMMED and not several
     return kind.__name__ in SUMMED_ROWS and (is_time or name in SUMMED_COUNTS)
 
 

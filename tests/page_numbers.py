@@ -87,7 +87,7 @@ def assert_numbers(page: Page, analysis: Analysis, drawn: set[str]) -> None:
         points = roofline(analysis).points[: len(parts.rows)]
         assert parts.texts("name") == [point.name for point in points]
         parts.assert_shows("time_us", [point.time_ns / 1000 for point in points])
-        parts.assert_shows("flops_per_s", [point.flop_per_s for point in points])
+        parts.assert_shows("flops_per_s", [point.flops_per_s for point in points])
         if any(point.roof_ns is not None for point in points):
             parts.assert_shows("of_roof", [point.of_roof for point in points])
 

@@ -128,7 +128,7 @@ SUMMED_ROWS = (
     "UnattributedRow",
 )
 SUMMED_COUNTS = ("calls", "count", "device_events", "self_events")
-NOT_SUMMED = ("max_ns", "min_ns", "span_ns", "step_times_ns")
+NOT_SUMMED = ("max_ns", "min_ns", "span_ns")  # nor is what holds several values, such as one of each step
 SUMMED = "; summed over the timed steps: divide by len(run.timed_steps) for one step"
 TOP = {
     "schema_version": "Version of this contract; later ones add keys and never change one",

@@ -13,9 +13,7 @@ from profiler_wrapper.commands.common import (
     Commands,
     add_command,
     add_output,
-    add_path,
-    add_peaks,
-    add_rank,
+    add_source,
     find_source,
     is_directory,
     read_result,
@@ -45,9 +43,7 @@ _LINES = 24  # of the printed table beside its layers, at most
 def add(commands: Commands) -> None:
     """The parser."""
     command = add_command(commands, "analyze", analyze, examples=_EXAMPLES)
-    add_path(command)
-    add_rank(command)
-    add_peaks(command)
+    add_source(command)
     command.add_argument("--top", type=int, metavar="N", help="at most N rows of each table or list, the longest first")
     command.add_argument(
         "--select",
@@ -74,24 +70,19 @@ def analyze(options: argparse.Namespace) -> None:
     With --format json, or -o FILE.json, all numbers; with --format csv, or -o FILE.csv, one list of them. Into a
     directory go all reports, or with --format csv every list.
     """
-    _check(options)
+    if options.top is not None and options.top < 1:
+        raise WrongUse(f"--top {options.top}: give a number of rows, from 1.")
+    settle_format(options, formats=_FORMATS)
+    if options.select is not None and options.format == "text":
+        raise WrongUse("--select is of JSON and CSV: add --format json or --format csv.")
     if options.output is None:
-        print(_text(_read(options), options))
+        print(_text(_read(options), options, terminal_width(), unicode=unicode_terminal()).rstrip("\n"))
     elif is_directory(options.output):
         _write_directory(options)
     else:
         output = Path(options.output)
         refuse_to_overwrite([output], force=options.force)
         write({output: lambda result, path: _write_file(result, path, options)}, _read(options))
-
-
-def _check(options: argparse.Namespace) -> None:
-    """Raises WrongUse; settles the format, which a file's name may tell."""
-    if options.top is not None and options.top < 1:
-        raise WrongUse(f"--top {options.top}: give a number of rows, from 1.")
-    settle_format(options, formats=_FORMATS)
-    if options.select is not None and options.format == "text":
-        raise WrongUse("--select is of JSON and CSV: add --format json or --format csv.")
 
 
 def _read(options: argparse.Namespace) -> ProfileResult:
@@ -102,16 +93,12 @@ def _keys(options: argparse.Namespace) -> list[str]:
     return [key.strip() for key in (options.select or "").split(",") if key.strip()]
 
 
-def _text(result: ProfileResult, options: argparse.Namespace) -> str:
-    """What is printed."""
+def _text(result: ProfileResult, options: argparse.Namespace, width: int, *, unicode: bool = False) -> str:
+    """In the format that is asked for."""
     if options.format == "csv":
-        return _csv(result, options).rstrip("\n")
+        return _csv(result, options)
     if options.format == "json":
         return _json(result, options)
-    return _table(result, options, terminal_width(), unicode=unicode_terminal())
-
-
-def _table(result: ProfileResult, options: argparse.Namespace, width: int, *, unicode: bool = False) -> str:
     from profiler_wrapper.reports.table import NARROWEST, console_table
 
     rows = 25 if options.top is None else options.top + _LINES
@@ -139,28 +126,22 @@ def _csv(result: ProfileResult, options: argparse.Namespace) -> str:
 
 
 def _write_file(result: ProfileResult, path: Path, options: argparse.Namespace) -> None:
-    if options.format == "csv":
-        path.write_text(_csv(result, options), encoding="utf-8", newline="")
-    elif options.format == "json":
-        write_text(path, _json(result, options))
-    elif options.top is not None:
-        write_text(path, _table(result, options, WIDTH_OF_FILES))
-    else:
+    if options.format == "text" and options.top is None:
         from profiler_wrapper.reports.write import REPORTS
 
         REPORTS["log"].files[0].write(result, path)
+    else:
+        write_text(path, _text(result, options, WIDTH_OF_FILES).removesuffix("\n"))
 
 
 def _write_directory(options: argparse.Namespace) -> None:
     """Every report, or every list as CSV. What a result has nothing to say of is left out."""
     directory = Path(options.output)
     if options.format == "csv":
-        from profiler_wrapper.reports.result_json import LISTS, lists_with_rows, write_csv
+        from profiler_wrapper.reports.result_json import LISTS, write_csv_files
 
         refuse_to_overwrite((directory / f"{name}.csv" for name in LISTS), force=options.force)
-        result = _read(options)
-        lists = {directory / f"{name}.csv": partial(write_csv, rows=name) for name in lists_with_rows(result)}
-        write(lists, result)
+        print(*write_csv_files(_read(options), directory), sep="\n")
         return
     from profiler_wrapper.reports.page import write_page
     from profiler_wrapper.trace.run_directory import PAGE_FILE

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,7 +48,7 @@ def add_command(
     command = commands.add_parser(
         name,
         help=text.partition("\n")[0],
-        description=_unindented(text),
+        description=inspect.cleandoc(text),
         epilog=f"{'example' if examples.count(chr(10)) < 1 else 'examples'}:{lines}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -56,19 +56,10 @@ def add_command(
     return command
 
 
-def _unindented(docstring: str) -> str:
-    return "\n".join(line.strip() for line in docstring.strip().splitlines())
-
-
 def add_output(command: argparse.ArgumentParser, in_directory: str, *, formats: Iterable[str] = FORMATS) -> None:
     """How and where to a command writes; `in_directory`: what a directory gets."""
     command.add_argument("--format", choices=tuple(formats), default="text", help="of the output (default: text)")
     command.add_argument("-o", "--output", metavar="FILE_OR_DIR", help=f"write there; a directory gets {in_directory}")
-    add_force(command)
-
-
-def add_force(command: argparse.ArgumentParser) -> None:
-    """That files may be overwritten."""
     command.add_argument("--force", action="store_true", help="overwrite files")
 
 
@@ -83,11 +74,7 @@ def file_ending(output: str | None) -> str:
 
 
 def refuse_ending(output: str | None, what: str, *, fine: Iterable[str]) -> None:
-    """Where the name of a file promises something else than `what`, which may have the endings `fine`.
-
-    Raises:
-        WrongUse: it does.
-    """
+    """Raises WrongUse where a file's name promises something else than `what`, which may have the endings `fine`."""
     ending = file_ending(output)
     if ending in _HOLDS and ending not in fine:
         raise WrongUse(f"-o {output}: {what} is to go there, and {ending} is {_HOLDS[ending]}. Name another file.")
@@ -182,23 +169,15 @@ DELAY_S = 1.0  # what takes no longer needs no bar
 _TRACE_SUFFIXES = (".gz", ".json", ".trace", ".pt")
 
 
-def add_path(command: argparse.ArgumentParser) -> None:
-    """The trace or run that the command is about."""
+def add_source(command: argparse.ArgumentParser) -> None:
+    """The trace or run that the command is about, which rank of it, and what the device can do."""
     command.add_argument("path", metavar="TRACE_OR_RUNDIR", help="a trace (.json, .json.gz), or the directory of a run")
-
-
-def add_peaks(command: argparse.ArgumentParser) -> None:
-    """What the device can do."""
+    command.add_argument("--rank", type=int, metavar="R", help="of a run with several ranks (default: the first)")
     command.add_argument(
         "--peaks",
         metavar="VALUE",
         help="of the device: dense TFLOP/s (989), bfloat16=989,bandwidth=3350 (GB/s), or a file of `peaks --measure`",
     )
-
-
-def add_rank(command: argparse.ArgumentParser) -> None:
-    """Which rank of a run."""
-    command.add_argument("--rank", type=int, metavar="R", help="of a run with several ranks (default: the first)")
 
 
 def read_result(path: Path, *, peaks: str | None = None, rank: int | None = None) -> ProfileResult:
@@ -241,44 +220,21 @@ def trace_stem(path: Path) -> str:
 
 
 @contextmanager
-def reading_bar(
-    what: str, *, unit: str = "B", clock: Callable[[], float] = time.monotonic
-) -> Iterator[Progress | None]:
+def reading_bar(what: str, *, unit: str = "B") -> Iterator[Progress | None]:
     """A bar on stderr for `load(progress=...)`, from the second second on; None where stderr is no terminal.
 
-    `unit`: of what is counted.
+    It says that the analysis goes on after one file has been read. `unit`: of what is counted.
     """
     if not sys.stderr.isatty():
         yield None
         return
-    bar = _Bar(what, unit, clock)
-    try:
-        yield bar
-    finally:
-        bar.close()
+    from tqdm import tqdm
 
+    size: dict[str, Any] = {"unit": unit, "unit_scale": unit == "B", "unit_divisor": 1024}
+    with tqdm(leave=False, file=sys.stderr, delay=DELAY_S, mininterval=0, miniters=0, **size) as bar:
 
-class _Bar:
-    """Shows how far the reading of one file after another has come, and that the analysis goes on after it."""
+        def show(done: int, total: int) -> None:
+            bar.total, bar.desc = total, f"{'analysing' if done >= total else what}: "
+            bar.update(done - bar.n)
 
-    def __init__(self, what: str, unit: str, clock: Callable[[], float]) -> None:
-        self._what, self._unit, self._clock = what, unit, clock
-        self._shows_from_s = clock() + DELAY_S
-        self._bar: Any = None
-
-    def __call__(self, done: int, total: int) -> None:
-        """`done` of `total` have been read."""
-        doing = "analysing" if done >= total else self._what
-        if self._bar is not None:
-            self._bar.total, self._bar.n = total, done
-            self._bar.set_description(doing)
-        elif self._clock() >= self._shows_from_s:
-            from tqdm import tqdm
-
-            size: dict[str, Any] = {"unit": self._unit, "unit_scale": self._unit == "B", "unit_divisor": 1024}
-            self._bar = tqdm(desc=doing, total=total, initial=done, leave=False, file=sys.stderr, **size)
-
-    def close(self) -> None:
-        """Takes the bar away."""
-        if self._bar is not None:
-            self._bar.close()
+        yield show

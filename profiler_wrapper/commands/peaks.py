@@ -41,10 +41,7 @@ def peaks(options: argparse.Namespace) -> None:
     settle_format(options)
     as_json = options.measure or options.format == "json"
     output = output_file(options, "peaks.json" if as_json else "peaks.txt")
-    if options.measure:
-        text, data = _measured_peaks(options.device, options.seconds)
-    else:
-        text, data = _all_peaks() if options.all else _device_peaks(options.device)
+    text, data = _said(options)
     if output is None:
         print(json_text(data) if options.format == "json" else text)
         return
@@ -53,54 +50,39 @@ def peaks(options: argparse.Namespace) -> None:
     print(f"{text}\n\n{_how_to_use(output)}" if options.measure else output)
 
 
-# --- each as text, and as the data of its JSON ---
-
-
-def _all_peaks() -> tuple[str, object]:
-    """The whole table."""
-    from profiler_wrapper.analysis.work.peaks import known_peaks
-    from profiler_wrapper.reports import peaks as peaks_table
-
-    return peaks_table.all_peaks_text(known_peaks(), width=terminal_width()), [
-        peaks_table.peaks_dict(entry) for entry in known_peaks()
-    ]
-
-
-def _device_peaks(device: str | None) -> tuple[str, object]:
-    """What a profile on this machine's device is measured against: of the environment, else of the table.
+def _said(options: argparse.Namespace) -> tuple[str, object]:
+    """The text, and the data of the JSON: of all devices, of this one, or as measured, as `find_peaks` reads it.
 
     Raises:
-        WrongUse: there is no such device, or the environment says what means no peak.
+        WrongUse: there is no such device, no time to measure in, or the environment says what means no peak.
     """
-    from profiler_wrapper.analysis.work.peaks import find_peaks
-    from profiler_wrapper.capture.ceilings import device_name, find_device
-    from profiler_wrapper.reports import peaks as peaks_table
+    from profiler_wrapper.analysis.work.peaks import find_peaks, known_peaks, peaks_of
+    from profiler_wrapper.reports import peaks as reports
 
-    found_device = find_device(device)
-    name = device_name(found_device)
-    found, warning = find_peaks(None if found_device.type == "cpu" else name)
-    data = {"device": name, "peaks": found and peaks_table.peaks_dict(found), "warning": warning}
-    return peaks_table.peaks_text(name, found, warning, width=terminal_width()), data
+    width = terminal_width()
+    if options.all:
+        return reports.all_peaks_text(known_peaks(), width=width), [reports.peaks_dict(one) for one in known_peaks()]
+    from profiler_wrapper.capture.ceilings import (
+        DEFAULT_SECONDS,
+        check_seconds,
+        device_name,
+        find_device,
+        measure_ceilings,
+    )
 
-
-def _measured_peaks(device: str | None, seconds: float | None) -> tuple[str, object]:
-    """This machine's own ceilings; the data are those of the file that `find_peaks` reads.
-
-    Raises:
-        WrongUse: there is no such device, or no time.
-    """
-    from profiler_wrapper.analysis.work.peaks import peaks_of
-    from profiler_wrapper.capture.ceilings import DEFAULT_SECONDS, check_seconds, find_device, measure_ceilings
-    from profiler_wrapper.reports import peaks as peaks_table
-
-    seconds = DEFAULT_SECONDS if seconds is None else seconds
-    check_seconds(seconds)
-    found_device = find_device(device)
-    print(f"measuring on {found_device}, for about {seconds:g} s ...", file=sys.stderr, flush=True)
-    measured = measure_ceilings(found_device, seconds=seconds)
-    maker = peaks_of(measured.device)
-    text = peaks_table.measured_text(measured, maker, width=terminal_width())
-    return text, peaks_table.measured_dict(measured, maker)
+    if options.measure:
+        seconds = DEFAULT_SECONDS if options.seconds is None else options.seconds
+        check_seconds(seconds)
+        device = find_device(options.device)
+        print(f"measuring on {device}, for about {seconds:g} s ...", file=sys.stderr, flush=True)
+        measured = measure_ceilings(device, seconds=seconds)
+        maker = peaks_of(measured.device)
+        return reports.measured_text(measured, maker, width=width), reports.measured_dict(measured, maker)
+    device = find_device(options.device)
+    name = device_name(device)
+    found, warning = find_peaks(None if device.type == "cpu" else name)
+    data = {"device": name, "peaks": found and reports.peaks_dict(found), "warning": warning}
+    return reports.peaks_text(name, found, warning, width=width), data
 
 
 def _how_to_use(path: Path) -> str:

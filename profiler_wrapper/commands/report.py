@@ -11,9 +11,7 @@ from profiler_wrapper.commands.common import (
     Commands,
     add_command,
     add_output,
-    add_path,
-    add_peaks,
-    add_rank,
+    add_source,
     find_source,
     is_directory,
     json_text,
@@ -31,9 +29,7 @@ def add(commands: Commands) -> None:
     """The parser."""
     examples = "outputs/profile-20260101-120000 --rank 3\ntrace.json.gz -o page.html"
     command = add_command(commands, "report", report, examples=examples)
-    add_path(command)
-    add_rank(command)
-    add_peaks(command)
+    add_source(command)
     add_output(command, "the page")
 
 
@@ -60,25 +56,16 @@ def report(options: argparse.Namespace) -> None:
 
 def _page_path(given: Path, source: Path, options: argparse.Namespace) -> Path:
     """Where the page goes: as asked for; else beside what it is of, or where nothing can be written there, to here."""
-    directory, name = _default_place(given, source, of_rank=options.rank is not None)
+    directory, name = source.parent, PAGE_FILE
+    if not given.is_dir() and source.name != RESULT_FILE:
+        name = f"{trace_stem(source)}_{PAGE_FILE}"
+    elif given.is_dir() and options.rank is None and directory.resolve() != given.resolve():
+        directory = directory.parent  # of all ranks
     if options.output is not None:
         return Path(options.output, name) if is_directory(options.output) else Path(options.output)
-    if _may_write(directory):
+    # Root could write also where nobody is meant to.
+    if os.access(directory, os.W_OK) and directory.stat().st_mode & 0o222:
         return directory / name
     here = Path(name if name != PAGE_FILE else f"{directory.resolve().name}_{PAGE_FILE}")
     print(f"nothing can be written to {directory}, so the page goes to {here.resolve()}", file=sys.stderr)
     return here
-
-
-def _may_write(directory: Path) -> bool:
-    """Whether it is meant to be written to: root could write also where nobody may."""
-    return os.access(directory, os.W_OK) and bool(directory.stat().st_mode & 0o222)
-
-
-def _default_place(given: Path, source: Path, *, of_rank: bool) -> tuple[Path, str]:
-    """The directory and the name of the page of `source`, which was found for `given`."""
-    if not given.is_dir() and source.name != RESULT_FILE:
-        return source.parent, f"{trace_stem(source)}_{PAGE_FILE}"
-    if of_rank or source.parent.resolve() == given.resolve() or not given.is_dir():
-        return source.parent, PAGE_FILE
-    return source.parent.parent, PAGE_FILE  # of all ranks

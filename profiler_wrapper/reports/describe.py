@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, LayerRow
 from profiler_wrapper.analysis.statistics import number_ranges
@@ -24,18 +24,9 @@ _OUTSIDE_STEPS = 0.01  # a larger share of the time is said to be in no step
 
 def machine(analysis: Analysis) -> str:
     """The name of what was measured: the device, or on a CPU-only trace the CPU."""
-    keys = ("device_name", "device", "accelerator") if analysis.time_basis == "device" else ("cpu_name", "cpu")
-    for key in keys:
-        name = _name(analysis.run.get(key))
-        if name:
-            return name
-    return "an unnamed device" if analysis.time_basis == "device" else "CPU"
-
-
-def _name(value: Any) -> str:
-    if isinstance(value, Mapping):
-        value = value.get("name")
-    return value if isinstance(value, str) else ""
+    key, otherwise = ("device", "an unnamed device") if analysis.time_basis == "device" else ("cpu_name", "CPU")
+    name = analysis.run.get(key)
+    return name if isinstance(name, str) and name else otherwise
 
 
 def step_numbers(analysis: Analysis) -> list[int]:
@@ -57,25 +48,17 @@ def has_like_steps(analysis: Analysis) -> bool:
     return bool(step_numbers(analysis)) and not generates(analysis) and not outside_steps_ns(analysis)
 
 
-def has_like_flops(analysis: Analysis) -> bool:
-    """Whether the FLOPs of a step can stand beside its times: steps are alike, and hold all that was launched."""
-    if not step_numbers(analysis):
-        return True
+def work_scale(analysis: Analysis) -> int | None:
+    """What FLOPs and bytes per step are multiplied with to stand beside the times.
+
+    None where they cannot: steps are not alike, or do not hold all that was launched.
+    """
+    steps = step_numbers(analysis)
     outside = sum(row.time_ns for row in analysis.steps if row.step is None)
     before = sum(row.time_ns for row in analysis.unattributed if row.reason == LAUNCHED_BEFORE)
-    return not generates(analysis) and outside - before <= _OUTSIDE_STEPS * analysis.time.total_ns
-
-
-def work_scale(analysis: Analysis) -> int | None:
-    """What FLOPs and bytes per step are multiplied with to stand beside the times; None where they cannot."""
-    if not has_like_flops(analysis):
+    if steps and (generates(analysis) or outside - before > _OUTSIDE_STEPS * analysis.time.total_ns):
         return None
-    return max(1, len(step_numbers(analysis))) // step_count(analysis)
-
-
-def scaled(per_step: int | None, scale: int | None) -> int | None:
-    """Work per step times `work_scale`."""
-    return None if per_step is None or scale is None else per_step * scale
+    return max(1, len(steps)) // step_count(analysis)
 
 
 def outside_steps_ns(analysis: Analysis) -> int:
@@ -160,16 +143,20 @@ def use_line(analysis: Analysis, width: int) -> str:
     shares = [_share_in_words("MFU", use.mfu, use.causal_mfu)]
     if use.hfu != use.mfu:
         shares.append(_share_in_words("HFU", use.hfu, use.causal_hfu))
-    by_dtype: dict[str, int] = {}
-    for row in analysis.flops:
-        by_dtype[row.dtype] = by_dtype.get(row.dtype, 0) + row.flops_per_step
-    total = sum(by_dtype.values())
-    main = sorted((dtype for dtype, flops in by_dtype.items() if flops > _FEW_FLOPS * total), key=by_dtype.__getitem__)
-    peaks = [f"{flop_rate((peak_of(use.peaks, dtype) or 0.0) * use.devices)} {dtype}".rstrip() for dtype in main[::-1]]
+    dtypes = main_dtypes(analysis)
+    peaks = [f"{flop_rate((peak_of(use.peaks, dtype) or 0.0) * use.devices)} {dtype}".rstrip() for dtype in dtypes]
     line = f"{', '.join(shares)} of {' + '.join(peaks)} over {use.step_time_ns / 1e6:.3f} ms, end to end"
     if width - len(line) >= _SOURCE_WIDTH:
         line += "; " + shorten(clean(use.peaks.source), width - len(line) - 2)
     return line
+
+
+def main_dtypes(analysis: Analysis) -> list[str]:
+    """The types of number that more than 1 % of the FLOPs are of, those with most first."""
+    flops: Counter[str] = Counter()
+    for row in analysis.flops:
+        flops[row.dtype] += row.flops_per_step
+    return [dtype for dtype, count in flops.most_common() if count > _FEW_FLOPS * flops.total()]
 
 
 def use_lines(analysis: Analysis, width: int) -> list[str]:

@@ -9,6 +9,7 @@ import math
 import os
 import textwrap
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -17,13 +18,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiler_wrapper.analysis.model import MemoryCategory
-from profiler_wrapper.reports.plot_rows import layer_numbers, short_names
+from profiler_wrapper.analysis.statistics import split_number
 from profiler_wrapper.reports.text import clean, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 
 # --------------------------------------------------------------------------------------------------
@@ -87,15 +87,11 @@ GRID = "#d9d9d9"
 def new_figure(bars: int, *, height_in: float) -> Figure:
     """An empty figure wide enough for `bars` bars beside one another."""
     from matplotlib.figure import Figure
-
-    width = min(WIDEST_IN, max(NARROWEST_IN, 3.5 + 0.14 * bars))
-    return Figure(figsize=(width, height_in), dpi=DPI, layout=_layout(), facecolor="white")
-
-
-def _layout() -> ConstrainedLayoutEngine:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    return ConstrainedLayoutEngine(h_pad=0.08, w_pad=0.08, hspace=0.05)
+    layout = ConstrainedLayoutEngine(h_pad=0.08, w_pad=0.08, hspace=0.05)
+    width = min(WIDEST_IN, max(NARROWEST_IN, 3.5 + 0.14 * bars))
+    return Figure(figsize=(width, height_in), dpi=DPI, layout=layout, facecolor="white")
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:
@@ -246,6 +242,33 @@ def _nice_step(at_least: int) -> int:
     )
 
 
+def layer_numbers(layers: Sequence[str]) -> list[int | None]:
+    """The number of each layer that differs only in it from the layer before; None for the others.
+
+    `["embed", "layers.0", "layers.1", "norm"]` gives `[None, None, 1, None]`.
+    """
+    numbers: list[int | None] = []
+    before = None
+    for layer in layers:
+        pattern, number = split_number(layer)
+        numbers.append(number if pattern == before else None)
+        before = pattern
+    return numbers
+
+
+def short_names(layers: Sequence[str]) -> list[str]:
+    """The last part of each name, with the part before it if that is a number's; whole where short ones are equal."""
+    short = [_last_parts(layer) for layer in layers]
+    counts = Counter(zip(short, layers, strict=True))
+    seen = Counter(name for name, _ in counts)
+    return [name if seen[name] == 1 else layer for name, layer in zip(short, layers, strict=True)]
+
+
+def _last_parts(layer: str) -> str:
+    before, _, last = layer.rpartition(".")
+    return ".".join([*before.rpartition(".")[2:], last]) if last.isdigit() and before else last
+
+
 # --------------------------------------------------------------------------------------------------
 # The colours of kinds of layers: one for each in every picture and page.
 #
@@ -299,30 +322,23 @@ def ring_colors(
         parent = parents[i]
         if parent is not None:
             leads[parent] = leads[parent] or leads[i]
-    plain = [False] * len(parents)
-    role: list[str | None] = [None] * len(parents)
-    by_role: dict[str, int] = {}
+    roles: list[str] = []  # "": plain
+    by_role: Counter[str] = Counter()
     for i, parent in enumerate(parents):
-        if i in fixed:
-            continue
-        if parent is None or (plain[parent] and leads[i]):
-            plain[i] = True
-        elif plain[parent]:
-            role[i] = labels[i]
-            by_role[labels[i]] = by_role.get(labels[i], 0) + sizes[i]
-    first = sorted(by_role, key=lambda name: -by_role[name])
-    colors = {name: ROLE_COLORS[i % len(ROLE_COLORS)] for i, name in enumerate(first)}
+        above = "" if parent is None else roles[parent]
+        plain = i not in fixed and not above and (parent is None or leads[i])
+        roles.append(above or ("" if plain else labels[i]))
+        if not above and not plain and i not in fixed:
+            by_role[labels[i]] += sizes[i]
+    colors = {name: ROLE_COLORS[i % len(ROLE_COLORS)] for i, (name, _) in enumerate(by_role.most_common())}
     found: list[str] = []
     for i, parent in enumerate(parents):
-        name = role[i]
         if i in fixed:
             color = fixed[i]
-        elif name is not None:
-            color = colors[name]
-        elif plain[i] or parent is None:
+        elif not roles[i] or parent is None:
             color = PLAIN
         else:
-            color = mixed(found[parent], _LIGHTER)
+            color = mixed(found[parent], _LIGHTER) if roles[parent] else colors[roles[i]]
         uneven = labels[i].isdecimal() and int(labels[i][-1]) % 2 == 1
         found.append(mixed(color, _OTHER) if uneven else color)
     return found

@@ -7,59 +7,38 @@ differs much from its siblings is named as an outlier.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
-from profiler_wrapper.analysis.model import FORWARD_PHASES, Analysis, LayerRow, Phase
-from profiler_wrapper.analysis.statistics import (
-    FEWEST_VALUES,
-    fill_numbers,
-    outliers,
-    split_number,
-    sum_if_all_known,
-    sum_of_known,
-)
+from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
+from profiler_wrapper.analysis.statistics import FEWEST_VALUES, fill_numbers, outliers, split_number
+from profiler_wrapper.reports.columns import Values, layer_values, phase_times, summed
+from profiler_wrapper.reports.describe import step_count
+from profiler_wrapper.units import MIB
 
 FEWEST_FOLDED = FEWEST_VALUES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTotal:
-    """One layer with its phases side by side; times are sums over the timed trace."""
+    """One layer with its phases side by side."""
 
     layer: str
     class_name: str
     kind: str
-    block: str | None
     parent: str | None  # a layer that has a row, else None
     order: int
-    phases_ns: Mapping[Phase, int]
-    attention_ns: int
-    communication_ns: int
-    fused_ns: int
-    flops_per_step: int | None
-    known_flops_per_step: int | None  # at least so many
-    roof_time_per_step_ns: int | None
-    memory_roof_time_per_step_ns: int | None  # of it, in ops that bytes bound
-    calls: int | None
-    retained_bytes: float | None
-    peak_bytes: int | None
-    shared: bool
-    compiled: bool
-    graph: bool
+    flags: tuple[str, ...]
+    values: Values  # sums over the timed trace
 
     @property
     def time_ns(self) -> int:
-        return sum(self.phases_ns.values())
-
-    @property
-    def only_fused(self) -> bool:
-        """Whether all kernels of this layer are other layers' as well, so that none of their time is its own."""
-        return bool(self.fused_ns and not self.time_ns)
+        time_ns: int = self.values["time"]
+        return time_ns
 
 
 @dataclass(frozen=True)
@@ -81,71 +60,44 @@ class Fold:
     numbered: bool  # many siblings under one name such as `layers.{0..31}`
 
     @cached_property
-    def whole(self) -> LayerTotal:
+    def values(self) -> Values:
         """The members together, as if they were one layer."""
-        phases: dict[Phase, int] = defaultdict(int)
-        for member in self.members:
-            for phase, time_ns in member.phases_ns.items():
-                phases[phase] += time_ns
-        return replace(
-            self.members[0],
-            order=min(member.order for member in self.members),
-            phases_ns=dict(phases),
-            calls=sum_of_known(member.calls for member in self.members),
-            retained_bytes=sum_of_known(member.retained_bytes for member in self.members),
-            **_sums(self.members),
-        )
+        return summed([member.values for member in self.members])
 
-    @cached_property
+    @property
     def time_ns(self) -> int:
-        return self.whole.time_ns
+        time_ns: int = self.values["time"]
+        return time_ns
+
+    @property
+    def order(self) -> int:
+        return min(member.order for member in self.members)
 
 
-# Fields of layers that are summed, over phases and over sibling layers; of work one unknown part makes all unknown.
-_TIMES = ("attention_ns", "communication_ns", "fused_ns")
-_WORK = ("flops_per_step", "known_flops_per_step", "roof_time_per_step_ns", "memory_roof_time_per_step_ns")
-
-
-def _sums(rows: Sequence[LayerRow] | Sequence[LayerTotal]) -> dict[str, Any]:
-    return {
-        **{name: sum(getattr(row, name) for row in rows) for name in _TIMES},
-        **{name: sum_if_all_known(getattr(row, name) for row in rows) for name in _WORK},
-        "peak_bytes": max((row.peak_bytes for row in rows if row.peak_bytes is not None), default=None),
-    }
-
-
-def layer_totals(analysis: Analysis) -> list[LayerTotal]:
-    """One entry per layer with a name, in model order."""
+def layer_totals(analysis: Analysis, *, own: bool = False) -> list[LayerTotal]:
+    """One entry per layer with a name, in model order; `own`: each without the layers below it."""
     by_layer: dict[str, list[LayerRow]] = defaultdict(list)
     for row in analysis.layers:
         if row.layer:
             by_layer[row.layer].append(row)
     parents = _parents(by_layer)
-    totals = [_layer_total(layer, rows, parents[layer]) for layer, rows in by_layer.items()]
+    totals = [_layer_total(rows, parents[layer], own) for layer, rows in by_layer.items()]
     return sorted(totals, key=lambda total: total.order)
 
 
-def _layer_total(layer: str, rows: Sequence[LayerRow], parent: str | None) -> LayerTotal:
-    first = rows[0]
-    forward = [row for row in rows if row.phase in FORWARD_PHASES]
-    phases: dict[Phase, int] = defaultdict(int)
-    for row in rows:
-        phases[row.phase] += row.time_ns
-    retained = [row.retained_bytes for row in forward if row.retained_bytes is not None]
+def _layer_total(rows: Sequence[LayerRow], parent: str | None, own: bool) -> LayerTotal:
+    first, values = rows[0], layer_values(rows, own=own)
+    flags = [name for name in ("compiled", "shared", "graph") if any(getattr(row, name) for row in rows)]
+    if values.get("fused") and not values["time"]:  # all its kernels are other layers' as well: none of it is its own
+        flags.append("fused")
     return LayerTotal(
-        layer=layer,
+        layer=first.layer,
         class_name=first.class_name,
         kind=first.kind,
-        block=first.block,
         parent=parent,
         order=first.order,
-        phases_ns=dict(phases),
-        calls=sum_of_known(row.calls for row in forward),
-        retained_bytes=max(retained, default=None),
-        shared=any(row.shared for row in rows),
-        compiled=any(row.compiled for row in rows),
-        graph=any(row.graph for row in rows),
-        **_sums(rows),
+        flags=tuple(flags),
+        values=values,
     )
 
 
@@ -181,14 +133,15 @@ class Tree:
     def children(self, fold: Fold) -> list[Fold]:
         """The layers directly below any member of `fold`, like ones folded."""
         named = [
-            (_relative(child.layer, member.layer), child)
+            (relative_name(child.layer, member.layer), child)
             for member in fold.members
             for child in self._children.get(member.layer, ())
         ]
         return _folds(named, below_fold=len(fold.members) > 1)
 
 
-def _relative(layer: str, parent: str) -> str:
+def relative_name(layer: str, parent: str) -> str:
+    """What a layer is called below another one."""
     return layer[len(parent) + 1 :] if layer.startswith(parent + ".") else layer
 
 
@@ -240,7 +193,7 @@ def outlying_layers(fold: Fold) -> list[Outlier]:
     """Members whose time or retained memory is over 20 % and 5 robust deviations off the median, worst first."""
     times = [float(member.time_ns) for member in fold.members]
     far = [Outlier(fold.members[i], "time", excess) for i, excess in outliers(times).items()]
-    retained = [member.retained_bytes for member in fold.members]
+    retained = [member.values["retained"] for member in fold.members]
     known = [size for size in retained if size is not None]
     if len(known) == len(retained):
         named = {one.layer.layer for one in far}
@@ -253,25 +206,24 @@ def outlying_layers(fold: Fold) -> list[Outlier]:
 # Which folds of a layer tree get a row where there is only room for some: the most expensive, each below its parent.
 
 Order = Literal["cost", "model"]
-Extra = TypeVar("Extra")
 
 
 @dataclass(eq=False)
-class Shown(Generic[Extra]):
+class Shown:
     """A fold that got a row, further rows that belong to it, and the folds below that got one."""
 
     fold: Fold
     depth: int
-    parent: Shown[Extra] | None = None
-    extras: list[Extra] = field(default_factory=list)
-    children: list[Shown[Extra]] = field(default_factory=list)
+    parent: Shown | None = None
+    extras: list[Any] = field(default_factory=list)
+    children: list[Shown] = field(default_factory=list)
 
     @property
     def inside_fold(self) -> bool:
         """Whether it stands for a part of many layers."""
         return self.parent is not None and len(self.parent.fold.members) > 1
 
-    def walk(self) -> Iterator[Shown[Extra]]:
+    def walk(self) -> Iterator[Shown]:
         """Itself and all below it."""
         stack = [self]
         while stack:
@@ -280,9 +232,7 @@ class Shown(Generic[Extra]):
             stack += this.children
 
 
-def choose(
-    tree: Tree, *, most: int, extras: Callable[[Shown[Extra]], list[Extra]]
-) -> tuple[list[Shown[Extra]], list[Fold]]:
+def choose(tree: Tree, *, most: int, extras: Callable[[Shown], list[Any]]) -> tuple[list[Shown], list[Fold]]:
     """The roots with what is shown below them, in at most `most` rows; and the roots that do not fit.
 
     Those need one row together, which is counted. `extras` gives the further rows of a numbered
@@ -293,7 +243,7 @@ def choose(
     rest = roots[len(fitting) :]
     room = most - len(fitting) - bool(rest)
     number = count()
-    shown = [Shown[Extra](root, 0) for root in fitting]
+    shown = [Shown(root, 0) for root in fitting]
     waiting = [(-one.fold.time_ns, next(number), one) for one in shown]
     heapq.heapify(waiting)
     while waiting:
@@ -313,42 +263,122 @@ def choose(
     return shown, rest
 
 
-def in_order(shown: Sequence[Shown[Extra]], order: Order) -> list[Shown[Extra]]:
+def in_order(shown: Sequence[Shown], order: Order) -> list[Shown]:
     """Siblings as they are drawn: the most expensive first, or as in the model."""
     if order == "model":
-        return sorted(shown, key=lambda one: one.fold.whole.order)
-    return sorted(shown, key=lambda one: (-one.fold.time_ns, one.fold.whole.order))
+        return sorted(shown, key=lambda one: one.fold.order)
+    return sorted(shown, key=lambda one: (-one.fold.time_ns, one.fold.order))
 
 
-# --------------------------------------------------------------------------------------------------
-# Which layers stand above and beside which, for the layer table of the page: parents, and like siblings as one.
-
-
-def parents_of_layers(analysis: Analysis) -> dict[str, str]:
-    """The layer with a row above each that has one."""
-    return {total.layer: total.parent for total in layer_totals(analysis) if total.parent is not None}
-
-
-def layer_groups(analysis: Analysis) -> list[dict[str, Any]]:
-    """Siblings that the text table folds into one row, such as `layers.{0..31}`, with the outliers named.
-
-    Siblings of one parent each: those of other parents are other groups.
-    """
-    totals = layer_totals(analysis)
+def sibling_folds(totals: Sequence[LayerTotal]) -> list[tuple[str | None, Fold]]:
+    """Siblings of one parent each that the text table folds into one row, such as `layers.{0..31}`; and the parent."""
     tree = Tree(totals)
     folds: list[tuple[str | None, Fold]] = [(None, fold) for fold in tree.roots()]
     for total in totals:
         alone = Fold(total.layer, (total,), (total.layer,), numbered=False)
         folds += [(total.layer, fold) for fold in tree.children(alone)]
+    return [(parent, fold) for parent, fold in folds if fold.numbered]
+
+
+def attention_by_layer(analysis: Analysis, parents: Mapping[str, str | None]) -> dict[str, dict[str, int]]:
+    """Attention's time by layer and backend, in nanoseconds, which counts in all layers above it in `parents` too."""
+    times: dict[str, dict[str, int]] = defaultdict(dict)
+    for row in analysis.attention:
+        layer: str | None = row.layer
+        while layer:
+            times[layer][row.backend] = times[layer].get(row.backend, 0) + row.time_ns
+            layer = parents.get(layer)
+    return times
+
+
+# --------------------------------------------------------------------------------------------------
+# The layers that the plots show, side by side: in ms per step and MiB.
+
+NS_PER_MS = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerBar:
+    """One layer of the plots; times in ms per step."""
+
+    layer: str
+    block: bool  # one of the repeated blocks
+    times_ms: Mapping[Phase, float]
+    attention_ms: Mapping[str, float]  # by backend
+    entry_mib: float | None
+    exit_mib: float | None
+    reserved_mib: float | None
+    peak_mib: float | None
+    retained_mib: float | None
+
+    @property
+    def time_ms(self) -> float:
+        return sum(self.times_ms.values())
+
+
+def shown_layers(totals: Sequence[LayerTotal]) -> list[LayerTotal]:
+    """Layers beside one another that together hold all below the roots, in model order.
+
+    The outermost blocks and what stands beside them or beside what holds them (embedding, norm,
+    head); without blocks the layers below the first one that has several.
+    """
+    below: dict[str | None, list[LayerTotal]] = defaultdict(list)
+    for total in totals:
+        below[total.parent].append(total)
+    parents = {total.layer: total.parent for total in totals}
+    holders: set[str] = set()  # of blocks, somewhere below them
+    for total in totals:
+        above = total.parent if total.kind == "block" else None
+        while above is not None and above not in holders:
+            holders.add(above)
+            above = parents[above]
+    shown: list[LayerTotal] = []
+    open_ones = deque(below[None])
+    while open_ones:
+        total = open_ones.popleft()
+        if total.kind != "block" and total.layer in holders:
+            open_ones += below[total.layer]
+        else:
+            shown.append(total)
+    if not holders:
+        while len(shown) == 1 and below.get(shown[0].layer):
+            shown = list(below[shown[0].layer])
+    return sorted(shown, key=lambda total: total.order)
+
+
+def layer_bars(analysis: Analysis) -> list[LayerBar]:
+    """One bar per layer of `shown_layers`."""
+    totals = layer_totals(analysis)
+    shown = shown_layers(totals)
+    attention = attention_by_layer(analysis, {total.layer: total.parent for total in totals})
+    per_ms = step_count(analysis) * NS_PER_MS
     return [
-        {
-            "label": fold.label,
-            "parent": parent,
-            "layers": [member.layer for member in fold.members],
-            "odd": [
-                {"layer": one.layer.layer, "what": one.what, "excess": one.excess} for one in outlying_layers(fold)
-            ],
-        }
-        for parent, fold in folds
-        if fold.numbered
+        LayerBar(
+            layer=total.layer,
+            block=total.kind == "block",
+            times_ms={phase: time_ns / per_ms for phase, time_ns in phase_times(total.values).items()},
+            attention_ms={name: time_ns / per_ms for name, time_ns in attention.get(total.layer, {}).items()},
+            entry_mib=_mib(total.values["entry"]),
+            exit_mib=_mib(total.values["exit"]),
+            reserved_mib=_mib(total.values["reserved"] or None),  # a CPU has no reserved memory, and says 0
+            peak_mib=_mib(total.values["peak"]),
+            retained_mib=_mib(total.values["retained"]),
+        )
+        for total in shown
     ]
+
+
+def rest_bars(analysis: Analysis, bars: Sequence[LayerBar]) -> dict[str, float]:
+    """What is in none of `bars`, in ms per step: `optimizer`, and the `rest`, with which the bars are the total."""
+    steps = step_count(analysis)
+    optimizer_ns = sum(row.time_ns for row in analysis.layers if not row.layer and row.phase == "optimizer")
+    optimizer = optimizer_ns / steps / NS_PER_MS
+    rest = analysis.time.total_ns / steps / NS_PER_MS - optimizer - sum(bar.time_ms for bar in bars)
+    return {name: time_ms for name, time_ms in (("optimizer", optimizer), ("rest", rest)) if time_ms >= _LEAST_REST}
+
+
+_LEAST_REST = 0.0005  # ms: what is less is 0.000
+
+
+def _mib(size_bytes: float | None) -> float | None:
+    return None if size_bytes is None else size_bytes / MIB

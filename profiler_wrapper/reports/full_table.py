@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from profiler_wrapper.analysis.model import PHASES, Analysis, LayerRow, UncountedRow
-from profiler_wrapper.reports.describe import (
-    followed,
-    outside_label,
-    per_step,
-    scaled,
-    step_count,
-    title_parts,
-    use_line,
-    work_scale,
-)
+from profiler_wrapper.analysis.model import PHASES, Analysis, Phase, StepRow, UncountedRow
+from profiler_wrapper.reports.columns import COLUMNS, Values, phase_values, scale_of
+from profiler_wrapper.reports.describe import followed, outside_label, per_step, step_count, title_parts, use_line
 from profiler_wrapper.reports.memory import memory_use_sections, why_no_memory_use
 from profiler_wrapper.reports.text import AT_LEAST, clean, grid, shorten
 from profiler_wrapper.units import mebibytes, milliseconds, percent
-
-Cell = Callable[[LayerRow], str]
 
 _LONGEST_KERNELS = 60
 _LONGEST_LINE = 400
@@ -32,6 +23,10 @@ def full_table(analysis: Analysis) -> str:
     Times are ms per step (sums over the timed trace divided by its steps), but in the table of the
     steps; sizes MiB.
     """
+    series = [
+        f"{clean(one.name)}: {' '.join('-' if value is None else one.text(value) for value in one.values)}"
+        for one in followed(analysis)
+    ]
     sections = [
         ", ".join(title_parts(analysis)),
         _section(f"Layers, in model order: ms {per_step(analysis)}, MiB", layer_section(analysis)),
@@ -41,7 +36,7 @@ def full_table(analysis: Analysis) -> str:
         _section(f"Work of which no FLOPs are known: ms {per_step(analysis)}", uncounted_section(analysis.uncounted)),
         _section("Work of which no bytes are known: ms a step", uncounted_section(analysis.untold_bytes)),
         _section("Steps: ms", step_section(analysis)),
-        _section("Followed by name: ms in each step or entry; of a function what it gave", series_section(analysis)),
+        _section("Followed by name: ms in each step or entry; of a function what it gave", "\n".join(series)),
         *(_section(title, text) for title, text in memory_sections(analysis)),
         _section("Warnings", "\n".join(clean(warning) for warning in analysis.warnings)),
     ]
@@ -54,77 +49,37 @@ def _section(title: str, text: str) -> str:
 
 def layer_section(analysis: Analysis) -> str:
     """One row per layer and phase, then what has no layer, `(unattributed)` by reason, and the total."""
-    columns = _layer_columns(analysis)
-    rows = sorted(analysis.layers, key=lambda row: (not row.layer, row.order, row.layer, PHASES.index(row.phase)))
-    drawn = [[cell(row) for _, cell in columns] for row in rows]
-    steps, total_ns = step_count(analysis), analysis.time.total_ns
-    titles = [title for title, _ in columns]
-
-    def closing(name: str, time_ns: int, calls: str = "") -> list[str]:
-        values = {
-            "layer": name,
-            "calls": calls,
-            "self": _per_step_ms(time_ns, steps),
-            "time": _per_step_ms(time_ns, steps),
-            "share %": percent(time_ns, total_ns),
-        }
-        return [values.get(title, "") for title in titles]
-
-    drawn += [closing(f"(unattributed) {clean(row.reason)}", row.time_ns) for row in analysis.unattributed]
-    drawn.append(closing("TOTAL", total_ns))
-    return grid(titles, drawn, left_columns=4)
-
-
-def _layer_columns(analysis: Analysis) -> list[tuple[str, Cell]]:
-    steps, total_ns, scale = step_count(analysis), analysis.time.total_ns, work_scale(analysis)
+    scale = scale_of(analysis)
     # CPU time of calls holds neither what other threads do for them nor the waiting.
-    communication = "communication" if analysis.time_basis == "device" else "communication calls"
+    titles = {"communication": "communication calls", "cpu": ""} if analysis.time_basis == "cpu" else {}
+    columns = [(column, title) for column in COLUMNS if (title := titles.get(column.key, column.full))]
 
-    def time(name: str) -> Cell:
-        return lambda row: _per_step_ms(getattr(row, name), steps)
+    def numbers(sums: Values) -> list[str]:
+        """Work is that of a step, even where it cannot stand beside the times, and has no rates."""
+        values = scale._replace(work=1).of(sums)
+        beside_times = scale.of(sums)
+        values |= {column.key: beside_times[column.key] for column in COLUMNS if column.kind in ("rate", "share")}
+        texts = {column.key: _known(values[column.key], _TEXTS[column.kind]) for column, _ in columns}
+        if values["flops"] is None and values["known_flops"] is not None:
+            texts["flops"] = clean(AT_LEAST) + _giga(values["known_flops"])
+        return list(texts.values())
 
-    def rate(row: LayerRow, per_step: int | None, *, less: int = 0) -> float | None:
-        """Of a step's work, per nanosecond of its time: FLOPs give GFLOP/s, bytes GB/s, times a share."""
-        work = scaled(per_step, scale)
-        return work * steps / (row.time_ns - less) if work and row.time_ns > less else None
-
-    def size(name: str) -> Cell:
-        return lambda row: _known(getattr(row, name), mebibytes)
-
-    return [
-        ("layer", lambda row: clean(row.layer or f"({outside_label(row)})")),
-        ("class", lambda row: clean(row.class_name)),
-        ("kind", lambda row: row.kind if row.layer else ""),
-        ("phase", lambda row: row.phase),
-        ("calls", lambda row: _known(row.calls, lambda calls: f"{calls / steps:.4g}")),
-        ("self", time("self_time_ns")),
-        ("time", time("time_ns")),
-        ("share %", lambda row: percent(row.time_ns, total_ns)),
-        ("fused", lambda row: _per_step_ms(row.fused_ns or None, steps)),
-        *([] if analysis.time_basis == "cpu" else [("CPU", time("cpu_time_ns"))]),
-        ("attention", lambda row: _per_step_ms(row.attention_ns or None, steps)),
-        (communication, lambda row: _per_step_ms(row.communication_ns or None, steps)),
-        ("exposed", lambda row: _per_step_ms(row.exposed_communication_ns or None, steps)),
-        ("idle", lambda row: _per_step_ms(row.idle_ns or None, steps)),
-        ("GFLOP", _gigas),
-        ("self GFLOP", lambda row: _known(row.self_flops_per_step, _giga)),
-        ("causal GFLOP", lambda row: _known(_causal(row), _giga)),
-        ("GFLOP/s", lambda row: _known(rate(row, row.flops_per_step), lambda value: f"{value:.1f}")),
-        ("% of peak", lambda row: _known(rate(row, row.peak_time_per_step_ns), _percent)),
-        ("moved", lambda row: _known(row.bytes_moved_per_step, mebibytes)),
-        ("GB/s", lambda row: _known(rate(row, row.bytes_moved_per_step), lambda value: f"{value:.1f}")),
-        ("FLOP/B", lambda row: _known(_intensity(row), lambda value: f"{value:.4g}")),
-        ("at roof", lambda row: _known(row.roof_time_per_step_ns, lambda time_ns: f"{time_ns / 1e6:.3f}")),
-        ("% of roof", lambda row: _known(rate(row, row.roof_time_per_step_ns, less=row.communication_ns), _percent)),
-        ("bound", lambda row: row.bound or ""),
-        ("at entry", size("entry_allocated_bytes")),
-        ("at exit", size("allocated_bytes")),
-        ("reserved", size("reserved_bytes")),
-        ("peak", size("peak_bytes")),
-        ("retained", size("retained_bytes")),
-        ("self retained", size("self_retained_bytes")),
-        ("flags", lambda row: " ".join(name for name in ("compiled", "shared", "graph") if getattr(row, name))),
-    ]
+    drawn = []
+    for row in sorted(analysis.layers, key=lambda row: (not row.layer, row.order, row.layer, PHASES.index(row.phase))):
+        drawn.append(
+            [
+                clean(row.layer or f"({outside_label(row)})"),
+                clean(row.class_name),
+                row.kind if row.layer else "",
+                row.phase,
+                *numbers(phase_values(row)),
+                " ".join(name for name in ("compiled", "shared", "graph") if getattr(row, name)),
+            ]
+        )
+    closing = [(f"(unattributed) {clean(row.reason)}", row.time_ns) for row in analysis.unattributed]
+    for name, time_ns in [*closing, ("TOTAL", analysis.time.total_ns)]:
+        drawn.append([name, "", "", "", *numbers({"self": time_ns, "time": time_ns}), ""])
+    return grid(["layer", "class", "kind", "phase", *(title for _, title in columns), "flags"], drawn, left_columns=4)
 
 
 def _known(value: Any, text: Callable[[Any], str]) -> str:
@@ -135,29 +90,30 @@ def _per_step_ms(time_ns: int | None, steps: int) -> str:
     return "" if time_ns is None else f"{time_ns / steps / 1e6:.3f}"
 
 
-def _gigas(row: LayerRow) -> str:
-    """FLOPs; at least so many where an op inside tells none."""
-    if row.flops_per_step is None and row.known_flops_per_step is not None:
-        return clean(AT_LEAST) + _giga(row.known_flops_per_step)
-    return _known(row.flops_per_step, _giga)
-
-
-def _causal(row: LayerRow) -> int | None:
-    """FLOPs in the causal convention, where they are others."""
-    return None if row.causal_flops_per_step == row.flops_per_step else row.causal_flops_per_step
-
-
-def _intensity(row: LayerRow) -> float | None:
-    """FLOPs per byte moved."""
-    return row.flops_per_step / row.bytes_moved_per_step if row.flops_per_step and row.bytes_moved_per_step else None
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
-
-
 def _giga(flops: int) -> str:
     return f"{flops / 1e9:.3f}"
+
+
+# By the kind of a column.
+_TEXTS: Mapping[str, Callable[[Any], str]] = {
+    "time": lambda time_ns: f"{time_ns / 1e6:.3f}",
+    "share": lambda share: f"{100 * share:.1f}",
+    "flops": _giga,
+    "rate": lambda per_s: f"{per_s / 1e9:.1f}",
+    "bytes": mebibytes,
+    "count": lambda count: f"{count:.4g}",
+    "number": lambda number: f"{number:.4g}",
+    "text": str,
+}
+
+
+_Columns = dict[str, Callable[[Any], str]]  # what stands in each, by its title
+
+
+def _table(rows: Iterable[Any], columns: _Columns, left: int, *, left_last: bool = False) -> str:
+    """The first `left` columns to the left; no text without rows."""
+    drawn = [[text(row) for text in columns.values()] for row in rows]
+    return grid(list(columns), drawn, left_columns=left, left_last=left_last) if drawn else ""
 
 
 def attention_section(analysis: Analysis) -> str:
@@ -165,52 +121,40 @@ def attention_section(analysis: Analysis) -> str:
     steps = step_count(analysis)
     order = {row.layer: row.order for row in analysis.layers}
     rows = sorted(analysis.attention, key=lambda row: (order.get(row.layer, -1), PHASES.index(row.phase), row.backend))
-    drawn = [
-        [
-            clean(row.layer),
-            row.phase,
-            clean(row.backend),
-            _per_step_ms(row.time_ns, steps),
-            shorten(clean(", ".join(row.kernels)), _LONGEST_KERNELS),
-        ]
-        for row in rows
-    ]
-    return (
-        grid(("layer", "phase", "backend", "time", "kernels"), drawn, left_columns=3, left_last=True) if drawn else ""
-    )
+    columns: _Columns = {
+        "layer": lambda row: clean(row.layer),
+        "phase": lambda row: row.phase,
+        "backend": lambda row: clean(row.backend),
+        "time": lambda row: _per_step_ms(row.time_ns, steps),
+        "kernels": lambda row: shorten(clean(", ".join(row.kernels)), _LONGEST_KERNELS),
+    }
+    return _table(rows, columns, 3, left_last=True)
 
 
 def class_section(analysis: Analysis) -> str:
     """Time by class of event and phase."""
     steps, total_ns = step_count(analysis), analysis.time.total_ns
-    rows = sorted(analysis.classes, key=lambda row: -row.time_ns)
-    drawn = [
-        [
-            clean(row.class_name),
-            row.phase,
-            _per_step_ms(row.time_ns, steps),
-            percent(row.time_ns, total_ns),
-            f"{row.count / steps:.6g}",
-            _known(row.flops_per_step or None, _giga),
-        ]
-        for row in rows
-    ]
-    return grid(("class", "phase", "time", "share %", "events", "GFLOP"), drawn, left_columns=2) if drawn else ""
+    columns: _Columns = {
+        "class": lambda row: clean(row.class_name),
+        "phase": lambda row: row.phase,
+        "time": lambda row: _per_step_ms(row.time_ns, steps),
+        "share %": lambda row: percent(row.time_ns, total_ns),
+        "events": lambda row: f"{row.count / steps:.6g}",
+        "GFLOP": lambda row: _known(row.flops_per_step or None, _giga),
+    }
+    return _table(sorted(analysis.classes, key=lambda row: -row.time_ns), columns, 2)
 
 
 def uncounted_section(rows: Sequence[UncountedRow]) -> str:
     """Ops that work, and tell not how much; times with shapes being recorded."""
-    drawn = [
-        [
-            shorten(clean(row.op), _LONGEST_KERNELS),
-            row.class_name,
-            row.phase,
-            str(row.count),
-            milliseconds(row.time_per_step_ns),
-        ]
-        for row in rows
-    ]
-    return grid(("op", "class", "phase", "calls in all", "time"), drawn, left_columns=3) if drawn else ""
+    columns: _Columns = {
+        "op": lambda row: shorten(clean(row.op), _LONGEST_KERNELS),
+        "class": lambda row: row.class_name,
+        "phase": lambda row: row.phase,
+        "calls in all": lambda row: str(row.count),
+        "time": lambda row: milliseconds(row.time_per_step_ns),
+    }
+    return _table(rows, columns, 3)
 
 
 def step_section(analysis: Analysis) -> str:
@@ -221,28 +165,20 @@ def step_section(analysis: Analysis) -> str:
     splits = analysis.overview.steps if analysis.overview is not None else ()
     took = {split.step: milliseconds(split.span_ns) for split in splits if split.step is not None}
     phases = [phase for phase in PHASES if any(row.phases_ns.get(phase) for row in analysis.steps)]
-    drawn = [
-        [
-            "-" if row.step is None else str(row.step),
-            milliseconds(row.time_ns),
-            *([took.get(row.step, "") if row.step is not None else ""] if took else []),
-            _known(row.span_ns, milliseconds),
-            *(_known(row.phases_ns.get(phase), milliseconds) for phase in phases),
-            _known(row.attention_ns or None, milliseconds),
-            _known(row.peak_bytes, lambda size: f"{mebibytes(size)} MiB"),
-        ]
-        for row in analysis.steps
-    ]
-    heads = ("step", "time", *(("step takes",) if took else ()), "CPU span", *phases, "attention", "peak")
-    return grid(heads, drawn) if drawn else ""
+    columns: _Columns = {
+        "step": lambda row: "-" if row.step is None else str(row.step),
+        "time": lambda row: milliseconds(row.time_ns),
+        "step takes": lambda row: took.get(row.step, ""),
+        "CPU span": lambda row: _known(row.span_ns, milliseconds),
+        **{phase: partial(_phase_ms, phase=phase) for phase in phases},
+        "attention": lambda row: _known(row.attention_ns or None, milliseconds),
+        "peak": lambda row: _known(row.peak_bytes, lambda size: f"{mebibytes(size)} MiB"),
+    }
+    return _table(analysis.steps, columns, 1)
 
 
-def series_section(analysis: Analysis) -> str:
-    """What is followed by name, one line each."""
-    rows = (
-        (one.name, ["-" if value is None else one.text(value) for value in one.values]) for one in followed(analysis)
-    )
-    return "\n".join(f"{clean(name)}: {' '.join(values)}" for name, values in rows)
+def _phase_ms(row: StepRow, *, phase: Phase) -> str:
+    return _known(row.phases_ns.get(phase), milliseconds)
 
 
 def memory_sections(analysis: Analysis) -> list[tuple[str, str]]:

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from math import inf
-from operator import itemgetter
 from typing import Any
-
-import msgspec
-import numpy as np
 
 from profiler_wrapper.analysis.model import (
     CATEGORIES,
     Analysis,
     Change,
-    LayerCall,
-    Leak,
     MemoryCategory,
     MemoryMoment,
-    MemoryTimeline,
     MemoryUse,
     Owner,
     Phase,
-    Slope,
 )
 from profiler_wrapper.analysis.statistics import OPEN, fill_numbers, split_number
 from profiler_wrapper.reports.describe import machine, rank_in_words, steps_in_words
-from profiler_wrapper.reports.plot_rows import LayerBar, layer_bars, mib
+from profiler_wrapper.reports.folding import LayerBar, layer_bars
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
-from profiler_wrapper.trace.recording import Int64
 from profiler_wrapper.units import MIB, percent
 
 # --------------------------------------------------------------------------------------------------
@@ -109,26 +98,18 @@ def walk(root: MemoryNode, layers: Mapping[str, int], *, above: int = 0) -> Iter
 
     `layers` gives each layer its place in the model; their names begin `above` labels below the root.
     """
+
+    def place(child: PlacedNode) -> tuple[bool, float, int, str]:
+        node = child.node
+        order = layers.get(".".join(child.path[above:]), inf)
+        return node.is_op, order, -node.total_bytes if node.is_op else 0, child.path[-1]
+
     stack = [PlacedNode(root, ())]
     while stack:
         placed = stack.pop()
         yield placed
         below = [PlacedNode(node, (*placed.path, label)) for label, node in placed.node.children.items()]
-        stack += sorted(below, key=lambda child: _rank(child, layers, above), reverse=True)
-
-
-def _rank(
-    placed: PlacedNode, layers: Mapping[str, int], above: int
-) -> tuple[bool, float, int, list[tuple[bool, int, str]]]:
-    order = layers.get(".".join(placed.path[above:]), inf)
-    by_size = -placed.node.total_bytes if placed.node.is_op else 0
-    return placed.node.is_op, order, by_size, _natural(placed.path[-1])
-
-
-def _natural(label: str) -> list[tuple[bool, int, str]]:
-    """So that 2 comes before 10."""
-    parts = re.findall(r"([0-9]{1,18})|([^0-9]+|[0-9]+)", label)
-    return [(not number, int(number or 0), text) for number, text in parts]
+        stack += sorted(below, key=place, reverse=True)
 
 
 def layer_order(analysis: Analysis) -> dict[str, int]:
@@ -297,93 +278,11 @@ def owner_groups(owners: Iterable[Owner]) -> list[OwnerGroup]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Memory at the borders of the layers in time order, as numbers. No drawing.
-
-_MOST_POINTS = 400  # calls that can be distinguished on an axis
-
-
-@dataclass(frozen=True)
-class MemoryPoint:
-    """Allocated memory as one layer is entered or left."""
-
-    layer: str
-    phase: Phase
-    entry_mib: float
-    exit_mib: float
-    reserved_mib: float | None
-    peak_mib: float | None
-
-
-@dataclass(frozen=True)
-class MemoryCourse:
-    """Memory at the borders of the layers, in time order."""
-
-    points: list[MemoryPoint]
-    step: int | None  # the step they are of
-    why_step: str = ""  # and why of that one
-    means: bool = False  # means over all calls, in model order
-
-
-def memory_course(analysis: Analysis, bars: Sequence[LayerBar]) -> MemoryCourse:
-    """Each layer's entry and exit in time order: of one typical step, or else the means over all calls.
-
-    The typical step is the one of the middle time. Without calls (a result read from its file),
-    and where they are over 400 (many passes of a generation), the means per layer stand in, in model order.
-    """
-    shown = {bar.layer for bar in bars}
-    known = [call for call in analysis.calls if call.layer in shown and call.exit_allocated_bytes is not None]
-    step, why = _typical_step(analysis, {call.step for call in known})
-    calls = sorted((call for call in known if step is None or call.step == step), key=lambda call: call.start_ns)
-    points = [point for call in calls if (point := _point(call))]
-    if 0 < len(points) <= _MOST_POINTS:
-        return MemoryCourse(points, step, why)
-    means = [
-        MemoryPoint(bar.layer, "forward", bar.entry_mib, bar.exit_mib, bar.reserved_mib, bar.peak_mib)
-        for bar in bars
-        if bar.entry_mib is not None and bar.exit_mib is not None
-    ]
-    return MemoryCourse(means, None, means=True)
-
-
-def _typical_step(analysis: Analysis, known: Collection[int | None]) -> tuple[int | None, str]:
-    """The step of the middle time among those in `known`, None if none is; and why that one."""
-    rows = [row for row in analysis.steps if row.step is not None and row.step in known]
-    rows.sort(key=lambda row: row.time_ns)
-    if not rows:
-        return None, ""
-    return rows[len(rows) // 2].step, "the only one" if len(rows) == 1 else f"of median time among {len(rows)}"
-
-
-def _point(call: LayerCall) -> MemoryPoint | None:
-    if call.entry_allocated_bytes is None or call.exit_allocated_bytes is None:
-        return None
-    return MemoryPoint(
-        layer=call.layer,
-        phase=call.phase,
-        entry_mib=call.entry_allocated_bytes / MIB,
-        exit_mib=call.exit_allocated_bytes / MIB,
-        reserved_mib=mib(call.exit_reserved_bytes or None),  # a CPU has no reserved memory, and says 0
-        peak_mib=mib(call.peak_bytes),
-    )
-
+# Memory by category as text.
 
 _MOST_OWNERS = 25
 _LONGEST_PLACE = 70
 _LEAST_SHARE = 0.005  # of the peak: a category that holds less is not named on one line
-
-
-class _PeakOfResult(msgspec.Struct):
-    allocated_bytes: float
-    step: int | None = None
-    phase: str | None = None
-
-
-class _MemoryOfResult(msgspec.Struct):
-    """What the lines below need of `Analysis.memory`."""
-
-    peak: _PeakOfResult
-    categories: dict[str, float]  # at the peak
-    leaks: list[Leak] = []
 
 
 def memory_lines(memory: Mapping[str, Any], width: int) -> list[str]:
@@ -392,26 +291,25 @@ def memory_lines(memory: Mapping[str, Any], width: int) -> list[str]:
     `"memory: peak 312.4 MiB in backward of step 3: activation 61 %, params 20 %, ..."`: categories that do not fit are
     left out, the smallest first. No lines where it is not known who held the memory.
     """
-    try:
-        use = msgspec.convert(memory, _MemoryOfResult)
-    except msgspec.ValidationError:  # nothing was recorded, or an earlier version wrote it
+    peak, leaks = memory.get("peak"), memory.get("leaks") or ()
+    if not peak or not memory.get("categories"):
         return []
-    peak = use.peak
-    line = f"memory: peak {peak.allocated_bytes / MIB:.1f} MiB {_in_words(peak.phase, peak.step)}".rstrip()
+    whole = peak["allocated_bytes"]
+    line = f"memory: peak {whole / MIB:.1f} MiB {_in_words(peak.get('phase'), peak.get('step'))}".rstrip()
     between = ": "
-    for name, size in sorted(use.categories.items(), key=lambda item: -item[1]):
-        part = f"{between}{clean(name)} {100 * size / max(1, peak.allocated_bytes):.0f} %"
-        if size <= _LEAST_SHARE * peak.allocated_bytes or cells(line + part) > width:
+    for name, size in sorted(memory["categories"].items(), key=lambda item: -item[1]):
+        part = f"{between}{clean(name)} {100 * size / max(1, whole):.0f} %"
+        if size <= _LEAST_SHARE * whole or cells(line + part) > width:
             break
         line, between = line + part, ", "
-    return [shorten(line, width), *(_leak_line(leak, len(use.leaks) - 1, width) for leak in use.leaks[:1])]
-
-
-def _leak_line(leak: Leak, others: int, width: int) -> str:
-    before = f"warning: leak of {leak.bytes_per_step / MIB:.3f} MiB per step ({leak.steps} steps seen): "
-    after = f" (and {others} more in the log)" if others else ""
-    who = f"{leak.op} in {leak.layer}" if leak.layer else leak.op
-    return shorten(before + shorten(clean(who), max(0, width - cells(before) - cells(after))) + after, width)
+    lines = [shorten(line, width)]
+    for leak in leaks[:1]:
+        size = leak["bytes_per_step"] / MIB
+        before = f"warning: leak of {size:.3f} MiB per step ({leak['steps']} steps seen): "
+        after = f" (and {len(leaks) - 1} more in the log)" if len(leaks) > 1 else ""
+        who = clean(f"{leak['op']} in {leak['layer']}" if leak["layer"] else leak["op"])
+        lines.append(shorten(before + shorten(who, max(0, width - cells(before) - cells(after))) + after, width))
+    return lines
 
 
 def memory_use_sections(use: MemoryUse) -> list[tuple[str, str]]:
@@ -434,15 +332,12 @@ def _peak_table(use: MemoryUse) -> str:
         if peak.categories.get(name)
     ]
     rows.append(["TOTAL", _mib(peak.total_bytes), percent(peak.total_bytes, peak.total_bytes)])
-    reserved = [moment for moment in (peak, use.reserved_peak) if moment is not None and moment.reserved_bytes]
     lines = [f"highest allocated {moment_in_words(use)}".rstrip(), "", grid(("category", "MiB", "share %"), rows), ""]
-    lines += [f"reserved at the {clean(moment.label)}: {_reserved_text(moment)}" for moment in reserved]
+    for moment in (peak, use.reserved_peak):
+        if moment is not None and moment.reserved_bytes:
+            spare = f"{_mib(moment.reserved_bytes - moment.total_bytes)} not allocated (fragments and cache)"
+            lines.append(f"reserved at the {clean(moment.label)}: {_mib(moment.reserved_bytes)} MiB, of it {spare}")
     return "\n".join(lines).rstrip()
-
-
-def _reserved_text(moment: MemoryMoment) -> str:
-    reserved = moment.reserved_bytes or 0
-    return f"{_mib(reserved)} MiB, of it {_mib(reserved - moment.total_bytes)} not allocated (fragments and cache)"
 
 
 def _owner_table(use: MemoryUse) -> str:
@@ -488,26 +383,19 @@ def _moment_table(use: MemoryUse) -> str:
     return grid(("moment", "step", "at ms", *names, "TOTAL", "reserved"), rows)
 
 
-def _trend(use: MemoryUse) -> list[str]:
-    lines = [_slope_text(use.slope)] if use.slope is not None else []
-    return [*lines, *(f"leak: {_leak_text(leak)}" for leak in use.leaks)]
-
-
-def _slope_text(slope: Slope) -> str:
-    error = slope.error_bytes_per_step
-    spread = "" if error is None else f" +- {error / MIB:.3f} (95 %)"
-    doubt = " (two steps tell no uncertainty)" if error is None else ""
-    return (
-        f"allocated at the ends of {slope.steps} steps: {slope.bytes_per_step / MIB:+.3f}{spread} MiB per step{doubt}"
-    )
-
-
-def _leak_text(leak: Leak) -> str:
-    where = f" in {clean(leak.layer)}" if leak.layer else ""
-    return (
-        f"{clean(leak.op)}{where} ({leak.phase}, {leak.category}) keeps {leak.bytes_per_step / MIB:.3f} MiB "
-        f"more each step (allocations: {leak.count_per_step:.3g} a step; seen over {leak.steps} steps)"
-    )
+def _trend(use: MemoryUse) -> Iterator[str]:
+    if use.slope is not None:
+        slope, error = use.slope, use.slope.error_bytes_per_step
+        spread = "" if error is None else f" +- {error / MIB:.3f} (95 %)"
+        doubt = " (two steps tell no uncertainty)" if error is None else ""
+        growth = f"{slope.bytes_per_step / MIB:+.3f}{spread} MiB per step{doubt}"
+        yield f"allocated at the ends of {slope.steps} steps: {growth}"
+    for leak in use.leaks:
+        where = f" in {clean(leak.layer)}" if leak.layer else ""
+        yield (
+            f"leak: {clean(leak.op)}{where} ({leak.phase}, {leak.category}) keeps {leak.bytes_per_step / MIB:.3f} MiB "
+            f"more each step (allocations: {leak.count_per_step:.3g} a step; seen over {leak.steps} steps)"
+        )
 
 
 def _change_text(change: Change) -> str:
@@ -559,96 +447,3 @@ def _values(title: str, bars: Sequence[LayerBar], name: str) -> list[str]:
     values = [(getattr(bar, name), bar.layer) for bar in bars]
     known = [f"{value:.3f}  {clean(layer)}" for value, layer in values if value is not None]
     return ["", f"{title}:", *known] if known else ["", f"{title}: not available on this device"]
-
-
-# --------------------------------------------------------------------------------------------------
-# Memory over time as numbers: as many points as a picture can show, phases, and the peak of each step. No drawing.
-
-
-@dataclass(frozen=True, eq=False)
-class Course:
-    """What is held from each of some times on, until the next."""
-
-    time_ns: Int64  # shape (points,)
-    bytes_by_category: Int64  # shape (categories, points)
-    reserved_bytes: Int64 | None  # shape (points,)
-    is_thinned: bool  # a point is the highest of a stretch of time
-
-
-@dataclass(frozen=True)
-class StepPeak:
-    """The highest allocated in a step."""
-
-    step: int
-    time_ns: int
-    total_bytes: int
-
-
-@dataclass(frozen=True)
-class PhaseSpan:
-    """A phase from its begin to the next one's."""
-
-    phase: Phase
-    start_ns: int
-    end_ns: int
-
-
-def course(timeline: MemoryTimeline, *, most: int) -> Course:
-    """Every event, or if there are more than `most`, the highest in each of so many equal stretches of time.
-
-    Maxima stay, and are as wide as a stretch; where nothing happens it is what the last event left.
-    """
-    times, by_category, reserved = timeline.time_ns, timeline.bytes_by_category, timeline.reserved_bytes
-    if len(times) <= most:
-        return Course(times, by_category, reserved, is_thinned=False)
-    edges_ns = np.linspace(int(times[0]), int(times[-1]) + 1, most + 1).astype(np.int64)
-    bounds = np.searchsorted(times, edges_ns)
-    events: list[int] = []
-    starts_ns: list[int] = []
-    highest_reserved: list[int] = []
-    for i in range(most):
-        first, end = int(bounds[i]), int(bounds[i + 1])
-        if first == end:  # nothing happens
-            if bounds[i - 1] == first:
-                continue  # nor did it before
-            first -= 1
-        events.append(first + int(timeline.total_bytes[first:end].argmax()))
-        starts_ns.append(int(edges_ns[i]))
-        if reserved is not None:
-            highest_reserved.append(int(reserved[first:end].max()))
-    return Course(
-        np.array(starts_ns, dtype=np.int64),
-        by_category[:, events],
-        None if reserved is None else np.array(highest_reserved, dtype=np.int64),
-        is_thinned=True,
-    )
-
-
-def step_peaks(use: MemoryUse) -> list[StepPeak]:
-    """The highest moment of each step; a step goes on to the last of its moments."""
-    ends: dict[int, int] = {}
-    for moment in use.moments:
-        if moment.step is not None:
-            ends[moment.step] = max(moment.time_ns, ends.get(moment.step, moment.time_ns))
-    times, total = use.timeline.time_ns, use.timeline.total_bytes
-    found: list[StepPeak] = []
-    first = 0
-    for step, end_ns in sorted(ends.items(), key=lambda item: item[1]):
-        last = int(np.searchsorted(times, end_ns, side="right"))
-        if last > first:
-            highest = first + int(total[first:last].argmax())
-            found.append(StepPeak(step, int(times[highest]), int(total[highest])))
-        first = max(first, last)
-    return found
-
-
-def phase_spans(timeline: MemoryTimeline) -> list[PhaseSpan]:
-    """The phases one after another, each until the next."""
-    begin_ns, end_ns = int(timeline.time_ns[0]), int(timeline.time_ns[-1])
-    starts = [next(same) for _, same in groupby(timeline.phase_starts, key=itemgetter(1))]
-    nexts = [*(start_ns for start_ns, _ in starts[1:]), end_ns]
-    spans = [
-        PhaseSpan(phase, max(start_ns, begin_ns), min(next_ns, end_ns))
-        for (start_ns, phase), next_ns in zip(starts, nexts, strict=False)
-    ]
-    return [span for span in spans if span.end_ns > span.start_ns]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from profiler_wrapper.analysis.model import PHASES, Analysis
+from profiler_wrapper.reports.columns import COLUMNS, Column, Scale, Values, scale_of, summed
 from profiler_wrapper.reports.describe import (
+    attention_backends,
     coverage_percent,
     full_steps_in_words,
     has_like_steps,
@@ -34,10 +38,26 @@ from profiler_wrapper.reports.figures import (
     PHASE_COLORS,
     SPLIT_COLORS,
 )
-from profiler_wrapper.reports.folding import layer_groups, parents_of_layers
+from profiler_wrapper.reports.folding import (
+    Fold,
+    LayerTotal,
+    attention_by_layer,
+    layer_totals,
+    outlying_layers,
+    relative_name,
+    sibling_folds,
+)
 from profiler_wrapper.reports.result_json import LISTS, NS_PER_US, plain, to_dict, to_plain
-from profiler_wrapper.reports.roofline import HOW_TO_GET_PEAKS, Point, not_shown, roofline
-from profiler_wrapper.reports.table import console_table
+from profiler_wrapper.reports.roofline import HOW_TO_GET_PEAKS, not_shown, roofline
+from profiler_wrapper.reports.table import (
+    ALONE,
+    TableRow,
+    console_table,
+    outside_rows,
+    phase_title,
+    total_row,
+    unattributed_rows,
+)
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.units import MIB
 
@@ -53,7 +73,7 @@ def roofline_data(analysis: Analysis) -> dict[str, Any]:
     """Points as the roofline picture has them, times in microseconds, and the roofs above them."""
     what = roofline(analysis)
     return {
-        "points": [_point(point) for point in what.points],
+        "points": [to_plain(point) for point in what.points],
         "total_us": analysis.time.total_ns / step_count(analysis) / NS_PER_US,
         "flops_per_s": what.flops_per_s,
         "bytes_per_s": what.bytes_per_s,
@@ -65,19 +85,164 @@ def roofline_data(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _point(point: Point) -> dict[str, Any]:
-    return to_plain(point) | {
-        "flops_per_byte": point.intensity,
-        "flops_per_s": point.flop_per_s,
-        "of_roof": point.of_roof,
-        "why": point.why_no_roof,
+# --------------------------------------------------------------------------------------------------
+# The layer table of the page: all its numbers, which scripts draw.
+
+_PAGE_KINDS = {"time": "us", "rate": "flop_rate"}
+_PAGE_KEYS = ("known_flops", "roof", *(column.key for column in COLUMNS if column.page))
+_TIMES = {column.key for column in COLUMNS if column.kind == "time"}
+_OUTSIDE, _UNATTRIBUTED = "\0outside", "\0unattributed"  # rows that hold others; no layer is called so
+
+
+def layer_view(analysis: Analysis) -> dict[str, Any]:
+    """Columns; rows of layers with all below them (`total`), and of each alone (`self`); the whole; what is folded.
+
+    `sum_ns`: what the outermost of `total`, and all of `self`, add up to.
+    """
+    scale, totals, alone = scale_of(analysis), layer_totals(analysis), layer_totals(analysis, own=True)
+    folds = sibling_folds(totals)
+    whole = total_row(analysis, totals, scale)
+    without_layer = sum(row.time_ns for row in analysis.layers if not row.layer)
+    without_layer += sum(row.time_ns for row in analysis.unattributed)
+    return {
+        "columns": _layer_columns(analysis, totals),
+        "total": _tree_rows(analysis, totals, folds, scale),
+        "self": _flat_rows(analysis, totals, alone, scale),
+        "whole": _page_row("\0total", "Total", whole.values, row="total"),
+        "groups": [_group(parent, fold) for parent, fold in folds],
+        "sum_ns": {
+            "total": without_layer + sum(total.time_ns for total in totals if total.parent is None),
+            "self": without_layer + sum(total.time_ns for total in alone),
+        },
+    }
+
+
+def _layer_columns(analysis: Analysis, totals: Sequence[LayerTotal]) -> list[dict[str, Any]]:
+    """What a script needs to draw each column; those of phases come after the shares."""
+    phases = [
+        Column(
+            key=phase,
+            kind="time",
+            page=phase_title(phase).capitalize(),
+            help=f"Time in the phase {phase}",
+            spare=7 if phase in ("accumulate_grad", *ALONE) else 0,
+            sets="main time" if phase not in ALONE or any(total.values.get(phase) for total in totals) else "time",
+        )
+        for phase in PHASES
+    ]
+    backends = list(attention_backends(analysis))
+    columns = {column.key: column for column in COLUMNS if column.page}
+    attention = columns["attention"]
+    columns["attention"] = replace(attention, help=f"{attention.help}: {', '.join(backends)}")
+    if len(backends) == 1:
+        name = shorten(clean(backends[0], unicode=True), 14, ellipsis="…")
+        columns["attention"] = replace(columns["attention"], page=f"{attention.page} ({name})")
+        columns["backend"] = replace(columns["backend"], sets="time")
+    time, share, *others = columns.values()
+    return [
+        {"key": column.key, "title": column.page, "kind": _PAGE_KINDS.get(column.kind, column.kind)}
+        | {name: getattr(column, name) for name in ("help", "sets", "spare", "needs", "why")}
+        for column in (time, share, *phases, *others)
+    ]
+
+
+def _tree_rows(
+    analysis: Analysis, totals: Sequence[LayerTotal], folds: Sequence[tuple[str | None, Fold]], scale: Scale
+) -> list[dict[str, Any]]:
+    """Layers in model order, each below the one that holds it, like siblings below a row of all of them."""
+    attention = attention_by_layer(analysis, {total.layer: total.parent for total in totals})
+    fold_of = {member.layer: i for i, (_, fold) in enumerate(folds) for member in fold.members}
+    placed: set[int] = set()
+    rows = []
+    for total in totals:
+        i = fold_of.get(total.layer)
+        if i is not None and i not in placed:
+            placed.add(i)
+            parent, fold = folds[i]
+            backends = dict.fromkeys(name for member in fold.members for name in attention.get(member.layer, ()))
+            rows.append(_page_row(f"\0group {i}", fold.label, scale.of(fold.values), backends, parent=parent, fold=i))
+        label = relative_name(total.layer, total.parent) if total.parent else total.layer
+        row = _layer_row(total, label, scale.of(total.values), attention.get(total.layer, ()))
+        rows.append(row | {"parent": total.parent if i is None else f"\0group {i}", "above": total.parent})
+    outside, unattributed = outside_rows(analysis, scale), unattributed_rows(analysis, scale)
+    rows += _below(_OUTSIDE, "(optimizer / other code between calls)", outside, scale)
+    return rows + _below(_UNATTRIBUTED, "(unattributed)", unattributed, scale)
+
+
+def _below(top: str, label: str, rows: Sequence[TableRow], scale: Scale) -> list[dict[str, Any]]:
+    """`rows` below one that sums them up; a single one stands for itself."""
+    if len(rows) < 2:
+        return [
+            _page_row(top, row.before + row.label if row.before else f"({row.label})", row.values, row=row.kind)
+            for row in rows
+        ]
+    below = [_page_row(f"{top} {i}", row.label, row.values, row=row.kind, parent=top) for i, row in enumerate(rows)]
+    sums = scale.completed(summed([row.values for row in rows]))
+    return [_page_row(top, label, sums, row=rows[0].kind), *below]
+
+
+def _flat_rows(
+    analysis: Analysis, totals: Sequence[LayerTotal], alone: Sequence[LayerTotal], scale: Scale
+) -> list[dict[str, Any]]:
+    """What is each layer's own, then what has no layer: all rows add up."""
+    attention = attention_by_layer(analysis, {})
+    communication: dict[str | None, int] = defaultdict(int)
+    for total in totals:
+        communication[total.layer] += total.values["communication"]
+        communication[total.parent] -= total.values["communication"]
+    rows = []
+    for total in alone:
+        backends = attention.get(total.layer, {})
+        own = {"attention": sum(backends.values()), "communication": communication[total.layer]}
+        rows.append(_layer_row(total, total.layer, scale.of({**total.values, **own}), backends))
+    for row in (*outside_rows(analysis, scale), *unattributed_rows(analysis, scale)):
+        rows.append(_page_row(f"\0{len(rows)}", row.before + row.label, row.values, row=row.kind))
+    return rows
+
+
+def _layer_row(total: LayerTotal, label: str, values: Values, backends: Iterable[str]) -> dict[str, Any]:
+    row = _page_row(total.layer, label, values, backends)
+    named = {"layer": total.layer, "class_name": total.class_name, "kind": total.kind, "flags": list(total.flags)}
+    return row | named
+
+
+def _page_row(key: str, label: str, values: Values, backends: Iterable[str] = (), **more: Any) -> dict[str, Any]:
+    """Any row; times in microseconds."""
+    return {
+        "id": key, "label": label, "parent": None, "above": None, "layer": "", "class_name": "", "kind": "",
+        "flags": [], "fold": None, "row": "", **more,
+        **{phase: _microseconds(values.get(phase) or None) for phase in PHASES},
+        **{name: _microseconds(values[name]) if name in _TIMES else _short(values[name]) for name in _PAGE_KEYS},
+        "backend": " + ".join(backends),
+    }  # fmt: skip
+
+
+def _microseconds(time_ns: float | None) -> float | None:
+    return None if time_ns is None else round(time_ns / NS_PER_US, 3)
+
+
+def _short(value: Any) -> Any:
+    """More digits than are shown, in whole units."""
+    if not isinstance(value, float):
+        return value
+    return round(value) if abs(value) > 1e5 else float(f"{value:.6g}")
+
+
+def _group(parent: str | None, fold: Fold) -> dict[str, Any]:
+    layers = [member.layer for member in fold.members]
+    inside = parent is not None and layers[0].startswith(f"{parent}.") and not fold.label.startswith(parent)
+    return {
+        "label": fold.label,
+        "full": f"{parent}.{fold.label}" if inside else fold.label,
+        "parent": parent,
+        "layers": layers,
+        "odd": [{"layer": one.layer.layer, "what": one.what, "excess": one.excess} for one in outlying_layers(fold)],
     }
 
 
 # --------------------------------------------------------------------------------------------------
 # What the page knows of a run: all of result.json in a compact form, and what its views need beside it.
 
-_Made = TypeVar("_Made")
 _WIDE = 10_000  # columns: a use line in one piece
 
 
@@ -92,18 +257,16 @@ def page_data(analysis: Analysis, *, title: str = "", trace_href: str | None = N
     for name in LISTS:
         data[name] = columns_of(data[name], texts)
     data["run"] = {name: _as_columns(value, texts) for name, value in data["run"].items()}
-    roofs, failed = _contained(roofline_data, analysis)
-    views = {"roofline": roofs if failed is None else {"failed": failed}}
-    page = _page(analysis, title, trace_href)
-    return {**data, "texts": texts.all, "page": plain(page), "views": plain(views)}
+    views = plain({"layers": _contained(layer_view, analysis), "roofline": _contained(roofline_data, analysis)})
+    views["layers"] = {name: _as_columns(value, texts) for name, value in views["layers"].items()}
+    return {**data, "texts": texts.all, "page": plain(_page(analysis, title, trace_href)), "views": views}
 
 
 def _page(analysis: Analysis, title: str, trace_href: str | None) -> dict[str, Any]:
-    parents, no_parents = _contained(parents_of_layers, analysis)
-    groups, no_groups = _contained(layer_groups, analysis)
+    model, where = root_names(analysis), machine(analysis)
     return {
-        "title": title or default_title(analysis),
-        "machine": machine(analysis),
+        "title": title or (f"{model} on {where}" if model else where),
+        "machine": where,
         "rank": rank_in_words(analysis),
         "steps_in_words": steps_in_words(analysis),
         "steps": step_count(analysis),
@@ -123,24 +286,15 @@ def _page(analysis: Analysis, title: str, trace_href: str | None) -> dict[str, A
             "split": dict(SPLIT_COLORS),
             "kind": {**KIND_COLORS, "other": OTHER_KIND},
         },
-        "parents": parents,
-        "groups": groups or [],
-        "failed": {"parents": no_parents, "groups": no_groups},
     }
 
 
-def _contained(make: Callable[[Analysis], _Made], analysis: Analysis) -> tuple[_Made | None, str | None]:
-    """What `make` makes, and why it could not: one view is not worth the page."""
+def _contained(make: Callable[[Analysis], dict[str, Any]], analysis: Analysis) -> dict[str, Any]:
+    """What `make` makes, or why it could not: one view is not worth the page."""
     try:
-        return make(analysis), None
+        return make(analysis)
     except Exception as error:
-        return None, f"{type(error).__name__}: {error}"
-
-
-def default_title(analysis: Analysis) -> str:
-    """`"LlamaForCausalLM on NVIDIA H200"`."""
-    model, where = root_names(analysis), machine(analysis)
-    return f"{model} on {where}" if model else where
+        return {"failed": f"{type(error).__name__}: {error}"}
 
 
 def _safe_link(href: str | None) -> str | None:
@@ -275,16 +429,11 @@ def write_page(analysis: Analysis, path: Path, *, title: str = "", trace_href: s
 
 
 def page_html(analysis: Analysis, *, title: str = "", trace_href: str | None = None) -> str:
-    """The page as text."""
-    views = ((name, packaged_source(FRAME_FOLDER, name)) for name in _view_names())
-    return page_text(page_data(analysis, title=title, trace_href=trace_href), views)
-
-
-@cache
-def _view_names() -> tuple[str, ...]:
-    """The scripts of the views, in alphabetical order."""
-    names = {file.name for file in files(__package__).joinpath(FRAME_FOLDER).iterdir() if file.name.endswith(".js")}
-    return tuple(sorted(names - set(FRAME_SCRIPTS)))
+    """The page as text; its views are all scripts of the folder that the frame does not name."""
+    folder = files(__package__).joinpath(FRAME_FOLDER)
+    views = sorted({file.name for file in folder.iterdir() if file.name.endswith(".js")} - set(FRAME_SCRIPTS))
+    sources = ((name, packaged_source(FRAME_FOLDER, name)) for name in views)
+    return page_text(page_data(analysis, title=title, trace_href=trace_href), sources)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -309,7 +458,7 @@ def result_html(analysis: Analysis) -> str:
     """The verdict and the first findings, then the table as it is printed."""
     verdict = _paragraph(analysis.summary.get("verdict"), "pw-verdict")
     table = escape(console_table(analysis, rows=_ROWS, width=_COLUMNS, unicode=True))
-    findings = _findings(analysis.summary.get("findings"))
+    findings = _findings(analysis.summary.get("findings") or ())
     return f'<div class="pw-result"><style>\n{_STYLE}</style>{verdict}{findings}<pre>{table}</pre></div>'
 
 
@@ -322,17 +471,14 @@ def _paragraph(text: object, kind: str = "") -> str:
     return f'<p class="{kind}">{harmless(text)}</p>' if text else ""
 
 
-def _findings(findings: object) -> str:
+def _findings(findings: Sequence[Mapping[str, Any]]) -> str:
     """The first findings: what is so, what it saves at most, how."""
-    if not isinstance(findings, (list, tuple)):
-        return ""
-    known = [finding for finding in findings if isinstance(finding, Mapping)]
     items = "".join(
         f"<li>{harmless(finding.get('title', ''))}{_saving(finding)}"
         f'<br><span class="pw-quiet">{harmless(finding.get("fix", ""))}</span></li>'
-        for finding in known[:_FINDINGS]
+        for finding in findings[:_FINDINGS]
     )
-    rest = len(known) - _FINDINGS
+    rest = len(findings) - _FINDINGS
     more = _paragraph(f"({rest} more in result.summary)" if rest > 0 else "", "pw-quiet")
     return f"<ul>{items}</ul>{more}" if items else ""
 

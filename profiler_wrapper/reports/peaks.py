@@ -34,25 +34,13 @@ def peaks_text(device: str, peaks: Peaks | None, warning: str | None, *, width: 
 
 
 def all_peaks_text(known: Sequence[Peaks], *, width: int = WIDTH) -> str:
-    """The whole table: dense TFLOP/s by type, GB/s, and the number of the source below.
-
-    In fewer columns than it needs, the types that fewest makers give a figure for are left out, and named.
-    """
+    """The whole table: dense TFLOP/s by type, GB/s, and the number of the source below."""
     sources = list(dict.fromkeys(peaks.source for peaks in known))
-    kinds, left_out = list(TYPES), list[str]()
-    while True:
-        header = ["TFLOP/s, dense", *(_SHORT[kind] for kind in kinds), "GB/s", "from"]
-        head, rule, *rows = grid(header, [_figures(peaks, kinds, sources) for peaks in known]).splitlines()
-        if len(kinds) == 1 or max(map(len, (head, *rows))) <= width:
-            break
-        rarest = min(kinds, key=lambda kind: sum(kind in peaks.flops_per_s for peaks in known))
-        kinds.remove(rarest)
-        left_out.append(_SHORT[rarest])
+    header = ["TFLOP/s, dense", *(_SHORT[kind] for kind in TYPES), "GB/s", "from"]
+    head, rule, *rows = grid(header, [_figures(peaks, sources) for peaks in known]).splitlines()
     lines = [head, rule]
     for peaks, row in zip(known, rows, strict=True):
         lines += [*([peaks.device] if len(peaks.device) > _LONGEST_NAME else []), row]
-    if left_out:
-        lines += ["", *_wrapped(f"Left out, for want of room: {', '.join(left_out)}.", width)]
     lines += [
         "",
         *_wrapped(
@@ -66,11 +54,11 @@ def all_peaks_text(known: Sequence[Peaks], *, width: int = WIDTH) -> str:
     return "\n".join(lines)
 
 
-def _figures(peaks: Peaks, kinds: Sequence[str], sources: Sequence[str]) -> list[str]:
+def _figures(peaks: Peaks, sources: Sequence[str]) -> list[str]:
     name = peaks.device if len(peaks.device) <= _LONGEST_NAME else ""
     return [
         name.ljust(_LONGEST_NAME),
-        *(_short_number(peaks.flops_per_s.get(kind), 1e12) for kind in kinds),
+        *(_short_number(peaks.flops_per_s.get(kind), 1e12) for kind in TYPES),
         _short_number(peaks.bandwidth_bytes_per_s, 1e9),
         f"[{sources.index(peaks.source) + 1}]",
     ]
@@ -90,11 +78,8 @@ def measured_text(measured: MeasuredPeaks, maker: Peaks | None, *, width: int = 
     lines += _wrapped(
         "Square matmuls, 2 n^3 FLOPs; a copy counts the bytes that it reads and those that it writes.", width
     )
-    noisy = [
-        kind
-        for kind, ceiling in {**measured.flops, **({"copy": measured.copy} if measured.copy else {})}.items()
-        if ceiling.median_per_s < _NOISY * ceiling.per_s
-    ]
+    ceilings = {**measured.flops, **({"copy": measured.copy} if measured.copy else {})}
+    noisy = [kind for kind, ceiling in ceilings.items() if ceiling.median_per_s < _NOISY * ceiling.per_s]
     if noisy:
         lines += _wrapped(
             f"The times of {', '.join(noisy)} vary: something else may run on this machine, and the roof be higher. "
@@ -113,12 +98,8 @@ def measured_text(measured: MeasuredPeaks, maker: Peaks | None, *, width: int = 
 
 def peaks_dict(peaks: Peaks) -> dict[str, Any]:
     """One device as plain data."""
-    return {
-        "device": peaks.device,
-        "flops_per_s": dict(peaks.flops_per_s),
-        "bandwidth_bytes_per_s": peaks.bandwidth_bytes_per_s,
-        "source": peaks.source,
-    }
+    data: dict[str, Any] = msgspec.to_builtins(peaks)
+    return data
 
 
 def measured_dict(measured: MeasuredPeaks, maker: Peaks | None) -> dict[str, Any]:

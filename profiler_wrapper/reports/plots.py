@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from profiler_wrapper.analysis.memory.use import points_of
 from profiler_wrapper.analysis.model import CATEGORIES, PHASES, Analysis, MemoryCategory, MemoryUse, Phase
+from profiler_wrapper.analysis.statistics import split_number
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.describe import (
     Followed,
+    attention_backends,
     followed,
     has_like_steps,
     machine,
@@ -25,27 +30,8 @@ from profiler_wrapper.reports.describe import (
     steps_in_words,
 )
 from profiler_wrapper.reports.figures import CATEGORY_COLORS
-from profiler_wrapper.reports.memory import (
-    Course,
-    MemoryCourse,
-    course,
-    memory_course,
-    moment_in_words,
-    owner_groups,
-    phase_spans,
-    step_peaks,
-    why_no_memory,
-    why_no_memory_use,
-)
-from profiler_wrapper.reports.plot_rows import (
-    Averages,
-    LayerBar,
-    StepLines,
-    averages,
-    layer_bars,
-    rest_bars,
-    step_lines,
-)
+from profiler_wrapper.reports.folding import NS_PER_MS, LayerBar, layer_bars, rest_bars
+from profiler_wrapper.reports.memory import moment_in_words, owner_groups, why_no_memory, why_no_memory_use
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.trace.recording import Int64
 from profiler_wrapper.units import MIB
@@ -98,8 +84,7 @@ def draw_categories(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     figures.head(figure, title)
     axes, strip = figure.subplots(2, 1, sharex=True, height_ratios=[12, 1])
     begin_ns = int(use.timeline.time_ns[0])
-    points = course(use.timeline, most=_MOST_POINTS)
-    _draw_stack(axes, points, begin_ns)
+    _draw_stack(axes, use, begin_ns)
     _mark_steps(axes, use, begin_ns)
     axes.plot(_ms(use.peak.time_ns, begin_ns), use.peak.total_bytes / MIB, "v", color=_RESERVED, markersize=9,
               clip_on=False, zorder=5, label="peak")  # fmt: skip
@@ -114,9 +99,11 @@ def draw_categories(analysis: Analysis, path: str | os.PathLike[str]) -> None:
 
 def peak_text(use: MemoryUse) -> str:
     """The peak, and on a line each the largest that hold it."""
-    peak = use.peak
-    when = f" {moment_in_words(use)}".rstrip()
-    lines = [f"Peak{when}: {peak.total_bytes / MIB:.1f} MiB allocated{_fragmentation(use)}. Held by:"]
+    held, reserved = use.peak.total_bytes, use.peak.reserved_bytes
+    text = f"Peak {moment_in_words(use)}".rstrip() + f": {held / MIB:.1f} MiB allocated"
+    if reserved is not None:
+        text += f", {reserved / MIB:.1f} MiB reserved ({(reserved - held) / MIB:.1f} MiB of it free)"
+    lines = [f"{text}. Held by:"]
     groups = owner_groups(use.peak_owners)
     for group in groups[:_OWNERS]:
         who = shorten(clean(group.text, unicode=True), _LONGEST_OWNER)
@@ -126,81 +113,156 @@ def peak_text(use: MemoryUse) -> str:
     return "\n".join(lines)
 
 
-def _fragmentation(use: MemoryUse) -> str:
-    reserved = use.peak.reserved_bytes
-    if reserved is None:
-        return ""
-    return f", {reserved / MIB:.1f} MiB reserved ({(reserved - use.peak.total_bytes) / MIB:.1f} MiB of it free)"
-
-
 def _ms(time_ns: int, begin_ns: int) -> float:
     return (time_ns - begin_ns) / 1e6
 
 
-def _draw_stack(axes: Axes, points: Course, begin_ns: int) -> None:
+def _draw_stack(axes: Axes, use: MemoryUse, begin_ns: int) -> None:
     """The last point is held a little longer, so that it can be seen."""
     figures.prepare(axes, ylabel="MiB")
-    times_ms = (points.time_ns - begin_ns) / 1e6
+    timeline, events = use.timeline, points_of(use, most=_MOST_POINTS)
+    times_ms = (timeline.time_ns[events] - begin_ns) / 1e6
     end_ms = 1.01 * float(times_ms[-1]) or 1.0
     times_ms = np.append(times_ms, end_ms)
 
     def drawn(sizes_bytes: Int64) -> npt.NDArray[np.float64]:
         return np.append(sizes_bytes, sizes_bytes[-1]) / MIB
 
-    below = np.zeros_like(points.time_ns)
-    held_by = dict(zip(CATEGORIES, points.bytes_by_category, strict=True))
+    below = np.zeros_like(events)
+    held_by = dict(zip(CATEGORIES, timeline.bytes_by_category[:, events], strict=True))
     for name in _FROM_BELOW:
         held = held_by[name]
         if held.any():
             axes.fill_between(times_ms, drawn(below), drawn(below + held), step="post", color=CATEGORY_COLORS[name],
                               linewidth=0, label=name.replace("_", " "))  # fmt: skip
             below = below + held
-    if not points.is_thinned:
+    if len(events) == len(timeline.time_ns):
         axes.step(times_ms, drawn(below), where="post", color=figures.INK, linewidth=0.6)
-    if points.reserved_bytes is not None:
-        axes.step(times_ms, drawn(points.reserved_bytes), "--", where="post", color=_RESERVED, linewidth=1.2,
+    if timeline.reserved_bytes is not None:
+        axes.step(times_ms, drawn(timeline.reserved_bytes[events]), "--", where="post", color=_RESERVED, linewidth=1.2,
                   label="reserved")  # fmt: skip
     axes.set_xlim(0.0, end_ms)
 
 
 def _mark_steps(axes: Axes, use: MemoryUse, begin_ns: int) -> None:
     """A mark at the peak of each step, with its size where they are few."""
-    peaks = step_peaks(use)
-    axes.plot([_ms(peak.time_ns, begin_ns) for peak in peaks], [peak.total_bytes / MIB for peak in peaks], "o",
+    times, total = use.timeline.time_ns, use.timeline.total_bytes
+    peaks = []
+    for step in use.steps:
+        first, end = np.searchsorted(times, [step.start_ns, step.end_ns]).tolist()
+        if end > first:
+            event = first + int(total[first:end].argmax())
+            peaks.append((step.number, _ms(int(times[event]), begin_ns), int(total[event]) / MIB))
+    axes.plot([at_ms for _, at_ms, _ in peaks], [size for *_, size in peaks], "o",
               color="white", markeredgecolor=_RESERVED, markersize=figures.mark_size(len(peaks)), zorder=4,
               label="peak of a step" if peaks else None)  # fmt: skip
-    if len(peaks) > _MOST_NAMED_STEPS:
-        return
-    for peak in peaks:
-        axes.annotate(f"step {peak.step}: {peak.total_bytes / MIB:.1f}", (_ms(peak.time_ns, begin_ns),
-                      peak.total_bytes / MIB), xytext=(0, 7), textcoords="offset points", ha="center", zorder=6,
-                      fontsize=figures.FONT_SIZE - 1, bbox={"boxstyle": "round,pad=0.15", "facecolor": "white",
-                      "edgecolor": "none", "alpha": 0.8})  # fmt: skip
+    for number, at_ms, size in peaks if len(peaks) <= _MOST_NAMED_STEPS else ():
+        axes.annotate(f"step {number}: {size:.1f}", (at_ms, size), xytext=(0, 7), textcoords="offset points",
+                      ha="center", zorder=6, fontsize=figures.FONT_SIZE - 1, bbox={"boxstyle": "round,pad=0.15",
+                      "facecolor": "white", "edgecolor": "none", "alpha": 0.8})  # fmt: skip
 
 
 def _draw_phases(axes: Axes, use: MemoryUse, begin_ns: int) -> list[Phase]:
     """A strip of greys; wide phases carry their names. Gives the phases that carry none anywhere."""
-    spans = phase_spans(use.timeline)
-    width_ns = max(1, int(use.timeline.time_ns[-1]) - begin_ns)
+    starts, end_ns = use.timeline.phase_starts, int(use.timeline.time_ns[-1])
+    ends = [*(start_ns for start_ns, _ in starts[1:]), end_ns]
+    within = [
+        (phase, max(start_ns, begin_ns), min(next_ns, end_ns))
+        for (start_ns, phase), next_ns in zip(starts, ends, strict=False)
+    ]
+    spans = [(phase, _ms(first, begin_ns), (last - first) / 1e6) for phase, first, last in within if last > first]
+    width_ms = max(1, end_ns - begin_ns) / 1e6
     axes.set_ylim(0, 1)
     axes.set_yticks([])
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(labelsize=figures.FONT_SIZE - 1)
     axes.set_xlabel("ms since the first allocation that was recorded", fontsize=figures.FONT_SIZE)
-    phases = list(dict.fromkeys(span.phase for span in spans))
+    phases = list(dict.fromkeys(phase for phase, *_ in spans))
     for phase in phases:
-        places = [(_ms(s.start_ns, begin_ns), (s.end_ns - s.start_ns) / 1e6) for s in spans if s.phase == phase]
+        places = [(at_ms, length_ms) for name, at_ms, length_ms in spans if name == phase]
         axes.broken_barh(places, (0, 1), facecolors=_PHASE_GREYS[phase], linewidth=0)
     named: set[Phase] = set()
-    for span in spans:
-        name = span.phase.replace("_", " ")
-        if (span.end_ns - span.start_ns) / width_ns > _WIDE_ENOUGH * len(name):
-            axes.text(_ms((span.start_ns + span.end_ns) // 2, begin_ns), 0.47, name, ha="center", va="center",
-                      fontsize=figures.FONT_SIZE - 1,
-                      color="white" if span.phase == "optimizer" else figures.INK)  # fmt: skip
-            named.add(span.phase)
+    for phase, at_ms, length_ms in spans:
+        name = phase.replace("_", " ")
+        if length_ms / width_ms > _WIDE_ENOUGH * len(name):
+            axes.text(at_ms + length_ms / 2, 0.47, name, ha="center", va="center", fontsize=figures.FONT_SIZE - 1,
+                      color="white" if phase == "optimizer" else figures.INK)  # fmt: skip
+            named.add(phase)
     return [phase for phase in phases if phase not in named]
+
+
+# --------------------------------------------------------------------------------------------------
+# What stands under the time plot, and time per step, as numbers.
+
+
+@dataclass(frozen=True)
+class Averages:
+    """What stands under the time plot, in ms per layer and step."""
+
+    layers: int  # how many the averages are over
+    what: str  # "block", "block of layers.*" where there are others, or "layer"
+    average_ms: float
+    attention_ms: float  # of FlashAttention where there is any, else of all attention
+    flash: tuple[str, ...]  # backends that are FlashAttention
+    others: tuple[str, ...]  # the other backends of attention
+
+    @property
+    def ratio(self) -> float:
+        return self.attention_ms / self.average_ms if self.average_ms else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLines:
+    """Time per step: one line a phase, one for attention."""
+
+    steps: tuple[int, ...]
+    total_ms: tuple[float, ...]
+    phases_ms: Mapping[Phase, tuple[float, ...]]
+    attention_ms: tuple[float, ...]
+
+
+def averages(analysis: Analysis, bars: Sequence[LayerBar]) -> Averages | None:
+    """The seed's three numbers over the sibling blocks that take most, or over all layers where there are no blocks."""
+    groups: dict[str, list[LayerBar]] = defaultdict(list)
+    for bar in bars:
+        if bar.block:
+            groups[split_number(bar.layer, left_open="*")[0]].append(bar)
+    if not bars:
+        return None
+    costliest = max(groups, key=lambda name: sum(bar.time_ms for bar in groups[name]), default=None)
+    over = list(bars) if costliest is None else groups[costliest]
+    backends = list(attention_backends(analysis))
+    flash = tuple(backend for backend in backends if _is_flash(analysis, backend))
+    counted = flash or backends
+    return Averages(
+        layers=len(over),
+        what="layer" if costliest is None else f"block of {costliest}" if len(groups) > 1 else "block",
+        average_ms=sum(bar.time_ms for bar in over) / len(over),
+        attention_ms=sum(bar.attention_ms.get(backend, 0.0) for bar in over for backend in counted) / len(over),
+        flash=flash,
+        others=tuple(backend for backend in backends if backend not in flash),
+    )
+
+
+def _is_flash(analysis: Analysis, backend: str) -> bool:
+    """By its name, or, of an external library's, by the names of all its kernels."""
+    if "flash" in backend.lower():
+        return True
+    kernels = [kernel for row in analysis.attention if row.backend == backend for kernel in row.kernels]
+    return backend == "external" and bool(kernels) and all("flash" in kernel.lower() for kernel in kernels)
+
+
+def step_lines(analysis: Analysis) -> StepLines:
+    """The steps that have a number, in order."""
+    rows = sorted((row for row in analysis.steps if row.step is not None), key=lambda row: row.step or 0)
+    phases = [phase for phase in PHASES if any(row.phases_ns.get(phase) for row in rows)]
+    return StepLines(
+        steps=tuple(row.step for row in rows if row.step is not None),
+        total_ms=tuple(row.time_ns / NS_PER_MS for row in rows),
+        phases_ms={phase: tuple(row.phases_ns.get(phase, 0) / NS_PER_MS for row in rows) for phase in phases},
+        attention_ms=tuple(row.attention_ns / NS_PER_MS for row in rows),
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -311,7 +373,10 @@ def draw_time(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     bars = layer_bars(analysis)
     title = f"{_basis(analysis)} time by layer: {_what(analysis)}"
     if not bars or not analysis.time.total_ns:
-        figures.say(path, title, _why_no_time(analysis))
+        reasons = [f"{row.reason}: {row.time_ns / 1e6:.3f} ms" for row in analysis.unattributed]
+        whole = f"None of the {analysis.time.total_ns / 1e6:.3f} ms has a layer, so there is nothing to draw by layer."
+        nothing = "No time was recorded, so there is nothing to draw."
+        figures.say(path, title, "\n".join([whole, *reasons]) if analysis.time.total_ns else nothing)
         return
     lines = step_lines(analysis)
     known = [one for one in followed(analysis) if one.known]
@@ -332,23 +397,34 @@ def draw_time(analysis: Analysis, path: str | os.PathLike[str]) -> None:
 
 @figures.own_style()
 def draw_memory(analysis: Analysis, path: str | os.PathLike[str]) -> None:
-    """Writes a PNG: allocated, reserved and peak memory layer after layer, and what each layer retains, in MiB."""
+    """Writes a PNG: allocated, reserved and peak memory layer after layer, and what each layer retains, in MiB.
+
+    Means over all calls; layers are in model order.
+    """
     bars = layer_bars(analysis)
-    course = memory_course(analysis, bars)
+    known = [bar for bar in bars if bar.entry_mib is not None and bar.exit_mib is not None]
     title = f"{_basis(analysis)} memory by layer: {_what(analysis)}"
-    if not course.points:
+    if not known:
         figures.say(path, title, f"Memory by layer is not available, because {why_no_memory(analysis)}.")
         return
     retained = [bar for bar in bars if bar.retained_mib is not None]
     panels = 1 + bool(retained)
-    figure = figures.new_figure(max(len(bars), len(course.points)), height_in=1.6 + 3.3 * panels)
+    figure = figures.new_figure(len(bars), height_in=1.6 + 3.3 * panels)
     axes = figure.subplots(panels, 1, squeeze=False)[:, 0]
     figures.head(figure, title)
-    _draw_course(axes[0], course, figure.get_figwidth())
+    _draw_borders(axes[0], known, figure.get_figwidth())
     if retained:
-        _draw_retained(axes[1], retained, figure.get_figwidth(), why_retained(analysis))
-    if notes := _memory_notes(analysis, course):
-        figure.supxlabel(figures.literal(notes), fontsize=figures.FONT_SIZE)
+        figures.prepare(axes[1], ylabel="MiB per call")
+        heights = [bar.retained_mib or 0.0 for bar in retained]
+        figures.draw_bars(axes[1], heights, color=figures.PHASE_COLORS["forward"])
+        axes[1].set_ylim(0, max(heights) * 1.05 or 1)
+        figures.name_layers(axes[1], [bar.layer for bar in retained], figure.get_figwidth())
+        figures.legend_above(axes[1], f"Retained: allocated in the layer and {why_retained(analysis)}, mean per call")
+    notes = ["reserved: not available"] if all(bar.reserved_mib is None for bar in known) else []
+    if analysis.time_basis == "cpu":
+        notes.append("on a CPU, of what was there before only what model and optimizers held counts")
+    if notes:
+        figure.supxlabel(figures.literal("; ".join(notes)), fontsize=figures.FONT_SIZE)
     figures.save(figure, path)
 
 
@@ -362,83 +438,41 @@ def _what(analysis: Analysis) -> str:
     return ", ".join(part for part in (f"{model} on {where}", rank_in_words(analysis)) if part)
 
 
-def _why_no_time(analysis: Analysis) -> str:
-    reasons = [f"{row.reason}: {row.time_ns / 1e6:.3f} ms" for row in analysis.unattributed]
-    if not analysis.time.total_ns:
-        return "No time was recorded, so there is nothing to draw."
-    total = f"None of the {analysis.time.total_ns / 1e6:.3f} ms has a layer, so there is nothing to draw by layer."
-    return "\n".join([total, *reasons])
-
-
 def caption(analysis: Analysis, bars: Sequence[LayerBar]) -> str:
     """The three numbers of the seed, and what they are over."""
     numbers = averages(analysis, bars)
     if numbers is None:
         return ""
-    what = f"per {shorten(numbers.what, 60)} (mean of {numbers.layers})"
-    over = f"{what}, {per_step(analysis)}, all phases; {_attention_note(numbers)}"
-    return f"{'     '.join(_three_numbers(numbers))}\n{over}"
-
-
-def _three_numbers(numbers: Averages) -> list[str]:
     texts = [f"Average Time: {numbers.average_ms:.3f} ms"]
-    if numbers.flash or numbers.others:
-        name = "FA" if numbers.flash else "Attention"
+    flash, others = " + ".join(numbers.flash), " + ".join(numbers.others)
+    note = f"no FA: attention is {others}" if others else "no attention kernel seen"
+    if flash or others:
+        name = "FA" if flash else "Attention"
         texts.append(f"{name} Average Time: {numbers.attention_ms:.3f} ms")
         if numbers.what != "layer":  # a ratio over layers that are not alike says nothing
             texts.append(f"{name} / Average Time Ratio: {numbers.ratio:.3f}")
-    return texts
-
-
-def _attention_note(numbers: Averages) -> str:
-    flash, others = " + ".join(numbers.flash), " + ".join(numbers.others)
     if flash:
-        return f"FA: attention by {flash}" + (f", without {others}" if others else "")
-    return f"no FA: attention is {others}" if others else "no attention kernel seen"
+        note = f"FA: attention by {flash}" + (f", without {others}" if others else "")
+    what = f"per {shorten(numbers.what, 60)} (mean of {numbers.layers})"
+    return f"{'     '.join(texts)}\n{what}, {per_step(analysis)}, all phases; {note}"
 
 
-def _draw_course(axes: Axes, course: MemoryCourse, width_in: float) -> None:
+def _draw_borders(axes: Axes, bars: Sequence[LayerBar], width_in: float) -> None:
     """Allocated from entry to exit of each layer; reserved and peak where they are known."""
-    points = course.points
     figures.prepare(axes, ylabel="MiB")
-    borders = [x for i in range(len(points)) for x in (i - 0.5, i + 0.5)]
-    allocated = [size for point in points for size in (point.entry_mib, point.exit_mib)]
-    positions = range(len(points))
-    for phase in dict.fromkeys(point.phase for point in points if point.phase not in ("forward", "decode")):
-        inside = [(i - 0.5, 1) for i, point in enumerate(points) if point.phase == phase]
-        axes.broken_barh(inside, (0, 1), transform=axes.get_xaxis_transform(), color=figures.PHASE_COLORS[phase],
-                         alpha=0.12, linewidth=0, label=phase)  # fmt: skip
-    axes.plot(
-        borders, allocated, "-", color=figures.PHASE_COLORS["forward"], linewidth=1.8, label="allocated, entry to exit"
-    )
-    peak = [math.nan if point.peak_mib is None else point.peak_mib for point in points]
-    reserved = [math.nan if point.reserved_mib is None else point.reserved_mib for point in points]
+    places = range(len(bars))
+    borders = [x for i in places for x in (i - 0.5, i + 0.5)]
+    allocated = [size for bar in bars for size in (bar.entry_mib or 0.0, bar.exit_mib or 0.0)]
+    axes.plot(borders, allocated, "-", color=figures.PHASE_COLORS["forward"], linewidth=1.8,
+              label="allocated, entry to exit")  # fmt: skip
+    peak = [math.nan if bar.peak_mib is None else bar.peak_mib for bar in bars]
+    reserved = [math.nan if bar.reserved_mib is None else bar.reserved_mib for bar in bars]
     if not all(map(math.isnan, peak)):
-        axes.plot(positions, peak, "v", color="#D55E00", markersize=figures.mark_size(len(points)), label="peak inside")
+        axes.plot(places, peak, "v", color="#D55E00", markersize=figures.mark_size(len(bars)), label="peak inside")
     if not all(map(math.isnan, reserved)):
-        axes.plot(positions, reserved, "--", color="#666666", drawstyle="steps-mid", label="reserved")
-    figures.name_layers(axes, [point.layer for point in points], width_in)
-    step = "" if course.step is None else f", step {course.step} ({course.why_step})"
-    when = "means over all calls, in model order" if course.means else "in the order of the calls"
-    figures.legend_above(axes, f"Memory at each layer{step}, {when}")
-
-
-def _memory_notes(analysis: Analysis, course: MemoryCourse) -> str:
-    notes = []
-    if all(point.reserved_mib is None for point in course.points):
-        notes.append("reserved: not available")
-    if analysis.time_basis == "cpu":
-        notes.append("on a CPU, of what was there before only what model and optimizers held counts")
-    return "; ".join(notes)
-
-
-def _draw_retained(axes: Axes, bars: Sequence[LayerBar], width_in: float, why: str) -> None:
-    figures.prepare(axes, ylabel="MiB per call")
-    heights = [bar.retained_mib or 0.0 for bar in bars]
-    figures.draw_bars(axes, heights, color=figures.PHASE_COLORS["forward"])
-    axes.set_ylim(0, max(heights) * 1.05 or 1)
+        axes.plot(places, reserved, "--", color="#666666", drawstyle="steps-mid", label="reserved")
     figures.name_layers(axes, [bar.layer for bar in bars], width_in)
-    figures.legend_above(axes, f"Retained: allocated in the layer and {why}, mean per call")
+    figures.legend_above(axes, "Memory at each layer, means over all calls, in model order")
 
 
 def why_retained(analysis: Analysis) -> str:

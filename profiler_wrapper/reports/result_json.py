@@ -148,11 +148,6 @@ def json_name(row_type: type[Any], name: str) -> str:
     return name[:-3] + "_us" if name.endswith("_ns") else name
 
 
-def column_names(row_type: type[Any]) -> tuple[str, ...]:
-    """The keys of a row in the file."""
-    return (*(json_name(row_type, field.name) for field in fields(row_type)), *FOLLOWS.get(row_type, ()))
-
-
 def _microseconds(time_ns: Any) -> Any:
     """Nanoseconds as microseconds, inside mappings too; None stays None."""
     if isinstance(time_ns, Mapping):
@@ -385,24 +380,17 @@ def write_csv(analysis: Analysis, path: Path, rows: str = "layers") -> None:
     path.write_text(csv_text(analysis, rows), encoding="utf-8", newline="")
 
 
-def lists_with_rows(analysis: Analysis) -> tuple[str, ...]:
-    """Names of the lists of this result that have any row."""
-    return tuple(name for name in LISTS if getattr(analysis, name))
-
-
 def write_csv_files(analysis: Analysis, directory: Path) -> tuple[Path, ...]:
     """Each list that has rows into a file of its own; the files.
 
     Raises:
         OSError: one of them cannot be written.
     """
-    written = []
-    for name in lists_with_rows(analysis):
-        path = directory / f"{name}.csv"
+    paths = {name: directory / f"{name}.csv" for name in LISTS if getattr(analysis, name)}
+    for name, path in paths.items():
         with replacing(path) as beside:
             write_csv(analysis, beside, name)
-        written.append(path)
-    return tuple(written)
+    return tuple(paths.values())
 
 
 def rows_of(analysis: Analysis, name: str) -> tuple[Sequence[str], list[dict[str, Any]]]:
@@ -413,7 +401,9 @@ def rows_of(analysis: Analysis, name: str) -> tuple[Sequence[str], list[dict[str
     """
     if name not in LISTS:
         raise WrongUse(f"rows={name!r}: a result has no such list of rows. It has: {', '.join(LISTS)}.")
-    return column_names(LISTS[name]), [to_plain(row) for row in getattr(analysis, name)]
+    row_type = LISTS[name]
+    names = (*(json_name(row_type, field.name) for field in fields(row_type)), *FOLLOWS.get(row_type, ()))
+    return names, [to_plain(row) for row in getattr(analysis, name)]
 
 
 def csv_cell(value: Any) -> Any:

@@ -7,24 +7,24 @@ import os
 import re
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from profiler_wrapper.analysis.model import Analysis, Bound, LayerRow, Phase, bound_of
+from profiler_wrapper.analysis.model import Analysis, Bound, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import sum_if_all_known
 from profiler_wrapper.analysis.work.roofline import peak_of
 from profiler_wrapper.reports import figures
+from profiler_wrapper.reports.columns import scale_of
 from profiler_wrapper.reports.describe import (
     flop_rate,
     machine,
+    main_dtypes,
     per_step,
     rank_in_words,
     root_names,
-    scaled,
     step_count,
     use_lines,
-    work_scale,
 )
 from profiler_wrapper.reports.figures import KIND_COLORS, OTHER_KIND
 from profiler_wrapper.reports.text import clean, shorten
@@ -82,9 +82,15 @@ def name_points(axes: Axes, points: Sequence[tuple[float, float, float, str]]) -
 # --------------------------------------------------------------------------------------------------
 # What the roofline plot shows, as numbers: parts of the model in each phase, and the roofs above them. No drawing.
 
-_FEW_FLOPS = 0.01  # a type of number with a smaller share of the FLOPs has no roof of its own
 _NUMBER = re.compile(r"(?:^|(?<=[._]))\d+(?=\.|$)")  # of a layer among its like, as a part of its name
 _LEAST_TIME = 0.004  # of all points; shorter ones are left out
+# By the key of a column: the field of what a layer does itself.
+_OWN_WORK = {
+    "flops": "self_causal_flops_per_step",
+    "bytes_moved": "self_bytes_moved_per_step",
+    "roof": "self_roof_time_per_step_ns",
+    "memory_roof": "self_memory_roof_time_per_step_ns",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,29 +105,10 @@ class Point:
     bytes_moved: int | None
     roof_ns: int | None
     bound: Bound | None
-
-    @property
-    def intensity(self) -> float | None:
-        """FLOPs a byte; None where either is not known or 0."""
-        return self.flops / self.bytes_moved if self.flops and self.bytes_moved else None
-
-    @property
-    def flop_per_s(self) -> float | None:
-        """None where it is not known or 0."""
-        return self.flops / self.time_ns * 1e9 if self.flops and self.time_ns else None
-
-    @property
-    def of_roof(self) -> float | None:
-        """The share of its time that it needs at the roof."""
-        return self.roof_ns / self.time_ns if self.roof_ns and self.time_ns else None
-
-    @property
-    def why_no_roof(self) -> str:
-        """What is not known of its work; `""` where all is."""
-        if self.roof_ns is not None:
-            return ""
-        unknown = [name for name, value in (("FLOPs", self.flops), ("bytes", self.bytes_moved)) if value is None]
-        return f"{' and '.join(unknown)} not known" if unknown else "no peak of its type"
+    flops_per_byte: float | None  # None where either is not known or 0, as the next two
+    flops_per_s: float | None
+    of_roof: float | None  # the share of its time that it needs at the roof
+    why: str  # what is not known of its work, so that there is no roof; "" where all is
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,48 +133,41 @@ def roofline(analysis: Analysis) -> Roofline:
             block, inside = _place(row, layers)
             above = inside.rpartition(".")[0] if block else inside
             parts[row.phase, block, above, row.class_name].append(row)
-    steps, scale = step_count(analysis), work_scale(analysis)
+    scale = scale_of(analysis)
     points = []
     for (phase, *_), rows in parts.items():
+        sums = {key: sum_if_all_known(getattr(row, name) for row in rows) for key, name in _OWN_WORK.items()}
         spent_ns = sum(row.self_time_ns - own_communication_ns[row.layer, phase] for row in rows)
-
-        def work(what: str, rows: Sequence[LayerRow] = rows) -> int | None:
-            return scaled(sum_if_all_known(getattr(row, f"self_{what}") for row in rows), scale)
-
-        roof_ns = work("roof_time_per_step_ns")
+        values = scale.of({**sums, "time": spent_ns})
+        unknown = [name for name, key in (("FLOPs", "flops"), ("bytes", "bytes_moved")) if values[key] is None]
+        no_roof = f"{' and '.join(unknown)} not known" if unknown else "no peak of its type"
         points.append(
             Point(
                 name=_part_name(rows, layers),
                 kind=_kind(rows[0], layers),
                 phase=phase,
-                time_ns=spent_ns / steps,
-                flops=work("causal_flops_per_step"),
-                bytes_moved=work("bytes_moved_per_step"),
-                roof_ns=roof_ns,
-                bound=bound_of(roof_ns, work("memory_roof_time_per_step_ns")),
+                time_ns=values["time"],
+                flops=values["flops"],
+                bytes_moved=values["bytes_moved"],
+                roof_ns=values["roof"],
+                bound=values["bound"],
+                flops_per_byte=values["intensity"],
+                flops_per_s=values["rate"],
+                of_roof=values["of_roof"],
+                why="" if values["roof"] is not None else no_roof,
             )
         )
     total_ns = sum(point.time_ns for point in points)
     long_enough = [point for point in points if point.time_ns > _LEAST_TIME * total_ns]
     peaks = analysis.utilization.peaks if analysis.utilization is not None else None
+    known = {} if peaks is None else {dtype: peak_of(peaks, dtype) for dtype in main_dtypes(analysis)}
+    roofs = {dtype: peak for dtype, peak in known.items() if peak}
     return Roofline(
         points=tuple(sorted(long_enough, key=lambda point: -point.time_ns)),
-        flops_per_s={} if peaks is None else dict(_peaks_of_types(analysis)),
+        flops_per_s=dict(sorted(roofs.items(), key=lambda entry: -entry[1])),
         bytes_per_s=None if peaks is None else peaks.bandwidth_bytes_per_s,
         source="" if peaks is None else peaks.source,
     )
-
-
-def _peaks_of_types(analysis: Analysis) -> Iterable[tuple[str, float]]:
-    """FLOP/s of the types that most of the FLOPs are of, the highest first."""
-    assert analysis.utilization is not None
-    assert analysis.utilization.peaks is not None
-    flops: dict[str, int] = defaultdict(int)
-    for row in analysis.flops:
-        flops[row.dtype] += row.flops_per_step
-    least = _FEW_FLOPS * sum(flops.values())
-    used = {dtype: peak_of(analysis.utilization.peaks, dtype) for dtype, number in flops.items() if number > least}
-    return sorted(((dtype, peak) for dtype, peak in used.items() if peak), key=lambda entry: -entry[1])
 
 
 def _place(row: LayerRow, layers: Mapping[str, LayerRow]) -> tuple[str, str]:
@@ -250,7 +230,7 @@ def draw_roofline(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     what = roofline(analysis)
     parts = [root_names(analysis), machine(analysis), rank_in_words(analysis)]
     title = f"Roofline: {', '.join(shorten(clean(part, unicode=True), 60) for part in parts if part)}"
-    drawn = [point for point in what.points if point.intensity is not None and point.flop_per_s is not None]
+    drawn = [point for point in what.points if point.flops_per_byte is not None and point.flops_per_s is not None]
     if not drawn:
         figures.say(path, title, "No part of the model has both FLOPs and bytes that are known.")
         return
@@ -279,13 +259,13 @@ def draw_roofline(analysis: Analysis, path: str | os.PathLike[str]) -> None:
 
 def not_shown(what: Roofline, analysis: Analysis) -> str:
     """The parts that have no place under a roof, the longest first, each with its share of the time and why."""
-    left_out = [point for point in what.points if point.why_no_roof] if what.flops_per_s else []
+    left_out = [point for point in what.points if point.why] if what.flops_per_s else []
     if not left_out:
         return ""
     total_ns = analysis.time.total_ns / step_count(analysis)
     parts = [
         f"{clean(point.name, unicode=True)}{'' if point.phase == point.name else f' ({point.phase})'}, "
-        f"{100 * point.time_ns / total_ns:.1f} % of the time, {point.why_no_roof}"
+        f"{100 * point.time_ns / total_ns:.1f} % of the time, {point.why}"
         for point in left_out[:_MOST_NOT_SHOWN]
     ]
     if len(left_out) > _MOST_NOT_SHOWN:
@@ -332,8 +312,8 @@ def _sizes(points: Sequence[Point]) -> list[float]:
 
 def _set_limits(axes: Axes, what: Roofline, points: Sequence[Point]) -> None:
     """Room for all points, and for the ridge of the highest roof."""
-    across = [point.intensity for point in points if point.intensity]
-    up = [point.flop_per_s for point in points if point.flop_per_s]
+    across = [point.flops_per_byte for point in points if point.flops_per_byte]
+    up = [point.flops_per_s for point in points if point.flops_per_s]
     if what.flops_per_s and what.bytes_per_s:
         across += [peak / what.bytes_per_s for peak in what.flops_per_s.values()]
     up += list(what.flops_per_s.values())
@@ -388,7 +368,7 @@ def _legend(axes: Axes, points: Sequence[Point], *, roofs: bool) -> None:
 
 
 def _coordinates(point: Point) -> tuple[float, float]:
-    return point.intensity or 0.0, point.flop_per_s or 0.0
+    return point.flops_per_byte or 0.0, point.flops_per_s or 0.0
 
 
 def _name(point: Point) -> str:

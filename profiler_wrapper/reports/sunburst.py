@@ -6,7 +6,7 @@ A page reads `plotly.min.js` beside it, or, in the directory of a later window, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from markupsafe import Markup
@@ -57,7 +57,9 @@ def write_page(analysis: Analysis, path: Path, *, page: str) -> None:
     Raises:
         ValueError: the analysis knows nothing of who holds memory.
     """
-    path.write_bytes(page_text(analysis, page, script=_script_from(path.parent)).encode())
+    scripts = (place + SCRIPT_NAME for place in _SCRIPT_PLACES)
+    there = next((script for script in scripts if (path.parent / script).is_file()), SCRIPT_NAME)
+    path.write_bytes(page_text(analysis, page, script=there).encode())
 
 
 def write_script(_: Analysis, path: Path) -> None:
@@ -65,14 +67,6 @@ def write_script(_: Analysis, path: Path) -> None:
     from plotly.offline import get_plotlyjs
 
     path.write_bytes(get_plotlyjs().encode())
-
-
-def _script_from(directory: Path) -> str:
-    """The address of the script for a page in `directory`."""
-    for place in _SCRIPT_PLACES:
-        if (directory / place / SCRIPT_NAME).is_file():
-            return place + SCRIPT_NAME
-    return SCRIPT_NAME
 
 
 def page_text(analysis: Analysis, page: str, *, script: str = SCRIPT_NAME) -> str:
@@ -150,18 +144,9 @@ def _why_empty(use: MemoryUse, page: str, categories: Sequence[MemoryCategory]) 
 
 def _json(rings: Sequence[Sector], fixed: Mapping[int, str]) -> Markup:
     """The sectors by column, in a form that cannot end the element it stands in."""
-    sizes = [sector.size_bytes for sector in rings]
-    parents = [sector.parent for sector in rings]
-    colors = ring_colors(parents, [sector.label for sector in rings], sizes, fixed)
-    columns = {
-        "rings": _RINGS,
-        "labels": [sector.label for sector in rings],
-        "parents": parents,
-        "bytes": sizes,
-        "names": [sector.name for sector in rings],
-        "counts": [sector.count for sector in rings],
-        "phases": [sector.phases for sector in rings],
-        "colors": colors,
-        "inks": [ink_on(color) for color in colors],
-    }
-    return Markup(script_json(columns))
+    parents, labels, names, sizes, counts, phases = zip(*map(astuple, rings), strict=True)
+    colors = ring_colors(parents, labels, sizes, fixed)
+    columns = {"labels": labels, "parents": parents, "bytes": sizes, "names": names, "counts": counts, "phases": phases}
+    return Markup(
+        script_json({"rings": _RINGS, **columns, "colors": colors, "inks": [ink_on(color) for color in colors]})
+    )

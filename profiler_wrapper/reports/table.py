@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, PHASES, Analysis, LayerRow, Phase
-from profiler_wrapper.analysis.statistics import sum_if_all_known, sum_of_known
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, PHASES, Analysis, Phase
+from profiler_wrapper.analysis.statistics import sum_if_all_known
 from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.reports.columns import COLUMNS, SUMMED, Scale, Values, layer_values, most, scale_of, summed
 from profiler_wrapper.reports.describe import (
     followed_lines,
     outside_label,
     per_step,
-    scaled,
-    step_count,
     step_numbers,
     title_parts,
     use_lines,
-    work_scale,
 )
 from profiler_wrapper.reports.folding import (
-    Fold,
     LayerTotal,
     Order,
     Outlier,
@@ -45,33 +42,17 @@ RowKind = Literal["layer", "median", "odd", "outside", "unattributed", "total"]
 MOST_OUTLIERS = 3
 _FEWEST_OUTSIDE = 3  # rows for what is in no layer, so that the optimizer keeps its own
 _TRIFLE = 0.01  # of the time: where so little is not known, the total still is
-ACCUMULATION = "acc. grad"
-# Of what stands in a row of sibling layers, their median.
-_WITH_MEDIAN = (
-    "total_ns", "attention_ns", "communication_ns", "flops", "known_flops", "roof_ns", "memory_roof_ns", "calls",
-    "retained_bytes",
-)  # fmt: skip
-_ALONE: tuple[Phase, ...] = ("optimizer", "other")  # which layers seldom have: beside the total, no column is needed
+ALONE: tuple[Phase, ...] = ("optimizer", "other")  # which layers seldom have: beside the total, no column is needed
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """One row. Times are nanoseconds per step."""
+    """One row."""
 
     kind: RowKind
-    label: str
-    depth: int
-    times_ns: Mapping[Phase, float]
-    total_ns: float
-    attention_ns: float = 0
-    communication_ns: float = 0
-    flops: float | None = None  # as many steps as the times; None also where steps are not alike
-    known_flops: float | None = None  # so too: at least so many, where an op inside tells none
-    roof_ns: float | None = None  # so too: time at the roof
-    memory_roof_ns: float | None = None  # of it, in ops that bytes bound
-    calls: float | None = None  # per step
-    retained_bytes: float | None = None
-    peak_bytes: float | None = None
+    values: Values  # of all columns; times and work are those of one step, as `Scale` has them
+    label: str = ""
+    depth: int = 0
     before: str = ""  # said before and after the label, never shortened
     after: str = ""
     range_ns: tuple[float, float] | None = None  # of a median: the least and the most total
@@ -85,110 +66,70 @@ class TableRows:
     hidden_layers: int
 
 
-class _Steps:
-    """Sums over the timed trace as values per step."""
-
-    def __init__(self, analysis: Analysis) -> None:
-        self._steps = step_count(analysis)
-        self._work_scale = work_scale(analysis)
-
-    def times(self, phases_ns: Mapping[Phase, int]) -> dict[Phase, float]:
-        return {phase: time_ns / self._steps for phase, time_ns in phases_ns.items()}
-
-    def of(self, value: float) -> float:
-        return value / self._steps
-
-    def work(self, per_step: int | None) -> int | None:
-        return scaled(per_step, self._work_scale)
-
-    def amounts(self, row: LayerRow | LayerTotal) -> dict[str, Any]:
-        """Time and work of a row."""
-        return {
-            "total_ns": self.of(row.time_ns),
-            "attention_ns": self.of(row.attention_ns),
-            "communication_ns": self.of(row.communication_ns),
-            "flops": self.work(row.flops_per_step),
-            "known_flops": self.work(row.known_flops_per_step),
-            "roof_ns": self.work(row.roof_time_per_step_ns),
-            "memory_roof_ns": self.work(row.memory_roof_time_per_step_ns),
-        }
-
-    def layer(self, total: LayerTotal, kind: RowKind, label: str = "", depth: int = 0, **more: Any) -> TableRow:
-        """The row of a layer, or of many together."""
-        return TableRow(
-            kind=kind,
-            label=label,
-            depth=depth,
-            times_ns=self.times(total.phases_ns),
-            calls=None if total.calls is None else self.of(total.calls),
-            retained_bytes=total.retained_bytes,
-            peak_bytes=total.peak_bytes,
-            **self.amounts(total),
-            **more,
-        )
-
-
 def table_rows(analysis: Analysis, *, most: int, order: Order = "cost", layer_rows: int | None = None) -> TableRows:
     """At most `most` rows: layers (at most `layer_rows`), what is outside all layers, `(unattributed)` and the total.
 
     Rows without indentation add up to the total; the most expensive layers of the tree are chosen, each
     below its parent.
     """
-    steps = _Steps(analysis)
+    scale = scale_of(analysis)
     few = max(1, (most - 6) // 5)
-    outside = _merged(_outside_rows(analysis, steps), max(few, _FEWEST_OUTSIDE), "other work outside layers")
-    unattributed = _merged(_unattributed_rows(analysis, steps), few, "(unattributed) other reasons")
+    outside = _merged(outside_rows(analysis, scale), max(few, _FEWEST_OUTSIDE), "other work outside layers", scale)
+    unattributed = _merged(unattributed_rows(analysis, scale), few, "(unattributed) other reasons", scale)
     totals = layer_totals(analysis)
     room = most - 1 - len(outside) - len(unattributed)
     room = room if layer_rows is None else min(room, layer_rows)
     shown, rest = choose(
-        Tree(totals), most=room, extras=lambda one: [_median_row(one, steps), *_outlier_rows(one, steps)]
+        Tree(totals), most=room, extras=lambda one: [_median_row(one, scale), *_outlier_rows(one, scale)]
     )
-    rows = [row for root in in_order(shown, order) for row in _rows_below(root, order, steps)]
+    rows = [row for root in in_order(shown, order) for row in _rows_below(root, order, scale)]
     if rest:
-        rows.append(_sum_row("layer", f"({len(rest)} more roots)", [steps.layer(fold.whole, "layer") for fold in rest]))
+        sums = summed([fold.values for fold in rest])
+        rows.append(TableRow(kind="layer", label=f"({len(rest)} more roots)", values=scale.of(sums)))
     visible = sum(len(one.fold.members) for root in shown for one in root.walk())
-    rows += [*outside, *unattributed, _total_row(analysis, steps, totals)]
+    rows += [*outside, *unattributed, total_row(analysis, totals, scale)]
     return TableRows(rows, len(totals) - visible)
 
 
-def phase_columns(rows: Sequence[TableRow]) -> list[tuple[Phase, str]]:
-    """The phases that have a column, with its title."""
-    used = {phase for row in rows for phase, time_ns in row.times_ns.items() if time_ns}
-    of_layers = {phase for row in rows if row.kind == "layer" for phase, time_ns in row.times_ns.items() if time_ns}
-    shown = (phase for phase in PHASES if phase in (of_layers if phase in _ALONE else used))
-    return [(phase, ACCUMULATION if phase == "accumulate_grad" else phase) for phase in shown]
+def phase_title(phase: Phase) -> str:
+    """What its column is called."""
+    return "acc. grad" if phase == "accumulate_grad" else phase
 
 
-def _median_row(one: Shown[TableRow], steps: _Steps) -> TableRow:
-    rows = [steps.layer(member, "median") for member in one.fold.members]
-    totals = [row.total_ns for row in rows]
-    phases = {phase for row in rows for phase in row.times_ns}
+def phase_columns(rows: Sequence[TableRow]) -> list[Phase]:
+    """The phases that have a column."""
+    used = {phase for row in rows for phase in PHASES if row.values.get(phase)}
+    of_layers = {phase for row in rows if row.kind == "layer" for phase in PHASES if row.values.get(phase)}
+    return [phase for phase in PHASES if phase in (of_layers if phase in ALONE else used)]
+
+
+def _median_row(one: Shown, scale: Scale) -> TableRow:
+    """Of what stands in a row of sibling layers, the median of each; the peak is of no layer alone."""
+    rows = [scale.of(member.values) for member in one.fold.members]
+    totals = [row["time"] for row in rows]
+    phases = [phase for phase in PHASES if any(phase in row for row in rows)]
+    values: dict[str, Any] = {phase: median(row.get(phase, 0) for row in rows) for phase in phases}
+    for column in SUMMED:
+        known = [row[column.key] for row in rows if row[column.key] is not None]
+        values[column.key] = median(known) if known and column.key != "peak" else None
     return TableRow(
         kind="median",
-        label="",
         before="median",
         depth=one.depth + 1,
-        times_ns={phase: median(row.times_ns.get(phase, 0) for row in rows) for phase in phases},
+        values=scale.completed(values),
         range_ns=(min(totals), max(totals)),
-        **{name: _median(getattr(row, name) for row in rows) for name in _WITH_MEDIAN},
     )
 
 
-def _median(values: Iterable[float | None]) -> Any:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
-
-
-def _outlier_rows(one: Shown[TableRow], steps: _Steps) -> list[TableRow]:
+def _outlier_rows(one: Shown, scale: Scale) -> list[TableRow]:
     outlying = outlying_layers(one.fold)
     relative = dict(zip((member.layer for member in one.fold.members), one.fold.relative, strict=True))
     more = len(outlying) - MOST_OUTLIERS
     rows = []
     for i, this in enumerate(outlying[:MOST_OUTLIERS]):
         after = _excess(this) + (f", {more} more odd" if more > 0 and i == MOST_OUTLIERS - 1 else "")
-        label = relative[this.layer.layer]
-        rows.append(steps.layer(this.layer, "odd", label, one.depth + 1, before="odd: ", after=after))
+        values, label = scale.of(this.layer.values), relative[this.layer.layer]
+        rows.append(TableRow(kind="odd", values=values, label=label, depth=one.depth + 1, before="odd: ", after=after))
     return rows
 
 
@@ -198,98 +139,75 @@ def _excess(outlying: Outlier) -> str:
     return f"{what} {100 * outlying.excess:+.0f} %" if outlying.excess < 9 else f"{what} x{1 + outlying.excess:.3g}"
 
 
-def _rows_below(one: Shown[TableRow], order: Order, steps: _Steps) -> list[TableRow]:
+def _rows_below(one: Shown, order: Order, scale: Scale) -> list[TableRow]:
     """The row of `one` and of all below it, in drawing order."""
     rows: list[TableRow] = []
     stack = [one]
     while stack:
         this = stack.pop()
-        rows.append(steps.layer(this.fold.whole, "layer", this.fold.label, this.depth, after=_flags(this.fold)))
+        fold = this.fold
+        flags = [flag for flag in fold.members[0].flags if all(flag in member.flags for member in fold.members)]
+        after = f" [{', '.join(flags)}]" if flags else ""
+        rows.append(
+            TableRow(kind="layer", values=scale.of(fold.values), label=fold.label, depth=this.depth, after=after)
+        )
         rows += this.extras
         stack += reversed(in_order(this.children, order))
     return rows
 
 
-def _flags(fold: Fold) -> str:
-    names = {"compiled": "compiled", "only_fused": "fused", "shared": "shared", "graph": "graph"}
-    flags = [flag for name, flag in names.items() if all(getattr(m, name) for m in fold.members)]
-    return f" [{', '.join(flags)}]" if flags else ""
-
-
-def _outside_rows(analysis: Analysis, steps: _Steps) -> list[TableRow]:
+def outside_rows(analysis: Analysis, scale: Scale) -> list[TableRow]:
     """What has no module by nature, the most expensive first."""
     rows = [
-        TableRow(
-            kind="outside",
-            label=outside_label(row),
-            depth=0,
-            times_ns=steps.times({row.phase: row.time_ns}),
-            **steps.amounts(row),
-        )
+        TableRow(kind="outside", label=outside_label(row), values=scale.of(layer_values([row])))
         for row in analysis.layers
         if not row.layer and row.time_ns
     ]
-    return sorted(rows, key=lambda row: -row.total_ns)
+    return sorted(rows, key=lambda row: -row.values["time"])
 
 
-def _unattributed_rows(analysis: Analysis, steps: _Steps) -> list[TableRow]:
+def unattributed_rows(analysis: Analysis, scale: Scale) -> list[TableRow]:
+    """What should have a layer and has none, by reason, the most expensive first."""
     rows = [
         TableRow(
-            kind="unattributed",
-            before="(unattributed) ",
-            label=row.reason,
-            depth=0,
-            times_ns={},
-            total_ns=steps.of(row.time_ns),
+            kind="unattributed", before="(unattributed) ", label=row.reason, values=scale.of({"time": row.time_ns})
         )
         for row in analysis.unattributed
         if row.time_ns
     ]
-    return sorted(rows, key=lambda row: -row.total_ns)
+    return sorted(rows, key=lambda row: -row.values["time"])
 
 
-def _merged(rows: list[TableRow], most: int, label: str) -> list[TableRow]:
+def _merged(rows: list[TableRow], most: int, label: str, scale: Scale) -> list[TableRow]:
     """At most `most` rows: the last ones in one."""
     if len(rows) <= most:
         return rows
-    merged = _sum_row(rows[0].kind, f"{label} ({len(rows) - most + 1} rows)", rows[most - 1 :])
-    return [*rows[: most - 1], merged]
+    rest = rows[most - 1 :]
+    values = scale.completed(summed([row.values for row in rest]))
+    return [*rows[: most - 1], TableRow(kind=rows[0].kind, label=f"{label} ({len(rest)} rows)", values=values)]
 
 
-def _sum_row(kind: RowKind, label: str, rows: Sequence[TableRow]) -> TableRow:
-    phases = {phase for row in rows for phase in row.times_ns}
-    return TableRow(
-        kind=kind,
-        label=label,
-        depth=0,
-        times_ns={phase: sum(row.times_ns.get(phase, 0) for row in rows) for phase in phases},
-        total_ns=sum(row.total_ns for row in rows),
-        attention_ns=sum(row.attention_ns for row in rows),
-        calls=sum_of_known(row.calls for row in rows),
-        retained_bytes=sum_of_known(row.retained_bytes for row in rows),
-        peak_bytes=max((row.peak_bytes for row in rows if row.peak_bytes is not None), default=None),
-    )
-
-
-def _total_row(analysis: Analysis, steps: _Steps, totals: Sequence[LayerTotal]) -> TableRow:
-    phases: dict[Phase, int] = {}
+def total_row(analysis: Analysis, totals: Sequence[LayerTotal], scale: Scale) -> TableRow:
+    """All that was recorded; `totals` as `layer_totals` gives them."""
+    phases: dict[str, int] = {}
     for row in analysis.layers:
         phases[row.phase] = phases.get(row.phase, 0) + row.self_time_ns
     roots = [total for total in totals if total.parent is None]
-    return TableRow(
-        kind="total",
-        label="TOTAL",
-        depth=0,
-        times_ns=steps.times(phases),
-        total_ns=steps.of(analysis.time.total_ns),
-        attention_ns=steps.of(sum(row.time_ns for row in analysis.attention)),
-        communication_ns=steps.of(sum(r.time_ns for r in analysis.classes if r.class_name == "communication")),
-        flops=steps.work(_all_flops(analysis)),
-        known_flops=steps.work(sum(row.flops_per_step for row in analysis.flops)) if analysis.uncounted else None,
-        roof_ns=steps.work(_whole_roof(analysis, roots)),
-        retained_bytes=sum_of_known(root.retained_bytes for root in roots),
-        peak_bytes=_overall_peak(analysis, roots),
-    )
+    of_roots = summed([root.values for root in roots])
+    peak: Mapping[str, Any] = analysis.memory.get("peak") or {}
+    sums = {
+        **phases,
+        "time": analysis.time.total_ns,
+        "attention": sum(row.time_ns for row in analysis.attention),
+        "communication": sum(row.time_ns for row in analysis.classes if row.class_name == "communication"),
+        "exposed": analysis.time.exposed_communication_ns,
+        "flops": _all_flops(analysis),
+        "known_flops": sum(row.flops_per_step for row in analysis.flops) if analysis.uncounted else None,
+        "roof": _whole_roof(analysis, roots),
+        "retained": of_roots["retained"],
+        "peak": most([peak.get("allocated_bytes"), of_roots["peak"], *(row.peak_bytes for row in analysis.steps)]),
+    }
+    return TableRow(kind="total", label="TOTAL", values=scale.of(sums))
 
 
 def _all_flops(analysis: Analysis) -> int | None:
@@ -305,7 +223,7 @@ def _all_flops(analysis: Analysis) -> int | None:
 def _whole_roof(analysis: Analysis, roots: Sequence[LayerTotal]) -> int | None:
     """Of all that ran; None where what is not known took over 1 % of the time."""
     parts = [
-        *((root.roof_time_per_step_ns, root.time_ns) for root in roots),
+        *((root.values["roof"], root.time_ns) for root in roots),
         *((row.roof_time_per_step_ns, row.time_ns) for row in analysis.layers if not row.layer),
         *((row.roof_time_per_step_ns, row.time_ns) for row in analysis.unattributed),
     ]
@@ -316,14 +234,6 @@ def _whole_roof(analysis: Analysis, roots: Sequence[LayerTotal]) -> int | None:
         steps * sum(row.time_per_step_ns for row in analysis.untold_bytes),
     )
     return sum(known) if known and missing_ns <= _TRIFLE * analysis.time.total_ns else None
-
-
-def _overall_peak(analysis: Analysis, roots: Sequence[LayerTotal]) -> float | None:
-    """The highest allocated at any time, in layers and outside."""
-    peak = analysis.memory.get("peak")
-    whole = peak.get("allocated_bytes") if isinstance(peak, Mapping) else None
-    known = [whole, *(row.peak_bytes for row in analysis.steps), *(root.peak_bytes for root in roots)]
-    return max((size for size in known if isinstance(size, (int, float))), default=None)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -341,13 +251,17 @@ _LITTLE = 0.05  # of the total: a phase with less has a column only where there 
 _LARGEST_PLAIN = 1e11  # beyond, a number is written with an exponent
 
 
-@dataclass(frozen=True)
-class _Column:
+class _Drawn(NamedTuple):
+    """A column as it is printed."""
+
     title: str
     unit: str
-    value: Callable[[TableRow], Any]
-    text: Callable[[Any], str]
     goes: int  # the highest goes first where there is no room
+    texts: Sequence[str]  # of each row
+
+    @property
+    def width(self) -> int:
+        return max(len(self.title), len(self.unit), *map(len, self.texts))
 
 
 def console_table(
@@ -415,15 +329,20 @@ def _warning_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> 
 
 def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: bool) -> list[str]:
     """The heading, its units and one line per row."""
-    columns = _columns(rows, unicode)
-    milliseconds = _time_text(rows)
-    needed = max([_NAME_WIDTH, *(_least_name_width(row, milliseconds) for row in rows)])
-    columns = _fitting(columns, rows, width - needed)
-    widths = [_column_width(column, rows) for column in columns]
+    formats = _formats(rows)
+    milliseconds = formats["time"].text
+    fixed = [sum(map(cells, _fixed_text(row, milliseconds))) for row in rows]
+    needed = max([_NAME_WIDTH, *(size + min(12, cells(row.label)) for size, row in zip(fixed, rows, strict=True))])
+    columns = _columns(rows, formats, unicode)
+    while len(columns) > 1 and sum(column.width + 1 for column in columns) > width - needed:
+        columns.remove(max(columns, key=lambda column: column.goes))
+    widths = [column.width for column in columns]
     gap = 2 if needed + sum(widths) + 2 * len(widths) <= width else 1
     room = width - sum(widths) - gap * len(widths)
-    texts = [[_cell(column, row) for column in columns] for row in rows]
-    free = [_free_beside(line, widths, gap) for line in texts]
+    texts = [list(line) for line in zip(*(column.texts for column in columns), strict=True)]
+    # How many columns of the terminal are empty between each name and its first number.
+    first = [next((i for i, text in enumerate(line) if text), len(line)) for line in texts]
+    free = [sum(widths[:i]) + gap * i for i in first]
     names = [_name(row, room + beside, milliseconds, unicode) for row, beside in zip(rows, free, strict=True)]
     name_width = max(
         [len(per_step(analysis)), *(cells(name) - beside for name, beside in zip(names, free, strict=True))]
@@ -443,29 +362,6 @@ def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: boo
     return [heading, units, *named]
 
 
-def _free_beside(texts: Sequence[str], widths: Sequence[int], gap: int) -> int:
-    """How many columns of the terminal are empty between the name and the first number."""
-    first = next((i for i, text in enumerate(texts) if text), len(texts))
-    return sum(widths[:first]) + gap * first
-
-
-def _fitting(columns: list[_Column], rows: Sequence[TableRow], width: int) -> list[_Column]:
-    """The columns that fit into `width`, less those that can go."""
-    while len(columns) > 1 and sum(_column_width(column, rows) + 1 for column in columns) > width:
-        first = max(columns, key=lambda column: column.goes)
-        columns = [column for column in columns if column is not first]
-    return columns
-
-
-def _column_width(column: _Column, rows: Sequence[TableRow]) -> int:
-    return max(len(column.title), len(column.unit), *(len(_cell(column, row)) for row in rows))
-
-
-def _cell(column: _Column, row: TableRow) -> str:
-    value = column.value(row)
-    return "" if value is None else column.text(value)
-
-
 def _name(row: TableRow, width: int, milliseconds: Callable[[float], str], unicode: bool) -> str:
     """The indented name, with what stands before and after it whole."""
     before, after = _fixed_text(row, milliseconds)
@@ -483,90 +379,62 @@ def _fixed_text(row: TableRow, milliseconds: Callable[[float], str]) -> tuple[st
     return "  " * min(row.depth, _DEEPEST_INDENT) + row.before, after
 
 
-def _least_name_width(row: TableRow, milliseconds: Callable[[float], str]) -> int:
-    before, after = _fixed_text(row, milliseconds)
-    return cells(before) + cells(after) + (min(12, cells(row.label)) if row.label else 0)
+def _columns(rows: Sequence[TableRow], formats: Mapping[str, _Format], unicode: bool) -> list[_Drawn]:
+    """The columns that hold anything, those of phases first."""
+    total = next((row.values for row in rows if row.kind == "total"), {})
+    drawn = []
+    for i, phase in enumerate(phase_columns(rows)):
+        # Gradients' accumulation is the first to give way where it takes little.
+        little = phase == "accumulate_grad" and total.get(phase, 0) < _LITTLE * total["time"]
+        texts = [formats["time"].of(row.values.get(phase)) for row in rows]
+        drawn.append(_Drawn(phase_title(phase), "ms", 99 if little else max(1, 6 - i), texts))
+    for column in (column for column in COLUMNS if column.console):
+        values = [row.values[column.key] for row in rows]
+        texts = [formats[column.kind].of(value) for value in values]
+        if column.key == "flops":
+            known = [row.values["known_flops"] for row in rows]
+            texts = [_work_text(*both, formats["flops"], unicode) for both in zip(values, known, strict=True)]
+            values += known
+        if column.key == "time" or any(values):
+            drawn.append(_Drawn(column.console, formats[column.kind].unit, column.goes, texts))
+    return drawn
 
 
-def _time_text(rows: Sequence[TableRow]) -> Callable[[float], str]:
-    return _number(max((row.total_ns for row in rows), default=0), 1e6)
+def _work_text(flops: float | None, known: float | None, form: _Format, unicode: bool) -> str:
+    """Of a row in which an op tells no FLOPs, those that are known, as a lower bound."""
+    if flops is None and known is not None:
+        return clean(AT_LEAST, unicode=unicode) + form.text(known)
+    return form.of(flops or None)
 
 
-def _columns(rows: Sequence[TableRow], unicode: bool) -> list[_Column]:
-    """The columns that hold anything, those of time first."""
-    time = _time_text(rows)
-    memory = _number(max((max(row.retained_bytes or 0, row.peak_bytes or 0) for row in rows), default=0), MIB, 2)
-    total_ns = next((row.total_ns for row in rows if row.kind == "total"), 0)
-    phases = [_phase_column(*shown, time, max(1, 6 - i)) for i, shown in enumerate(phase_columns(rows))]
-    sums = next((row.times_ns for row in rows if row.kind == "total"), {})
-    if sums.get("accumulate_grad", 0) < _LITTLE * total_ns:  # then it is the first to give way
-        phases = [replace(column, goes=99) if column.title == ACCUMULATION else column for column in phases]
-    total = _Column("total", "ms", lambda row: row.total_ns, time, 0)
-    optional = [
-        _Column("share", "%", lambda row: _share(row.total_ns, total_ns), lambda share: f"{share:.1f}", 7),
-        _Column("attention", "ms", lambda row: row.attention_ns or None, time, 11),
-        *_work_columns(rows, unicode),
-        _Column("calls", "", lambda row: row.calls, _calls, 15),
-        _Column("retained", "MiB", lambda row: row.retained_bytes, memory, 12),
-        _Column("peak", "MiB", lambda row: row.peak_bytes, memory, 13),
-    ]
-    return [*phases, total, *(column for column in optional if any(column.value(row) for row in rows))]
+class _Format(NamedTuple):
+    """How values of one kind are written, and in what unit."""
+
+    unit: str
+    text: Callable[[Any], str]
+
+    def of(self, value: Any) -> str:
+        return "" if value is None else self.text(value)
 
 
-def _work_columns(rows: Sequence[TableRow], unicode: bool) -> list[_Column]:
-    """FLOPs per step, and per second of the time they took, in the units that fit the largest; how near the roof.
+def _formats(rows: Sequence[TableRow]) -> dict[str, _Format]:
+    """By the kind of a column: units that fit the largest value, and as many digits as it leaves room for."""
 
-    Of a row in which an op tells no FLOPs, those that are known, as a lower bound.
+    def largest(*keys: str) -> float:
+        return max((row.values[key] or 0 for row in rows for key in keys), default=0)
 
-    Of the roof: the time that the work needs at least, as a share of the time it took. Bound: by what.
-    """
-    most = max((row.flops or row.known_flops or 0 for row in rows), default=0)
-    fastest = max((_flop_per_ns(row) or 0 for row in rows), default=0)
-    unit, size = ("TFLOP", 1e12) if most >= 1e13 else ("GFLOP", 1e9) if most >= 1e7 else ("MFLOP", 1e6)
-    rate_unit, rate_size = (
-        ("TFLOP/s", 1e3) if fastest >= 1e3 else ("GFLOP/s", 1.0) if fastest >= 0.01 else ("MFLOP/s", 1e-3)
-    )
-    return [
-        _Column("work", unit, _work, _work_text(_number(most, size), unicode), 14),
-        _Column("speed", rate_unit, _flop_per_ns, _number(fastest, rate_size), 9),
-        _Column("of roof", "%", _roof_share, lambda part: f"{part:.1f}", 8),
-        _Column("bound", "by", _memory_share, lambda part: "memory" if part > 0.5 else "compute", 10),
-    ]
-
-
-def _work(row: TableRow) -> tuple[float, bool] | None:
-    """FLOPs, and whether they are a lower bound."""
-    if row.flops is None and row.known_flops is not None:
-        return row.known_flops, True
-    return (row.flops, False) if row.flops else None
-
-
-def _work_text(number: Callable[[float], str], unicode: bool) -> Callable[[tuple[float, bool]], str]:
-    return lambda work: clean(AT_LEAST * work[1], unicode=unicode) + number(work[0])
-
-
-def _roof_share(row: TableRow) -> float | None:
-    """Percent of the time that was no communication, which has no roof here."""
-    return _share(row.roof_ns or 0, row.total_ns - row.communication_ns) or None
-
-
-def _memory_share(row: TableRow) -> float | None:
-    """The part of the time at the roof in ops that bytes bound."""
-    if not row.roof_ns or row.memory_roof_ns is None:
-        return None
-    return row.memory_roof_ns / row.roof_ns
-
-
-def _flop_per_ns(row: TableRow) -> float | None:
-    return row.flops / row.total_ns if row.flops and row.total_ns else None
-
-
-def _share(part_ns: float, total_ns: float) -> float | None:
-    return 100 * part_ns / total_ns if total_ns > 0 else None
-
-
-def _phase_column(phase: Phase, title: str, text: Callable[[float], str], goes: int) -> _Column:
-    return _Column(title, "ms", lambda row: row.times_ns.get(phase), text, goes)
+    flops, rate = largest("flops", "known_flops"), largest("rate")
+    unit, size = ("TFLOP", 1e12) if flops >= 1e13 else ("GFLOP", 1e9) if flops >= 1e7 else ("MFLOP", 1e6)
+    rate_unit, rate_size = ("TFLOP/s", 1e12) if rate >= 1e12 else ("GFLOP/s", 1e9) if rate >= 1e7 else ("MFLOP/s", 1e6)
+    return {
+        "time": _Format("ms", _number(largest("time"), 1e6)),
+        "share": _Format("%", lambda share: f"{100 * share:.1f}"),
+        "flops": _Format(unit, _number(flops, size)),
+        "rate": _Format(rate_unit, _number(rate, rate_size)),
+        "bytes": _Format("MiB", _number(largest("retained", "peak"), MIB, 2)),
+        "count": _Format("", _calls),
+        "text": _Format("by", str),
+    }
 
 
 def _number(largest: float, unit: float, precise: int = 3) -> Callable[[float], str]:

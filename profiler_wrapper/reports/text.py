@@ -23,15 +23,12 @@ def clean(text: str, *, unicode: bool = False) -> str:
     if text.isascii() and text.isprintable():
         return text
     text = text if unicode else text.translate(_SPELLED)
-    return "".join(char if _is_harmless(char, unicode) else _escape(char) for char in text)
-
-
-def _is_harmless(char: str, unicode: bool) -> bool:
-    return char.isprintable() and (unicode or char.isascii())
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape", "backslashreplace").decode("ascii")
+    return "".join(
+        char
+        if char.isprintable() and (unicode or char.isascii())
+        else char.encode("unicode_escape", "backslashreplace").decode("ascii")
+        for char in text
+    )
 
 
 def cells(text: str) -> int:

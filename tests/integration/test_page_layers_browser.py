@@ -113,22 +113,15 @@ def test_a_narrow_window_leaves_columns_out(layers: Page) -> None:
         layers.resize(1366, 768)
 
 
-@pytest.mark.parametrize("part", ["parents_of_layers", "layer_groups"])
-def test_layers_whose_order_cannot_be_made(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
-) -> None:
-    """Without groups the layers are shown one by one; without parents their view says why, and the others work."""
+def test_layers_whose_rows_cannot_be_made(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their view says why, and the others work."""
 
     def fails(analysis: Analysis) -> None:
         raise KeyError("model.layers.7")
 
-    monkeypatch.setattr(f"profiler_wrapper.reports.page.{part}", fails)
+    monkeypatch.setattr("profiler_wrapper.reports.page.layer_view", fails)
     page = open_page(browser, full_analysis(), tmp_path, "layers")
     assert "KeyError: 'model.layers.7'" in page.text("#view-layers .notice")
-    if part == "layer_groups":
-        page.evaluate("document.querySelector('#view-layers .table').table.openAll(true)")
-        assert "layers.0" in names_of_layers(page)
-        assert "✓" in page.text("#view-layers .sum")
     page.click("#tab-overview")
     page.wait("document.querySelector('#view-overview .parts')")
     page.close()

@@ -26,8 +26,9 @@ from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.text import compare_csv, compare_text
 from profiler_wrapper.comparison.verdict import CLOCK
 from profiler_wrapper.reports.describe import step_count
+from profiler_wrapper.reports.folding import layer_bars, rest_bars
 from profiler_wrapper.reports.full_table import full_table
-from profiler_wrapper.reports.plot_rows import layer_bars, rest_bars, step_lines
+from profiler_wrapper.reports.plots import step_lines
 from profiler_wrapper.reports.result_json import csv_text
 from profiler_wrapper.reports.table import console_table
 from profiling import result_of

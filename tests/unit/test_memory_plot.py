@@ -11,7 +11,7 @@ from PIL import Image
 
 from profiler_wrapper.analysis.model import CATEGORIES, MemoryTimeline, MemoryUse, Phase
 from profiler_wrapper.reports.figures import CATEGORY_COLORS, DPI, ink_on, mixed, ring_colors
-from profiler_wrapper.reports.memory import PhaseSpan, course, moment_in_words, phase_spans, step_peaks
+from profiler_wrapper.reports.memory import moment_in_words
 from profiler_wrapper.reports.plots import draw_categories, peak_text
 from sample_memory import MIB, leaking_memory, llama_memory, memory_at_peak, owner
 from sample_results import llama
@@ -36,68 +36,6 @@ def many_events(events: int) -> MemoryTimeline:
     totals = (100 * MIB * (2 + np.sin(np.arange(events) / 3000))).astype(np.int64) + rng.integers(0, MIB, events)
     totals[events // 3] = 900 * MIB
     return timeline_of(np.arange(events).tolist(), totals.tolist(), reserved=np.maximum.accumulate(totals).tolist())
-
-
-def test_few_events_are_all_drawn() -> None:
-    timeline = llama_memory(2).timeline
-    points = course(timeline, most=10_000)
-    assert not points.is_thinned
-    assert (points.bytes_by_category == timeline.bytes_by_category).all()
-
-
-def test_of_many_events_the_highest_of_each_stretch_stays() -> None:
-    timeline = many_events(1_000_000)
-    points = course(timeline, most=1500)
-    assert points.is_thinned
-    assert len(points.time_ns) == 1500
-    drawn = points.bytes_by_category.sum(axis=0)
-    assert drawn.max() == 900 * MIB
-    starts = points.time_ns.tolist()
-    bounds = [*starts, 1_000_000]
-    for i in (0, 1, 700, 1499):
-        assert drawn[i] == timeline.total_bytes[bounds[i] : bounds[i + 1]].max()
-    assert points.reserved_bytes is not None
-    assert points.reserved_bytes[-1] == 900 * MIB
-
-
-def test_where_nothing_happens_it_is_what_the_last_event_left() -> None:
-    # Ten stretches of 10 ns: three events in the first, the last of them lower; then one at the end.
-    timeline = timeline_of([0, 1, 2, 99], [5, 50, 7, 1], reserved=[60, 60, 60, 60])
-    points = course(timeline, most=3)
-    assert points.time_ns.tolist() == [0, 33, 66]
-    assert points.bytes_by_category.sum(axis=0).tolist() == [50, 7, 1]
-    assert points.reserved_bytes is not None
-    assert points.reserved_bytes.tolist() == [60, 60, 60]
-
-
-def test_each_step_has_its_peak() -> None:
-    use = llama_memory(12)
-    peaks = step_peaks(use)
-    assert [peak.step for peak in peaks] == [2, 3, 4]
-    ends = [moment.time_ns for moment in use.moments if moment.label == "after optimizer"]
-    times, total = use.timeline.time_ns, use.timeline.total_bytes
-    first_ns = 0
-    for peak, end_ns in zip(peaks, ends, strict=True):
-        inside = (times > first_ns) & (times <= end_ns)
-        assert peak.total_bytes == total[inside].max()
-        assert inside[times.tolist().index(peak.time_ns)]
-        first_ns = end_ns
-    assert max(peak.total_bytes for peak in peaks) == use.peak.total_bytes
-
-
-def test_without_steps_there_are_no_peaks_of_steps() -> None:
-    assert step_peaks(replace(llama_memory(2), moments=())) == []
-
-
-def test_phases_follow_one_another() -> None:
-    starts: list[tuple[int, Phase]] = [(0, "forward"), (50, "forward"), (60, "backward"), (90, "optimizer")]
-    timeline = timeline_of([10, 200], [1, 1])
-    assert phase_spans(replace(timeline, phase_starts=tuple(starts))) == [
-        PhaseSpan("forward", 10, 60),
-        PhaseSpan("backward", 60, 90),
-        PhaseSpan("optimizer", 90, 200),
-    ]
-    assert phase_spans(timeline) == []
 
 
 def test_the_text_names_the_largest_and_counts_the_others() -> None:

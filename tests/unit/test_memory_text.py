@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from profiler_wrapper.reports.folding import layer_bars
 from profiler_wrapper.reports.memory import average_slope_mib, memory_usage_text
-from profiler_wrapper.reports.plot_rows import layer_bars
 from sample_results import llama
 
 GOLDEN = Path(__file__).parents[1] / "golden"

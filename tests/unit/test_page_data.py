@@ -116,7 +116,8 @@ def test_a_link_to_a_file_is_kept(href: str) -> None:
 
 
 def test_like_layers_are_a_group_with_the_odd_one() -> None:
-    (group,) = page_data(llama(6, odd=4))["page"]["groups"]
+    data = page_data(llama(6, odd=4))
+    (group,) = rows_of(data["views"]["layers"]["groups"], data["texts"])
     assert (group["label"], group["parent"]) == ("layers.{0..5}", "model")
     assert group["layers"] == [f"model.layers.{i}" for i in range(6)]
     # 3 times 310 us and 9 of its norm against 6 times 310 and 9.

@@ -40,4 +40,6 @@ def test_what_cannot_be_made_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ZeroDivisionError("no steps")
 
     monkeypatch.setattr(page, "roofline_data", broken)
-    assert page_data(llama(2))["views"] == {"roofline": {"failed": "ZeroDivisionError: no steps"}}
+    monkeypatch.setattr(page, "layer_view", broken)
+    failed = {"failed": "ZeroDivisionError: no steps"}
+    assert page_data(llama(2))["views"] == {"layers": failed, "roofline": failed}

@@ -12,10 +12,18 @@ import pytest
 from PIL import Image
 
 from profiler_wrapper.analysis.model import Analysis, Phase
-from profiler_wrapper.reports.figures import DPI, layer_ticks
-from profiler_wrapper.reports.memory import memory_course
-from profiler_wrapper.reports.plot_rows import StepLines, averages, layer_bars, rest_bars, short_names, step_lines
-from profiler_wrapper.reports.plots import caption, draw_memory, draw_steps, draw_time, why_retained
+from profiler_wrapper.reports.figures import DPI, layer_ticks, short_names
+from profiler_wrapper.reports.folding import layer_bars, rest_bars
+from profiler_wrapper.reports.plots import (
+    StepLines,
+    averages,
+    caption,
+    draw_memory,
+    draw_steps,
+    draw_time,
+    step_lines,
+    why_retained,
+)
 from sample_results import Layer, analysis_of, llama
 
 
@@ -136,41 +144,6 @@ def test_step_lines() -> None:
     assert lines.total_ms == pytest.approx((1.575, 1.575, 1.575))
     assert lines.phases_ms["backward"] == pytest.approx((0.99, 0.99, 0.99))
     assert lines.attention_ms == pytest.approx((0.3, 0.3, 0.3))
-
-
-def test_memory_course_is_one_typical_step_in_time_order() -> None:
-    analysis = llama(2, steps=3)
-    course = memory_course(analysis, layer_bars(analysis))
-    assert not course.means
-    assert course.step in (2, 3, 4)
-    assert course.why_step == "of median time among 3"
-    assert [(point.layer, point.entry_mib, point.exit_mib) for point in course.points] == [
-        ("model.embed_tokens", 1000, 1008),
-        ("model.layers.0", 1008, 1062),
-        ("model.layers.1", 1062, 1116),
-        ("model.norm", 1116, 1118),
-        ("lm_head", 1118, 1182),
-    ]
-
-
-def test_memory_course_without_calls_is_the_means() -> None:
-    analysis = replace(llama(2), calls=())
-    course = memory_course(analysis, layer_bars(analysis))
-    assert course.means
-    assert len(course.points) == 5
-
-
-def test_the_only_step_is_named_so() -> None:
-    analysis = llama(2, steps=1)
-    course = memory_course(analysis, layer_bars(analysis))
-    assert (course.step, course.why_step) == (2, "the only one")
-
-
-def test_more_calls_than_an_axis_holds_are_the_means() -> None:
-    analysis = llama(2, steps=1)
-    course = memory_course(replace(analysis, calls=analysis.calls * 100), layer_bars(analysis))
-    assert course.means
-    assert len(course.points) == 5
 
 
 def test_reserved_0_is_not_known() -> None:

@@ -6,12 +6,14 @@ import gzip
 import io
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.commands.common import DELAY_S, reading_bar
+from profiler_wrapper.commands import common
+from profiler_wrapper.commands.common import reading_bar
 from profiler_wrapper.result import load
 from profiler_wrapper.trace.reader import read, read_with_shapes
 from recordings import Trace
@@ -73,15 +75,15 @@ def test_there_is_a_bar_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_bar_comes_after_a_second_and_goes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal, now_s = Terminal(), [0.0]
+    terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with reading_bar("reading a", clock=lambda: now_s[0]) as progress:
+    monkeypatch.setattr(common, "DELAY_S", 0.5)
+    with reading_bar("reading a") as progress:
         assert progress is not None
         progress(1 << 20, 4 << 20)
-        now_s[0] = DELAY_S / 2
         progress(2 << 20, 4 << 20)
         assert terminal.getvalue() == ""
-        now_s[0] = DELAY_S
+        time.sleep(0.5)
         progress(3 << 20, 4 << 20)
         assert "reading a" in terminal.getvalue()
         assert "75%" in terminal.getvalue()

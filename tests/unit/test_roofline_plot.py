@@ -37,14 +37,14 @@ def test_like_parts_of_all_blocks_are_one_point_a_phase() -> None:
 def test_a_point_is_at_its_flops_a_byte_and_a_second() -> None:
     attention = points()["self_attn", "forward"]
     assert (attention.flops, attention.bytes_moved) == (4 * 40 * GIGA, 4 * 100 * MEGA)  # 40 of 50 G are not masked
-    assert attention.intensity == 400
-    assert attention.flop_per_s == pytest.approx(40 * GIGA / 100e-6)
+    assert attention.flops_per_byte == 400
+    assert attention.flops_per_s == pytest.approx(40 * GIGA / 100e-6)
     assert (attention.of_roof, attention.bound, attention.kind) == (pytest.approx(0.4), "compute", "attention")
 
 
 def test_what_has_no_flops_has_a_time_at_the_roof() -> None:
     norm = points()["input_layernorm", "backward"]
-    assert (norm.intensity, norm.flop_per_s) == (None, None)
+    assert (norm.flops_per_byte, norm.flops_per_s) == (None, None)
     assert (norm.of_roof, norm.bound) == (pytest.approx(2 / 3), "memory")
     assert points()["optimizer", "optimizer"].of_roof == pytest.approx(60 / 90)
 

@@ -15,6 +15,7 @@ from profiler_wrapper.analysis.statistics import number_ranges, outliers
 from profiler_wrapper.analysis.work.peaks import find_peaks
 from profiler_wrapper.analysis.work.roofline import _note
 from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.reports.columns import phase_times
 from profiler_wrapper.reports.describe import coverage_percent, step_time_in_words, use_line, use_lines
 from profiler_wrapper.reports.folding import Tree, layer_totals, outlying_layers
 from profiler_wrapper.reports.full_table import full_table, layer_section, step_section
@@ -66,28 +67,28 @@ def test_times_are_per_step_and_a_fold_is_the_sum_of_its_members() -> None:
     rows = table_rows(llama(4, steps=3), most=20).rows
     blocks = row_of(rows, "layers.{0..3}")
     # A block: 10 + 100 + 200 + 3 us forward, twice that backward.
-    assert blocks.times_ns == {"forward": 4 * 313 * US_PER_STEP, "backward": 4 * 626 * US_PER_STEP}
-    assert blocks.total_ns == 4 * 939 * US_PER_STEP
-    assert blocks.attention_ns == 4 * 300 * US_PER_STEP
-    assert blocks.calls == 4
-    assert blocks.retained_bytes == 4 * 54 * 2**20
+    assert phase_times(blocks.values) == {"forward": 4 * 313 * US_PER_STEP, "backward": 4 * 626 * US_PER_STEP}
+    assert blocks.values["time"] == 4 * 939 * US_PER_STEP
+    assert blocks.values["attention"] == 4 * 300 * US_PER_STEP
+    assert blocks.values["calls"] == 4
+    assert blocks.values["retained"] == 4 * 54 * 2**20
 
 
 def test_median_row_has_the_median_of_each_column_and_the_range_of_the_total() -> None:
     rows = table_rows(llama(5, odd=2), most=25).rows
     median = next(row for row in rows if row.kind == "median")
-    assert median.total_ns == 939 * US_PER_STEP
-    assert median.times_ns["backward"] == 626 * US_PER_STEP
+    assert median.values["time"] == 939 * US_PER_STEP
+    assert median.values["backward"] == 626 * US_PER_STEP
     assert median.range_ns == (939 * US_PER_STEP, (2 * 310 + 3) * 3 * US_PER_STEP)
-    assert median.calls == 1
-    assert median.retained_bytes == 54 * 2**20
+    assert median.values["calls"] == 1
+    assert median.values["retained"] == 54 * 2**20
 
 
 def test_the_odd_one_is_named_with_how_far_off_it_is() -> None:
     rows = table_rows(llama(32, odd=17), most=20).rows
     odd = [row for row in rows if row.kind == "odd"]
     assert [(row.label, row.after) for row in odd] == [("layers.17", " +99 %")]  # 1869 against 939 us
-    assert odd[0].total_ns == 1869 * US_PER_STEP
+    assert odd[0].values["time"] == 1869 * US_PER_STEP
 
 
 def test_rows_without_indentation_add_up_to_the_total() -> None:
@@ -95,10 +96,10 @@ def test_rows_without_indentation_add_up_to_the_total() -> None:
     rows = table_rows(analysis, most=20).rows
     top = [row for row in rows if row.depth == 0 and row.kind != "total"]
     total = rows[-1]
-    assert total.total_ns == pytest.approx(sum(row.total_ns for row in top))
-    assert total.total_ns == pytest.approx(analysis.time.total_ns / 3)
+    assert total.values["time"] == pytest.approx(sum(row.values["time"] for row in top))
+    assert total.values["time"] == pytest.approx(analysis.time.total_ns / 3)
     for column in ("forward", "backward"):
-        assert total.times_ns[column] == pytest.approx(sum(row.times_ns.get(column, 0) for row in top))
+        assert total.values[column] == pytest.approx(sum(row.values.get(column, 0) for row in top))
 
 
 def outside_steps(analysis: Analysis, time_ns: int) -> Analysis:
@@ -121,12 +122,12 @@ def test_with_much_time_in_no_step_times_are_in_all() -> None:
 def test_the_total_has_the_overall_peak_and_the_median_none() -> None:
     memory = {"peak": {"allocated_bytes": 5000 * 2**20}}
     rows = table_rows(llama(4, memory=True), most=20).rows
-    assert rows[-1].peak_bytes == 1390 * 2**20
+    assert rows[-1].values["peak"] == 1390 * 2**20
     rows = table_rows(replace(llama(4), memory=memory), most=20).rows
-    assert rows[-1].peak_bytes == 5000 * 2**20
-    assert next(row for row in rows if row.kind == "median").peak_bytes is None
+    assert rows[-1].values["peak"] == 5000 * 2**20
+    assert next(row for row in rows if row.kind == "median").values["peak"] is None
     steps = tuple(replace(row, peak_bytes=(4000 + i) * 2**20) for i, row in enumerate(llama(4).steps))
-    assert table_rows(replace(llama(4), steps=steps), most=20).rows[-1].peak_bytes == 4002 * 2**20
+    assert table_rows(replace(llama(4), steps=steps), most=20).rows[-1].values["peak"] == 4002 * 2**20
 
 
 def test_what_is_followed_stands_below_the_total_and_is_no_part_of_it() -> None:
@@ -162,8 +163,8 @@ def test_many_roots_still_add_up() -> None:
     layers = [Layer("a0", "A", self_us={"forward": 1.0})]
     layers += [Layer(f"r{'x' * i}", f"Root{i}", self_us={"forward": float(i)}) for i in range(1, 40)]
     table = table_rows(analysis_of(layers, parents={layer.name: None for layer in layers}), most=10)
-    assert row_of(table.rows, "(32 more roots)").total_ns == (1 + sum(range(1, 32))) * 1000
-    assert sum(row.total_ns for row in table.rows[:-1]) == table.rows[-1].total_ns
+    assert row_of(table.rows, "(32 more roots)").values["time"] == (1 + sum(range(1, 32))) * 1000
+    assert sum(row.values["time"] for row in table.rows[:-1]) == table.rows[-1].values["time"]
     assert table.hidden_layers == 32
 
 
@@ -219,7 +220,7 @@ def test_experts_of_all_blocks_are_one_row() -> None:
         layers.append(Layer(f"layers.{i}", "Block", "block", {"forward": 1.0}))
         layers += [Layer(f"layers.{i}.experts.{k}", "Expert", "expert", {"forward": 5.0}) for k in range(8)]
     experts = row_of(table_rows(analysis_of(layers), most=20).rows, ".experts.{0..7}")
-    assert experts.total_ns == 3 * 8 * 5000
+    assert experts.values["time"] == 3 * 8 * 5000
 
 
 def test_compiled_is_said() -> None:
@@ -356,18 +357,18 @@ def test_communication_is_no_time_that_could_be_at_the_roof() -> None:
     head = next(row for row in analysis.layers if row.layer == "lm_head" and row.phase == "forward")
     busy = replace(analysis, layers=(replace(head, communication_ns=50_000),))  # of 150 us
     (row, _) = table_rows(busy, most=20).rows
-    assert (row.roof_ns, row.communication_ns) == (100_000, 50_000)
+    assert (row.values["roof"], row.values["communication"]) == (100_000, 50_000)
     assert " 100.0 " in next(line for line in console_table(busy).split("\n") if line.startswith("lm_head"))
 
 
 def test_work_of_what_was_launched_before_the_trace_is_not_known() -> None:
     whole = worked(llama(2, steps=1))
     part = worked(llama(2, steps=1, unattributed_us={"launched before the trace": 100.0}))
-    assert table_rows(whole, most=20).rows[-1].roof_ns
-    assert table_rows(part, most=20).rows[-1].roof_ns is None
-    assert table_rows(part, most=20).rows[-1].flops is None
+    assert table_rows(whole, most=20).rows[-1].values["roof"]
+    assert table_rows(part, most=20).rows[-1].values["roof"] is None
+    assert table_rows(part, most=20).rows[-1].values["flops"] is None
     trifle = replace(part, unattributed=(replace(part.unattributed[0], time_ns=1000),))
-    assert table_rows(trifle, most=20).rows[-1].flops == table_rows(whole, most=20).rows[-1].flops
+    assert table_rows(trifle, most=20).rows[-1].values["flops"] == table_rows(whole, most=20).rows[-1].values["flops"]
 
 
 def test_share_of_the_peak_is_one_line() -> None:
@@ -416,7 +417,7 @@ def test_a_table_has_room_for_what_a_warning_says_to_do_and_why() -> None:
 
 def test_the_total_has_a_roof_where_what_is_not_told_is_a_trifle() -> None:
     analysis = worked(llama(2, steps=1))
-    whole = table_rows(analysis, most=20).rows[-1].roof_ns
+    whole = table_rows(analysis, most=20).rows[-1].values["roof"]
     norm = next(row for row in analysis.layers if row.kind == "norm" and row.phase == "forward")
     rows = tuple(
         replace(row, roof_time_per_step_ns=None, self_roof_time_per_step_ns=None) if row is norm else row
@@ -426,7 +427,7 @@ def test_the_total_has_a_roof_where_what_is_not_told_is_a_trifle() -> None:
     def total(untold_ns: int) -> float | None:
         untold = UncountedRow(op="aten::histc", class_name="other", phase="forward", layers=(norm.layer,), count=1,
                               time_per_step_ns=untold_ns)  # fmt: skip
-        return table_rows(replace(analysis, layers=rows, untold_bytes=(untold,)), most=20).rows[-1].roof_ns
+        return table_rows(replace(analysis, layers=rows, untold_bytes=(untold,)), most=20).rows[-1].values["roof"]
 
     assert total(analysis.time.total_ns // 101) == whole
     assert total(analysis.time.total_ns // 99) is None

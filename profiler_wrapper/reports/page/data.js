@@ -31,6 +31,7 @@
     const raw = JSON.parse(document.getElementById("data").textContent);
     decodeLists(raw, raw.texts);
     decodeLists(raw.run || {}, raw.texts);
+    decodeLists(raw.views?.layers || {}, raw.texts);
     page.data = raw;
     return raw;
   };

@@ -50,7 +50,7 @@
   function drawGroup(data, group, place, onClick) {
     const { members } = group.row;
     const measures = [
-      ...data.page.phases.map(phase => [phase, member => member.phases[phase] || 0, page.format.us, page.color.phase(phase)]),
+      ...data.page.phases.map(phase => [phase, member => member[phase] || 0, page.format.us, page.color.phase(phase)]),
       ["attention", member => member.attention || 0, page.format.us, page.color.class("attention")],
       ["exposed comm.", member => member.exposed, page.format.us, page.color.class("communication")],
       ["retained", member => member.retained, page.format.bytes, page.color.category("activation")],

@@ -2,8 +2,8 @@
 /** The icicle of layers: by time, FLOPs or retained memory, of one phase or all; drawn when it comes into sight. */
 (function () {
   const MEASURES = {
-    time: { title: "Time", format: page.format.us, value: (row, phase) => phase === "all" ? row.time : row.phases[phase] || 0 },
-    flops: { title: "FLOPs", format: page.format.flops, value: row => row.flops },
+    time: { title: "Time", format: page.format.us, value: (row, phase) => phase === "all" ? row.time : row[phase] || 0 },
+    flops: { title: "FLOPs", format: page.format.flops, value: (row, phase, work) => phase === "all" ? row.flops : work(row.layer, phase) },
     retained: { title: "Retained memory", format: page.format.bytes, value: row => row.retained },
   };
   const DEPTH = 5;
@@ -16,20 +16,15 @@
    */
   page.icicle = function (data, element, onClick) {
     const state = { measure: "time", phase: "all" };
-    const byPhase = new Map();
-    const rowsOf = phase => {
-      if (!byPhase.has(phase)) {
-        const kept = phase === "all" ? data.layers : data.layers.filter(row => row.phase === phase);
-        byPhase.set(phase, page.layerRows(Object.create(data, { layers: { value: kept } }), { own: false }));
-      }
-      return byPhase.get(phase);
-    };
-    const whole = rowsOf("all");
+    const whole = page.layerRows(data, { own: false });
+    const scale = data.page.work_scale || 0; // 0: work cannot stand beside the times
+    const flops = new Map(data.layers.map(row => [`${row.phase} ${row.layer}`, scale * row.flops_per_step]));
+    const work = (layer, phase) => flops.get(`${phase} ${layer}`);
     const isThere = id => [...whole.layers.values()].some(row => MEASURES[id].value(row, "all") > 0);
     const measures = Object.keys(MEASURES).filter(isThere);
     if (!measures.length) return; // no layer has any
     const section = page.section(element, "Icicle: each layer as wide as its share");
-    const phases = ["all", ...data.page.phases.filter(phase => [...whole.layers.values()].some(row => row.phases[phase] > 0))];
+    const phases = ["all", ...data.page.phases.filter(phase => [...whole.layers.values()].some(row => row[phase] > 0))];
     const tools = page.element("div", "tools");
     section.append(tools);
     const place = page.element("div", "icicle");
@@ -43,7 +38,7 @@
     page.legend(section, kinds.map(kind => [kind, fill({ kind })]));
 
     const phaseShown = () => state.measure === "retained" ? "all" : state.phase; // what forward keeps has no other phase
-    const traces = () => [icicleTrace(rowsOf(phaseShown()), MEASURES[state.measure], phaseShown())];
+    const traces = () => [icicleTrace(whole, MEASURES[state.measure], phaseShown(), work)];
     const levels = Math.min(DEPTH, depthOf(whole));
     const layout = () => ({ height: PATH_BAR + levels * LEVEL + 8, margin: { l: 0, r: 0, t: 4, b: 4 }, paper_bgcolor: "rgba(0,0,0,0)", font: { color: page.ink() }, uniformtext: { minsize: 11, mode: "hide" } });
     const watcher = new IntersectionObserver(async entries => {
@@ -83,9 +78,9 @@
   }
 
   /** Fields hold what is their own; those inside them the rest, so that sums always fit. */
-  function icicleTrace(rows, measure, phase) {
+  function icicleTrace(rows, measure, phase, work) {
     const entries = [...rows.layers.values()];
-    const size = row => Math.max(0, measure.value(row, phase) || 0);
+    const size = row => Math.max(0, measure.value(row, phase, work) || 0);
     const below = new Map();
     for (const row of entries) if (row.above) below.set(row.above, (below.get(row.above) || 0) + size(row));
     const shown = entries.filter(row => size(row) > 0);

@@ -4,30 +4,16 @@
   const CURE =
     "To see layers, record with `with ProfilerWrapper(model) as prof:`. In a profiler of your own, call `profiler_wrapper.mark(model)` " +
     "before it starts, or pass with_stack=True to it.";
-  const SETS = {
-    main: null,
-    time: ["label", "time", "share", "phases", "attention", "backend", "calls", "idle", "exposed", "cpu"],
-    work: ["label", "time", "share", "calls", "flops", "rate", "of_roof", "bound", "bytes_moved"],
-    memory: ["label", "time", "calls", "retained", "peak", "class_name"],
-  };
-  const MAIN = ["label", "time", "share", "phases", "attention", "backend", "calls", "flops", "rate", "of_roof", "bound", "retained", "peak", "idle", "exposed"];
-
   page.view({ id: "layers", title: "Layers", order: 20, draw, filter });
-
-  // What Main leaves out first where the window is narrow; all of it is in the other sets.
-  const SPARE = ["bound", "idle", "calls", "backend", "rate", "other", "optimizer", "accumulate_grad", "exposed", "of_roof", "attention", "flops"];
 
   const isKnown = value => value !== null && value !== undefined;
   const state = { own: false, set: "main", rows: null, table: null };
 
   function draw(data, element) {
-    const failed = data.page.failed || {};
-    if (failed.parents) throw new Error(failed.parents);
     state.rows = page.layerRows(data, { own: state.own });
     explainMissing(data, element);
     page.blockCharts(data, state.rows, element, name => filter(name));
     drawTable(data, element);
-    if (failed.groups) page.add(element, page.text("p", `Like layers are not folded into one row, as that failed: ${failed.groups}`, "notice"));
     page.icicle(data, element, name => state.table.reveal(name));
   }
 
@@ -60,10 +46,11 @@
       state.table.update({ columns: columns(data) });
     });
     state.own_buttons = own;
+    const spare = data.views.layers.columns.filter(column => column.spare).sort((a, b) => b.spare - a.spare);
     state.table = page.table(section, {
       columns: columns(data), rows: state.rows.rows, total: state.rows.total, tree: { id: "id", parent: "parent" },
       open: row => !row.group && !row.block && (!isKnown(row.parent) || hasGroup(row)) && row.kind !== "block",
-      rowClass, tools: [own, sets], limit: 500, spare: SPARE,
+      rowClass, tools: [own, sets], limit: 500, spare: spare.map(column => column.key),
       empty: "The trace has no time that belongs to a layer.",
     });
     state.sum = page.text("p", "", "sum");
@@ -102,7 +89,7 @@
   }
 
   function rowClass(row) {
-    return row.group ? "group" : row.outside ? "outside" : row.unattributed ? "unattributed" : row.isTotal ? "total" : "";
+    return row.group ? "group" : row.row;
   }
 
   /** At least so many FLOPs, where those of an op inside are not known. */
@@ -114,55 +101,29 @@
   };
 
   function columns(data) {
-    const total = data.time.total_us / data.page.steps;
     const before = "those of kernels launched before the trace are not known";
-    const whyNoWork = row => row.isTotal && data.unattributed.length ? before : noWork;
     const noWork = page.why("flops", "not available") || "the FLOPs of an op inside are not known, or steps are not alike";
-    const noRoof = page.why("peak is known") || noWork;
-    const backends = [...new Set(data.attention.map(row => row.backend))];
-    const noMemory = page.why("memory", "not available") || "no allocation was recorded in it";
-    const all = [
-      { key: "label", title: "Layer", kind: "text", cell: drawName, value: row => row.isTotal ? undefined : row.group ? row.group.full : row.layer || row.label },
-      { key: "time", title: "Time", kind: "us", help: "Device time (CPU time without a device); kernels that overlap on two streams count twice" },
-      { key: "share", title: "Share", kind: "share", bar: true, value: row => total > 0 ? row.time / total : undefined, help: "Of the total" },
-      ...phaseColumns(data),
-      { key: "attention", like: "time", title: backends.length === 1 ? `Attention (${page.cut(backends[0], 14)})` : "Attention", kind: "us", help: `Of it in attention kernels: ${backends.join(", ")}` },
-      { key: "backend", title: "Backend", kind: "text", value: row => row.backends.length ? row.backends.join(" + ") : undefined, help: "Of attention: flash, cudnn, mem_efficient, flex, math, external" },
-      { key: "calls", title: "Calls", kind: "count", help: "Entries of the layer" },
-      { key: "flops", title: "Work", kind: "flops", missing: whyNoWork, cell: drawWork(whyNoWork), help: "FLOPs of matrix products, convolutions and attention; 2 per multiply-add" },
-      { key: "rate", title: "Speed", kind: "flop_rate", missing: whyNoWork, help: "FLOPs over the time of the row" },
-      { key: "of_roof", title: "Of roof", kind: "share", missing: noRoof, help: "The time that its FLOPs and bytes need at least, over the time that it took without communication" },
-      { key: "bound", title: "Bound", kind: "text", missing: noRoof, help: "What holds it at the roof: bytes (memory) or FLOPs (compute)" },
-      { key: "bytes_moved", title: "Moved", kind: "bytes", missing: noRoof, help: "Each input of an op read once, each output written once" },
-      { key: "retained", title: "Retained", kind: "bytes", missing: noMemory, help: "Allocated in its forward and kept for the backward, mean over calls" },
-      { key: "peak", title: "Peak", kind: "bytes", missing: noMemory, help: "Highest allocated on the device while inside" },
-      { key: "idle", like: "time", title: "Idle", kind: "us", help: "The device had nothing to run while the CPU was here" },
-      { key: "exposed", like: "time", title: "Exposed comm.", kind: "us", help: "Communication with no compute beside it" },
-      { key: "cpu", like: "time", title: "CPU", kind: "us", help: "CPU time of its ops" },
-      { key: "class_name", title: "Class", kind: "text" },
-    ];
-    const wanted = SETS[state.set] || MAIN;
+    const work = row => row.row === "total" && data.unattributed.length ? before : noWork;
+    const roof = page.why("peak is known") || noWork;
+    const whys = { work, roof, memory: page.why("memory", "not available") || "no allocation was recorded in it" };
+    const label = {
+      key: "label", title: "Layer", kind: "text", sets: "main time work memory", cell: drawName,
+      value: row => row.row === "total" ? undefined : row.group ? row.group.full : row.layer || row.label,
+    };
+    const asked = { outside: ["work", "roof"], total: ["work"], unattributed: [] }; // of rows that are no layers
+    const isAsked = (row, column) => !(row.row in asked) || asked[row.row].includes(column.why);
+    const shown = column => ({
+      ...column, missing: whys[column.why], cell: column.key === "flops" ? drawWork(work) : undefined,
+      bar: column.key === "share", like: column.kind === "us" && column.key !== "time" ? "time" : undefined,
+      // Of what does not say why it is missing, there is none.
+      value: row => isKnown(row[column.key]) ? row[column.key] : column.needs && !isKnown(row[column.needs]) && isAsked(row, column) ? null : undefined,
+    });
+    const all = [label, ...data.views.layers.columns.map(shown), { key: "class_name", title: "Class", kind: "text", sets: "memory" }];
     const used = column => ["label", "time", "share"].includes(column.key) || state.rows.rows.some(row => {
       const value = column.value ? column.value(row) : row[column.key];
       return isKnown(value) && value !== 0 && value !== "";
     });
-    const isSaid = column => column.key === "backend" && backends.length === 1 && state.set === "main"; // in the title of "attention"
-    return all.filter(column => !isSaid(column) && wanted.includes(column.phase ? "phases" : column.key) && used(column));
-  }
-
-  const PHASE_TITLES = { accumulate_grad: "Acc. grad" };
-  const ALONE = ["optimizer", "other"]; // which layers seldom have: as in the text table, no main column then
-
-  function phaseColumns(data) {
-    const ofLayers = phase => state.rows.rows.some(row => row.layer && row.phases[phase]);
-    return onePerPhase(data.page.phases.filter(phase => state.set !== "main" || !ALONE.includes(phase) || ofLayers(phase)));
-  }
-
-  function onePerPhase(phases) {
-    return phases.map(phase => ({
-      key: phase, title: PHASE_TITLES[phase] || phase[0].toUpperCase() + phase.slice(1), kind: "us", like: "time", phase: true,
-      value: row => row.phases[phase] || undefined, help: `Time in the phase ${phase}`,
-    }));
+    return all.filter(column => column.sets.includes(state.set) && used(column));
   }
 
   function drawName(row, cell) {
