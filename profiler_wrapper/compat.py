@@ -38,8 +38,7 @@ from profiler_wrapper.integrations.flagscale import (
     wrap_forward_step_with_perf_monitor,
 )
 from profiler_wrapper.monitor.config import add_perf_monitor_arguments
-from profiler_wrapper.monitor.count_step import count_step
-from profiler_wrapper.monitor.work import Roof
+from profiler_wrapper.monitor.work import Roof, count_step
 from profiler_wrapper.reports.write import REPORTS
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.timer.timer import Timer as MyTimer

@@ -22,10 +22,9 @@ from profiler_wrapper.config_flops import model_flops as model_flops_module
 from profiler_wrapper.config_flops.model_flops import model_flops
 from profiler_wrapper.errors import Notices, ProfilerWrapperWarning, WrongUse
 from profiler_wrapper.monitor import job
-from profiler_wrapper.monitor.flop_probe import Measurement
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import StepRecord
-from profiler_wrapper.monitor.work import Parallelism, Roof, StepWorks, why_over_peak
+from profiler_wrapper.monitor.work import Measurement, Parallelism, Roof, StepWorks, why_over_peak
 
 # Forward and backward of the Llama of the tests on 2 x 16 tokens: 2 layers, 64 wide, 4 heads, 2 of keys, 128 words.
 PROJECTIONS = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64)
