@@ -63,8 +63,8 @@ def monitor(options: argparse.Namespace) -> None:
 
 def _rebuild_summaries(path: Path) -> None:
     """Of runs that were killed. What cannot be done is said, and is no reason to stop."""
-    from profiler_wrapper.monitor.log_files import log_directories, unfinished
-    from profiler_wrapper.monitor.logs import rebuild_summary
+    from profiler_wrapper.monitor.logs import rebuild_summary, unfinished
+    from profiler_wrapper.monitor.read import log_directories
 
     directories = log_directories(path) if path.is_dir() else [path.parent]
     for directory in directories:

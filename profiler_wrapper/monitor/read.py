@@ -1,4 +1,4 @@
-"""What the log of a training monitor says of a run: means, percentiles, and where it was slow or grew."""
+"""Finds and reads the logs of a training monitor, and says of a run: means, percentiles, where it was slow or grew."""
 
 from __future__ import annotations
 
@@ -11,14 +11,70 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.errors import ProfilerWrapperError
-from profiler_wrapper.monitor.log_files import LogKind, log_directories, log_sessions
+
+# --------------------------------------------------------------------------------------------------
+# The files of a log directory: their names, and which belong together.
+
+LogKind = Literal["steps", "summary", "text"]
+
+# The best source first: every step, the rows of a log interval with statistics, the rows alone.
+_NAMES: Mapping[LogKind, tuple[str, str]] = {
+    "steps": ("perf_steps_", ".jsonl"),
+    "summary": ("perf_summary_", ".json"),
+    "text": ("perf_metrics_", ".log"),
+}
+
+
+def log_file(directory: Path, kind: LogKind, stamp: str) -> Path:
+    """`perf_steps_20240129_103000.jsonl` in `directory`."""
+    begin, end = _NAMES[kind]
+    return directory / f"{begin}{stamp}{end}"
+
+
+def kind_and_stamp(path: Path) -> tuple[LogKind | None, str]:
+    """By its name; None: it is no log file."""
+    for kind, (begin, end) in _NAMES.items():
+        if path.name.startswith(begin) and path.name.endswith(end):
+            return kind, path.name[len(begin) : -len(end)]
+    return None, ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSession:
+    """The files of one run of a monitor."""
+
+    stamp: str  # its start, as in the names of its files: `20240129_103000`, or `20240129_103000_2` of a second
+    files: Mapping[LogKind, Path]
+
+    @property
+    def best(self) -> Path:
+        """The file with the most detail."""
+        return next(self.files[kind] for kind in _NAMES if kind in self.files)
+
+
+def log_sessions(directory: Path) -> list[LogSession]:
+    """The sessions in a directory, the oldest first. Raises OSError if it cannot be listed."""
+    found: dict[str, dict[LogKind, Path]] = {}
+    for path in directory.iterdir():
+        kind, stamp = kind_and_stamp(path)
+        if kind is not None:
+            found.setdefault(stamp, {})[kind] = path
+    return [LogSession(stamp, found[stamp]) for stamp in sorted(found)]
+
+
+def log_directories(root: Path) -> Iterator[Path]:
+    """`root` and all directories in it that hold log files."""
+    for directory, _, names in os.walk(root):
+        if any(kind_and_stamp(Path(name))[0] is not None for name in names):
+            yield Path(directory)
+
 
 # --------------------------------------------------------------------------------------------------
 # Reads `perf_steps_<time>.jsonl`, which may be torn, a few thousand steps at a time.
