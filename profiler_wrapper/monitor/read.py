@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -354,15 +354,7 @@ _NET = 0.5  # of all its ups and downs, that the growth must be
 _IN_EACH_HALF = 0.25  # of the growth: what is allocated once at the begin is no growth
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """One number over the steps or rows of a run."""
-
-    count: int  # of how many steps or rows
-    mean: float  # of a rate the sum of work over the sum of time; else that of the values
-    least: float
-    most: float
-    percentiles: Mapping[int, float]  # by PERCENTILES
+Spread = dict[str, float]  # one number over the steps or rows: count, mean, min, max, and p5 ... by PERCENTILES
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,14 +370,6 @@ class Stretch:
     last_row: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartTime:
-    """Of one part of a step: its mean, and its share of the time of the steps whose parts are known."""
-
-    mean_ms: float
-    share: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorRun:
     """The numbers of a run."""
@@ -394,7 +378,8 @@ class MonitorRun:
     first_step: int
     last_step: int
     spreads: Mapping[str, Spread]  # by the names of columns; those of which nothing is known are left out
-    breakdown: Mapping[str, PartTime]  # by PARTS, of steps that were not profiled; empty where it was not measured
+    # By PARTS, of steps that were not profiled: mean_ms and share of the time; empty where it was not measured.
+    breakdown: Mapping[str, Mapping[str, float]]
     slow: tuple[Stretch, ...]  # stretches of slow steps, the longest first
     memory_growth_gb: float | None  # from begin to end, where it grew throughout; else None
     profiled: int  # steps under the profiler, which are in no number of time
@@ -411,17 +396,8 @@ class MonitorRun:
             "last_iteration": self.last_step,
             "entries": len(self.log),
             "profiled_iterations": self.profiled,
-            "statistics": {
-                name: {
-                    "count": spread.count,
-                    "mean": spread.mean,
-                    "min": spread.least,
-                    "max": spread.most,
-                    **{f"p{percent}": value for percent, value in spread.percentiles.items()},
-                }
-                for name, spread in self.spreads.items()
-            },
-            "breakdown": {name: asdict(part) for name, part in self.breakdown.items()},
+            "statistics": dict(self.spreads),
+            "breakdown": dict(self.breakdown),
             "slow": [
                 {name: getattr(one, name) for name in ("first", "last", "factor", "slow", "timed")} for one in self.slow
             ],
@@ -459,7 +435,7 @@ def monitor_run(log: MonitorLog) -> MonitorRun:
 
 
 def _spread(values: Column, weights: Column | None) -> Spread | None:
-    """Of what is known; None: nothing is."""
+    """Of what is known; None: nothing is. The mean of a rate is the sum of work over the sum of time."""
     known = np.isfinite(values)
     if not known.any():
         return None
@@ -467,26 +443,24 @@ def _spread(values: Column, weights: Column | None) -> Spread | None:
     shares = np.ones_like(finite) if weights is None else np.nan_to_num(weights[known], nan=0.0)
     if not shares.sum():
         shares = np.ones_like(finite)
-    return Spread(
-        count=len(finite),
-        mean=float((finite * shares).sum() / shares.sum()),
-        least=float(finite.min()),
-        most=float(finite.max()),
-        percentiles={percent: float(np.percentile(finite, percent, method="inverted_cdf")) for percent in PERCENTILES},
-    )
+    percentiles = np.percentile(finite, PERCENTILES, method="inverted_cdf")
+    return {
+        "count": len(finite),
+        "mean": float((finite * shares).sum() / shares.sum()),
+        "min": float(finite.min()),
+        "max": float(finite.max()),
+        **{f"p{percent}": float(value) for percent, value in zip(PERCENTILES, percentiles, strict=True)},
+    }
 
 
 def _breakdown(
     columns: Mapping[str, Column], undisturbed: npt.NDArray[np.bool_], counts: Column
-) -> dict[str, PartTime]:
+) -> dict[str, dict[str, float]]:
     """Rows weigh as many steps as they have."""
-    parts = {name: columns[name] for name in PARTS}
-    known = undisturbed & np.logical_or.reduce([np.isfinite(values) for values in parts.values()])
-    sums = {name: float((np.nan_to_num(values) * counts)[known].sum()) for name, values in parts.items()}
-    whole = sum(sums.values())
-    if not whole:
-        return {}
-    return {name: PartTime(total / float(counts[known].sum()), total / whole) for name, total in sums.items()}
+    known = undisturbed & np.logical_or.reduce([np.isfinite(columns[name]) for name in PARTS])
+    sums = {name: float((np.nan_to_num(columns[name]) * counts)[known].sum()) for name in PARTS}
+    whole, steps = sum(sums.values()), float(counts[known].sum())
+    return {name: {"mean_ms": total / steps, "share": total / whole} for name, total in sums.items() if whole}
 
 
 def _slow_stretches(steps: Column, times: Column) -> tuple[Stretch, ...]:
