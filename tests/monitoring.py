@@ -100,18 +100,20 @@ class Device:
         return self.bytes
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        return HostCopy(self, float(tensor.as_subclass(torch.Tensor)))  # type: ignore[return-value]
+        copy = torch.Tensor.detach(tensor.as_subclass(torch.Tensor)).as_subclass(HostCopy)
+        copy.on, copy.at_ms = self, self.given_ms
+        return copy
 
 
-class HostCopy:
+class HostCopy(torch.Tensor):
     """Memory that holds the number only when the device has come to the copy."""
 
-    def __init__(self, device: Device, value: float) -> None:
-        self.device, self.at_ms, self.number = device, device.given_ms, value
+    on: Device
+    at_ms: float
 
-    def item(self) -> float:
-        assert self.at_ms <= self.device.done_ms, "read before it was there"
-        return self.number
+    def item(self) -> Any:
+        assert self.at_ms <= self.on.done_ms, "read before it was there"
+        return super().item()
 
 
 class DeviceEvent:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -18,7 +18,7 @@ from profiler_wrapper.capture.layers import all_parameters
 from profiler_wrapper.capture.rank import RunInfo
 from profiler_wrapper.capture.runinfo import float32_matmul_precision, mesh_of, run_info
 from profiler_wrapper.errors import Notices, WrongUse
-from profiler_wrapper.monitor.config import DEFAULT_LOG_DIR, MonitorConfig
+from profiler_wrapper.monitor.config import MonitorConfig
 from profiler_wrapper.monitor.logs import sinks_of
 from profiler_wrapper.monitor.records import Convention, Session
 from profiler_wrapper.monitor.sinks import Sink, Sinks
@@ -42,6 +42,7 @@ class MonitorArgs:
     config: MonitorConfig
     output_dir: Path
     log_file: str | None
+    log_dir: Path = Path()
     model: nn.Module | None = None
     model_config: Any = None
     batch_size: int | None = None
@@ -59,7 +60,6 @@ class MonitorArgs:
     device_mesh: Any = None
     sinks: Sequence[Sink] | None = None
     optimizer: Any = None
-    directory: Path = field(default_factory=Path.cwd)  # that relative paths start from
 
     def __post_init__(self) -> None:
         if self.model is not None and not isinstance(self.model, nn.Module):
@@ -97,12 +97,6 @@ class MonitorArgs:
     def convention(self) -> Convention:
         return cast(Convention, self.config.convention)
 
-    @property
-    def log_dir(self) -> Path:
-        """Where it was said to be, seen from where the monitor was made; else below `output_dir`."""
-        given = self.config.perf_log_dir
-        return self.output_dir / DEFAULT_LOG_DIR if given is None else self.directory / given
-
 
 class Job:
     """This process within its job: who it is, and what its steps compute. Asks no other rank."""
@@ -122,9 +116,13 @@ class Job:
     def works(self) -> StepWorks:
         """What its steps compute, measured against the peaks of its device."""
         given = self.given
-        if self.info.device is None and self.info.device_type != "cpu":
-            self.info = _info(given)  # the device has started since
-        peaks = self._peaks()
+        self.info = _info(given)  # the device has started since
+        try:
+            peaks, warning = find_peaks(self.info.device, given=given.config.peaks)
+        except WrongUse as error:  # of the environment: what the user gave was checked
+            peaks, warning = None, f"no share of the peak: {error}"
+        if warning is not None:
+            self.notices.warn_once("peaks", warning)
         tf32 = self.info.device_type == "cuda" and float32_matmul_precision() in ("high", "medium")
         return StepWorks(
             roof=Roof(peaks, self.notices, tf32=tf32),
@@ -159,15 +157,6 @@ class Job:
             return Sinks((), session)
         log = None if given.log_file is None else given.output_dir / given.log_file
         return Sinks(sinks_of(config, training_log=log) if given.sinks is None else given.sinks, session)
-
-    def _peaks(self) -> Peaks | None:
-        try:
-            peaks, warning = find_peaks(self.info.device, given=self.given.config.peaks)
-        except WrongUse as error:  # of the environment: what the user gave was checked
-            peaks, warning = None, f"no share of the peak: {error}"
-        if warning is not None:
-            self.notices.warn_once("peaks", warning)
-        return peaks
 
 
 def _info(given: MonitorArgs) -> RunInfo:

@@ -209,7 +209,7 @@ def _draw_course(axes: Axes, steps: Column, values: Column, color: str, label: s
 def _draw_numbers(
     name: str, title: str, ylabel: str, color: str, *, factor: float = 1.0, form: str = "{:.4g}", tails: bool = False
 ) -> Callable[..., None]:
-    """Of a panel with one number: its course, and lines at the median and the mean over time or, of times, the tails."""
+    """Of a panel with one number: its course, and lines at its median and mean or, with `tails`, percentiles."""
     lines = [("p50", "median", figures.INK, "--"), ("mean", "mean over time", figures.INK, ":")]
     if tails:
         lines = [("p50", "p50", figures.INK, "--"), ("p95", "p95", _ORANGE, "-."), ("p99", "p99", "#D55E00", ":")]

@@ -7,9 +7,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from profiler_wrapper.capture.growth import peak_resident_bytes
 from profiler_wrapper.capture.owned_tensors import find_optimizers
@@ -21,7 +23,6 @@ from profiler_wrapper.monitor.batches import (
     BatchCounter,
     Batches,
     Count,
-    HostCopy,
     Number,
     value_of,
 )
@@ -45,7 +46,7 @@ MOST_PENDING = 1024  # steps that the device may be behind
 class PendingStep:
     """A step that has ended on the host."""
 
-    known: Mapping[str, Any]  # at once, as a record has it
+    known: StepRecord  # at once
     begin: Mark | None  # None: nobody saw it
     end: Mark
     read_after: Mark  # the mark behind which all of `numbers` and the step's end are there
@@ -56,23 +57,19 @@ class PendingStep:
 
     def record(self, notices: Notices, *, reached: bool) -> StepRecord:
         """The step as it is reported; without `reached`, what the device did not come to is not known."""
-        step = self.known["step"]
+        step = self.known.step
         if not reached:
             notices.warn_once(
                 "never reached", f"the time of step {step} is not known: the device did not come to its end"
             )
-            return StepRecord(**self.known)
-        time_s = parts = None
-        if self.begin is not None:
-            time_s = seconds_between(self.begin, self.end)
-            if time_s is None:
-                notices.warn_once("clock", f"the time of step {step} is not known: the clock ran backwards in it")
-            elif self.boundaries:
-                parts = parts_of(self.boundaries, self.end, time_s)
-        return StepRecord(
-            **self.known,
+            return self.known
+        time_s = None if self.begin is None else seconds_between(self.begin, self.end)
+        if self.begin is not None and time_s is None:
+            notices.warn_once("clock", f"the time of step {step} is not known: the clock ran backwards in it")
+        return replace(
+            self.known,
             step_time_s=time_s,
-            breakdown_s=parts,
+            breakdown_s=parts_of(self.boundaries, self.end, time_s) if self.boundaries and time_s is not None else None,
             samples=_total(self.batch.samples),
             tokens=_total(self.batch.tokens),
             **{name: value_of(number) for name, number in self.numbers.items()},  # type: ignore[arg-type]
@@ -80,17 +77,9 @@ class PendingStep:
 
 
 def _total(count: Count) -> int | None:
-    """Of the job; None where a part is not known."""
-    if count is None:
-        return None
-    numbers, ranks = count
-    total = 0.0
-    for number in numbers:
-        value = value_of(number)
-        if value is None:
-            return None
-        total += value
-    return round(total * ranks)
+    """Of the job; None where it is not known."""
+    value = None if count is None else value_of(count[0])
+    return None if count is None or value is None else round(value * count[1])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -109,16 +98,15 @@ class Gaps:
 
     def add(self, *, between_s: float, inside_s: float) -> None:
         """A step, and the time from the end of the one before to its begin."""
-        if len(self._shares) == _STEPS:
-            return
-        self._shares.append(max(0.0, between_s) / ((max(0.0, between_s) + max(0.0, inside_s)) or 1.0))
-        share = median(self._shares)  # an evaluation now and then is no part of the loop
-        if len(self._shares) == _STEPS and share > _LARGE:
-            self._notices.warn_once(
-                "gaps",
-                f"{100 * share:.0f} % of the time lies between steps (fetching batches?), and is in no step time or "
-                "rate: let a step hold it, by log_step() at its end, or with batch = next(batches) inside it",
-            )
+        if len(self._shares) < _STEPS:
+            self._shares.append(max(0.0, between_s) / ((max(0.0, between_s) + max(0.0, inside_s)) or 1.0))
+            share = median(self._shares)  # an evaluation now and then is no part of the loop
+            if len(self._shares) == _STEPS and share > _LARGE:
+                self._notices.warn_once(
+                    "gaps",
+                    f"{100 * share:.0f} % of the time lies between steps (fetching batches?), and is in no step time "
+                    "or rate: let a step hold it, by log_step() at its end, or with batch = next(batches) inside it",
+                )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -161,19 +149,13 @@ CLOSING_WAIT_S = 10.0  # for the device, when the monitor is closed
 _LOOK_EVERY_S = 0.001
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
+class _Point(NamedTuple):
     """Where a step begins or ends."""
 
     mark: Mark
     profiled: bool  # some torch profiler was on
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    step: int
-    point: _Point
-    recorded: bool  # by the probe
+    step: int = 0  # that begins here
+    recorded: bool = False  # by the probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +226,7 @@ class StepWatch:
         self._recorded_shapes: Shapes = ()
         self._pending: deque[PendingStep] = deque()  # in order; the device has perhaps not come to their end
         self._gaps = Gaps(notices)
-        self._begun: _Begun | None = None
+        self._begun: _Point | None = None
         self._last_end: _Point | None = None
         self._next_step = 0
 
@@ -261,10 +243,10 @@ class StepWatch:
         number = self._next_step if given_step is None else given_step
         recorded = self._probe.wants(number, otherwise_known=self._known_otherwise(job)) and self._probe.begin(number)
         point = self._last_end if at_last_end and not recorded else None
-        self._begun = _Begun(number, point or self._now(), recorded)
+        self._begun = begun = (point or self._now())._replace(step=number, recorded=recorded)
         if self._breakdown is not None:
             self._breakdown.start()
-            self._breakdown.begin_step(self._begun.point.mark)
+            self._breakdown.begin_step(begun.mark)
         if self._layers is not None:
             self._layers.layers.begin_step()
         if self._calls is not None:
@@ -303,7 +285,7 @@ class StepWatch:
         """The step ends now."""
         end, timestamp = self._now(), time.time()
         begun, self._begun = self._begun, None
-        begin = begun.point if begun is not None else self._last_end
+        begin = begun or self._last_end
         ended_parts = () if self._breakdown is None else self._breakdown.end_step()
         boundaries = None if self._breakdown is None or begun is None else ended_parts
         found = None if self._layers is None else self._layers.layers.end_step()
@@ -321,20 +303,20 @@ class StepWatch:
             if begun is None or profiled:  # nobody saw it, or it was slow for a reason of its own
                 self._layers.layers.give_back(found.events)
             else:
-                self._layers.add(number, begun.point.mark, end.mark, boundaries or (), found)
+                self._layers.add(number, begun.mark, end.mark, boundaries or (), found)
         batch = opened.batches.of(samples, tokens, attention_mask, shapes)
         if self._calls is not None and begun is not None:
             seen = self._calls.take()
             if seen:  # the first step that has some
                 self._calls.stop()
                 self._calls = None
-                if attention_mask is None and shapes is None:  # its batch is as the monitor's arguments say
-                    opened.batches.compare(number, batch.shapes, seen)
+                opened.batches.compare(number, batch.shapes, seen)
         logged = {name: self._scalars.number(name, value) for name, value in numbers.items()}
         if logged.get("learning_rate") is None and self._optimizers:
             rate = self._optimizers[0].param_groups[0].get("lr")
             logged["learning_rate"] = self._scalars.number("learning_rate", rate)
-        copied = any(isinstance(value, HostCopy) for value in (*batch.numbers, *logged.values()))
+        counts = [count[0] for count in (batch.samples, batch.tokens) if count is not None]
+        copied = any(isinstance(value, torch.Tensor) for value in (*counts, *logged.values()))
         if recorded:
             self._recorded_shapes = batch.shapes
         measurement = self._probe.finished()
@@ -342,7 +324,7 @@ class StepWatch:
             opened.works.take(measurement, self._recorded_shapes)
         work = opened.works.of(batch.shapes)
         memory, peak = (None, None) if self._memory is None else self._memory.read()
-        known = dict(
+        known = StepRecord(
             step=number,
             timestamp=timestamp,
             convention=self._args.convention,
