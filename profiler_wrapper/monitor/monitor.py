@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
 from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.errors import Notices, WrongUse
@@ -20,44 +20,8 @@ from profiler_wrapper.monitor.records import RunStatistics, StepRecord
 from profiler_wrapper.monitor.sinks import Sink
 from profiler_wrapper.monitor.steps import StepWatch
 from profiler_wrapper.timer.device_events import find_accelerator
+from profiler_wrapper.timer.timer import harmless, weakly
 from profiler_wrapper.trace.run_directory import given_directory
-
-# --------------------------------------------------------------------------------------------------
-# What keeps a failure of ours, and the life of our objects, away from the training.
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
-
-def harmless(
-    method: Callable[Concatenate[TrainingMonitor, Arguments], Result],
-) -> Callable[Concatenate[TrainingMonitor, Arguments], Result | None]:
-    """What fails inside becomes one warning, and the monitor does nothing more. In a forked child it does nothing."""
-
-    @functools.wraps(method)
-    def guarded(self: TrainingMonitor, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result | None:
-        if not self.active:
-            return None
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            self.failed(f"{method.__name__}()", error)
-            return None
-
-    return guarded
-
-
-def weakly(method: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Calls a method of an object that may be gone, and does not hold it."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
-        there = reference()
-        if there is not None:
-            there(*args, **kwargs)
-
-    return call
-
 
 # --------------------------------------------------------------------------------------------------
 # A step of a loop as a block.

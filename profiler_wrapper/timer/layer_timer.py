@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import weakref
@@ -35,6 +34,7 @@ from profiler_wrapper.timer.device_events import (
 from profiler_wrapper.timer.layer_spans import LayerSpans, Span, StepSpans, Wait
 from profiler_wrapper.timer.log import SpanLog, SpanPlace, span_log, text_line, text_name
 from profiler_wrapper.timer.steps import Boundaries, Breakdown
+from profiler_wrapper.timer.timer import harmless, weakly
 
 # --- a step as spans: the step, its parts, the layers in them, and the waits for other ranks in all of these ---
 
@@ -178,32 +178,22 @@ def _write_step(log: SpanLog, step: SeenStep) -> None:
         if device_ns is not None:
             device_ns = max(0, device_ns - span.device_waiting_ns)
         start_ns, lasted = begin + log.offset_ns, max(0, end - begin)
-        label, fixed = _fixed(span.kind, span.name, span.layer, span.depth, span.parent)
-        known = {name: value for name in _OPTIONAL if (value := getattr(span, name)) is not None}
-        texts.append(text_line(label, start_ns, start_ns + lasted, device_ns))
-        lines.append(
-            b'"step":%d,%b"start_ns":%d,"duration_ns":%d,"thread":%d,%b"device_ns":%b}\n'
-            % (
-                step.number,
-                fixed,
-                start_ns,
-                lasted,
-                span.thread,
-                msgspec.json.encode(known)[1:-1] + b"," if known else b"",
-                b"null" if device_ns is None else b"%d" % device_ns,
-            )
-        )
+        texts.append(text_line(text_name(span.name), start_ns, start_ns + lasted, device_ns))
+        fields = {
+            "step": step.number,
+            "name": span.name,
+            "kind": span.kind,
+            **({} if span.layer is None else {"layer": span.layer}),
+            "depth": span.depth,
+            "parent": span.parent,
+            "start_ns": start_ns,
+            "duration_ns": lasted,
+            "thread": span.thread,
+            **{name: value for name in _OPTIONAL if (value := getattr(span, name)) is not None},
+            "device_ns": device_ns,
+        }
+        lines.append(msgspec.json.encode(fields)[1:] + b"\n")
     log.write(texts, lines)
-
-
-@functools.lru_cache(maxsize=4096)
-def _fixed(kind: str, name: str, layer: str | None, depth: int, parent: str | None) -> tuple[bytes, bytes]:
-    """What of its line of text, and of its JSON line, is the same in each step."""
-    fields: dict[str, Any] = {"name": name, "kind": kind}
-    if layer is not None:
-        fields["layer"] = layer
-    fields |= {"depth": depth, "parent": parent}
-    return text_name(name), msgspec.json.encode(fields)[1:-1] + b","
 
 
 # --- the steps of a loop ---
@@ -367,44 +357,51 @@ class LayerTimer:
             return
         accelerator = find_accelerator(device)
         self._clock = StepClock(accelerator)
-        failed = weakref.WeakMethod(self._failed)
-
-        def on_failure(what: str, error: Exception) -> None:
-            method = failed()
-            if method is not None:
-                method(what, error)
-
         self._watch = LayerWatch(
             model,
             place,
             accelerator,
             self._notices,
             mark=self._clock.mark,
-            on_failure=on_failure,
+            on_failure=weakly(self.failed),
             optimizers=find_optimizers(optimizer),
         )
         self._finish = weakref.finalize(self, _finish, self._watch, self._pid, self._notices)
 
+    @property
+    def active(self) -> bool:
+        """It is on, in the process that it was made in."""
+        return not self._off and os.getpid() == self._pid
+
+    @harmless
     def start(self) -> None:
         """The first step begins. A step that was begun is none."""
-        self._guarded("start()", lambda: self._begin(self._clock.mark()))
+        self._begin(self._clock.mark())
 
+    @harmless
     def step(self, number: int | None = None) -> None:
         """A step ends, and the next one begins; without `start()` the first call only begins one.
 
         Args:
             number: of the step that ends; by default one more than the last, from 0.
         """
-        self._guarded("step()", lambda: self._step(number))
+        mark, begun = self._clock.mark(), self._begun
+        if begun is not None:
+            boundaries = self._watch.parts.end_step()
+            seen = self._watch.layers.end_step()
+            ended = begun[0] if number is None else int(number)
+            self._next = ended + 1
+            self._watch.add(ended, begun[1], mark, boundaries, seen)
+        self._begin(mark)
 
+    @harmless
     def dump(self) -> Path | None:
         """Write what the device has come to, and go on; the file with the lines of text, None: there is none yet."""
-        path: Path | None = self._guarded("dump()", lambda: self._watch.flush())
-        return path
+        return self._watch.flush()
 
     def close(self) -> None:
         """Write everything, and listen no more. A step that has not ended is left out."""
-        if not self._off and os.getpid() == self._pid:
+        if self.active:
             self._off = True
             self._finish()
 
@@ -423,26 +420,8 @@ class LayerTimer:
         self._watch.layers.begin_step()
         self._begun = self._next, mark
 
-    def _step(self, number: int | None) -> None:
-        mark, begun = self._clock.mark(), self._begun
-        if begun is not None:
-            boundaries = self._watch.parts.end_step()
-            seen = self._watch.layers.end_step()
-            ended = begun[0] if number is None else int(number)
-            self._next = ended + 1
-            self._watch.add(ended, begun[1], mark, boundaries, seen)
-        self._begin(mark)
-
-    def _guarded(self, what: str, action: Any) -> Any:
-        if self._off or os.getpid() != self._pid:
-            return None
-        try:
-            return action()
-        except Exception as error:
-            self._failed(what, error)
-            return None
-
-    def _failed(self, what: str, error: Exception) -> None:
+    def failed(self, what: str, error: Exception) -> None:
+        """Something has failed: one warning, and no more layers."""
         if not self._off:
             self._notices.warn_once(
                 "failed",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from torch.compiler import is_dynamo_compiling
 
@@ -24,6 +24,50 @@ if TYPE_CHECKING:
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Owner = TypeVar("Owner", bound="FailsAlone")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class FailsAlone(Protocol):
+    """Whose failures are one warning, after which it does nothing more."""
+
+    @property
+    def active(self) -> bool:
+        """It is on."""
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Something has failed."""
+
+
+def harmless(
+    method: Callable[Concatenate[Owner, Arguments], Result],
+) -> Callable[Concatenate[Owner, Arguments], Result | None]:
+    """Does nothing where its object is off; what fails inside goes to the object's `failed`."""
+
+    @functools.wraps(method)
+    def guarded(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result | None:
+        if not self.active:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self.failed(f"{method.__name__}()", error)
+            return None
+
+    return guarded
+
+
+def weakly(method: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """Calls a method of an object that may be gone, and does not hold it."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        if (there := reference()) is not None:
+            there(*args, **kwargs)
+
+    return call
+
 
 _timers: weakref.WeakSet[Timer] = weakref.WeakSet()
 
@@ -106,6 +150,11 @@ class Timer:
         )
         self._finish = weakref.finalize(self, _finish, self._recorder, self._notices)
 
+    @property
+    def active(self) -> bool:
+        """It is on, and the code that asks is not being compiled."""
+        return not self._off and not is_dynamo_compiling()
+
     # --- spans ---
 
     def start(self, name: Any, closes: bool = False, /, **about: Unpack[About]) -> OpenSpan | None:
@@ -123,7 +172,7 @@ class Timer:
         try:
             return self._recorder.start(name if type(name) is str else str(name), closes, about)
         except Exception as error:
-            self._failed("start()", error)
+            self.failed("start()", error)
             return None
 
     def stop(self, span: Any = None) -> None:
@@ -137,14 +186,12 @@ class Timer:
         try:
             self._recorder.stop(span, end_ns)
         except Exception as error:
-            self._failed("stop()", error)
+            self.failed("stop()", error)
 
+    @harmless
     def stop_within(self, span: OpenSpan) -> None:
         """End all spans that this thread began within one, as an exception that passes it does."""
-        try:
-            self._recorder.stop_within(span)
-        except Exception as error:
-            self._failed("stop_within()", error)
+        self._recorder.stop_within(span)
 
     def __call__(self, name: str, **about: Unpack[About]) -> TimedBlock:
         """A span as a block or, put before a function, whenever that is called."""
@@ -154,31 +201,22 @@ class Timer:
         """A span whenever a function is called: `@timer.timed("load")`."""
         return TimedBlock(self, name, about)
 
+    @harmless
     def step(self, number: int | None = None) -> None:
         """Step `number` begins, and the one before ends; without a number it is one more than that.
 
         Where the first call has no number, what was timed before it is step 0. Where there is no call, each span that
         is named as a step is one; else `ranks` finds steps by the first name that comes again, and says so.
         """
-        if self._off or is_dynamo_compiling():
-            return
-        try:
-            self._recorder.step(None if number is None else int(number))
-        except Exception as error:
-            self._failed("step()", error)
+        self._recorder.step(None if number is None else int(number))
 
+    @harmless
     def dump(self) -> Path | None:
         """Write everything there is, and go on. Waits for the device, 10 seconds at most.
 
         Returns: the file with the lines of text; None: nothing was timed.
         """
-        if self._off:
-            return None
-        try:
-            return self._recorder.dump()
-        except Exception as error:
-            self._failed("dump()", error)
-            return None
+        return self._recorder.dump()
 
     def close(self) -> None:
         """As `dump`, and nothing is timed from now on."""
@@ -208,7 +246,7 @@ class Timer:
             if changed["gc"] and not self._off:
                 self._recorder.watch_garbage()
         except Exception as error:
-            self._failed("configure()", error)
+            self.failed("configure()", error)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Timer:
         return self  # as a copy of a model that holds it
@@ -223,7 +261,8 @@ class Timer:
         """In a forked child, which writes files of its own."""
         self._recorder.after_fork()
 
-    def _failed(self, what: str, error: Exception) -> None:
+    def failed(self, what: str, error: Exception) -> None:
+        """Something has failed: one warning, and the timer is off."""
         if not self._off and not isinstance(error, RecursionError):  # the program is too deep here, and soon is not
             self._off = True
             self._notices.warn_once(
