@@ -159,7 +159,9 @@ def monitoring(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(monitor_module, "find_accelerator", lambda _: device)
         if clock is not None:
-            patch.setattr(steps_module, "StepClock", lambda accelerator: StepClock(accelerator, host_clock=clock))
+            patch.setattr(
+                steps_module, "StepClock", lambda device: StepClock(device, host_clock=lambda: round(clock() * 1e9))
+            )
         options = {"flops_profile_freq": 0, "sinks": [sink], "peaks": 1.0, **options}
         with TrainingMonitor(directory, **options) as monitor:
             yield monitor, sink.records

@@ -96,10 +96,10 @@ class Gaps:
         self._notices = notices
         self._shares: list[float] = []
 
-    def add(self, *, between_s: float, inside_s: float) -> None:
-        """A step, and the time from the end of the one before to its begin."""
+    def add(self, between_ns: int, inside_ns: int) -> None:
+        """The time from the end of the step before to the begin of this one, and that of this one."""
         if len(self._shares) < _STEPS:
-            self._shares.append(max(0.0, between_s) / ((max(0.0, between_s) + max(0.0, inside_s)) or 1.0))
+            self._shares.append(max(0, between_ns) / (max(0, between_ns) + max(0, inside_ns) or 1))
             share = median(self._shares)  # an evaluation now and then is no part of the loop
             if len(self._shares) == _STEPS and share > _LARGE:
                 self._notices.warn_once(
@@ -291,8 +291,8 @@ class StepWatch:
         found = None if self._layers is None else self._layers.layers.end_step()
         recorded = begun is not None and begun.recorded
         if begin is not None and self._last_end is not None and not recorded:
-            between_s = begin.mark.host_s - self._last_end.mark.host_s
-            self._gaps.add(between_s=between_s, inside_s=end.mark.host_s - begin.mark.host_s)
+            between_ns = begin.mark.host_ns - self._last_end.mark.host_ns
+            self._gaps.add(between_ns, end.mark.host_ns - begin.mark.host_ns)
         if recorded:
             self._probe.end()
         opened = self._opened or self._open()

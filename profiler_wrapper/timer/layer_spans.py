@@ -25,8 +25,7 @@ from profiler_wrapper.capture.torch_state import in_backward, is_compiling, keep
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.timer import log
 from profiler_wrapper.timer.device_events import EventPool, Moment
-from profiler_wrapper.timer.listening import WAITS, WaitInfo
-from profiler_wrapper.timer.steps import Breakdown
+from profiler_wrapper.timer.steps import WAITS, Breakdown, WaitInfo
 from profiler_wrapper.trace.marks import ROOT_PATH
 from profiler_wrapper.trace.spans import rank_list_text
 

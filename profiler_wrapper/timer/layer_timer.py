@@ -26,10 +26,9 @@ from profiler_wrapper.timer.device_events import (
     Accelerator,
     EventPool,
     Mark,
-    Moment,
     StepClock,
     find_accelerator,
-    milliseconds_between,
+    nanoseconds_between,
 )
 from profiler_wrapper.timer.layer_spans import LayerSpans, Span, StepSpans, Wait
 from profiler_wrapper.timer.log import SpanLog, SpanPlace, span_log, text_line, text_name
@@ -71,7 +70,7 @@ def spans_of(step: SeenStep) -> list[Span]:
             span.depth, span.parent = 1, _PARTS_AROUND[span.kind]
         if not numbered:
             span.microbatch = None
-    whole = Span("step", "step", _moment_of(step.begin), _moment_of(step.end), step.thread)
+    whole = Span("step", "step", step.begin, step.end, step.thread)
     return [whole, *parts, *layers, *_waits(step, parts, layers)]
 
 
@@ -83,7 +82,7 @@ def _parts(step: SeenStep, numbered: bool) -> Iterator[Span]:
     for (part, begin), stop in zip(step.boundaries, stops, strict=bool(step.boundaries)):
         if part == "other":
             continue
-        span = Span(part, part, _moment_of(begin), _moment_of(stop), step.thread)
+        span = Span(part, part, begin, stop, step.thread)
         if part in ("forward", "backward") and numbered:
             span.microbatch = seen[part]
             seen[part] += 1
@@ -122,7 +121,7 @@ def _waits(step: SeenStep, parts: list[Span], layers: list[Span]) -> Iterator[Sp
         if layer is not None and not wait.in_graph and layer.thread != wait.thread:
             layer = None
         part = part_around(wait) if trains else None
-        device_ns = device_time_ns(wait.begin[1], wait.end[1]) or 0
+        device_ns = nanoseconds_between(wait.begin[1], wait.end[1]) or 0
         for one in (part, layer):
             if one is not None:
                 one.waiting_ns = (one.waiting_ns or 0) + wait.end[0] - wait.begin[0]
@@ -149,18 +148,6 @@ def _finder(spans: Iterable[Span]) -> Callable[[Wait], Span | None]:
     return around
 
 
-def _moment_of(mark: Mark) -> Moment:
-    return round(mark.host_s * 1e9), mark.event
-
-
-def device_time_ns(begin: Any, end: Any) -> int | None:
-    """Between two events; None: there are none, or the device has not come to them, or they are of two devices."""
-    if begin is None or end is None or not (begin.query() and end.query()):
-        return None
-    elapsed_ms = milliseconds_between(begin, end)
-    return None if elapsed_ms is None else max(0, round(elapsed_ms * 1e6))
-
-
 def _write_step(log: SpanLog, step: SeenStep) -> None:
     """Lines of a step that the device has come to the end of; what it has not come to has no time there.
 
@@ -174,7 +161,7 @@ def _write_step(log: SpanLog, step: SeenStep) -> None:
     lines: list[bytes] = []
     for span in spans_of(step):
         (begin, first), (end, last) = span.begin, span.end
-        device_ns = device_time_ns(first, last)
+        device_ns = nanoseconds_between(first, last)
         if device_ns is not None:
             device_ns = max(0, device_ns - span.device_waiting_ns)
         start_ns, lasted = begin + log.offset_ns, max(0, end - begin)
@@ -310,7 +297,7 @@ class LayerTimer:
     torch's Python code waits, as for FSDP's parameters and gradients, a tensor parallel sum or what another stage
     sends, and with DDP what is left of the backward behind the last block. The time on the device is without them.
     With an accelerator FSDP's wait for parameters is what is seen of it, not that for gradients. What waits in C++,
-    such as collectives in compiled code, is part of the block that it lies in. See timer/listening.py.
+    such as collectives in compiled code, is part of the block that it lies in. See timer/steps.py.
 
     Where a span fails to be made there is one warning, and no more spans; `PROFILER_WRAPPER=off` turns this off.
 

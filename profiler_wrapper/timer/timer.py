@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch.compiler import is_dynamo_compiling
 
@@ -24,29 +24,13 @@ if TYPE_CHECKING:
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Owner = TypeVar("Owner", bound="FailsAlone")
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 
-class FailsAlone(Protocol):
-    """Whose failures are one warning, after which it does nothing more."""
-
-    @property
-    def active(self) -> bool:
-        """It is on."""
-
-    def failed(self, what: str, error: Exception) -> None:
-        """Something has failed."""
-
-
-def harmless(
-    method: Callable[Concatenate[Owner, Arguments], Result],
-) -> Callable[Concatenate[Owner, Arguments], Result | None]:
-    """Does nothing where its object is off; what fails inside goes to the object's `failed`."""
+def harmless(method: Function) -> Function:
+    """Does nothing where its object is not `active`; what fails inside goes to the object's `failed`."""
 
     @functools.wraps(method)
-    def guarded(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result | None:
+    def guarded(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not self.active:
             return None
         try:
@@ -55,16 +39,16 @@ def harmless(
             self.failed(f"{method.__name__}()", error)
             return None
 
-    return guarded
+    return cast(Function, guarded)
 
 
-def weakly(method: Callable[Arguments, None]) -> Callable[Arguments, None]:
+def weakly(method: Callable[..., None]) -> Callable[..., None]:
     """Calls a method of an object that may be gone, and does not hold it."""
     reference = weakref.WeakMethod(method)
 
-    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+    def call(*args: Any) -> None:
         if (there := reference()) is not None:
-            there(*args, **kwargs)
+            there(*args)
 
     return call
 
