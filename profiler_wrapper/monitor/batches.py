@@ -13,7 +13,6 @@ from torch import nn
 from profiler_wrapper.capture import scopes
 from profiler_wrapper.capture.layers import holders
 from profiler_wrapper.errors import Notices
-from profiler_wrapper.monitor.job import MonitorArgs
 from profiler_wrapper.monitor.work import Parallelism, Shapes, in_words
 from profiler_wrapper.timer.device_events import Accelerator
 
@@ -258,15 +257,24 @@ class Batch:
 class Batches:
     """Finds out about batches from what is given for each step, else from what was told at first."""
 
-    def __init__(self, monitor_args: MonitorArgs, sizes: Parallelism, scalars: AsyncScalars, notices: Notices) -> None:
-        self._args, self._scalars, self._notices = monitor_args, scalars, notices
+    def __init__(
+        self,
+        sizes: Parallelism,
+        scalars: AsyncScalars,
+        notices: Notices,
+        *,
+        batch_size: int | None = None,
+        seq_length: int | None = None,
+        counts: str = "rank",
+    ) -> None:
+        self._scalars, self._notices = scalars, notices
+        self._batch_size, self._seq_length = batch_size, seq_length
         self._ranks = sizes.data_parallel
         self._share_batches = sizes.data_parallel * sizes.pipeline_parallel != sizes.world_size
-        self._ranks_of_given = 1 if monitor_args.counts == "job" else sizes.data_parallel
+        self._ranks_of_given = 1 if counts == "job" else sizes.data_parallel
 
     def of(self, samples: Any, tokens: Any, attention_mask: Any, shapes: Any) -> Batch:
         """The batch of a step: samples and tokens as given, else of the mask, the shapes, the monitor's arguments."""
-        args = self._args
         masks = attention_mask if isinstance(attention_mask, (list, tuple)) else [attention_mask]
         masked = None
         if attention_mask is not None:
@@ -278,8 +286,8 @@ class Batches:
             of_samples = count, self._ranks_of_given
         elif found is not None:
             of_samples = sum(sequences for sequences, _ in found), self._ranks
-        elif args.batch_size is not None:
-            of_samples = args.batch_size, self._ranks_of_given
+        elif self._batch_size is not None:
+            of_samples = self._batch_size, self._ranks_of_given
         if (count := self._scalars.count("tokens", tokens)) is not None:
             of_tokens = count, self._ranks_of_given
         elif masked is not None:
@@ -287,8 +295,8 @@ class Batches:
             of_tokens = self._scalars.number("attention_mask", real), self._ranks
         elif found is not None:
             of_tokens = sum(sequences * length for sequences, length in found), self._ranks
-        elif args.seq_length is not None and of_samples is not None and isinstance(of_samples[0], (int, float)):
-            of_tokens = of_samples[0] * args.seq_length, of_samples[1]
+        elif self._seq_length is not None and of_samples is not None and isinstance(of_samples[0], (int, float)):
+            of_tokens = of_samples[0] * self._seq_length, of_samples[1]
         return Batch(of_samples, of_tokens, self._computed(of_samples, of_tokens, found))
 
     def _pairs(self, name: str, shapes: Any) -> tuple[tuple[int, int], ...] | None:
@@ -334,7 +342,7 @@ class Batches:
             return shapes
         if not sequences:
             return ()
-        length = self._args.seq_length
+        length = self._seq_length
         if shapes is not None:  # they are of a part of the batch
             lengths = {length for _, length in shapes}
             return ((sequences, lengths.pop()),) if len(lengths) == 1 else ()

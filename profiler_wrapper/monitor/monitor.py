@@ -15,10 +15,9 @@ from typing import Any, Literal
 from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.errors import Notices, WrongUse
 from profiler_wrapper.monitor.config import DEFAULT_LOG_DIR, MonitorConfig
-from profiler_wrapper.monitor.job import MonitorArgs
 from profiler_wrapper.monitor.records import RunStatistics, StepRecord
 from profiler_wrapper.monitor.sinks import Sink
-from profiler_wrapper.monitor.steps import StepWatch
+from profiler_wrapper.monitor.steps import MonitorArgs, StepWatch
 from profiler_wrapper.timer.device_events import find_accelerator
 from profiler_wrapper.timer.timer import harmless, weakly
 from profiler_wrapper.trace.run_directory import given_directory

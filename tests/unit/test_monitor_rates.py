@@ -21,7 +21,7 @@ from profiler_wrapper.capture.rank import RunInfo
 from profiler_wrapper.config_flops import model_flops as model_flops_module
 from profiler_wrapper.config_flops.model_flops import model_flops
 from profiler_wrapper.errors import Notices, ProfilerWrapperWarning, WrongUse
-from profiler_wrapper.monitor import job
+from profiler_wrapper.monitor import steps as steps_module
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import StepRecord
 from profiler_wrapper.monitor.work import Measurement, Parallelism, Roof, StepWorks, why_over_peak
@@ -216,9 +216,9 @@ def test_float32_counts_by_the_peak_of_tf32_where_it_is_multiplied_so(
 ) -> None:
     given: dict[str, Any] = {"flops_per_step": 1e12, "dtype": "float32", "peaks": {"float32": 1, "tfloat32": 4}}
     assert one_step(tmp_path, 2.0, **given).model_time_at_peak_s == 1.0  # no GPU
-    monkeypatch.setattr(job, "run_info", lambda **_: RunInfo(device="A device", device_type="cuda"))
+    monkeypatch.setattr(steps_module, "run_info", lambda **_: RunInfo(device="A device", device_type="cuda"))
     for precision, seconds in (("highest", 1.0), ("high", 0.25), ("medium", 0.25), (None, 1.0)):
-        monkeypatch.setattr(job, "float32_matmul_precision", lambda told=precision: told)
+        monkeypatch.setattr(steps_module, "float32_matmul_precision", lambda told=precision: told)
         assert one_step(tmp_path, 2.0, **given).model_time_at_peak_s == seconds
 
 
