@@ -68,8 +68,7 @@ def _rebuild_summaries(path: Path) -> None:
 
     directories = log_directories(path) if path.is_dir() else [path.parent]
     for directory in directories:
-        for session in unfinished(directory):
-            steps = session.files["steps"]
+        for steps in unfinished(directory):
             if path.is_dir() or steps == path:
                 try:
                     print("made", rebuild_summary(steps), file=sys.stderr)

@@ -23,7 +23,6 @@ import msgspec
 from profiler_wrapper.monitor.config import MonitorConfig
 from profiler_wrapper.monitor.read import (
     LogKind,
-    LogSession,
     StepLine,
     StepReader,
     kind_and_stamp,
@@ -218,14 +217,12 @@ def rebuild_summary(steps: Path) -> Path:
     return path
 
 
-def unfinished(directory: Path) -> list[LogSession]:
-    """Runs that ended without a summary, as if killed. Raises OSError."""
+def unfinished(directory: Path) -> list[Path]:
+    """The steps of runs that ended without a summary, as if killed. Raises OSError."""
     return [
-        session
-        for session in log_sessions(directory)
-        if "steps" in session.files
-        and "summary" not in session.files
-        and not any(is_locked(path) for path in session.files.values())
+        files["steps"]
+        for files in log_sessions(directory).values()
+        if "steps" in files and "summary" not in files and not any(map(is_locked, files.values()))
     ]
 
 
@@ -306,7 +303,7 @@ class LogFiles:
         with _CLAIMING:
             if not self.stamp:
                 self.stamp = self._claim(directory, session.stamp)
-                others = [one.files for one in log_sessions(directory) if one.stamp != self.stamp]
+                others = [files for stamp, files in log_sessions(directory).items() if stamp != self.stamp]
                 for one in self._kinds if self._max_files else ():
                     remove_oldest([files[one] for files in others if one in files], keep=self._max_files - 1)
         return LineFile(log_file(directory, kind, self.stamp))

@@ -46,27 +46,17 @@ def kind_and_stamp(path: Path) -> tuple[LogKind | None, str]:
     return None, ""
 
 
-@dataclass(frozen=True, slots=True)
-class LogSession:
-    """The files of one run of a monitor."""
+def log_sessions(directory: Path) -> dict[str, dict[LogKind, Path]]:
+    """The files of each run in a directory, by the stamp in their names, the oldest first. Raises OSError.
 
-    stamp: str  # its start, as in the names of its files: `20240129_103000`, or `20240129_103000_2` of a second
-    files: Mapping[LogKind, Path]
-
-    @property
-    def best(self) -> Path:
-        """The file with the most detail."""
-        return next(self.files[kind] for kind in _NAMES if kind in self.files)
-
-
-def log_sessions(directory: Path) -> list[LogSession]:
-    """The sessions in a directory, the oldest first. Raises OSError if it cannot be listed."""
+    A stamp is the run's start: `20240129_103000`, or `20240129_103000_2` of a second.
+    """
     found: dict[str, dict[LogKind, Path]] = {}
     for path in directory.iterdir():
         kind, stamp = kind_and_stamp(path)
         if kind is not None:
             found.setdefault(stamp, {})[kind] = path
-    return [LogSession(stamp, found[stamp]) for stamp in sorted(found)]
+    return {stamp: found[stamp] for stamp in sorted(found)}
 
 
 def log_directories(root: Path) -> Iterator[Path]:
@@ -238,13 +228,14 @@ def find_log(path: str | os.PathLike[str]) -> Path:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(given))
     if not given.is_dir():
         return given
-    sessions = [session for directory in log_directories(given) for session in log_sessions(directory)]
-    sessions = [session for session in sessions if _has_begun(session.best)] or sessions
-    if not sessions and (given / _TRAINING_LOG).is_file():
+    runs = [files for directory in log_directories(given) for files in log_sessions(directory).values()]
+    best = [next(files[kind] for kind in _NAMES if kind in files) for files in runs]  # which has the most detail
+    best = [path for path in best if _has_begun(path)] or best
+    if not best and (given / _TRAINING_LOG).is_file():
         return given / _TRAINING_LOG
-    if not sessions:
+    if not best:
         raise BrokenLog(f"no log of a monitor in {given}: no {_WHAT_IS_READ}.")
-    return max(sessions, key=lambda session: session.best.stat().st_mtime).best
+    return max(best, key=lambda path: path.stat().st_mtime)
 
 
 def _has_begun(path: Path) -> bool:

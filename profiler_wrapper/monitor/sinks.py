@@ -266,18 +266,16 @@ class Tracker(Sink):
     """
 
     def __init__(self, module: str) -> None:
-        self._module: Any = None
-        self._missing: Exception | None = None
+        self._package: Any = None
         try:
-            self._module = importlib.import_module(module)
+            self._package = importlib.import_module(module)
         except Exception as error:  # a broken installation raises anything
             self._missing = error
 
-    def package(self) -> Any:
-        """The module. Raises ImportError: there is none; the message says what to do."""
-        if self._missing is not None:
+    def open(self, session: Session) -> None:
+        """Raises ImportError: there is no such package; the message says what to do."""
+        if self._package is None:
             raise ImportError(f"pip install {self.name} ({self._missing})") from self._missing
-        return self._module
 
 
 class TensorBoard(Tracker):
@@ -291,7 +289,8 @@ class TensorBoard(Tracker):
         self._writer: Any = None
 
     def open(self, session: Session) -> None:
-        self._writer = self.package().SummaryWriter(self._directory)
+        super().open(session)
+        self._writer = self._package.SummaryWriter(self._directory)
 
     def write_row(self, row: Row) -> None:
         for tag, value in tagged(row).items():
@@ -318,11 +317,11 @@ class Wandb(Tracker):
         self._own = False
 
     def open(self, session: Session) -> None:
-        wandb = self.package()
-        if wandb.run is None:
-            wandb.init(config=session.to_dict())
+        super().open(session)
+        if self._package.run is None:
+            self._package.init(config=session.to_dict())
             self._own = True
-        self._run = wandb.run
+        self._run = self._package.run
 
     def write_row(self, row: Row) -> None:
         values = tagged(row)

@@ -301,19 +301,12 @@ def why_over_peak(record: StepRecord, works: StepWorks) -> str:
     peaks = works.roof.peaks
     assert peaks is not None and record.mfu is not None
     return (
-        f"MFU is {record.mfu:.2f} in step {record.step}, and more than 1 cannot be: likely "
-        f"{_LIKELY[record.flops_source or 'measured']}; or the peak is too low ({peaks.source}; where the model "
-        "computes in another type than that of its parameters give dtype='bfloat16' or its like)"
+        f"MFU is {record.mfu:.2f} in step {record.step}, and more than 1 cannot be. FLOPs are {record.flops_source}: "
+        "are they, or batch_size and seq_length, those of one step on this rank (counts='job' says otherwise), are the "
+        "sizes of parallel groups known (tensor_parallel=), and does the step hold all of its work? "
+        f"Or the peak is too low ({peaks.source}; where the model computes in another type than that of its parameters "
+        "give dtype='bfloat16' or its like)"
     )
-
-
-_LIKELY: Mapping[FlopsSource, str] = {
-    "given": "flops_per_step is more than the FLOPs of one step on this rank's batch (those of the whole job go with "
-    "counts='job')",
-    "config": "batch_size and seq_length are not those of one step on this rank, or the sizes of parallel groups are "
-    "not known (tensor_parallel=, pipeline_parallel=)",
-    "measured": "the step was not timed whole: start_step() has to come before its work, and end_step() after",
-}
 
 
 def _why_unknown(measurement: Measurement) -> str:
