@@ -608,7 +608,8 @@ def sinks_of(config: MonitorConfig, *, training_log: str | os.PathLike[str] | No
     `wandb`.
     """
     text, steps = config.perf_log_format in ("text", "both"), config.perf_log_format in ("json", "both")
-    kinds: list[LogKind] = [kind for kind, wanted in (("text", text), ("steps", steps), ("summary", steps)) if wanted]
+    of_steps: tuple[LogKind, ...] = ("steps", "summary")
+    kinds: list[LogKind] = [*(["text"] if text else ()), *(of_steps if steps else ())]
     files = LogFiles(kinds, max_files=config.perf_max_log_files)
     sinks: list[Sink] = [TextLog(files), RealtimeLog()] if text else []
     if steps:

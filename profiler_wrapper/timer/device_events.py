@@ -170,9 +170,10 @@ def nanoseconds_between(begin: Event | None, end: Event | None) -> int | None:
     if begin is None or end is None or not (begin.query() and end.query()):
         return None
     try:
-        return round(begin.elapsed_time(end) * 1e6)
+        elapsed_ms: float = begin.elapsed_time(end)
     except RuntimeError:
         return None
+    return round(elapsed_ms * 1e6)
 
 
 # --- moments of a training loop ---

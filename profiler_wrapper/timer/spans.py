@@ -198,9 +198,10 @@ class SpanRecorder:
     def stop(self, wanted: Any, end_ns: int) -> None:
         """A span ends: the innermost, if it is that one or has that name; else wherever it was begun."""
         stack = self.here.stack or self._new_stack()
-        span: OpenSpan | None = stack.pop()
-        if not stack or (wanted is not None and span is not wanted and span.label.name != wanted):
-            stack.append(span)
+        span: OpenSpan | None
+        span = innermost = stack.pop()
+        if not stack or (wanted is not None and innermost is not wanted and innermost.label.name != wanted):
+            stack.append(innermost)
             span = stack.take(wanted) or (None if wanted is None else self._take_elsewhere(wanted))
         if span is None:
             called = repr(wanted.label.name if isinstance(wanted, OpenSpan) else wanted)[:200]

@@ -238,8 +238,8 @@ class Timer:
     def __copy__(self) -> Timer:
         return self
 
-    def __reduce__(self) -> tuple[Callable[..., Timer], tuple[dict[str, Any]]]:
-        return _made_of, ({**self._arguments, "device_mesh": None},)
+    def __reduce__(self) -> tuple[Callable[..., Timer], tuple[()]]:
+        return functools.partial(Timer, **{**self._arguments, "device_mesh": None}), ()
 
     def after_fork(self) -> None:
         """In a forked child, which writes files of its own."""
@@ -307,10 +307,6 @@ class TimedBlock:
                 return function(*args, **kwargs)
 
         return cast(Function, call)
-
-
-def _made_of(arguments: dict[str, Any]) -> Timer:
-    return Timer(**arguments)
 
 
 def _place_of(arguments: Mapping[str, Any]) -> SpanPlace:
