@@ -85,9 +85,6 @@ COUNTING_MOST_S = 600.0  # for one measurement: then the process that counts it 
 _MOST_COMPILING_STEPS = 10
 
 
-_autograd: Any = torch.autograd
-
-
 class FlopProbe:
     """Records whole steps and has them counted.
 
@@ -185,7 +182,10 @@ class FlopProbe:
             session.close()
 
     def _have_counted(self, session: Session, scopes: LayerScopes | None) -> None:
-        if self._compiled_meanwhile():
+        # A step in which something was compiled is no usual one: the next is measured in its place.
+        self._again = compilations() != self._compilations and self._compiling_steps < _MOST_COMPILING_STEPS
+        self._compiling_steps += self._again
+        if self._again:
             return
         if session.problem is not None:
             raise RuntimeError(session.problem)
@@ -241,7 +241,7 @@ class FlopProbe:
             self.cancel()
             return
         with contextlib.suppress(Exception):  # nobody reads it any more
-            _autograd._disable_profiler()
+            torch.autograd._disable_profiler()  # type: ignore[attr-defined]
 
     def _is_on_another_thread(self) -> bool:
         """Then torch cannot end the recording here: it is ended as soon as a module is called where it began."""
@@ -253,12 +253,6 @@ class FlopProbe:
             f"the FLOPs of step {self._step} were not measured, because it ended on another thread than it began on",
         )
         return True
-
-    def _compiled_meanwhile(self) -> bool:
-        """Then the step is no usual one: the next is measured in its place."""
-        self._again = compilations() != self._compilations and self._compiling_steps < _MOST_COMPILING_STEPS
-        self._compiling_steps += self._again
-        return self._again
 
     def _give_way(self) -> None:
         self.cancel()

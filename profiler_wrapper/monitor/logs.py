@@ -414,7 +414,7 @@ class TextLog(Sink):
         self._file.close()
 
 
-class RealtimeLog(Sink):
+class RealtimeLog(TextLog):
     """`perf_realtime.log`: the same lines, of the newest run, at most 1 MiB of them.
 
     It begins again, with its last lines, whenever it gets larger. Another monitor that still writes one there finds
@@ -422,9 +422,9 @@ class RealtimeLog(Sink):
     """
 
     name = "realtime"
+    waited_for = False
 
     def __init__(self) -> None:
-        self._file: LineFile
         self._heading = b""
         self._last: deque[bytes] = deque(maxlen=REALTIME_ROWS)
         self._size_bytes = 0
@@ -445,9 +445,6 @@ class RealtimeLog(Sink):
             self._file.write(line)
             self._size_bytes += len(line)
         self._file.check()
-
-    def close(self, statistics: RunStatistics) -> None:
-        self._file.close()
 
     def _restart(self) -> None:
         lines = b"".join([self._heading, *self._last])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ from profiler_wrapper.monitor.batches import AsyncScalars, Batch, BatchCounter, 
 from profiler_wrapper.monitor.config import MonitorConfig
 from profiler_wrapper.monitor.flop_probe import FlopProbe
 from profiler_wrapper.monitor.logs import sinks_of
-from profiler_wrapper.monitor.records import Convention, RunStatistics, Session, StepRecord
+from profiler_wrapper.monitor.records import RunStatistics, Session, StepRecord
 from profiler_wrapper.monitor.sinks import Sink, Sinks
 from profiler_wrapper.monitor.work import Formula, Parallelism, Roof, Shapes, StepWorks, formula_of, why_over_peak
 from profiler_wrapper.timer.device_events import Accelerator, Mark, StepClock, seconds_between
@@ -109,10 +109,6 @@ class MonitorArgs:
         """The ranks that the given parallel sizes make together."""
         return math.prod(getattr(self, name) or 1 for name in _PARALLEL)
 
-    @property
-    def convention(self) -> Convention:
-        return cast(Convention, self.config.convention)
-
 
 class Job:
     """This process within its job: who it is, and what its steps compute. Asks no other rank.
@@ -151,7 +147,7 @@ class Job:
         self.works = StepWorks(
             roof=Roof(peaks, self.notices, tf32=tf32),
             sizes=self.sizes,
-            convention=given.convention,
+            convention=config.convention,
             notices=self.notices,
             given=None if given.flops_per_step is None else float(given.flops_per_step),
             given_by_job=given.counts == "job",
@@ -168,7 +164,7 @@ class Job:
             device_name=self.info.device or self.info.cpu_name,
             peak_flops_per_s=None if peaks is None else peaks.flops_per_s,
             peak_source=None if peaks is None else f"{peaks.source}{unmeasured}",
-            convention=given.convention,
+            convention=config.convention,
             memory_kind=memory_kind,
             versions=self.info.versions,
         )
@@ -228,7 +224,7 @@ def _formula(given: MonitorArgs, notices: Notices) -> Formula | None:
     formula = formula_of(
         config,
         family=given.config.perf_model_type,
-        convention=given.convention,
+        convention=given.config.convention,
         notices=notices,
         asked_for=given.model_config is not None or given.config.perf_model_type != "auto",
     )
@@ -540,7 +536,7 @@ class StepWatch:
         known = StepRecord(
             step=number,
             timestamp=timestamp,
-            convention=self._args.convention,
+            convention=self._args.config.convention,
             world_size=opened.sizes.world_size,
             memory_bytes=memory,
             peak_memory_bytes=peak,
