@@ -264,7 +264,7 @@ MOST_PENDING = 1024  # steps that the device may be behind
 class PendingStep:
     """A step that has ended on the host."""
 
-    known: StepRecord  # at once
+    known: Mapping[str, Any]  # at once, as a record has it
     begin: Mark | None  # None: nobody saw it
     end: Mark
     read_after: Mark  # the mark behind which all of `numbers` and the step's end are there
@@ -275,17 +275,17 @@ class PendingStep:
 
     def record(self, notices: Notices, *, reached: bool) -> StepRecord:
         """The step as it is reported; without `reached`, what the device did not come to is not known."""
-        step = self.known.step
+        step = self.known["step"]
         if not reached:
             notices.warn_once(
                 "never reached", f"the time of step {step} is not known: the device did not come to its end"
             )
-            return self.known
+            return StepRecord(**self.known)
         time_s = None if self.begin is None else seconds_between(self.begin, self.end)
         if self.begin is not None and time_s is None:
             notices.warn_once("clock", f"the time of step {step} is not known: the clock ran backwards in it")
-        return replace(
-            self.known,
+        return StepRecord(
+            **self.known,
             step_time_s=time_s,
             breakdown_s=parts_of(self.boundaries, self.end, time_s) if self.boundaries and time_s is not None else None,
             samples=_total(self.batch.samples),
@@ -452,7 +452,8 @@ class StepWatch:
         number = self._next_step if given_step is None else given_step
         recorded = self._probe.wants(number, otherwise_known=self._known_otherwise(job)) and self._probe.begin(number)
         point = self._last_end if at_last_end and not recorded else None
-        self._begun = begun = (point or self._now())._replace(step=number, recorded=recorded)
+        mark, profiled, *_ = point or self._now()
+        self._begun = begun = _Point(mark, profiled, number, recorded)
         if self._breakdown is not None:
             self._breakdown.start()
             self._breakdown.begin_step(begun.mark)
@@ -533,7 +534,7 @@ class StepWatch:
             opened.works.take(measurement, self._recorded_shapes)
         work = opened.works.of(batch.shapes)
         memory, peak = (None, None) if self._memory is None else self._memory.read()
-        known = StepRecord(
+        known = dict(
             step=number,
             timestamp=timestamp,
             convention=self._args.config.convention,
