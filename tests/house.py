@@ -49,9 +49,9 @@ ROOMS = {
     "comparison": _room(12, 3200, "analysis reports result trace"),
     "ranks": _room(20, 8350, "analysis reports trace"),
     "snapshot": _room(4, 1550, "reports trace"),
-    "timer": _room(9, 3200, "capture trace"),
+    "timer": _room(8, 3160, "capture trace"),
     "config_flops": _room(5, 1100, ""),
-    "monitor": _room(15, 4600, "analysis capture config_flops reports timer trace"),
+    "monitor": _room(12, 4290, "analysis capture config_flops reports timer trace"),
     "commands": _room(11, 1200, None),
     "integrations": _room(5, 1000, None),
 }

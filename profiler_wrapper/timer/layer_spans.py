@@ -518,8 +518,9 @@ class LayerSpans:
         """The engine that runs on this thread came past something."""
         task = _task_id()
         run = self._run_of_task.get(task)
-        if not self._has_room():
+        if self._room <= 0 and not self._has_room():
             return
+        self._room -= 1
         if run is None:
             if task == -1:
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
@@ -165,22 +166,32 @@ def _write_step(log: SpanLog, step: SeenStep) -> None:
         if device_ns is not None:
             device_ns = max(0, device_ns - span.device_waiting_ns)
         start_ns, lasted = begin + log.offset_ns, max(0, end - begin)
-        texts.append(text_line(text_name(span.name), start_ns, start_ns + lasted, device_ns))
-        fields = {
-            "step": step.number,
-            "name": span.name,
-            "kind": span.kind,
-            **({} if span.layer is None else {"layer": span.layer}),
-            "depth": span.depth,
-            "parent": span.parent,
-            "start_ns": start_ns,
-            "duration_ns": lasted,
-            "thread": span.thread,
-            **{name: value for name in _OPTIONAL if (value := getattr(span, name)) is not None},
-            "device_ns": device_ns,
-        }
-        lines.append(msgspec.json.encode(fields)[1:] + b"\n")
+        label, fixed = _fixed(span.kind, span.name, span.layer, span.depth, span.parent)
+        known = {name: value for name in _OPTIONAL if (value := getattr(span, name)) is not None}
+        texts.append(text_line(label, start_ns, start_ns + lasted, device_ns))
+        lines.append(
+            b'"step":%d,%b"start_ns":%d,"duration_ns":%d,"thread":%d,%b"device_ns":%b}\n'
+            % (
+                step.number,
+                fixed,
+                start_ns,
+                lasted,
+                span.thread,
+                msgspec.json.encode(known)[1:-1] + b"," if known else b"",
+                b"null" if device_ns is None else b"%d" % device_ns,
+            )
+        )
     log.write(texts, lines)
+
+
+@functools.lru_cache(maxsize=4096)
+def _fixed(kind: str, name: str, layer: str | None, depth: int, parent: str | None) -> tuple[bytes, bytes]:
+    """What of its line of text, and of its JSON line, is the same in each step."""
+    fields: dict[str, Any] = {"name": name, "kind": kind}
+    if layer is not None:
+        fields["layer"] = layer
+    fields |= {"depth": depth, "parent": parent}
+    return text_name(name), msgspec.json.encode(fields)[1:-1] + b","
 
 
 # --- the steps of a loop ---
