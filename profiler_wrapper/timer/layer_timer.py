@@ -361,13 +361,13 @@ class LayerTimer:
             accelerator,
             self._notices,
             mark=self._clock.mark,
-            on_failure=weakly(self.failed),
+            on_failure=weakly(self._failed),
             optimizers=find_optimizers(optimizer),
         )
         self._finish = weakref.finalize(self, _finish, self._watch, self._pid, self._notices)
 
     @property
-    def active(self) -> bool:
+    def _active(self) -> bool:
         """It is on, in the process that it was made in."""
         return not self._off and os.getpid() == self._pid
 
@@ -399,7 +399,7 @@ class LayerTimer:
 
     def close(self) -> None:
         """Write everything, and listen no more. A step that has not ended is left out."""
-        if self.active:
+        if self._active:
             self._off = True
             self._finish()
 
@@ -418,7 +418,7 @@ class LayerTimer:
         self._watch.layers.begin_step()
         self._begun = self._next, mark
 
-    def failed(self, what: str, error: Exception) -> None:
+    def _failed(self, what: str, error: Exception) -> None:
         """Something has failed: one warning, and no more layers."""
         if not self._off:
             self._notices.warn_once(

@@ -27,16 +27,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def harmless(method: Function) -> Function:
-    """Does nothing where its object is not `active`; what fails inside goes to the object's `failed`."""
+    """Does nothing where its object is not `_active`; what fails inside goes to the object's `_failed`."""
 
     @functools.wraps(method)
     def guarded(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not self.active:
+        if not self._active:
             return None
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
-            self.failed(f"{method.__name__}()", error)
+            self._failed(f"{method.__name__}()", error)
             return None
 
     return cast(Function, guarded)
@@ -135,7 +135,7 @@ class Timer:
         self._finish = weakref.finalize(self, _finish, self._recorder, self._notices)
 
     @property
-    def active(self) -> bool:
+    def _active(self) -> bool:
         """It is on, and the code that asks is not being compiled."""
         return not self._off and not is_dynamo_compiling()
 
@@ -156,7 +156,7 @@ class Timer:
         try:
             return self._recorder.start(name if type(name) is str else str(name), closes, about)
         except Exception as error:
-            self.failed("start()", error)
+            self._failed("start()", error)
             return None
 
     def stop(self, span: Any = None) -> None:
@@ -170,7 +170,7 @@ class Timer:
         try:
             self._recorder.stop(span, end_ns)
         except Exception as error:
-            self.failed("stop()", error)
+            self._failed("stop()", error)
 
     @harmless
     def stop_within(self, span: OpenSpan) -> None:
@@ -230,7 +230,7 @@ class Timer:
             if changed["gc"] and not self._off:
                 self._recorder.watch_garbage()
         except Exception as error:
-            self.failed("configure()", error)
+            self._failed("configure()", error)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Timer:
         return self  # as a copy of a model that holds it
@@ -245,7 +245,7 @@ class Timer:
         """In a forked child, which writes files of its own."""
         self._recorder.after_fork()
 
-    def failed(self, what: str, error: Exception) -> None:
+    def _failed(self, what: str, error: Exception) -> None:
         """Something has failed: one warning, and the timer is off."""
         if not self._off and not isinstance(error, RecursionError):  # the program is too deep here, and soon is not
             self._off = True
