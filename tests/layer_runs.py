@@ -96,9 +96,7 @@ def timing(model: nn.Module, directory: Path, time: Time | None = None, **option
         if time is not None:
             there = time
             patch.setattr(layer_spans, "perf_counter_ns", lambda: there.now_ns)
-            patch.setattr(
-                layer_timer, "StepClock", lambda device: StepClock(device, host_clock=lambda: there.now_ns / 1e9)
-            )
+            patch.setattr(layer_timer, "StepClock", lambda device: StepClock(device, host_clock=lambda: there.now_ns))
             patch.setattr(layer_timer, "find_accelerator", lambda _: there.device)
         with LayerTimer(model, directory, **options) as layers:
             yield layers

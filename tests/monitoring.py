@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from profiler_wrapper.analysis.work.utilization import StepWork
 from profiler_wrapper.monitor import monitor as monitor_module
 from profiler_wrapper.monitor import steps as steps_module
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import StepRecord
 from profiler_wrapper.monitor.sinks import Sink
+from profiler_wrapper.monitor.work import count_step
 from profiler_wrapper.timer.device_events import StepClock
 
 
@@ -38,6 +41,23 @@ class Kept(Sink):
 
     def close(self, statistics: Any) -> None:
         self.closed += 1
+
+
+class CountedHere:
+    """In the place of a process that counts a step: it is counted in this one, so that the next step knows."""
+
+    def __init__(self, trace: Path, run: Any) -> None:
+        self._directory, self._work = trace.parent, count_step(trace, run)
+        self.cancel()
+
+    def wait(self, most_s: float) -> bool:
+        return True
+
+    def result(self) -> StepWork:
+        return self._work
+
+    def cancel(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 class Clock:
@@ -80,18 +100,20 @@ class Device:
         return self.bytes
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        return HostCopy(self, float(tensor.as_subclass(torch.Tensor)))  # type: ignore[return-value]
+        copy = torch.Tensor.detach(tensor.as_subclass(torch.Tensor)).as_subclass(HostCopy)
+        copy.on, copy.at_ms = self, self.given_ms
+        return copy
 
 
-class HostCopy:
+class HostCopy(torch.Tensor):
     """Memory that holds the number only when the device has come to the copy."""
 
-    def __init__(self, device: Device, value: float) -> None:
-        self.device, self.at_ms, self.number = device, device.given_ms, value
+    on: Device
+    at_ms: float
 
-    def item(self) -> float:
-        assert self.at_ms <= self.device.done_ms, "read before it was there"
-        return self.number
+    def item(self) -> Any:
+        assert self.at_ms <= self.on.done_ms, "read before it was there"
+        return super().item()
 
 
 class DeviceEvent:
@@ -137,7 +159,9 @@ def monitoring(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(monitor_module, "find_accelerator", lambda _: device)
         if clock is not None:
-            patch.setattr(steps_module, "StepClock", lambda accelerator: StepClock(accelerator, host_clock=clock))
+            patch.setattr(
+                steps_module, "StepClock", lambda device: StepClock(device, host_clock=lambda: round(clock() * 1e9))
+            )
         options = {"flops_profile_freq": 0, "sinks": [sink], "peaks": 1.0, **options}
         with TrainingMonitor(directory, **options) as monitor:
             yield monitor, sink.records

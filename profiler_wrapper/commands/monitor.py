@@ -63,13 +63,12 @@ def monitor(options: argparse.Namespace) -> None:
 
 def _rebuild_summaries(path: Path) -> None:
     """Of runs that were killed. What cannot be done is said, and is no reason to stop."""
-    from profiler_wrapper.monitor.log_files import log_directories, unfinished
-    from profiler_wrapper.monitor.logs import rebuild_summary
+    from profiler_wrapper.monitor.logs import rebuild_summary, unfinished
+    from profiler_wrapper.monitor.read import log_directories
 
     directories = log_directories(path) if path.is_dir() else [path.parent]
     for directory in directories:
-        for session in unfinished(directory):
-            steps = session.files["steps"]
+        for steps in unfinished(directory):
             if path.is_dir() or steps == path:
                 try:
                     print("made", rebuild_summary(steps), file=sys.stderr)

@@ -13,7 +13,6 @@ from torch import nn
 from profiler_wrapper.capture import scopes
 from profiler_wrapper.capture.layers import holders
 from profiler_wrapper.errors import Notices
-from profiler_wrapper.monitor.job import MonitorArgs
 from profiler_wrapper.monitor.work import Parallelism, Shapes, in_words
 from profiler_wrapper.timer.device_events import Accelerator
 
@@ -173,25 +172,12 @@ class _Hook:
 # Numbers of a step that may still be on the device: copied without waiting, and read when they are there.
 
 
-class HostCopy:
-    """A number that is on its way to the host."""
-
-    __slots__ = ("_host",)
-
-    def __init__(self, host: torch.Tensor) -> None:
-        self._host = host
-
-    def value(self) -> float:
-        """Once it is there."""
-        return float(self._host.item())
-
-
-Number: TypeAlias = "float | HostCopy | None"
+Number: TypeAlias = "float | torch.Tensor | None"  # a tensor is on its way to the host
 
 
 def value_of(number: Number) -> float | None:
     """The number, once its copy is there."""
-    return number.value() if isinstance(number, HostCopy) else number
+    return float(number.item()) if isinstance(number, torch.Tensor) else number
 
 
 class AsyncScalars:
@@ -218,7 +204,7 @@ class AsyncScalars:
     def whole(self, name: str, given: Any) -> int | None:
         """A number of a step or an epoch, which has to be known at once."""
         number = self.number(name, given)
-        if isinstance(number, HostCopy):
+        if isinstance(number, torch.Tensor):
             self._refused(name, "it is on the device, and reading it would wait: give a number")
             return None
         return None if number is None or not math.isfinite(number) else int(number)
@@ -226,7 +212,7 @@ class AsyncScalars:
     def count(self, name: str, given: Any) -> Number:
         """A number of things, which is not below 0."""
         number = self.number(name, given)
-        if number is None or isinstance(number, HostCopy) or 0 <= number < float("inf"):
+        if number is None or isinstance(number, torch.Tensor) or 0 <= number < float("inf"):
             return number
         return self._refused(name, f"{number:g} is no number of {name}")
 
@@ -245,7 +231,7 @@ class AsyncScalars:
             return float(tensor.item())
         if self._accelerator is None:
             return self._refused(name, f"it is on {tensor.device}, and the monitor was told of a CPU")
-        return HostCopy(self._accelerator.copy(tensor.reshape(())))
+        return self._accelerator.copy(tensor.reshape(()))
 
     def _refused(self, name: str, why: str) -> Number:
         self._notices.warn_once(f"number {name}", f"the monitor leaves out {name}: {why}")
@@ -256,36 +242,39 @@ class AsyncScalars:
 # How many samples and tokens a step had, in all ranks, and the shapes of this rank's micro-batches.
 
 
-# Numbers, each of so many ranks; None: not known.
-Count: TypeAlias = "tuple[tuple[Number, ...], int] | None"
+Count: TypeAlias = "tuple[Number, int] | None"  # with how many ranks have as many; None: not known
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A step's batch; `None` for what is not known."""
 
-    samples: Count = None  # as of tokens: with how many ranks have as many
+    samples: Count = None
     tokens: Count = None
     shapes: Shapes = ()  # of this rank's micro-batches, as computed: with padding; empty: not known
-
-    @property
-    def numbers(self) -> tuple[Number, ...]:
-        """All that may have to be copied from the device first."""
-        return (*(self.samples[0] if self.samples else ()), *(self.tokens[0] if self.tokens else ()))
 
 
 class Batches:
     """Finds out about batches from what is given for each step, else from what was told at first."""
 
-    def __init__(self, monitor_args: MonitorArgs, sizes: Parallelism, scalars: AsyncScalars, notices: Notices) -> None:
-        self._args, self._scalars, self._notices = monitor_args, scalars, notices
+    def __init__(
+        self,
+        sizes: Parallelism,
+        scalars: AsyncScalars,
+        notices: Notices,
+        *,
+        batch_size: int | None = None,
+        seq_length: int | None = None,
+        counts: str = "rank",
+    ) -> None:
+        self._scalars, self._notices = scalars, notices
+        self._batch_size, self._seq_length = batch_size, seq_length
         self._ranks = sizes.data_parallel
         self._share_batches = sizes.data_parallel * sizes.pipeline_parallel != sizes.world_size
-        self._ranks_of_given = 1 if monitor_args.counts == "job" else sizes.data_parallel
+        self._ranks_of_given = 1 if counts == "job" else sizes.data_parallel
 
     def of(self, samples: Any, tokens: Any, attention_mask: Any, shapes: Any) -> Batch:
         """The batch of a step: samples and tokens as given, else of the mask, the shapes, the monitor's arguments."""
-        args = self._args
         masks = attention_mask if isinstance(attention_mask, (list, tuple)) else [attention_mask]
         masked = None
         if attention_mask is not None:
@@ -293,25 +282,21 @@ class Batches:
         found = self._pairs("shapes", shapes) or masked
         of_samples: Count = None
         of_tokens: Count = None
-        count = self._scalars.count("samples", samples)
-        if count is not None:
-            of_samples = (count,), self._ranks_of_given
+        if (count := self._scalars.count("samples", samples)) is not None:
+            of_samples = count, self._ranks_of_given
         elif found is not None:
-            rows = sum(sequences for sequences, _ in found)
-            of_samples = (rows,), self._ranks
-            self._compare(rows)
-        elif args.batch_size is not None:
-            of_samples = (args.batch_size,), self._ranks_of_given
-        count = self._scalars.count("tokens", tokens)
-        if count is not None:
-            of_tokens = (count,), self._ranks_of_given
+            of_samples = sum(sequences for sequences, _ in found), self._ranks
+        elif self._batch_size is not None:
+            of_samples = self._batch_size, self._ranks_of_given
+        if (count := self._scalars.count("tokens", tokens)) is not None:
+            of_tokens = count, self._ranks_of_given
         elif masked is not None:
-            real = [torch.count_nonzero(torch.as_tensor(mask)) for mask in masks]
-            of_tokens = tuple(self._scalars.number("attention_mask", number) for number in real), self._ranks
+            real = sum(torch.count_nonzero(torch.as_tensor(mask)) for mask in masks)
+            of_tokens = self._scalars.number("attention_mask", real), self._ranks
         elif found is not None:
-            of_tokens = (sum(sequences * length for sequences, length in found),), self._ranks
-        elif args.seq_length is not None and of_samples is not None and isinstance(of_samples[0][0], (int, float)):
-            of_tokens = (of_samples[0][0] * args.seq_length,), of_samples[1]
+            of_tokens = sum(sequences * length for sequences, length in found), self._ranks
+        elif self._seq_length is not None and of_samples is not None and isinstance(of_samples[0], (int, float)):
+            of_tokens = of_samples[0] * self._seq_length, of_samples[1]
         return Batch(of_samples, of_tokens, self._computed(of_samples, of_tokens, found))
 
     def _pairs(self, name: str, shapes: Any) -> tuple[tuple[int, int], ...] | None:
@@ -328,11 +313,11 @@ class Batches:
         return found or None
 
     def compare(self, step: int, taken: Shapes, seen: Sequence[BatchSize]) -> None:
-        """Say so where `batch_size` and `seq_length` are not what the model was called with in a step.
+        """Say so where a step is taken to be of other shapes than the model was called with in it.
 
         Args:
-            taken: the shapes that the step was taken to have.
-            seen: those of the model's calls in it.
+            taken: by what the monitor was given.
+            seen: by the model's calls.
         """
         if self._share_batches or not taken:  # a rank's model may be called with a part of its batch
             return
@@ -343,14 +328,12 @@ class Batches:
         else:  # samples come first or, as torch's own layers take them, second
             fits = rows in [sum(dimension) for dimension in zip(*(size.sizes for size in seen), strict=False)]
         if not fits:
-            sizes = {"batch_size": self._args.batch_size, "seq_length": self._args.seq_length}
-            given = ", ".join(f"{name}={size}" for name, size in sizes.items() if size is not None)
-            calls = in_words([(size.samples, size.length) for size in seen])
             self._notices.warn_once(
                 "batch seen",
-                f"{given} contradicts step {step}, where the model was called with {calls}: samples, tokens and FLOPs "
-                f"are told of {in_words(taken)}. Give those of one step on this rank, all micro-batches together, or "
-                "shapes= with each step",
+                f"step {step} is taken to have {in_words(taken)}, which contradicts its calls of the model, with "
+                f"{in_words([(size.samples, size.length) for size in seen])}: samples, tokens and FLOPs are not right. "
+                "Give batch_size= and seq_length= of one step on this rank, all micro-batches together, or shapes= "
+                "with each step",
             )
 
     def _computed(self, samples: Count, tokens: Count, shapes: Shapes | None) -> Shapes:
@@ -359,7 +342,7 @@ class Batches:
             return shapes
         if not sequences:
             return ()
-        length = self._args.seq_length
+        length = self._seq_length
         if shapes is not None:  # they are of a part of the batch
             lengths = {length for _, length in shapes}
             return ((sequences, lengths.pop()),) if len(lengths) == 1 else ()
@@ -369,19 +352,7 @@ class Batches:
 
     def _here(self, count: Count) -> int | None:
         """On this rank, where it is a whole number that is known already."""
-        if count is None:
+        if count is None or not isinstance(count[0], (int, float)):
             return None
-        number = count[0][0]
-        if not isinstance(number, (int, float)) or len(count[0]) > 1:
-            return None
-        here = number * count[1] / self._ranks
+        here = count[0] * count[1] / self._ranks
         return int(here) if here == int(here) else None
-
-    def _compare(self, rows: int) -> None:
-        size = self._args.batch_size
-        if size is not None and rows < size and size % rows == 0:
-            self._notices.warn_once(
-                "rows of mask",
-                f"attention_mask or shapes have {rows} rows where batch_size={size}: samples and tokens are theirs. "
-                "With several micro-batches in a step give a list of their masks, or samples= and tokens=",
-            )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.monitor.records import Convention
 
 DEFAULT_LOG_DIR = "logs/perf_monitor"  # below the monitor's output directory
 LOG_FORMATS = ("text", "json", "both")
@@ -59,17 +60,18 @@ class MonitorConfig:
     perf_max_log_files: int = 10
     perf_model_type: str = "auto"
     flops_profile_freq: int | None = None
-    convention: str = "full"
+    convention: Convention = "full"
     peaks: Any = None
     log_rank: int = 0
     tensorboard_dir: str | None = None
     wandb: bool = False
 
     def __post_init__(self) -> None:
-        for name, (is_right, wanted) in _CHECKS.items():
-            value = getattr(self, name)
+        for field in fields(self):
+            is_right, wanted = _CHECKS.get(field.name) or _CHECKS_BY_TYPE.get(str(field.type), _ANYTHING)
+            value = getattr(self, field.name)
             if not is_right(value):
-                raise WrongUse(f"{name}={value!r}: give {wanted}.")
+                raise WrongUse(f"{field.name}={value!r}: give {wanted}.")
 
     @classmethod
     def of(cls, config: Any) -> MonitorConfig:
@@ -192,23 +194,19 @@ def _one_of(choices: tuple[str, ...]) -> _Check:
 
 
 _Check = tuple[Callable[[Any], bool], str]  # whether a value means something, and what to give
-_PATH: _Check = (lambda value: value is None or isinstance(value, (str, os.PathLike)), "a path, or None")
-_FLAG: _Check = (lambda value: isinstance(value, bool), "True or False")
+_ANYTHING: _Check = (lambda value: True, "")  # it is checked where it is used
+_CHECKS_BY_TYPE: Mapping[str, _Check] = {
+    "bool": (lambda value: isinstance(value, bool), "True or False"),
+    "str | None": (lambda value: value is None or isinstance(value, (str, os.PathLike)), "a path, or None"),
+}
 _CHECKS: Mapping[str, _Check] = {
-    "enable_perf_monitor": _FLAG,
     "perf_log_interval": _whole(least=1),
-    "perf_log_dir": _PATH,
-    "perf_console_output": _FLAG,
     "perf_log_format": _one_of(LOG_FORMATS),
-    "perf_memory_tracking": _FLAG,
-    "perf_breakdown": _FLAG,
     "perf_max_log_files": _whole(least=0),
     "perf_model_type": _one_of(MODEL_TYPES),
     "flops_profile_freq": (lambda value: value is None or (_is_whole(value) and value >= 0), "a whole number, or None"),
     "convention": _one_of(CONVENTIONS),
     "log_rank": (_is_whole, "the number of a rank; -1 is the last"),
-    "tensorboard_dir": _PATH,
-    "wandb": _FLAG,
 }
 # FlagScale's options: what their help says, and what argparse is told besides name and default.
 _ARGUMENTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {

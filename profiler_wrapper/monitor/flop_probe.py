@@ -13,8 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import torch
 
 from profiler_wrapper.analysis.work.utilization import StepWork
@@ -24,84 +25,64 @@ from profiler_wrapper.capture.session import Session, machine_activities
 from profiler_wrapper.capture.torch_state import Watch, compilations, recorder_is_taken
 from profiler_wrapper.child import start_child
 from profiler_wrapper.errors import Notices
-from profiler_wrapper.monitor.count_step import PROGRAM, count_step, error_text, read_answer
-
-# --------------------------------------------------------------------------------------------------
-# Has a recorded step counted, in a process of its own where that can be.
+from profiler_wrapper.monitor.work import PROGRAM, Measurement, error_text
 
 
 class Counting:
-    """The counting of one trace, which is deleted in the end with its directory.
+    """The counting of one trace in a process of its own; in the end the trace is deleted with its directory.
 
     Args:
         run: what is known of its layers and compiled code, as plain data.
 
     Raises:
-        ProfilerWrapperError: no process could be started, and the trace holds no step.
+        OSError: no process could be started.
     """
 
-    def __init__(self, trace: Path, run: Mapping[str, Any], *, in_process: bool = False) -> None:
-        self._files = trace, trace.with_name("run.json")
-        self._work: StepWork | None = None
-        self._process: subprocess.Popen[str] | None = None
-        if not in_process:
-            with contextlib.suppress(OSError):  # no process may be started: then it is counted here
-                self._files[1].write_text(json.dumps(run), encoding="utf-8")
-                self._process = start_child(
-                    PROGRAM,
-                    *map(str, self._files),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
-                    start_new_session=True,  # Ctrl-C is for the training
-                )
-        if self._process is None:
-            try:
-                self._work = count_step(trace, run)
-            finally:
-                self.cancel()
+    def __init__(self, trace: Path, run: Mapping[str, Any]) -> None:
+        self._directory = trace.parent
+        known = trace.with_name("run.json")
+        known.write_text(json.dumps(run), encoding="utf-8")
+        self._process: subprocess.Popen[str] = start_child(
+            PROGRAM,
+            str(trace),
+            str(known),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the training
+        )
 
-    def result(self, *, wait_s: float = 0.0) -> StepWork | None:
-        """The work of the step; None while it is not known. Raises ValueError: the trace could not be counted."""
-        if self._process is None:
-            return self._work
-        if not wait_s and self._process.poll() is None:
+    def wait(self, most_s: float) -> bool:
+        """Whether it is done within so long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(most_s)
+        return self._process.poll() is not None
+
+    def result(self) -> StepWork | None:
+        """The work of the step, once; None while it is not known. Raises ValueError: it could not be counted."""
+        if self._process.poll() is None:
             return None
-        try:
-            answer, _ = self._process.communicate(timeout=wait_s or _ANSWER_S)
-        except subprocess.TimeoutExpired:
-            return None
+        answer, _ = self._process.communicate()
         self.cancel()
-        self._work = read_answer(answer)
-        return self._work
+        if self._process.returncode == 0:
+            with contextlib.suppress(msgspec.MsgspecError):
+                return msgspec.json.decode(answer, type=StepWork)
+        raise ValueError(answer.strip() or "the process that counts gave no answer")
 
     def cancel(self) -> None:
         """Leave it; a second call does nothing."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-        shutil.rmtree(self._files[0].parent, ignore_errors=True)
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
-_ANSWER_S = 1.0  # that a process which has ended gives its answer in
 DEFAULT_FREQUENCY = 500
 FIRST_WAIT_S = 10.0  # for the first measurement, so that the FLOPs are known from the first step on
 COUNTING_MOST_S = 600.0  # for one measurement: then the process that counts it is given up
 _MOST_COMPILING_STEPS = 10
-
-
-_autograd: Any = torch.autograd
-
-
-class Measurement(NamedTuple):
-    """What a step was found to do."""
-
-    step: int
-    work: StepWork
 
 
 class FlopProbe:
@@ -178,6 +159,13 @@ class FlopProbe:
 
     def end(self) -> None:
         """The step has ended: write what was recorded, and have it counted."""
+        self._end(self._have_counted)
+
+    def cancel(self) -> None:
+        """End a recording without counting it."""
+        self._end(lambda session, scopes: None)
+
+    def _end(self, then: Callable[[Session, LayerScopes | None], None]) -> None:
         if self._is_on_another_thread():
             return
         session, self._session = self._session, None
@@ -186,65 +174,55 @@ class FlopProbe:
             return
         try:
             session.stop()
-            if self._compiled_meanwhile():
-                return
-            if session.problem is not None:
-                raise RuntimeError(session.problem)
-            trace = Path(tempfile.mkdtemp(prefix="profiler_wrapper_step_")) / "trace.json"
-            try:
-                session.export(trace)
-                first = self._counted_step is None
-                # Compiled code says by its layers what it computes again.
-                run = {} if scopes is None else {"layers": scopes.describe(), "compiled": scopes.describe_compiled()}
-                self._counted_step = self._step
-                self._counting, self._counting_since_s = self._count(trace, run), time.monotonic()
-                if first and self._counting.result(wait_s=FIRST_WAIT_S) is None:
-                    self._notices.warn_once(
-                        "counting",
-                        f"the FLOPs of step {self._step} were not counted within {FIRST_WAIT_S:g} s; steps have no "
-                        "measured FLOPs until they are",
-                    )
-            except BaseException:
-                self._counting = None
-                shutil.rmtree(trace.parent, ignore_errors=True)
-                raise
+            then(session, scopes)
         except Exception as error:
             self._failed(error)
         finally:
-            self._let_go(session)
+            atexit.unregister(self._at_exit)
+            session.close()
+
+    def _have_counted(self, session: Session, scopes: LayerScopes | None) -> None:
+        # A step in which something was compiled is no usual one: the next is measured in its place.
+        self._again = compilations() != self._compilations and self._compiling_steps < _MOST_COMPILING_STEPS
+        self._compiling_steps += self._again
+        if self._again:
+            return
+        if session.problem is not None:
+            raise RuntimeError(session.problem)
+        trace = Path(tempfile.mkdtemp(prefix="profiler_wrapper_step_")) / "trace.json"
+        try:
+            session.export(trace)
+            # Compiled code says by its layers what it computes again.
+            run = {} if scopes is None else {"layers": scopes.describe(), "compiled": scopes.describe_compiled()}
+            self._counting, self._counting_since_s = self._count(trace, run), time.monotonic()
+        except BaseException:
+            shutil.rmtree(trace.parent, ignore_errors=True)
+            raise
+        first, self._counted_step = self._counted_step is None, self._step
+        if first and not self._counting.wait(FIRST_WAIT_S):
+            self._notices.warn_once(
+                "counting",
+                f"the FLOPs of step {self._step} were not counted within {FIRST_WAIT_S:g} s; steps have no "
+                "measured FLOPs until they are",
+            )
 
     def finished(self) -> Measurement | None:
         """The measurement, once, as soon as it is there."""
-        if self._counting is None:
+        counting, step = self._counting, self._counted_step
+        if counting is None or step is None:
             return None
         try:
-            work = self._counting.result()
+            work = counting.result()
+            if work is not None:
+                self._counting = None
+                return Measurement(step, work)
+            if time.monotonic() - self._counting_since_s > COUNTING_MOST_S:
+                counting.cancel()
+                raise TimeoutError(f"counting them took more than {COUNTING_MOST_S:g} s")
         except Exception as error:
             self._counting = None
             self._failed(error)
-            return None
-        if work is None or self._counted_step is None:
-            if time.monotonic() - self._counting_since_s > COUNTING_MOST_S:
-                self._counting.cancel()
-                self._counting = None
-                self._failed(TimeoutError(f"counting them took more than {COUNTING_MOST_S:g} s"))
-            return None
-        self._counting = None
-        return Measurement(self._counted_step, work)
-
-    def cancel(self) -> None:
-        """End a recording without counting it."""
-        if self._is_on_another_thread():
-            return
-        session, self._session = self._session, None
-        self._unwatch()
-        if session is not None:
-            try:
-                session.stop()
-            except Exception as error:
-                self._failed(error)
-            finally:
-                self._let_go(session)
+        return None
 
     def close(self) -> None:
         """Leave whatever is under way."""
@@ -263,7 +241,7 @@ class FlopProbe:
             self.cancel()
             return
         with contextlib.suppress(Exception):  # nobody reads it any more
-            _autograd._disable_profiler()
+            torch.autograd._disable_profiler()  # type: ignore[attr-defined]
 
     def _is_on_another_thread(self) -> bool:
         """Then torch cannot end the recording here: it is ended as soon as a module is called where it began."""
@@ -275,12 +253,6 @@ class FlopProbe:
             f"the FLOPs of step {self._step} were not measured, because it ended on another thread than it began on",
         )
         return True
-
-    def _compiled_meanwhile(self) -> bool:
-        """Then the step is no usual one: the next is measured in its place."""
-        self._again = compilations() != self._compilations and self._compiling_steps < _MOST_COMPILING_STEPS
-        self._compiling_steps += self._again
-        return self._again
 
     def _give_way(self) -> None:
         self.cancel()
@@ -298,10 +270,6 @@ class FlopProbe:
         elif too_much is not None:
             self.cancel()
             self._notices.warn_once("growth", f"the FLOPs of step {self._step} were not measured, because {too_much}")
-
-    def _let_go(self, session: Session) -> None:
-        atexit.unregister(self._at_exit)
-        session.close()
 
     def _unwatch(self) -> LayerScopes | None:
         watch, self._watch = self._watch, None

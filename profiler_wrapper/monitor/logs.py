@@ -8,45 +8,45 @@ import math
 import os
 import re
 import shutil
+import sys
 import tempfile
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from threading import Lock
 from typing import IO, Any
 
 import msgspec
 
 from profiler_wrapper.monitor.config import MonitorConfig
-from profiler_wrapper.monitor.log_files import (
-    REALTIME_FILE,
-    LineFile,
-    LogFiles,
+from profiler_wrapper.monitor.read import (
     LogKind,
-    is_locked,
+    StepLine,
+    StepReader,
     kind_and_stamp,
-    lock,
-    log_directory,
     log_file,
-    remove_oldest,
+    log_sessions,
 )
-from profiler_wrapper.monitor.read import StepLine, StepReader
 from profiler_wrapper.monitor.records import (
+    GB,
     PERCENTILES,
     Interval,
     Row,
     RunStatistics,
     Session,
     StepRecord,
+    times,
 )
 from profiler_wrapper.monitor.sinks import Console, Sink, TensorBoard, Wandb
 from profiler_wrapper.trace.atomic import plain_data, replacing
 
+if sys.platform != "win32":  # there nothing is known to be written
+    import fcntl
+
 # --------------------------------------------------------------------------------------------------
 # Steps and rows as JSON, under the names of FlagScale's performance monitor and, where it has none, of our own.
-
-GB = 1 << 30
 
 encode = msgspec.json.Encoder(enc_hook=plain_data).encode  # writes numbers that are not finite as null
 
@@ -76,20 +76,20 @@ def row_entry(row: Row) -> dict[str, Any]:
     return {**_entry(row.record, row), **work, "steps": row.steps}
 
 
-def _entry(record: StepRecord, times: StepRecord | Row) -> dict[str, Any]:
-    parts = times.breakdown_s
+def _entry(record: StepRecord, timed: StepRecord | Row) -> dict[str, Any]:
+    parts = timed.breakdown_s
     entry: dict[str, Any] = {
         "iteration": record.step,
         "timestamp": local_time(record.timestamp),
-        "TFLOPS_per_GPU": times.tflops_per_gpu,
-        "TFLOPS_total": times.tflops_total,
-        "samples_per_sec": times.samples_per_s,
-        "tokens_per_sec": times.tokens_per_s,
-        "step_time_ms": _ms(times.step_time_s),
-        "memory_GB": _times(record.memory_bytes, 1 / GB),
-        "peak_memory_GB": _times(record.peak_memory_bytes, 1 / GB),
-        "mfu": times.mfu,
-        "hfu": times.hfu,
+        "TFLOPS_per_GPU": timed.tflops_per_gpu,
+        "TFLOPS_total": timed.tflops_total,
+        "samples_per_sec": timed.samples_per_s,
+        "tokens_per_sec": timed.tokens_per_s,
+        "step_time_ms": _ms(timed.step_time_s),
+        "memory_GB": times(record.memory_bytes, 1 / GB),
+        "peak_memory_GB": times(record.peak_memory_bytes, 1 / GB),
+        "mfu": timed.mfu,
+        "hfu": timed.hfu,
         "breakdown_ms": None if parts is None else {name: _ms(time_s) for name, time_s in parts.items()},
         **{name: getattr(record, name) for name in _SAME},
     }
@@ -103,13 +103,13 @@ def record_of(line: StepLine, *, world_size: int) -> StepRecord:
     """The step of a line of the log."""
     parts, timestamp = line.breakdown_ms, line.timestamp
     time_s = None if line.step_time_ms is None else line.step_time_ms / 1e3
-    memory, peak = _times(line.memory_GB, GB), _times(line.peak_memory_GB, GB)
+    memory, peak = times(line.memory_GB, GB), times(line.peak_memory_GB, GB)
     return StepRecord(
         step=int(line.iteration),
         timestamp=datetime.fromisoformat(timestamp).timestamp() if isinstance(timestamp, str) else timestamp or 0.0,
         step_time_s=time_s,
-        model_time_at_peak_s=_times(line.mfu, time_s),
-        hardware_time_at_peak_s=_times(line.hfu, time_s),
+        model_time_at_peak_s=times(line.mfu, time_s),
+        hardware_time_at_peak_s=times(line.hfu, time_s),
         world_size=world_size,
         memory_bytes=None if memory is None else round(memory),
         peak_memory_bytes=None if peak is None else round(peak),
@@ -127,69 +127,59 @@ def _ms(time_s: float | None) -> float | None:
     return None if time_s is None else round(time_s * 1e3, 6)
 
 
-def _times(value: float | None, factor: float | None) -> float | None:
-    return None if value is None or factor is None else value * factor
-
-
 # --------------------------------------------------------------------------------------------------
 # `perf_summary_<time>.json`: at the end of a run, or afterwards from its steps.
 
 
-class Rows:
-    """The entries of `iteration_logs`, kept in a file without a name, which is gone with the process."""
+class Summary:
+    """The summary of a run. Its rows, `iteration_logs`, never lie in memory: they are kept in a file without a name."""
 
     def __init__(self, directory: Path) -> None:
         """Raises OSError: no file can be made there."""
-        self._file: IO[bytes] = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - closed in close
-        self._empty = True
+        self._rows: IO[bytes] = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - closed in close
 
     def add(self, row: Row) -> None:
-        self._file.write((b"    " if self._empty else b",\n    ") + encode(row_entry(row)))
-        self._empty = False
+        self._rows.write((b",\n    " if self._rows.tell() else b"    ") + encode(row_entry(row)))
 
-    def copy_to(self, file: IO[bytes]) -> None:
-        self._file.seek(0)
-        shutil.copyfileobj(self._file, file, 1 << 20)
+    def write(self, path: Path, start_time: str, statistics: RunStatistics) -> None:
+        """Whole or not at all. Raises OSError: it cannot be written."""
+        end = statistics.last_timestamp
+        head = {
+            "session_info": {
+                "start_time": start_time,
+                "end_time": None if end is None else datetime.fromtimestamp(end).isoformat(timespec="seconds"),
+                "total_iterations": statistics.steps,
+            },
+            "final_statistics": final_statistics(statistics),
+        }
+        text = msgspec.json.format(encode(head), indent=2).removesuffix(b"\n}")
+        with replacing(path) as beside, beside.open("wb") as file:
+            file.write(text + b',\n  "iteration_logs": [\n')
+            self._rows.seek(0)
+            shutil.copyfileobj(self._rows, file, 1 << 20)
+            file.write(b"\n  ]\n}\n")
 
     def close(self) -> None:
-        self._file.close()
-
-
-def write_summary(path: Path, *, start_time: str, statistics: RunStatistics, rows: Rows) -> None:
-    """The summary, whole or not at all; `iteration_logs` never lies in memory. Raises OSError: it cannot be written."""
-    end = statistics.last_timestamp
-    head = {
-        "session_info": {
-            "start_time": start_time,
-            "end_time": None if end is None else datetime.fromtimestamp(end).isoformat(timespec="seconds"),
-            "total_iterations": statistics.steps,
-        },
-        "final_statistics": final_statistics(statistics),
-    }
-    text = msgspec.json.format(encode(head), indent=2).removesuffix(b"\n}")
-    with replacing(path) as beside, beside.open("wb") as file:
-        file.write(text + b',\n  "iteration_logs": [\n')
-        rows.copy_to(file)
-        file.write(b"\n  ]\n}\n")
+        self._rows.close()
 
 
 def final_statistics(statistics: RunStatistics) -> dict[str, Any]:
     """Means are sums of work over sums of time; steps that were profiled are in no mean. None: not known."""
-    rates, times, tflops = statistics.rates, statistics.step_time_s, statistics.tflops_per_gpu
+    rates, seconds, tflops = statistics.rates, statistics.step_time_s, statistics.tflops_per_gpu
     return {
         "avg_tflops_per_gpu": rates.tflops_per_gpu,
         "max_tflops_per_gpu": None if tflops is None else tflops.most,
         "min_tflops_per_gpu": None if tflops is None else tflops.least,
         "avg_throughput_tokens": rates.tokens_per_s,
-        "peak_memory_gb": _times(statistics.peak_memory_bytes, 1 / GB),
+        "peak_memory_gb": times(statistics.peak_memory_bytes, 1 / GB),
         "avg_tflops_total": rates.tflops_total,
         "avg_throughput_samples": rates.samples_per_s,
         "avg_mfu": rates.mfu,
         "avg_hfu": rates.hfu,
-        "avg_step_time_ms": _times(rates.step_time_s, 1e3),
-        "min_step_time_ms": None if times is None else times.least * 1e3,
-        "max_step_time_ms": None if times is None else times.most * 1e3,
-        **{f"step_time_ms_p{share}": _times(statistics.step_time_percentile(share), 1e3) for share in PERCENTILES},
+        "avg_step_time_ms": times(rates.step_time_s, 1e3),
+        "min_step_time_ms": None if seconds is None else seconds.least * 1e3,
+        "max_step_time_ms": None if seconds is None else seconds.most * 1e3,
+        **{f"step_time_ms_p{share}": times(statistics.step_time_percentile(share), 1e3) for share in PERCENTILES},
         "total_tokens": statistics.totals.get("tokens"),
         "total_samples": statistics.totals.get("samples"),
         "total_model_flops": statistics.totals.get("model_flops"),
@@ -208,27 +198,141 @@ def rebuild_summary(steps: Path) -> Path:
         BrokenLog: it is no such file, or does not hold a single step.
     """
     kind, stamp = kind_and_stamp(steps)
-    summary = log_file(steps.parent, "summary", stamp if kind == "steps" else steps.stem)
+    path = log_file(steps.parent, "summary", stamp if kind == "steps" else steps.stem)
     reader = StepReader(steps)
     world_size, every = (
         value if isinstance(value := reader.session.get(name), int) and value > 0 else usual
         for name, usual in (("world_size", 1), ("log_interval", 10))
     )
     statistics, interval = RunStatistics(), Interval(every)
-    rows = Rows(steps.parent)
-    try:
+    with contextlib.closing(Summary(steps.parent)) as summary:
         for line in itertools.chain.from_iterable(reader.batches()):
             record = record_of(line, world_size=world_size)
             statistics.add(record)
             if row := interval.add(record):
-                rows.add(row)
+                summary.add(row)
         if rest := interval.rest():
-            rows.add(rest)
-        start_time = str(reader.session.get("start_time") or stamp)
-        write_summary(summary, start_time=start_time, statistics=statistics, rows=rows)
-    finally:
-        rows.close()
-    return summary
+            summary.add(rest)
+        summary.write(path, str(reader.session.get("start_time") or stamp), statistics)
+    return path
+
+
+def unfinished(directory: Path) -> list[Path]:
+    """The steps of runs that ended without a summary, as if killed. Raises OSError."""
+    return [
+        files["steps"]
+        for files in log_sessions(directory).values()
+        if "steps" in files and "summary" not in files and not any(map(is_locked, files.values()))
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Files of whole lines, those of a run named alike. The oldest go, but for those that are still written.
+
+
+def lock(descriptor: int) -> None:
+    """Marks an open file as being written, until it is closed or the process dies. It hinders nobody."""
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody has marked it by `lock`."""
+    if sys.platform == "win32":
+        return False
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+class LineFile:
+    """Appends whole lines. Nothing is buffered in the process, so a fork repeats none and a kill loses none."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError: it cannot be opened."""
+        self.path = path
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close
+        lock(self._file.fileno())
+
+    def write(self, lines: bytes) -> None:
+        """Raises OSError: not all of it could be written."""
+        while lines:
+            lines = lines[self._file.write(lines) :]
+
+    def restart(self, lines: bytes) -> None:
+        """Put `lines` in the place of all that is there."""
+        self._file.truncate(0)
+        self.write(lines)
+
+    def check(self) -> None:
+        """Raises OSError: the file has been removed, so nobody would ever see what is written."""
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            raise FileNotFoundError(f"{self.path} was removed, or another monitor writes it now")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+_CLAIMING = Lock()  # each log opens its file in a thread of its own
+
+
+class LogFiles:
+    """Names the files of a run alike, lets no two runs share one, and removes the oldest.
+
+    Args:
+        kinds: what this run writes.
+        max_files: of each kind, the newest so many stay, this run's among them; 0: all.
+
+    Attributes:
+        stamp: of this run's files, as in their names; "" before the first is opened.
+    """
+
+    def __init__(self, kinds: Sequence[LogKind], *, max_files: int) -> None:
+        self._kinds, self._max_files = kinds, max_files
+        self.stamp = ""
+
+    def open(self, session: Session, kind: LogKind) -> LineFile:
+        """The new file of this kind. Raises OSError: it cannot be made."""
+        directory = log_directory(session)
+        with _CLAIMING:
+            if not self.stamp:
+                self.stamp = self._claim(directory, session.stamp)
+                others = [files for stamp, files in log_sessions(directory).items() if stamp != self.stamp]
+                for one in self._kinds if self._max_files else ():
+                    remove_oldest([files[one] for files in others if one in files], keep=self._max_files - 1)
+        return LineFile(log_file(directory, kind, self.stamp))
+
+    def _claim(self, directory: Path, stamp: str) -> str:
+        for number in itertools.count(1):
+            name = stamp if number == 1 else f"{stamp}_{number}"
+            paths = [log_file(directory, kind, name) for kind in self._kinds]
+            with contextlib.suppress(FileExistsError):  # another process was quicker
+                if not any(path.exists() for path in paths):
+                    paths[0].touch(exist_ok=False)
+                    break
+        return name
+
+
+def remove_oldest(files: Sequence[Path], *, keep: int) -> None:
+    """All but the last so many, and but for those that are still written."""
+    for path in files[: max(0, len(files) - keep)]:
+        if not is_locked(path):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def log_directory(session: Session) -> Path:
+    """Made if it is not there. Raises OSError."""
+    if session.log_dir is None:
+        raise FileNotFoundError("there is no log directory")
+    session.log_dir.mkdir(parents=True, exist_ok=True)
+    return session.log_dir
 
 
 # --------------------------------------------------------------------------------------------------
@@ -245,28 +349,28 @@ class JsonLog(Sink):
     def __init__(self, files: LogFiles) -> None:
         self._files = files
         self._file: LineFile
-        self._rows: Rows
+        self._summary: Summary
         self._start_time = ""
 
     def open(self, session: Session) -> None:
         self._file = self._files.open(session, "steps")
         self._file.write(encode({"session": session.to_dict()}) + b"\n")
-        self._rows = Rows(self._file.path.parent)
+        self._summary = Summary(self._file.path.parent)
         self._start_time = session.stamp
 
     def write(self, record: StepRecord) -> None:
         self._file.write(encode(step_entry(record)) + b"\n")
 
     def write_row(self, row: Row) -> None:
-        self._rows.add(row)
+        self._summary.add(row)
         self._file.check()
 
     def close(self, statistics: RunStatistics) -> None:
         self._file.check()
         self._file.close()
         path = log_file(self._file.path.parent, "summary", self._files.stamp)
-        write_summary(path, start_time=self._start_time, statistics=statistics, rows=self._rows)
-        self._rows.close()
+        self._summary.write(path, self._start_time, statistics)
+        self._summary.close()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -310,26 +414,25 @@ class TextLog(Sink):
         self._file.close()
 
 
-class RealtimeLog(Sink):
+class RealtimeLog(TextLog):
     """`perf_realtime.log`: the same lines, of the newest run, at most 1 MiB of them.
 
-    It begins with each run, and again, with its last lines, whenever it gets larger. Where another monitor still writes
-    it, this one begins a file of its own, and the other finds that its file is gone.
+    It begins again, with its last lines, whenever it gets larger. Another monitor that still writes one there finds
+    that its file is gone.
     """
 
     name = "realtime"
+    waited_for = False
 
     def __init__(self) -> None:
-        self._file: LineFile
         self._heading = b""
         self._last: deque[bytes] = deque(maxlen=REALTIME_ROWS)
         self._size_bytes = 0
 
     def open(self, session: Session) -> None:
-        path = log_directory(session) / REALTIME_FILE
+        path = log_directory(session) / "perf_realtime.log"
         self._heading = heading(session)
-        if is_locked(path):
-            path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         self._file = LineFile(path)
         self._restart()
 
@@ -342,9 +445,6 @@ class RealtimeLog(Sink):
             self._file.write(line)
             self._size_bytes += len(line)
         self._file.check()
-
-    def close(self, statistics: RunStatistics) -> None:
-        self._file.close()
 
     def _restart(self) -> None:
         lines = b"".join([self._heading, *self._last])
@@ -366,8 +466,8 @@ def text_line(row: Row) -> bytes:
         (row.tflops_total, 2),
         (row.samples_per_s, 1),
         (row.tokens_per_s, 0),
-        (_times(row.step_time_s, 1e3), 1),
-        (_times(row.record.memory_bytes, 1 / GB), 2),
+        (times(row.step_time_s, 1e3), 1),
+        (times(row.record.memory_bytes, 1 / GB), 2),
     )
     cells = ["-" if value is None else f"{value:.{decimals}f}" for value, decimals in numbers]
     return f"{_in_columns([_second(row.record.timestamp), str(row.record.step), *cells])}\n".encode()
@@ -505,8 +605,9 @@ def sinks_of(config: MonitorConfig, *, training_log: str | os.PathLike[str] | No
     `wandb`.
     """
     text, steps = config.perf_log_format in ("text", "both"), config.perf_log_format in ("json", "both")
-    kinds: list[LogKind] = ["text"] if text else []
-    files = LogFiles([*kinds, *(("steps", "summary") if steps else ())], max_files=config.perf_max_log_files)
+    of_steps: tuple[LogKind, ...] = ("steps", "summary")
+    kinds: list[LogKind] = [*(["text"] if text else ()), *(of_steps if steps else ())]
+    files = LogFiles(kinds, max_files=config.perf_max_log_files)
     sinks: list[Sink] = [TextLog(files), RealtimeLog()] if text else []
     if steps:
         sinks.append(JsonLog(files))

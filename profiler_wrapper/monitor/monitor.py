@@ -7,55 +7,20 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
 from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.errors import Notices, WrongUse
-from profiler_wrapper.monitor.config import MonitorConfig
-from profiler_wrapper.monitor.job import MonitorArgs
+from profiler_wrapper.monitor.config import DEFAULT_LOG_DIR, MonitorConfig
 from profiler_wrapper.monitor.records import RunStatistics, StepRecord
 from profiler_wrapper.monitor.sinks import Sink
-from profiler_wrapper.monitor.steps import StepWatch
+from profiler_wrapper.monitor.steps import MonitorArgs, StepWatch
 from profiler_wrapper.timer.device_events import find_accelerator
+from profiler_wrapper.timer.timer import harmless, weakly
 from profiler_wrapper.trace.run_directory import given_directory
-
-# --------------------------------------------------------------------------------------------------
-# What keeps a failure of ours, and the life of our objects, away from the training.
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
-
-def harmless(
-    method: Callable[Concatenate[TrainingMonitor, Arguments], Result],
-) -> Callable[Concatenate[TrainingMonitor, Arguments], Result | None]:
-    """What fails inside becomes one warning, and the monitor does nothing more. In a forked child it does nothing."""
-
-    @functools.wraps(method)
-    def guarded(self: TrainingMonitor, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result | None:
-        if not self.active:
-            return None
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            self.failed(f"{method.__name__}()", error)
-            return None
-
-    return guarded
-
-
-def weakly(method: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Calls a method of an object that may be gone, and does not hold it."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
-        there = reference()
-        if there is not None:
-            there(*args, **kwargs)
-
-    return call
-
 
 # --------------------------------------------------------------------------------------------------
 # A step of a loop as a block.
@@ -186,28 +151,13 @@ class TrainingMonitor:
             perf_breakdown=breakdown,
             **options,
         )
-        given = MonitorArgs(
-            config=self.config,
-            output_dir=given_directory(output_dir, "output_dir").absolute(),  # the loop may go to another directory
-            log_file=log_file,
-            model=model,
-            model_config=model_config,
-            batch_size=batch_size,
-            seq_length=seq_length,
-            flops_per_step=flops_per_step,
-            dtype="" if dtype is None else str(dtype).removeprefix("torch."),
-            counts=counts,
-            world_size=world_size,
-            data_parallel=data_parallel,
-            tensor_parallel=tensor_parallel,
-            pipeline_parallel=pipeline_parallel,
-            context_parallel=context_parallel,
-            rank=rank,
-            device_mesh=device_mesh,
-            sinks=sinks,
-            optimizer=optimizer,
-            on_cpu=device is not None and str(device).startswith("cpu"),
-        )
+        # Absolute, as the loop may go to another directory.
+        output_dir = given_directory(output_dir, "output_dir").absolute()
+        log_dir = Path(self.config.perf_log_dir or output_dir / DEFAULT_LOG_DIR).absolute()
+        dtype = "" if dtype is None else str(dtype).removeprefix("torch.")
+        on_cpu = device is not None and str(device).startswith("cpu")
+        arguments = {**locals(), "config": self.config}
+        given = MonitorArgs(**{field.name: arguments[field.name] for field in fields(MonitorArgs)})
         if not isinstance(layers, bool):
             raise WrongUse(f"layers={layers!r}: give True or False.")
         if layers and model is None:
@@ -368,6 +318,8 @@ class TrainingMonitor:
             "failed", f"the monitor is off, because {what} failed: {type(error).__name__}: {error}; training goes on"
         )
         self._watch.close(wait=False)
+
+    _active, _failed = active, failed  # as `harmless` knows them
 
 
 def _off() -> TrainingMonitor:

@@ -1,4 +1,4 @@
-"""What the log of a training monitor says of a run: means, percentiles, and where it was slow or grew."""
+"""Finds and reads the logs of a training monitor, and says of a run: means, percentiles, where it was slow or grew."""
 
 from __future__ import annotations
 
@@ -8,17 +8,63 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.errors import ProfilerWrapperError
-from profiler_wrapper.monitor.log_files import LogKind, log_directories, log_sessions
+
+# --------------------------------------------------------------------------------------------------
+# The files of a log directory: their names, and which belong together.
+
+LogKind = Literal["steps", "summary", "text"]
+
+# The best source first: every step, the rows of a log interval with statistics, the rows alone.
+_NAMES: Mapping[LogKind, tuple[str, str]] = {
+    "steps": ("perf_steps_", ".jsonl"),
+    "summary": ("perf_summary_", ".json"),
+    "text": ("perf_metrics_", ".log"),
+}
+
+
+def log_file(directory: Path, kind: LogKind, stamp: str) -> Path:
+    """`perf_steps_20240129_103000.jsonl` in `directory`."""
+    begin, end = _NAMES[kind]
+    return directory / f"{begin}{stamp}{end}"
+
+
+def kind_and_stamp(path: Path) -> tuple[LogKind | None, str]:
+    """By its name; None: it is no log file."""
+    for kind, (begin, end) in _NAMES.items():
+        if path.name.startswith(begin) and path.name.endswith(end):
+            return kind, path.name[len(begin) : -len(end)]
+    return None, ""
+
+
+def log_sessions(directory: Path) -> dict[str, dict[LogKind, Path]]:
+    """The files of each run in a directory, by the stamp in their names, the oldest first. Raises OSError.
+
+    A stamp is the run's start: `20240129_103000`, or `20240129_103000_2` of a second.
+    """
+    found: dict[str, dict[LogKind, Path]] = {}
+    for path in directory.iterdir():
+        kind, stamp = kind_and_stamp(path)
+        if kind is not None:
+            found.setdefault(stamp, {})[kind] = path
+    return {stamp: found[stamp] for stamp in sorted(found)}
+
+
+def log_directories(root: Path) -> Iterator[Path]:
+    """`root` and all directories in it that hold log files."""
+    for directory, _, names in os.walk(root):
+        if any(kind_and_stamp(Path(name))[0] is not None for name in names):
+            yield Path(directory)
+
 
 # --------------------------------------------------------------------------------------------------
 # Reads `perf_steps_<time>.jsonl`, which may be torn, a few thousand steps at a time.
@@ -182,13 +228,14 @@ def find_log(path: str | os.PathLike[str]) -> Path:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(given))
     if not given.is_dir():
         return given
-    sessions = [session for directory in log_directories(given) for session in log_sessions(directory)]
-    sessions = [session for session in sessions if _has_begun(session.best)] or sessions
-    if not sessions and (given / _TRAINING_LOG).is_file():
+    runs = [files for directory in log_directories(given) for files in log_sessions(directory).values()]
+    best = [next(files[kind] for kind in _NAMES if kind in files) for files in runs]  # which has the most detail
+    best = [path for path in best if _has_begun(path)] or best
+    if not best and (given / _TRAINING_LOG).is_file():
         return given / _TRAINING_LOG
-    if not sessions:
+    if not best:
         raise BrokenLog(f"no log of a monitor in {given}: no {_WHAT_IS_READ}.")
-    return max(sessions, key=lambda session: session.best.stat().st_mtime).best
+    return max(best, key=lambda path: path.stat().st_mtime)
 
 
 def _has_begun(path: Path) -> bool:
@@ -298,15 +345,7 @@ _NET = 0.5  # of all its ups and downs, that the growth must be
 _IN_EACH_HALF = 0.25  # of the growth: what is allocated once at the begin is no growth
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """One number over the steps or rows of a run."""
-
-    count: int  # of how many steps or rows
-    mean: float  # of a rate the sum of work over the sum of time; else that of the values
-    least: float
-    most: float
-    percentiles: Mapping[int, float]  # by PERCENTILES
+Spread = dict[str, float]  # one number over the steps or rows: count, mean, min, max, and p5 ... by PERCENTILES
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,14 +361,6 @@ class Stretch:
     last_row: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartTime:
-    """Of one part of a step: its mean, and its share of the time of the steps whose parts are known."""
-
-    mean_ms: float
-    share: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorRun:
     """The numbers of a run."""
@@ -338,7 +369,8 @@ class MonitorRun:
     first_step: int
     last_step: int
     spreads: Mapping[str, Spread]  # by the names of columns; those of which nothing is known are left out
-    breakdown: Mapping[str, PartTime]  # by PARTS, of steps that were not profiled; empty where it was not measured
+    # By PARTS, of steps that were not profiled: mean_ms and share of the time; empty where it was not measured.
+    breakdown: Mapping[str, Mapping[str, float]]
     slow: tuple[Stretch, ...]  # stretches of slow steps, the longest first
     memory_growth_gb: float | None  # from begin to end, where it grew throughout; else None
     profiled: int  # steps under the profiler, which are in no number of time
@@ -355,17 +387,8 @@ class MonitorRun:
             "last_iteration": self.last_step,
             "entries": len(self.log),
             "profiled_iterations": self.profiled,
-            "statistics": {
-                name: {
-                    "count": spread.count,
-                    "mean": spread.mean,
-                    "min": spread.least,
-                    "max": spread.most,
-                    **{f"p{percent}": value for percent, value in spread.percentiles.items()},
-                }
-                for name, spread in self.spreads.items()
-            },
-            "breakdown": {name: asdict(part) for name, part in self.breakdown.items()},
+            "statistics": dict(self.spreads),
+            "breakdown": dict(self.breakdown),
             "slow": [
                 {name: getattr(one, name) for name in ("first", "last", "factor", "slow", "timed")} for one in self.slow
             ],
@@ -403,7 +426,7 @@ def monitor_run(log: MonitorLog) -> MonitorRun:
 
 
 def _spread(values: Column, weights: Column | None) -> Spread | None:
-    """Of what is known; None: nothing is."""
+    """Of what is known; None: nothing is. The mean of a rate is the sum of work over the sum of time."""
     known = np.isfinite(values)
     if not known.any():
         return None
@@ -411,26 +434,24 @@ def _spread(values: Column, weights: Column | None) -> Spread | None:
     shares = np.ones_like(finite) if weights is None else np.nan_to_num(weights[known], nan=0.0)
     if not shares.sum():
         shares = np.ones_like(finite)
-    return Spread(
-        count=len(finite),
-        mean=float((finite * shares).sum() / shares.sum()),
-        least=float(finite.min()),
-        most=float(finite.max()),
-        percentiles={percent: float(np.percentile(finite, percent, method="inverted_cdf")) for percent in PERCENTILES},
-    )
+    percentiles = np.percentile(finite, PERCENTILES, method="inverted_cdf")
+    return {
+        "count": len(finite),
+        "mean": float((finite * shares).sum() / shares.sum()),
+        "min": float(finite.min()),
+        "max": float(finite.max()),
+        **{f"p{percent}": float(value) for percent, value in zip(PERCENTILES, percentiles, strict=True)},
+    }
 
 
 def _breakdown(
     columns: Mapping[str, Column], undisturbed: npt.NDArray[np.bool_], counts: Column
-) -> dict[str, PartTime]:
+) -> dict[str, dict[str, float]]:
     """Rows weigh as many steps as they have."""
-    parts = {name: columns[name] for name in PARTS}
-    known = undisturbed & np.logical_or.reduce([np.isfinite(values) for values in parts.values()])
-    sums = {name: float((np.nan_to_num(values) * counts)[known].sum()) for name, values in parts.items()}
-    whole = sum(sums.values())
-    if not whole:
-        return {}
-    return {name: PartTime(total / float(counts[known].sum()), total / whole) for name, total in sums.items()}
+    known = undisturbed & np.logical_or.reduce([np.isfinite(columns[name]) for name in PARTS])
+    sums = {name: float((np.nan_to_num(columns[name]) * counts)[known].sum()) for name in PARTS}
+    whole, steps = sum(sums.values()), float(counts[known].sum())
+    return {name: {"mean_ms": total / steps, "share": total / whole} for name, total in sums.items() if whole}
 
 
 def _slow_stretches(steps: Column, times: Column) -> tuple[Stretch, ...]:

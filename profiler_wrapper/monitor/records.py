@@ -17,6 +17,14 @@ FlopsSource = Literal["given", "config", "measured"]
 Convention = Literal["full", "causal"]
 
 
+GB = 1 << 30
+
+
+def times(value: float | None, factor: float | None) -> float | None:
+    """The product; None where one of them is not known."""
+    return None if value is None or factor is None else value * factor
+
+
 class Rates:
     """Work per second and shares of the peak, of a step or of several. None: not known."""
 

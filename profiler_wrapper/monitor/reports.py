@@ -6,7 +6,6 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,8 +37,8 @@ _ROWS = {
     "loss": ("loss", 1.0, 4),
     "grad_norm": ("gradient norm", 1.0, 4),
 }
+_COLUMNS = ("mean", "min", *(f"p{percent}" for percent in PERCENTILES), "max")
 FEWEST_FOR_TAILS = 20  # steps or rows: of fewer the 95th percentile is but the largest
-_MIDDLE = 50
 _MANY_DECIMALS = 5  # of what is small, as rates on a CPU are
 _WHAT = {
     "steps": "every step",
@@ -89,7 +88,7 @@ def _title(run: MonitorRun, width: int) -> Iterator[str]:
 
 
 def _table(run: MonitorRun) -> str:
-    header = ["", "mean", "min", *(f"p{percent}" for percent in PERCENTILES), "max"]
+    header = ["", *_COLUMNS]
     rows = [
         [label, *_cells(run.spreads[name], factor, decimals)]
         for name, (label, factor, decimals) in _ROWS.items()
@@ -99,21 +98,14 @@ def _table(run: MonitorRun) -> str:
 
 
 def _cells(spread: Spread, factor: float, decimals: int) -> list[str]:
-    shown = decimals if factor * abs(spread.mean) >= 0.1 else _MANY_DECIMALS
-
-    def cell(value: float) -> str:
-        return f"{factor * value:.{shown}f}"
-
-    tails_known = spread.count >= FEWEST_FOR_TAILS
-    percentiles = [
-        cell(value) if tails_known or percent == _MIDDLE else "-" for percent, value in spread.percentiles.items()
-    ]
-    return [cell(spread.mean), cell(spread.least), *percentiles, cell(spread.most)]
+    shown = decimals if factor * abs(spread["mean"]) >= 0.1 else _MANY_DECIMALS
+    tails = {f"p{percent}" for percent in PERCENTILES} - {"p50"} if spread["count"] < FEWEST_FOR_TAILS else set()
+    return ["-" if name in tails else f"{factor * spread[name]:.{shown}f}" for name in _COLUMNS]
 
 
 def _breakdown(run: MonitorRun) -> Iterator[str]:
     if run.breakdown:
-        rows = [[name, f"{part.mean_ms:.3f}", f"{100 * part.share:.1f}"] for name, part in run.breakdown.items()]
+        rows = [[name, f"{part['mean_ms']:.3f}", f"{100 * part['share']:.1f}"] for name, part in run.breakdown.items()]
         yield ""
         yield grid(["part of a step", "mean, ms", "share, %"], rows)
         yield ""
@@ -126,8 +118,8 @@ def counted(number: int, what: str) -> str:
 
 def _remarks(run: MonitorRun) -> Iterator[str]:
     times = run.spreads.get("step_time_ms")
-    if run.log.kind == "steps" and times is not None and times.most > _SLOWEST * times.percentiles[50]:
-        factor = times.most / times.percentiles[50]
+    if run.log.kind == "steps" and times is not None and times["max"] > _SLOWEST * times["p50"]:
+        factor = times["max"] / times["p50"]
         yield f"slowest: step {run.slowest_step} took {factor:.1f} times the median"
     for stretch in run.slow[:_MOST_STRETCHES]:
         some = "" if stretch.slow == stretch.timed else f"{stretch.slow} of "
@@ -140,7 +132,7 @@ def _remarks(run: MonitorRun) -> Iterator[str]:
     if run.bad_losses:
         yield f"loss was NaN or infinite in {counted(len(run.bad_losses), 'step')}, first in step {run.bad_losses[0]}"
     mfu = run.spreads.get("mfu")
-    if mfu is not None and mfu.mean > 1:
+    if mfu is not None and mfu["mean"] > 1:
         yield "MFU is over 100 %: is the peak that of this device and type, and are the FLOPs counted once?"
     if run.profiled:
         were = "was profiled, and is" if run.profiled == 1 else "were profiled, and are"
@@ -178,7 +170,9 @@ def draw_monitor(run: MonitorRun, path: str | os.PathLike[str]) -> None:
         OSError: it cannot be written.
     """
     with figures.own_style():
-        panels = [draw for draw in _PANELS if draw.applies(run)]
+        panels = [
+            draw for names, draw in _PANELS if any(name in run.spreads or name in run.breakdown for name in names)
+        ]
         if not panels:
             figures.say(path, monitor_title(run), "No time, rate or memory of any step is known.")
             return
@@ -188,8 +182,8 @@ def draw_monitor(run: MonitorRun, path: str | os.PathLike[str]) -> None:
         steps = run.log.columns["iteration"]
         if (np.diff(steps) < 0).any():  # they begin anew
             steps = np.arange(1.0, len(steps) + 1)
-        for axes, panel in zip(all_axes, panels, strict=True):
-            panel.draw(axes, run, steps)
+        for axes, draw in zip(all_axes, panels, strict=True):
+            draw(axes, run, steps)
             for stretch in run.slow[:_SHOWN_SLOW]:
                 axes.axvspan(steps[stretch.first_row], steps[stretch.last_row], color=_ORANGE, alpha=0.12, linewidth=0)
         _finish(all_axes[-1], run, steps)
@@ -212,18 +206,24 @@ def _draw_course(axes: Axes, steps: Column, values: Column, color: str, label: s
     axes.plot(at, middle, "-o" if lonely else "-", color=color, linewidth=1.2, markersize=3.5, label=label)
 
 
-def _draw_rate(name: str, title: str, ylabel: str, color: str, factor: float, form: str) -> Callable[..., None]:
+def _draw_numbers(
+    name: str, title: str, ylabel: str, color: str, *, factor: float = 1.0, form: str = "{:.4g}", tails: bool = False
+) -> Callable[..., None]:
+    """Of a panel with one number: its course, and lines at its median and mean or, with `tails`, percentiles."""
+    lines = [("p50", "median", figures.INK, "--"), ("mean", "mean over time", figures.INK, ":")]
+    if tails:
+        lines = [("p50", "p50", figures.INK, "--"), ("p95", "p95", _ORANGE, "-."), ("p99", "p99", "#D55E00", ":")]
+
     def draw(axes: Axes, run: MonitorRun, steps: Column) -> None:
         figures.prepare(axes, ylabel=ylabel)
         spread = run.spreads[name]
         _draw_course(axes, steps, factor * _undisturbed(run, name), color, _each(run))
-        for value, style, label in (
-            (spread.percentiles[50], "--", "median"),
-            (spread.mean, ":", "mean over time"),
-        ):
-            axes.axhline(factor * value, color=figures.INK, linewidth=1.1, linestyle=style, zorder=1.5,
-                         label=f"{label} {format(factor * value, form)}")  # fmt: skip
-        _cut(axes, spread, factor, f"at most {factor * spread.most:,.4g}")
+        for key, label, line_color, style in lines:
+            if not (tails and key != "p50" and spread["count"] < FEWEST_FOR_TAILS):
+                value = factor * spread[key]
+                axes.axhline(value, color=line_color, linewidth=1.2, linestyle=style, zorder=1.5,
+                             label=f"{label} {form.format(value)}")  # fmt: skip
+        _cut(axes, spread, factor, f"at most {factor * spread['max']:,.4g}")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         figures.legend_above(axes, title)
 
@@ -233,19 +233,6 @@ def _draw_rate(name: str, title: str, ylabel: str, color: str, factor: float, fo
 def _each(run: MonitorRun) -> str:
     what, together = "step" if run.log.kind == "steps" else "row", len(run.log) / MOST_POINTS
     return f"each {what}" if together <= 1 else f"of {together:.3g} {what}s each"
-
-
-def _draw_times(axes: Axes, run: MonitorRun, steps: Column) -> None:
-    figures.prepare(axes, ylabel="ms")
-    spread = run.spreads["step_time_ms"]
-    _draw_course(axes, steps, _undisturbed(run, "step_time_ms"), _BLUE, _each(run))
-    for percent, color, style in ((50, figures.INK, "--"), (95, _ORANGE, "-."), (99, "#D55E00", ":")):
-        if percent != 50 and spread.count < FEWEST_FOR_TAILS:
-            continue
-        value = spread.percentiles[percent]
-        axes.axhline(value, color=color, linewidth=1.2, linestyle=style, zorder=1.5, label=f"p{percent} {value:.4g} ms")
-    _cut(axes, spread, 1.0, f"step {run.slowest_step} took {spread.most:,.0f} ms")
-    figures.legend_above(axes, "Step time")
 
 
 def _draw_parts(axes: Axes, run: MonitorRun, steps: Column) -> None:
@@ -260,7 +247,7 @@ def _draw_parts(axes: Axes, run: MonitorRun, steps: Column) -> None:
     below = np.zeros(len(firsts))
     for name, part in run.breakdown.items():
         top = below + np.nansum(groups(values[name]), axis=1) / counts
-        label = f"{name} {part.mean_ms:.3g} ms, {100 * part.share:.0f} %"
+        label = f"{name} {part['mean_ms']:.3g} ms, {100 * part['share']:.0f} %"
         axes.stairs(top, edges, baseline=below, fill=True, color=_PART_COLORS[name], label=label)
         below = top
     _cut(axes, run.spreads["step_time_ms"], 1.0, "a step")
@@ -282,7 +269,7 @@ def _draw_memory(axes: Axes, run: MonitorRun, steps: Column) -> None:
     now = "allocated" if kind.startswith("allocated") else "now"
     for name, color, label in (("memory_GB", _GREEN, now), ("peak_memory_GB", _GREY, "peak so far")):
         if name in run.spreads:
-            most = run.spreads[name].most
+            most = run.spreads[name]["max"]
             _draw_course(axes, steps, run.log.columns[name], color, f"{label}, at most {most:.4g}")
     figures.from_zero(axes)
     title = f"Memory ({kind})" if kind and now == "now" else "Memory"
@@ -304,8 +291,8 @@ def _draw_loss(axes: Axes, run: MonitorRun, steps: Column) -> None:
 def _cut(axes: Axes, spread: Spread, factor: float, beyond: str) -> None:
     """From 0 on; a few steps that are far above all others, such as the first, do not flatten them."""
     figures.from_zero(axes)
-    usual = factor * spread.percentiles[99]
-    if factor * spread.most > _BEYOND * usual > 0:
+    usual = factor * spread["p99"]
+    if factor * spread["max"] > _BEYOND * usual > 0:
         axes.set_ylim(0, 1.3 * usual)
         axes.annotate(f"beyond the axis: {beyond}", (0.995, 0.95), xycoords="axes fraction", ha="right", va="top",
                       fontsize=figures.FONT_SIZE - 2)  # fmt: skip
@@ -327,21 +314,13 @@ def _finish(axes: Axes, run: MonitorRun, steps: Column) -> None:
     axes.set_xlabel("; ".join(notes), fontsize=figures.FONT_SIZE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Panel:
-    names: Sequence[str]
-    draw: Callable[..., None]
-
-    def applies(self, run: MonitorRun) -> bool:
-        return any(name in run.spreads or name in run.breakdown for name in self.names)
-
-
-_PANELS = (
-    _Panel(["TFLOPS_per_GPU"], _draw_rate("TFLOPS_per_GPU", "TFLOPS per GPU", "TFLOPS", _BLUE, 1.0, ".4g")),
-    _Panel(["mfu"], _draw_rate("mfu", "MFU", "% of the peak", _PINK, 100.0, ".1f")),
-    _Panel(["tokens_per_sec"], _draw_rate("tokens_per_sec", "Tokens per second", "tokens/s", _GREEN, 1.0, ",.0f")),
-    _Panel(["step_time_ms"], _draw_times),
-    _Panel(PARTS, _draw_parts),
-    _Panel(["memory_GB", "peak_memory_GB"], _draw_memory),
-    _Panel(["loss"], _draw_loss),
+# What is drawn where one of the columns, or a part, is known.
+_PANELS: tuple[tuple[Sequence[str], Callable[..., None]], ...] = (
+    (["TFLOPS_per_GPU"], _draw_numbers("TFLOPS_per_GPU", "TFLOPS per GPU", "TFLOPS", _BLUE)),
+    (["mfu"], _draw_numbers("mfu", "MFU", "% of the peak", _PINK, factor=100.0, form="{:.1f}")),
+    (["tokens_per_sec"], _draw_numbers("tokens_per_sec", "Tokens per second", "tokens/s", _GREEN, form="{:,.0f}")),
+    (["step_time_ms"], _draw_numbers("step_time_ms", "Step time", "ms", _BLUE, form="{:.4g} ms", tails=True)),
+    (PARTS, _draw_parts),
+    (["memory_GB", "peak_memory_GB"], _draw_memory),
+    (["loss"], _draw_loss),
 )

@@ -17,19 +17,14 @@ from threading import Event, Thread, current_thread
 from typing import Any, TypeAlias
 
 from profiler_wrapper.errors import warn
-from profiler_wrapper.monitor.records import Interval, Row, RunStatistics, Session, StepRecord
+from profiler_wrapper.monitor.records import GB, Interval, Row, RunStatistics, Session, StepRecord, times
 
-PATIENCE_S = 1.0  # what the training waits in all for a sink that is slow
-HANGS_AFTER_S = 120.0  # a sink that is so long in one call is given up; a client may take 90 s to find no network
+WAIT_S = 1.0  # a sink that once takes so long to write a step is not waited for again
 CLOSING_S = 10.0  # what `close` takes at most
-LATE = 500  # jobs: more, and a sink gets a moment to catch up, in which the training waits
-CATCHING_UP_S = 1.0  # that moment; who does not make use of it gets no other
 QUEUE_LENGTH = 10_000  # jobs that a sink may be late
+CATCHING_UP_S = 1.0  # that the training waits for a sink with so many
 
-_USUAL_WAIT_S = 0.001  # a wait that takes no patience
-_LOOK_S = 0.05  # between two looks whether a sink that is waited for has failed
-
-_Job: TypeAlias = "tuple[StepRecord | None, Row | None] | RunStatistics"
+_Job: TypeAlias = "Session | tuple[StepRecord | None, Row | None] | RunStatistics | None"
 
 
 class Sink:
@@ -79,24 +74,17 @@ class Sinks:
         sinks: Iterable[Sink],
         session: Session,
         *,
-        patience_s: float = PATIENCE_S,
-        hangs_after_s: float = HANGS_AFTER_S,
+        wait_s: float = WAIT_S,
         closing_s: float = CLOSING_S,
     ) -> None:
         self.session = session
         self.statistics = RunStatistics()
         self._interval = Interval(session.log_interval)
-        self._hangs_after_s = hangs_after_s
         self._pid = os.getpid()
-        self._workers = [_Worker(sink, session, patience_s) for sink in sinks]
+        self._workers = [_Worker(sink, session, wait_s) for sink in sinks]
         self._finish = weakref.finalize(
-            self, _close, self._workers, self._interval, self.statistics, self._pid, hangs_after_s, closing_s
+            self, _close, self._workers, self._interval, self.statistics, self._pid, closing_s
         )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the sinks that have not been dropped."""
-        return tuple(worker.sink.name for worker in self._workers)
 
     def write(self, record: StepRecord, *, skip: Collection[str] = frozenset()) -> None:
         """One step, in the order of the loop.
@@ -115,143 +103,104 @@ class Sinks:
             if worker.sink.every_step or row is not None:
                 worker.hand_over((record if worker.sink.every_step else None, row))
         for worker in workers:
-            if worker.sink.waited_for:
-                worker.wait()
-        _drop(self._workers, self._hangs_after_s)
+            worker.wait_for_step()
+        _drop(self._workers)
 
     def close(self) -> None:
         """Lets all sinks finish, for a few seconds at most; a second call does nothing."""
         self._finish()
 
 
-def _close(
-    workers: list[_Worker],
-    interval: Interval,
-    statistics: RunStatistics,
-    pid: int,
-    hangs_after_s: float,
-    closing_s: float,
-) -> None:
+def _close(workers: list[_Worker], interval: Interval, statistics: RunStatistics, pid: int, closing_s: float) -> None:
     if os.getpid() != pid:
         return
     until = time.monotonic() + closing_s
-    _drop(workers, hangs_after_s)
     row = interval.rest()
-    if row is not None:
-        for worker in workers:
-            worker.hand_over((None, row))
     for worker in workers:
+        if row is not None:
+            worker.hand_over((None, row))
         worker.hand_over(statistics)
     for worker in workers:
         if not worker.is_done(until - time.monotonic()):
-            worker.trouble = worker.trouble or f"did not finish in {closing_s:g} s"
-    _drop(workers, hangs_after_s)
+            worker.trouble = f"did not finish in {closing_s:g} s"
+    _drop(workers)
     workers.clear()
 
 
-def _drop(workers: list[_Worker], hangs_after_s: float) -> None:
+def _drop(workers: list[_Worker]) -> None:
     """Takes out those that failed, and says so."""
     for worker in tuple(workers):
-        trouble = worker.trouble or worker.hanging(hangs_after_s)
-        if trouble is not None:
+        if worker.trouble is not None:
             workers.remove(worker)
-            worker.abandon()
-            warn(f"the monitor goes on without {worker.sink.name}: it {trouble}")
+            worker.hand_over(None)
+            warn(f"the monitor goes on without {worker.sink.name}: it {worker.trouble}")
 
 
 class _Worker:
     """A sink and its thread, which is a daemon: one of an executor would hold up the end of the process.
 
     Attributes:
-        trouble: why the sink is to be dropped, in words.
+        trouble: why the sink is to be dropped, in words: its jobs are done no more.
     """
 
-    def __init__(self, sink: Sink, session: Session, patience_s: float) -> None:
+    def __init__(self, sink: Sink, session: Session, wait_s: float) -> None:
         self.sink = sink
         self.trouble: str | None = None
-        self._patience_s = patience_s
+        self._wait_s = wait_s if sink.waited_for else 0.0
         # No `Queue`: the garbage collector may close the sinks while this very thread holds that queue's lock.
-        self._jobs: SimpleQueue[tuple[_Job, Event] | None] = SimpleQueue()
-        self._last_done = Event()
-        self._last_done.set()
-        self._busy_since: float | None = time.monotonic()
-        self._may_catch_up = True
-        self._thread = Thread(target=self._run, args=(session,), name=f"profiler_wrapper {sink.name}", daemon=True)
+        self._jobs: SimpleQueue[tuple[_Job, Event]] = SimpleQueue()
+        self._last_done: Event
+        self.hand_over(session)
+        self._thread = Thread(target=self._run, name=f"profiler_wrapper {sink.name}", daemon=True)
         try:
             self._thread.start()
         except RuntimeError as error:  # there may be no more threads
             self._fail(error)
 
     def hand_over(self, job: _Job) -> None:
-        """Do it after the others. Waits a moment where there are too many before it.
+        """Do it after the others; None: be done. A loop that does nothing but log waits for what comes too late."""
+        until = time.monotonic() + CATCHING_UP_S
+        while self._jobs.qsize() >= QUEUE_LENGTH and self.trouble is None:
+            time.sleep(0.001)
+            if time.monotonic() > until:
+                self.trouble = f"is {QUEUE_LENGTH} steps late"
+        self._last_done = Event()
+        self._jobs.put((job, self._last_done))
 
-        A loop that does nothing but log is quicker than any sink, and would leave all of them behind.
-        """
-        if self._jobs.qsize() >= QUEUE_LENGTH:
-            self.trouble = self.trouble or f"is {QUEUE_LENGTH} steps late"
-        if self.trouble is None:
-            self._last_done = Event()
-            self._jobs.put((job, self._last_done))
-            if self._may_catch_up and self._jobs.qsize() >= LATE:
-                self._may_catch_up = self.is_done(CATCHING_UP_S)
-
-    def wait(self) -> None:
-        """Until all is done that was handed over, as long as there is patience left."""
-        if self._patience_s > 0:
-            before = time.monotonic()
-            self.is_done(self._patience_s)
-            self._patience_s -= max(0.0, time.monotonic() - before - _USUAL_WAIT_S)
+    def wait_for_step(self) -> None:
+        """Until what was handed over is written, where that matters."""
+        if self._wait_s and not self.is_done(self._wait_s):
+            self._wait_s = 0.0
 
     def is_done(self, wait_s: float) -> bool:
         """Whether all is done that was handed over, within so long; its own thread does not wait for itself."""
-        until = time.monotonic() + wait_s
-        while self.trouble is None and self._thread is not current_thread():
-            left_s = until - time.monotonic()
-            if self._last_done.wait(min(_LOOK_S, max(0.0, left_s))):
-                break
-            if left_s <= 0:
-                return False
-        return True
+        is_over = self.trouble is not None or self._thread is current_thread()
+        return is_over or self._last_done.wait(max(0.0, wait_s))
 
-    def hanging(self, after_s: float) -> str | None:
-        """In words, if one call takes that long."""
-        since = self._busy_since
-        if since is None or time.monotonic() - since < after_s:
-            return None
-        return f"did not answer for {after_s:g} s"
-
-    def abandon(self) -> None:
-        """Ends the thread as soon as its sink returns."""
-        self.trouble = self.trouble or "was left out"
-        self._jobs.put(None)
-
-    def _run(self, session: Session) -> None:
-        try:
-            self.sink.open(session)
-            self._busy_since = None
-            while (taken := self._jobs.get()) is not None and self.trouble is None:
-                job, done = taken
-                self._busy_since = time.monotonic()
-                self._do(job)
-                self._busy_since = None
-                done.set()
-                if isinstance(job, RunStatistics):
-                    return
-        except BaseException as error:
-            self._fail(error)
-            self._last_done.set()
+    def _run(self) -> None:
+        job: _Job = (None, None)
+        while job is not None and not isinstance(job, RunStatistics):
+            job, done = self._jobs.get()
+            try:
+                if self.trouble is None:
+                    self._do(job)
+            except BaseException as error:
+                self._fail(error)
+            done.set()
 
     def _do(self, job: _Job) -> None:
-        if isinstance(job, RunStatistics):
+        if isinstance(job, Session):
+            self.sink.open(job)
+        elif isinstance(job, RunStatistics):
             self.sink.flush()
             self.sink.close(job)
-            return
-        record, row = job
-        if record is not None:
-            self.sink.write(record)
-        if row is not None:
-            self.sink.write_row(row)
-            self.sink.flush()
+        elif job is not None:
+            record, row = job
+            if record is not None:
+                self.sink.write(record)
+            if row is not None:
+                self.sink.write_row(row)
+                self.sink.flush()
 
     def _fail(self, error: BaseException) -> None:
         self.trouble = f"raised {type(error).__name__}: {error}"
@@ -259,8 +208,6 @@ class _Worker:
 
 # --------------------------------------------------------------------------------------------------
 # Rows to the console, to TensorBoard and to W&B.
-
-GB = 1 << 30
 
 
 def tagged(row: Row) -> dict[str, float]:
@@ -274,10 +221,10 @@ def tagged(row: Row) -> dict[str, float]:
         "performance/tflops_total": row.tflops_total,
         "performance/samples_per_second": row.samples_per_s,
         "performance/tokens_per_second": row.tokens_per_s,
-        "memory/current_gb": None if record.memory_bytes is None else record.memory_bytes / GB,
-        "memory/peak_gb": None if record.peak_memory_bytes is None else record.peak_memory_bytes / GB,
+        "memory/current_gb": times(record.memory_bytes, 1 / GB),
+        "memory/peak_gb": times(record.peak_memory_bytes, 1 / GB),
         "perf/mfu": row.mfu,
-        "perf/mfu_percent": None if row.mfu is None else 100 * row.mfu,
+        "perf/mfu_percent": times(row.mfu, 100),
         "perf/hfu": row.hfu,
         "perf/step_time": step_time_s,
         "perf/steps_per_second": 1 / step_time_s if step_time_s else None,
@@ -298,24 +245,17 @@ class Console(Sink):
     name = "console"
 
     def write_row(self, row: Row) -> None:
-        print(_in_words(row), file=sys.stdout, flush=True)
-
-
-def _in_words(row: Row) -> str:
-    ms = None if row.step_time_s is None else row.step_time_s * 1e3
-    percent = None if row.mfu is None else 100 * row.mfu
-    size = None if row.record.memory_bytes is None else row.record.memory_bytes / GB
-    numbers = (
-        (ms, "{:.1f} ms"),
-        (row.tokens_per_s, "{:.0f} tokens/s"),
-        (row.samples_per_s, "{:.1f} samples/s"),
-        (row.tflops_per_gpu, "{:.2f} TFLOPS/GPU"),
-        (percent, "MFU {:.1f} %"),
-        (size, "{:.2f} GB"),
-        (row.record.loss, "loss {:.4g}"),
-    )
-    known = (text.format(value) for value, text in numbers if value is not None)
-    return "  ".join([f"step {row.record.step}", *known])
+        numbers = (
+            (times(row.step_time_s, 1e3), "{:.1f} ms"),
+            (row.tokens_per_s, "{:.0f} tokens/s"),
+            (row.samples_per_s, "{:.1f} samples/s"),
+            (row.tflops_per_gpu, "{:.2f} TFLOPS/GPU"),
+            (times(row.mfu, 100), "MFU {:.1f} %"),
+            (times(row.record.memory_bytes, 1 / GB), "{:.2f} GB"),
+            (row.record.loss, "loss {:.4g}"),
+        )
+        known = (text.format(value) for value, text in numbers if value is not None)
+        print("  ".join([f"step {row.record.step}", *known]), file=sys.stdout, flush=True)
 
 
 class Tracker(Sink):
@@ -326,18 +266,16 @@ class Tracker(Sink):
     """
 
     def __init__(self, module: str) -> None:
-        self._module: Any = None
-        self._missing: Exception | None = None
+        self._package: Any = None
         try:
-            self._module = importlib.import_module(module)
+            self._package = importlib.import_module(module)
         except Exception as error:  # a broken installation raises anything
             self._missing = error
 
-    def package(self) -> Any:
-        """The module. Raises ImportError: there is none; the message says what to do."""
-        if self._missing is not None:
+    def open(self, session: Session) -> None:
+        """Raises ImportError: there is no such package; the message says what to do."""
+        if self._package is None:
             raise ImportError(f"pip install {self.name} ({self._missing})") from self._missing
-        return self._module
 
 
 class TensorBoard(Tracker):
@@ -351,7 +289,8 @@ class TensorBoard(Tracker):
         self._writer: Any = None
 
     def open(self, session: Session) -> None:
-        self._writer = self.package().SummaryWriter(self._directory)
+        super().open(session)
+        self._writer = self._package.SummaryWriter(self._directory)
 
     def write_row(self, row: Row) -> None:
         for tag, value in tagged(row).items():
@@ -378,11 +317,11 @@ class Wandb(Tracker):
         self._own = False
 
     def open(self, session: Session) -> None:
-        wandb = self.package()
-        if wandb.run is None:
-            wandb.init(config=session.to_dict())
+        super().open(session)
+        if self._package.run is None:
+            self._package.init(config=session.to_dict())
             self._own = True
-        self._run = wandb.run
+        self._run = self._package.run
 
     def write_row(self, row: Row) -> None:
         values = tagged(row)

@@ -2,38 +2,257 @@
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+import torch
+from torch import nn
+
+from profiler_wrapper.analysis.work.peaks import find_peaks, type_of
 from profiler_wrapper.capture.growth import peak_resident_bytes
+from profiler_wrapper.capture.layers import all_parameters
 from profiler_wrapper.capture.owned_tensors import find_optimizers
+from profiler_wrapper.capture.rank import RunInfo
+from profiler_wrapper.capture.runinfo import float32_matmul_precision, mesh_of, run_info
 from profiler_wrapper.capture.torch_state import profiler_is_on
-from profiler_wrapper.errors import Notices
-from profiler_wrapper.monitor.batches import (
-    AsyncScalars,
-    Batch,
-    BatchCounter,
-    Batches,
-    Count,
-    HostCopy,
-    Number,
-    value_of,
-)
+from profiler_wrapper.errors import Notices, WrongUse
+from profiler_wrapper.monitor.batches import AsyncScalars, Batch, BatchCounter, Batches, Count, Number, value_of
+from profiler_wrapper.monitor.config import MonitorConfig
 from profiler_wrapper.monitor.flop_probe import FlopProbe
-from profiler_wrapper.monitor.job import Job, MonitorArgs
-from profiler_wrapper.monitor.records import RunStatistics, StepRecord
-from profiler_wrapper.monitor.sinks import Sinks
-from profiler_wrapper.monitor.work import Shapes, StepWorks, why_over_peak
+from profiler_wrapper.monitor.logs import sinks_of
+from profiler_wrapper.monitor.records import RunStatistics, Session, StepRecord
+from profiler_wrapper.monitor.sinks import Sink, Sinks
+from profiler_wrapper.monitor.work import Formula, Parallelism, Roof, Shapes, StepWorks, formula_of, why_over_peak
 from profiler_wrapper.timer.device_events import Accelerator, Mark, StepClock, seconds_between
 from profiler_wrapper.timer.layer_timer import LayerWatch
 from profiler_wrapper.timer.log import SpanPlace
 from profiler_wrapper.timer.steps import Boundaries, Breakdown, parts_of
+
+# --------------------------------------------------------------------------------------------------
+# What a monitor is told when it is made, and what it finds out about the job when the first step ends.
+
+# How the ranks share the work; found out without asking any other rank.
+_PARALLEL = ("data_parallel", "tensor_parallel", "pipeline_parallel", "context_parallel")
+# What the dimensions of a device mesh are called. The ranks that none of these divides work on other data.
+_SHARE_A_BATCH = {
+    "tensor": ("tp", "tensor", "tensor_parallel", "model"),
+    "pipeline": ("pp", "pipeline", "pipeline_parallel", "pipe"),
+    "context": ("cp", "context", "context_parallel", "sp", "sequence"),
+}
+_FROZEN_SHARE = 0.5  # of the parameters, from which on FLOPs by a config are said to be too high
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorArgs:
+    """What the user says, checked. Raises WrongUse: a value means nothing."""
+
+    config: MonitorConfig
+    output_dir: Path
+    log_file: str | None
+    log_dir: Path = Path()
+    model: nn.Module | None = None
+    model_config: Any = None
+    batch_size: int | None = None
+    seq_length: int | None = None
+    flops_per_step: float | None = None
+    dtype: str = ""
+    counts: Literal["rank", "job"] = "rank"
+    world_size: int | None = None
+    data_parallel: int | None = None
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
+    context_parallel: int | None = None
+    rank: int | None = None
+    on_cpu: bool = False  # though there may be an accelerator
+    device_mesh: Any = None
+    sinks: Sequence[Sink] | None = None
+    optimizer: Any = None
+
+    def __post_init__(self) -> None:
+        if self.model is not None and not isinstance(self.model, nn.Module):
+            raise WrongUse(f"model is a {type(self.model).__name__}. Give a torch.nn.Module, or nothing.")
+        if self.log_file is not None and not isinstance(self.log_file, (str, os.PathLike)):
+            raise WrongUse(f"log_file={self.log_file!r}: give a path, or None.")
+        for name in ("batch_size", "seq_length", "world_size", *_PARALLEL):
+            size = getattr(self, name)
+            if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+                raise WrongUse(f"{name}={size!r}: give a whole number above 0.")
+        if self.world_size is not None and self.world_size % self.named_ranks:
+            raise WrongUse(
+                f"a world of {self.world_size} ranks does not divide by the {self.named_ranks} that data, tensor, "
+                "pipeline and context parallel sizes make together."
+            )
+        try:
+            is_number = self.flops_per_step is None or 0 < float(self.flops_per_step) < math.inf
+        except (TypeError, ValueError, OverflowError):
+            is_number = False
+        if not is_number:
+            raise WrongUse(f"flops_per_step={self.flops_per_step!r}: give the FLOPs of forward and backward of a step.")
+        if self.dtype and type_of(self.dtype) is None:
+            raise WrongUse(f"dtype={self.dtype!r} is no type of numbers that has a peak. Give 'bfloat16' or its like.")
+        if not isinstance(self.counts, str) or self.counts not in ("rank", "job"):
+            raise WrongUse(f"counts={self.counts!r}: give 'rank' or 'job'.")
+        if self.config.peaks is not None:
+            find_peaks(None, given=self.config.peaks)  # raises
+
+    @property
+    def named_ranks(self) -> int:
+        """The ranks that the given parallel sizes make together."""
+        return math.prod(getattr(self, name) or 1 for name in _PARALLEL)
+
+
+class Job:
+    """This process within its job: who it is, and what its steps compute. Asks no other rank.
+
+    Attributes:
+        works, sinks: what steps compute, and where they are written, once `open` has been called.
+    """
+
+    works: StepWorks
+    sinks: Sinks
+
+    def __init__(self, given: MonitorArgs, notices: Notices) -> None:
+        self.given, self.notices = given, notices
+        self.info = _info(given)
+        mesh = mesh_of((given.model,)) if given.device_mesh is None and given.model is not None else given.device_mesh
+        self.sizes = parallelism(given, world_size=self.info.world_size, device_mesh=mesh)
+        ranks = self.sizes.world_size
+        self.is_log_rank = ranks == 1 or self.info.rank == given.config.log_rank % ranks
+        notices.quiet = not self.is_log_rank
+        if self.sizes.warning is not None:
+            notices.warn_once("sizes", self.sizes.warning)
+        self.formula = None if given.flops_per_step is not None else _formula(given, notices)
+
+    def open(self, start_time: float, memory_kind: str) -> None:
+        """What needs a device that is in use: its peaks, and the log that tells them, on the rank that writes it."""
+        given, config = self.given, self.given.config
+        self.info = _info(given)  # the device has started since
+        try:
+            peaks, warning = find_peaks(self.info.device, given=config.peaks)
+        except WrongUse as error:  # of the environment: what the user gave was checked
+            peaks, warning = None, f"no share of the peak: {error}"
+        if warning is not None:
+            self.notices.warn_once("peaks", warning)
+        tf32 = self.info.device_type == "cuda" and float32_matmul_precision() in ("high", "medium")
+        dtype = given.dtype or _dtype_of(given.model)
+        self.works = StepWorks(
+            roof=Roof(peaks, self.notices, tf32=tf32),
+            sizes=self.sizes,
+            convention=config.convention,
+            notices=self.notices,
+            given=None if given.flops_per_step is None else float(given.flops_per_step),
+            given_by_job=given.counts == "job",
+            formula=self.formula,
+            dtype=dtype,
+        )
+        unmeasured = f"; FLOPs that are not measured are taken for {dtype}" if dtype else ""
+        session = Session(
+            start_time=start_time,
+            log_dir=given.log_dir,
+            log_interval=config.perf_log_interval,
+            rank=self.info.rank,
+            world_size=self.sizes.world_size,
+            device_name=self.info.device or self.info.cpu_name,
+            peak_flops_per_s=None if peaks is None else peaks.flops_per_s,
+            peak_source=None if peaks is None else f"{peaks.source}{unmeasured}",
+            convention=config.convention,
+            memory_kind=memory_kind,
+            versions=self.info.versions,
+        )
+        sinks: Sequence[Sink] = ()
+        if self.is_log_rank:
+            log = None if given.log_file is None else given.output_dir / given.log_file
+            sinks = sinks_of(config, training_log=log) if given.sinks is None else given.sinks
+        self.sinks = Sinks(sinks, session)
+
+
+def _info(given: MonitorArgs) -> RunInfo:
+    modules = () if given.model is None else (given.model,)
+    version = str(getattr(sys.modules.get("profiler_wrapper"), "__version__", ""))
+    info = run_info(modules=modules, rank=given.rank, device_mesh=given.device_mesh, version=version)
+    return replace(info, device=None, device_type="cpu") if given.on_cpu else info
+
+
+def parallelism(given: MonitorArgs, *, world_size: int, device_mesh: Any = None) -> Parallelism:
+    """What the user gave, then what the mesh says, then that every rank has data of its own.
+
+    Args:
+        world_size: of the process group or the environment.
+        device_mesh: a `DeviceMesh` with named dimensions.
+    """
+    sharing = {
+        kind: getattr(given, f"{kind}_parallel") or _size_of_mesh(device_mesh, names)
+        for kind, names in _SHARE_A_BATCH.items()
+    }
+    share_a_batch = math.prod(sharing.values())
+    # Without a process group and an environment, the given sizes say how many ranks there are.
+    world_size = given.world_size or (given.named_ranks if world_size == 1 else world_size)
+    data_parallel = given.data_parallel or max(1, world_size // share_a_batch)
+    warning = None
+    if world_size % (share_a_batch * (given.data_parallel or 1)):
+        warning = (
+            f"data_parallel={data_parallel} is taken, which does not fit a world of {world_size} ranks of which "
+            f"{share_a_batch} share a batch: check the totals"
+        )
+    return Parallelism(
+        world_size=world_size,
+        data_parallel=data_parallel,
+        pipeline_parallel=sharing["pipeline"],
+        warning=warning,
+    )
+
+
+def _size_of_mesh(mesh: Any, names: Sequence[str]) -> int:
+    """The product of the dimensions with these names."""
+    dimensions = zip(getattr(mesh, "mesh_dim_names", None) or (), getattr(mesh, "shape", None) or (), strict=False)
+    return math.prod(int(size) for name, size in dimensions if str(name).lower() in names)
+
+
+def _formula(given: MonitorArgs, notices: Notices) -> Formula | None:
+    config = given.model if given.model_config is None else given.model_config
+    if config is None:
+        return None
+    formula = formula_of(
+        config,
+        family=given.config.perf_model_type,
+        convention=given.config.convention,
+        notices=notices,
+        asked_for=given.model_config is not None or given.config.perf_model_type != "auto",
+    )
+    frozen = 0.0 if formula is None else _frozen_share(given.model)
+    if frozen >= _FROZEN_SHARE:
+        notices.warn_once(
+            "frozen",
+            f"{frozen:.0%} of the parameters are not trained, and FLOPs by the model's config count the backward of "
+            "all: flops_profile_freq=500 measures them",
+        )
+    return formula
+
+
+def _frozen_share(model: nn.Module | None) -> float:
+    parameters = [] if model is None else list(all_parameters(model))
+    total = sum(parameter.numel() for parameter in parameters)
+    frozen = sum(parameter.numel() for parameter in parameters if not parameter.requires_grad)
+    return frozen / total if total else 0.0
+
+
+def _dtype_of(model: nn.Module | None) -> str:
+    """The floating type that most of the model's parameters have; "" without any."""
+    sizes = Counter[str]()
+    for parameter in all_parameters(model) if model is not None else ():
+        if parameter.is_floating_point():
+            sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    return sizes.most_common(1)[0][0] if sizes else ""
+
 
 # --------------------------------------------------------------------------------------------------
 # Steps that have ended on the host but perhaps not on the device, in order.
@@ -62,17 +281,13 @@ class PendingStep:
                 "never reached", f"the time of step {step} is not known: the device did not come to its end"
             )
             return StepRecord(**self.known)
-        time_s = parts = None
-        if self.begin is not None:
-            time_s = seconds_between(self.begin, self.end)
-            if time_s is None:
-                notices.warn_once("clock", f"the time of step {step} is not known: the clock ran backwards in it")
-            elif self.boundaries:
-                parts = parts_of(self.boundaries, self.end, time_s)
+        time_s = None if self.begin is None else seconds_between(self.begin, self.end)
+        if self.begin is not None and time_s is None:
+            notices.warn_once("clock", f"the time of step {step} is not known: the clock ran backwards in it")
         return StepRecord(
             **self.known,
             step_time_s=time_s,
-            breakdown_s=parts,
+            breakdown_s=parts_of(self.boundaries, self.end, time_s) if self.boundaries and time_s is not None else None,
             samples=_total(self.batch.samples),
             tokens=_total(self.batch.tokens),
             **{name: value_of(number) for name, number in self.numbers.items()},  # type: ignore[arg-type]
@@ -80,17 +295,9 @@ class PendingStep:
 
 
 def _total(count: Count) -> int | None:
-    """Of the job; None where a part is not known."""
-    if count is None:
-        return None
-    numbers, ranks = count
-    total = 0.0
-    for number in numbers:
-        value = value_of(number)
-        if value is None:
-            return None
-        total += value
-    return round(total * ranks)
+    """Of the job; None where it is not known."""
+    value = None if count is None else value_of(count[0])
+    return None if count is None or value is None else round(value * count[1])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -107,18 +314,17 @@ class Gaps:
         self._notices = notices
         self._shares: list[float] = []
 
-    def add(self, *, between_s: float, inside_s: float) -> None:
-        """A step, and the time from the end of the one before to its begin."""
-        if len(self._shares) == _STEPS:
-            return
-        self._shares.append(max(0.0, between_s) / ((max(0.0, between_s) + max(0.0, inside_s)) or 1.0))
-        share = median(self._shares)  # an evaluation now and then is no part of the loop
-        if len(self._shares) == _STEPS and share > _LARGE:
-            self._notices.warn_once(
-                "gaps",
-                f"{100 * share:.0f} % of the time lies between steps (fetching batches?), and is in no step time or "
-                "rate: let a step hold it, by log_step() at its end, or with batch = next(batches) inside it",
-            )
+    def add(self, between_ns: int, inside_ns: int) -> None:
+        """The time from the end of the step before to the begin of this one, and that of this one."""
+        if len(self._shares) < _STEPS:
+            self._shares.append(max(0, between_ns) / (max(0, between_ns) + max(0, inside_ns) or 1))
+            share = median(self._shares)  # an evaluation now and then is no part of the loop
+            if len(self._shares) == _STEPS and share > _LARGE:
+                self._notices.warn_once(
+                    "gaps",
+                    f"{100 * share:.0f} % of the time lies between steps (fetching batches?), and is in no step time "
+                    "or rate: let a step hold it, by log_step() at its end, or with batch = next(batches) inside it",
+                )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -161,29 +367,13 @@ CLOSING_WAIT_S = 10.0  # for the device, when the monitor is closed
 _LOOK_EVERY_S = 0.001
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
+class _Point(NamedTuple):
     """Where a step begins or ends."""
 
     mark: Mark
     profiled: bool  # some torch profiler was on
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    step: int
-    point: _Point
-    recorded: bool  # by the probe
-
-
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """What is there from the end of the first step on."""
-
-    job: Job
-    works: StepWorks
-    batches: Batches
-    sinks: Sinks
+    step: int = 0  # that begins here
+    recorded: bool = False  # by the probe
 
 
 class StepWatch:
@@ -239,12 +429,13 @@ class StepWatch:
         if given.model is not None and (given.batch_size or given.seq_length):
             self._calls = BatchCounter(given.model)
         self._job: Job | None = None
-        self._opened: _Opened | None = None
+        self._opened: Job | None = None  # from the end of the first step on
+        self._batches: Batches
         self._opening = threading.Lock()  # loops on two threads have one log
         self._recorded_shapes: Shapes = ()
         self._pending: deque[PendingStep] = deque()  # in order; the device has perhaps not come to their end
         self._gaps = Gaps(notices)
-        self._begun: _Begun | None = None
+        self._begun: _Point | None = None
         self._last_end: _Point | None = None
         self._next_step = 0
 
@@ -261,10 +452,11 @@ class StepWatch:
         number = self._next_step if given_step is None else given_step
         recorded = self._probe.wants(number, otherwise_known=self._known_otherwise(job)) and self._probe.begin(number)
         point = self._last_end if at_last_end and not recorded else None
-        self._begun = _Begun(number, point or self._now(), recorded)
+        mark, profiled, *_ = point or self._now()
+        self._begun = begun = _Point(mark, profiled, number, recorded)
         if self._breakdown is not None:
             self._breakdown.start()
-            self._breakdown.begin_step(self._begun.point.mark)
+            self._breakdown.begin_step(begun.mark)
         if self._layers is not None:
             self._layers.layers.begin_step()
         if self._calls is not None:
@@ -303,14 +495,14 @@ class StepWatch:
         """The step ends now."""
         end, timestamp = self._now(), time.time()
         begun, self._begun = self._begun, None
-        begin = begun.point if begun is not None else self._last_end
+        begin = begun or self._last_end
         ended_parts = () if self._breakdown is None else self._breakdown.end_step()
         boundaries = None if self._breakdown is None or begun is None else ended_parts
         found = None if self._layers is None else self._layers.layers.end_step()
         recorded = begun is not None and begun.recorded
         if begin is not None and self._last_end is not None and not recorded:
-            between_s = begin.mark.host_s - self._last_end.mark.host_s
-            self._gaps.add(between_s=between_s, inside_s=end.mark.host_s - begin.mark.host_s)
+            between_ns = begin.mark.host_ns - self._last_end.mark.host_ns
+            self._gaps.add(between_ns, end.mark.host_ns - begin.mark.host_ns)
         if recorded:
             self._probe.end()
         opened = self._opened or self._open()
@@ -321,20 +513,20 @@ class StepWatch:
             if begun is None or profiled:  # nobody saw it, or it was slow for a reason of its own
                 self._layers.layers.give_back(found.events)
             else:
-                self._layers.add(number, begun.point.mark, end.mark, boundaries or (), found)
-        batch = opened.batches.of(samples, tokens, attention_mask, shapes)
+                self._layers.add(number, begun.mark, end.mark, boundaries or (), found)
+        batch = self._batches.of(samples, tokens, attention_mask, shapes)
         if self._calls is not None and begun is not None:
             seen = self._calls.take()
             if seen:  # the first step that has some
                 self._calls.stop()
                 self._calls = None
-                if attention_mask is None and shapes is None:  # its batch is as the monitor's arguments say
-                    opened.batches.compare(number, batch.shapes, seen)
+                self._batches.compare(number, batch.shapes, seen)
         logged = {name: self._scalars.number(name, value) for name, value in numbers.items()}
         if logged.get("learning_rate") is None and self._optimizers:
             rate = self._optimizers[0].param_groups[0].get("lr")
             logged["learning_rate"] = self._scalars.number("learning_rate", rate)
-        copied = any(isinstance(value, HostCopy) for value in (*batch.numbers, *logged.values()))
+        counts = [count[0] for count in (batch.samples, batch.tokens) if count is not None]
+        copied = any(isinstance(value, torch.Tensor) for value in (*counts, *logged.values()))
         if recorded:
             self._recorded_shapes = batch.shapes
         measurement = self._probe.finished()
@@ -345,8 +537,8 @@ class StepWatch:
         known = dict(
             step=number,
             timestamp=timestamp,
-            convention=self._args.convention,
-            world_size=opened.job.sizes.world_size,
+            convention=self._args.config.convention,
+            world_size=opened.sizes.world_size,
             memory_bytes=memory,
             peak_memory_bytes=peak,
             profiled=profiled,
@@ -391,17 +583,21 @@ class StepWatch:
     def _now(self) -> _Point:
         return _Point(self._clock.mark(), profiler_is_on())
 
-    def _open(self) -> _Opened:
-        """What needs a device that is in use: its peaks, and the logs that tell them."""
+    def _open(self) -> Job:
         with self._opening:
-            if self._opened is not None:
-                return self._opened
-            job = self._job = self._job or Job(self._args, self._notices)
-            works = job.works()
-            sinks = job.sinks(works.roof.peaks, self._start_time, "" if self._memory is None else self._memory.kind)
-            batches = Batches(self._args, job.sizes, self._scalars, self._notices)
-            self._opened = _Opened(job, works, batches, sinks)
-            self.on_open()
+            if self._opened is None:
+                job = self._job = self._job or Job(self._args, self._notices)
+                job.open(self._start_time, "" if self._memory is None else self._memory.kind)
+                self._batches = Batches(
+                    job.sizes,
+                    self._scalars,
+                    self._notices,
+                    batch_size=self._args.batch_size,
+                    seq_length=self._args.seq_length,
+                    counts=self._args.counts,
+                )
+                self._opened = job
+                self.on_open()
             return self._opened
 
     def _known_otherwise(self, job: Job) -> bool:

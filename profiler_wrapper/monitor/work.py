@@ -1,17 +1,88 @@
-"""What a step is known to compute, and how long that takes at the peak."""
+"""What a step computes, measured, given or by a config's formula, and how long that takes at the peak.
+
+Imports nothing of torch: a recorded step is counted in a process of its own, so that the training goes on meanwhile.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
+import os
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
+
+from profiler_wrapper.analysis.attributed import attributed
+from profiler_wrapper.analysis.work.flops import flops_of_recording
+from profiler_wrapper.analysis.work.formulas import has_formula
 from profiler_wrapper.analysis.work.peaks import Peaks
-from profiler_wrapper.errors import Notices, ProfilerWrapperError
-from profiler_wrapper.monitor.flop_probe import Measurement
+from profiler_wrapper.analysis.work.utilization import RECOMPUTE_IS_HIDDEN, StepWork, hides_recompute, work_of_count
+from profiler_wrapper.errors import EmptyRecording, Notices, ProfilerWrapperError
 from profiler_wrapper.monitor.records import Convention, FlopsSource, StepRecord
+from profiler_wrapper.trace.reader import read_with_shapes
+
+# --------------------------------------------------------------------------------------------------
+# Counts the FLOPs of a recorded step, in a process of its own.
+
+PROGRAM = f"from {__name__} import main; main(*sys.argv[1:])"
+_POLITENESS = 10  # less important than the training
+
+
+def count_step(trace: str | os.PathLike[str], run: Mapping[str, Any]) -> StepWork:
+    """The work of the step that a trace with shapes holds; `run`: what is known of its layers and compiled code.
+
+    Raises:
+        ValueError: it holds none, is no trace, or does not tell what was computed again.
+    """
+    recording, shapes = read_with_shapes(trace, has_formula)
+    found = attributed(recording, run=run, shapes=shapes)
+    count = flops_of_recording(found)
+    if isinstance(count, str):
+        raise EmptyRecording(count)
+    if hides_recompute(found, count):
+        raise ValueError(RECOMPUTE_IS_HIDDEN)
+    return work_of_count(count)
+
+
+def main(trace: str, run: str) -> None:
+    """Print the work of the step in `trace` as JSON, or the error and exit with 1; `run` is a file of JSON beside it.
+
+    Removes their directory.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # no such thing on this system
+        os.nice(_POLITENESS)
+    try:
+        work = count_step(trace, json.loads(Path(run).read_text(encoding="utf-8")))
+        ops = tuple(op[:200] for op in work.uncounted[:20])  # nobody reads before the end: a pipe is short
+        print(msgspec.json.encode(replace(work, uncounted=ops)).decode())
+    except Exception as error:
+        print(error_text(error)[:1000])
+        sys.exit(1)
+    finally:
+        shutil.rmtree(os.path.dirname(trace), ignore_errors=True)
+
+
+def error_text(error: Exception) -> str:
+    """The error in words; those that say what is wrong without their type."""
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
+class Measurement(NamedTuple):
+    """What was counted of a step."""
+
+    step: int
+    work: StepWork
+
+
+# --------------------------------------------------------------------------------------------------
+# The work of each step.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,19 +301,12 @@ def why_over_peak(record: StepRecord, works: StepWorks) -> str:
     peaks = works.roof.peaks
     assert peaks is not None and record.mfu is not None
     return (
-        f"MFU is {record.mfu:.2f} in step {record.step}, and more than 1 cannot be: likely "
-        f"{_LIKELY[record.flops_source or 'measured']}; or the peak is too low ({peaks.source}; where the model "
-        "computes in another type than that of its parameters give dtype='bfloat16' or its like)"
+        f"MFU is {record.mfu:.2f} in step {record.step}, and more than 1 cannot be. FLOPs are {record.flops_source}: "
+        "are they, or batch_size and seq_length, those of one step on this rank (counts='job' says otherwise), are the "
+        "sizes of parallel groups known (tensor_parallel=), and does the step hold all of its work? "
+        f"Or the peak is too low ({peaks.source}; where the model computes in another type than that of its parameters "
+        "give dtype='bfloat16' or its like)"
     )
-
-
-_LIKELY: Mapping[FlopsSource, str] = {
-    "given": "flops_per_step is more than the FLOPs of one step on this rank's batch (those of the whole job go with "
-    "counts='job')",
-    "config": "batch_size and seq_length are not those of one step on this rank, or the sizes of parallel groups are "
-    "not known (tensor_parallel=, pipeline_parallel=)",
-    "measured": "the step was not timed whole: start_step() has to come before its work, and end_step() after",
-}
 
 
 def _why_unknown(measurement: Measurement) -> str:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -158,20 +158,22 @@ class EventPool:
                 then(None)
 
     def _read(self, begin: Event, end: Event, then: Callable[[int | None], None]) -> None:
-        elapsed_ms = milliseconds_between(begin, end)
-        if elapsed_ms is not None:
+        device_ns = nanoseconds_between(begin, end)
+        if device_ns is not None:
             self.give_back(begin)
             self.give_back(end)
-        then(None if elapsed_ms is None else round(elapsed_ms * 1e6))
+        then(device_ns)
 
 
-def milliseconds_between(begin: Event, end: Event) -> float | None:
-    """The device has come to both. None: they are of two devices."""
+def nanoseconds_between(begin: Event | None, end: Event | None) -> int | None:
+    """None: there are none, or the device has not come to them, or they are of two devices."""
+    if begin is None or end is None or not (begin.query() and end.query()):
+        return None
     try:
         elapsed_ms: float = begin.elapsed_time(end)
     except RuntimeError:
         return None
-    return elapsed_ms
+    return round(elapsed_ms * 1e6)
 
 
 # --- moments of a training loop ---
@@ -179,13 +181,11 @@ def milliseconds_between(begin: Event, end: Event) -> float | None:
 Moment = tuple[int, Any]  # nanoseconds of the monotonic clock, and the event on the device if there is one
 
 
-class Mark:
-    """A point in time: on the host, and in the work of the device if it is in use."""
+class Mark(NamedTuple):
+    """A moment at which a step, or a part of it, begins or ends."""
 
-    __slots__ = ("event", "host_s")
-
-    def __init__(self, host_s: float, event: Event | None) -> None:
-        self.host_s, self.event = host_s, event
+    host_ns: int
+    event: Event | None
 
     @property
     def reached(self) -> bool:
@@ -196,23 +196,23 @@ class Mark:
 class StepClock:
     """Makes marks. A device's event says when the device came to it, however far ahead the host runs."""
 
-    def __init__(self, accelerator: Accelerator | None, *, host_clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, accelerator: Accelerator | None, *, host_clock: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
         self._accelerator, self._host_clock = accelerator, host_clock
 
     def mark(self) -> Mark:
         """Now."""
-        accelerator = self._accelerator
-        if accelerator is None or not accelerator.ready():
-            return Mark(self._host_clock(), None)
-        event = accelerator.event()
-        event.record()
+        event = None
+        if self._accelerator is not None and self._accelerator.ready():
+            event = self._accelerator.event()
+            event.record()
         return Mark(self._host_clock(), event)
 
 
 def seconds_between(begin: Mark, end: Mark) -> float | None:
     """Both have been reached. None where no clock measures it: it went backwards, or the device changed in between."""
-    seconds: float | None = end.host_s - begin.host_s
+    between: int | None = end.host_ns - begin.host_ns
     if begin.event is not None and end.event is not None:
-        elapsed_ms = milliseconds_between(begin.event, end.event)
-        seconds = None if elapsed_ms is None else elapsed_ms / 1e3
-    return seconds if seconds is not None and seconds >= 0 else None
+        between = nanoseconds_between(begin.event, end.event)
+    return None if between is None or between < 0 else between / 1e9

@@ -25,15 +25,12 @@ from profiler_wrapper.capture.torch_state import in_backward, is_compiling, keep
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.timer import log
 from profiler_wrapper.timer.device_events import EventPool, Moment
-from profiler_wrapper.timer.listening import WAITS, WaitInfo
-from profiler_wrapper.timer.steps import Breakdown
+from profiler_wrapper.timer.steps import WAITS, Breakdown, WaitInfo
 from profiler_wrapper.trace.marks import ROOT_PATH
 from profiler_wrapper.trace.spans import rank_list_text
 
 # Of one step: more is not kept, however often a loop calls the model or runs a graph that it keeps.
-MOST_SPANS = 20_000  # forwards of blocks
-MOST_WAITS = 20_000
-MOST_RECORDS = 200_000  # of backward
+MOST_NOTED = 200_000  # calls of blocks, places in backward, waits
 MOST_EVENTS = 100_000  # that the device may be behind, of all steps
 _MOST_VALUES = 64  # of a call, and of a list or mapping in it, that are looked at
 
@@ -366,7 +363,7 @@ class LayerSpans:
         self._recorded: list[Any] = []  # events
         self._runs: list[EngineRun] = []  # whatever threads these are on
         self._run_of_task: dict[int, EngineRun] = {}
-        self._records_left = MOST_RECORDS
+        self._room = MOST_NOTED
         self._here.outputs = []
 
     def begin_step(self) -> None:
@@ -427,7 +424,7 @@ class LayerSpans:
             timed, recomputed, for_node = self._modules.find(module), in_backward(), None
             if timed is None and recomputed:
                 timed, for_node = self._modules.find(module, inside=True), _node_number()
-            if timed is None or not self._takes_more():
+            if timed is None or not self._is_here() or not self._has_room():
                 return phase
             times = parts.entered.get("backward" if recomputed else "forward", 0)
             call = Call(timed, times - 1, phase, here.thread, recomputed=recomputed, for_node=for_node)
@@ -521,9 +518,9 @@ class LayerSpans:
         """The engine that runs on this thread came past something."""
         task = _task_id()
         run = self._run_of_task.get(task)
-        if self._records_left <= 0:
+        if self._room <= 0 and not self._has_room():
             return
-        self._records_left -= 1
+        self._room -= 1
         if run is None:
             if task == -1:
                 return
@@ -554,7 +551,7 @@ class LayerSpans:
     def open_wait(self) -> Moment | None:
         """A wait for other ranks begins."""
         try:
-            if self._open and self._is_here() and len(self._waits) < MOST_WAITS:
+            if self._open and self._is_here() and self._has_room():
                 return self._moment()
         except Exception as error:
             self._fail(error)
@@ -581,13 +578,14 @@ class LayerSpans:
                 self._recorded.append(event)
         return perf_counter_ns(), event
 
-    def _takes_more(self) -> bool:
-        if len(self._calls) >= MOST_SPANS:
+    def _has_room(self) -> bool:
+        """For one more of this step."""
+        self._room -= 1
+        if self._room < 0:
             self._notices.warn_once(
-                "layers", f"blocks were called more than {MOST_SPANS} times in a step; the rest is left out"
+                "layers", f"blocks, and their backward, were run {MOST_NOTED} times in a step; the rest is left out"
             )
-            return False
-        return self._is_here()
+        return self._room >= 0
 
     def _is_here(self) -> bool:
         """This is no fork of the process that it was made in."""

@@ -27,14 +27,14 @@ from profiler_wrapper.timer.device_events import (
     Accelerator,
     EventPool,
     Mark,
-    Moment,
     StepClock,
     find_accelerator,
-    milliseconds_between,
+    nanoseconds_between,
 )
 from profiler_wrapper.timer.layer_spans import LayerSpans, Span, StepSpans, Wait
 from profiler_wrapper.timer.log import SpanLog, SpanPlace, span_log, text_line, text_name
 from profiler_wrapper.timer.steps import Boundaries, Breakdown
+from profiler_wrapper.timer.timer import harmless, weakly
 
 # --- a step as spans: the step, its parts, the layers in them, and the waits for other ranks in all of these ---
 
@@ -71,7 +71,7 @@ def spans_of(step: SeenStep) -> list[Span]:
             span.depth, span.parent = 1, _PARTS_AROUND[span.kind]
         if not numbered:
             span.microbatch = None
-    whole = Span("step", "step", _moment_of(step.begin), _moment_of(step.end), step.thread)
+    whole = Span("step", "step", step.begin, step.end, step.thread)
     return [whole, *parts, *layers, *_waits(step, parts, layers)]
 
 
@@ -83,7 +83,7 @@ def _parts(step: SeenStep, numbered: bool) -> Iterator[Span]:
     for (part, begin), stop in zip(step.boundaries, stops, strict=bool(step.boundaries)):
         if part == "other":
             continue
-        span = Span(part, part, _moment_of(begin), _moment_of(stop), step.thread)
+        span = Span(part, part, begin, stop, step.thread)
         if part in ("forward", "backward") and numbered:
             span.microbatch = seen[part]
             seen[part] += 1
@@ -122,7 +122,7 @@ def _waits(step: SeenStep, parts: list[Span], layers: list[Span]) -> Iterator[Sp
         if layer is not None and not wait.in_graph and layer.thread != wait.thread:
             layer = None
         part = part_around(wait) if trains else None
-        device_ns = device_time_ns(wait.begin[1], wait.end[1]) or 0
+        device_ns = nanoseconds_between(wait.begin[1], wait.end[1]) or 0
         for one in (part, layer):
             if one is not None:
                 one.waiting_ns = (one.waiting_ns or 0) + wait.end[0] - wait.begin[0]
@@ -149,18 +149,6 @@ def _finder(spans: Iterable[Span]) -> Callable[[Wait], Span | None]:
     return around
 
 
-def _moment_of(mark: Mark) -> Moment:
-    return round(mark.host_s * 1e9), mark.event
-
-
-def device_time_ns(begin: Any, end: Any) -> int | None:
-    """Between two events; None: there are none, or the device has not come to them, or they are of two devices."""
-    if begin is None or end is None or not (begin.query() and end.query()):
-        return None
-    elapsed_ms = milliseconds_between(begin, end)
-    return None if elapsed_ms is None else max(0, round(elapsed_ms * 1e6))
-
-
 def _write_step(log: SpanLog, step: SeenStep) -> None:
     """Lines of a step that the device has come to the end of; what it has not come to has no time there.
 
@@ -174,7 +162,7 @@ def _write_step(log: SpanLog, step: SeenStep) -> None:
     lines: list[bytes] = []
     for span in spans_of(step):
         (begin, first), (end, last) = span.begin, span.end
-        device_ns = device_time_ns(first, last)
+        device_ns = nanoseconds_between(first, last)
         if device_ns is not None:
             device_ns = max(0, device_ns - span.device_waiting_ns)
         start_ns, lasted = begin + log.offset_ns, max(0, end - begin)
@@ -320,7 +308,7 @@ class LayerTimer:
     torch's Python code waits, as for FSDP's parameters and gradients, a tensor parallel sum or what another stage
     sends, and with DDP what is left of the backward behind the last block. The time on the device is without them.
     With an accelerator FSDP's wait for parameters is what is seen of it, not that for gradients. What waits in C++,
-    such as collectives in compiled code, is part of the block that it lies in. See timer/listening.py.
+    such as collectives in compiled code, is part of the block that it lies in. See timer/steps.py.
 
     Where a span fails to be made there is one warning, and no more spans; `PROFILER_WRAPPER=off` turns this off.
 
@@ -367,44 +355,51 @@ class LayerTimer:
             return
         accelerator = find_accelerator(device)
         self._clock = StepClock(accelerator)
-        failed = weakref.WeakMethod(self._failed)
-
-        def on_failure(what: str, error: Exception) -> None:
-            method = failed()
-            if method is not None:
-                method(what, error)
-
         self._watch = LayerWatch(
             model,
             place,
             accelerator,
             self._notices,
             mark=self._clock.mark,
-            on_failure=on_failure,
+            on_failure=weakly(self._failed),
             optimizers=find_optimizers(optimizer),
         )
         self._finish = weakref.finalize(self, _finish, self._watch, self._pid, self._notices)
 
+    @property
+    def _active(self) -> bool:
+        """It is on, in the process that it was made in."""
+        return not self._off and os.getpid() == self._pid
+
+    @harmless
     def start(self) -> None:
         """The first step begins. A step that was begun is none."""
-        self._guarded("start()", lambda: self._begin(self._clock.mark()))
+        self._begin(self._clock.mark())
 
+    @harmless
     def step(self, number: int | None = None) -> None:
         """A step ends, and the next one begins; without `start()` the first call only begins one.
 
         Args:
             number: of the step that ends; by default one more than the last, from 0.
         """
-        self._guarded("step()", lambda: self._step(number))
+        mark, begun = self._clock.mark(), self._begun
+        if begun is not None:
+            boundaries = self._watch.parts.end_step()
+            seen = self._watch.layers.end_step()
+            ended = begun[0] if number is None else int(number)
+            self._next = ended + 1
+            self._watch.add(ended, begun[1], mark, boundaries, seen)
+        self._begin(mark)
 
+    @harmless
     def dump(self) -> Path | None:
         """Write what the device has come to, and go on; the file with the lines of text, None: there is none yet."""
-        path: Path | None = self._guarded("dump()", lambda: self._watch.flush())
-        return path
+        return self._watch.flush()
 
     def close(self) -> None:
         """Write everything, and listen no more. A step that has not ended is left out."""
-        if not self._off and os.getpid() == self._pid:
+        if self._active:
             self._off = True
             self._finish()
 
@@ -423,26 +418,8 @@ class LayerTimer:
         self._watch.layers.begin_step()
         self._begun = self._next, mark
 
-    def _step(self, number: int | None) -> None:
-        mark, begun = self._clock.mark(), self._begun
-        if begun is not None:
-            boundaries = self._watch.parts.end_step()
-            seen = self._watch.layers.end_step()
-            ended = begun[0] if number is None else int(number)
-            self._next = ended + 1
-            self._watch.add(ended, begun[1], mark, boundaries, seen)
-        self._begin(mark)
-
-    def _guarded(self, what: str, action: Any) -> Any:
-        if self._off or os.getpid() != self._pid:
-            return None
-        try:
-            return action()
-        except Exception as error:
-            self._failed(what, error)
-            return None
-
     def _failed(self, what: str, error: Exception) -> None:
+        """Something has failed: one warning, and no more layers."""
         if not self._off:
             self._notices.warn_once(
                 "failed",

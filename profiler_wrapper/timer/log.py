@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -33,12 +33,10 @@ PENDING_END: Final = b'"device_ns":null            }\n'
 _ROOM_BYTES = len(b"null            ")
 _LONGEST_NAME = 512
 
-_LOCK_S = 2.0  # no thread waits longer for another to write: a training never hangs on its timer
 _KNOWN_LOOK_NS = 1_000_000_000  # between two looks whether the files are still there
 _LOOK_NS = _KNOWN_LOOK_NS // 16  # while the rank may still become known
 _CLOCK_NS = 60 * _KNOWN_LOOK_NS  # between two lines that say how the clocks stand
 _MOST_NUMBERED_BYTES = 1 << 28  # that are read and written again, as the first step begins
-_RANK_VARIABLES = ("RANK", "SLURM_PROCID")
 
 
 # --- whose spans they are ---
@@ -146,9 +144,14 @@ def find_owner(place: SpanPlace, *, forked: bool = False) -> Owner:
         version=str(getattr(sys.modules.get("profiler_wrapper"), "__version__", "")),
     )
     world_size = max(place.world_size or info.world_size, info.rank + 1)
+    data = sys.modules.get("torch.utils.data")
+    loads_data = data is not None and data.get_worker_info() is not None
+    # Forked or started by multiprocessing, with neither a rank of its own nor a group.
+    was_started = bool(forks) or multiprocessing.parent_process() is not None
+    is_rank = has_process_group() or (place.rank is not None and not forked)
     return Owner(
         replace(info, world_size=world_size),
-        worker=_is_worker(has_rank=place.rank is not None and not forked, environment=place.environment),
+        worker=loads_data or (was_started and not is_rank),
         known=has_process_group(),
     )
 
@@ -161,29 +164,6 @@ def has_process_group() -> bool:
     """This process, and not the one that it was forked from, has joined a process group."""
     distributed = torch.distributed
     return not _group_of_parent and distributed.is_available() and distributed.is_initialized()
-
-
-def _is_worker(*, has_rank: bool, environment: Mapping[str, str]) -> bool:
-    """It was started by multiprocessing or forked, as to load data, and has neither a rank of its own nor a group."""
-    data = sys.modules.get("torch.utils.data")
-    if data is not None and data.get_worker_info() is not None:
-        return True
-    if has_rank or (not forks and multiprocessing.parent_process() is None) or has_process_group():
-        return False
-    try:
-        inherited = _inherited()
-    except OSError:  # where the system does not show it
-        return True
-    # A rank in the environment that is not what the program was started with: whoever launched this put it there.
-    return not any(
-        name in environment and f"{name}={environment[name]}".encode("utf-8", "surrogateescape") not in inherited
-        for name in _RANK_VARIABLES
-    )
-
-
-def _inherited() -> list[bytes]:
-    """The environment that this program was started with."""
-    return Path("/proc/self/environ").read_bytes().split(b"\0")
 
 
 # --- lines ---
@@ -280,11 +260,6 @@ class LineFile:
 
     def replace(self, place: int, old: bytes, new: bytes) -> None:
         """Put bytes in the place of as many that must be there; where they are not, nothing."""
-        if hasattr(os, "pread"):  # half the system calls
-            descriptor = self._inside.fileno()
-            if os.pread(descriptor, len(old), place) == old:
-                os.pwrite(descriptor, new, place)
-            return
         self._inside.seek(place)
         if self._inside.read(len(old)) == old:
             self._inside.seek(place)
@@ -392,26 +367,21 @@ class SpanLog:
 
         Returns: where the JSON lines end in their file, if they are pending; 0: they were not written.
         """
-        if not self._lock.acquire(True, _LOCK_S):
-            self.lost += 1
-            return 0
         try:
-            pair = self._pair
-            if pair is None:  # a signal's handler, while this thread opens the files
-                self.lost += 1
-                return 0
-            text_head, json_head = self.heads
-            if texts:
-                pair.text.append(b"".join([text_head + text for text in texts]))
-            if lines:
-                pair.lines.append(b"".join(lines if is_header else [json_head + line for line in lines]))
-            return pair.lines.tell() if pending else 0
+            with self._lock:
+                pair = self._pair
+                if pair is None:  # a signal's handler, while this thread opens the files
+                    self.lost += 1
+                    return 0
+                text_head, json_head = self.heads
+                if texts:
+                    pair.text.append(b"".join([text_head + text for text in texts]))
+                if lines:
+                    pair.lines.append(b"".join(lines if is_header else [json_head + line for line in lines]))
+                return pair.lines.tell() if pending else 0
         except (OSError, ValueError) as error:
-            failure = error
-        finally:
-            self._lock.release()
-        self._lose(failure)
-        return 0
+            self._lose(error)
+            return 0
 
     def fill_in(self, end: int, line: bytes, device_ns: int) -> None:
         """The device's time of a JSON line that ends there with `line`, itself with `PENDING_END`.
@@ -420,7 +390,7 @@ class SpanLog:
         """
         time_begin = len(line) - _ROOM_BYTES - len(b"}\n")
         filled = line[:time_begin] + b"%-*d}\n" % (_ROOM_BYTES, device_ns)
-        with self._locked(), contextlib.suppress(OSError, ValueError):
+        with self._lock, contextlib.suppress(OSError, ValueError):
             if self._pair is not None and end >= len(line):
                 self._pair.lines.replace(end - len(line), line, filled)
 
@@ -434,7 +404,7 @@ class SpanLog:
         pair = self._pair
         if pair is None or len(old) != len(new):
             return
-        with self._locked(), contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(OSError):
             if pair.lines.tell() <= _MOST_NUMBERED_BYTES:
                 before = pair.lines.read()
                 pair.lines.replace(0, before, before.replace(old, new))
@@ -460,15 +430,16 @@ class SpanLog:
         except (OSError, ValueError) as error:
             self._lose(error, lines=0)
         if now >= self._clock_at:
-            self._write_clock()
+            self._clock_at = now + _CLOCK_NS
+            self.add_header(clock=clock_reading(self.offset_ns))
 
     def flush(self) -> Path | None:
         """Write what is left to say of the whole. The text's path; None: there is none."""
         if self._pair is None:
             return None
+        self._clock_at = 0
         self.look(time.perf_counter_ns())
         self._warn_renamed()
-        self._write_clock()
         if self.lost > self._reported_lost:
             self._reported_lost = self.lost
             self.add_header(lost_lines=self.lost)
@@ -486,18 +457,9 @@ class SpanLog:
             return
         self.flush()
         self.closed = True
-        with self._locked():
+        with self._lock:
             if self._pair is not None:
                 self._pair.close()
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        held = self._lock.acquire(timeout=_LOCK_S)
-        try:
-            yield
-        finally:
-            if held:
-                self._lock.release()
 
     def _lose(self, error: Exception, *, lines: int = 1) -> None:
         self.lost += lines
@@ -509,11 +471,10 @@ class SpanLog:
     def _become(self, owner: Owner) -> None:
         """The owner is known, or better known: its lines go where they belong."""
         problem: OSError | None = None
-        with self._locked():
+        with self._lock:
             before, pair = self.owner, self._pair
             if before is None or pair is None:
-                if not self._opening:
-                    self._open(owner)
+                self._open(owner)
             elif before.files_key != owner.files_key:
                 problem = self._move(owner, before, pair)
             else:
@@ -569,10 +530,6 @@ class SpanLog:
         if where.name != named:
             taken = where.with_name(named)
             self._notices.warn_once("renamed", f"the timer writes to {where}: {taken} holds another run of that name")
-
-    def _write_clock(self) -> None:
-        self._clock_at = time.perf_counter_ns() + _CLOCK_NS
-        self.add_header(clock=clock_reading(self.offset_ns))
 
 
 def _after_fork() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
 import multiprocessing
 import multiprocessing.util
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter_ns
@@ -38,7 +38,7 @@ class About(TypedDict, total=False):
 _ABOUT: Final[Mapping[str, Callable[[Any], Any]]] = get_type_hints(About)
 _ABOUT_IN_ORDER: Final = ("layer", "microbatch", "group", "bytes")  # as JSON lines have it
 _MOST_OPEN = 1000  # spans within one another
-_MOST_SEQUENCES = 10_000  # names of communication in a step
+_MOST_SEQUENCES = 10_000  # kinds of communication that are counted
 _SHORTEST_PAUSE_NS = 100_000  # of a pause for garbage that is a span; there are thousands of shorter ones a second
 _WAIT_S = 10.0  # for the device, when everything is written
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -123,12 +123,10 @@ class Stack(list[OpenSpan]):
         super().__init__([bottom])
 
     def take(self, wanted: Any) -> OpenSpan | None:
-        """Remove the innermost span of that name, or exactly that one, or any; None: it is not here."""
+        """Remove the innermost span of that name, or exactly that one; None: it is not here."""
         name = str(wanted)
-        for span in reversed(self[1:]):
-            if span is wanted or span.label.name == name or wanted is None:
-                return self.remove_span(span)
-        return None
+        found = (span for span in reversed(self[1:]) if span is wanted or span.label.name == name)
+        return next(map(self.remove_span, found), None)
 
     def remove_span(self, wanted: OpenSpan) -> OpenSpan | None:
         """Exactly that one; None: another thread was quicker."""
@@ -155,7 +153,7 @@ class SpanRecorder:
     def __init__(self, place: SpanPlace, notices: Notices, *, device: Any, watch_garbage: bool) -> None:
         self._notices, self._device, self._watch_garbage = notices, device, watch_garbage
         self.log = span_log(place, notices)
-        self._garbage: GarbageSpans | None = None
+        self._garbage: Any = None  # in gc.callbacks
         self._reset()
 
     def _reset(self) -> None:
@@ -167,7 +165,7 @@ class SpanRecorder:
         self._number: int | None = None  # of the step
         self._step = b"null"  # as JSON lines have it
         self._step_begin_ns: int | None = None
-        self._sequences: tuple[bytes, dict[Any, itertools.count[int]]] = (b"", {})
+        self._sequences: Counter[Any] = Counter()  # of communication in this step
 
     def after_fork(self) -> None:
         """In the child: the parent's spans are not its own, and it has no device."""
@@ -200,9 +198,10 @@ class SpanRecorder:
     def stop(self, wanted: Any, end_ns: int) -> None:
         """A span ends: the innermost, if it is that one or has that name; else wherever it was begun."""
         stack = self.here.stack or self._new_stack()
-        span: OpenSpan | None = stack.pop()
-        if span is not None and (not stack or (span is not wanted and span.label.name != wanted)):
-            stack.append(span)
+        span: OpenSpan | None
+        span = innermost = stack.pop()
+        if not stack or (wanted is not None and innermost is not wanted and innermost.label.name != wanted):
+            stack.append(innermost)
             span = stack.take(wanted) or (None if wanted is None else self._take_elsewhere(wanted))
         if span is None:
             called = repr(wanted.label.name if isinstance(wanted, OpenSpan) else wanted)[:200]
@@ -235,8 +234,8 @@ class SpanRecorder:
     def watch_garbage(self) -> None:
         """The pauses of the garbage collector are spans from now on."""
         if self._garbage is None:
-            self._garbage = GarbageSpans(weakref.WeakMethod(self._pause))
-            self._garbage.install()
+            self._garbage = _pauses(weakref.WeakMethod(self._pause))
+            gc.callbacks.append(self._garbage)
 
     def dump(self) -> Path | None:
         """Write everything; the path of the text, None: there is none. Waits for the device."""
@@ -246,8 +245,8 @@ class SpanRecorder:
 
     def finish(self) -> None:
         """Write everything, and let go of the files if nobody else writes them."""
-        if self._garbage is not None:
-            self._garbage.remove()
+        if self._garbage in gc.callbacks:
+            gc.callbacks.remove(self._garbage)
         error = _ended_by()
         if error is not None and self.log.owner is not None:
             self.log.add_header(ended_by=error)
@@ -317,16 +316,15 @@ class SpanRecorder:
                 self.events.give_back(span.event)
 
     def _checked(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """What is said of a span as the columns of the table have it; what means nothing there is left out."""
+        """What is said of a span, by the types of the table's columns; what means nothing there is left out."""
         checked: dict[str, Any] = {}
         for name, value in about.items():
-            kind = _ABOUT.get(name)
             try:
-                if value is not None and kind is not None:
-                    checked[name] = kind(value)
-            except (TypeError, ValueError, OverflowError):
-                kind = None
-            if kind is None or (name == "kind" and value is not None and value not in KINDS):
+                if value is not None:
+                    checked[name] = _ABOUT[name](value)
+                    if name == "kind" and value not in KINDS:
+                        raise ValueError(value)
+            except (KeyError, TypeError, ValueError, OverflowError):
                 checked.pop(name, None)
                 self._notices.warn_once(
                     "about", f"the timer leaves out {name}={value!r:.100}: it means nothing of a span"
@@ -336,6 +334,7 @@ class SpanRecorder:
     def _set_step(self, number: int) -> None:
         self._number = number
         self._step = b"%d" % number
+        self._sequences.clear()
 
     # --- what is written ---
 
@@ -347,7 +346,7 @@ class SpanRecorder:
         step = self._step if "step" not in span.about else b"%d" % span.about["step"]
         more = b""
         if label.is_communication:
-            more = b'"sequence":%d,' % self._next_sequence(step, (label.name, span.about.get("group")))
+            more = b'"sequence":%d,' % self._next_sequence(step, label.name, span.about.get("group"))
             waiting_ns = end_ns - span.begin_ns
         elif waiting_ns is not None:
             more = b'"waiting_ns":%d,' % waiting_ns
@@ -386,16 +385,12 @@ class SpanRecorder:
         span.begin_ns = begin_ns
         self._end(span, end_ns)
 
-    def _next_sequence(self, step: bytes, name: object) -> int:
-        """How often that communication has come in the step, from 0."""
-        of_step, counts = self._sequences
-        if step != of_step or len(counts) > _MOST_SEQUENCES:
-            counts = {}
-            self._sequences = (step, counts)
-        count = counts.get(name)
-        if count is None:
-            count = counts.setdefault(name, itertools.count())
-        return next(count)
+    def _next_sequence(self, *communication: object) -> int:
+        """How often that communication has come in its step, from 0."""
+        if len(self._sequences) > _MOST_SEQUENCES:
+            self._sequences.clear()
+        self._sequences[communication] += 1
+        return self._sequences[communication] - 1
 
     def _pause(self, begin_ns: int, end_ns: int) -> None:
         """A pause of the garbage collector, on this thread."""
@@ -405,36 +400,20 @@ class SpanRecorder:
         self._write("gc", begin_ns, end_ns, within=None if stack is None else stack[-1])
 
 
-class GarbageSpans:
-    """The pauses in which Python collects garbage: calls `long_pause()(begin_ns, end_ns)` after each long one, on the
-    thread that had it.
-    """
+def _pauses(long_pause: weakref.WeakMethod[Callable[[int, int], None]]) -> Callable[[str, dict[str, Any]], None]:
+    """For `gc.callbacks`: calls `long_pause()(begin_ns, end_ns)` after each long one, on the thread that had it."""
+    begin_ns = 0
 
-    def __init__(self, long_pause: weakref.WeakMethod[Callable[[int, int], None]]) -> None:
-        self._long_pause = long_pause
-        self._begin_ns = 0
-
-    def install(self) -> None:
-        """From now on. Again: nothing more."""
-        if self._heard not in gc.callbacks:
-            gc.callbacks.append(self._heard)
-
-    def remove(self) -> None:
-        """No longer."""
-        if self._heard in gc.callbacks:
-            gc.callbacks.remove(self._heard)
-
-    def _heard(self, phase: str, info: dict[str, Any]) -> None:
+    def heard(phase: str, info: dict[str, Any]) -> None:
+        nonlocal begin_ns
         now = perf_counter_ns()
         if phase == "start":
-            self._begin_ns = now
-        elif self._begin_ns and now - self._begin_ns >= _SHORTEST_PAUSE_NS:
-            long_pause = self._long_pause()
-            if long_pause is not None:
-                long_pause(self._begin_ns, now)
+            begin_ns = now
+        elif begin_ns and now - begin_ns >= _SHORTEST_PAUSE_NS and (method := long_pause()) is not None:
+            method(begin_ns, now)
 
-
-keep_dynamo_off(GarbageSpans._heard, and_below=True)  # it may be called in the midst of a function that is compiled
+    keep_dynamo_off(heard, and_below=True)  # it may be called in the midst of a function that is compiled
+    return heard
 
 
 def _ended_by() -> str | None:

@@ -1,26 +1,361 @@
-"""The parts of a step: data, forward, backward, optimizer, other, each measured where it begins and ends.
+"""What is seen of a step without a profiler: its parts, runs of the autograd engine, and waits for other ranks.
 
-`data` is the time from the step's begin to the first forward, `forward` that in calls of the model or, where the loop
-calls only modules in it, of the outermost of these (where no model is known: of the outermost modules), `backward` that
-in the autograd engine, `optimizer` that in optimizers' steps, `other` the rest, such as a loss between forward and
-backward. Several in a step sum up. Where a part was not seen that must have been there, none is known.
+The parts are data, forward, backward, optimizer, other, each measured where it begins and ends. `data` is the time from
+the step's begin to the first forward, `forward` that in calls of the model or, where the loop calls only modules in it,
+of the outermost of these (where no model is known: of the outermost modules), `backward` that in the autograd engine,
+`optimizer` that in optimizers' steps, `other` the rest, such as a loss between forward and backward. Several in a step
+sum up. Where a part was not seen that must have been there, none is known.
+
+Torch has no hook for runs of the engine or waits, so while somebody listens a few of its functions are wrapped, and no
+object is. A run of the engine is what `backward` and `grad` of `torch.autograd` call. Waits are those in torch's Python
+code:
+
+- `Work.wait`: blocking collectives, sends and receives, also those of pipelines;
+- `AsyncCollectiveTensor`'s waits: those of DTensor, thus of tensor parallel;
+- FSDP2's `unshard`, `wait_for_unshard` and reduction of gradients, which know group and bytes of a wait within them.
+  With an accelerator the process does not wait there: its stream does, in `wait_for_unshard`, which is the wait then.
+
+What a version of torch does not have is not wrapped. Not seen: what waits in C++ (DDP's reducer, compiled functional
+collectives), and, with an accelerator, a stream that waits for gradients to be reduced.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
+import sys
+import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from profiler_wrapper.capture import scopes
 from profiler_wrapper.capture.layers import all_modules
-from profiler_wrapper.capture.torch_state import OptimizerSteps, in_backward
+from profiler_wrapper.capture.torch_state import OptimizerSteps, in_backward, is_compiling, keep_dynamo_off
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.timer.device_events import Mark, seconds_between
-from profiler_wrapper.timer.listening import ENGINE
+from profiler_wrapper.trace.spans import rank_list_text
+
+# --- functions of ours in the place of torch's ---
+
+
+class Patch(NamedTuple):
+    """One function: `wrap` makes of torch's the one that takes its place."""
+
+    module: str
+    owner: str  # a class in it; "": the module itself
+    name: str
+    wrap: Callable[[Any], Any]
+
+
+class Patches:
+    """Functions that are ours from the first `listen` to the last `stop_listening`, however many listen.
+
+    What a version of torch does not have is not wrapped.
+
+    Attributes:
+        listeners: those that there are now.
+    """
+
+    def __init__(self, patches: Sequence[Patch]) -> None:
+        self.patches = tuple(patches)
+        self.listeners: tuple[Any, ...] = ()
+        self._in_place: dict[Patch, tuple[Any, Any, Any]] = {}  # -> owner, what was there, ours
+        self._lock = threading.RLock()
+
+    def listen(self, listener: object) -> None:
+        """Tell `listener`. To be called again when torch's modules may have been imported since; that is quick."""
+        if listener in self.listeners and len(self._in_place) == len(self.patches):
+            return
+        with self._lock:
+            if listener not in self.listeners:
+                self.listeners = (*self.listeners, listener)
+            for patch in self.patches:
+                module = sys.modules.get(patch.module)
+                owner = getattr(module, patch.owner, None) if patch.owner else module
+                original = None if owner is None else vars(owner).get(patch.name)
+                # Ours is there, or somebody's above it; else somebody may have put the original back.
+                if original is None or (patch in self._in_place and original is not self._in_place[patch][1]):
+                    continue
+                ours = functools.wraps(original)(patch.wrap(getattr(owner, patch.name)))
+                keep_dynamo_off(ours, and_below=False)
+                setattr(owner, patch.name, ours)
+                self._in_place[patch] = owner, original, ours
+
+    def stop_listening(self, listener: object) -> None:
+        """With the last one all is as it was; ours stays, and does nothing, where somebody has wrapped it since."""
+        with self._lock:
+            self.listeners = tuple(one for one in self.listeners if one is not listener)
+            if self.listeners:
+                return
+            for patch, (owner, original, ours) in list(self._in_place.items()):
+                if vars(owner).get(patch.name) is ours:
+                    setattr(owner, patch.name, original)
+                    del self._in_place[patch]
+
+
+# --- runs of the autograd engine ---
+
+
+# A listener has `open_run()`, called where the engine is about to run, on that thread. It returns whether `close_run()`
+# is to be called when the run is over or has raised. Neither may raise.
+
+
+def _around_run(original: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not ENGINE.listeners:
+            return original(*args, **kwargs)
+        opened = _open_runs()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _close_runs(opened)
+
+    return run
+
+
+def _open_runs() -> list[Any]:
+    return [one for one in ENGINE.listeners if one.open_run()]
+
+
+def _close_runs(opened: list[Any]) -> None:
+    for listener in reversed(opened):
+        listener.close_run()
+
+
+for _ours in (_open_runs, _close_runs):  # a compiled function may call backward
+    keep_dynamo_off(_ours, and_below=True)
+
+# What `backward` and `grad` call, so that those who imported these earlier are seen too.
+_NAMES = ("_engine_run_backward",) if hasattr(torch.autograd, "_engine_run_backward") else ("backward", "grad")
+ENGINE = Patches([Patch("torch.autograd", "", name, _around_run) for name in _NAMES])
+
+# --- waits for other ranks ---
+
+# Numbers of torch's OpType by name. FSDP's reduce-scatter has none with gloo.
+_NUMBERS = {
+    "broadcast": (0,),
+    "all_reduce": (1, 2, 18),
+    "reduce": (3,),
+    "all_gather": (4, 5, 6),
+    "gather": (7,),
+    "scatter": (8,),
+    "reduce_scatter": (9, 16, 19),
+    "all_to_all": (10, 11),
+    "send": (12,),
+    "recv": (13, 14),
+    "barrier": (15,),
+}
+_OPERATIONS = {number: name for name, numbers in _NUMBERS.items() for number in numbers}
+_OTHER = "wait"
+_OF_A_PAIR = ("send", "recv")
+
+
+class WaitInfo(NamedTuple):
+    """What is known of a wait."""
+
+    name: str = _OTHER  # of the collective, as `all_gather`; `wait` where it is not known
+    group: str | None = None  # the ranks that take part, as `"0-2,5"`; None: not known
+    bytes: int | None = None  # that the whole of it is long, as the trace counts them; None: not known
+
+
+# A listener has `open_wait()`, called on the thread that begins to wait, and `close_wait(opened, info)`, which is given
+# what that returned when the wait is over, unless it was None. Neither may raise.
+class _Here(threading.local):
+    inside = False  # a wait, or what counts as one
+    described: Callable[[str], WaitInfo] | None = None  # what FSDP knows of the collective of that name
+
+
+_here = _Here()
+
+
+def _in_place(body: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Callable[[Any], Any]:
+    """`body(original, args, kwargs)` where somebody listens and this thread is in no wait; else the original."""
+    keep_dynamo_off(body, and_below=False)
+
+    def wrap(original: Any) -> Any:
+        def ours(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not WAITS.listeners or _here.inside:
+                return original(*args, **kwargs)
+            return body(original, args, kwargs)
+
+        return ours
+
+    return wrap
+
+
+@_in_place
+def _work_wait(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _waiting(original, args, kwargs, lambda: _info_of(args[0]))
+
+
+@_in_place
+def _tensor_wait(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if getattr(args[0], "completed", False):
+        return original(*args, **kwargs)
+    return _waiting(original, args, kwargs, lambda: WaitInfo(group=_only_group()))
+
+
+@_in_place
+def _unshard(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not _blocks(getattr(args[0], "device", None)):
+        return _waiting(original, args, kwargs, None)
+    return _described(original, args, kwargs, lambda _: _gather_of(args[0]))
+
+
+@_in_place
+def _wait_for_unshard(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    info = _gather_of(args[0]) if getattr(args[0], "_all_gather_result", None) else WaitInfo()
+    if info.group is None:  # nothing to wait for, or a rank alone
+        return original(*args, **kwargs)
+    if _blocks(getattr(args[0], "device", None)):
+        return _described(original, args, kwargs, lambda _: info)
+    return _waiting(original, args, kwargs, lambda: info)
+
+
+@_in_place
+def _reduction(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = {**dict(zip(_parameters_of(original), args, strict=False)), **kwargs}
+    if not _blocks(given.get("device")):
+        return _waiting(original, args, kwargs, None)
+    return _described(original, args, kwargs, lambda name: _reduction_of(given, name))
+
+
+def _waiting(
+    original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], info: Callable[[], WaitInfo] | None
+) -> Any:
+    """The call, which is a wait. Without `info` it is on a stream of its own, which others wait for later."""
+    opened = [] if info is None else _open()
+    _here.inside = True
+    try:
+        return original(*args, **kwargs)
+    finally:
+        _here.inside = False
+        if info is not None:
+            _close(opened, info)
+
+
+def _open() -> list[tuple[Any, object | None]]:
+    return [(one, one.open_wait()) for one in WAITS.listeners]
+
+
+def _close(opened: list[tuple[Any, object | None]], info: Callable[[], WaitInfo]) -> None:
+    for listener, its in opened:
+        if its is not None:
+            listener.close_wait(its, info())
+
+
+def _described(
+    original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], describe: Callable[[str], WaitInfo]
+) -> Any:
+    before, _here.described = _here.described, describe
+    try:
+        return original(*args, **kwargs)
+    finally:
+        _here.described = before
+
+
+# --- what is known of a wait ---
+
+
+def _info_of(work: Any) -> WaitInfo:
+    try:
+        name = _OPERATIONS.get(int(work._get_op_type()), _OTHER)
+        if _here.described is not None:
+            return _here.described(name)
+        return WaitInfo(name, None if name in _OF_A_PAIR else _only_group())
+    except Exception:  # of a version that has it otherwise
+        return WaitInfo()
+
+
+def _gather_of(group: Any) -> WaitInfo:
+    """Of FSDP's parameters that are gathered together."""
+    try:
+        ranks = group._all_gather_process_group
+        if ranks.size() < 2:
+            return WaitInfo("all_gather")
+        size = _elements(group.fsdp_params) * group.mesh_info.shard_mesh_size
+        return WaitInfo("all_gather", _ranks_of(ranks), size * _gather_dtype(group.fsdp_params[0]).itemsize)
+    except Exception:  # one that is not sharded, or of a version that has it otherwise
+        return WaitInfo("all_gather")
+
+
+def _reduction_of(given: Mapping[str, Any], name: str) -> WaitInfo:
+    """Of the gradients that FSDP reduces together: scattered, then, of replicas, summed."""
+    try:
+        parameters, scattered_in = given["fsdp_params"], given["reduce_scatter_group"]
+        size = _elements(parameters) * (given["reduce_dtype"] or _gather_dtype(parameters[0])).itemsize
+        if name == "all_reduce":
+            return WaitInfo(name, _ranks_of(given["all_reduce_group"]), size)
+        return WaitInfo("reduce_scatter", _ranks_of(scattered_in), size * scattered_in.size())
+    except Exception:  # of a version that has it otherwise
+        return WaitInfo(name)
+
+
+@functools.lru_cache(maxsize=8)
+def _parameters_of(function: Any) -> tuple[str, ...]:
+    """Their names, by which versions of torch agree; their places they do not."""
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return ()
+
+
+def _elements(parameters: Any) -> int:
+    """That a rank has of them, padding included."""
+    return sum(parameter._sharded_param_data.numel() for parameter in parameters)
+
+
+def _gather_dtype(parameter: Any) -> torch.dtype:
+    """In which it is gathered."""
+    found: torch.dtype = parameter.param_dtype or parameter.orig_dtype
+    return found
+
+
+def _blocks(device: Any) -> bool:
+    """Whether the process itself waits, and not a stream."""
+    return getattr(device, "type", None) == "cpu"
+
+
+_text_of = functools.lru_cache(maxsize=256)(rank_list_text)
+
+
+def _ranks_of(group: Any) -> str:
+    return _text_of(tuple(torch.distributed.get_process_group_ranks(group)))
+
+
+def _only_group() -> str | None:
+    """The group of a job that has one."""
+    try:
+        groups = torch.distributed.distributed_c10d._world.pg_names
+        return _ranks_of(next(iter(groups))) if len(groups) == 1 else None
+    except Exception:  # of a version that has it otherwise, or there is no group any more
+        return None
+
+
+_FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+WAITS = Patches(
+    (
+        Patch("torch._C._distributed_c10d", "Work", "wait", _work_wait),
+        Patch("torch.distributed._functional_collectives", "AsyncCollectiveTensor", "trigger_wait", _tensor_wait),
+        Patch("torch.distributed._functional_collectives", "AsyncCollectiveTensor", "wait", _tensor_wait),
+        Patch(_FSDP, "FSDPParamGroup", "unshard", _unshard),
+        Patch(_FSDP, "FSDPParamGroup", "wait_for_unshard", _wait_for_unshard),
+        Patch(_FSDP, "", "foreach_reduce", _reduction),
+    )
+)
+
+# Compiled code comes to a wait where it breaks: Dynamo would compile all of these, and the listeners.
+for _around in (_waiting, _described):
+    keep_dynamo_off(_around, and_below=False)
+for _beside in (_open, _close, _blocks, _gather_of):
+    keep_dynamo_off(_beside, and_below=True)
+
+# --- the parts of a step ---
 
 PARTS = ("data", "forward", "backward", "optimizer", "other")  # of a step's time
 

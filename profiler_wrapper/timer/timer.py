@@ -25,6 +25,34 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+
+def harmless(method: Function) -> Function:
+    """Does nothing where its object is not `_active`; what fails inside goes to the object's `_failed`."""
+
+    @functools.wraps(method)
+    def guarded(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not self._active:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self._failed(f"{method.__name__}()", error)
+            return None
+
+    return cast(Function, guarded)
+
+
+def weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """Calls a method of an object that may be gone, and does not hold it."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        if (there := reference()) is not None:
+            there(*args)
+
+    return call
+
+
 _timers: weakref.WeakSet[Timer] = weakref.WeakSet()
 
 
@@ -106,6 +134,11 @@ class Timer:
         )
         self._finish = weakref.finalize(self, _finish, self._recorder, self._notices)
 
+    @property
+    def _active(self) -> bool:
+        """It is on, and the code that asks is not being compiled."""
+        return not self._off and not is_dynamo_compiling()
+
     # --- spans ---
 
     def start(self, name: Any, closes: bool = False, /, **about: Unpack[About]) -> OpenSpan | None:
@@ -139,12 +172,10 @@ class Timer:
         except Exception as error:
             self._failed("stop()", error)
 
+    @harmless
     def stop_within(self, span: OpenSpan) -> None:
         """End all spans that this thread began within one, as an exception that passes it does."""
-        try:
-            self._recorder.stop_within(span)
-        except Exception as error:
-            self._failed("stop_within()", error)
+        self._recorder.stop_within(span)
 
     def __call__(self, name: str, **about: Unpack[About]) -> TimedBlock:
         """A span as a block or, put before a function, whenever that is called."""
@@ -154,31 +185,22 @@ class Timer:
         """A span whenever a function is called: `@timer.timed("load")`."""
         return TimedBlock(self, name, about)
 
+    @harmless
     def step(self, number: int | None = None) -> None:
         """Step `number` begins, and the one before ends; without a number it is one more than that.
 
         Where the first call has no number, what was timed before it is step 0. Where there is no call, each span that
         is named as a step is one; else `ranks` finds steps by the first name that comes again, and says so.
         """
-        if self._off or is_dynamo_compiling():
-            return
-        try:
-            self._recorder.step(None if number is None else int(number))
-        except Exception as error:
-            self._failed("step()", error)
+        self._recorder.step(None if number is None else int(number))
 
+    @harmless
     def dump(self) -> Path | None:
         """Write everything there is, and go on. Waits for the device, 10 seconds at most.
 
         Returns: the file with the lines of text; None: nothing was timed.
         """
-        if self._off:
-            return None
-        try:
-            return self._recorder.dump()
-        except Exception as error:
-            self._failed("dump()", error)
-            return None
+        return self._recorder.dump()
 
     def close(self) -> None:
         """As `dump`, and nothing is timed from now on."""
@@ -216,14 +238,15 @@ class Timer:
     def __copy__(self) -> Timer:
         return self
 
-    def __reduce__(self) -> tuple[Callable[..., Timer], tuple[dict[str, Any]]]:
-        return _made_of, ({**self._arguments, "device_mesh": None},)
+    def __reduce__(self) -> tuple[Callable[..., Timer], tuple[()]]:
+        return functools.partial(Timer, **{**self._arguments, "device_mesh": None}), ()
 
     def after_fork(self) -> None:
         """In a forked child, which writes files of its own."""
         self._recorder.after_fork()
 
     def _failed(self, what: str, error: Exception) -> None:
+        """Something has failed: one warning, and the timer is off."""
         if not self._off and not isinstance(error, RecursionError):  # the program is too deep here, and soon is not
             self._off = True
             self._notices.warn_once(
@@ -284,10 +307,6 @@ class TimedBlock:
                 return function(*args, **kwargs)
 
         return cast(Function, call)
-
-
-def _made_of(arguments: dict[str, Any]) -> Timer:
-    return Timer(**arguments)
 
 
 def _place_of(arguments: Mapping[str, Any]) -> SpanPlace:

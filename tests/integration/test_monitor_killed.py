@@ -27,7 +27,7 @@ for kill in range(int(sys.argv[3])):
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        sinks = open_sinks(directory, interval=3, patience_s=60)  # the machine of a test may be busy
+        sinks = open_sinks(directory, interval=3, wait_s=60)  # the machine of a test may be busy
         step = 0
         while True:
             step += 1

@@ -15,14 +15,12 @@ import pytest
 import torch
 
 from models import Case, build, optimizer_of, train_step
-from monitoring import Kept, monitoring
+from monitoring import CountedHere, Kept, monitoring
 from profiler_wrapper.analysis.model import FlopRow
 from profiler_wrapper.analysis.work.flops import FlopCount
 from profiler_wrapper.analysis.work.utilization import hides_recompute
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.monitor import flop_probe
-from profiler_wrapper.monitor import flop_probe as counting
-from profiler_wrapper.monitor.flop_probe import Counting
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import StepRecord
 from unchanged import CPU, fails, hooks_of, ours_in_the_way
@@ -40,12 +38,7 @@ SCORES_AGAIN = 2 * SCORES  # fused attention makes them again in its backward
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are counted in this process, so that the next one knows."""
-    monkeypatch.setattr(flop_probe.FlopProbe.__init__, "__kwdefaults__", _in_process())
-
-
-def _in_process() -> dict[str, Any]:
-    defaults = dict(flop_probe.FlopProbe.__init__.__kwdefaults__ or {})
-    return {**defaults, "count": lambda trace, run: Counting(trace, run, in_process=True)}
+    monkeypatch.setattr(flop_probe.FlopProbe.__init__, "__kwdefaults__", {"count": CountedHere})
 
 
 def run(
@@ -234,14 +227,13 @@ def test_a_profiler_that_fails_is_one_warning(tmp_path: Path, monkeypatch: pytes
     assert [record.flops_source for record in records] == ["config"] * 3
 
 
-def test_where_no_process_can_be_started_the_step_is_counted_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_process_can_be_started_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_process(*args: Any, **options: Any) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(counting.subprocess, "Popen", no_process)
-    assert run(tmp_path, build("llama"), steps=1, flops_profile_freq=1)[0].flops_source == "measured"
+    monkeypatch.setattr(flop_probe.subprocess, "Popen", no_process)
+    with pytest.warns(ProfilerWrapperWarning, match="could not be measured: OSError: no more processes"):
+        assert run(tmp_path, build("llama"), steps=1, flops_profile_freq=1)[0].flops_source == "config"
 
 
 def test_a_process_that_dies_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +244,7 @@ def test_a_process_that_dies_is_one_warning(tmp_path: Path, monkeypatch: pytest.
         started.append(command)
         return start([command[0], "-c", "raise SystemExit(3)"], **options)
 
-    monkeypatch.setattr(counting.subprocess, "Popen", dies)
+    monkeypatch.setattr(flop_probe.subprocess, "Popen", dies)
     with pytest.warns(ProfilerWrapperWarning, match="gave no answer") as told:
         records = run(tmp_path, build("llama"), steps=2, flops_profile_freq=1)
     assert len(told) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from profiler_wrapper.timer.layer_timer import LayerTimer
-from profiler_wrapper.timer.spans import GarbageSpans
+from profiler_wrapper.timer.timer import Timer
 
 
 @contextmanager
@@ -56,13 +55,10 @@ def test_a_wait_in_a_compiled_function(process_group: None, tmp_path: Path, monk
     assert not seen
 
 
-def test_garbage_that_is_collected_in_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Timer:
-        def pause(self, start_ns: int, end_ns: int) -> None:
-            pass
-
-    timer = Timer()
-    spans = GarbageSpans(weakref.WeakMethod(timer.pause))
+def test_garbage_that_is_collected_in_a_compiled_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = Timer(tmp_path, device="cpu", gc=True)
+    with timer("begins"):
+        pass
 
     @compiled
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -71,11 +67,8 @@ def test_garbage_that_is_collected_in_a_compiled_function(monkeypatch: pytest.Mo
         return y * 2
 
     with frames_of_ours(monkeypatch) as seen:
-        spans.install()
-        try:
-            assert torch.equal(step(torch.ones(3)), torch.full((3,), 4.0))
-        finally:
-            spans.remove()
+        assert torch.equal(step(torch.ones(3)), torch.full((3,), 4.0))
+    timer.close()
     assert not seen
 
 

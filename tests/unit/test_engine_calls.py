@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from profiler_wrapper.timer.listening import _NAMES, ENGINE
+from profiler_wrapper.timer.steps import _NAMES, ENGINE
 
 
 class Heard:

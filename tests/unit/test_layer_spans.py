@@ -464,9 +464,9 @@ def _joined(thread: threading.Thread) -> None:
 
 
 def test_so_many_spans_of_a_step_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_spans, "MOST_SPANS", 12)
+    monkeypatch.setattr(layer_spans, "MOST_NOTED", 12)
     model = Stack(Time(), 1)
-    with pytest.warns(ProfilerWrapperWarning, match="more than 12 times"), timing(model, tmp_path) as layers:
+    with pytest.warns(ProfilerWrapperWarning, match="run 12 times in a step"), timing(model, tmp_path) as layers:
         for _ in range(10):
             model(X)
         layers.step()

@@ -119,7 +119,7 @@ def test_a_view_that_autograd_has_given_up(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_is_run_any_number_of_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_spans, "MOST_RECORDS", 30)
+    monkeypatch.setattr(layer_spans, "MOST_NOTED", 30)
     time = Time()
     model = Stack(time, blocks=1)
     with timing(model, tmp_path, time) as layers:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from monitoring import Clock, Device, monitoring
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.timer import steps
-from profiler_wrapper.timer.listening import _NAMES as _ENGINE
+from profiler_wrapper.timer.steps import _NAMES as _ENGINE
 from unchanged import Boom, hooks_of, ours_in_the_way
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from monitoring import monitoring
+from monitoring import CountedHere, monitoring
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.analysis.work.utilization import StepWork
 from profiler_wrapper.errors import Notices, ProfilerWrapperWarning
 from profiler_wrapper.monitor import flop_probe
-from profiler_wrapper.monitor.flop_probe import Counting, FlopProbe, Measurement
-from profiler_wrapper.monitor.work import Parallelism, Roof, Shapes, StepWorks
+from profiler_wrapper.monitor.flop_probe import FlopProbe
+from profiler_wrapper.monitor.work import Measurement, Parallelism, Roof, Shapes, StepWorks
 
 MEASURED = StepWork(
     model_flops_by_dtype={"bfloat16": 800},
@@ -92,8 +92,7 @@ def test_for_other_lengths_there_is_the_formula() -> None:
 def test_a_batch_that_is_larger_than_the_measured_one_has_more_flops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    defaults = {"count": lambda trace, run: Counting(trace, run, in_process=True)}
-    monkeypatch.setattr(FlopProbe.__init__, "__kwdefaults__", defaults)
+    monkeypatch.setattr(FlopProbe.__init__, "__kwdefaults__", {"count": CountedHere})
     model = torch.nn.Linear(64, 32)
     with monitoring(tmp_path, flops_profile_freq=100) as (monitor, records):
         for size in (4, 32, 2):
@@ -110,7 +109,10 @@ class Hangs:
         self.cancelled = False
         trace.unlink()
 
-    def result(self, *, wait_s: float = 0.0) -> None:
+    def wait(self, most_s: float) -> bool:
+        return False
+
+    def result(self) -> None:
         return None
 
     def cancel(self) -> None:

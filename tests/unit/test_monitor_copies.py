@@ -15,8 +15,8 @@ import torch
 
 from monitoring import Device, Kept, monitoring, on_device
 from profiler_wrapper.errors import ProfilerWrapperWarning, WrongUse
-from profiler_wrapper.monitor.job import Job
 from profiler_wrapper.monitor.monitor import TrainingMonitor
+from profiler_wrapper.monitor.steps import Job
 
 
 @pytest.mark.parametrize("word", ["off", " OFF ", "0"])
@@ -82,15 +82,15 @@ def test_complex_numbers_are_left_out(tmp_path: Path, loss: Any) -> None:
 
 def test_two_threads_that_end_the_first_step_have_one_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both, opened = threading.Barrier(2, timeout=0.3), []
-    find_works = Job.works
+    really_open = Job.open
 
-    def slowly(self: Job) -> Any:
+    def slowly(self: Job, *about: Any) -> None:
         opened.append(1)
         with contextlib.suppress(threading.BrokenBarrierError):
             both.wait()  # until the other thread is here too, if it comes
-        return find_works(self)
+        really_open(self, *about)
 
-    monkeypatch.setattr(Job, "works", slowly)
+    monkeypatch.setattr(Job, "open", slowly)
     sink = Kept()
     with monitoring(tmp_path, sinks=[sink]) as (monitor, _):
         threads = [threading.Thread(target=monitor.end_step, kwargs={"step": step}) for step in (1, 2)]

@@ -10,7 +10,7 @@ from profiler_wrapper.monitor.steps import Gaps
 
 def add(gaps: Gaps, *between_s: float) -> None:
     for gap in between_s:
-        gaps.add(between_s=gap, inside_s=0.09)
+        gaps.add(round(gap * 1e9), 90_000_000)
 
 
 def test_a_loop_that_fetches_between_its_steps_is_told_once() -> None:

@@ -94,7 +94,7 @@ def test_a_failure_of_ours_is_one_warning_and_the_end_of_the_monitor(
 
 
 def test_a_failure_is_no_exception_where_warnings_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler_wrapper.monitor.job.run_info", fails)
+    monkeypatch.setattr("profiler_wrapper.monitor.steps.run_info", fails)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with monitoring(tmp_path) as (monitor, records), monitor.step():

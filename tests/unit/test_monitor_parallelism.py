@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from profiler_wrapper.monitor.config import MonitorConfig
-from profiler_wrapper.monitor.job import MonitorArgs, parallelism
+from profiler_wrapper.monitor.steps import MonitorArgs, parallelism
 from profiler_wrapper.monitor.work import Parallelism
 
 

@@ -12,11 +12,12 @@ import torch
 
 from monitoring import Device
 from profiler_wrapper.errors import Notices
-from profiler_wrapper.timer import layer_spans, listening
+from profiler_wrapper.timer import layer_spans
+from profiler_wrapper.timer import steps as listening
 from profiler_wrapper.timer.device_events import Mark
 from profiler_wrapper.timer.layer_spans import LayerSpans, Span, StepSpans, Wait
 from profiler_wrapper.timer.layer_timer import SeenStep, spans_of
-from profiler_wrapper.timer.listening import Patch, Patches, WaitInfo
+from profiler_wrapper.timer.steps import Patch, Patches, WaitInfo
 
 MAIN, OTHER_THREAD = 7, 8
 MS = 1_000_000
@@ -249,8 +250,8 @@ def seen(*waits: Wait, device: Device | None = None) -> SeenStep:
         Span("backward", "layers.0 backward", moment(35, device), moment(50, device), 0, "layers.0"),
     ]
     parts = (("data", 0), ("forward", 10), ("other", 30), ("backward", 30), ("other", 60))
-    boundaries = tuple((part, Mark(at / 1e3, None)) for part, at in parts)
-    return SeenStep(5, Mark(0.0, None), Mark(0.07, None), boundaries, StepSpans(spans, list(waits), [], []), MAIN)
+    boundaries = tuple((part, Mark(round(at * 1e6), None)) for part, at in parts)
+    return SeenStep(5, Mark(0, None), Mark(70_000_000, None), boundaries, StepSpans(spans, list(waits), [], []), MAIN)
 
 
 def moment(at_ms: float, device: Device | None = None) -> tuple[int, Any]:

@@ -564,7 +564,7 @@ def test_pauses_of_the_garbage_collector_are_spans(tmp_path: Path) -> None:
     assert [pause["depth"] for pause in pauses] == [1]
     assert 0.5 * lasted < pauses[0]["duration_ns"] <= lasted
     before = len(gc.callbacks)
-    assert not any("GarbageSpans" in repr(callback) for callback in gc.callbacks), before
+    assert not any("_pauses" in repr(callback) for callback in gc.callbacks), before
 
 
 # --- files ---
