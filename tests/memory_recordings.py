@@ -6,8 +6,9 @@ from typing import Any
 
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import attributed
+from profiler_wrapper.analysis.memory.blocks import owned_memory
 from profiler_wrapper.analysis.memory.events import device_memory
-from profiler_wrapper.analysis.memory.use import memory_use, owned_memory
+from profiler_wrapper.analysis.memory.use import memory_use
 from profiler_wrapper.analysis.model import CATEGORIES, MemoryUse
 from profiler_wrapper.trace.owned import read_holdings
 from profiler_wrapper.trace.recording import Recording

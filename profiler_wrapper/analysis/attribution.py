@@ -199,7 +199,7 @@ class Role(IntEnum):
 
 
 OPS_OF_SAVING = frozenset({"aten::detach", "detach", "aten::alias"})  # what autograd calls to keep a tensor
-_NODES = (Role.NODE, Role.ACCUMULATE, Role.GRAPH_ROOT)
+NODES = (Role.NODE, Role.ACCUMULATE, Role.GRAPH_ROOT)
 _PHASE_WITHOUT_LAYER: dict[int, Phase] = {Role.OPTIMIZER: "optimizer", Role.DATA_LOADING: "other"}
 _FSDP, _COLLECTIVE = int(Role.FSDP), int(Role.COLLECTIVE)  # asked of every op: members of an enum are slow to get
 _NODE_PREFIX = "autograd::engine::evaluate_function: "
@@ -295,7 +295,7 @@ class _Walk:
         roles = np.array([role_of(name) for name in recording.names], dtype=np.int8)
         self.role = roles[spans.name] if len(spans) else np.empty(0, dtype=np.int8)
         self.role[spans.category > Category.RUNTIME] = Role.PLAIN
-        self.node_of = nearest(self.parent, np.isin(self.role, _NODES))
+        self.node_of = nearest(self.parent, np.isin(self.role, NODES))
         visited = self._visited()
         self.near = nearest(self.parent, visited)
         self.order = _start_order(recording, nesting, visited)
@@ -321,7 +321,7 @@ class _Walk:
         spans, place_of = self.recording.spans, self.place_of
         columns = (self.order, self.around, self.role[self.order], self.parent[self.order], self.node_of[self.order])
         for span, around, role, above, node in zip(*(c.tolist() for c in columns), strict=True):
-            if role in _NODES:
+            if role in NODES:
                 place_of[span] = self._node(span, role)
             else:
                 around_place = self.places[place_of[around] if around >= 0 else self.outside]

@@ -30,6 +30,7 @@ class CallTree:
     layer: Int32
     parent: Int32  # index of the enclosing call, -1 for none
     call_of_span: Int32  # per span of the recording: the innermost call around it; -1 for none
+    outermost: Int64  # the spans of calls outside of all others, and of backward
 
     def __len__(self) -> int:
         return len(self.span)
@@ -58,12 +59,9 @@ def find_calls(tree: LayerTree, nesting: Nesting, start_ns: Int64, node_of: Int3
     near = nearest(nesting.parent, is_entry | is_node)
     call_at = np.full(len(node_of) + 1, -1, dtype=np.int32)  # the last one is for "none"
     call_at[entries] = np.arange(len(entries))
-    return CallTree(
-        entries,
-        np.array([tree.layer_of_span[span] for span in entries.tolist()], dtype=np.int32),
-        call_at[nearest_above(nesting.parent, near)[entries]],
-        call_at[near],
-    )
+    parent = call_at[nearest_above(nesting.parent, near)[entries]]
+    layer = np.array([tree.layer_of_span[span] for span in entries.tolist()], dtype=np.int32)
+    return CallTree(entries, layer, parent, call_at[near], entries[(parent < 0) & (node_of[entries] < 0)])
 
 
 def layer_calls(found: Attributed, memory: CallMemory | None) -> tuple[LayerCall, ...]:

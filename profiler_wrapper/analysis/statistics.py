@@ -53,6 +53,7 @@ def number_ranges(numbers: Sequence[int]) -> str:
     )
 
 
+Item = TypeVar("Item", bound=np.generic)
 Float = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
@@ -103,7 +104,13 @@ def outliers(values: Sequence[float]) -> dict[int, float]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Sums by key of whole columns.
+# Whole columns: values by an index that may be -1, sums by key.
+
+
+def at(values: npt.NDArray[Item], index: npt.NDArray[Any], none: float) -> npt.NDArray[Item]:
+    """The values at these indices; for an index of -1 `none`."""
+    chosen: npt.NDArray[Item] = np.append(values, values.dtype.type(none))[index]
+    return chosen
 
 
 def sum_by_key(key: npt.NDArray[Any], values: Int64, count: int) -> Int64:

@@ -172,6 +172,11 @@ class Steps:
         place = np.searchsorted(self.start_ns, time_ns, side="right") - 1
         return np.where((place >= 0) & (time_ns < self.end_ns[place]), place, -1)
 
+    def number_at(self, time_ns: int) -> int | None:
+        """The number of the step that an instant is in; None for none."""
+        (place,) = self.place_of(np.array([time_ns], dtype=np.int64)).tolist()
+        return self.number[place] if place >= 0 else None
+
 
 def find_iterations(recording: Recording) -> Steps:
     """Entries of a block that is entered again and again, as around each layer of a loop over layers."""

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from memory_recordings import BASE_NS, held
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import attributed
+from profiler_wrapper.analysis.memory.blocks import owned_memory
 from profiler_wrapper.analysis.memory.events import device_memory
-from profiler_wrapper.analysis.memory.use import owned_memory
 from profiler_wrapper.analysis.model import OpMemoryRow
 from profiler_wrapper.analysis.views.operators import allocation_rows, op_memory_rows
 from profiler_wrapper.trace.reader import read

@@ -84,11 +84,13 @@ def device_memory(
     if device == "cpu":
         zero_grad_ends_ns = np.sort(recording.spans.end_ns[optimizer_calls(recording, "zero_grad")])
         frees = _inferred_frees(time_ns, address, size_bytes, known, before, zero_grad_ends_ns)
-        lane = np.insert(lane, frees.event, -1)
-        time_ns = np.insert(time_ns, frees.event, frees.time_ns)
-        address = np.insert(address, frees.event, frees.address)
-        size_bytes = np.insert(size_bytes, frees.event, -frees.size_bytes)
+        at = frees.event
+        lane, time_ns = np.insert(lane, at, -1), np.insert(time_ns, at, frees.time_ns)
+        address, size_bytes = np.insert(address, at, frees.address), np.insert(size_bytes, at, -frees.size_bytes)
         reserved = np.zeros_like(size_bytes)
+        freed = np.where(before.freed < NEVER, before.freed + np.searchsorted(at, before.freed, side="right"), NEVER)
+        freed[frees.block[frees.block >= 0]] = (at + np.arange(len(at)))[frees.block >= 0]
+        before = replace(before, freed=freed)
     start = int(before.size_bytes.sum())
     allocated = np.maximum(start + np.cumsum(size_bytes), 0)  # a file may free more than there was
     return DeviceMemory(device, lane, time_ns, address, size_bytes, allocated, reserved, start, before, known, notes)
@@ -241,6 +243,7 @@ class PreExisting:
     size_bytes: Int64
     category: Int8  # index into CATEGORIES; `other` for what only its free shows
     name: Int32  # index into KnownTensors.names; -1 for none
+    freed: Int64  # index of the event that freed it; NEVER for none
     outside_bytes: int = 0  # listed, but beyond what the allocator had given out: cut off the sizes
 
     def __len__(self) -> int:
@@ -277,6 +280,8 @@ def _pre_existing(
         np.concatenate([sizes, -size_bytes[unknown]]),
         np.concatenate([known.category[entries], np.full(len(unknown), _OTHER, dtype=np.int8)]),
         np.concatenate([known.name[entries], np.full(len(unknown), -1, dtype=np.int32)]),
+        # Where an address is allocated again, what was there had gone; on a CPU `_inferred_frees` may know it earlier.
+        np.concatenate([np.where(first_event >= 0, first_event, NEVER), unknown]),
         outside,
     )
 
@@ -343,6 +348,7 @@ class _Frees(NamedTuple):
     time_ns: Int64
     address: Int64
     size_bytes: Int64  # positive
+    block: Int64  # index into PreExisting; -1 for a block of the recording
 
 
 def _inferred_frees(
@@ -383,6 +389,7 @@ def _inferred_frees(
         times[order],
         np.concatenate([starts[went], address[again]])[order],
         np.concatenate([sizes[went], size_bytes[previous]])[order],
+        np.concatenate([blocks[went], np.full(len(again), -1)])[order],
     )
 
 

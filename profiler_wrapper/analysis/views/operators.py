@@ -27,7 +27,7 @@ from profiler_wrapper.trace.recording import Int32, Int64
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
-    from profiler_wrapper.analysis.memory.owned import OwnedMemory
+    from profiler_wrapper.analysis.memory.blocks import OwnedMemory
 
 
 # --------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def allocation_rows(found: Attributed, owned: OwnedMemory | None) -> tuple[Alloc
             layer=owned.layers[owned.layer[block]],
             op=blocks.ops[blocks.op[block]],
             phase=owned.phases[blocks.place[block]],
-            category=CATEGORIES[owned.categories.category[block]],
+            category=CATEGORIES[owned.category[block]],
         )
         for block, released in zip(largest.tolist(), freed_ns.tolist(), strict=True)
     )
