@@ -122,7 +122,7 @@ def tables(
     memory = device_memory(recording, holdings, cpu_frees_unsure=bool(run.get("cpu_frees_unsure")))
     owned = None if memory is None else owned_memory(found, memory)
     use = None if owned is None else memory_use(found, owned)
-    per_call = None if memory is None else call_memory(found, memory)
+    per_call = {} if memory is None else call_memory(found, memory)
     exposed, exposed_total = exposed_communication(recording, charges)
     work = _work(found) if work is None else work
     ran_elsewhere, work_notes = keys_of_work(tree, work)

@@ -12,7 +12,7 @@ import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN
-from profiler_wrapper.analysis.calls import CallMemory, layer_step_times, step_of_charges
+from profiler_wrapper.analysis.calls import CallMemory
 from profiler_wrapper.analysis.charges import Charges, Union, idle_per_place, union
 from profiler_wrapper.analysis.layer_tree import Layer, LayerTree
 from profiler_wrapper.analysis.memory.events import DeviceMemory
@@ -51,25 +51,25 @@ Key = tuple[int, Phase]  # a layer, or NO_LAYER, in a phase
 
 
 def layer_rows(
-    found: Attributed, exposed_ns: Int64, memory: CallMemory | None, also: Iterable[Key] = ()
+    attributed: Attributed, exposed_ns: Int64, memory: CallMemory, also: Iterable[Key] = ()
 ) -> tuple[LayerRow, ...]:
     """One row per (layer, phase), `also` of those without time; layers in model order, what has no module last."""
-    tree, idle_ns = found.tree, idle_per_place(found)
-    own, inclusive = _sums(found, exposed_ns, idle_ns)
-    fused_ns = found.shared_kernels.time_ns(found.charges, found.attribution)
+    tree, charges, calls = attributed.tree, attributed.charges, attributed.calls
+    idle_ns, on_device = idle_per_place(attributed), charges.basis == "device"
+    own, inclusive, in_steps = _sums(attributed, exposed_ns, idle_ns)
+    fused_ns = attributed.shared_kernels.time_ns(charges, attributed.attribution)
     entered: dict[Key, list[int]] = defaultdict(list)  # calls
-    for call, (span, index) in enumerate(zip(found.calls.span.tolist(), found.calls.layer.tolist(), strict=True)):
-        entered[index, found.attribution.place(span).phase].append(call)
-    place = {index: layer.order for index, layer in enumerate(tree.layers)}
+    for call, (span, index) in enumerate(zip(calls.span.tolist(), calls.layer.tolist(), strict=True)):
+        entered[index, attributed.attribution.place(span).phase].append(call)
     keys = {*inclusive, *entered, *fused_ns, *also}
-    in_steps, in_none = layer_step_times(found), (0,) * len(found.steps)
+    order = {index: layer.order for index, layer in enumerate(tree.layers)}
     rows = []
-    for key in sorted(keys, key=lambda key: (key[0] < 0, place.get(key[0], 0), key[0], PHASES.index(key[1]))):
+    for key in sorted(keys, key=lambda key: (key[0] < 0, order.get(key[0], 0), key[0], PHASES.index(key[1]))):
         index, phase = key
         layer = tree.layers[index] if index >= 0 else _NO_MODULE
-        self_sums, sums, calls = own[key], inclusive[key], entered.get(key)
-        held = memory if calls else None
-        keeps = held if phase not in ("recompute", "backward") else None
+        self_sums, whole, calls_of_key = own[key], inclusive[key], entered.get(key)
+        held = {name: values[calls_of_key] for name, values in memory.items()} if calls_of_key else {}
+        kept = held if phase not in ("recompute", "backward") else {}
         rows.append(
             LayerRow(
                 layer=layer.name,
@@ -81,37 +81,36 @@ def layer_rows(
                 depth=layer.depth,
                 order=layer.order,
                 phase=phase,
-                calls=None if calls is None else len(calls),
+                calls=None if calls_of_key is None else len(calls_of_key),
                 self_time_ns=self_sums["time"],
-                time_ns=sums["time"],
-                cpu_time_ns=sums["cpu"],
-                attention_ns=sums["attention"],
-                communication_ns=sums["communication"],
-                exposed_communication_ns=sums["exposed"] if found.charges.basis == "device" else None,
-                idle_ns=None if idle_ns is None else sums["idle"],
+                time_ns=whole["time"],
+                cpu_time_ns=whole["cpu"],
+                attention_ns=whole["attention"],
+                communication_ns=whole["communication"],
+                exposed_communication_ns=whole["exposed"] if on_device else None,
+                idle_ns=None if idle_ns is None else whole["idle"],
                 fused_ns=fused_ns.get(key, 0),
                 flops_per_step=None,
                 self_flops_per_step=None,
-                allocated_bytes=_mean(held, "exit_allocated", calls),
-                reserved_bytes=_mean(held, "exit_reserved", calls),
-                entry_allocated_bytes=_mean(held, "entry_allocated", calls),
-                entry_reserved_bytes=_mean(held, "entry_reserved", calls),
-                peak_bytes=int(held.peak[calls].max()) if held else None,
-                retained_bytes=_mean(keeps, "retained", calls),
-                self_retained_bytes=_mean(keeps, "self_retained", calls),
+                allocated_bytes=_mean(held, "exit_allocated_bytes"),
+                reserved_bytes=_mean(held, "exit_reserved_bytes"),
+                entry_allocated_bytes=_mean(held, "entry_allocated_bytes"),
+                entry_reserved_bytes=_mean(held, "entry_reserved_bytes"),
+                peak_bytes=int(held["peak_bytes"].max()) if held else None,
+                retained_bytes=_mean(kept, "retained_bytes"),
+                self_retained_bytes=_mean(kept, "self_retained_bytes"),
                 shared=layer.shared,
                 compiled=layer.compiled,
                 graph=self_sums["graph"] > 0,
                 self_events=self_sums["events"],
-                step_times_ns=in_steps.get(key, in_none),
+                step_times_ns=in_steps.get(key, (0,) * len(attributed.steps)),
             )
         )
     return tuple(_with_peaks_below(rows))
 
 
-def _mean(memory: CallMemory | None, name: str, calls: list[int] | None) -> float | None:
-    values: Int64 | None = None if memory is None else getattr(memory, name)
-    return None if values is None or not calls else float(values[calls].mean())
+def _mean(memory: CallMemory, name: str) -> float | None:
+    return float(memory[name].mean()) if name in memory else None
 
 
 def _with_peaks_below(rows: Sequence[LayerRow]) -> list[LayerRow]:
@@ -132,34 +131,52 @@ def _with_peaks_below(rows: Sequence[LayerRow]) -> list[LayerRow]:
 
 
 def _sums(
-    found: Attributed, exposed_ns: Int64, idle_ns: Int64 | None
-) -> tuple[dict[Key, Counter[str]], dict[Key, Counter[str]]]:
-    """What each layer gathers in each phase: (its own, with the layers below it)."""
-    places, charges = found.attribution.places, found.charges
-    time_ns = charges.time_ns
+    attributed: Attributed, exposed_ns: Int64, idle_ns: Int64 | None
+) -> tuple[dict[Key, Counter[str]], dict[Key, Counter[str]], dict[Key, tuple[int, ...]]]:
+    """What each layer gathers in each phase: its own, with the layers below it, and of that the time in each step."""
+    places, charges, cpu = attributed.attribution.places, attributed.charges, attributed.cpu
+    time_ns, count = charges.time_ns, len(places)
     columns = {
         "time": time_ns,
         "attention": np.where(charges.backend >= 0, time_ns, 0),
         "communication": np.where(charges.work == _COMMUNICATION, time_ns, 0),
         "exposed": exposed_ns,
-        "graph": charges.graph.astype(np.int64),
+        "graph": charges.graph,
         "events": np.ones(len(charges), dtype=np.int64),
     }
-    per_place = {name: sum_by_key(charges.place, values, len(places)) for name, values in columns.items()}
-    per_place["cpu"] = sum_by_key(found.attribution.place_of[found.cpu.span], found.cpu.time_ns, len(places))
+    per_place = {name: sum_by_key(charges.place, values, count) for name, values in columns.items()}
+    per_place["cpu"] = sum_by_key(attributed.attribution.place_of[cpu.span], cpu.time_ns, count)
     if idle_ns is not None:
         per_place["idle"] = idle_ns
-    own: dict[Key, Counter[str]] = defaultdict(Counter)
-    inclusive: dict[Key, Counter[str]] = defaultdict(Counter)
-    for index, place in enumerate(places):
-        sums = {name: value for name, values in per_place.items() if (value := int(values[index]))}
-        if place.layer == UNKNOWN or not sums:
+    in_steps = np.zeros((count, len(attributed.steps) + 1), dtype=np.int64)  # the last column is for no step
+    np.add.at(in_steps, (charges.place, _step_of_charges(attributed)), time_ns)
+    table = np.column_stack([*per_place.values(), in_steps[:, :-1]])
+    row_of: dict[Key, int] = {}
+    from_place, to_row, is_own = [], [], []
+    for index in np.flatnonzero(table.any(axis=1)).tolist():
+        place = places[index]
+        if place.layer == UNKNOWN:
             continue
-        chain = found.tree.layers[place.layer].ancestors if place.layer >= 0 else (NO_LAYER,)
-        own[chain[0], place.phase].update(sums)
+        chain = attributed.tree.layers[place.layer].ancestors if place.layer >= 0 else (NO_LAYER,)
         for layer in chain:
-            inclusive[layer, place.phase].update(sums)
-    return own, inclusive
+            from_place.append(index)
+            to_row.append(row_of.setdefault((layer, place.phase), len(row_of)))
+            is_own.append(layer == chain[0])
+    own, inclusive = np.zeros((2, len(row_of), table.shape[1]), dtype=np.int64)
+    pieces, rows = table[from_place], np.array(to_row, dtype=np.int64)
+    np.add.at(inclusive, rows, pieces)
+    np.add.at(own, rows[is_own], pieces[is_own])
+    of_own, of_all = defaultdict[Key, Counter[str]](Counter), defaultdict[Key, Counter[str]](Counter)
+    for key, *sums in zip(row_of, own.tolist(), inclusive.tolist(), strict=True):
+        of_own[key], of_all[key] = (Counter(dict(zip(per_place, row, strict=False))) for row in sums)
+    times = map(tuple, inclusive[:, len(per_place) :].tolist())
+    return of_own, of_all, dict(zip(row_of, times, strict=True))
+
+
+def _step_of_charges(attributed: Attributed) -> Int64:
+    """Per charge the place of the step that launched it; -1 for none, as for what has no launch."""
+    charges = attributed.charges
+    return np.where(charges.cpu_span >= 0, attributed.steps.place_of(charges.launch_ns), -1)
 
 
 _ON_CPU = re.compile(r"(gloo|mpi|ucc):")
@@ -224,7 +241,7 @@ def class_rows(found: Attributed) -> tuple[ClassRow, ...]:
 def step_rows(found: Attributed, memory: DeviceMemory | None) -> tuple[StepRow, ...]:
     """A row per step, and a last one (`step` None) for what was launched in no step."""
     charges, steps = found.charges, found.steps
-    place = step_of_charges(charges, steps)
+    place = _step_of_charges(found)
     phase = found.attribution.phase_of_place[charges.place]
     spent = np.zeros((len(steps) + 1, len(PHASES)), dtype=np.int64)  # the last row is for no step
     np.add.at(spent, (place, phase), charges.time_ns)
