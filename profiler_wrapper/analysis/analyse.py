@@ -12,7 +12,7 @@ from profiler_wrapper.analysis.advice.advise import summary_of
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.calls import call_memory, layer_calls
 from profiler_wrapper.analysis.charges import launches_kernels
-from profiler_wrapper.analysis.device_properties import busiest_device_properties
+from profiler_wrapper.analysis.classes import busiest_device_properties
 from profiler_wrapper.analysis.memory.blocks import OwnedMemory, owned_memory
 from profiler_wrapper.analysis.memory.events import DeviceMemory, device_memory
 from profiler_wrapper.analysis.memory.use import memory_summary, memory_use

@@ -294,7 +294,7 @@ class WorkOfOps:
         names = [recording.names[i] for i in used.tolist()]
         by_kernel = _codes(names, classes.class_of_kernel, classes.CLASSES)[name]
         backend_by_kernel = _codes(names, classes.attention_backend_of_kernel, classes.BACKENDS)[name]
-        communicates = np.array([classes.is_communication(text) for text in names], dtype=np.bool_)[name]
+        communicates = by_kernel == _COMMUNICATION
         moves = np.array([classes.is_layout_change(text) for text in names], dtype=np.bool_)[name]
         launched = cpu_span >= 0
         op_work, op_backend = self._own(np.where(launched, cpu_span, 0))

@@ -15,8 +15,7 @@ import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.charges import Union, union
-from profiler_wrapper.analysis.classes import tensor_core_kernels
-from profiler_wrapper.analysis.device_properties import busiest_device, device_properties
+from profiler_wrapper.analysis.classes import busiest_device, device_properties, tensor_core_kernels
 from profiler_wrapper.analysis.model import Overview, StepSplit
 from profiler_wrapper.analysis.steps import StepWindows, step_windows
 from profiler_wrapper.analysis.views.kernels import occupancy_of
