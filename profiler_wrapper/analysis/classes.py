@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from profiler_wrapper.analysis.attention_ops import ATTENTION_BACKENDS
 from profiler_wrapper.analysis.statistics import sum_by_key
@@ -111,6 +112,18 @@ class_of_op = _kind_of(((name, ops) for name, ops, _ in _WORK), anywhere=False)
 class_of_kernel = _kind_of(((name, kernels) for name, _, kernels in _WORK), anywhere=True)  # of copies and sets too
 attention_backend_of_op = _kind_of(((shown.name, shown.ops) for shown in ATTENTION_BACKENDS), anywhere=False)
 attention_backend_of_kernel = _kind_of(((shown.name, shown.kernels) for shown in ATTENTION_BACKENDS), anywhere=True)
+
+
+def main_classes(count: int, *weights: tuple[npt.NDArray[Any], Int8, Int64 | int]) -> Int64:
+    """Per key, from 0 to `count` - 1, the class with most of its first weight; where it has none, of its second.
+
+    A weight: (keys, classes, how much each entry weighs).
+    """
+    sums = np.zeros((len(weights), count, len(CLASSES)), dtype=np.int64)
+    for table, (key, work, weight) in zip(sums, weights, strict=True):
+        np.add.at(table, (key, work), weight)
+    best: Int64 = np.where(sums[0].any(axis=1), sums[0].argmax(axis=1), sums[-1].argmax(axis=1))
+    return best
 
 
 def is_layout_change(name: str) -> bool:

@@ -120,6 +120,14 @@ def sum_by_key(key: npt.NDArray[Any], values: Int64, count: int) -> Int64:
     return total
 
 
+def largest_names(
+    names: Sequence[str], key: npt.NDArray[Any], value: npt.NDArray[Any], weight: Int64, most: int
+) -> dict[int, tuple[str, ...]]:
+    """Per key the names of its largest values, see `largest_by_key`; a value is an index into `names`."""
+    largest = largest_by_key(key, value, weight, most)
+    return {one: tuple(names[i] for i in chosen) for one, chosen in largest.items()}
+
+
 def largest_by_key(
     key: npt.NDArray[Any], value: npt.NDArray[Any], weight: Int64, most: int
 ) -> dict[int, tuple[int, ...]]:

@@ -16,7 +16,7 @@ import pytest
 
 from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.views.sources import PythonSources
+from profiler_wrapper.analysis.views.operators import PythonSources
 from profiler_wrapper.trace.reader import read
 from profiler_wrapper.trace.recording import Category
 from shared_traces import TRACES, needs_traces

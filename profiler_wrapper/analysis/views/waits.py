@@ -19,7 +19,7 @@ import numpy as np
 from profiler_wrapper.analysis.calls import find_ops
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.model import PHASES, Phase, SynchronisationRow
-from profiler_wrapper.analysis.views.sources import PythonSources, frame_around
+from profiler_wrapper.analysis.views.operators import PythonSources, frame_around
 from profiler_wrapper.trace.nesting import innermost_around
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
 
