@@ -14,6 +14,7 @@ from profiler_wrapper.analysis.attention_ops import FAST_PATH, FAST_PATH_PARTS
 from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN, Attribution, Place, Role, role_of
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import GRAPH_REPLAY, LAUNCHED_BEFORE, NO_LAUNCH, NO_LAYERS
+from profiler_wrapper.analysis.statistics import at
 from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest, nearest_above, self_time
 from profiler_wrapper.trace.recording import Bool, Category, Int8, Int32, Int64, Recording
 
@@ -50,24 +51,17 @@ class Charges:
         return len(self.span)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CpuTime:
-    """Own CPU time of ops and marks: `time_ns[i]` of span `span[i]`."""
+def cpu_time(recording: Recording, nesting: Nesting, tree: LayerTree) -> Int64:
+    """Per span the CPU time of an op or a mark without what lies in it, 0 for others.
 
-    span: Int64
-    time_ns: Int64
-
-
-def cpu_time(recording: Recording, nesting: Nesting, tree: LayerTree) -> CpuTime:
-    """CPU time as ops tell it: marks give names to it, never time."""
+    Time is as ops tell it: marks give names to it, never time.
+    """
     spans = recording.spans
     is_op = spans.category == Category.CPU_OP
     counts = is_op.copy()
     if tree.source == "marks":
         counts[list(tree.layer_of_span)] = False
-    own = self_time(nesting, spans.lane, spans.start_ns, spans.end_ns, counts=counts, takes=is_op)
-    ops = np.flatnonzero(is_op)
-    return CpuTime(ops, own[ops])
+    return self_time(nesting, spans.lane, spans.start_ns, spans.end_ns, counts=counts, takes=is_op)
 
 
 def launches(recording: Recording) -> Int64:
@@ -96,14 +90,11 @@ def launches(recording: Recording) -> Int64:
 
 
 def _join(wanted: Int64, keys: Int64, values: Int64) -> Int64:
-    found = np.full(len(wanted), -1, dtype=np.int64)
-    if len(keys) == 0 or len(wanted) == 0:
-        return found
+    if len(keys) == 0:
+        return np.full(len(wanted), -1, dtype=np.int64)
     order = np.argsort(keys, kind="stable")
-    place = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
-    match = (keys[order][place] == wanted) & (wanted >= 0)
-    found[match] = values[order][place[match]]
-    return found
+    first = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
+    return np.where((keys[first] == wanted) & (wanted >= 0), values[first], -1)
 
 
 def device_charges(recording: Recording, attribution: Attribution, launch: Int64, work_of: WorkOfOps) -> Charges:
@@ -113,11 +104,11 @@ def device_charges(recording: Recording, attribution: Attribution, launch: Int64
     device = device[np.argsort(spans.start_ns[device], kind="stable")]
     cpu_span = launch[device]
     launched = cpu_span >= 0
-    place = attribution.place_of[np.where(launched, cpu_span, 0)]
+    place = attribution.place_of[cpu_span]
     before = attribution.index_of(Place(UNKNOWN, "other", LAUNCHED_BEFORE))
     nowhere = attribution.index_of(Place(UNKNOWN, "other", NO_LAUNCH))
     place[~launched] = np.where(_launched_before(recording, device, launched)[~launched], before, nowhere)
-    launch_ns = np.where(launched, spans.start_ns[np.where(launched, cpu_span, 0)], spans.start_ns[device])
+    launch_ns = np.where(launched, spans.start_ns[cpu_span], spans.start_ns[device])
     graph = spans.graph[device] | (launched & recording.named(_GRAPH_LAUNCH.match)[cpu_span])
     place[graph] = _replayed(attribution, place[graph])
     work, backend = work_of.device_events(device, np.where(graph, -1, cpu_span))
@@ -214,21 +205,20 @@ def _collectives_of_several_layers(
 ) -> None:
     """A collective launched where gradients are accumulated (DDP's buckets) belongs to no one layer."""
     accumulates = recording.named(lambda name: role_of(name) == Role.ACCUMULATE)
-    node = np.where(cpu_span >= 0, attribution.node_of[cpu_span], -1)
-    place[collective & (node >= 0) & accumulates[node]] = attribution.index_of(Place(NO_LAYER, "backward"))
+    in_bucket = at(accumulates, at(attribution.node_of, cpu_span, -1), False)
+    place[collective & in_bucket] = attribution.index_of(Place(NO_LAYER, "backward"))
 
 
-def cpu_charges(recording: Recording, attribution: Attribution, cpu: CpuTime, work_of: WorkOfOps) -> Charges:
-    """Every op's own CPU time, for a trace without device events."""
-    chosen = cpu.time_ns > 0
-    span, time_ns = cpu.span[chosen], cpu.time_ns[chosen]
+def cpu_charges(recording: Recording, attribution: Attribution, cpu_ns: Int64, work_of: WorkOfOps) -> Charges:
+    """Every op's self time on the CPU, for a trace without device events."""
+    span = np.flatnonzero(cpu_ns)
     place = attribution.place_of[span]
     work, backend = work_of.ops(span)
     return Charges(
         basis="cpu",
         span=span,
         cpu_span=span,
-        time_ns=time_ns,
+        time_ns=cpu_ns[span],
         launch_ns=recording.spans.start_ns[span],
         place=place,
         work=optimizer_work(attribution, place, work),
@@ -249,14 +239,14 @@ class WorkOfOps:
     def __init__(self, recording: Recording, parent: Int32, tree: LayerTree, attribution: Attribution) -> None:
         self.recording = recording
         name = recording.spans.name
-        self._work_of_name = _codes(recording.names, classes.class_of_op, classes.CLASSES)
-        self._work_of_name[self._work_of_name == _OTHER] = -1
+        self._work_of = _codes(recording.names, classes.class_of_op, classes.CLASSES)[name]
+        self._work_of[self._work_of == _OTHER] = -1
         self.backend_of = _codes(recording.names, classes.attention_backend_of_op, classes.BACKENDS)[name]  # per span
         self.backend_of[_fast_path_parts(recording, parent)] = classes.BACKENDS.index("math")
         on_cpu = recording.spans.category <= Category.RUNTIME
         is_mark = np.zeros(len(name), dtype=np.bool_)
         is_mark[list(tree.layer_of_span)] = True  # nothing is inherited from beyond a layer's own mark
-        tells_work = on_cpu & ((self._work_of_name[name] >= 0) | is_mark)
+        tells_work = on_cpu & ((self._work_of >= 0) | is_mark)
         self._work_from = nearest(parent, tells_work)
         tells_backend = on_cpu & ((self.backend_of >= 0) | is_mark)
         self._backend_from = outermost(parent, nearest(parent, tells_backend), is_mark)
@@ -269,7 +259,7 @@ class WorkOfOps:
         backends = np.full(len(attribution.node_of) + 1, -1, dtype=np.int8)  # the last one is for "no node"
         links = [link for link in attribution.links if link.forward_op >= 0]
         forward_ops = self._backend_from[[link.forward_op for link in links]]
-        backends[[link.node for link in links]] = np.where(forward_ops >= 0, self.backend_of[forward_ops], np.int8(-1))
+        backends[[link.node for link in links]] = at(self.backend_of, forward_ops, -1)
         return backends
 
     def ops(self, span: Int64) -> tuple[Int8, Int8]:
@@ -279,13 +269,9 @@ class WorkOfOps:
 
     def _own(self, span: Int64) -> tuple[Int8, Int8]:
         """(class, backend) as names of ops tell, -1 for unknown."""
-        name, work_from, backend_from = self.recording.spans.name, self._work_from[span], self._backend_from[span]
-        unknown = np.int8(-1)
-        work = np.where(work_from >= 0, self._work_of_name[name[work_from]], unknown)
-        backend = np.where(backend_from >= 0, self.backend_of[backend_from], unknown)
-        by_node = np.where(self._in_backward[span], self._backend_of_node[self._node_of[span]], unknown)
-        backend = np.where(backend >= 0, backend, by_node)
-        return work, backend
+        backend = at(self.backend_of, self._backend_from[span], -1)
+        by_node = np.where(self._in_backward[span], self._backend_of_node[self._node_of[span]], np.int8(-1))
+        return at(self._work_of, self._work_from[span], -1), np.where(backend >= 0, backend, by_node)
 
     def device_events(self, device: Int64, cpu_span: Int64) -> tuple[Int8, Int8]:
         """(class, backend) per device event, by its op first, by its own name second."""
@@ -297,7 +283,7 @@ class WorkOfOps:
         communicates = by_kernel == _COMMUNICATION
         moves = np.array([classes.is_layout_change(text) for text in names], dtype=np.bool_)[name]
         launched = cpu_span >= 0
-        op_work, op_backend = self._own(np.where(launched, cpu_span, 0))
+        op_work, op_backend = self._own(cpu_span)
         # A collective's op launches plain copies and fills too: its kernel's name decides.
         tells_work = launched & (op_work >= 0) & ((op_work != _COMMUNICATION) | communicates)
         is_copy = (recording.spans.category[device] != Category.KERNEL) | moves
@@ -314,11 +300,10 @@ class WorkOfOps:
 
 def _fast_path_parts(recording: Recording, parent: Int32) -> Int64:
     """The ops that attend in the fast path of nn.MultiheadAttention."""
-    spans, names = recording.spans, recording.names
-    parts = np.flatnonzero(np.isin(spans.name, [i for i, name in enumerate(names) if name in FAST_PATH_PARTS]))
-    above = parent[parts]
-    whole = np.isin(spans.name[above], [i for i, name in enumerate(names) if name == FAST_PATH])
-    found: Int64 = parts[(above >= 0) & whole & (spans.category[parts] == Category.CPU_OP)]
+    spans = recording.spans
+    parts = np.flatnonzero(recording.named(lambda name: name in FAST_PATH_PARTS))
+    in_whole = at(recording.named(lambda name: name == FAST_PATH), parent[parts], False)
+    found: Int64 = parts[in_whole & (spans.category[parts] == Category.CPU_OP)]
     return found
 
 
@@ -332,14 +317,14 @@ def outermost(parent: Int32, near: Int32, is_border: Bool | None = None) -> Int3
     """Per event the outermost of what `nearest` finds around it, up to the next border; -1 for none."""
     above = nearest_above(parent, near)
     found: Int32 = near.copy()
-    at = np.flatnonzero(found >= 0)
-    while len(at):
-        further = above[found[at]]
+    members = np.flatnonzero(found >= 0)
+    while len(members):
+        further = above[found[members]]
         moves = further >= 0
         if is_border is not None:
-            moves &= ~is_border[found[at]] & ~is_border[further]
-        at, further = at[moves], further[moves]
-        found[at] = further
+            moves &= ~is_border[found[members]] & ~is_border[further]
+        members, further = members[moves], further[moves]
+        found[members] = further
     return found
 
 
@@ -406,8 +391,7 @@ def idle_per_place(found: Attributed) -> Int64 | None:
         busy = union(start, start + charges.time_ns[here])
         gap_start, gap_end = busy.end_ns[:-1], busy.start_ns[1:]
         ender = here[np.searchsorted(start, gap_end)]  # charges come in order of start
-        cpu_span = charges.cpu_span[ender]
-        lane = np.where(cpu_span >= 0, spans.lane[np.maximum(cpu_span, 0)], -1)
+        lane = at(spans.lane, charges.cpu_span[ender], -1)
         for thread in np.unique(lane[lane >= 0]).tolist():
             _add_idle(found, thread, gap_start[lane == thread], gap_end[lane == thread], idle)
     return idle
@@ -417,8 +401,7 @@ def _add_idle(found: Attributed, thread: int, gap_start: Int64, gap_end: Int64, 
     """Cut the gaps where the place of the thread changes and add the pieces to `idle`."""
     spans, nesting, place_of = found.recording.spans, found.nesting, found.attribution.place_of
     members = nesting.order[spans.lane[nesting.order] == thread]
-    above = nesting.parent[members]
-    around = np.where(above >= 0, place_of[above], np.int32(found.attribution.outside))
+    around = at(place_of, nesting.parent[members], found.attribution.outside)
     members = members[place_of[members] != around]  # the others change nothing
     cuts = np.unique(np.concatenate([gap_start, gap_end, spans.start_ns[members], spans.end_ns[members]]))
     left, right = cuts[:-1], cuts[1:]
@@ -426,4 +409,4 @@ def _add_idle(found: Attributed, thread: int, gap_start: Int64, gap_end: Int64, 
     inside = (gap >= 0) & (left < gap_end[np.maximum(gap, 0)])
     left, right = left[inside], right[inside]
     span = innermost_around(nesting, spans, np.full(len(left), thread, dtype=np.int32), left, left + 1)
-    np.add.at(idle, np.where(span >= 0, place_of[span], found.attribution.outside), right - left)
+    np.add.at(idle, at(place_of, span, found.attribution.outside), right - left)

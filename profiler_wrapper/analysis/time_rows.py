@@ -134,7 +134,7 @@ def _sums(
     attributed: Attributed, exposed_ns: Int64, idle_ns: Int64 | None
 ) -> tuple[dict[Key, Counter[str]], dict[Key, Counter[str]], dict[Key, tuple[int, ...]]]:
     """What each layer gathers in each phase: its own, with the layers below it, and of that the time in each step."""
-    places, charges, cpu = attributed.attribution.places, attributed.charges, attributed.cpu
+    places, charges = attributed.attribution.places, attributed.charges
     time_ns, count = charges.time_ns, len(places)
     columns = {
         "time": time_ns,
@@ -145,7 +145,7 @@ def _sums(
         "events": np.ones(len(charges), dtype=np.int64),
     }
     per_place = {name: sum_by_key(charges.place, values, count) for name, values in columns.items()}
-    per_place["cpu"] = sum_by_key(attributed.attribution.place_of[cpu.span], cpu.time_ns, count)
+    per_place["cpu"] = sum_by_key(attributed.attribution.place_of, attributed.cpu_ns, count)
     if idle_ns is not None:
         per_place["idle"] = idle_ns
     in_steps = np.zeros((count, len(attributed.steps) + 1), dtype=np.int64)  # the last column is for no step

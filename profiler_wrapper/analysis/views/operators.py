@@ -57,14 +57,15 @@ class _Table:
         self.keys, self.key_of_op = _numbered(recording.spans.name[self.ops.span] * np.int64(len(PHASES)) + phase)
         self.count = len(self.keys) + len(PHASES)
         self.outermost = ~called_by_same_key(self.ops, self.key_of_op)
-        charges, cpu = found.charges, found.cpu
+        charges, cpu_ns = found.charges, found.cpu_ns
         self.op_of_charge = at(self.ops.op_of, charges.cpu_span, -1)
         self.key_of_charge = self._keys(self.op_of_charge, phase_of_place[charges.place])
-        op_of_time = self.ops.op_of[cpu.span]
-        key_of_time = self._keys(op_of_time, phase_of_place[attribution.place_of[cpu.span]])
-        self.self_cpu_ns = sum_by_key(key_of_time, cpu.time_ns, self.count)
-        self.op_cpu_ns = self._with_called(op_of_time, cpu.time_ns)
-        del op_of_time, key_of_time
+        takes = np.flatnonzero(cpu_ns)
+        op_of_time = self.ops.op_of[takes]
+        key_of_time = self._keys(op_of_time, phase_of_place[attribution.place_of[takes]])
+        self.self_cpu_ns = sum_by_key(key_of_time, cpu_ns[takes], self.count)
+        self.op_cpu_ns = self._with_called(op_of_time, cpu_ns[takes])
+        del takes, op_of_time, key_of_time
         self.cpu_ns = self._inclusive(self.op_cpu_ns, self.self_cpu_ns)
         self.on_device = charges.basis == "device"
         if self.on_device:

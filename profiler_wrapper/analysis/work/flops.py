@@ -233,7 +233,7 @@ class FlopOps:
         found = self._found
         works = np.zeros(len(self._parent), dtype=np.bool_)
         if found.charges.basis == "cpu":
-            works[found.cpu.span] = 2 * found.cpu.time_ns > found.recording.spans.duration_ns[found.cpu.span]
+            works |= 2 * found.cpu_ns > found.recording.spans.duration_ns
             works &= ~self._holds_counted
         else:
             op = self._innermost_op[found.charges.cpu_span[self._unknown_kernels]]
