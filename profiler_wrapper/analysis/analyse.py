@@ -17,9 +17,9 @@ from profiler_wrapper.analysis.memory.blocks import OwnedMemory, owned_memory
 from profiler_wrapper.analysis.memory.events import DeviceMemory, device_memory
 from profiler_wrapper.analysis.memory.use import memory_summary, memory_use
 from profiler_wrapper.analysis.model import GRAPH_REPLAY, Analysis, Summary
-from profiler_wrapper.analysis.series import Track, tracked_series
 from profiler_wrapper.analysis.steps import Steps
 from profiler_wrapper.analysis.time_rows import (
+    Track,
     attention_rows,
     class_rows,
     exposed_communication,
@@ -27,6 +27,7 @@ from profiler_wrapper.analysis.time_rows import (
     layer_rows,
     step_rows,
     totals,
+    tracked_series,
     unattributed_rows,
     with_work,
 )

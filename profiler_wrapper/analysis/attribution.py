@@ -479,12 +479,8 @@ class _Walk:
         return around
 
     def _forward_phase(self, span: int, around: Place) -> Phase:
-        flags = self.tree.flags_of_span.get(span, ())
-        if "decode" in flags:
-            return "decode"
-        if "prefill" in flags:
-            return "prefill"
-        return around.phase if around.phase in ("prefill", "decode") else "forward"
+        inherited: Phase = around.phase if around.phase in ("prefill", "decode") else "forward"
+        return self.tree.phase_of_span.get(span, inherited)
 
     def _collective(self, around: Place, above: int, node: int) -> Place:
         if node in self.accumulating:

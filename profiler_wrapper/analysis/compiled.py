@@ -14,15 +14,16 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis.attribution import Attribution, Place
 from profiler_wrapper.analysis.charges import Charges
-from profiler_wrapper.analysis.layer_tree import LayerTree
+from profiler_wrapper.analysis.layer_tree import LayerTree, paths_above
 from profiler_wrapper.analysis.model import Phase
-from profiler_wrapper.trace.marks import ROOT_PATH, Mark, parse_mark
+from profiler_wrapper.trace.marks import Mark, parse_mark
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.owned import ALL_GRAPHS
 from profiler_wrapper.trace.recording import Category, Int32, Recording, Spans
@@ -49,7 +50,7 @@ class Kernel(NamedTuple):
     modules: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Graph:
     """One compiled graph, as the run describes it."""
 
@@ -86,22 +87,18 @@ def read_graphs(compiled: object) -> dict[str, Graph | str] | None:
 
 def _read_graph(described: Mapping[str, Any]) -> Graph | str:
     try:
-        return _graph(described)
+        kernels = tuple(_read_kernel(*kernel) for kernel in described["kernels"])
+        inside = {(str(root), str(path)): [str(name) for name in names] for root, path, names in described["inside"]}
+        numbers = {number for kernel in kernels for number in kernel.modules}
+        nameless = any(not 0 <= number < len(names) for names in inside.values() for number in numbers)
     except (KeyError, TypeError, ValueError):
         return DAMAGED
+    return DAMAGED if nameless else Graph(kernels, inside)
 
 
-def _graph(described: Mapping[str, Any]) -> Graph:
-    kernels = []
-    for name, is_extern, phase, modules in described["kernels"]:
-        event = _event_of_library(name) if is_extern else name
-        silent = not is_extern and name.startswith(_GENERATED_FOR_CPU)
-        kernels.append(Kernel(name, event, silent, phase, tuple(modules)))
-    inside = {(str(root), str(path)): [str(name) for name in names] for root, path, names in described["inside"]}
-    numbers = {number for kernel in kernels for number in kernel.modules}
-    if any(not 0 <= number < len(names) for names in inside.values() for number in numbers):
-        raise ValueError("a module without a name")
-    return Graph(tuple(kernels), inside)
+def _read_kernel(name: str, is_extern: bool, phase: str, modules: Iterable[int]) -> Kernel:
+    event = _event_of_library(name) if is_extern else name
+    return Kernel(name, event, not is_extern and name.startswith(_GENERATED_FOR_CPU), phase, tuple(modules))
 
 
 def _event_of_library(name: str) -> str:
@@ -251,16 +248,13 @@ class _Gaps:
                 edges += [int(spans.start_ns[member]), int(spans.end_ns[member])]
             edges.append(int(spans.start_ns[members[after]] if after < len(members) else spans.end_ns[call]))
             kernels = graph.kernels[first:last]
-            name = self._name(" + ".join(kernel.name for kernel in kernels))
+            name = self._names.setdefault(" + ".join(kernel.name for kernel in kernels), len(self._names))
             for start, end in zip(edges[::2], edges[1::2], strict=True):
                 if start < end:
                     pieces.append(Piece(len(spans) + len(self._new), call, graph, kernels))
                     self._new.append((call, name, start, end))
             first = last
         return pieces
-
-    def _name(self, name: str) -> int:
-        return self._names.setdefault(name, len(self._names))
 
     def recording_with_them(self) -> Recording:
         """The recording with the new events after all others."""
@@ -307,16 +301,10 @@ def layers_without_marks(
     found = []
     for layer in described:
         root, path = str(layer.get("root")), str(layer.get("path"))
-        if (root, path) not in marks and any((root, above) in around for above in _above(path)):
+        if (root, path) not in marks and any((root, above) in around for above in paths_above(path)):
             flags = ("compiled", "shared") if layer.get("shared") else ("compiled",)
             found.append(Mark(path, str(layer.get("class_name", "")), str(layer.get("kind", "other")), root, flags))
     return found
-
-
-def _above(path: str) -> list[str]:
-    """The paths of what may hold a layer, the innermost first."""
-    steps = path.split(".")
-    return [*(".".join(steps[:n]) for n in range(len(steps) - 1, 0, -1)), ROOT_PATH]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -389,14 +377,17 @@ class _LayersOfModules:
     def __init__(self, tree: LayerTree) -> None:
         self._tree = tree
         self._mark_of = {layer: mark for mark, layer in tree.layer_of_mark.items()}
-        self._known: dict[tuple[int, int], list[int] | None] = {}
+        self.modules = cache(self._modules)
 
-    def modules(self, graph: Graph, layer: int) -> list[int] | None:
-        """Layer by number of module; None where the graph was not made for this layer."""
-        key = (id(graph), layer)
-        if key not in self._known:
-            self._known[key] = self._find(graph, layer)
-        return self._known[key]
+    def _modules(self, graph: Graph, layer: int) -> list[int] | None:
+        """Layer by number of module, the innermost that is known; None where the graph was not made for this layer."""
+        mark = self._mark_of.get(layer)
+        names = graph.inside.get(mark) if mark is not None else None
+        if mark is None or names is None:
+            return None
+        of_mark = self._tree.layer_of_mark
+        holders = ([(mark[0], path) for path in (name, *paths_above(name))] for name in names)
+        return [next((of_mark[key] for key in keys if key in of_mark), layer) for keys in holders]
 
     def ran(self, graph: Graph, around: Place) -> set[tuple[int, Phase]]:
         """The layers inside a call of `graph` in the place `around`, and in which phase."""
@@ -410,17 +401,3 @@ class _LayersOfModules:
             for layer in self._tree.layers[layers[module]].ancestors
             if layer not in above
         }
-
-    def _find(self, graph: Graph, layer: int) -> list[int] | None:
-        mark = self._mark_of.get(layer)
-        names = graph.inside.get(mark) if mark is not None else None
-        if mark is None or names is None:
-            return None
-        return [self._nearest(mark[0], name, layer) for name in names]
-
-    def _nearest(self, root: str, name: str, layer: int) -> int:
-        """The layer of this name, or the innermost above it."""
-        for path in (name, *_above(name)):
-            if (root, path) in self._tree.layer_of_mark:
-                return self._tree.layer_of_mark[root, path]
-        return layer

@@ -1,12 +1,12 @@
-"""Time in all, by class, by attention backend, per step, and without a layer, from the charges."""
+"""Time in all, per layer, class, attention backend and step, without a layer, of what is tracked; from the charges."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN
 from profiler_wrapper.analysis.calls import CallMemory
 from profiler_wrapper.analysis.charges import Charges, Union, idle_per_place, union
-from profiler_wrapper.analysis.layer_tree import Layer, LayerTree
+from profiler_wrapper.analysis.layer_tree import Layer, LayerTree, is_named_block
 from profiler_wrapper.analysis.memory.events import DeviceMemory
 from profiler_wrapper.analysis.model import (
     PHASES,
@@ -28,12 +28,13 @@ from profiler_wrapper.analysis.model import (
     TimeTotals,
     UnattributedRow,
 )
-from profiler_wrapper.analysis.statistics import sum_by_key
-from profiler_wrapper.analysis.steps import Steps
+from profiler_wrapper.analysis.statistics import at, sum_by_key
+from profiler_wrapper.analysis.steps import Steps, find_iterations
 from profiler_wrapper.analysis.work.flops import FlopCount
 from profiler_wrapper.analysis.work.peaks import Given
 from profiler_wrapper.analysis.work.roofline import LayerWork, WorkByLayer, WorkCount, work_by_layer
 from profiler_wrapper.analysis.work.utilization import peaks_of_run, utilization
+from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int64, Recording
 
 if TYPE_CHECKING:
@@ -351,6 +352,153 @@ def totals(found: Attributed, exposed_ns: int | None) -> TimeTotals:
         span_ns=span_ns,
         exposed_communication_ns=exposed_ns,
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Named things followed over the steps: ops, kernels, blocks somebody named, functions of events.
+
+_MOST_NAMED_BLOCKS = 50
+
+
+class LayerEvent(NamedTuple):
+    """What a tracking function sees of one event."""
+
+    name: str
+    time_us: float
+    phase: str
+    class_name: str
+
+
+TrackFunction = Callable[[Sequence[LayerEvent]], float]
+Track = str | re.Pattern[str] | TrackFunction
+
+
+def tracked_series(
+    attributed: Attributed, track: Sequence[Track], notes: list[str]
+) -> dict[str, tuple[float | None, ...]]:
+    """What is followed, per step, or per entry of a layer loop; `notes` gets what is not known, and why.
+
+    Microseconds of each tracked name, and of every block that the trace names: `name`. What each tracked function
+    makes of a block's events: `function[block]`.
+
+    A name is matched exactly; where nothing has it, as a regular expression anywhere in a name (as it
+    stands, if it is none). An event inside another one that matches counts once. A tracked name that
+    nothing has is no number, and `notes` says so.
+    """
+    recording, charges = attributed.recording, attributed.charges
+    iterations = find_iterations(recording)
+    steps = iterations if len(iterations) > 1 else attributed.steps
+    wanted: dict[str, set[int]] = {}
+    for item in track:
+        if callable(item):
+            continue
+        pattern = _pattern(item)
+        exact = {i for i, name in enumerate(recording.names) if name == item}
+        matching = exact or {i for i, name in enumerate(recording.names) if pattern.search(name)}
+        wanted[pattern.pattern if isinstance(item, re.Pattern) else item] = matching
+    used = np.unique(recording.spans.name[recording.spans.category == Category.ANNOTATION]).tolist()
+    for i in [i for i in used if is_named_block(recording.names[i])][:_MOST_NAMED_BLOCKS]:
+        wanted.setdefault(recording.names[i], {i})
+    place = steps.place_of(charges.launch_ns) if len(steps) else np.zeros(len(charges), dtype=np.int64)
+    count = max(len(steps), 1)
+    series: dict[str, tuple[float | None, ...]] = {}
+    for name, ids in wanted.items():
+        if not ids:
+            series[name] = (None,) * count
+            notes.append(f"the tracked {name!r} is the name of nothing in the timed trace")
+            continue
+        chosen = _inside(attributed, ids) & (place >= 0)
+        series[name] = tuple((sum_by_key(place[chosen], charges.time_ns[chosen], count) / 1000).tolist())
+    return series | _function_series(attributed, steps, [item for item in track if callable(item)], notes)
+
+
+def _pattern(item: str | re.Pattern[str]) -> re.Pattern[str]:
+    try:
+        return re.compile(item)
+    except re.error:
+        return re.compile(re.escape(str(item)))
+
+
+def _inside(attributed: Attributed, ids: set[int]) -> Bool:
+    """Per charge: it, or an event around its launch, has one of these names."""
+    recording, charges = attributed.recording, attributed.charges
+    chosen = np.isin(recording.spans.name, list(ids))
+    inside: Bool = at(nearest(attributed.enclosing, chosen) >= 0, charges.cpu_span, False) | chosen[charges.span]
+    blocks = {i for i in ids if is_named_block(recording.names[i])}
+    if blocks:
+        inside |= (charges.cpu_span >= 0) & _begins_in_block(recording, charges.cpu_span, blocks)
+    return inside
+
+
+def _begins_in_block(recording: Recording, members: Int64, names: set[int]) -> Bool:
+    """Per member: it begins while a named block of these names runs on its thread.
+
+    Such a block may cross what else encloses a member: a step that ends where a model is called within the block, or
+    an optimizer's step in whose midst it was cut off with the recording.
+    """
+    spans = recording.spans
+    blocks = np.flatnonzero((spans.category == Category.ANNOTATION) & np.isin(spans.name, list(names)))
+    within = np.zeros(len(members), dtype=np.bool_)
+    for lane in np.unique(spans.lane[blocks]).tolist():
+        here = blocks[spans.lane[blocks] == lane]
+        here = here[np.argsort(spans.start_ns[here], kind="stable")]
+        starts = spans.start_ns[members]
+        begun = np.searchsorted(spans.start_ns[here], starts, side="right")
+        ends = np.append(0, np.maximum.accumulate(spans.end_ns[here]))  # the last one of those that have begun
+        within |= (spans.lane[members] == lane) & (begun > 0) & (starts < ends[begun])
+    return within
+
+
+def _function_series(
+    found: Attributed, steps: Steps, functions: Sequence[TrackFunction], notes: list[str]
+) -> dict[str, tuple[float | None, ...]]:
+    """Per step, what each function makes of a block's events.
+
+    Where the model has no blocks, a root's events are given. A function that raises has no number
+    there, and `notes` gets its first reason.
+    """
+    if not functions:
+        return {}
+    groups = _events_by_block(found, steps)
+    series: dict[str, tuple[float | None, ...]] = {}
+    for function in functions:
+        name = getattr(function, "__name__", type(function).__name__)
+        for block in dict.fromkeys(block for block, _ in groups):
+            values = [groups.get((block, step)) for step in range(max(len(steps), 1))]
+            series[f"{name}[{block}]"] = tuple(_number(function, name, events, notes) for events in values)
+    return series
+
+
+def _number(function: TrackFunction, name: str, events: list[LayerEvent] | None, notes: list[str]) -> float | None:
+    if events is None:
+        return None
+    try:
+        return float(function(events))
+    except Exception as error:
+        note = f"the tracked {name} has gaps, because it raised {type(error).__name__}: {error}"
+        if not any(before.startswith(f"the tracked {name} has gaps") for before in notes):
+            notes.append(note)
+        return None
+
+
+def _events_by_block(found: Attributed, steps: Steps) -> dict[tuple[str, int], list[LayerEvent]]:
+    recording, layers, charges = found.recording, found.tree.layers, found.charges
+    step = steps.place_of(charges.launch_ns)
+    groups: dict[tuple[str, int], list[LayerEvent]] = defaultdict(list)
+    for i in range(len(charges)):
+        place = found.attribution.places[charges.place[i]]
+        if place.layer < 0:
+            continue
+        layer = layers[place.layer]
+        block = layers[layer.block if layer.block >= 0 else layer.ancestors[-1]]
+        event = LayerEvent(
+            recording.name_of(int(charges.span[i])),
+            int(charges.time_ns[i]) / 1000,
+            place.phase,
+            classes.CLASSES[charges.work[i]],
+        )
+        groups[block.name, max(int(step[i]), 0)].append(event)
+    return groups
 
 
 # --------------------------------------------------------------------------------------------------

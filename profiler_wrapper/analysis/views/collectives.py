@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +21,7 @@ import numpy as np
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.charges import outermost
 from profiler_wrapper.analysis.model import PHASES, CollectiveRow, Phase
+from profiler_wrapper.analysis.statistics import sum_if_all_known
 from profiler_wrapper.analysis.time_rows import exposed_communication
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, CollectiveDetails
@@ -80,7 +81,6 @@ def collective_of(name: str) -> str:
     return next((collective for collective, pattern in _COLLECTIVES if pattern.search(lower)), "")
 
 
-@lru_cache(maxsize=4096)
 def is_collective_call(name: str) -> bool:
     """Whether a CPU event of this name is a call that communicates."""
     return classes.class_of_op(name) == "communication"
@@ -132,7 +132,7 @@ class _Call(NamedTuple):
 @dataclass(slots=True)
 class _Sums:
     count: int = 0
-    payload_bytes: int | None = 0
+    payloads_bytes: list[int | None] = field(default_factory=list)  # of each call
     time_ns: int = 0
     exposed_ns: int = 0
 
@@ -157,12 +157,11 @@ def collective_rows(found: Attributed) -> tuple[CollectiveRow, ...]:
         if identity not in seen:
             seen.add(identity)
             gathered.count += call.counts
-            known = call.payload_bytes is not None and gathered.payload_bytes is not None
-            gathered.payload_bytes = (gathered.payload_bytes or 0) + (call.payload_bytes or 0) if known else None
+            gathered.payloads_bytes.append(call.payload_bytes)
     on_device = charges.basis == "device"
     rows = []
     for (collective, group, group_size, dtype, layer, phase), one in sums.items():
-        payload = one.payload_bytes if one.count else None
+        payload = sum_if_all_known(one.payloads_bytes) if one.count else None
         bandwidth = payload * 1e9 / one.time_ns if on_device and payload and one.time_ns else None
         factor = bus_factor(collective, group_size)
         rows.append(
@@ -233,18 +232,15 @@ class _Calls:
     def _call(self, identity: int, details: list[CollectiveDetails], span: int, cpu_span: int) -> _Call:
         kernel = self._recording.name_of(span)
         named = int(self._named[cpu_span]) if cpu_span >= 0 else -1
-        names = [one.name for one in details]
-        names += [kernel, self._recording.name_of(named) if named >= 0 else ""]
+        names = [*(one.name for one in details), kernel, self._recording.name_of(named) if named >= 0 else ""]
         first = details[0] if details else CollectiveDetails(identity, "")
-        payloads = [_payload_bytes(one) for one in details]
-        known = [payload for payload in payloads if payload is not None]
         counts = self._on_device or self._recording.spans.category[identity] == Category.CPU_OP
         return _Call(
             collective=next(filter(None, map(collective_of, names)), OTHER),
             group=first.group_name or "",
             group_size=first.group_size,
             dtype=first.dtype or type_in_kernel(kernel),
-            payload_bytes=sum(known) if known and len(known) == len(payloads) else None,
+            payload_bytes=sum_if_all_known(map(_payload_bytes, details)) if details else None,
             counts=bool(counts),
         )
 

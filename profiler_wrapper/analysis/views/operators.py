@@ -309,7 +309,7 @@ class PythonSources:
         """`file:line` of what `of` found."""
         return self._texts[source]
 
-    def of(self, span: Int64, around: Int64 | None = None) -> Lines:
+    def of(self, span: Int64, around: Int32 | None = None) -> Lines:
         """Per CPU span its lines.
 
         What an autograd node runs comes from the lines whose forward made the node, unless Python runs within the

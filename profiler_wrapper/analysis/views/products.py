@@ -16,7 +16,7 @@ import numpy as np
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attention_ops import ATTENTIONS, ENTRY, HOLDING_ATTENTION
 from profiler_wrapper.analysis.model import AttentionCallRow, Phase, ProductRow
-from profiler_wrapper.analysis.statistics import largest_by_key, sum_by_key
+from profiler_wrapper.analysis.statistics import at, largest_by_key, sum_by_key
 from profiler_wrapper.analysis.work.flops import FlopOps
 from profiler_wrapper.analysis.work.formulas import Product, dtype_of, products_of
 from profiler_wrapper.trace.nesting import nearest, nearest_above
@@ -67,11 +67,10 @@ def attention_call_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most
     charges, places = found.charges, found.attribution.places
     calls: dict[tuple[str, Phase, str, _Call], set[int]] = defaultdict(set)
     times: dict[tuple[str, Phase, str, _Call], int] = defaultdict(int)
-    launched = charges.cpu_span >= 0
-    owner = np.where(launched, entry_of[np.where(launched, charges.cpu_span, 0)], -1)
+    owner = at(entry_of, charges.cpu_span, -1)
     members = np.flatnonzero((owner >= 0) & (charges.backend >= 0))
     columns = (owner, charges.place, charges.backend, charges.time_ns)
-    for entry, at, backend, time_ns in zip(*(column[members].tolist() for column in columns), strict=True):
+    for entry, index, backend, time_ns in zip(*(column[members].tolist() for column in columns), strict=True):
         if entry not in shapes:
             continue
         inputs = (int(name_of[entry]), shapes.number(entry))
@@ -79,7 +78,7 @@ def attention_call_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most
             described[inputs] = _described(names[inputs[0]], shapes[entry])
         call = described[inputs]
         if call is not None:
-            place = places[at]
+            place = places[index]
             key = (found.layer_name(place) or "", place.phase, classes.BACKENDS[backend], call)
             calls[key].add(entry)
             times[key] += time_ns
@@ -104,8 +103,7 @@ def attention_call_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most
 def _entries(found: Attributed) -> Bool:
     """The outermost ops that are attention."""
     spans = found.recording.spans
-    entered = found.recording.named(lambda name: name == ENTRY)
-    is_attention: Bool = entered | (found.work_of.backend_of >= 0)
+    is_attention: Bool = found.recording.named(lambda name: name == ENTRY) | (found.work_of.backend_of >= 0)
     is_attention &= spans.category == Category.CPU_OP
     parent = found.nesting.parent
     entries: Bool = is_attention & (nearest_above(parent, nearest(parent, is_attention)) < 0)
@@ -121,25 +119,19 @@ def _entry_of(found: Attributed, entries: Bool) -> Int32:
     links = [link for link in found.attribution.links if link.forward_op >= 0]
     if not links:
         return around
-    by_node = np.full(len(around) + 1, -1, dtype=np.int32)  # the last one is for "no node"
-    by_node[[link.node for link in links]] = around[[link.forward_op for link in links]]
-    in_backward = found.attribution.in_phases("backward")
-    backward = np.flatnonzero(in_backward[found.attribution.place_of] & (found.attribution.place_of >= 0))
-    forward = by_node[found.attribution.node_of[backward]]
-    around[backward] = np.where(forward >= 0, forward, around[backward])
-    return around
+    of_node = np.full(len(around), -1, dtype=np.int32)
+    of_node[[link.node for link in links]] = around[[link.forward_op for link in links]]
+    forward = at(of_node, found.attribution.node_of, -1)
+    in_backward = at(found.attribution.in_phases("backward"), found.attribution.place_of, False)
+    return np.where(in_backward & (forward >= 0), forward, around)
 
 
 def _backends(found: Attributed, entry_of: Int32) -> dict[int, str]:
     """The backend of each call, as the ops in it name it."""
-    charges = found.charges
-    chosen = (charges.backend >= 0) & (charges.cpu_span >= 0)
-    backends: dict[int, str] = {}
-    for entry, backend in zip(
-        entry_of[charges.cpu_span[chosen]].tolist(), charges.backend[chosen].tolist(), strict=True
-    ):
-        backends.setdefault(entry, classes.BACKENDS[backend])
-    return backends
+    chosen = (found.charges.backend >= 0) & (found.charges.cpu_span >= 0)
+    entries = entry_of[found.charges.cpu_span[chosen]].tolist()
+    backends = [classes.BACKENDS[backend] for backend in found.charges.backend[chosen].tolist()]
+    return dict(zip(reversed(entries), reversed(backends), strict=True))  # the first of each counts
 
 
 # --- what they were given -----------------------------------------------------------------------
@@ -216,11 +208,13 @@ def product_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most: int) 
     calls: dict[tuple[str, str, Phase, str, Product], int] = defaultdict(int)
     times: dict[tuple[str, str, Phase, str, Product], float] = defaultdict(float)
     columns = (found.recording.spans.name, found.attribution.place_of, time_ns)
-    for span, name, at, taken in zip(counted.tolist(), *(column[counted].tolist() for column in columns), strict=True):
+    for span, name, index, taken in zip(
+        counted.tolist(), *(column[counted].tolist() for column in columns), strict=True
+    ):
         call = (name, shapes.number(span))
         if call not in known:
             known[call] = products_of(names[name], shapes[span])
-        place, flops = places[at], sum(product.flops for product in known[call])
+        place, flops = places[index], sum(product.flops for product in known[call])
         for product in known[call]:
             key = (names[name], found.layer_name(place) or "", place.phase, ops.flops_of(span).dtype, product)
             calls[key] += 1
@@ -242,10 +236,8 @@ def product_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most: int) 
 
 def times_inside(found: Attributed, chosen: np.typing.NDArray[np.bool_]) -> Int64:
     """Per span that is chosen, the time charged to it and to what it calls, up to the next chosen one."""
-    charges = found.charges
-    launched = charges.cpu_span >= 0
-    op = nearest(found.nesting.parent, chosen)[charges.cpu_span[launched]]
-    return sum_by_key(op[op >= 0], charges.time_ns[launched][op >= 0], len(chosen))
+    op = at(nearest(found.nesting.parent, chosen), found.charges.cpu_span, -1)
+    return sum_by_key(op[op >= 0], found.charges.time_ns[op >= 0], len(chosen))
 
 
 # --------------------------------------------------------------------------------------------------
