@@ -162,15 +162,15 @@ def _backward_lanes(attributed: Attributed, forward_starts: Int64) -> Iterator[L
             open_stretch, last_end = in_stretch, max(finish, last_end)
 
 
-def _backward_events(found: Attributed) -> Iterator[tuple[int | None, Int64, Int64]]:
+def _backward_events(attributed: Attributed) -> Iterator[tuple[int | None, Int64, Int64]]:
     """(device, events in time order, their layers): of each device the backward stream busiest with layers.
 
     On a CPU-only trace, the outermost autograd nodes of each thread.
     """
-    spans = found.recording.spans
-    attribution = found.attribution
+    spans = attributed.recording.spans
+    attribution = attributed.attribution
     backward, layer_of_place = attribution.in_phases("backward", "accumulate_grad"), attribution.layer_of_place
-    charges = found.charges
+    charges = attributed.charges
     if charges.basis == "device":
         chosen = backward[charges.place]
         for device in np.unique(spans.device[charges.span[chosen]]).tolist():
@@ -182,12 +182,12 @@ def _backward_events(found: Attributed) -> Iterator[tuple[int | None, Int64, Int
             here, layers = here[which == busiest], layers[which == busiest]
             yield device, charges.span[here], layers
         return
-    node_around = nearest_above(found.nesting.parent, found.attribution.node_of)
-    nodes = np.flatnonzero(found.attribution.is_node & (node_around < 0))
+    node_around = nearest_above(attributed.nesting.parent, attributed.attribution.node_of)
+    nodes = np.flatnonzero(attributed.attribution.is_node & (node_around < 0))
     nodes = nodes[np.argsort(spans.start_ns[nodes], kind="stable")]
     for lane in dict.fromkeys(spans.lane[nodes].tolist()):
         here = nodes[spans.lane[nodes] == lane]
-        yield None, here, layer_of_place[found.attribution.place_of[here]]
+        yield None, here, layer_of_place[attributed.attribution.place_of[here]]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -227,13 +227,13 @@ def _highest(values: Int64, first: Int64, last: Int64) -> Int64:
     return highest
 
 
-def _keeping_moments(found: Attributed) -> Int64:
+def _keeping_moments(attributed: Attributed) -> Int64:
     """Per call, the instant at which what it allocated and is alive counts as retained.
 
     That is when the outermost forward around it ends; where a backward follows, it is when that begins
     or the same outermost layer is entered again: outputs that nobody kept are gone by that time.
     """
-    spans, calls = found.recording.spans, found.calls
+    spans, calls = attributed.recording.spans, attributed.calls
     outermost = np.arange(len(calls))
     next_entry = np.full(len(calls), NEVER, dtype=np.int64)
     last_entry: dict[int, int] = {}
@@ -245,22 +245,22 @@ def _keeping_moments(found: Attributed) -> Int64:
             next_entry[last_entry[layer]] = spans.start_ns[calls.span[i]]
         last_entry[layer] = i
     end = spans.end_ns[calls.span]
-    nodes = np.append(np.sort(spans.start_ns[found.attribution.is_node]), NEVER)
+    nodes = np.append(np.sort(spans.start_ns[attributed.attribution.is_node]), NEVER)
     backward = nodes[np.searchsorted(nodes, end)]
     moment: Int64 = np.where(backward < NEVER, np.minimum(backward, next_entry), end)[outermost]
     return moment
 
 
-def _retained(found: Attributed, memory: DeviceMemory) -> tuple[Int64, Int64]:
+def _retained(attributed: Attributed, memory: DeviceMemory) -> tuple[Int64, Int64]:
     """(own, with layers below) bytes that each call leaves behind."""
-    calls, nesting = found.calls, found.nesting
-    last_before = np.searchsorted(memory.time_ns, _keeping_moments(found), side="right") - 1
+    calls, nesting = attributed.calls, attributed.nesting
+    last_before = np.searchsorted(memory.time_ns, _keeping_moments(attributed), side="right") - 1
     call_of_entry = np.full(len(nesting.parent), -1, dtype=np.int32)
     call_of_entry[calls.span] = np.arange(len(calls))
     call_around = at(call_of_entry, nearest(nesting.parent, call_of_entry >= 0), -1)
     allocations = np.flatnonzero((memory.size_bytes > 0) & (memory.lane >= 0))
     made_ns = memory.time_ns[allocations]
-    span = innermost_around(nesting, found.recording.spans, memory.lane[allocations], made_ns, made_ns + 1)
+    span = innermost_around(nesting, attributed.recording.spans, memory.lane[allocations], made_ns, made_ns + 1)
     call = at(call_around, span, -1)
     alive = (call >= 0) & (freed_at(memory)[allocations] > at(last_before, call, 0))
     own = sum_by_key(call[alive], memory.size_bytes[allocations[alive]], len(calls))

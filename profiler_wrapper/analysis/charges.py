@@ -376,15 +376,15 @@ def union(start_ns: Int64, end_ns: Int64) -> Union:
 # Device time in which nothing ran, charged to where the CPU was.
 
 
-def idle_per_place(found: Attributed) -> Int64 | None:
+def idle_per_place(attributed: Attributed) -> Int64 | None:
     """Per place: nanoseconds between device events in which the launching thread was there.
 
     A gap belongs to the thread that launched what ended it. None without device events, and where some are not seen.
     """
-    spans, charges = found.recording.spans, found.charges
-    if charges.basis != "device" or found.unseen_until_ns is not None:
+    spans, charges = attributed.recording.spans, attributed.charges
+    if charges.basis != "device" or attributed.unseen_until_ns is not None:
         return None
-    idle = np.zeros(len(found.attribution.places), dtype=np.int64)
+    idle = np.zeros(len(attributed.attribution.places), dtype=np.int64)
     for device in np.unique(spans.device[charges.span]).tolist():
         here = np.flatnonzero(spans.device[charges.span] == device)
         start = spans.start_ns[charges.span[here]]
@@ -393,15 +393,15 @@ def idle_per_place(found: Attributed) -> Int64 | None:
         ender = here[np.searchsorted(start, gap_end)]  # charges come in order of start
         lane = at(spans.lane, charges.cpu_span[ender], -1)
         for thread in np.unique(lane[lane >= 0]).tolist():
-            _add_idle(found, thread, gap_start[lane == thread], gap_end[lane == thread], idle)
+            _add_idle(attributed, thread, gap_start[lane == thread], gap_end[lane == thread], idle)
     return idle
 
 
-def _add_idle(found: Attributed, thread: int, gap_start: Int64, gap_end: Int64, idle: Int64) -> None:
+def _add_idle(attributed: Attributed, thread: int, gap_start: Int64, gap_end: Int64, idle: Int64) -> None:
     """Cut the gaps where the place of the thread changes and add the pieces to `idle`."""
-    spans, nesting, place_of = found.recording.spans, found.nesting, found.attribution.place_of
+    spans, nesting, place_of = attributed.recording.spans, attributed.nesting, attributed.attribution.place_of
     members = nesting.order[spans.lane[nesting.order] == thread]
-    around = at(place_of, nesting.parent[members], found.attribution.outside)
+    around = at(place_of, nesting.parent[members], attributed.attribution.outside)
     members = members[place_of[members] != around]  # the others change nothing
     cuts = np.unique(np.concatenate([gap_start, gap_end, spans.start_ns[members], spans.end_ns[members]]))
     left, right = cuts[:-1], cuts[1:]
@@ -409,4 +409,4 @@ def _add_idle(found: Attributed, thread: int, gap_start: Int64, gap_end: Int64, 
     inside = (gap >= 0) & (left < gap_end[np.maximum(gap, 0)])
     left, right = left[inside], right[inside]
     span = innermost_around(nesting, spans, np.full(len(left), thread, dtype=np.int32), left, left + 1)
-    np.add.at(idle, at(place_of, span, found.attribution.outside), right - left)
+    np.add.at(idle, at(place_of, span, attributed.attribution.outside), right - left)

@@ -184,14 +184,14 @@ _ON_CPU = re.compile(r"(gloo|mpi|ucc):")
 _LEAF = 0.5  # of an op's duration that is its own: such ops compute, others hold them
 
 
-def unattributed_rows(found: Attributed) -> tuple[UnattributedRow, ...]:
+def unattributed_rows(attributed: Attributed) -> tuple[UnattributedRow, ...]:
     """Time without a layer, by reason, the largest first."""
-    charges = found.charges
+    charges = attributed.charges
     time: Counter[str] = Counter()
     count: Counter[str] = Counter()
-    time_ns = sum_by_key(charges.place, charges.time_ns, len(found.attribution.places))
+    time_ns = sum_by_key(charges.place, charges.time_ns, len(attributed.attribution.places))
     numbers = np.bincount(charges.place, minlength=len(time_ns))
-    for place, spent, number in zip(found.attribution.places, time_ns.tolist(), numbers.tolist(), strict=True):
+    for place, spent, number in zip(attributed.attribution.places, time_ns.tolist(), numbers.tolist(), strict=True):
         if place.layer == UNKNOWN:
             time[place.reason] += spent
             count[place.reason] += number
@@ -199,12 +199,12 @@ def unattributed_rows(found: Attributed) -> tuple[UnattributedRow, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.time_ns, row.reason)))
 
 
-def attention_rows(found: Attributed) -> tuple[AttentionRow, ...]:
+def attention_rows(attributed: Attributed) -> tuple[AttentionRow, ...]:
     """Attention by innermost layer, phase and backend, layers in model order."""
-    recording, tree, charges = found.recording, found.tree, found.charges
+    recording, tree, charges = attributed.recording, attributed.tree, attributed.charges
     kernels: dict[tuple[int, Phase, int], Counter[str]] = defaultdict(Counter)
     for i in np.flatnonzero(charges.backend >= 0).tolist():
-        place = found.attribution.places[charges.place[i]]
+        place = attributed.attribution.places[charges.place[i]]
         if place.layer != UNKNOWN:
             key = (place.layer, place.phase, int(charges.backend[i]))
             kernels[key][recording.name_of(int(charges.span[i]))] += int(charges.time_ns[i])
@@ -225,10 +225,10 @@ def attention_rows(found: Attributed) -> tuple[AttentionRow, ...]:
     )
 
 
-def class_rows(found: Attributed) -> tuple[ClassRow, ...]:
+def class_rows(attributed: Attributed) -> tuple[ClassRow, ...]:
     """Time by class and phase, what has no layer included; the most expensive first."""
-    charges = found.charges
-    phase = found.attribution.phase_of_place[charges.place]
+    charges = attributed.charges
+    phase = attributed.attribution.phase_of_place[charges.place]
     time_ns, count = np.zeros((2, len(classes.CLASSES), len(PHASES)), dtype=np.int64)
     np.add.at(time_ns, (charges.work, phase), charges.time_ns)
     np.add.at(count, (charges.work, phase), 1)
@@ -239,11 +239,11 @@ def class_rows(found: Attributed) -> tuple[ClassRow, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.time_ns, row.class_name, row.phase)))
 
 
-def step_rows(found: Attributed, memory: DeviceMemory | None) -> tuple[StepRow, ...]:
+def step_rows(attributed: Attributed, memory: DeviceMemory | None) -> tuple[StepRow, ...]:
     """A row per step, and a last one (`step` None) for what was launched in no step."""
-    charges, steps = found.charges, found.steps
-    place = _step_of_charges(found)
-    phase = found.attribution.phase_of_place[charges.place]
+    charges, steps = attributed.charges, attributed.steps
+    place = _step_of_charges(attributed)
+    phase = attributed.attribution.phase_of_place[charges.place]
     spent = np.zeros((len(steps) + 1, len(PHASES)), dtype=np.int64)  # the last row is for no step
     np.add.at(spent, (place, phase), charges.time_ns)
     attention = np.zeros(len(steps) + 1, dtype=np.int64)
@@ -332,15 +332,15 @@ def alone_ns(moving: Union, compute: Union) -> int:
     return moving.length_ns - int(compute.overlap(moving.start_ns, moving.end_ns).sum())
 
 
-def totals(found: Attributed, exposed_ns: int | None) -> TimeTotals:
+def totals(attributed: Attributed, exposed_ns: int | None) -> TimeTotals:
     """The sums over the whole trace."""
-    recording, attribution, charges = found.recording, found.attribution, found.charges
+    recording, attribution, charges = attributed.recording, attributed.attribution, attributed.charges
     unknown = attribution.layer_of_place == UNKNOWN
     total = int(charges.time_ns.sum())
     unattributed = int(charges.time_ns[unknown[charges.place]].sum())
     spans = recording.spans
     busy = None
-    if charges.basis == "device" and found.unseen_until_ns is None:
+    if charges.basis == "device" and attributed.unseen_until_ns is None:
         start, end, device = spans.start_ns[charges.span], spans.end_ns[charges.span], spans.device[charges.span]
         busy = sum(union(start[device == d], end[device == d]).length_ns for d in np.unique(device).tolist())
     span_ns = int(spans.end_ns.max() - spans.start_ns.min()) if len(spans) else 0
@@ -450,7 +450,7 @@ def _begins_in_block(recording: Recording, members: Int64, names: set[int]) -> B
 
 
 def _function_series(
-    found: Attributed, steps: Steps, functions: Sequence[TrackFunction], notes: list[str]
+    attributed: Attributed, steps: Steps, functions: Sequence[TrackFunction], notes: list[str]
 ) -> dict[str, tuple[float | None, ...]]:
     """Per step, what each function makes of a block's events.
 
@@ -459,7 +459,7 @@ def _function_series(
     """
     if not functions:
         return {}
-    groups = _events_by_block(found, steps)
+    groups = _events_by_block(attributed, steps)
     series: dict[str, tuple[float | None, ...]] = {}
     for function in functions:
         name = getattr(function, "__name__", type(function).__name__)
@@ -481,12 +481,12 @@ def _number(function: TrackFunction, name: str, events: list[LayerEvent] | None,
         return None
 
 
-def _events_by_block(found: Attributed, steps: Steps) -> dict[tuple[str, int], list[LayerEvent]]:
-    recording, layers, charges = found.recording, found.tree.layers, found.charges
+def _events_by_block(attributed: Attributed, steps: Steps) -> dict[tuple[str, int], list[LayerEvent]]:
+    recording, layers, charges = attributed.recording, attributed.tree.layers, attributed.charges
     step = steps.place_of(charges.launch_ns)
     groups: dict[tuple[str, int], list[LayerEvent]] = defaultdict(list)
     for i in range(len(charges)):
-        place = found.attribution.places[charges.place[i]]
+        place = attributed.attribution.places[charges.place[i]]
         if place.layer < 0:
             continue
         layer = layers[place.layer]
@@ -505,11 +505,11 @@ def _events_by_block(found: Attributed, steps: Steps) -> dict[tuple[str, int], l
 # FLOPs, bytes and the roof into rows of time: of layers, classes and what has no layer.
 
 
-def with_work(analysis: Analysis, found: Attributed, work: WorkCount, peaks: Given | None) -> Analysis:
+def with_work(analysis: Analysis, attributed: Attributed, work: WorkCount, peaks: Given | None) -> Analysis:
     """An analysis of times, with the FLOPs and bytes of its ops and what part of the machine they use."""
     roof, warning = peaks_of_run(analysis.run, given=peaks, on_device=analysis.time_basis == "device")
-    asked = work_by_layer(found, work, roof)
-    shares, notes = utilization(found, work.flops, roof)
+    asked = work_by_layer(attributed, work, roof)
+    shares, notes = utilization(attributed, work.flops, roof)
     if roof is not None and roof.bandwidth_bytes_per_s is None:
         of = roof.device or "this device"
         notes.insert(0, f"no memory bandwidth is known of {of}: give bandwidth=<GB/s> for the time at the roof")

@@ -27,13 +27,13 @@ _ACTIVATION, _GRADS, _OS_STATE, _WORKSPACE = map(CATEGORIES.index, ("activation"
 
 
 def find_changes(
-    found: Attributed, owned: OwnedMemory, peak: int, leaks: Sequence[tuple[Leak, Int64]]
+    attributed: Attributed, owned: OwnedMemory, peak: int, leaks: Sequence[tuple[Leak, Int64]]
 ) -> tuple[Change, ...]:
     """The changes that save at least a hundredth of the peak (which is after event `peak`), best first.
 
     Of the leaks, the largest first, only so many are looked at as changes are listed.
     """
-    possible = _Changes(found, owned, peak, leaking=[blocks for _, blocks in leaks])
+    possible = _Changes(attributed, owned, peak, leaking=[blocks for _, blocks in leaks])
     changes = [
         possible.checkpoint(),
         possible.no_grad(),
@@ -52,9 +52,9 @@ def find_changes(
 class _Changes:
     """One change a method, None where it does not apply. What leaks is none of the other changes' business."""
 
-    def __init__(self, found: Attributed, owned: OwnedMemory, peak: int, *, leaking: Sequence[Int64]) -> None:
-        self.found, self.owned, self.peak = found, owned, peak
-        self.layers = found.tree.layers
+    def __init__(self, attributed: Attributed, owned: OwnedMemory, peak: int, *, leaking: Sequence[Int64]) -> None:
+        self.attributed, self.owned, self.peak = attributed, owned, peak
+        self.layers = attributed.tree.layers
         self.size, self.category = owned.blocks.size_bytes, owned.category
         self.alive = np.zeros(len(self.size), dtype=np.bool_)
         self.alive[owned.blocks.alive_after(peak)] = True
@@ -62,10 +62,10 @@ class _Changes:
         for members in leaking:
             self.leaking[members] = self.alive[members]
         self.alive &= ~self.leaking
-        self.layer = at(found.attribution.layer_of_place, owned.blocks.place, -1)
+        self.layer = at(attributed.attribution.layer_of_place, owned.blocks.place, -1)
         self.by_forward = self._made_in(*FORWARD_PHASES)
-        has_backward = bool(found.attribution.is_node.any())
-        followed = _forwards_followed(found)  # one without a backward may have broken off before it
+        has_backward = bool(attributed.attribution.is_node.any())
+        followed = _forwards_followed(attributed)  # one without a backward may have broken off before it
         self.trains = has_backward or followed > 0
         self.infers = not has_backward and followed > 1
 
@@ -182,21 +182,21 @@ class _Changes:
 
     def _made_in(self, *phases: Phase) -> Bool:
         """Per block: made in one of these phases."""
-        return at(self.found.attribution.in_phases(*phases), self.owned.blocks.place, False)
+        return at(self.attributed.attribution.in_phases(*phases), self.owned.blocks.place, False)
 
     def _forward_time(self, blocks: set[int]) -> int | None:
         """Time per step of the forward of these blocks; None without steps."""
-        if not len(self.found.steps):
+        if not len(self.attributed.steps):
             return None
-        places, charges = self.found.attribution.places, self.found.charges
+        places, charges = self.attributed.attribution.places, self.attributed.charges
         chosen = np.array(
             [p.phase in FORWARD_PHASES and p.layer >= 0 and self.layers[p.layer].block in blocks for p in places],
             dtype=np.bool_,
         )
-        return int(charges.time_ns[chosen[charges.place]].sum()) // len(self.found.steps)
+        return int(charges.time_ns[chosen[charges.place]].sum()) // len(self.attributed.steps)
 
 
-def _forwards_followed(found: Attributed) -> int:
+def _forwards_followed(attributed: Attributed) -> int:
     """Outermost calls outside of backward, if ops in forward have sequence numbers: they get them with gradients on."""
-    forward = at(found.attribution.in_phases(*FORWARD_PHASES), found.attribution.place_of, False)
-    return len(found.calls.outermost) if forward[found.recording.spans.sequence >= 0].any() else 0
+    forward = at(attributed.attribution.in_phases(*FORWARD_PHASES), attributed.attribution.place_of, False)
+    return len(attributed.calls.outermost) if forward[attributed.recording.spans.sequence >= 0].any() else 0

@@ -137,20 +137,20 @@ class _Sums:
     exposed_ns: int = 0
 
 
-def collective_rows(found: Attributed) -> tuple[CollectiveRow, ...]:
+def collective_rows(attributed: Attributed) -> tuple[CollectiveRow, ...]:
     """The collectives of an attributed recording, the most expensive first."""
-    charges, places = found.charges, found.attribution.places
+    charges, places = attributed.charges, attributed.attribution.places
     members = np.flatnonzero(charges.work == _COMMUNICATION)
     if not len(members):
         return ()
-    exposed, _ = exposed_communication(found.recording, charges)
-    calls = _Calls(found)
+    exposed, _ = exposed_communication(attributed.recording, charges)
+    calls = _Calls(attributed)
     seen: set[int] = set()
     sums: dict[tuple[str, str, int | None, str, str | None, Phase], _Sums] = defaultdict(_Sums)
     columns = (charges.span, charges.cpu_span, charges.place, charges.time_ns, exposed)
     for span, cpu_span, place, time_ns, exposed_ns in zip(*(c[members].tolist() for c in columns), strict=True):
         identity, call = calls.of(span, cpu_span)
-        key = (*call[:4], found.layer_name(places[place]), places[place].phase)
+        key = (*call[:4], attributed.layer_name(places[place]), places[place].phase)
         gathered = sums[key]
         gathered.time_ns += time_ns
         gathered.exposed_ns += exposed_ns
@@ -194,19 +194,19 @@ class _Calls:
     tells, or else to the outermost call around it; several kernels of one call are one collective.
     """
 
-    def __init__(self, found: Attributed) -> None:
-        self._recording, self._on_device = found.recording, found.charges.basis == "device"
-        spans, parent = found.recording.spans, found.nesting.parent
+    def __init__(self, attributed: Attributed) -> None:
+        self._recording, self._on_device = attributed.recording, attributed.charges.basis == "device"
+        spans, parent = attributed.recording.spans, attributed.nesting.parent
         self._details: dict[int, list[CollectiveDetails]] = defaultdict(list)
-        for details in found.recording.collectives:
+        for details in attributed.recording.collectives:
             self._details[details.span].append(details)
-        is_call: Bool = found.recording.named(is_collective_call) & (spans.category <= Category.ANNOTATION)
+        is_call: Bool = attributed.recording.named(is_collective_call) & (spans.category <= Category.ANNOTATION)
         self._outermost = outermost(parent, nearest(parent, is_call))
         tells = np.zeros(len(spans), dtype=np.bool_)
         tells[list(self._details)] = True
         tells &= spans.category <= Category.RUNTIME
         self._telling = nearest(parent, tells)
-        self._named = nearest(parent, is_call & found.recording.named(collective_of))
+        self._named = nearest(parent, is_call & attributed.recording.named(collective_of))
         self._inside: dict[int, list[CollectiveDetails]] = defaultdict(list)  # what is known within a call
         for span in np.flatnonzero(tells).tolist():
             if self._outermost[span] >= 0:

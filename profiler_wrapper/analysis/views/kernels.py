@@ -53,7 +53,7 @@ _MOST_ROWS = 1000  # the last of them for all that do not fit
 _MOST = 3  # ops and layers of a row
 
 
-def kernel_rows(found: Attributed) -> tuple[KernelRow, ...]:
+def kernel_rows(attributed: Attributed) -> tuple[KernelRow, ...]:
     """The kernels of an attributed recording, the most expensive first.
 
     A row is a name with a grid, a block, registers and shared memory, and one class: what several kinds of work
@@ -62,17 +62,17 @@ def kernel_rows(found: Attributed) -> tuple[KernelRow, ...]:
     rows the rest are one last row, `(others)`, under the class of most of its time. Without device events there
     are none.
     """
-    if found.charges.basis != "device" or not len(found.charges):
+    if attributed.charges.basis != "device" or not len(attributed.charges):
         return ()
-    return _Table(found).rows()
+    return _Table(attributed).rows()
 
 
 class _Table:
     """Sums per key: a name, a launch configuration and a class. Keys are in order of time, the most expensive first."""
 
-    def __init__(self, found: Attributed) -> None:
-        self.found = found
-        charges, recording = found.charges, found.recording
+    def __init__(self, attributed: Attributed) -> None:
+        self.attributed = attributed
+        charges, recording = attributed.charges, attributed.recording
         self.is_kernel: Bool = recording.spans.category[charges.span] == Category.KERNEL
         self.configuration = recording.details.configuration_of(charges.span)
         launch = configuration_groups(recording.details.configurations)[self.configuration]
@@ -91,8 +91,8 @@ class _Table:
         self.time_ns = sum_by_key(self.key, charges.time_ns, self.count)
 
     def rows(self) -> tuple[KernelRow, ...]:
-        found, charges = self.found, self.found.charges
-        recording = found.recording
+        attributed, charges = self.attributed, self.attributed.charges
+        recording = attributed.recording
         details = recording.details.configurations
         counts = np.bincount(self.key, minlength=self.count)
         shortest = np.full(self.count, np.iinfo(np.int64).max)
@@ -103,10 +103,13 @@ class _Table:
         cores = self._tensor_cores()
         occupancy, blocks = self._mean(occupancy_of(details)), self._mean(details.blocks_per_sm)
         copied = self._copied_bytes(details)
-        op_of = find_ops(recording, found.nesting.parent, found.tree)
+        op_of = find_ops(recording, attributed.nesting.parent, attributed.tree)
         op = at(recording.spans.name, at(op_of.span, at(op_of.op_of, charges.cpu_span, -1), -1), -1)
         ops = largest_names(recording.names, self.key, op, charges.time_ns, _MOST)
-        layer, names = found.attribution.layer_of_place[charges.place], [layer.name for layer in found.tree.layers]
+        layer, names = (
+            attributed.attribution.layer_of_place[charges.place],
+            [layer.name for layer in attributed.tree.layers],
+        )
         layers = largest_names(names, self.key, layer, charges.time_ns, _MOST)
         rows = []
         for i in range(self.count):
@@ -137,7 +140,7 @@ class _Table:
 
     def _tensor_cores(self) -> list[bool | None]:
         """Per key what its kernels do, where all of them do the same."""
-        uses = tensor_core_kernels(self.found.recording, self.found.charges.span)
+        uses = tensor_core_kernels(self.attributed.recording, self.attributed.charges.span)
         least, most = np.full(self.count, 1), np.full(self.count, -1)
         np.minimum.at(least, self.key, uses)
         np.maximum.at(most, self.key, uses)
@@ -149,7 +152,7 @@ class _Table:
         """Per key the mean by time of what the configurations of its kernels tell."""
         value = at(values, self.configuration, np.nan)
         known = ~np.isnan(value) & self.is_kernel
-        weight = np.maximum(self.found.charges.time_ns[known], 1).astype(np.float64)
+        weight = np.maximum(self.attributed.charges.time_ns[known], 1).astype(np.float64)
         total = np.bincount(self.key[known], weight, minlength=self.count)
         summed = np.bincount(self.key[known], weight * value[known], minlength=self.count)
         return [float(s / t) if t else None for s, t in zip(summed.tolist(), total.tolist(), strict=True)]

@@ -39,25 +39,25 @@ NO_OP = "(no op)"
 _MOST = 5  # layers and sources of a row
 
 
-def operator_rows(found: Attributed, shapes_of_op: Mapping[str, tuple[str, ...]]) -> tuple[OperatorRow, ...]:
+def operator_rows(attributed: Attributed, shapes_of_op: Mapping[str, tuple[str, ...]]) -> tuple[OperatorRow, ...]:
     """The ops of an attributed recording, the most expensive first; `shapes_of_op`: the most frequent of each."""
-    return _Table(found).rows(shapes_of_op)
+    return _Table(attributed).rows(shapes_of_op)
 
 
 class _Table:
     """Sums per key. A key is a name and a phase; behind those of the ops there is one a phase for `NO_OP`."""
 
-    def __init__(self, found: Attributed) -> None:
-        self.found = found
-        recording, attribution = found.recording, found.attribution
+    def __init__(self, attributed: Attributed) -> None:
+        self.attributed = attributed
+        recording, attribution = attributed.recording, attributed.attribution
         # A large trace has millions of ops: numbers of 32 bits, and no column longer than it is needed.
-        self.ops = find_ops(recording, found.nesting.parent, found.tree)
+        self.ops = find_ops(recording, attributed.nesting.parent, attributed.tree)
         phase_of_place = attribution.phase_of_place.astype(np.int32)
         phase = phase_of_place[attribution.place_of[self.ops.span]]
         self.keys, self.key_of_op = _numbered(recording.spans.name[self.ops.span] * np.int64(len(PHASES)) + phase)
         self.count = len(self.keys) + len(PHASES)
         self.outermost = ~called_by_same_key(self.ops, self.key_of_op)
-        charges, cpu_ns = found.charges, found.cpu_ns
+        charges, cpu_ns = attributed.charges, attributed.cpu_ns
         self.op_of_charge = at(self.ops.op_of, charges.cpu_span, -1)
         self.key_of_charge = self._keys(self.op_of_charge, phase_of_place[charges.place])
         takes = np.flatnonzero(cpu_ns)
@@ -76,7 +76,7 @@ class _Table:
             self.self_ns, self.op_ns, self.ns = self.self_cpu_ns, self.op_cpu_ns, self.cpu_ns
 
     def rows(self, shapes_of_op: Mapping[str, tuple[str, ...]]) -> tuple[OperatorRow, ...]:
-        names = self.found.recording.names
+        names = self.attributed.recording.names
         calls = np.bincount(self.key_of_op, minlength=self.count)
         launched = np.bincount(self.key_of_charge, minlength=self.count) if self.on_device else np.zeros_like(calls)
         work, multiplied = self._class_of_key(), self._tensor_core_ns()
@@ -127,12 +127,12 @@ class _Table:
 
         What has no op has none, and views and allocations compute nothing, whatever they are made for.
         """
-        found, charges = self.found, self.found.charges
-        work, _ = found.work_of.ops(self.ops.span)
-        work = optimizer_work(found.attribution, found.attribution.place_of[self.ops.span], work)
+        attributed, charges = self.attributed, self.attributed.charges
+        work, _ = attributed.work_of.ops(self.ops.span)
+        work = optimizer_work(attributed.attribution, attributed.attribution.place_of[self.ops.span], work)
         timed = (self.key_of_charge, charges.work, charges.time_ns)
         best = main_classes(self.count, timed, (self.key_of_op, work, 1))
-        names = [self.found.recording.names[key // len(PHASES)] for key in self.keys.tolist()]
+        names = [self.attributed.recording.names[key // len(PHASES)] for key in self.keys.tolist()]
         computes_nothing = [classes.class_of_op(name) == "other" for name in names]
         best[[*computes_nothing, *[True] * len(PHASES)]] = classes.CLASSES.index("other")
         return best
@@ -141,20 +141,22 @@ class _Table:
         """Of the keys whose kernels tell: the time in those that use tensor cores."""
         if not self.on_device:
             return {}
-        charges = self.found.charges
-        uses_cores = tensor_core_kernels(self.found.recording, charges.span)  # 1, 0, -1 for "its name does not tell"
+        charges = self.attributed.charges
+        uses_cores = tensor_core_kernels(
+            self.attributed.recording, charges.span
+        )  # 1, 0, -1 for "its name does not tell"
         known, uses = uses_cores >= 0, uses_cores == 1
         spent = sum_by_key(self.key_of_charge[uses], charges.time_ns[uses], self.count)
         return {key: int(spent[key]) for key in np.unique(self.key_of_charge[known]).tolist()}
 
     def _layers(self) -> dict[int, tuple[str, ...]]:
-        attribution = self.found.attribution
+        attribution = self.attributed.attribution
         layer = attribution.layer_of_place[attribution.place_of[self.ops.span]]
-        names = [item.name for item in self.found.tree.layers]
+        names = [item.name for item in self.attributed.tree.layers]
         return {key: tuple(names[i] for i in chosen) for key, chosen in self._largest(layer).items()}
 
     def _sources(self) -> dict[int, tuple[str, ...]]:
-        sources = PythonSources(self.found.recording, self.found.attribution)
+        sources = PythonSources(self.attributed.recording, self.attributed.attribution)
         if not sources:
             return {}
         lines = sources.of(self.ops.span)
@@ -180,12 +182,12 @@ _MOST_ALLOCATIONS = 500
 _NEVER = np.iinfo(np.int64).max
 
 
-def allocation_rows(found: Attributed, owned: OwnedMemory | None) -> tuple[AllocationRow, ...]:
+def allocation_rows(attributed: Attributed, owned: OwnedMemory | None) -> tuple[AllocationRow, ...]:
     """The 500 largest allocations of the recording, the largest first, of equal ones the earliest."""
     if owned is None:
         return ()
     blocks, memory = owned.blocks, owned.memory
-    begin_ns = begin_of(found.recording)
+    begin_ns = begin_of(attributed.recording)
     made = np.flatnonzero(~blocks.before)  # in order of time
     largest = made[np.argsort(-blocks.size_bytes[made], kind="stable")[:_MOST_ALLOCATIONS]]
     freed_ns = np.append(memory.time_ns, -1)[blocks.freed[largest]]  # the last for what stays
@@ -203,7 +205,7 @@ def allocation_rows(found: Attributed, owned: OwnedMemory | None) -> tuple[Alloc
     )
 
 
-def op_memory_rows(found: Attributed, owned: OwnedMemory | None) -> tuple[OpMemoryRow, ...]:
+def op_memory_rows(attributed: Attributed, owned: OwnedMemory | None) -> tuple[OpMemoryRow, ...]:
     """What each op allocated, most bytes first; the sums over them are those of all allocation events."""
     if owned is None:
         return ()
@@ -211,7 +213,7 @@ def op_memory_rows(found: Attributed, owned: OwnedMemory | None) -> tuple[OpMemo
     made = np.flatnonzero(~blocks.before)
     op, sizes = blocks.op[made], blocks.size_bytes[made]
     freed_ns = np.append(owned.memory.time_ns, _NEVER)[blocks.freed[made]]
-    ends_ns = np.append(found.recording.spans.end_ns, _NEVER)  # the last for what no op made
+    ends_ns = np.append(attributed.recording.spans.end_ns, _NEVER)  # the last for what no op made
     kept = freed_ns > ends_ns[blocks.maker[made]]
     count = np.bincount(op, minlength=len(blocks.ops))
     allocated, kept_bytes = (sum_by_key(op[those], sizes[those], len(count)) for those in (slice(None), kept))
@@ -317,14 +319,14 @@ class PythonSources:
         """
         node = at(self._attribution.node_of, span if around is None else around, -1)
         made_by = self._forward_op_of_node[node]
-        found, began_ns = self._innermost(span)
+        lines, began_ns = self._innermost(span)
         in_the_node = (node >= 0) & (began_ns >= self._recording.spans.start_ns[node])
         from_forward = np.flatnonzero((made_by >= 0) & ~in_the_node)
         forward, began_ns = self._innermost(made_by[from_forward])
         known = began_ns >= 0
-        found.user[from_forward[known]] = forward.user[known]
-        found.library[from_forward[known]] = forward.library[known]
-        return found
+        lines.user[from_forward[known]] = forward.user[known]
+        lines.library[from_forward[known]] = forward.library[known]
+        return lines
 
     def most_expensive(self, user: Iterable[int], library: Iterable[int]) -> tuple[str, ...]:
         """As texts, at most five, each once: of the user's the first, and at least two of libraries if there are."""

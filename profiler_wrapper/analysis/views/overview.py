@@ -32,13 +32,13 @@ _NS_PER_S = 10**9
 _PARTS = 10**9  # a share of a multiprocessor is counted in these, so that sums of shares stay exact
 
 
-def overview(found: Attributed) -> Overview | None:
+def overview(attributed: Attributed) -> Overview | None:
     """The overview of an attributed recording; None where nothing takes wall time."""
-    windows = step_windows(found)
+    windows = step_windows(attributed)
     if not windows.number:
         return None
-    steps = _splits(found, windows)
-    device = busiest_device(found.recording)
+    steps = _splits(attributed, windows)
+    device = busiest_device(attributed.recording)
     if device is None:
         return Overview(
             device=None,
@@ -54,13 +54,13 @@ def overview(found: Attributed) -> Overview | None:
             launches_per_s=None,
             gaps_ns=None,
         )
-    properties = device_properties(found.recording, device)
-    kernels = _Kernels(found.recording, device, windows)
-    here = found.recording.spans.device[found.charges.span] == device
-    is_kernel = found.recording.spans.category[found.charges.span] == Category.KERNEL
+    properties = device_properties(attributed.recording, device)
+    kernels = _Kernels(attributed.recording, device, windows)
+    here = attributed.recording.spans.device[attributed.charges.span] == device
+    is_kernel = attributed.recording.spans.category[attributed.charges.span] == Category.KERNEL
     launched = int((here & is_kernel & (windows.launched_in >= 0)).sum())
-    busy = _covered(_union_of(found.recording, found.charges.span[here]), windows)
-    cut = found.unseen_until_ns is not None and len(windows.number) == 1  # the one step is not seen whole
+    busy = _covered(_union_of(attributed.recording, attributed.charges.span[here]), windows)
+    cut = attributed.unseen_until_ns is not None and len(windows.number) == 1  # the one step is not seen whole
     return Overview(
         device=properties.name,
         device_memory_bytes=properties.memory_bytes,
@@ -80,25 +80,25 @@ def overview(found: Attributed) -> Overview | None:
 # --- the split ----------------------------------------------------------------------------------
 
 
-def _splits(found: Attributed, windows: StepWindows) -> tuple[StepSplit, ...]:
+def _splits(attributed: Attributed, windows: StepWindows) -> tuple[StepSplit, ...]:
     """Per step what each kind adds to the time that the kinds before it cover; of all devices and threads."""
-    so_far, spans_ns = np.zeros(len(found.recording.spans), dtype=np.bool_), windows.end_ns - windows.start_ns
+    so_far, spans_ns = np.zeros(len(attributed.recording.spans), dtype=np.bool_), windows.end_ns - windows.start_ns
     covered = [np.zeros_like(spans_ns)]
-    for kind in _by_priority(found):
+    for kind in _by_priority(attributed):
         so_far |= kind
-        busy = _union_of(found.recording, np.flatnonzero(so_far))
+        busy = _union_of(attributed.recording, np.flatnonzero(so_far))
         covered.append(busy.overlap(windows.start_ns, windows.end_ns))
     parts = np.diff([*covered, spans_ns], axis=0).tolist()
     columns = zip(windows.number, spans_ns.tolist(), *parts, strict=True)
     return tuple(StepSplit(number, *lengths) for number, *lengths in columns)
 
 
-def _by_priority(found: Attributed) -> tuple[Bool, ...]:
+def _by_priority(attributed: Attributed) -> tuple[Bool, ...]:
     """Per span whether its time is that of a kernel, communication, memcpy, memset, runtime, data loader, CPU.
 
     Communication is kernels that move data between ranks; without device events, ops and annotations that do.
     """
-    recording, charges = found.recording, found.charges
+    recording, charges = attributed.recording, attributed.charges
     category = recording.spans.category
     communicates = np.zeros(len(category), dtype=np.bool_)
     if charges.basis == "device":

@@ -67,24 +67,24 @@ class _Sums:
     lines: tuple[Counter[int], Counter[int]] = field(default_factory=lambda: (Counter(), Counter()))  # of `Lines`
 
 
-def synchronisation_rows(found: Attributed) -> tuple[SynchronisationRow, ...]:
+def synchronisation_rows(attributed: Attributed) -> tuple[SynchronisationRow, ...]:
     """The waits within the steps of an attributed recording, the longest first."""
-    if found.charges.basis != "device":
+    if attributed.charges.basis != "device":
         return ()
-    recording, attribution = found.recording, found.attribution
+    recording, attribution = attributed.recording, attributed.attribution
     tests = [pattern.match for _, pattern in _CALLS]  # per name which of them it is, -1 for none
     kinds = np.array([next((i for i, test in enumerate(tests) if test(name)), -1) for name in recording.names])
-    calls = _waiting_calls(recording, kinds, found.charges)
+    calls = _waiting_calls(recording, kinds, attributed.charges)
     if not len(calls):
         return ()
     # Calls into the runtime that launch nothing are not nested, so they are looked up by time.
     spans = recording.spans
-    around = innermost_around(found.nesting, spans, spans.lane[calls], spans.start_ns[calls], spans.end_ns[calls])
-    kept = ~_of_the_profiler(found, calls, around)
-    if len(found.steps):
-        kept &= found.steps.place_of(spans.start_ns[calls]) >= 0
+    around = innermost_around(attributed.nesting, spans, spans.lane[calls], spans.start_ns[calls], spans.end_ns[calls])
+    kept = ~_of_the_profiler(attributed, calls, around)
+    if len(attributed.steps):
+        kept &= attributed.steps.place_of(spans.start_ns[calls]) >= 0
     calls, around = calls[kept], around[kept]
-    ops = find_ops(recording, found.nesting.parent, found.tree)
+    ops = find_ops(recording, attributed.nesting.parent, attributed.tree)
     sources = PythonSources(recording, attribution)
     lines = sources.of(calls, around)
     columns = (calls, around, recording.spans.duration_ns[calls], lines.user, lines.library)
@@ -95,7 +95,7 @@ def synchronisation_rows(found: Attributed) -> tuple[SynchronisationRow, ...]:
         asked = next((kind for kind, ops_of_kind in _OPS if not ops_of_kind.isdisjoint(names)), None)
         kind = asked or _CALLS[kinds[recording.spans.name[call]]][0]
         place = attribution.places[attribution.place_of[span] if span >= 0 else attribution.outside]
-        layer = found.layer_name(place) if recording.spans.category[call] != Category.SYNC else None
+        layer = attributed.layer_name(place) if recording.spans.category[call] != Category.SYNC else None
         gathered = sums[kind, names[-1] if names else recording.name_of(call), layer, place.phase]
         gathered.wait_ns += wait_ns
         gathered.waits.add(chain[-1] if chain else call)
@@ -139,9 +139,9 @@ def _waiting_calls(recording: Recording, kinds: Int64, charges: Charges) -> Int6
     return np.flatnonzero(waits)
 
 
-def _of_the_profiler(found: Attributed, calls: Int64, around: Int32) -> Bool:
+def _of_the_profiler(attributed: Attributed, calls: Int64, around: Int32) -> Bool:
     """Waits with the profiler's own code around them, and, with nothing around, after all ops or before any."""
-    recording, spans, python = found.recording, found.recording.spans, found.recording.python
+    recording, spans, python = attributed.recording, attributed.recording.spans, attributed.recording.python
     ops = np.flatnonzero(spans.category == Category.CPU_OP)
     begin, end = spans.start_ns[calls], spans.end_ns[calls]
     own: Bool = around < 0
