@@ -19,6 +19,7 @@ from profiler_wrapper.analysis.charges import (
     device_charges,
     launches,
     unseen_until_ns,
+    work_of_ops,
 )
 from profiler_wrapper.analysis.compiled import (
     SharedKernels,
@@ -91,7 +92,7 @@ def attributed(
     attribution = attribute(recording, nesting, tree)
     shared_kernels = place_regions(regions, nesting.parent, tree, attribution)
     cpu_ns = cpu_time(recording, nesting, tree)
-    work_of = WorkOfOps(recording, nesting.parent, tree, attribution)
+    work_of = work_of_ops(recording, nesting.parent, tree, attribution)
     if recording.device_mask.any():
         charges = device_charges(recording, attribution, launch, work_of)
     else:

@@ -227,14 +227,6 @@ def role_of(name: str) -> Role:
     return Role.COLLECTIVE if _COLLECTIVE_NAME.match(name) else Role.PLAIN
 
 
-class NodeLink(NamedTuple):
-    """One executed autograd node with a number, and the forward op that made it."""
-
-    node: int  # span
-    number: int
-    forward_op: int  # span; -1 where it cannot be told
-
-
 @dataclass(slots=True)
 class Attribution:
     """The place of every CPU span of a recording."""
@@ -242,7 +234,7 @@ class Attribution:
     places: list[Place]
     place_of: Int32  # per span: index into places; -1 for device spans
     node_of: Int32  # per span: the innermost autograd node around it (or itself), -1 outside backward
-    links: list[NodeLink]
+    forward_op: Int64  # per span that is an autograd node: the op whose forward made it; -1 for none, or not known
     outside: int  # the place of what nothing encloses
 
     @property
@@ -313,7 +305,7 @@ class _Walk:
         self.index: dict[Place, int] = {}
         self.outside = self._intern(self._without_layer("other"))
         self.place_of = np.full(len(spans), -1, dtype=np.int32)  # of visited spans, until the walk ends
-        self.links: list[NodeLink] = []
+        self.forward_op = np.full(len(spans), -1, dtype=np.int64)
         self.open_nodes: dict[int, list[tuple[int, int]]] = defaultdict(list)  # per lane: (end, place)
         self.last_finished: dict[int, int] = {}  # per lane: the place of the node that finished last
 
@@ -329,9 +321,10 @@ class _Walk:
         on_cpu = spans.category <= Category.RUNTIME
         found = np.where(self.near >= 0, place_of[self.near], np.int32(self.outside))
         optimizing = np.array([place.phase == "optimizer" for place in self.places], dtype=np.bool_)
-        made = np.array([link.forward_op for link in self.links if link.forward_op >= 0], dtype=np.int64)
+        made = self.forward_op[self.forward_op >= 0]
         found[closure_ops(self.recording, self.parent, on_cpu & optimizing[found], made)] = self.outside
-        return Attribution(self.places, np.where(on_cpu, found, np.int32(-1)), self.node_of, self.links, self.outside)
+        place_of = np.where(on_cpu, found, np.int32(-1))
+        return Attribution(self.places, place_of, self.node_of, self.forward_op, self.outside)
 
     def _visited(self) -> Bool:
         spans = self.recording.spans
@@ -439,7 +432,7 @@ class _Walk:
         events = (span,) if child < 0 else (span, child)
         ends = tuple((int(spans.lane[e]), int(spans.start_ns[e])) for e in events)
         forward_op = self.forward_ops.find(number, thread, ends)
-        self.links.append(NodeLink(span, number, forward_op))
+        self.forward_op[span] = forward_op
         return self._owned_by(None if forward_op < 0 else self._placed(forward_op), "backward")
 
     def _placed(self, span: int) -> Place:

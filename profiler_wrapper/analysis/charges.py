@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attention_ops import FAST_PATH, FAST_PATH_PARTS
@@ -111,7 +112,7 @@ def device_charges(recording: Recording, attribution: Attribution, launch: Int64
     launch_ns = np.where(launched, spans.start_ns[cpu_span], spans.start_ns[device])
     graph = spans.graph[device] | (launched & recording.named(_GRAPH_LAUNCH.match)[cpu_span])
     place[graph] = _replayed(attribution, place[graph])
-    work, backend = work_of.device_events(device, np.where(graph, -1, cpu_span))
+    work, backend = _work_of_events(recording, device, np.where(graph, -1, cpu_span), work_of)
     _collectives_of_several_layers(attribution, place, cpu_span, work == _COMMUNICATION, recording)
     return Charges(
         basis="device",
@@ -233,69 +234,55 @@ def optimizer_work(attribution: Attribution, place: Int32, work: Int8) -> Int8:
     return np.where(in_optimizer[place] & (work != _COMMUNICATION), _OPTIMIZER, work).astype(np.int8)
 
 
-class WorkOfOps:
-    """The class and the attention backend of ops, inherited from the op around where a name says nothing."""
+class WorkOfOps(NamedTuple):
+    """The class and the attention backend of CPU events, per span; -1 where no name tells."""
 
-    def __init__(self, recording: Recording, parent: Int32, tree: LayerTree, attribution: Attribution) -> None:
-        self.recording = recording
-        name = recording.spans.name
-        self._work_of = _codes(recording.names, classes.class_of_op, classes.CLASSES)[name]
-        self._work_of[self._work_of == _OTHER] = -1
-        self.backend_of = _codes(recording.names, classes.attention_backend_of_op, classes.BACKENDS)[name]  # per span
-        self.backend_of[_fast_path_parts(recording, parent)] = classes.BACKENDS.index("math")
-        on_cpu = recording.spans.category <= Category.RUNTIME
-        is_mark = np.zeros(len(name), dtype=np.bool_)
-        is_mark[list(tree.layer_of_span)] = True  # nothing is inherited from beyond a layer's own mark
-        tells_work = on_cpu & ((self._work_of >= 0) | is_mark)
-        self._work_from = nearest(parent, tells_work)
-        tells_backend = on_cpu & ((self.backend_of >= 0) | is_mark)
-        self._backend_from = outermost(parent, nearest(parent, tells_backend), is_mark)
-        self._node_of = attribution.node_of
-        self._in_backward = attribution.in_phases("backward")[attribution.place_of]
-        self._backend_of_node = self._backends_of_nodes(attribution)
-
-    def _backends_of_nodes(self, attribution: Attribution) -> Int8:
-        """Per span that is an autograd node: the backend of the attention its forward op was part of."""
-        backends = np.full(len(attribution.node_of) + 1, -1, dtype=np.int8)  # the last one is for "no node"
-        links = [link for link in attribution.links if link.forward_op >= 0]
-        forward_ops = self._backend_from[[link.forward_op for link in links]]
-        backends[[link.node for link in links]] = at(self.backend_of, forward_ops, -1)
-        return backends
+    backend_of: Int8  # by its own name
+    work: Int8  # that of the op around where its own name says nothing
+    backend: Int8  # that of the attention around it, in backward of the one whose node runs it
 
     def ops(self, span: Int64) -> tuple[Int8, Int8]:
         """(class, backend) per op."""
-        work, backend = self._own(span)
-        return self._settled(work, backend), backend
+        return _settled(self.work[span], self.backend[span]), self.backend[span]
 
-    def _own(self, span: Int64) -> tuple[Int8, Int8]:
-        """(class, backend) as names of ops tell, -1 for unknown."""
-        backend = at(self.backend_of, self._backend_from[span], -1)
-        by_node = np.where(self._in_backward[span], self._backend_of_node[self._node_of[span]], np.int8(-1))
-        return at(self._work_of, self._work_from[span], -1), np.where(backend >= 0, backend, by_node)
 
-    def device_events(self, device: Int64, cpu_span: Int64) -> tuple[Int8, Int8]:
-        """(class, backend) per device event, by its op first, by its own name second."""
-        recording = self.recording
-        used, name = np.unique(recording.spans.name[device], return_inverse=True)
-        names = [recording.names[i] for i in used.tolist()]
-        by_kernel = _codes(names, classes.class_of_kernel, classes.CLASSES)[name]
-        backend_by_kernel = _codes(names, classes.attention_backend_of_kernel, classes.BACKENDS)[name]
-        communicates = by_kernel == _COMMUNICATION
-        moves = np.array([classes.is_layout_change(text) for text in names], dtype=np.bool_)[name]
-        launched = cpu_span >= 0
-        op_work, op_backend = self._own(cpu_span)
-        # A collective's op launches plain copies and fills too: its kernel's name decides.
-        tells_work = launched & (op_work >= 0) & ((op_work != _COMMUNICATION) | communicates)
-        is_copy = (recording.spans.category[device] != Category.KERNEL) | moves
-        work = np.where(tells_work, op_work, by_kernel)
-        work = np.where(communicates, _COMMUNICATION, np.where(is_copy, _COPY, work)).astype(np.int8)
-        backend = np.where(launched & (op_backend >= 0), op_backend, backend_by_kernel)
-        backend = np.where(communicates, np.int8(-1), backend).astype(np.int8)
-        return self._settled(work, backend), backend
+def work_of_ops(recording: Recording, parent: Int32, tree: LayerTree, attribution: Attribution) -> WorkOfOps:
+    """What the names of ops tell of the work of each CPU event."""
+    name = recording.spans.name
+    work_of = _codes(recording.names, classes.class_of_op, classes.CLASSES)[name]
+    work_of[work_of == _OTHER] = -1
+    backend_of = _codes(recording.names, classes.attention_backend_of_op, classes.BACKENDS)[name]
+    backend_of[_fast_path_parts(recording, parent)] = classes.BACKENDS.index("math")
+    on_cpu = recording.spans.category <= Category.RUNTIME
+    is_mark = np.zeros(len(name), dtype=np.bool_)
+    is_mark[list(tree.layer_of_span)] = True  # nothing is inherited from beyond a layer's own mark
+    work = at(work_of, nearest(parent, on_cpu & ((work_of >= 0) | is_mark)), -1)
+    attention = outermost(parent, nearest(parent, on_cpu & ((backend_of >= 0) | is_mark)), is_mark)
+    backend = at(backend_of, attention, -1)
+    of_node = at(at(backend, attribution.forward_op, -1), attribution.node_of, -1)
+    in_backward = at(attribution.in_phases("backward"), attribution.place_of, False)
+    return WorkOfOps(backend_of, work, np.where((backend < 0) & in_backward, of_node, backend))
 
-    @staticmethod
-    def _settled(work: Int8, backend: Int8) -> Int8:
-        return np.where(backend >= 0, _ATTENTION, np.where(work >= 0, work, _OTHER)).astype(np.int8)
+
+def _work_of_events(recording: Recording, device: Int64, cpu_span: Int64, work_of: WorkOfOps) -> tuple[Int8, Int8]:
+    """(class, backend) per device event, by its op first, by its own name second."""
+    used, name = np.unique(recording.spans.name[device], return_inverse=True)
+    names = [recording.names[i] for i in used.tolist()]
+    by_kernel = _codes(names, classes.class_of_kernel, classes.CLASSES)[name]
+    backend_by_kernel = _codes(names, classes.attention_backend_of_kernel, classes.BACKENDS)[name]
+    communicates = by_kernel == _COMMUNICATION
+    moves = np.array([classes.is_layout_change(text) for text in names], dtype=np.bool_)[name]
+    op_work, op_backend = at(work_of.work, cpu_span, -1), at(work_of.backend, cpu_span, -1)
+    # A collective's op launches plain copies and fills too: its kernel's name decides.
+    tells_work = (op_work >= 0) & ((op_work != _COMMUNICATION) | communicates)
+    is_copy = (recording.spans.category[device] != Category.KERNEL) | moves
+    work = np.where(communicates, _COMMUNICATION, np.where(is_copy, _COPY, np.where(tells_work, op_work, by_kernel)))
+    backend = np.where(communicates, -1, np.where(op_backend >= 0, op_backend, backend_by_kernel)).astype(np.int8)
+    return _settled(work, backend), backend
+
+
+def _settled(work: npt.NDArray[Any], backend: Int8) -> Int8:
+    return np.where(backend >= 0, _ATTENTION, np.where(work >= 0, work, _OTHER)).astype(np.int8)
 
 
 def _fast_path_parts(recording: Recording, parent: Int32) -> Int64:

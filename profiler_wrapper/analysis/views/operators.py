@@ -14,7 +14,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -318,7 +317,7 @@ class PythonSources:
         node. `around`: per span the CPU event around it, or itself, for spans that are not nested; -1 for none.
         """
         node = at(self._attribution.node_of, span if around is None else around, -1)
-        made_by = self._forward_op_of_node[node]
+        made_by = at(self._attribution.forward_op, node, -1)
         lines, began_ns = self._innermost(span)
         in_the_node = (node >= 0) & (began_ns >= self._recording.spans.start_ns[node])
         from_forward = np.flatnonzero((made_by >= 0) & ~in_the_node)
@@ -333,14 +332,6 @@ class PythonSources:
         users, libraries = (list(dict.fromkeys(map(self.text, lines))) for lines in (user, library))
         users = users[: _MOST - min(len(libraries), _OF_LIBRARIES)]
         return (*users, *libraries[: _MOST - len(users)])
-
-    @cached_property
-    def _forward_op_of_node(self) -> Int64:
-        """Per span that is an autograd node the op whose forward made it; the last entry is for no node."""
-        made_by = np.full(len(self._recording.spans) + 1, -1, dtype=np.int64)
-        for link in self._attribution.links:
-            made_by[link.node] = link.forward_op
-        return made_by
 
     def _innermost(self, span: Int64) -> tuple[Lines, Int64]:
         """The lines around each span, and when the outer one of the two began; -1 for none."""

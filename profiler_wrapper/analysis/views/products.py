@@ -118,13 +118,9 @@ def _entry_of(attributed: Attributed, entries: Bool) -> Int32:
     A backward op with a name of its own is an entry itself only where nothing links it to a forward.
     """
     around = nearest(attributed.nesting.parent, entries)
-    links = [link for link in attributed.attribution.links if link.forward_op >= 0]
-    if not links:
-        return around
-    of_node = np.full(len(around), -1, dtype=np.int32)
-    of_node[[link.node for link in links]] = around[[link.forward_op for link in links]]
-    forward = at(of_node, attributed.attribution.node_of, -1)
-    in_backward = at(attributed.attribution.in_phases("backward"), attributed.attribution.place_of, False)
+    attribution = attributed.attribution
+    forward = at(at(around, attribution.forward_op, -1), attribution.node_of, -1)
+    in_backward = at(attribution.in_phases("backward"), attribution.place_of, False)
     return np.where(in_backward & (forward >= 0), forward, around)
 
 
