@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from profiler_wrapper.analysis.advice.advise import summary_of
-from profiler_wrapper.analysis.attributed import Attributed, attributed
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.calls import call_memory, layer_calls
 from profiler_wrapper.analysis.charges import launches_kernels
 from profiler_wrapper.analysis.classes import busiest_device_properties
@@ -43,7 +43,6 @@ from profiler_wrapper.errors import attempt
 from profiler_wrapper.trace.owned import Holding, read_holdings
 from profiler_wrapper.trace.recording import Recording
 from profiler_wrapper.trace.run_directory import Run
-from profiler_wrapper.trace.shapes import Shapes
 
 # --------------------------------------------------------------------------------------------------
 # What a trace says of the run it is from: rank, device, versions, steps.
@@ -83,28 +82,6 @@ _UNSEEN = (
 _OF_USE_WITH_A_TRACE_ONLY = ("compiled", "held")  # of what is known of a run
 
 
-def analyse(
-    recording: Recording,
-    *,
-    run: Mapping[str, Any] | None = None,
-    track: Sequence[Track] = (),
-    shapes: Shapes | None = None,
-    peaks: Given | None = None,
-) -> Analysis:
-    """Time, memory and, with `shapes`, FLOPs and bytes of every layer of `recording`.
-
-    `run`: what is known of the run (run.json); its `layers` give raw names and model order. `track`:
-    names or patterns of ops, kernels and named blocks, and functions of a layer's events, to follow.
-    `peaks`: of the device, see `find_peaks`.
-
-    Raises:
-        EmptyRecording: no event carries time.
-        WrongUse: `peaks` means none.
-    """
-    run = dict(run or {})
-    return tables(attributed(recording, run=run, shapes=shapes), run=run, track=track, peaks=peaks)
-
-
 def tables(
     attributed: Attributed,
     *,
@@ -113,9 +90,14 @@ def tables(
     work: WorkCount | str | None = None,
     peaks: Given | None = None,
 ) -> Analysis:
-    """Everything the tables say of an attributed recording.
+    """Everything the tables say of an attributed recording: time, memory, FLOPs and bytes of every layer, and views.
 
-    `work`: FLOPs and bytes as another trace of the run tells them, or why it does not; None: as this one does.
+    `run`: what is known of the run (run.json). `track`: names or patterns of ops, kernels and named blocks, and
+    functions of a layer's events, to follow. `work`: FLOPs and bytes as another trace of the run tells them, or why it
+    does not; None: as this one does. `peaks`: of the device, see `find_peaks`.
+
+    Raises:
+        WrongUse: `peaks` means none.
     """
     recording, charges, tree = attributed.recording, attributed.charges, attributed.tree
     run = {**run_of_trace(recording, attributed.steps.number), **run}

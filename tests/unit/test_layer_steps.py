@@ -6,10 +6,9 @@ from time import process_time
 
 import numpy as np
 
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.time_rows import layer_rows
-from recordings import AUTOGRAD, Trace
+from recordings import AUTOGRAD, Trace, analyse
 
 
 def two_steps() -> Trace:

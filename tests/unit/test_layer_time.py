@@ -8,11 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 
 from any_traces import traces, training_step, wild_traces
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.trace.recording import Category, Recording
-from recordings import MAIN, Trace
+from recordings import MAIN, Trace, analyse
 
 
 def test_a_training_step_by_hand() -> None:
