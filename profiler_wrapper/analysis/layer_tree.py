@@ -157,7 +157,7 @@ def _from_marks(
     for root, path in distinct:
         holders = [] if path == ROOT_PATH else [(root, above) for above in paths_above(path)]
         tree.layers[index[root, path]].parent = next((index[key] for key in holders if key in index), -1)
-    _repeated_roots_are_blocks(tree, distinct, index)
+    _repeated_roots_are_blocks(tree, index)
     tree.layer_of_mark = index
     tree.not_entered = tuple(_layer_name(key, prefix) for key in places if key not in index and key[0] in prefix)
     for span, mark in entries:
@@ -200,17 +200,14 @@ def paths_above(path: str) -> list[str]:
     return [*(".".join(steps[:n]) for n in range(len(steps) - 1, 0, -1)), ROOT_PATH]
 
 
-def _repeated_roots_are_blocks(
-    tree: LayerTree, distinct: Iterable[tuple[str, str]], index: Mapping[tuple[str, str], int]
-) -> None:
+def _repeated_roots_are_blocks(tree: LayerTree, index: Mapping[tuple[str, str], int]) -> None:
     """Blocks that a user calls one by one are roots; like ones are blocks all the same."""
-    has_layers = {root for root, path in distinct if path != ROOT_PATH}
-    like = Counter(
-        root.rpartition("#")[0] for root, path in distinct if path == ROOT_PATH and _ANONYMOUS.fullmatch(root)
-    )
-    for (root, path), i in index.items():
-        if path == ROOT_PATH and root in has_layers and like[root.rpartition("#")[0]] > 1:
-            tree.layers[i].kind = "block"
+    has_layers = {root for root, path in index if path != ROOT_PATH}
+    roots = [root for root, path in index if path == ROOT_PATH]
+    like = Counter(root.rpartition("#")[0] for root in roots if _ANONYMOUS.fullmatch(root))
+    for root in roots:
+        if root in has_layers and like[root.rpartition("#")[0]] > 1:
+            tree.layers[index[root, ROOT_PATH]].kind = "block"
 
 
 def _above(parent: Int32, entries: Sequence[int]) -> dict[int, int]:

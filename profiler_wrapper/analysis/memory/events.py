@@ -62,25 +62,24 @@ def device_memory(
         return None
     keys = memory.device_type.astype(np.int64) * _INDICES + np.maximum(memory.device, 0)  # a CPU has index -1
     key, notes = _chosen_device(keys, memory.total_allocated_bytes)
-    chosen = keys == key
     device = device_name(*divmod(key, _INDICES))
     known = known_tensors(recording, holdings, device)
+    chosen = np.flatnonzero(keys == key)
+    size_bytes = memory.size_bytes[chosen]
     if device == "cpu":
-        sizes, is_known = _sizes_of_frees(memory.time_ns, memory.address, memory.size_bytes, chosen, known)
-        memory = replace(memory, size_bytes=sizes)
-        chosen &= is_known if cpu_frees_unsure else True
-        if not chosen.any():
+        size_bytes, is_known = _sizes_of_frees(memory.time_ns[chosen], memory.address[chosen], size_bytes, known)
+        if cpu_frees_unsure:
+            chosen, size_bytes = chosen[is_known], size_bytes[is_known]
+        if not len(chosen):
             return None
-    lane, time_ns, address, size_bytes = (
-        column[chosen] for column in (memory.lane, memory.time_ns, memory.address, memory.size_bytes)
-    )
+    lane, time_ns, address = memory.lane[chosen], memory.time_ns[chosen], memory.address[chosen]
     stated, reserved = memory.total_allocated_bytes[chosen], memory.total_reserved_bytes[chosen]
-    is_stated = device != "cpu" and bool((stated >= 0).all())
-    start = max(0, int(stated[0] - size_bytes[0]))
-    before = _pre_existing(time_ns, address, size_bytes, known, start if is_stated else None)
     notes = (*notes, *known.notes)
-    if is_stated:
+    if device != "cpu" and bool((stated >= 0).all()):
+        start = max(0, int(stated[0] - size_bytes[0]))
+        before = _pre_existing(time_ns, address, size_bytes, known, start)
         return DeviceMemory(device, lane, time_ns, address, size_bytes, stated, reserved, start, before, known, notes)
+    before = _pre_existing(time_ns, address, size_bytes, known, None)
     if device == "cpu":
         zero_grad_ends_ns = np.sort(recording.spans.end_ns[optimizer_calls(recording, "zero_grad")])
         frees = _inferred_frees(time_ns, address, size_bytes, known, before, zero_grad_ends_ns)
@@ -314,22 +313,18 @@ def _within(address: Int64, size_bytes: Int64, freed: Bool, room: int) -> tuple[
     return sizes, outside
 
 
-def _sizes_of_frees(
-    time_ns: Int64, address: Int64, size_bytes: Int64, chosen: Bool, known: KnownTensors
-) -> tuple[Int64, Bool]:
-    """(sizes, known): frees on a CPU of what is listed from before have the size that is listed.
+def _sizes_of_frees(time_ns: Int64, address: Int64, size_bytes: Int64, known: KnownTensors) -> tuple[Int64, Bool]:
+    """(sizes, known), per event: frees on a CPU of what is listed from before have the size that is listed.
 
-    The second is False for a free of what is not listed and no event before it allocated. Both are per event; only
-    the `chosen` ones are looked at.
+    The second is False for a free of what is not listed and no event before it allocated.
     """
-    members = np.flatnonzero(chosen)
     sizes, is_known = size_bytes.copy(), np.ones(len(address), dtype=np.bool_)
-    unknown = frees_of_unknown(address[members], size_bytes[members])
-    is_known[members[unknown]] = False
-    entries, event = _listed_before(EventsByAddress(address[members]), time_ns[members], known)
+    unknown = frees_of_unknown(address, size_bytes)
+    is_known[unknown] = False
+    entries, event = _listed_before(EventsByAddress(address), time_ns, known)
     freed = np.isin(event, unknown)
-    sizes[members[event[freed]]] = -known.size_bytes[entries[freed]]
-    is_known[members[event[freed]]] = True
+    sizes[event[freed]] = -known.size_bytes[entries[freed]]
+    is_known[event[freed]] = True
     return sizes, is_known
 
 

@@ -9,7 +9,8 @@ they change with what a user names; nothing is counted between steps.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.analysis.classes import busiest_device, device_properties, tensor_core_kernels
 from profiler_wrapper.analysis.model import Overview, StepSplit
+from profiler_wrapper.analysis.statistics import at
 from profiler_wrapper.analysis.steps import StepWindows, step_windows
 from profiler_wrapper.analysis.views.kernels import occupancy_of
 from profiler_wrapper.trace.marks import parse_mark
@@ -40,20 +42,8 @@ def overview(attributed: Attributed) -> Overview | None:
     steps = _splits(attributed, windows)
     device = busiest_device(attributed.recording)
     if device is None:
-        return Overview(
-            device=None,
-            device_memory_bytes=None,
-            compute_capability=None,
-            multiprocessors=None,
-            steps=steps,
-            utilization=None,
-            sm_efficiency=None,
-            occupancy=None,
-            tensor_core_share=None,
-            kernels=0,
-            launches_per_s=None,
-            gaps_ns=None,
-        )
+        nothing: dict[str, Any] = dict.fromkeys(field.name for field in fields(Overview))
+        return Overview(**nothing | {"steps": steps, "kernels": 0})
     properties = device_properties(attributed.recording, device)
     kernels = _Kernels(attributed.recording, device, windows)
     here = attributed.recording.spans.device[attributed.charges.span] == device
@@ -106,7 +96,6 @@ def _by_priority(attributed: Attributed) -> tuple[Bool, ...]:
     communicates &= category == Category.KERNEL
     on_cpu: Bool = (category == Category.CPU_OP) | (category == Category.ANNOTATION)
     is_mark = recording.named(parse_mark)
-    loads = recording.named(lambda text: text.startswith(_DATALOADER))
     if charges.basis != "device":
         communicates |= on_cpu & recording.named(lambda text: classes.class_of_op(text) == "communication") & ~is_mark
     return (
@@ -115,7 +104,7 @@ def _by_priority(attributed: Attributed) -> tuple[Bool, ...]:
         category == Category.MEMCPY,
         category == Category.MEMSET,
         category == Category.RUNTIME,
-        on_cpu & loads,
+        on_cpu & recording.named(lambda text: text.startswith(_DATALOADER)),
         (category == Category.CPU_OP) & ~is_mark,
     )
 
@@ -173,10 +162,7 @@ class _Kernels:
 
     def _of_configurations(self, values: Float64) -> Float64:
         """Per kernel what its configuration tells."""
-        if not len(values):
-            return np.full(len(self.span), np.nan)
-        known: Float64 = np.where(self.configuration >= 0, values[self.configuration], np.nan)
-        return known
+        return at(values, self.configuration, np.nan)
 
 
 def _union_of(recording: Recording, span: Int64) -> Union:
