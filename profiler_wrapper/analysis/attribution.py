@@ -40,6 +40,9 @@ from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recor
 # Which forward op made an autograd node: by the `fwdbwd` arrow, else by number and thread.
 
 
+_NO_END_NS = np.iinfo(np.int64).max
+
+
 class _Ops(NamedTuple):
     """Numbered forward ops of one thread, by number, then start."""
 
@@ -52,11 +55,6 @@ class _Ops(NamedTuple):
         first, last = bisect_left(self.numbers, number), bisect_right(self.numbers, number)
         place = bisect_right(self.starts, until_ns, first, last) - 1
         return self.spans[place] if place >= first else -1
-
-    def has(self, number: int) -> bool:
-        """Whether an op has this number."""
-        place = bisect_left(self.numbers, number)
-        return place < len(self.numbers) and self.numbers[place] == number
 
 
 class ForwardOps:
@@ -73,21 +71,16 @@ class ForwardOps:
         ends = zip(flows.backward_lane.tolist(), flows.backward_ns.tolist(), strict=True)
         begins = zip(flows.forward_lane.tolist(), flows.forward_ns.tolist(), strict=True)
         self._arrows = dict(zip(ends, begins, strict=True))  # (lane, start) of a node's event -> of its forward op
-        self._lane_of_thread = self._threads(recording)
+        self._lane_of_thread = self._lanes_of_threads(recording)
 
-    def _threads(self, recording: Recording) -> dict[int, int]:
+    def _lanes_of_threads(self, recording: Recording) -> dict[int, int]:
         """The lane of each of the profiler's thread numbers, as far as arrows tell."""
         spans = recording.spans
         backward = np.flatnonzero((spans.category == Category.CPU_OP) & (spans.forward_thread > 0))
-        lanes: dict[int, int] = {}
-        for thread in np.unique(spans.forward_thread[backward]).tolist():
-            members = backward[spans.forward_thread[backward] == thread]
-            for span in members:
-                arrow = self._arrows.get((int(spans.lane[span]), int(spans.start_ns[span])))
-                if arrow is not None:
-                    lanes[thread] = arrow[0]
-                    break
-        return lanes
+        backward = backward[::-1]  # the first of each thread counts
+        events = zip(spans.lane[backward].tolist(), spans.start_ns[backward].tolist(), strict=True)
+        threads = zip(spans.forward_thread[backward].tolist(), map(self._arrows.get, events), strict=True)
+        return {thread: arrow[0] for thread, arrow in threads if arrow is not None}
 
     def find(self, number: int, forward_thread: int, ends: tuple[tuple[int, int], ...]) -> int:
         """The span of the forward op of the node with this number; -1 if it cannot be told.
@@ -102,7 +95,7 @@ class ForwardOps:
                     return found
         lane = self._lane_of_thread.get(forward_thread)
         if lane is None:
-            lanes = [lane for lane, ops in self._ops.items() if ops.has(number)]
+            lanes = [lane for lane, ops in self._ops.items() if ops.latest(number, _NO_END_NS) >= 0]
             lane = lanes[0] if len(lanes) == 1 else None
         if lane is None or lane not in self._ops:
             return -1
@@ -282,15 +275,15 @@ class _Walk:
 
     def __init__(self, recording: Recording, nesting: Nesting, tree: LayerTree) -> None:
         spans = recording.spans
-        self.recording, self.tree = recording, tree
-        self.parent = nesting.parent
+        self.recording, self.tree, self.parent = recording, tree, nesting.parent
         roles = np.array([role_of(name) for name in recording.names], dtype=np.int8)
         self.role = roles[spans.name] if len(spans) else np.empty(0, dtype=np.int8)
         self.role[spans.category > Category.RUNTIME] = Role.PLAIN
         self.node_of = nearest(self.parent, np.isin(self.role, NODES))
         visited = self._visited()
         self.near = nearest(self.parent, visited)
-        self.order = _start_order(recording, nesting, visited)
+        order = nesting.order[visited[nesting.order]]  # an enclosing one before what it encloses
+        self.order = order[np.argsort(spans.start_ns[order], kind="stable")]
         self.around = nearest_above(self.parent[self.order], self.near)
         self.accumulating = frozenset(np.flatnonzero(self.role == Role.ACCUMULATE).tolist())
         self.numbered_child = self._numbered_children()
@@ -501,10 +494,3 @@ class _Walk:
         if around.layer >= 0:
             return Place(self.tree.layers[around.layer].ancestors[-1], phase)
         return Place(self.roots_with_layers[0] if len(self.roots_with_layers) == 1 else NO_LAYER, phase)
-
-
-def _start_order(recording: Recording, nesting: Nesting, chosen: Bool) -> Int64:
-    """The chosen spans of all threads by start, an enclosing one before what it encloses."""
-    members = nesting.order[chosen[nesting.order]]
-    in_order: Int64 = members[np.argsort(recording.spans.start_ns[members], kind="stable")]
-    return in_order

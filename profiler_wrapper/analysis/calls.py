@@ -202,12 +202,11 @@ def call_memory(attributed: Attributed, memory: DeviceMemory) -> CallMemory:
     spans, calls = attributed.recording.spans, attributed.calls
     entry = np.searchsorted(memory.time_ns, spans.start_ns[calls.span])  # 0: before the first event
     leave = np.searchsorted(memory.time_ns, spans.end_ns[calls.span], side="right")
-    allocated = np.concatenate([[memory.allocated_at_start], memory.allocated])
     self_retained, retained = _retained(attributed, memory)
     held = {
-        "entry_allocated_bytes": allocated[entry],
-        "exit_allocated_bytes": allocated[leave],
-        "peak_bytes": _highest(allocated, entry, leave),
+        "entry_allocated_bytes": memory.held[entry],
+        "exit_allocated_bytes": memory.held[leave],
+        "peak_bytes": memory.highest(entry, leave),
         "retained_bytes": retained,
         "self_retained_bytes": self_retained,
     }
@@ -215,16 +214,6 @@ def call_memory(attributed: Attributed, memory: DeviceMemory) -> CallMemory:
         reserved = np.concatenate([memory.reserved[:1], memory.reserved])
         held |= {"entry_reserved_bytes": reserved[entry], "exit_reserved_bytes": reserved[leave]}
     return held
-
-
-def _highest(values: Int64, first: Int64, last: Int64) -> Int64:
-    """Per interval of places, both ends included, the highest value."""
-    if len(first) == 0:
-        return np.empty(0, dtype=np.int64)
-    padded = np.append(values, values[-1])
-    bounds = np.column_stack([first, last + 1]).ravel()
-    highest: Int64 = np.maximum.reduceat(padded, bounds)[::2]
-    return highest
 
 
 def _keeping_moments(attributed: Attributed) -> Int64:

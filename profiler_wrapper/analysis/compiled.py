@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -232,28 +233,22 @@ class _Gaps:
     def fill(self, call: int, graph: Graph, members: Sequence[int], event_of: Sequence[int]) -> list[Piece]:
         """The pieces of one call that generated kernels without events ran in."""
         spans = self._recording.spans
+        # Gap i lies before member i, the last one behind them all; members that do no work cut a gap.
+        starts = [int(spans.start_ns[call]), *spans.end_ns[list(members)].tolist()]
+        ends = [*spans.start_ns[list(members)].tolist(), int(spans.end_ns[call])]
         pieces = []
-        first = 0
-        while first < len(event_of):
-            if event_of[first] >= 0:
-                first += 1
+        for silent, run in groupby(range(len(event_of)), key=lambda place: event_of[place] < 0):
+            places = list(run)
+            if not silent:
                 continue
-            last = first
-            while last < len(event_of) and event_of[last] < 0:
-                last += 1
-            before = event_of[first - 1] if first else -1
-            after = event_of[last] if last < len(event_of) else len(members)
-            edges = [int(spans.end_ns[members[before]]) if before >= 0 else int(spans.start_ns[call])]
-            for member in members[before + 1 : after]:  # what does no work cuts the gap
-                edges += [int(spans.start_ns[member]), int(spans.end_ns[member])]
-            edges.append(int(spans.start_ns[members[after]] if after < len(members) else spans.end_ns[call]))
-            kernels = graph.kernels[first:last]
+            kernels = graph.kernels[places[0] : places[-1] + 1]
             name = self._names.setdefault(" + ".join(kernel.name for kernel in kernels), len(self._names))
-            for start, end in zip(edges[::2], edges[1::2], strict=True):
-                if start < end:
+            first_gap = event_of[places[0] - 1] + 1 if places[0] else 0
+            last_gap = [*event_of, len(members)][places[-1] + 1]
+            for gap in range(first_gap, last_gap + 1):
+                if starts[gap] < ends[gap]:
                     pieces.append(Piece(len(spans) + len(self._new), call, graph, kernels))
-                    self._new.append((call, name, start, end))
-            first = last
+                    self._new.append((call, name, starts[gap], ends[gap]))
         return pieces
 
     def recording_with_them(self) -> Recording:

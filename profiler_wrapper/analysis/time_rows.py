@@ -249,6 +249,9 @@ def step_rows(attributed: Attributed, memory: DeviceMemory | None) -> tuple[Step
     attention = np.zeros(len(steps) + 1, dtype=np.int64)
     is_attention = charges.backend >= 0
     np.add.at(attention, place[is_attention], charges.time_ns[is_attention])
+    peaks = None
+    if memory is not None:
+        peaks = memory.highest(*np.searchsorted(memory.time_ns, [steps.start_ns, steps.end_ns])).tolist()
     rows = []
     for i, number in [*enumerate(steps.number), (-1, None)]:
         if number is None and not (place < 0).any():
@@ -261,17 +264,10 @@ def step_rows(attributed: Attributed, memory: DeviceMemory | None) -> tuple[Step
                 span_ns=int(steps.end_ns[i] - steps.start_ns[i]) if bounded else None,
                 phases_ns={name: int(ns) for name, ns in zip(PHASES, spent[i].tolist(), strict=True) if ns},
                 attention_ns=int(attention[i]),
-                peak_bytes=None if number is None or memory is None else _peak_bytes(memory, steps, i),
+                peak_bytes=None if number is None or peaks is None else peaks[i],
             )
         )
     return tuple(rows)
-
-
-def _peak_bytes(memory: DeviceMemory, steps: Steps, step: int) -> int:
-    """Highest allocated in a step, what was allocated when it began included."""
-    first, last = np.searchsorted(memory.time_ns, [steps.start_ns[step], steps.end_ns[step]])
-    before = int(memory.allocated[first - 1]) if first > 0 else memory.allocated_at_start
-    return max(before, int(memory.allocated[first:last].max(initial=before)))
 
 
 def exposed_communication(recording: Recording, charges: Charges) -> tuple[Int64, int | None]:

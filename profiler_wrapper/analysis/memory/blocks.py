@@ -378,7 +378,7 @@ def _held(memory: DeviceMemory, blocks: Blocks, category: Int8) -> tuple[Int64, 
     np.add.at(held, (category, blocks.made + 1), blocks.size_bytes)
     np.add.at(held, (category, blocks.freed + 1), -blocks.size_bytes)
     held = np.cumsum(held, axis=1, out=held)[:, : blocks.events + 1]
-    missing = np.concatenate([[memory.allocated_at_start], memory.allocated]) - held.sum(axis=0)
+    missing = memory.held - held.sum(axis=0)
     held[_OTHER] += np.maximum(missing, 0)
     too_many = np.flatnonzero(missing < 0)
     if not len(too_many):

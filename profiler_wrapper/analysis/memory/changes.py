@@ -6,13 +6,13 @@ less of what the change removes.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.memory.blocks import OwnedMemory
+from profiler_wrapper.analysis.memory.events import NEVER
 from profiler_wrapper.analysis.model import CATEGORIES, FORWARD_PHASES, Change, ChangeKind, Leak, Phase
 from profiler_wrapper.analysis.statistics import at, sum_by_key
 from profiler_wrapper.trace.recording import Bool, Int64
@@ -98,14 +98,12 @@ class _Changes:
 
     def free_grads(self) -> Change | None:
         """Gradients of the step before that are there while forward runs."""
-        blocks, time_ns = self.owned.blocks, self.owned.memory.time_ns
+        timeline, time_ns = self.owned.timeline, self.owned.memory.time_ns
         peak_ns = int(time_ns[self.peak])
-        starts = self.owned.timeline.phase_starts
-        current = bisect_right(starts, peak_ns, key=lambda start: start[0]) - 1
-        if current < 0 or starts[current][1] not in FORWARD_PHASES:
+        if timeline.phase_at(peak_ns) not in FORWARD_PHASES:
             return None
-        made_ns = np.append(time_ns, np.iinfo(np.int64).min)[blocks.made]
-        grads = (self.category == _GRADS) & ((made_ns < starts[current][0]) | blocks.before)
+        forward_ns = max(start_ns for start_ns, _ in timeline.phase_starts if start_ns <= peak_ns)
+        grads = (self.category == _GRADS) & (at(time_ns, self.owned.blocks.made, -NEVER) < forward_ns)
         text = "free the gradients before forward: zero_grad(set_to_none=True) straight after the optimizer's step"
         return self._change("free_grads", text, grads, costs_ns=0)
 

@@ -41,6 +41,19 @@ class DeviceMemory(NamedTuple):
     known: KnownTensors
     notes: tuple[str, ...] = ()  # what is not known, and why
 
+    @property
+    def held(self) -> Int64:
+        """Allocated before the first event, and after each."""
+        return np.concatenate([[self.allocated_at_start], self.allocated])
+
+    def highest(self, first: Int64, last: Int64) -> Int64:
+        """Per interval of places in `held`, both ends included, the highest allocated."""
+        if len(first) == 0:
+            return np.empty(0, dtype=np.int64)
+        padded = np.append(self.held, self.held[-1])
+        highest: Int64 = np.maximum.reduceat(padded, np.column_stack([first, last + 1]).ravel())[::2]
+        return highest
+
 
 def device_memory(
     recording: Recording, holdings: Sequence[Holding] = (), *, cpu_frees_unsure: bool = False
