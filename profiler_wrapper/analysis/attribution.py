@@ -280,7 +280,9 @@ class _Walk:
         self.role = roles[spans.name] if len(spans) else np.empty(0, dtype=np.int8)
         self.role[spans.category > Category.RUNTIME] = Role.PLAIN
         self.node_of = nearest(self.parent, np.isin(self.role, NODES))
-        visited = self._visited()
+        visited: Bool = (self.role != Role.PLAIN) & (spans.category < Category.RUNTIME)
+        visited |= (spans.sequence >= 0) & (spans.forward_thread <= 0) & (self.node_of >= 0)
+        visited[list(tree.layer_of_span)] = True
         self.near = nearest(self.parent, visited)
         order = nesting.order[visited[nesting.order]]  # an enclosing one before what it encloses
         self.order = order[np.argsort(spans.start_ns[order], kind="stable")]
@@ -318,13 +320,6 @@ class _Walk:
         found[closure_ops(self.recording, self.parent, on_cpu & optimizing[found], made)] = self.outside
         place_of = np.where(on_cpu, found, np.int32(-1))
         return Attribution(self.places, place_of, self.node_of, self.forward_op, self.outside)
-
-    def _visited(self) -> Bool:
-        spans = self.recording.spans
-        visited: Bool = (self.role != Role.PLAIN) & (spans.category < Category.RUNTIME)
-        visited |= (spans.sequence >= 0) & (spans.forward_thread <= 0) & (self.node_of >= 0)
-        visited[list(self.tree.layer_of_span)] = True
-        return visited
 
     def _intern(self, place: Place) -> int:
         index = self.index.setdefault(place, len(self.places))
@@ -426,12 +421,10 @@ class _Walk:
         ends = tuple((int(spans.lane[e]), int(spans.start_ns[e])) for e in events)
         forward_op = self.forward_ops.find(number, thread, ends)
         self.forward_op[span] = forward_op
-        return self._owned_by(None if forward_op < 0 else self._placed(forward_op), "backward")
-
-    def _placed(self, span: int) -> Place:
-        """The place of a span that the walk has passed."""
-        near = self.near[span]
-        return self.places[self.place_of[near] if near >= 0 else self.outside]
+        if forward_op < 0:
+            return self._owned_by(None, "backward")
+        near = self.near[forward_op]  # the walk has passed it
+        return self._owned_by(self.places[self.place_of[near] if near >= 0 else self.outside], "backward")
 
     def _owned_by(self, owner: Place | None, phase: Phase) -> Place:
         if owner is None:
@@ -443,7 +436,8 @@ class _Walk:
         layer = self.tree.layer_of_span.get(span)
         if layer is not None:
             if node < 0:
-                return Place(layer, self._forward_phase(span, around))
+                inherited: Phase = around.phase if around.phase in ("prefill", "decode") else "forward"
+                return Place(layer, self.tree.phase_of_span.get(span, inherited))
             recomputed = span in self.recomputed or around.phase == "recompute"
             return Place(layer, "recompute" if recomputed else "backward")
         if role in _PHASE_WITHOUT_LAYER:
@@ -453,7 +447,9 @@ class _Walk:
         if role == Role.SERVER_STEP:
             return around._replace(phase=phase_of_server_step(self.recording.name_of(span)) or around.phase)
         if role == _COLLECTIVE:
-            return self._collective(around, above, node)
+            if node in self.accumulating:
+                return Place(NO_LAYER, "backward")
+            return around if above >= 0 else Place(NO_LAYER, "other")
         spans = self.recording.spans
         creates_nodes = node >= 0 and spans.sequence[span] >= 0 and spans.forward_thread[span] <= 0
         if creates_nodes and around.phase == "backward":
@@ -463,15 +459,6 @@ class _Walk:
             if self.role[above] == Role.CHECKPOINT_BACKWARD or node in self.recomputing:
                 return around._replace(phase="recompute")
         return around
-
-    def _forward_phase(self, span: int, around: Place) -> Phase:
-        inherited: Phase = around.phase if around.phase in ("prefill", "decode") else "forward"
-        return self.tree.phase_of_span.get(span, inherited)
-
-    def _collective(self, around: Place, above: int, node: int) -> Place:
-        if node in self.accumulating:
-            return Place(NO_LAYER, "backward")
-        return around if above >= 0 else Place(NO_LAYER, "other")
 
     def _fsdp(self, span: int, around: Place) -> Place:
         """FSDP names the layer whose parameters it moves; without a name it is the root."""

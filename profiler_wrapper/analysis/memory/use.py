@@ -276,11 +276,6 @@ def begin_of(recording: Recording) -> int:
     return min(int(times.min()) for times in (spans.start_ns, memory.time_ns) if len(times))
 
 
-def _end_of(recording: Recording) -> int:
-    spans, memory = recording.spans, recording.memory
-    return max(int(times.max()) for times in (spans.end_ns, memory.time_ns) if len(times))
-
-
 def memory_use(attributed: Attributed, owned: OwnedMemory) -> MemoryUse:
     """Everything known of the memory of the device whose blocks these are."""
     recording, steps, memory = attributed.recording, attributed.steps, owned.memory
@@ -307,7 +302,7 @@ def memory_use(attributed: Attributed, owned: OwnedMemory) -> MemoryUse:
         changes=find_changes(attributed, owned, top, leaks),
         notes=_notes(owned),
         begin_ns=begin_of(recording),
-        end_ns=_end_of(recording),
+        end_ns=max(int(times.max()) for times in (recording.spans.end_ns, recording.memory.time_ns) if len(times)),
         steps=tuple(map(StepTime, steps.number, steps.start_ns.tolist(), steps.end_ns.tolist())),
     )
 

@@ -49,10 +49,25 @@ class AttentionMade(NamedTuple):
 
 
 def attention_made(attributed: Attributed, *, ran: Bool | None = None) -> AttentionMade:
-    """The calls of an attributed recording. `ran`: those that count; all where not given."""
-    entries = _entries(attributed) if ran is None else _entries(attributed) & ran
-    entry_of = _entry_of(attributed, entries)
-    return AttentionMade(entry_of, _backends(attributed, entry_of))
+    """The calls of an attributed recording: the outermost ops that are attention, in backward those of the forward.
+
+    A backward op with a name of its own is a call itself only where nothing links it to a forward. `ran`: those that
+    count; all where not given.
+    """
+    recording, parent, attribution = attributed.recording, attributed.nesting.parent, attributed.attribution
+    is_attention: Bool = recording.named(lambda name: name == ENTRY) | (attributed.work_of.backend_of >= 0)
+    is_attention &= recording.spans.category == Category.CPU_OP
+    entries = is_attention & (nearest_above(parent, nearest(parent, is_attention)) < 0)
+    around = nearest(parent, entries if ran is None else entries & ran)
+    forward = at(at(around, attribution.forward_op, -1), attribution.node_of, -1)
+    in_backward = at(attribution.in_phases("backward"), attribution.place_of, False)
+    entry_of = np.where(in_backward & (forward >= 0), forward, around)
+    charges = attributed.charges
+    chosen = (charges.backend >= 0) & (charges.cpu_span >= 0)
+    working = entry_of[charges.cpu_span[chosen]].tolist()
+    backends = [classes.BACKENDS[backend] for backend in charges.backend[chosen].tolist()]
+    first = dict(zip(reversed(working), reversed(backends), strict=True))  # as the first op in a call names it
+    return AttentionMade(entry_of, first)
 
 
 def attention_call_rows(
@@ -97,39 +112,6 @@ def attention_call_rows(
         )
         for layer, phase, backend, call in sorted(calls, key=lambda key: -times[key])[:most]
     )
-
-
-# --- which ops ----------------------------------------------------------------------------------
-
-
-def _entries(attributed: Attributed) -> Bool:
-    """The outermost ops that are attention."""
-    spans = attributed.recording.spans
-    is_attention: Bool = attributed.recording.named(lambda name: name == ENTRY) | (attributed.work_of.backend_of >= 0)
-    is_attention &= spans.category == Category.CPU_OP
-    parent = attributed.nesting.parent
-    entries: Bool = is_attention & (nearest_above(parent, nearest(parent, is_attention)) < 0)
-    return entries
-
-
-def _entry_of(attributed: Attributed, entries: Bool) -> Int32:
-    """Per span the call it works for: the one around it; in backward that of the forward op that made its node.
-
-    A backward op with a name of its own is an entry itself only where nothing links it to a forward.
-    """
-    around = nearest(attributed.nesting.parent, entries)
-    attribution = attributed.attribution
-    forward = at(at(around, attribution.forward_op, -1), attribution.node_of, -1)
-    in_backward = at(attribution.in_phases("backward"), attribution.place_of, False)
-    return np.where(in_backward & (forward >= 0), forward, around)
-
-
-def _backends(attributed: Attributed, entry_of: Int32) -> dict[int, str]:
-    """The backend of each call, as the ops in it name it."""
-    chosen = (attributed.charges.backend >= 0) & (attributed.charges.cpu_span >= 0)
-    entries = entry_of[attributed.charges.cpu_span[chosen]].tolist()
-    backends = [classes.BACKENDS[backend] for backend in attributed.charges.backend[chosen].tolist()]
-    return dict(zip(reversed(entries), reversed(backends), strict=True))  # the first of each counts
 
 
 # --- what they were given -----------------------------------------------------------------------
