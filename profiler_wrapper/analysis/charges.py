@@ -75,18 +75,15 @@ def launches(recording: Recording) -> Int64:
     launch = np.full(len(spans), -1, dtype=np.int64)
     device = np.flatnonzero(recording.device_mask)
     runtime = np.flatnonzero((spans.category == Category.RUNTIME) & (spans.correlation >= 0))
-    launch[device] = _join(spans.correlation[device], spans.correlation[runtime], runtime)
-    missing = device[launch[device] < 0]
-    ops = np.flatnonzero((spans.category == Category.CPU_OP) & (spans.external_id >= 0))
-    if len(missing) and len(ops):
-        both = device[launch[device] >= 0]
-        by_id = _join(spans.external_id[both], spans.external_id[ops], ops)
-        joined = by_id >= 0
-        lane_agrees = spans.lane[by_id[joined]] == spans.lane[launch[both[joined]]]
-        at = spans.start_ns[launch[both[joined]]]
-        inside = (spans.start_ns[by_id[joined]] <= at) & (at <= spans.end_ns[by_id[joined]])
-        if joined.any() and bool(np.all(lane_agrees & inside)):
-            launch[missing] = _join(spans.external_id[missing], spans.external_id[ops], ops)
+    known = _join(spans.correlation[device], spans.correlation[runtime], runtime)
+    launch[device] = known
+    if (known < 0).any():
+        ops = np.flatnonzero((spans.category == Category.CPU_OP) & (spans.external_id >= 0))
+        by_id = _join(spans.external_id[device], spans.external_id[ops], ops)
+        op, call = by_id[(known >= 0) & (by_id >= 0)], known[(known >= 0) & (by_id >= 0)]
+        inside = (spans.start_ns[op] <= spans.start_ns[call]) & (spans.start_ns[call] <= spans.end_ns[op])
+        if len(op) and (inside & (spans.lane[op] == spans.lane[call])).all():
+            launch[device] = np.where(known >= 0, known, by_id)
     return launch
 
 
@@ -113,7 +110,10 @@ def device_charges(recording: Recording, attribution: Attribution, launch: Int64
     graph = spans.graph[device] | (launched & recording.named(_GRAPH_LAUNCH.match)[cpu_span])
     place[graph] = _replayed(attribution, place[graph])
     work, backend = _work_of_events(recording, device, np.where(graph, -1, cpu_span), work_of)
-    _collectives_of_several_layers(attribution, place, cpu_span, work == _COMMUNICATION, recording)
+    # A collective launched where gradients are accumulated (DDP's buckets) belongs to no one layer.
+    accumulates = recording.named(lambda name: role_of(name) == Role.ACCUMULATE)
+    in_bucket = at(accumulates, at(attribution.node_of, cpu_span, -1), False)
+    place[(work == _COMMUNICATION) & in_bucket] = attribution.index_of(Place(NO_LAYER, "backward"))
     return Charges(
         basis="device",
         span=device,
@@ -199,15 +199,6 @@ def _launched_before(recording: Recording, device: Int64, launched: Bool) -> Boo
         before[members[: known[0]] if len(known) else members[:0]] = True
     before |= (spans.correlation[device] >= 0) & (spans.correlation[device] < lowest)
     return before & ~launched
-
-
-def _collectives_of_several_layers(
-    attribution: Attribution, place: Int32, cpu_span: Int64, collective: Bool, recording: Recording
-) -> None:
-    """A collective launched where gradients are accumulated (DDP's buckets) belongs to no one layer."""
-    accumulates = recording.named(lambda name: role_of(name) == Role.ACCUMULATE)
-    in_bucket = at(accumulates, at(attribution.node_of, cpu_span, -1), False)
-    place[collective & in_bucket] = attribution.index_of(Place(NO_LAYER, "backward"))
 
 
 def cpu_charges(recording: Recording, attribution: Attribution, cpu_ns: Int64, work_of: WorkOfOps) -> Charges:
