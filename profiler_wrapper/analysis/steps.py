@@ -124,23 +124,13 @@ def _windows(
         earlier = ~launched | (charges.launch_ns < start_ns[0])
         first = device_end[inside].min() if inside.any() else 0
         ahead = device_end[earlier & (spans.start_ns[charges.span] < first)]
-        before = int(ahead.max()) if len(ahead) else before
-        before = max(before, attributed.unseen_until_ns or before)
-    kept, starts, stops = [], [], []
-    for i, (start, end) in enumerate(zip(start_ns.tolist(), ends.tolist(), strict=True)):
-        if max(start, before) < end:
-            kept.append(i)
-            starts.append(max(start, before))
-            stops.append(end)
-        before = max(before, end)
+        before = int(ahead.max(initial=attributed.unseen_until_ns or before))
+    starts = np.maximum(start_ns, np.maximum.accumulate(np.append(np.int64(before), ends))[:-1])
+    kept = np.flatnonzero(starts < ends)
     renumbered = np.full(len(numbers) + 1, -1, dtype=np.int64)  # the last one is for "none"
     renumbered[kept] = np.arange(len(kept))
-    return StepWindows(
-        tuple(numbers[i] for i in kept),
-        np.array(starts, dtype=np.int64),
-        np.array(stops, dtype=np.int64),
-        renumbered[place],
-    )
+    kept_numbers = tuple(numbers[i] for i in kept.tolist())
+    return StepWindows(kept_numbers, starts[kept], ends[kept], renumbered[place])
 
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)")
