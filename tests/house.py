@@ -44,7 +44,7 @@ ROOMS = {
     "trace": _room(14, 3350, ""),
     "capture": _room(16, 5000, "trace"),
     "run": _room(8, 1900, "__version__ analysis capture reports result trace"),
-    "analysis": _room(51, 13750, "trace"),
+    "analysis": _room(45, 13175, "trace"),
     "reports": _room(16, 4900, "analysis trace"),
     "comparison": _room(12, 3200, "analysis reports result trace"),
     "ranks": _room(20, 8350, "analysis reports trace"),
