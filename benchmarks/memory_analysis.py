@@ -23,8 +23,9 @@ import numpy as np
 import measuring
 import shared_traces
 from profiler_wrapper.analysis.attributed import Attributed, attributed
+from profiler_wrapper.analysis.memory.blocks import owned_memory
 from profiler_wrapper.analysis.memory.events import device_memory
-from profiler_wrapper.analysis.memory.use import memory_use, owned_memory
+from profiler_wrapper.analysis.memory.use import memory_use
 from profiler_wrapper.analysis.model import MemoryUse
 from profiler_wrapper.trace.reader import read
 from profiler_wrapper.trace.recording import MemoryEvents, Recording, Spans

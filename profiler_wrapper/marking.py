@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from profiler_wrapper import __version__
-from profiler_wrapper.analysis.series import Track
+from profiler_wrapper.analysis.time_rows import Track
 from profiler_wrapper.capture.owned_tensors import OwnedTensors
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall

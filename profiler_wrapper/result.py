@@ -13,7 +13,7 @@ from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.analysis.attention_ops import HOLDING_ATTENTION
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.model import Analysis, LayerRow
-from profiler_wrapper.analysis.series import Track
+from profiler_wrapper.analysis.time_rows import Track
 from profiler_wrapper.analysis.work.bytes import has_rule
 from profiler_wrapper.analysis.work.formulas import has_formula
 from profiler_wrapper.analysis.work.peaks import VARIABLE, Given

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 
-from profiler_wrapper.analysis.series import Track
+from profiler_wrapper.analysis.time_rows import Track
 from profiler_wrapper.analysis.work.peaks import Given
 from profiler_wrapper.errors import WrongUse, warn
 from profiler_wrapper.result import ProfileResult

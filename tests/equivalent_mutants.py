@@ -55,8 +55,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "0 -> 1",
     ): _NO_ZERO,
     (
-        "_highest",
-        "padded = np.append(values, values[-1])",
+        "DeviceMemory.highest",
+        "padded = np.append(self.held, self.held[-1])",
         "-1 -> 0",
     ): "what stands behind the last value belongs to no interval",
     (

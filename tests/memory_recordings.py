@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import attributed
+from profiler_wrapper.analysis.memory.blocks import owned_memory
 from profiler_wrapper.analysis.memory.events import device_memory
-from profiler_wrapper.analysis.memory.use import memory_use, owned_memory
+from profiler_wrapper.analysis.memory.use import memory_use
 from profiler_wrapper.analysis.model import CATEGORIES, MemoryUse
 from profiler_wrapper.trace.recording import Recording
 from profiler_wrapper.trace.run_directory import read_holdings
-from recordings import Trace
+from recordings import Trace, analyse
 
 BASE_NS = 1_700_000_000_000_000_000  # the recording's clock begins here
 Tensor = tuple[int, int, str, str]  # address, bytes, category, name

@@ -12,11 +12,10 @@ from functools import cache
 
 import numpy as np
 
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.trace.marks import ROOT_PATH
 from profiler_wrapper.trace.recording import Recording
-from recordings import AUTOGRAD, Trace
+from recordings import AUTOGRAD, Trace, analyse
 
 US = 1000
 PARTS: Mapping[str, int] = {"attn": 90, "mlp": 180, "norm": 12}  # us of a forward; backward takes twice as long

@@ -12,13 +12,16 @@ gives the same trace as a Chrome trace file.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from profiler_wrapper.analysis.analyse import tables
+from profiler_wrapper.analysis.attributed import attributed
+from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.trace.marks import Mark, format_mark
 from profiler_wrapper.trace.recording import (
     Category,
@@ -31,6 +34,15 @@ from profiler_wrapper.trace.recording import (
     Recording,
     Spans,
 )
+from profiler_wrapper.trace.shapes import Shapes
+
+
+def analyse(
+    recording: Recording, *, run: Mapping[str, Any] | None = None, shapes: Shapes | None = None, **asked: Any
+) -> Analysis:
+    """What all tables say of a recording; `asked`: as `tables` takes it."""
+    return tables(attributed(recording, run=run, shapes=shapes), run=run or {}, **asked)
+
 
 MAIN = 1  # the thread that runs forward
 AUTOGRAD = 2  # the thread that runs backward

@@ -246,7 +246,6 @@ def _calls(layers: Sequence[Layer], rows: Sequence[LayerRow], steps: int, first:
             device_end_ns=None,
             device=0,
             time_ns=row.time_ns // steps,
-            attention_ns=row.attention_ns // steps,
             entry_allocated_bytes=round(row.entry_allocated_bytes or 0),
             exit_allocated_bytes=round(row.allocated_bytes or 0),
             entry_reserved_bytes=round(row.entry_reserved_bytes or 0),

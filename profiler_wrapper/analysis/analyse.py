@@ -9,17 +9,17 @@ from typing import Any, cast
 import numpy as np
 
 from profiler_wrapper.analysis.advice.advise import summary_of
-from profiler_wrapper.analysis.attributed import Attributed, attributed
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.calls import call_memory, layer_calls
 from profiler_wrapper.analysis.charges import launches_kernels
-from profiler_wrapper.analysis.device_properties import busiest_device_properties
+from profiler_wrapper.analysis.classes import busiest_device_properties
+from profiler_wrapper.analysis.memory.blocks import OwnedMemory, owned_memory
 from profiler_wrapper.analysis.memory.events import DeviceMemory, device_memory
-from profiler_wrapper.analysis.memory.owned import OwnedMemory
-from profiler_wrapper.analysis.memory.use import memory_summary, memory_use, owned_memory
+from profiler_wrapper.analysis.memory.use import memory_summary, memory_use
 from profiler_wrapper.analysis.model import GRAPH_REPLAY, Analysis, Summary
-from profiler_wrapper.analysis.series import Track, tracked_series
 from profiler_wrapper.analysis.steps import Steps
 from profiler_wrapper.analysis.time_rows import (
+    Track,
     attention_rows,
     class_rows,
     exposed_communication,
@@ -27,6 +27,7 @@ from profiler_wrapper.analysis.time_rows import (
     layer_rows,
     step_rows,
     totals,
+    tracked_series,
     unattributed_rows,
     with_work,
 )
@@ -41,7 +42,6 @@ from profiler_wrapper.analysis.work.roofline import WorkCount, work_of_recording
 from profiler_wrapper.errors import attempt
 from profiler_wrapper.trace.recording import Recording
 from profiler_wrapper.trace.run_directory import Holding, Run, read_holdings
-from profiler_wrapper.trace.shapes import Shapes
 
 # --------------------------------------------------------------------------------------------------
 # What a trace says of the run it is from: rank, device, versions, steps.
@@ -81,103 +81,86 @@ _UNSEEN = (
 _OF_USE_WITH_A_TRACE_ONLY = ("compiled", "held")  # of what is known of a run
 
 
-def analyse(
-    recording: Recording,
-    *,
-    run: Mapping[str, Any] | None = None,
-    track: Sequence[Track] = (),
-    shapes: Shapes | None = None,
-    peaks: Given | None = None,
-) -> Analysis:
-    """Time, memory and, with `shapes`, FLOPs and bytes of every layer of `recording`.
-
-    `run`: what is known of the run (run.json); its `layers` give raw names and model order. `track`:
-    names or patterns of ops, kernels and named blocks, and functions of a layer's events, to follow.
-    `peaks`: of the device, see `find_peaks`.
-
-    Raises:
-        EmptyRecording: no event carries time.
-        WrongUse: `peaks` means none.
-    """
-    run = dict(run or {})
-    return tables(attributed(recording, run=run, shapes=shapes), run=run, track=track, peaks=peaks)
-
-
 def tables(
-    found: Attributed,
+    attributed: Attributed,
     *,
     run: Mapping[str, Any],
     track: Sequence[Track] = (),
     work: WorkCount | str | None = None,
     peaks: Given | None = None,
 ) -> Analysis:
-    """Everything the tables say of an attributed recording.
+    """Everything the tables say of an attributed recording: time, memory, FLOPs and bytes of every layer, and views.
 
-    `work`: FLOPs and bytes as another trace of the run tells them, or why it does not; None: as this one does.
+    `run`: what is known of the run (run.json). `track`: names or patterns of ops, kernels and named blocks, and
+    functions of a layer's events, to follow. `work`: FLOPs and bytes as another trace of the run tells them, or why it
+    does not; None: as this one does. `peaks`: of the device, see `find_peaks`.
+
+    Raises:
+        WrongUse: `peaks` means none.
     """
-    recording, charges, tree = found.recording, found.charges, found.tree
-    run = {**run_of_trace(recording, found.steps.number), **run}
+    recording, charges, tree = attributed.recording, attributed.charges, attributed.tree
+    run = {**run_of_trace(recording, attributed.steps.number), **run}
     holdings, memory_notes = _holdings(run)
     memory = device_memory(recording, holdings, cpu_frees_unsure=bool(run.get("cpu_frees_unsure")))
-    owned = None if memory is None else owned_memory(found, memory)
-    use = None if owned is None else memory_use(found, owned)
-    per_call = None if memory is None else call_memory(found, memory)
+    owned = None if memory is None else owned_memory(attributed, memory)
+    use = None if owned is None else memory_use(attributed, owned)
+    per_call = {} if memory is None else call_memory(attributed, memory)
     exposed, exposed_total = exposed_communication(recording, charges)
-    work = _work(found) if work is None else work
+    work = _work(attributed) if work is None else work
     ran_elsewhere, work_notes = keys_of_work(tree, work)
-    notes = [*_notes(found, memory), *memory_notes, *(use.notes if use is not None else ()), *work_notes]
-    series = tracked_series(found, track, notes)
+    notes = [*_notes(attributed, memory), *memory_notes, *(use.notes if use is not None else ()), *work_notes]
+    series = tracked_series(attributed, track, notes)
     shaped = ShapeRows() if isinstance(work, str) else work.shapes
     analysis = Analysis(
         time_basis=charges.basis,
         complete=recording.complete and bool(run.get("complete", True)),
-        warnings=(*_strings(run.get("warnings")), *recording.warnings, *found.notes, *notes),
+        warnings=(*_strings(run.get("warnings")), *recording.warnings, *attributed.notes, *notes),
         run=cast(Run, {name: value for name, value in run.items() if name not in _OF_USE_WITH_A_TRACE_ONLY}),
-        time=totals(found, exposed_total),
-        unattributed=unattributed_rows(found),
-        layers=layer_rows(found, exposed, per_call, ran_elsewhere),
-        attention=attention_rows(found),
-        classes=class_rows(found),
-        steps=step_rows(found, memory),
+        time=totals(attributed, exposed_total),
+        unattributed=unattributed_rows(attributed),
+        layers=layer_rows(attributed, exposed, per_call, ran_elsewhere),
+        attention=attention_rows(attributed),
+        classes=class_rows(attributed),
+        steps=step_rows(attributed, memory),
         series=series,
         memory=memory_summary(use),
         products=shaped.products,
         attention_calls=shaped.attention_calls,
-        calls=layer_calls(found, per_call),
+        calls=layer_calls(attributed, per_call),
         memory_use=use,
     )
-    analysis = _with_views(analysis, found, shaped, owned)
+    analysis = _with_views(analysis, attributed, shaped, owned)
     if not isinstance(work, str):
-        analysis = with_work(analysis, found, work, peaks)
+        analysis = with_work(analysis, attributed, work, peaks)
     failed: list[str] = []
-    summary = attempt("the summary is", lambda: summary_of(analysis, found, failed), Summary(), failed)
+    summary = attempt("the summary is", lambda: summary_of(analysis, attributed, failed), Summary(), failed)
     return replace(analysis, summary=summary, warnings=(*analysis.warnings, *failed))
 
 
-def _work(found: Attributed) -> WorkCount | str:
+def _work(attributed: Attributed) -> WorkCount | str:
     """FLOPs and bytes as the recording tells them, or why it does not."""
-    if found.captured_kernels:
-        return _CAPTURED.format(found.captured_kernels)
-    if _device_is_missing(found):
+    if attributed.captured_kernels:
+        return _CAPTURED.format(attributed.captured_kernels)
+    if _device_is_missing(attributed):
         return _NO_DEVICE
     try:
-        return work_of_recording(found)
+        return work_of_recording(attributed)
     except Exception as error:  # the times are known, and are worth more
         return f"that failed: {type(error).__name__}: {error}"
 
 
-def _with_views(analysis: Analysis, found: Attributed, shaped: ShapeRows, owned: OwnedMemory | None) -> Analysis:
+def _with_views(analysis: Analysis, attributed: Attributed, shaped: ShapeRows, owned: OwnedMemory | None) -> Analysis:
     """With what is said beyond layers. A table that fails is empty, and a warning says so."""
     notes: list[str] = []
     return replace(
         analysis,
-        overview=attempt("the overview is", lambda: overview(found), None, notes),
-        operators=attempt("operators are", lambda: operator_rows(found, shaped.shapes_of_op), (), notes),
-        kernels=attempt("kernels are", lambda: kernel_rows(found), (), notes),
-        collectives=attempt("collectives are", lambda: collective_rows(found), (), notes),
-        synchronisations=attempt("waits for the device are", lambda: synchronisation_rows(found), (), notes),
-        allocations=attempt("allocations are", lambda: allocation_rows(found, owned), (), notes),
-        op_memory=attempt("memory of ops is", lambda: op_memory_rows(found, owned), (), notes),
+        overview=attempt("the overview is", lambda: overview(attributed), None, notes),
+        operators=attempt("operators are", lambda: operator_rows(attributed, shaped.shapes_of_op), (), notes),
+        kernels=attempt("kernels are", lambda: kernel_rows(attributed), (), notes),
+        collectives=attempt("collectives are", lambda: collective_rows(attributed), (), notes),
+        synchronisations=attempt("waits for the device are", lambda: synchronisation_rows(attributed), (), notes),
+        allocations=attempt("allocations are", lambda: allocation_rows(attributed, owned), (), notes),
+        op_memory=attempt("memory of ops is", lambda: op_memory_rows(attributed, owned), (), notes),
         warnings=(*analysis.warnings, *notes),
     )
 
@@ -204,15 +187,15 @@ def _holdings(run: Mapping[str, Any]) -> tuple[tuple[Holding, ...], list[str]]:
         return (), [f"what the model and its optimizers held is left out, because the run tells it wrongly: {error}"]
 
 
-def _notes(found: Attributed, memory: DeviceMemory | None) -> list[str]:
+def _notes(attributed: Attributed, memory: DeviceMemory | None) -> list[str]:
     """What is not known, and why."""
     notes = []
-    if found.tree.source == "none":
+    if attributed.tree.source == "none":
         notes.append(
             "layers are not available, because the trace has no layer marks, no nn.Module events and no named blocks: "
             "record it with ProfilerWrapper or mark(model), or with with_stack=True"
         )
-    elif found.tree.source == "named blocks":
+    elif attributed.tree.source == "named blocks":
         notes.append("layers are the blocks that the trace names: it has no layer marks and no nn.Module events")
     if memory is None:
         notes.append("memory is not available, because the trace has no allocation events (profile_memory=True)")
@@ -220,21 +203,23 @@ def _notes(found: Attributed, memory: DeviceMemory | None) -> list[str]:
         held = "only what model and optimizers held counts from before"
         before = held if len(memory.known) else "memory counts from the recording on"
         notes.append(f"on a CPU, {before}; reserved is not available")
-    if found.unseen_until_ns is not None:
+    if attributed.unseen_until_ns is not None:
         notes.append(_UNSEEN)
-    if any(place.reason == GRAPH_REPLAY for place in found.attribution.places):
+    if any(place.reason == GRAPH_REPLAY for place in attributed.attribution.places):
         notes.append(
             "kernels of graphs that were replayed outside all layers have none: the trace of the capture tells layers "
             "but no times; record without graphs (SGLang: --disable-cuda-graph, vLLM: --enforce-eager) for both"
         )
-    if found.captured_kernels:
-        notes.append(f"times say nothing of the model: {_CAPTURED.format(found.captured_kernels)}; record a replay")
-    elif _device_is_missing(found):
+    if attributed.captured_kernels:
+        notes.append(
+            f"times say nothing of the model: {_CAPTURED.format(attributed.captured_kernels)}; record a replay"
+        )
+    elif _device_is_missing(attributed):
         notes.append(f"times are those of the CPU: {_NO_DEVICE}")
-    notes += _uneven_steps(found.steps)
+    notes += _uneven_steps(attributed.steps)
     return notes
 
 
-def _device_is_missing(found: Attributed) -> bool:
+def _device_is_missing(attributed: Attributed) -> bool:
     """Kernels were launched, and what the device did is not in the trace, as where it is torn."""
-    return found.charges.basis == "cpu" and bool(launches_kernels(found.recording).any())
+    return attributed.charges.basis == "cpu" and bool(launches_kernels(attributed.recording).any())

@@ -132,13 +132,12 @@ def _given(shapes: OpShapes, place: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One way in which a backend shows itself."""
+    """One way in which a backend shows itself; a comment says which version of a library, or which trace, has it."""
 
     name: str
-    seen: str  # the version of the library, or the kind of trace, that has it
     ops: str = ""  # pattern of what an op's name begins with
     kernels: str = ""  # pattern of what is somewhere in a kernel's name
-    inputs: Mapping[str, Attention] = field(default_factory=dict)  # by op, as the version in `seen` declares them
+    inputs: Mapping[str, Attention] = field(default_factory=dict)  # by op, as that version declares them
 
 
 _SDPA = "aten::_scaled_dot_product_"
@@ -152,9 +151,8 @@ _FLASH_ATTN_3 = Attention(
 )
 # The first that matches counts; an op's name before a kernel's.
 ATTENTION_BACKENDS = (
-    Backend(
+    Backend(  # torch 2.8 to 2.15; H100 and MI300 traces
         "flash",
-        "torch 2.8 to 2.15; H100 and MI300 traces",
         r"aten::_?(scaled_dot_product_)?flash_attention|aten::_scaled_dot_product_fused_attention_overrideable",
         r"pytorch_flash::|aotriton|^attn_(fwd|bwd)|bwd_kernel_(dk_dv|dq)",
         {
@@ -176,9 +174,8 @@ ATTENTION_BACKENDS = (
             ),
         },
     ),
-    Backend(
+    Backend(  # torch 2.13
         "cudnn",
-        "torch 2.13",
         r"aten::_?(scaled_dot_product_)?cudnn_attention",
         r"cudnn\w*(sdpa|fmha|flash)|cudnn_generated_fort_native_sdpa",
         {
@@ -186,9 +183,8 @@ ATTENTION_BACKENDS = (
             f"{_SDPA}cudnn_attention_backward": Attention(query=1, backward=True, causal=14, mask=8, saved=(4, 5)),
         },
     ),
-    Backend(
+    Backend(  # torch 2.13
         "mem_efficient",
-        "torch 2.13",
         r"aten::_?(scaled_dot_product_)?efficient_attention",
         r"fmha_cutlass[FB]|PyTorchMemEffAttention|AttentionKernel|AttentionBackwardKernel",
         {
@@ -204,22 +200,20 @@ ATTENTION_BACKENDS = (
             ),
         },
     ),
-    Backend("flex", "torch 2.13: not compiled by the user", r"FlexAttentionAutogradOp"),
-    Backend(
+    # torch 2.13: not compiled by the user
+    Backend("flex", r"FlexAttentionAutogradOp"),
+    Backend(  # torch 2.13: compiled, for devices and for CPUs; its inputs: `flex_attention`
         "flex",
-        "torch 2.13: compiled, for devices and for CPUs; its inputs: `flex_attention`",
         r".*(triton_tem|cpp)_fused_\w*flex_attention|.*triton_\w*flex_attention",
         r"triton_\w*flex_attention",
     ),
-    Backend(
+    Backend(  # torch 2.13
         "math",
-        "torch 2.13",
         r"aten::_scaled_dot_product_attention_math",
         inputs={f"{_SDPA}attention_math_for_mps": Attention(causal=5, mask=3, dropout=4)},
     ),
-    Backend(
+    Backend(  # flash-attn 2.8 and 3
         "external",
-        "flash-attn 2.8 and 3",
         r"_?flash_attn(_\w+)?_(fwd|bwd|forward|backward)|FlashAttn\w*Func",
         r"flash_(fwd|bwd)|flash::|FlashAttn",
         {
@@ -246,23 +240,22 @@ ATTENTION_BACKENDS = (
             ),
         },
     ),
-    Backend(
+    Backend(  # SageAttention 2.2; AITER's Triton kernels, sources of 2026
         "external",
-        "SageAttention 2.2; AITER's Triton kernels, sources of 2026",
         r"sageattn",
         r"sageattn|qk_int8?_sv_f(8|16)\w*attn|^sage_(fwd|quant)_?",
     ),
-    Backend("external", "xFormers 0.0.30; B200 trace of vLLM", r"xformers(_flash)?::", "fmha|Fmha"),
-    Backend("external", "Transformer Engine 2", r"fused_attn|FusedAttnFunc"),
-    Backend(
+    # xFormers 0.0.30; B200 trace of vLLM
+    Backend("external", r"xformers(_flash)?::", "fmha|Fmha"),
+    # Transformer Engine 2
+    Backend("external", r"fused_attn|FusedAttnFunc"),
+    Backend(  # B200 trace of vLLM, MI300 traces of SGLang
         "external",
-        "B200 trace of vLLM, MI300 traces of SGLang",
         r"vllm(::\w*|_\w*::\w*)attention|_C_flash_attention|aiter::\w*(mha|fmha|attn)|sgl_kernel::\w*attn|flashinfer::",
         r"unified_attention|paged_attention|mha_(fwd|bwd)|BatchPrefillWith|BatchDecodeWith|SinglePrefillWith",
     ),
-    Backend(
+    Backend(  # ops registered by torch.library, torch 2.13; Triton's tutorial
         "external",
-        "ops registered by torch.library, torch 2.13; Triton's tutorial",
         # An op of a library, registered by whoever: flash_attn::..., kernels from a hub, one's own.
         r"(?!aten::|prims?::)(\w*(attn|attention)\w*::|\w+::\w*(attn|attention))",
         r"_attn_fwd|_attn_bwd",

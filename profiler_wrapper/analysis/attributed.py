@@ -12,7 +12,6 @@ from profiler_wrapper.analysis.attribution import UNKNOWN, Attribution, Place, R
 from profiler_wrapper.analysis.calls import CallTree, find_calls
 from profiler_wrapper.analysis.charges import (
     Charges,
-    CpuTime,
     WorkOfOps,
     captured_kernels,
     cpu_charges,
@@ -20,6 +19,7 @@ from profiler_wrapper.analysis.charges import (
     device_charges,
     launches,
     unseen_until_ns,
+    work_of_ops,
 )
 from profiler_wrapper.analysis.compiled import (
     SharedKernels,
@@ -46,7 +46,7 @@ class Attributed:
     enclosing: Int32  # as `nesting.parent`, but with the annotations that cross layers
     tree: LayerTree
     attribution: Attribution
-    cpu: CpuTime
+    cpu_ns: Int64  # per span, see `cpu_time`
     charges: Charges
     calls: CallTree
     steps: Steps
@@ -91,12 +91,12 @@ def attributed(
     tree = find_layers(recording, nesting.parent, described, layers_without_marks(recording, graphs, described))
     attribution = attribute(recording, nesting, tree)
     shared_kernels = place_regions(regions, nesting.parent, tree, attribution)
-    cpu = cpu_time(recording, nesting, tree)
-    work_of = WorkOfOps(recording, nesting.parent, tree, attribution)
+    cpu_ns = cpu_time(recording, nesting, tree)
+    work_of = work_of_ops(recording, nesting.parent, tree, attribution)
     if recording.device_mask.any():
         charges = device_charges(recording, attribution, launch, work_of)
     else:
-        charges = cpu_charges(recording, attribution, cpu, work_of)
+        charges = cpu_charges(recording, attribution, cpu_ns, work_of)
     if not len(charges):
         raise EmptyRecording(
             f"{recording.path or 'the recording'}: {len(spans)} events, but no kernel, copy or CPU op among them. "
@@ -109,7 +109,7 @@ def attributed(
         enclosing=enclosing,
         tree=tree,
         attribution=attribution,
-        cpu=cpu,
+        cpu_ns=cpu_ns,
         charges=charges,
         calls=find_calls(tree, nesting, spans.start_ns, attribution.node_of),
         steps=find_steps(recording, tree, attribution.node_of).only(whole_steps),

@@ -40,6 +40,9 @@ from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recor
 # Which forward op made an autograd node: by the `fwdbwd` arrow, else by number and thread.
 
 
+_NO_END_NS = np.iinfo(np.int64).max
+
+
 class _Ops(NamedTuple):
     """Numbered forward ops of one thread, by number, then start."""
 
@@ -52,11 +55,6 @@ class _Ops(NamedTuple):
         first, last = bisect_left(self.numbers, number), bisect_right(self.numbers, number)
         place = bisect_right(self.starts, until_ns, first, last) - 1
         return self.spans[place] if place >= first else -1
-
-    def has(self, number: int) -> bool:
-        """Whether an op has this number."""
-        place = bisect_left(self.numbers, number)
-        return place < len(self.numbers) and self.numbers[place] == number
 
 
 class ForwardOps:
@@ -73,21 +71,16 @@ class ForwardOps:
         ends = zip(flows.backward_lane.tolist(), flows.backward_ns.tolist(), strict=True)
         begins = zip(flows.forward_lane.tolist(), flows.forward_ns.tolist(), strict=True)
         self._arrows = dict(zip(ends, begins, strict=True))  # (lane, start) of a node's event -> of its forward op
-        self._lane_of_thread = self._threads(recording)
+        self._lane_of_thread = self._lanes_of_threads(recording)
 
-    def _threads(self, recording: Recording) -> dict[int, int]:
+    def _lanes_of_threads(self, recording: Recording) -> dict[int, int]:
         """The lane of each of the profiler's thread numbers, as far as arrows tell."""
         spans = recording.spans
         backward = np.flatnonzero((spans.category == Category.CPU_OP) & (spans.forward_thread > 0))
-        lanes: dict[int, int] = {}
-        for thread in np.unique(spans.forward_thread[backward]).tolist():
-            members = backward[spans.forward_thread[backward] == thread]
-            for span in members:
-                arrow = self._arrows.get((int(spans.lane[span]), int(spans.start_ns[span])))
-                if arrow is not None:
-                    lanes[thread] = arrow[0]
-                    break
-        return lanes
+        backward = backward[::-1]  # the first of each thread counts
+        events = zip(spans.lane[backward].tolist(), spans.start_ns[backward].tolist(), strict=True)
+        threads = zip(spans.forward_thread[backward].tolist(), map(self._arrows.get, events), strict=True)
+        return {thread: arrow[0] for thread, arrow in threads if arrow is not None}
 
     def find(self, number: int, forward_thread: int, ends: tuple[tuple[int, int], ...]) -> int:
         """The span of the forward op of the node with this number; -1 if it cannot be told.
@@ -102,7 +95,7 @@ class ForwardOps:
                     return found
         lane = self._lane_of_thread.get(forward_thread)
         if lane is None:
-            lanes = [lane for lane, ops in self._ops.items() if ops.has(number)]
+            lanes = [lane for lane, ops in self._ops.items() if ops.latest(number, _NO_END_NS) >= 0]
             lane = lanes[0] if len(lanes) == 1 else None
         if lane is None or lane not in self._ops:
             return -1
@@ -199,7 +192,7 @@ class Role(IntEnum):
 
 
 OPS_OF_SAVING = frozenset({"aten::detach", "detach", "aten::alias"})  # what autograd calls to keep a tensor
-_NODES = (Role.NODE, Role.ACCUMULATE, Role.GRAPH_ROOT)
+NODES = (Role.NODE, Role.ACCUMULATE, Role.GRAPH_ROOT)
 _PHASE_WITHOUT_LAYER: dict[int, Phase] = {Role.OPTIMIZER: "optimizer", Role.DATA_LOADING: "other"}
 _FSDP, _COLLECTIVE = int(Role.FSDP), int(Role.COLLECTIVE)  # asked of every op: members of an enum are slow to get
 _NODE_PREFIX = "autograd::engine::evaluate_function: "
@@ -227,14 +220,6 @@ def role_of(name: str) -> Role:
     return Role.COLLECTIVE if _COLLECTIVE_NAME.match(name) else Role.PLAIN
 
 
-class NodeLink(NamedTuple):
-    """One executed autograd node with a number, and the forward op that made it."""
-
-    node: int  # span
-    number: int
-    forward_op: int  # span; -1 where it cannot be told
-
-
 @dataclass(slots=True)
 class Attribution:
     """The place of every CPU span of a recording."""
@@ -242,7 +227,7 @@ class Attribution:
     places: list[Place]
     place_of: Int32  # per span: index into places; -1 for device spans
     node_of: Int32  # per span: the innermost autograd node around it (or itself), -1 outside backward
-    links: list[NodeLink]
+    forward_op: Int64  # per span that is an autograd node: the op whose forward made it; -1 for none, or not known
     outside: int  # the place of what nothing encloses
 
     @property
@@ -290,15 +275,17 @@ class _Walk:
 
     def __init__(self, recording: Recording, nesting: Nesting, tree: LayerTree) -> None:
         spans = recording.spans
-        self.recording, self.tree = recording, tree
-        self.parent = nesting.parent
+        self.recording, self.tree, self.parent = recording, tree, nesting.parent
         roles = np.array([role_of(name) for name in recording.names], dtype=np.int8)
         self.role = roles[spans.name] if len(spans) else np.empty(0, dtype=np.int8)
         self.role[spans.category > Category.RUNTIME] = Role.PLAIN
-        self.node_of = nearest(self.parent, np.isin(self.role, _NODES))
-        visited = self._visited()
+        self.node_of = nearest(self.parent, np.isin(self.role, NODES))
+        visited: Bool = (self.role != Role.PLAIN) & (spans.category < Category.RUNTIME)
+        visited |= (spans.sequence >= 0) & (spans.forward_thread <= 0) & (self.node_of >= 0)
+        visited[list(tree.layer_of_span)] = True
         self.near = nearest(self.parent, visited)
-        self.order = _start_order(recording, nesting, visited)
+        order = nesting.order[visited[nesting.order]]  # an enclosing one before what it encloses
+        self.order = order[np.argsort(spans.start_ns[order], kind="stable")]
         self.around = nearest_above(self.parent[self.order], self.near)
         self.accumulating = frozenset(np.flatnonzero(self.role == Role.ACCUMULATE).tolist())
         self.numbered_child = self._numbered_children()
@@ -313,7 +300,7 @@ class _Walk:
         self.index: dict[Place, int] = {}
         self.outside = self._intern(self._without_layer("other"))
         self.place_of = np.full(len(spans), -1, dtype=np.int32)  # of visited spans, until the walk ends
-        self.links: list[NodeLink] = []
+        self.forward_op = np.full(len(spans), -1, dtype=np.int64)
         self.open_nodes: dict[int, list[tuple[int, int]]] = defaultdict(list)  # per lane: (end, place)
         self.last_finished: dict[int, int] = {}  # per lane: the place of the node that finished last
 
@@ -321,7 +308,7 @@ class _Walk:
         spans, place_of = self.recording.spans, self.place_of
         columns = (self.order, self.around, self.role[self.order], self.parent[self.order], self.node_of[self.order])
         for span, around, role, above, node in zip(*(c.tolist() for c in columns), strict=True):
-            if role in _NODES:
+            if role in NODES:
                 place_of[span] = self._node(span, role)
             else:
                 around_place = self.places[place_of[around] if around >= 0 else self.outside]
@@ -329,16 +316,10 @@ class _Walk:
         on_cpu = spans.category <= Category.RUNTIME
         found = np.where(self.near >= 0, place_of[self.near], np.int32(self.outside))
         optimizing = np.array([place.phase == "optimizer" for place in self.places], dtype=np.bool_)
-        made = np.array([link.forward_op for link in self.links if link.forward_op >= 0], dtype=np.int64)
+        made = self.forward_op[self.forward_op >= 0]
         found[closure_ops(self.recording, self.parent, on_cpu & optimizing[found], made)] = self.outside
-        return Attribution(self.places, np.where(on_cpu, found, np.int32(-1)), self.node_of, self.links, self.outside)
-
-    def _visited(self) -> Bool:
-        spans = self.recording.spans
-        visited: Bool = (self.role != Role.PLAIN) & (spans.category < Category.RUNTIME)
-        visited |= (spans.sequence >= 0) & (spans.forward_thread <= 0) & (self.node_of >= 0)
-        visited[list(self.tree.layer_of_span)] = True
-        return visited
+        place_of = np.where(on_cpu, found, np.int32(-1))
+        return Attribution(self.places, place_of, self.node_of, self.forward_op, self.outside)
 
     def _intern(self, place: Place) -> int:
         index = self.index.setdefault(place, len(self.places))
@@ -439,13 +420,11 @@ class _Walk:
         events = (span,) if child < 0 else (span, child)
         ends = tuple((int(spans.lane[e]), int(spans.start_ns[e])) for e in events)
         forward_op = self.forward_ops.find(number, thread, ends)
-        self.links.append(NodeLink(span, number, forward_op))
-        return self._owned_by(None if forward_op < 0 else self._placed(forward_op), "backward")
-
-    def _placed(self, span: int) -> Place:
-        """The place of a span that the walk has passed."""
-        near = self.near[span]
-        return self.places[self.place_of[near] if near >= 0 else self.outside]
+        self.forward_op[span] = forward_op
+        if forward_op < 0:
+            return self._owned_by(None, "backward")
+        near = self.near[forward_op]  # the walk has passed it
+        return self._owned_by(self.places[self.place_of[near] if near >= 0 else self.outside], "backward")
 
     def _owned_by(self, owner: Place | None, phase: Phase) -> Place:
         if owner is None:
@@ -457,7 +436,8 @@ class _Walk:
         layer = self.tree.layer_of_span.get(span)
         if layer is not None:
             if node < 0:
-                return Place(layer, self._forward_phase(span, around))
+                inherited: Phase = around.phase if around.phase in ("prefill", "decode") else "forward"
+                return Place(layer, self.tree.phase_of_span.get(span, inherited))
             recomputed = span in self.recomputed or around.phase == "recompute"
             return Place(layer, "recompute" if recomputed else "backward")
         if role in _PHASE_WITHOUT_LAYER:
@@ -467,7 +447,9 @@ class _Walk:
         if role == Role.SERVER_STEP:
             return around._replace(phase=phase_of_server_step(self.recording.name_of(span)) or around.phase)
         if role == _COLLECTIVE:
-            return self._collective(around, above, node)
+            if node in self.accumulating:
+                return Place(NO_LAYER, "backward")
+            return around if above >= 0 else Place(NO_LAYER, "other")
         spans = self.recording.spans
         creates_nodes = node >= 0 and spans.sequence[span] >= 0 and spans.forward_thread[span] <= 0
         if creates_nodes and around.phase == "backward":
@@ -477,19 +459,6 @@ class _Walk:
             if self.role[above] == Role.CHECKPOINT_BACKWARD or node in self.recomputing:
                 return around._replace(phase="recompute")
         return around
-
-    def _forward_phase(self, span: int, around: Place) -> Phase:
-        flags = self.tree.flags_of_span.get(span, ())
-        if "decode" in flags:
-            return "decode"
-        if "prefill" in flags:
-            return "prefill"
-        return around.phase if around.phase in ("prefill", "decode") else "forward"
-
-    def _collective(self, around: Place, above: int, node: int) -> Place:
-        if node in self.accumulating:
-            return Place(NO_LAYER, "backward")
-        return around if above >= 0 else Place(NO_LAYER, "other")
 
     def _fsdp(self, span: int, around: Place) -> Place:
         """FSDP names the layer whose parameters it moves; without a name it is the root."""
@@ -512,10 +481,3 @@ class _Walk:
         if around.layer >= 0:
             return Place(self.tree.layers[around.layer].ancestors[-1], phase)
         return Place(self.roots_with_layers[0] if len(self.roots_with_layers) == 1 else NO_LAYER, phase)
-
-
-def _start_order(recording: Recording, nesting: Nesting, chosen: Bool) -> Int64:
-    """The chosen spans of all threads by start, an enclosing one before what it encloses."""
-    members = nesting.order[chosen[nesting.order]]
-    in_order: Int64 = members[np.argsort(recording.spans.start_ns[members], kind="stable")]
-    return in_order

@@ -1,20 +1,20 @@
-"""Every entry of every layer: when it ran, what it cost, what memory it found and left."""
+"""Every entry of every layer: when it ran, what it cost, what memory it found and left, its lane in a trace."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.memory.events import NEVER, DeviceMemory, freed_at
-from profiler_wrapper.analysis.model import LayerCall, Phase
-from profiler_wrapper.analysis.steps import Steps
+from profiler_wrapper.analysis.model import LayerCall
+from profiler_wrapper.analysis.statistics import at, sum_by_key
+from profiler_wrapper.trace.lanes import LaneSpan
 from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int16, Int32, Int64, Recording
 
@@ -30,22 +30,14 @@ class CallTree:
     layer: Int32
     parent: Int32  # index of the enclosing call, -1 for none
     call_of_span: Int32  # per span of the recording: the innermost call around it; -1 for none
+    outermost: Int64  # the spans of calls outside of all others, and of backward
 
     def __len__(self) -> int:
         return len(self.span)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CallMemory:
-    """Bytes per call of a layer."""
-
-    entry_allocated: Int64
-    exit_allocated: Int64
-    entry_reserved: Int64 | None  # None on a CPU, where nothing is reserved
-    exit_reserved: Int64 | None
-    peak: Int64  # highest allocated from entry to exit
-    retained: Int64  # allocated inside and kept for backward, see `_keeping_moments`; layers below included
-    self_retained: Int64
+# Bytes per call by the name of a field of `LayerCall`; on a CPU, which reserves nothing, without what is reserved.
+CallMemory = Mapping[str, Int64]
 
 
 def find_calls(tree: LayerTree, nesting: Nesting, start_ns: Int64, node_of: Int32) -> CallTree:
@@ -58,125 +50,179 @@ def find_calls(tree: LayerTree, nesting: Nesting, start_ns: Int64, node_of: Int3
     near = nearest(nesting.parent, is_entry | is_node)
     call_at = np.full(len(node_of) + 1, -1, dtype=np.int32)  # the last one is for "none"
     call_at[entries] = np.arange(len(entries))
-    return CallTree(
-        entries,
-        np.array([tree.layer_of_span[span] for span in entries.tolist()], dtype=np.int32),
-        call_at[nearest_above(nesting.parent, near)[entries]],
-        call_at[near],
-    )
+    parent = call_at[nearest_above(nesting.parent, near)[entries]]
+    layer = np.array([tree.layer_of_span[span] for span in entries.tolist()], dtype=np.int32)
+    return CallTree(entries, layer, parent, call_at[near], entries[(parent < 0) & (node_of[entries] < 0)])
 
 
-def layer_calls(found: Attributed, memory: CallMemory | None) -> tuple[LayerCall, ...]:
+def layer_calls(attributed: Attributed, memory: CallMemory) -> tuple[LayerCall, ...]:
     """One row per call, in the order they began."""
-    calls, spans, tree = found.calls, found.recording.spans, found.tree
-    time_ns, attention_ns, first, last, device = _cost(found.recording, calls, found.charges)
+    calls, spans, steps = attributed.calls, attributed.recording.spans, attributed.steps
+    time_ns, first, last, device = _cost(attributed.recording, calls, attributed.charges)
     begins, ends = spans.start_ns[calls.span], spans.end_ns[calls.span]
-    step_of = found.steps.place_of(begins).tolist()
+    step_of = steps.place_of(begins).tolist()
+    bytes_of = {name: values.tolist() for name, values in memory.items()}
     seen: Counter[tuple[int, str]] = Counter()
     rows = []
     for i, (span, layer) in enumerate(zip(calls.span.tolist(), calls.layer.tolist(), strict=True)):
-        phase = found.attribution.place(span).phase
-        index = seen[layer, phase]
-        seen[layer, phase] += 1
-        ran_on_device = found.charges.basis == "device" and first[i] != NEVER
+        phase = attributed.attribution.place(span).phase
+        ran_on_device = attributed.charges.basis == "device" and first[i] != NEVER
         rows.append(
             LayerCall(
-                layer=tree.layers[layer].name,
+                layer=attributed.tree.layers[layer].name,
                 phase=phase,
-                step=found.steps.number[step_of[i]] if step_of[i] >= 0 else None,
-                index=index,
+                step=steps.number[step_of[i]] if step_of[i] >= 0 else None,
+                index=seen[layer, phase],
                 start_ns=int(begins[i]),
                 end_ns=int(ends[i]),
                 device_start_ns=int(first[i]) if ran_on_device else None,
                 device_end_ns=int(last[i]) if ran_on_device else None,
                 device=int(device[i]) if ran_on_device else None,
                 time_ns=int(time_ns[i]),
-                attention_ns=int(attention_ns[i]),
-                entry_allocated_bytes=_at(memory, "entry_allocated", i),
-                exit_allocated_bytes=_at(memory, "exit_allocated", i),
-                entry_reserved_bytes=_at(memory, "entry_reserved", i),
-                exit_reserved_bytes=_at(memory, "exit_reserved", i),
-                peak_bytes=_at(memory, "peak", i),
-                retained_bytes=_at(memory, "retained", i),
+                **{name: values[i] for name, values in bytes_of.items()},
             )
         )
+        seen[layer, phase] += 1
     return tuple(rows)
 
 
-def _at(memory: CallMemory | None, name: str, call: int) -> int | None:
-    values: Int64 | None = None if memory is None else getattr(memory, name)
-    return None if values is None else int(values[call])
-
-
-def _cost(recording: Recording, calls: CallTree, charges: Charges) -> tuple[Int64, Int64, Int64, Int64, Int16]:
-    """Per call, layers below included: time, attention time, first start and last end of its events, first device."""
+def _cost(recording: Recording, calls: CallTree, charges: Charges) -> tuple[Int64, Int64, Int64, Int16]:
+    """Per call, layers below included: time, first start and last end of its events, first device."""
     spans = recording.spans
-    time_ns, attention_ns = np.zeros(len(calls), np.int64), np.zeros(len(calls), np.int64)
-    first, last = np.full(len(calls), NEVER, np.int64), np.full(len(calls), -NEVER, np.int64)
-    launched = charges.cpu_span >= 0
-    call = np.full(len(charges), -1, dtype=np.int64)
-    call[launched] = calls.call_of_span[charges.cpu_span[launched]]
+    call = at(calls.call_of_span, charges.cpu_span, -1)
     inside = np.flatnonzero(call >= 0)
-    np.add.at(time_ns, call[inside], charges.time_ns[inside])
-    attention = inside[charges.backend[inside] >= 0]
-    np.add.at(attention_ns, call[attention], charges.time_ns[attention])
-    start = spans.start_ns[charges.span[inside]]
-    np.minimum.at(first, call[inside], start)
-    np.maximum.at(last, call[inside], start + spans.duration_ns[charges.span[inside]])
+    call, span = call[inside], charges.span[inside]
+    time_ns = sum_by_key(call, charges.time_ns[inside], len(calls))
+    first, last = np.full(len(calls), NEVER), np.full(len(calls), -NEVER)
+    np.minimum.at(first, call, spans.start_ns[span])
+    np.maximum.at(last, call, spans.end_ns[span])
     device = np.full(len(calls), -1, np.int16)
-    device[call[inside][::-1]] = spans.device[charges.span[inside]][::-1]  # in order of start: the first one stays
+    device[call[::-1]] = spans.device[span][::-1]  # in order of start: the first one stays
     for i in range(len(calls) - 1, -1, -1):  # a call begins after the one around it
         above = calls.parent[i]
         if above >= 0:
             time_ns[above] += time_ns[i]
-            attention_ns[above] += attention_ns[i]
             if first[i] < first[above]:
                 first[above], device[above] = first[i], device[i]
             last[above] = max(last[above], last[i])
-    return time_ns, attention_ns, first, last, device
+    return time_ns, first, last, device
+
+
+# --------------------------------------------------------------------------------------------------
+# When each layer ran: the spans that become lanes in the Chrome trace, on the device's time.
+
+
+def layer_lanes(attributed: Attributed, calls: Sequence[LayerCall]) -> list[LaneSpan]:
+    """Spans of layers: forward and recompute call by call, backward as far as one layer ran on end.
+
+    On a device a span goes from the first to the last event that the layer launched; on a CPU-only
+    trace it is the time on the thread.
+    """
+    spans = []
+    for call in calls:
+        start, end = call.device_start_ns, call.device_end_ns
+        if attributed.charges.basis != "device":
+            start, end = call.start_ns, call.end_ns
+        if start is None or end is None:
+            continue  # nothing of it ran on the device
+        lane = "recompute" if call.phase == "recompute" else "forward"
+        arguments: dict[str, int | str] = {
+            "phase": call.phase,
+            "call": call.index + 1,  # viewers leave a 0 blank
+            "self and below (us)": call.time_ns // 1000,
+        }
+        spans.append(LaneSpan(lane, call.layer, start, end - start, call.device, arguments))
+    forward_starts = np.sort(np.array([span.start_ns for span in spans if span.lane == "forward"], dtype=np.int64))
+    return [*spans, *_backward_lanes(attributed, forward_starts)]
+
+
+def _backward_lanes(attributed: Attributed, forward_starts: Int64) -> Iterator[LaneSpan]:
+    """Neighbours in time with a common layer form one span of that layer, and of each above it.
+
+    A span ends where a forward or a step begins.
+    """
+    layers, spans = attributed.tree.layers, attributed.recording.spans
+    for device, span, layer in _backward_events(attributed):
+        start = spans.start_ns[span]
+        stretch = list(zip(np.searchsorted(forward_starts, start), attributed.steps.place_of(start), strict=True))
+        columns = (layer.tolist(), start.tolist(), spans.end_ns[span].tolist(), stretch)
+        open_runs: list[tuple[int, int]] = []  # (layer, start), from the root down
+        open_stretch, last_end = None, 0
+        for event_layer, begin, finish, in_stretch in [*zip(*columns, strict=True), (-1, 0, 0, None)]:
+            chain = layers[event_layer].ancestors[::-1] if event_layer >= 0 else ()
+            kept = 0
+            if in_stretch == open_stretch:
+                while kept < min(len(chain), len(open_runs)) and open_runs[kept][0] == chain[kept]:
+                    kept += 1
+            for run_layer, run_start in reversed(open_runs[kept:]):
+                name, time_ns = layers[run_layer].name, last_end - run_start
+                yield LaneSpan("backward", name, run_start, time_ns, device, {"phase": "backward"})
+            del open_runs[kept:]
+            open_runs += [(below, max(begin, last_end)) for below in chain[kept:]]
+            open_stretch, last_end = in_stretch, max(finish, last_end)
+
+
+def _backward_events(attributed: Attributed) -> Iterator[tuple[int | None, Int64, Int64]]:
+    """(device, events in time order, their layers): of each device the backward stream busiest with layers.
+
+    On a CPU-only trace, the outermost autograd nodes of each thread.
+    """
+    spans = attributed.recording.spans
+    attribution = attributed.attribution
+    backward, layer_of_place = attribution.in_phases("backward", "accumulate_grad"), attribution.layer_of_place
+    charges = attributed.charges
+    if charges.basis == "device":
+        chosen = backward[charges.place]
+        for device in np.unique(spans.device[charges.span[chosen]]).tolist():
+            here = np.flatnonzero(chosen & (spans.device[charges.span] == device))
+            streams, which = np.unique(spans.lane[charges.span[here]], return_inverse=True)
+            layers = layer_of_place[charges.place[here]]
+            in_layers = np.where(layers >= 0, charges.time_ns[here], 0)  # collectives of several layers take long too
+            busiest = np.argmax(np.bincount(which, weights=in_layers, minlength=len(streams)))
+            here, layers = here[which == busiest], layers[which == busiest]
+            yield device, charges.span[here], layers
+        return
+    node_around = nearest_above(attributed.nesting.parent, attributed.attribution.node_of)
+    nodes = np.flatnonzero(attributed.attribution.is_node & (node_around < 0))
+    nodes = nodes[np.argsort(spans.start_ns[nodes], kind="stable")]
+    for lane in dict.fromkeys(spans.lane[nodes].tolist()):
+        here = nodes[spans.lane[nodes] == lane]
+        yield None, here, layer_of_place[attributed.attribution.place_of[here]]
 
 
 # --------------------------------------------------------------------------------------------------
 # Memory of each call, from the allocator's own events.
 
 
-def call_memory(found: Attributed, memory: DeviceMemory) -> CallMemory:
-    """Memory of every call, in the order of `Attributed.calls`."""
-    spans, calls = found.recording.spans, found.calls
-    start, end = spans.start_ns[calls.span], spans.end_ns[calls.span]
-    entry = np.searchsorted(memory.time_ns, start)  # 0: before the first event
-    leave = np.searchsorted(memory.time_ns, end, side="right")
-    allocated = np.concatenate([[memory.allocated_at_start], memory.allocated])
-    reserved = None if memory.device == "cpu" else np.concatenate([memory.reserved[:1], memory.reserved])
-    self_retained, retained = _retained(found, memory)
-    return CallMemory(
-        entry_allocated=allocated[entry],
-        exit_allocated=allocated[leave],
-        entry_reserved=None if reserved is None else reserved[entry],
-        exit_reserved=None if reserved is None else reserved[leave],
-        peak=_highest(allocated, entry, leave),
-        retained=retained,
-        self_retained=self_retained,
-    )
+def call_memory(attributed: Attributed, memory: DeviceMemory) -> CallMemory:
+    """Memory of every call, in the order of `Attributed.calls`.
+
+    `retained_bytes` is allocated inside and kept for backward, see `_keeping_moments`; layers below included.
+    """
+    spans, calls = attributed.recording.spans, attributed.calls
+    entry = np.searchsorted(memory.time_ns, spans.start_ns[calls.span])  # 0: before the first event
+    leave = np.searchsorted(memory.time_ns, spans.end_ns[calls.span], side="right")
+    self_retained, retained = _retained(attributed, memory)
+    held = {
+        "entry_allocated_bytes": memory.held[entry],
+        "exit_allocated_bytes": memory.held[leave],
+        "peak_bytes": memory.highest(entry, leave),
+        "retained_bytes": retained,
+        "self_retained_bytes": self_retained,
+    }
+    if memory.device != "cpu":
+        reserved = np.concatenate([memory.reserved[:1], memory.reserved])
+        held |= {"entry_reserved_bytes": reserved[entry], "exit_reserved_bytes": reserved[leave]}
+    return held
 
 
-def _highest(values: Int64, first: Int64, last: Int64) -> Int64:
-    """Per interval of places, both ends included, the highest value."""
-    if len(first) == 0:
-        return np.empty(0, dtype=np.int64)
-    padded = np.append(values, values[-1])
-    bounds = np.column_stack([first, last + 1]).ravel()
-    highest: Int64 = np.maximum.reduceat(padded, bounds)[::2]
-    return highest
-
-
-def _keeping_moments(found: Attributed) -> Int64:
+def _keeping_moments(attributed: Attributed) -> Int64:
     """Per call, the instant at which what it allocated and is alive counts as retained.
 
     That is when the outermost forward around it ends; where a backward follows, it is when that begins
     or the same outermost layer is entered again: outputs that nobody kept are gone by that time.
     """
-    spans, calls = found.recording.spans, found.calls
+    spans, calls = attributed.recording.spans, attributed.calls
     outermost = np.arange(len(calls))
     next_entry = np.full(len(calls), NEVER, dtype=np.int64)
     last_entry: dict[int, int] = {}
@@ -188,63 +234,30 @@ def _keeping_moments(found: Attributed) -> Int64:
             next_entry[last_entry[layer]] = spans.start_ns[calls.span[i]]
         last_entry[layer] = i
     end = spans.end_ns[calls.span]
-    nodes = np.append(np.sort(spans.start_ns[found.attribution.is_node]), NEVER)
+    nodes = np.append(np.sort(spans.start_ns[attributed.attribution.is_node]), NEVER)
     backward = nodes[np.searchsorted(nodes, end)]
     moment: Int64 = np.where(backward < NEVER, np.minimum(backward, next_entry), end)[outermost]
     return moment
 
 
-def _retained(found: Attributed, memory: DeviceMemory) -> tuple[Int64, Int64]:
+def _retained(attributed: Attributed, memory: DeviceMemory) -> tuple[Int64, Int64]:
     """(own, with layers below) bytes that each call leaves behind."""
-    calls, nesting = found.calls, found.nesting
-    last_before = np.searchsorted(memory.time_ns, _keeping_moments(found), side="right") - 1
-    call_of_entry = np.full(len(nesting.parent) + 1, -1, dtype=np.int32)  # the last one is for "none"
+    calls, nesting = attributed.calls, attributed.nesting
+    last_before = np.searchsorted(memory.time_ns, _keeping_moments(attributed), side="right") - 1
+    call_of_entry = np.full(len(nesting.parent), -1, dtype=np.int32)
     call_of_entry[calls.span] = np.arange(len(calls))
-    entered = nearest(nesting.parent, call_of_entry[:-1] >= 0)
+    call_around = at(call_of_entry, nearest(nesting.parent, call_of_entry >= 0), -1)
     allocations = np.flatnonzero((memory.size_bytes > 0) & (memory.lane >= 0))
     made_ns = memory.time_ns[allocations]
-    span = innermost_around(nesting, found.recording.spans, memory.lane[allocations], made_ns, made_ns + 1)
-    call = np.where(span >= 0, call_of_entry[entered[span]], -1)
-    allocations, call = allocations[call >= 0], call[call >= 0]
-    alive = freed_at(memory)[allocations] > last_before[call]
-    own = np.zeros(len(calls), dtype=np.int64)
-    np.add.at(own, call[alive], memory.size_bytes[allocations[alive]])
+    span = innermost_around(nesting, attributed.recording.spans, memory.lane[allocations], made_ns, made_ns + 1)
+    call = at(call_around, span, -1)
+    alive = (call >= 0) & (freed_at(memory)[allocations] > at(last_before, call, 0))
+    own = sum_by_key(call[alive], memory.size_bytes[allocations[alive]], len(calls))
     total = own.copy()
     for i in range(len(calls) - 1, -1, -1):
         if calls.parent[i] >= 0:
             total[calls.parent[i]] += total[i]
     return own, total
-
-
-# --------------------------------------------------------------------------------------------------
-# Time per layer, phase and step.
-
-
-def step_of_charges(charges: Charges, steps: Steps) -> Int64:
-    """Per charge the place of the step that launched it; -1 for none, as for what has no launch."""
-    place = steps.place_of(charges.launch_ns)
-    place[charges.cpu_span < 0] = -1
-    return place
-
-
-def layer_step_times(found: Attributed) -> Mapping[tuple[int, Phase], tuple[int, ...]]:
-    """Nanoseconds of each (layer, phase) that has time, layers below included, in each step."""
-    places, charges, steps = found.attribution.places, found.charges, found.steps
-    spent = np.zeros((len(places), len(steps) + 1), dtype=np.int64)  # the last column is for no step
-    np.add.at(spent, (charges.place, step_of_charges(charges, steps)), charges.time_ns)
-    row_of: dict[tuple[int, Phase], int] = {}
-    from_place, to_row = [], []
-    for index in np.flatnonzero(spent.any(axis=1)).tolist():
-        place = places[index]
-        if place.layer == UNKNOWN:
-            continue
-        chain = found.tree.layers[place.layer].ancestors if place.layer >= 0 else (NO_LAYER,)
-        for layer in chain:
-            from_place.append(index)
-            to_row.append(row_of.setdefault((layer, place.phase), len(row_of)))
-    table = np.zeros((len(row_of), len(steps)), dtype=np.int64)
-    np.add.at(table, to_row, spent[from_place, :-1])
-    return {key: tuple(times) for key, times in zip(row_of, table.tolist(), strict=True)}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attention_ops import FAST_PATH, FAST_PATH_PARTS
 from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN, Attribution, Place, Role, role_of
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import GRAPH_REPLAY, LAUNCHED_BEFORE, NO_LAUNCH, NO_LAYERS
+from profiler_wrapper.analysis.statistics import at
 from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest, nearest_above, self_time
 from profiler_wrapper.trace.recording import Bool, Category, Int8, Int32, Int64, Recording
 
@@ -50,24 +52,17 @@ class Charges:
         return len(self.span)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CpuTime:
-    """Own CPU time of ops and marks: `time_ns[i]` of span `span[i]`."""
+def cpu_time(recording: Recording, nesting: Nesting, tree: LayerTree) -> Int64:
+    """Per span the CPU time of an op or a mark without what lies in it, 0 for others.
 
-    span: Int64
-    time_ns: Int64
-
-
-def cpu_time(recording: Recording, nesting: Nesting, tree: LayerTree) -> CpuTime:
-    """CPU time as ops tell it: marks give names to it, never time."""
+    Time is as ops tell it: marks give names to it, never time.
+    """
     spans = recording.spans
     is_op = spans.category == Category.CPU_OP
     counts = is_op.copy()
     if tree.source == "marks":
         counts[list(tree.layer_of_span)] = False
-    own = self_time(nesting, spans.lane, spans.start_ns, spans.end_ns, counts=counts, takes=is_op)
-    ops = np.flatnonzero(is_op)
-    return CpuTime(ops, own[ops])
+    return self_time(nesting, spans.lane, spans.start_ns, spans.end_ns, counts=counts, takes=is_op)
 
 
 def launches(recording: Recording) -> Int64:
@@ -80,30 +75,24 @@ def launches(recording: Recording) -> Int64:
     launch = np.full(len(spans), -1, dtype=np.int64)
     device = np.flatnonzero(recording.device_mask)
     runtime = np.flatnonzero((spans.category == Category.RUNTIME) & (spans.correlation >= 0))
-    launch[device] = _join(spans.correlation[device], spans.correlation[runtime], runtime)
-    missing = device[launch[device] < 0]
-    ops = np.flatnonzero((spans.category == Category.CPU_OP) & (spans.external_id >= 0))
-    if len(missing) and len(ops):
-        both = device[launch[device] >= 0]
-        by_id = _join(spans.external_id[both], spans.external_id[ops], ops)
-        joined = by_id >= 0
-        lane_agrees = spans.lane[by_id[joined]] == spans.lane[launch[both[joined]]]
-        at = spans.start_ns[launch[both[joined]]]
-        inside = (spans.start_ns[by_id[joined]] <= at) & (at <= spans.end_ns[by_id[joined]])
-        if joined.any() and bool(np.all(lane_agrees & inside)):
-            launch[missing] = _join(spans.external_id[missing], spans.external_id[ops], ops)
+    known = _join(spans.correlation[device], spans.correlation[runtime], runtime)
+    launch[device] = known
+    if (known < 0).any():
+        ops = np.flatnonzero((spans.category == Category.CPU_OP) & (spans.external_id >= 0))
+        by_id = _join(spans.external_id[device], spans.external_id[ops], ops)
+        op, call = by_id[(known >= 0) & (by_id >= 0)], known[(known >= 0) & (by_id >= 0)]
+        inside = (spans.start_ns[op] <= spans.start_ns[call]) & (spans.start_ns[call] <= spans.end_ns[op])
+        if len(op) and (inside & (spans.lane[op] == spans.lane[call])).all():
+            launch[device] = np.where(known >= 0, known, by_id)
     return launch
 
 
 def _join(wanted: Int64, keys: Int64, values: Int64) -> Int64:
-    found = np.full(len(wanted), -1, dtype=np.int64)
-    if len(keys) == 0 or len(wanted) == 0:
-        return found
+    if len(keys) == 0:
+        return np.full(len(wanted), -1, dtype=np.int64)
     order = np.argsort(keys, kind="stable")
-    place = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
-    match = (keys[order][place] == wanted) & (wanted >= 0)
-    found[match] = values[order][place[match]]
-    return found
+    first = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
+    return np.where((keys[first] == wanted) & (wanted >= 0), values[first], -1)
 
 
 def device_charges(recording: Recording, attribution: Attribution, launch: Int64, work_of: WorkOfOps) -> Charges:
@@ -113,15 +102,18 @@ def device_charges(recording: Recording, attribution: Attribution, launch: Int64
     device = device[np.argsort(spans.start_ns[device], kind="stable")]
     cpu_span = launch[device]
     launched = cpu_span >= 0
-    place = attribution.place_of[np.where(launched, cpu_span, 0)]
+    place = attribution.place_of[cpu_span]
     before = attribution.index_of(Place(UNKNOWN, "other", LAUNCHED_BEFORE))
     nowhere = attribution.index_of(Place(UNKNOWN, "other", NO_LAUNCH))
     place[~launched] = np.where(_launched_before(recording, device, launched)[~launched], before, nowhere)
-    launch_ns = np.where(launched, spans.start_ns[np.where(launched, cpu_span, 0)], spans.start_ns[device])
+    launch_ns = np.where(launched, spans.start_ns[cpu_span], spans.start_ns[device])
     graph = spans.graph[device] | (launched & recording.named(_GRAPH_LAUNCH.match)[cpu_span])
     place[graph] = _replayed(attribution, place[graph])
-    work, backend = work_of.device_events(device, np.where(graph, -1, cpu_span))
-    _collectives_of_several_layers(attribution, place, cpu_span, work == _COMMUNICATION, recording)
+    work, backend = _work_of_events(recording, device, np.where(graph, -1, cpu_span), work_of)
+    # A collective launched where gradients are accumulated (DDP's buckets) belongs to no one layer.
+    accumulates = recording.named(lambda name: role_of(name) == Role.ACCUMULATE)
+    in_bucket = at(accumulates, at(attribution.node_of, cpu_span, -1), False)
+    place[(work == _COMMUNICATION) & in_bucket] = attribution.index_of(Place(NO_LAYER, "backward"))
     return Charges(
         basis="device",
         span=device,
@@ -209,26 +201,16 @@ def _launched_before(recording: Recording, device: Int64, launched: Bool) -> Boo
     return before & ~launched
 
 
-def _collectives_of_several_layers(
-    attribution: Attribution, place: Int32, cpu_span: Int64, collective: Bool, recording: Recording
-) -> None:
-    """A collective launched where gradients are accumulated (DDP's buckets) belongs to no one layer."""
-    accumulates = recording.named(lambda name: role_of(name) == Role.ACCUMULATE)
-    node = np.where(cpu_span >= 0, attribution.node_of[cpu_span], -1)
-    place[collective & (node >= 0) & accumulates[node]] = attribution.index_of(Place(NO_LAYER, "backward"))
-
-
-def cpu_charges(recording: Recording, attribution: Attribution, cpu: CpuTime, work_of: WorkOfOps) -> Charges:
-    """Every op's own CPU time, for a trace without device events."""
-    chosen = cpu.time_ns > 0
-    span, time_ns = cpu.span[chosen], cpu.time_ns[chosen]
+def cpu_charges(recording: Recording, attribution: Attribution, cpu_ns: Int64, work_of: WorkOfOps) -> Charges:
+    """Every op's self time on the CPU, for a trace without device events."""
+    span = np.flatnonzero(cpu_ns)
     place = attribution.place_of[span]
     work, backend = work_of.ops(span)
     return Charges(
         basis="cpu",
         span=span,
         cpu_span=span,
-        time_ns=time_ns,
+        time_ns=cpu_ns[span],
         launch_ns=recording.spans.start_ns[span],
         place=place,
         work=optimizer_work(attribution, place, work),
@@ -243,82 +225,63 @@ def optimizer_work(attribution: Attribution, place: Int32, work: Int8) -> Int8:
     return np.where(in_optimizer[place] & (work != _COMMUNICATION), _OPTIMIZER, work).astype(np.int8)
 
 
-class WorkOfOps:
-    """The class and the attention backend of ops, inherited from the op around where a name says nothing."""
+class WorkOfOps(NamedTuple):
+    """The class and the attention backend of CPU events, per span; -1 where no name tells."""
 
-    def __init__(self, recording: Recording, parent: Int32, tree: LayerTree, attribution: Attribution) -> None:
-        self.recording = recording
-        name = recording.spans.name
-        self._work_of_name = _codes(recording.names, classes.class_of_op, classes.CLASSES)
-        self._work_of_name[self._work_of_name == _OTHER] = -1
-        self.backend_of = _codes(recording.names, classes.attention_backend_of_op, classes.BACKENDS)[name]  # per span
-        self.backend_of[_fast_path_parts(recording, parent)] = classes.BACKENDS.index("math")
-        on_cpu = recording.spans.category <= Category.RUNTIME
-        is_mark = np.zeros(len(name), dtype=np.bool_)
-        is_mark[list(tree.layer_of_span)] = True  # nothing is inherited from beyond a layer's own mark
-        tells_work = on_cpu & ((self._work_of_name[name] >= 0) | is_mark)
-        self._work_from = nearest(parent, tells_work)
-        tells_backend = on_cpu & ((self.backend_of >= 0) | is_mark)
-        self._backend_from = outermost(parent, nearest(parent, tells_backend), is_mark)
-        self._node_of = attribution.node_of
-        self._in_backward = attribution.in_phases("backward")[attribution.place_of]
-        self._backend_of_node = self._backends_of_nodes(attribution)
-
-    def _backends_of_nodes(self, attribution: Attribution) -> Int8:
-        """Per span that is an autograd node: the backend of the attention its forward op was part of."""
-        backends = np.full(len(attribution.node_of) + 1, -1, dtype=np.int8)  # the last one is for "no node"
-        links = [link for link in attribution.links if link.forward_op >= 0]
-        forward_ops = self._backend_from[[link.forward_op for link in links]]
-        backends[[link.node for link in links]] = np.where(forward_ops >= 0, self.backend_of[forward_ops], np.int8(-1))
-        return backends
+    backend_of: Int8  # by its own name
+    work: Int8  # that of the op around where its own name says nothing
+    backend: Int8  # that of the attention around it, in backward of the one whose node runs it
 
     def ops(self, span: Int64) -> tuple[Int8, Int8]:
         """(class, backend) per op."""
-        work, backend = self._own(span)
-        return self._settled(work, backend), backend
+        return _settled(self.work[span], self.backend[span]), self.backend[span]
 
-    def _own(self, span: Int64) -> tuple[Int8, Int8]:
-        """(class, backend) as names of ops tell, -1 for unknown."""
-        name, work_from, backend_from = self.recording.spans.name, self._work_from[span], self._backend_from[span]
-        unknown = np.int8(-1)
-        work = np.where(work_from >= 0, self._work_of_name[name[work_from]], unknown)
-        backend = np.where(backend_from >= 0, self.backend_of[backend_from], unknown)
-        by_node = np.where(self._in_backward[span], self._backend_of_node[self._node_of[span]], unknown)
-        backend = np.where(backend >= 0, backend, by_node)
-        return work, backend
 
-    def device_events(self, device: Int64, cpu_span: Int64) -> tuple[Int8, Int8]:
-        """(class, backend) per device event, by its op first, by its own name second."""
-        recording = self.recording
-        used, name = np.unique(recording.spans.name[device], return_inverse=True)
-        names = [recording.names[i] for i in used.tolist()]
-        by_kernel = _codes(names, classes.class_of_kernel, classes.CLASSES)[name]
-        backend_by_kernel = _codes(names, classes.attention_backend_of_kernel, classes.BACKENDS)[name]
-        communicates = np.array([classes.is_communication(text) for text in names], dtype=np.bool_)[name]
-        moves = np.array([classes.is_layout_change(text) for text in names], dtype=np.bool_)[name]
-        launched = cpu_span >= 0
-        op_work, op_backend = self._own(np.where(launched, cpu_span, 0))
-        # A collective's op launches plain copies and fills too: its kernel's name decides.
-        tells_work = launched & (op_work >= 0) & ((op_work != _COMMUNICATION) | communicates)
-        is_copy = (recording.spans.category[device] != Category.KERNEL) | moves
-        work = np.where(tells_work, op_work, by_kernel)
-        work = np.where(communicates, _COMMUNICATION, np.where(is_copy, _COPY, work)).astype(np.int8)
-        backend = np.where(launched & (op_backend >= 0), op_backend, backend_by_kernel)
-        backend = np.where(communicates, np.int8(-1), backend).astype(np.int8)
-        return self._settled(work, backend), backend
+def work_of_ops(recording: Recording, parent: Int32, tree: LayerTree, attribution: Attribution) -> WorkOfOps:
+    """What the names of ops tell of the work of each CPU event."""
+    name = recording.spans.name
+    work_of = _codes(recording.names, classes.class_of_op, classes.CLASSES)[name]
+    work_of[work_of == _OTHER] = -1
+    backend_of = _codes(recording.names, classes.attention_backend_of_op, classes.BACKENDS)[name]
+    backend_of[_fast_path_parts(recording, parent)] = classes.BACKENDS.index("math")
+    on_cpu = recording.spans.category <= Category.RUNTIME
+    is_mark = np.zeros(len(name), dtype=np.bool_)
+    is_mark[list(tree.layer_of_span)] = True  # nothing is inherited from beyond a layer's own mark
+    work = at(work_of, nearest(parent, on_cpu & ((work_of >= 0) | is_mark)), -1)
+    attention = outermost(parent, nearest(parent, on_cpu & ((backend_of >= 0) | is_mark)), is_mark)
+    backend = at(backend_of, attention, -1)
+    of_node = at(at(backend, attribution.forward_op, -1), attribution.node_of, -1)
+    in_backward = at(attribution.in_phases("backward"), attribution.place_of, False)
+    return WorkOfOps(backend_of, work, np.where((backend < 0) & in_backward, of_node, backend))
 
-    @staticmethod
-    def _settled(work: Int8, backend: Int8) -> Int8:
-        return np.where(backend >= 0, _ATTENTION, np.where(work >= 0, work, _OTHER)).astype(np.int8)
+
+def _work_of_events(recording: Recording, device: Int64, cpu_span: Int64, work_of: WorkOfOps) -> tuple[Int8, Int8]:
+    """(class, backend) per device event, by its op first, by its own name second."""
+    used, name = np.unique(recording.spans.name[device], return_inverse=True)
+    names = [recording.names[i] for i in used.tolist()]
+    by_kernel = _codes(names, classes.class_of_kernel, classes.CLASSES)[name]
+    backend_by_kernel = _codes(names, classes.attention_backend_of_kernel, classes.BACKENDS)[name]
+    communicates = by_kernel == _COMMUNICATION
+    moves = np.array([classes.is_layout_change(text) for text in names], dtype=np.bool_)[name]
+    op_work, op_backend = at(work_of.work, cpu_span, -1), at(work_of.backend, cpu_span, -1)
+    # A collective's op launches plain copies and fills too: its kernel's name decides.
+    tells_work = (op_work >= 0) & ((op_work != _COMMUNICATION) | communicates)
+    is_copy = (recording.spans.category[device] != Category.KERNEL) | moves
+    work = np.where(communicates, _COMMUNICATION, np.where(is_copy, _COPY, np.where(tells_work, op_work, by_kernel)))
+    backend = np.where(communicates, -1, np.where(op_backend >= 0, op_backend, backend_by_kernel)).astype(np.int8)
+    return _settled(work, backend), backend
+
+
+def _settled(work: npt.NDArray[Any], backend: Int8) -> Int8:
+    return np.where(backend >= 0, _ATTENTION, np.where(work >= 0, work, _OTHER)).astype(np.int8)
 
 
 def _fast_path_parts(recording: Recording, parent: Int32) -> Int64:
     """The ops that attend in the fast path of nn.MultiheadAttention."""
-    spans, names = recording.spans, recording.names
-    parts = np.flatnonzero(np.isin(spans.name, [i for i, name in enumerate(names) if name in FAST_PATH_PARTS]))
-    above = parent[parts]
-    whole = np.isin(spans.name[above], [i for i, name in enumerate(names) if name == FAST_PATH])
-    found: Int64 = parts[(above >= 0) & whole & (spans.category[parts] == Category.CPU_OP)]
+    spans = recording.spans
+    parts = np.flatnonzero(recording.named(lambda name: name in FAST_PATH_PARTS))
+    in_whole = at(recording.named(lambda name: name == FAST_PATH), parent[parts], False)
+    found: Int64 = parts[in_whole & (spans.category[parts] == Category.CPU_OP)]
     return found
 
 
@@ -332,14 +295,14 @@ def outermost(parent: Int32, near: Int32, is_border: Bool | None = None) -> Int3
     """Per event the outermost of what `nearest` finds around it, up to the next border; -1 for none."""
     above = nearest_above(parent, near)
     found: Int32 = near.copy()
-    at = np.flatnonzero(found >= 0)
-    while len(at):
-        further = above[found[at]]
+    members = np.flatnonzero(found >= 0)
+    while len(members):
+        further = above[found[members]]
         moves = further >= 0
         if is_border is not None:
-            moves &= ~is_border[found[at]] & ~is_border[further]
-        at, further = at[moves], further[moves]
-        found[at] = further
+            moves &= ~is_border[found[members]] & ~is_border[further]
+        members, further = members[moves], further[moves]
+        found[members] = further
     return found
 
 
@@ -391,34 +354,32 @@ def union(start_ns: Int64, end_ns: Int64) -> Union:
 # Device time in which nothing ran, charged to where the CPU was.
 
 
-def idle_per_place(found: Attributed) -> Int64 | None:
+def idle_per_place(attributed: Attributed) -> Int64 | None:
     """Per place: nanoseconds between device events in which the launching thread was there.
 
     A gap belongs to the thread that launched what ended it. None without device events, and where some are not seen.
     """
-    spans, charges = found.recording.spans, found.charges
-    if charges.basis != "device" or found.unseen_until_ns is not None:
+    spans, charges = attributed.recording.spans, attributed.charges
+    if charges.basis != "device" or attributed.unseen_until_ns is not None:
         return None
-    idle = np.zeros(len(found.attribution.places), dtype=np.int64)
+    idle = np.zeros(len(attributed.attribution.places), dtype=np.int64)
     for device in np.unique(spans.device[charges.span]).tolist():
         here = np.flatnonzero(spans.device[charges.span] == device)
         start = spans.start_ns[charges.span[here]]
         busy = union(start, start + charges.time_ns[here])
         gap_start, gap_end = busy.end_ns[:-1], busy.start_ns[1:]
         ender = here[np.searchsorted(start, gap_end)]  # charges come in order of start
-        cpu_span = charges.cpu_span[ender]
-        lane = np.where(cpu_span >= 0, spans.lane[np.maximum(cpu_span, 0)], -1)
+        lane = at(spans.lane, charges.cpu_span[ender], -1)
         for thread in np.unique(lane[lane >= 0]).tolist():
-            _add_idle(found, thread, gap_start[lane == thread], gap_end[lane == thread], idle)
+            _add_idle(attributed, thread, gap_start[lane == thread], gap_end[lane == thread], idle)
     return idle
 
 
-def _add_idle(found: Attributed, thread: int, gap_start: Int64, gap_end: Int64, idle: Int64) -> None:
+def _add_idle(attributed: Attributed, thread: int, gap_start: Int64, gap_end: Int64, idle: Int64) -> None:
     """Cut the gaps where the place of the thread changes and add the pieces to `idle`."""
-    spans, nesting, place_of = found.recording.spans, found.nesting, found.attribution.place_of
+    spans, nesting, place_of = attributed.recording.spans, attributed.nesting, attributed.attribution.place_of
     members = nesting.order[spans.lane[nesting.order] == thread]
-    above = nesting.parent[members]
-    around = np.where(above >= 0, place_of[above], np.int32(found.attribution.outside))
+    around = at(place_of, nesting.parent[members], attributed.attribution.outside)
     members = members[place_of[members] != around]  # the others change nothing
     cuts = np.unique(np.concatenate([gap_start, gap_end, spans.start_ns[members], spans.end_ns[members]]))
     left, right = cuts[:-1], cuts[1:]
@@ -426,4 +387,4 @@ def _add_idle(found: Attributed, thread: int, gap_start: Int64, gap_end: Int64, 
     inside = (gap >= 0) & (left < gap_end[np.maximum(gap, 0)])
     left, right = left[inside], right[inside]
     span = innermost_around(nesting, spans, np.full(len(left), thread, dtype=np.int32), left, left + 1)
-    np.add.at(idle, np.where(span >= 0, place_of[span], found.attribution.outside), right - left)
+    np.add.at(idle, at(place_of, span, attributed.attribution.outside), right - left)

@@ -1,4 +1,4 @@
-"""What kind of work an event is: gemm, attention, norm, ...; and the backend of attention.
+"""What kind of work an event is: gemm, attention, norm, ...; the backend of attention; the device and its tensor cores.
 
 An op's name is the better witness, for it says what was asked for; a kernel's name decides where
 the op says nothing (compiled code, extensions).
@@ -7,12 +7,16 @@ the op says nothing (compiled code, extensions).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from profiler_wrapper.analysis.attention_ops import ATTENTION_BACKENDS
-from profiler_wrapper.analysis.device_properties import FIRST_WITH_TENSOR_CORES, DeviceProperties, device_properties
+from profiler_wrapper.analysis.statistics import sum_by_key
 from profiler_wrapper.trace.recording import Category, Int8, Int64, Recording
 
 CLASSES = (
@@ -34,9 +38,9 @@ _WORK = (
         r"aten::(empty\w*|new_empty\w*|resize_|set_|t|transpose_?|permute|movedim|view|_unsafe_view|view_as|reshape|"
         r"_reshape_alias|flatten|unflatten|expand|expand_as|as_strided_?|slice|select|narrow|diagonal|unsqueeze_?|"
         r"squeeze_?|split|split_with_sizes|chunk|unbind|unfold|detach_?|alias|lift_fresh|item|is_nonzero)(?!\w)",
-        r"(?!)",
+        "",
     ),
-    ("copy", r"(?!)", _MOVES),
+    ("copy", "", _MOVES),
     (
         "gemm",
         r"aten::(mm|addmm|bmm|baddbmm|matmul|linear|addmv|mv|dot|vdot|_scaled_mm|_scaled_grouped_mm|_grouped_mm|"
@@ -89,36 +93,37 @@ _WORK = (
     ),
     ("optimizer", r"aten::_fused_(adam|sgd|adagrad)|Optimizer\.", r"(?i)multi_tensor_apply|FusedAdam|FusedSgd"),
 )
-_OPS = [(name, re.compile(ops)) for name, ops, _ in _WORK]
-_KERNELS = [(name, re.compile(kernels)) for name, _, kernels in _WORK]
-_BACKEND_OPS = [(shown.name, re.compile(shown.ops)) for shown in ATTENTION_BACKENDS if shown.ops]
-_BACKEND_KERNELS = [(shown.name, re.compile(shown.kernels)) for shown in ATTENTION_BACKENDS if shown.kernels]
 _MOVES_NAME = re.compile(_MOVES)
 _COMMUNICATION_NAME = re.compile(_COMMUNICATION)
 
 
-@lru_cache(maxsize=4096)
-def attention_backend_of_op(name: str) -> str:
-    """The attention backend an op stands for, or "" if it is none."""
-    return next((backend for backend, pattern in _BACKEND_OPS if pattern.match(name)), "")
+def _kind_of(rows: Iterable[tuple[str, str]], *, anywhere: bool) -> Callable[[str], str]:
+    """From a name to the first kind whose pattern it has, at its begin or `anywhere`; "" for none."""
+    patterns = [(kind, re.compile(pattern)) for kind, pattern in rows if pattern]
+
+    @lru_cache(maxsize=4096)
+    def kind_of(name: str) -> str:
+        return next((kind for kind, one in patterns if (one.search if anywhere else one.match)(name)), "")
+
+    return kind_of
 
 
-@lru_cache(maxsize=4096)
-def attention_backend_of_kernel(name: str) -> str:
-    """The attention backend a kernel's name tells, or ""."""
-    return next((backend for backend, pattern in _BACKEND_KERNELS if pattern.search(name)), "")
+class_of_op = _kind_of(((name, ops) for name, ops, _ in _WORK), anywhere=False)
+class_of_kernel = _kind_of(((name, kernels) for name, _, kernels in _WORK), anywhere=True)  # of copies and sets too
+attention_backend_of_op = _kind_of(((shown.name, shown.ops) for shown in ATTENTION_BACKENDS), anywhere=False)
+attention_backend_of_kernel = _kind_of(((shown.name, shown.kernels) for shown in ATTENTION_BACKENDS), anywhere=True)
 
 
-@lru_cache(maxsize=4096)
-def class_of_op(name: str) -> str:
-    """The class of an op by its name; "" where the name does not tell."""
-    return next((name_of_class for name_of_class, pattern in _OPS if pattern.match(name)), "")
+def main_classes(count: int, *weights: tuple[npt.NDArray[Any], Int8, Int64 | int]) -> Int64:
+    """Per key, from 0 to `count` - 1, the class with most of its first weight; where it has none, of its second.
 
-
-@lru_cache(maxsize=4096)
-def class_of_kernel(name: str) -> str:
-    """The class of a kernel, copy or set by its name; "" where the name does not tell."""
-    return next((name_of_class for name_of_class, pattern in _KERNELS if pattern.search(name)), "")
+    A weight: (keys, classes, how much each entry weighs).
+    """
+    sums = np.zeros((len(weights), count, len(CLASSES)), dtype=np.int64)
+    for table, (key, work, weight) in zip(sums, weights, strict=True):
+        np.add.at(table, (key, work), weight)
+    best: Int64 = np.where(sums[0].any(axis=1), sums[0].argmax(axis=1), sums[-1].argmax(axis=1))
+    return best
 
 
 def is_layout_change(name: str) -> bool:
@@ -129,6 +134,90 @@ def is_layout_change(name: str) -> bool:
 def is_communication(name: str) -> bool:
     """Whether a kernel of this name moves data between ranks."""
     return _COMMUNICATION_NAME.search(name) is not None
+
+
+# --------------------------------------------------------------------------------------------------
+# Which device of a trace is meant where one stands for all, and what the trace tells of each (`deviceProperties`).
+
+FIRST_WITH_TENSOR_CORES = (7, 0)  # compute capability: Volta
+FIRST_WITH_TF32 = (8, 0)  # Ampere
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceProperties:
+    """One device; None for what the trace does not tell."""
+
+    name: str | None = None
+    memory_bytes: int | None = None
+    compute_capability: tuple[int, int] | None = None  # of AMD devices, of the gfx number: (9, 4) for gfx942
+    multiprocessors: int | None = None
+    warp_size: int | None = None
+
+    @property
+    def is_amd(self) -> bool | None:
+        """Whether AMD made it; None where neither the name nor the size of a warp is told."""
+        if self.name is not None:
+            return self.name.startswith(("AMD", "Radeon", "gfx"))
+        return None if self.warp_size is None else self.warp_size == 64  # 64 threads: AMD's data-centre devices
+
+    @property
+    def capability_text(self) -> str:
+        """`"9.0"`; "" where it is not known."""
+        return ".".join(map(str, self.compute_capability or ()))
+
+    @property
+    def has_tensor_cores(self) -> bool:
+        return self.compute_capability is not None and self.compute_capability >= FIRST_WITH_TENSOR_CORES
+
+    @property
+    def has_tf32(self) -> bool:
+        return self.compute_capability is not None and self.compute_capability >= FIRST_WITH_TF32
+
+
+def busiest_device(recording: Recording) -> int | None:
+    """The index of the device with most kernel time; without kernels, with most time of copies and sets.
+
+    None without device events.
+    """
+    spans = recording.spans
+    for chosen in (spans.category == Category.KERNEL, recording.device_mask):
+        if chosen.any():
+            device, inverse = np.unique(spans.device[chosen], return_inverse=True)
+            return int(device[np.argmax(sum_by_key(inverse, spans.duration_ns[chosen], len(device)))])
+    return None
+
+
+def busiest_device_properties(recording: Recording) -> DeviceProperties:
+    """What the trace tells of that device; of none, nothing."""
+    device = busiest_device(recording)
+    return DeviceProperties() if device is None else device_properties(recording, device)
+
+
+def device_properties(recording: Recording, device: int) -> DeviceProperties:
+    """What the trace tells of the device of that index; where it lists only others, alike, what it tells of them."""
+    listed = recording.metadata.get("deviceProperties")
+    entries = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
+    of_index = [_properties(entry) for entry in entries if entry.get("id") == device]
+    if of_index:
+        return of_index[0]
+    kinds = {_properties(entry) for entry in entries}
+    return kinds.pop() if len(kinds) == 1 else DeviceProperties()
+
+
+def _properties(entry: Mapping[str, Any]) -> DeviceProperties:
+    major, minor, name = _positive(entry, "computeMajor"), entry.get("computeMinor"), entry.get("name")
+    return DeviceProperties(
+        name=name if isinstance(name, str) and name else None,
+        memory_bytes=_positive(entry, "totalGlobalMem"),
+        compute_capability=(major, minor) if major and isinstance(minor, int) else None,
+        multiprocessors=_positive(entry, "numSms"),
+        warp_size=_positive(entry, "warpSize"),
+    )
+
+
+def _positive(entry: Mapping[str, Any], key: str) -> int | None:
+    value = entry.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -169,8 +258,6 @@ def tensor_core_eligible(op_name: str) -> bool:
     """
     return _ELIGIBLE.match(op_name) is not None
 
-
-# --- kernels ------------------------------------------------------------------------------------
 
 # Beside the products themselves, what libraries launch with them: sums of split products, layouts, offsets,
 # transforms of Winograd and Fourier convolutions, routing of experts, parts of attention without a product.
@@ -220,6 +307,7 @@ _MEMORY_EFFICIENT = re.compile(
     r"fmha_cutlass[FB]_(?P<type>f32|f16|bf16)_\w*sm(?P<sm>\d+)|"
     r"Attention(?:Backward)?Kernel<(?P<long>float|cutlass::half_t|cutlass::bfloat16_t), cutlass::arch::Sm(?P<arch>\d+)"
 )
+_FIRST_MEMORY_EFFICIENT = {"f32": 80, "float": 80, "bf16": 75, "cutlass::bfloat16_t": 75}  # architecture; else 70
 _WITHOUT_PRODUCTS = ("norm", "softmax", "elementwise", "reduction", "embedding", "copy", "communication", "optimizer")
 _INDUCTOR = re.compile(r"triton_(poi|red|per|for)_")
 _MAYBE_A_PRODUCT = re.compile(r"_(mm|bmm|addmm|baddbmm|dot|convolution|scaled_dot\w*|flex\w*)(_|$)")
@@ -229,7 +317,7 @@ _WITHOUT_TENSOR_CORES = re.compile(r"\bGTX 16\d\d\b")  # Turing, compute capabil
 
 
 @lru_cache(maxsize=16384)
-def uses_tensor_cores(kernel: str, device: DeviceProperties = DeviceProperties()) -> bool | None:  # noqa: B008 (frozen)
+def uses_tensor_cores(kernel: str, device: DeviceProperties = DeviceProperties()) -> bool | None:
     """Whether a kernel multiplies on tensor cores (matrix cores on AMD), by its name; None where that does not tell.
 
     Templates of Inductor and kernels that people write in Triton do not tell: their types decide.
@@ -244,7 +332,8 @@ def uses_tensor_cores(kernel: str, device: DeviceProperties = DeviceProperties()
     if (inductor := _INDUCTOR.match(kernel)) is not None:
         return None if _MAYBE_A_PRODUCT.search(kernel, inductor.end()) else False
     if (memory_efficient := _MEMORY_EFFICIENT.search(kernel)) is not None:
-        return _memory_efficient_uses(memory_efficient)
+        first = _FIRST_MEMORY_EFFICIENT.get(memory_efficient["type"] or memory_efficient["long"], 70)
+        return int(memory_efficient["sm"] or memory_efficient["arch"]) >= first
     for answer, pattern in _KERNEL_RULES:
         if pattern.search(kernel):
             return answer
@@ -253,14 +342,6 @@ def uses_tensor_cores(kernel: str, device: DeviceProperties = DeviceProperties()
     if "at::native" in kernel or class_of_kernel(kernel) in _WITHOUT_PRODUCTS:
         return False
     return None
-
-
-def _memory_efficient_uses(match: re.Match[str]) -> bool:
-    kind = match["type"] or match["long"]
-    architecture = int(match["sm"] or match["arch"])
-    if kind in ("f32", "float", "bf16", "cutlass::bfloat16_t"):
-        return architecture >= (80 if kind in ("f32", "float") else 75)
-    return architecture >= 70
 
 
 def tensor_core_kernels(recording: Recording, span: Int64) -> Int8:

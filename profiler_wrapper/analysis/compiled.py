@@ -14,15 +14,17 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis.attribution import Attribution, Place
 from profiler_wrapper.analysis.charges import Charges
-from profiler_wrapper.analysis.layer_tree import LayerTree
+from profiler_wrapper.analysis.layer_tree import LayerTree, paths_above
 from profiler_wrapper.analysis.model import Phase
-from profiler_wrapper.trace.marks import ALL_GRAPHS, ROOT_PATH, Mark, parse_mark
+from profiler_wrapper.trace.marks import ALL_GRAPHS, Mark, parse_mark
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Category, Int32, Recording, Spans
 
@@ -48,7 +50,7 @@ class Kernel(NamedTuple):
     modules: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Graph:
     """One compiled graph, as the run describes it."""
 
@@ -85,22 +87,18 @@ def read_graphs(compiled: object) -> dict[str, Graph | str] | None:
 
 def _read_graph(described: Mapping[str, Any]) -> Graph | str:
     try:
-        return _graph(described)
+        kernels = tuple(_read_kernel(*kernel) for kernel in described["kernels"])
+        inside = {(str(root), str(path)): [str(name) for name in names] for root, path, names in described["inside"]}
+        numbers = {number for kernel in kernels for number in kernel.modules}
+        nameless = any(not 0 <= number < len(names) for names in inside.values() for number in numbers)
     except (KeyError, TypeError, ValueError):
         return DAMAGED
+    return DAMAGED if nameless else Graph(kernels, inside)
 
 
-def _graph(described: Mapping[str, Any]) -> Graph:
-    kernels = []
-    for name, is_extern, phase, modules in described["kernels"]:
-        event = _event_of_library(name) if is_extern else name
-        silent = not is_extern and name.startswith(_GENERATED_FOR_CPU)
-        kernels.append(Kernel(name, event, silent, phase, tuple(modules)))
-    inside = {(str(root), str(path)): [str(name) for name in names] for root, path, names in described["inside"]}
-    numbers = {number for kernel in kernels for number in kernel.modules}
-    if any(not 0 <= number < len(names) for names in inside.values() for number in numbers):
-        raise ValueError("a module without a name")
-    return Graph(tuple(kernels), inside)
+def _read_kernel(name: str, is_extern: bool, phase: str, modules: Iterable[int]) -> Kernel:
+    event = _event_of_library(name) if is_extern else name
+    return Kernel(name, event, not is_extern and name.startswith(_GENERATED_FOR_CPU), phase, tuple(modules))
 
 
 def _event_of_library(name: str) -> str:
@@ -234,32 +232,23 @@ class _Gaps:
     def fill(self, call: int, graph: Graph, members: Sequence[int], event_of: Sequence[int]) -> list[Piece]:
         """The pieces of one call that generated kernels without events ran in."""
         spans = self._recording.spans
+        # Gap i lies before member i, the last one behind them all; members that do no work cut a gap.
+        starts = [int(spans.start_ns[call]), *spans.end_ns[list(members)].tolist()]
+        ends = [*spans.start_ns[list(members)].tolist(), int(spans.end_ns[call])]
         pieces = []
-        first = 0
-        while first < len(event_of):
-            if event_of[first] >= 0:
-                first += 1
+        for silent, run in groupby(range(len(event_of)), key=lambda place: event_of[place] < 0):
+            places = list(run)
+            if not silent:
                 continue
-            last = first
-            while last < len(event_of) and event_of[last] < 0:
-                last += 1
-            before = event_of[first - 1] if first else -1
-            after = event_of[last] if last < len(event_of) else len(members)
-            edges = [int(spans.end_ns[members[before]]) if before >= 0 else int(spans.start_ns[call])]
-            for member in members[before + 1 : after]:  # what does no work cuts the gap
-                edges += [int(spans.start_ns[member]), int(spans.end_ns[member])]
-            edges.append(int(spans.start_ns[members[after]] if after < len(members) else spans.end_ns[call]))
-            kernels = graph.kernels[first:last]
-            name = self._name(" + ".join(kernel.name for kernel in kernels))
-            for start, end in zip(edges[::2], edges[1::2], strict=True):
-                if start < end:
+            kernels = graph.kernels[places[0] : places[-1] + 1]
+            name = self._names.setdefault(" + ".join(kernel.name for kernel in kernels), len(self._names))
+            first_gap = event_of[places[0] - 1] + 1 if places[0] else 0
+            last_gap = [*event_of, len(members)][places[-1] + 1]
+            for gap in range(first_gap, last_gap + 1):
+                if starts[gap] < ends[gap]:
                     pieces.append(Piece(len(spans) + len(self._new), call, graph, kernels))
-                    self._new.append((call, name, start, end))
-            first = last
+                    self._new.append((call, name, starts[gap], ends[gap]))
         return pieces
-
-    def _name(self, name: str) -> int:
-        return self._names.setdefault(name, len(self._names))
 
     def recording_with_them(self) -> Recording:
         """The recording with the new events after all others."""
@@ -306,16 +295,10 @@ def layers_without_marks(
     found = []
     for layer in described:
         root, path = str(layer.get("root")), str(layer.get("path"))
-        if (root, path) not in marks and any((root, above) in around for above in _above(path)):
+        if (root, path) not in marks and any((root, above) in around for above in paths_above(path)):
             flags = ("compiled", "shared") if layer.get("shared") else ("compiled",)
             found.append(Mark(path, str(layer.get("class_name", "")), str(layer.get("kind", "other")), root, flags))
     return found
-
-
-def _above(path: str) -> list[str]:
-    """The paths of what may hold a layer, the innermost first."""
-    steps = path.split(".")
-    return [*(".".join(steps[:n]) for n in range(len(steps) - 1, 0, -1)), ROOT_PATH]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -388,14 +371,17 @@ class _LayersOfModules:
     def __init__(self, tree: LayerTree) -> None:
         self._tree = tree
         self._mark_of = {layer: mark for mark, layer in tree.layer_of_mark.items()}
-        self._known: dict[tuple[int, int], list[int] | None] = {}
+        self.modules = cache(self._modules)
 
-    def modules(self, graph: Graph, layer: int) -> list[int] | None:
-        """Layer by number of module; None where the graph was not made for this layer."""
-        key = (id(graph), layer)
-        if key not in self._known:
-            self._known[key] = self._find(graph, layer)
-        return self._known[key]
+    def _modules(self, graph: Graph, layer: int) -> list[int] | None:
+        """Layer by number of module, the innermost that is known; None where the graph was not made for this layer."""
+        mark = self._mark_of.get(layer)
+        names = graph.inside.get(mark) if mark is not None else None
+        if mark is None or names is None:
+            return None
+        of_mark = self._tree.layer_of_mark
+        holders = ([(mark[0], path) for path in (name, *paths_above(name))] for name in names)
+        return [next((of_mark[key] for key in keys if key in of_mark), layer) for keys in holders]
 
     def ran(self, graph: Graph, around: Place) -> set[tuple[int, Phase]]:
         """The layers inside a call of `graph` in the place `around`, and in which phase."""
@@ -409,17 +395,3 @@ class _LayersOfModules:
             for layer in self._tree.layers[layers[module]].ancestors
             if layer not in above
         }
-
-    def _find(self, graph: Graph, layer: int) -> list[int] | None:
-        mark = self._mark_of.get(layer)
-        names = graph.inside.get(mark) if mark is not None else None
-        if mark is None or names is None:
-            return None
-        return [self._nearest(mark[0], name, layer) for name in names]
-
-    def _nearest(self, root: str, name: str, layer: int) -> int:
-        """The layer of this name, or the innermost above it."""
-        for path in (name, *_above(name)):
-            if (root, path) in self._tree.layer_of_mark:
-                return self._tree.layer_of_mark[root, path]
-        return layer

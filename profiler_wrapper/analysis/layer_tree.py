@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from profiler_wrapper.analysis.model import Phase
 from profiler_wrapper.trace.marks import (
     GARBAGE,
     MEMORY_POINT,
@@ -25,6 +26,7 @@ from profiler_wrapper.trace.recording import Bool, Category, Int32, Recording
 
 Source = Literal["marks", "modules", "named blocks", "none"]
 
+_GENERATING: tuple[Phase, ...] = ("prefill", "decode")
 _MODULE_PREFIX = "nn.Module: "
 _ANONYMOUS = re.compile(r".+#\d+")  # a root named by its class, numbered
 # Annotations that torch and its libraries make by themselves: they name no block of a model.
@@ -62,7 +64,7 @@ class LayerTree:
     source: Source
     layers: list[Layer] = field(default_factory=list)
     layer_of_span: dict[int, int] = field(default_factory=dict)  # span index -> layer index
-    flags_of_span: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    phase_of_span: dict[int, Phase] = field(default_factory=dict)  # of calls that generate: prefill or decode
     layer_of_mark: dict[tuple[str, str], int] = field(default_factory=dict)  # (root, path) -> layer index
     not_entered: tuple[str, ...] = ()  # names of layers that the run describes and that were never called
 
@@ -153,15 +155,16 @@ def _from_marks(
             )
         )
     for root, path in distinct:
-        tree.layers[index[root, path]].parent = _parent_by_path(root, path, index)
-    _repeated_roots_are_blocks(tree, distinct, index)
+        holders = [] if path == ROOT_PATH else [(root, above) for above in paths_above(path)]
+        tree.layers[index[root, path]].parent = next((index[key] for key in holders if key in index), -1)
+    _repeated_roots_are_blocks(tree, index)
     tree.layer_of_mark = index
     tree.not_entered = tuple(_layer_name(key, prefix) for key in places if key not in index and key[0] in prefix)
     for span, mark in entries:
         tree.layer_of_span[span] = index[mark.root, mark.path]
-        phase_flags = tuple(f for f in mark.flags if f in ("prefill", "decode"))
-        if phase_flags:
-            tree.flags_of_span[span] = phase_flags
+        for phase in _GENERATING:
+            if phase in mark.flags:
+                tree.phase_of_span[span] = phase
     return tree
 
 
@@ -191,28 +194,20 @@ def _layer_name(key: tuple[str, str], prefixes: Mapping[str, tuple[str, str]]) -
     return own if path == ROOT_PATH else prefix + path
 
 
-def _parent_by_path(root: str, path: str, index: Mapping[tuple[str, str], int]) -> int:
-    if path == ROOT_PATH:
-        return -1
-    above = path
-    while "." in above:
-        above = above.rpartition(".")[0]
-        if (root, above) in index:
-            return index[root, above]
-    return index.get((root, ROOT_PATH), -1)
+def paths_above(path: str) -> list[str]:
+    """The paths of what may hold a layer, the innermost first."""
+    steps = path.split(".")
+    return [*(".".join(steps[:n]) for n in range(len(steps) - 1, 0, -1)), ROOT_PATH]
 
 
-def _repeated_roots_are_blocks(
-    tree: LayerTree, distinct: Iterable[tuple[str, str]], index: Mapping[tuple[str, str], int]
-) -> None:
+def _repeated_roots_are_blocks(tree: LayerTree, index: Mapping[tuple[str, str], int]) -> None:
     """Blocks that a user calls one by one are roots; like ones are blocks all the same."""
-    has_layers = {root for root, path in distinct if path != ROOT_PATH}
-    like = Counter(
-        root.rpartition("#")[0] for root, path in distinct if path == ROOT_PATH and _ANONYMOUS.fullmatch(root)
-    )
-    for (root, path), i in index.items():
-        if path == ROOT_PATH and root in has_layers and like[root.rpartition("#")[0]] > 1:
-            tree.layers[i].kind = "block"
+    has_layers = {root for root, path in index if path != ROOT_PATH}
+    roots = [root for root, path in index if path == ROOT_PATH]
+    like = Counter(root.rpartition("#")[0] for root in roots if _ANONYMOUS.fullmatch(root))
+    for root in roots:
+        if root in has_layers and like[root.rpartition("#")[0]] > 1:
+            tree.layers[index[root, ROOT_PATH]].kind = "block"
 
 
 def _above(parent: Int32, entries: Sequence[int]) -> dict[int, int]:

@@ -633,13 +633,13 @@ class LayerCall:
     device_end_ns: int | None
     device: int | None
     time_ns: int  # device time (CPU time on a CPU-only trace) inside it, layers below included
-    attention_ns: int
-    entry_allocated_bytes: int | None
-    exit_allocated_bytes: int | None
-    entry_reserved_bytes: int | None
-    exit_reserved_bytes: int | None
-    peak_bytes: int | None
-    retained_bytes: int | None
+    entry_allocated_bytes: int | None = None
+    exit_allocated_bytes: int | None = None
+    entry_reserved_bytes: int | None = None  # None on a CPU, as `exit_reserved_bytes`
+    exit_reserved_bytes: int | None = None
+    peak_bytes: int | None = None  # highest allocated from entry to exit
+    retained_bytes: int | None = None  # allocated inside and kept for backward; layers below included
+    self_retained_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

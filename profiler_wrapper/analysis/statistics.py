@@ -53,6 +53,7 @@ def number_ranges(numbers: Sequence[int]) -> str:
     )
 
 
+Item = TypeVar("Item", bound=np.generic)
 Float = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
@@ -103,7 +104,13 @@ def outliers(values: Sequence[float]) -> dict[int, float]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Sums by key of whole columns.
+# Whole columns: values by an index that may be -1, sums by key.
+
+
+def at(values: npt.NDArray[Item], index: npt.NDArray[Any], none: float) -> npt.NDArray[Item]:
+    """The values at these indices; for an index of -1 `none`."""
+    chosen: npt.NDArray[Item] = np.append(values, values.dtype.type(none))[index]
+    return chosen
 
 
 def sum_by_key(key: npt.NDArray[Any], values: Int64, count: int) -> Int64:
@@ -111,6 +118,14 @@ def sum_by_key(key: npt.NDArray[Any], values: Int64, count: int) -> Int64:
     total = np.zeros(count, dtype=np.int64)
     np.add.at(total, key, values)
     return total
+
+
+def largest_names(
+    names: Sequence[str], key: npt.NDArray[Any], value: npt.NDArray[Any], weight: Int64, most: int
+) -> dict[int, tuple[str, ...]]:
+    """Per key the names of its largest values, see `largest_by_key`; a value is an index into `names`."""
+    largest = largest_by_key(key, value, weight, most)
+    return {one: tuple(names[i] for i in chosen) for one, chosen in largest.items()}
 
 
 def largest_by_key(

@@ -81,7 +81,7 @@ class StepWindows:
         return () if None in self.number else tuple((self.end_ns - self.start_ns).tolist())
 
 
-def step_windows(found: Attributed) -> StepWindows:
+def step_windows(attributed: Attributed) -> StepWindows:
     """From the end of the step before, or a step's own begin on the CPU if that is later, to its end.
 
     A step ends when both the CPU and the devices are done with it: the CPU runs ahead of a busy device, and
@@ -89,17 +89,17 @@ def step_windows(found: Attributed) -> StepWindows:
     lengths are what a step takes in every report. A trace without a step that has an end is one, from its first event
     on the CPU to the last that runs.
     """
-    steps = found.steps
+    steps = attributed.steps
     bounded = steps.end_ns < _NO_END
     ends = np.where(bounded, steps.end_ns, np.int64(-1))
-    windows = _windows(found, steps.number, steps.start_ns, ends, steps.place_of(found.charges.launch_ns))
+    windows = _windows(attributed, steps.number, steps.start_ns, ends, steps.place_of(attributed.charges.launch_ns))
     if windows.number:
         return windows
-    spans = found.recording.spans
+    spans = attributed.recording.spans
     on_cpu = spans.category <= Category.RUNTIME
     chosen = on_cpu if on_cpu.any() else np.ones(len(spans), dtype=np.bool_)
     start, end = spans.start_ns[chosen].min(keepdims=True), spans.end_ns[chosen].max(keepdims=True)
-    return _windows(found, (None,), start, end, np.zeros(len(found.charges), dtype=np.int64))
+    return _windows(attributed, (None,), start, end, np.zeros(len(attributed.charges), dtype=np.int64))
 
 
 def step_times_ns(analysis: Analysis) -> tuple[int, ...]:
@@ -110,10 +110,10 @@ def step_times_ns(analysis: Analysis) -> tuple[int, ...]:
 
 
 def _windows(
-    found: Attributed, numbers: tuple[int | None, ...], start_ns: Int64, end_ns: Int64, place: Int64
+    attributed: Attributed, numbers: tuple[int | None, ...], start_ns: Int64, end_ns: Int64, place: Int64
 ) -> StepWindows:
     """Of steps on the CPU; `place`: per charge the step it was launched in, an end of -1 stands for none."""
-    charges, spans = found.charges, found.recording.spans
+    charges, spans = attributed.charges, attributed.recording.spans
     ends, before = end_ns.astype(np.int64), int(np.iinfo(np.int64).min)
     if charges.basis == "device" and len(numbers):
         device_end = spans.end_ns[charges.span]
@@ -124,23 +124,13 @@ def _windows(
         earlier = ~launched | (charges.launch_ns < start_ns[0])
         first = device_end[inside].min() if inside.any() else 0
         ahead = device_end[earlier & (spans.start_ns[charges.span] < first)]
-        before = int(ahead.max()) if len(ahead) else before
-        before = max(before, found.unseen_until_ns or before)
-    kept, starts, stops = [], [], []
-    for i, (start, end) in enumerate(zip(start_ns.tolist(), ends.tolist(), strict=True)):
-        if max(start, before) < end:
-            kept.append(i)
-            starts.append(max(start, before))
-            stops.append(end)
-        before = max(before, end)
+        before = int(ahead.max(initial=attributed.unseen_until_ns or before))
+    starts = np.maximum(start_ns, np.maximum.accumulate(np.append(np.int64(before), ends))[:-1])
+    kept = np.flatnonzero(starts < ends)
     renumbered = np.full(len(numbers) + 1, -1, dtype=np.int64)  # the last one is for "none"
     renumbered[kept] = np.arange(len(kept))
-    return StepWindows(
-        tuple(numbers[i] for i in kept),
-        np.array(starts, dtype=np.int64),
-        np.array(stops, dtype=np.int64),
-        renumbered[place],
-    )
+    kept_numbers = tuple(numbers[i] for i in kept.tolist())
+    return StepWindows(kept_numbers, starts[kept], ends[kept], renumbered[place])
 
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -171,6 +161,11 @@ class Steps:
             return np.full(len(time_ns), -1, dtype=np.int64)
         place = np.searchsorted(self.start_ns, time_ns, side="right") - 1
         return np.where((place >= 0) & (time_ns < self.end_ns[place]), place, -1)
+
+    def number_at(self, time_ns: int) -> int | None:
+        """The number of the step that an instant is in; None for none."""
+        (place,) = self.place_of(np.array([time_ns], dtype=np.int64)).tolist()
+        return self.number[place] if place >= 0 else None
 
 
 def find_iterations(recording: Recording) -> Steps:

@@ -1,20 +1,20 @@
-"""Time in all, by class, by attention backend, per step, and without a layer, from the charges."""
+"""Time in all, per layer, class, attention backend and step, without a layer, of what is tracked; from the charges."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN
-from profiler_wrapper.analysis.calls import CallMemory, layer_step_times, step_of_charges
+from profiler_wrapper.analysis.calls import CallMemory
 from profiler_wrapper.analysis.charges import Charges, Union, idle_per_place, union
-from profiler_wrapper.analysis.layer_tree import Layer, LayerTree
+from profiler_wrapper.analysis.layer_tree import Layer, LayerTree, is_named_block
 from profiler_wrapper.analysis.memory.events import DeviceMemory
 from profiler_wrapper.analysis.model import (
     PHASES,
@@ -28,12 +28,13 @@ from profiler_wrapper.analysis.model import (
     TimeTotals,
     UnattributedRow,
 )
-from profiler_wrapper.analysis.statistics import sum_by_key
-from profiler_wrapper.analysis.steps import Steps
+from profiler_wrapper.analysis.statistics import at, sum_by_key
+from profiler_wrapper.analysis.steps import Steps, find_iterations
 from profiler_wrapper.analysis.work.flops import FlopCount
 from profiler_wrapper.analysis.work.peaks import Given
 from profiler_wrapper.analysis.work.roofline import LayerWork, WorkByLayer, WorkCount, work_by_layer
 from profiler_wrapper.analysis.work.utilization import peaks_of_run, utilization
+from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int64, Recording
 
 if TYPE_CHECKING:
@@ -51,25 +52,25 @@ Key = tuple[int, Phase]  # a layer, or NO_LAYER, in a phase
 
 
 def layer_rows(
-    found: Attributed, exposed_ns: Int64, memory: CallMemory | None, also: Iterable[Key] = ()
+    attributed: Attributed, exposed_ns: Int64, memory: CallMemory, also: Iterable[Key] = ()
 ) -> tuple[LayerRow, ...]:
     """One row per (layer, phase), `also` of those without time; layers in model order, what has no module last."""
-    tree, idle_ns = found.tree, idle_per_place(found)
-    own, inclusive = _sums(found, exposed_ns, idle_ns)
-    fused_ns = found.shared_kernels.time_ns(found.charges, found.attribution)
+    tree, charges, calls = attributed.tree, attributed.charges, attributed.calls
+    idle_ns, on_device = idle_per_place(attributed), charges.basis == "device"
+    own, inclusive, in_steps = _sums(attributed, exposed_ns, idle_ns)
+    fused_ns = attributed.shared_kernels.time_ns(charges, attributed.attribution)
     entered: dict[Key, list[int]] = defaultdict(list)  # calls
-    for call, (span, index) in enumerate(zip(found.calls.span.tolist(), found.calls.layer.tolist(), strict=True)):
-        entered[index, found.attribution.place(span).phase].append(call)
-    place = {index: layer.order for index, layer in enumerate(tree.layers)}
+    for call, (span, index) in enumerate(zip(calls.span.tolist(), calls.layer.tolist(), strict=True)):
+        entered[index, attributed.attribution.place(span).phase].append(call)
     keys = {*inclusive, *entered, *fused_ns, *also}
-    in_steps, in_none = layer_step_times(found), (0,) * len(found.steps)
+    order = {index: layer.order for index, layer in enumerate(tree.layers)}
     rows = []
-    for key in sorted(keys, key=lambda key: (key[0] < 0, place.get(key[0], 0), key[0], PHASES.index(key[1]))):
+    for key in sorted(keys, key=lambda key: (key[0] < 0, order.get(key[0], 0), key[0], PHASES.index(key[1]))):
         index, phase = key
         layer = tree.layers[index] if index >= 0 else _NO_MODULE
-        self_sums, sums, calls = own[key], inclusive[key], entered.get(key)
-        held = memory if calls else None
-        keeps = held if phase not in ("recompute", "backward") else None
+        self_sums, whole, calls_of_key = own[key], inclusive[key], entered.get(key)
+        held = {name: values[calls_of_key] for name, values in memory.items()} if calls_of_key else {}
+        kept = held if phase not in ("recompute", "backward") else {}
         rows.append(
             LayerRow(
                 layer=layer.name,
@@ -81,37 +82,36 @@ def layer_rows(
                 depth=layer.depth,
                 order=layer.order,
                 phase=phase,
-                calls=None if calls is None else len(calls),
+                calls=None if calls_of_key is None else len(calls_of_key),
                 self_time_ns=self_sums["time"],
-                time_ns=sums["time"],
-                cpu_time_ns=sums["cpu"],
-                attention_ns=sums["attention"],
-                communication_ns=sums["communication"],
-                exposed_communication_ns=sums["exposed"] if found.charges.basis == "device" else None,
-                idle_ns=None if idle_ns is None else sums["idle"],
+                time_ns=whole["time"],
+                cpu_time_ns=whole["cpu"],
+                attention_ns=whole["attention"],
+                communication_ns=whole["communication"],
+                exposed_communication_ns=whole["exposed"] if on_device else None,
+                idle_ns=None if idle_ns is None else whole["idle"],
                 fused_ns=fused_ns.get(key, 0),
                 flops_per_step=None,
                 self_flops_per_step=None,
-                allocated_bytes=_mean(held, "exit_allocated", calls),
-                reserved_bytes=_mean(held, "exit_reserved", calls),
-                entry_allocated_bytes=_mean(held, "entry_allocated", calls),
-                entry_reserved_bytes=_mean(held, "entry_reserved", calls),
-                peak_bytes=int(held.peak[calls].max()) if held else None,
-                retained_bytes=_mean(keeps, "retained", calls),
-                self_retained_bytes=_mean(keeps, "self_retained", calls),
+                allocated_bytes=_mean(held, "exit_allocated_bytes"),
+                reserved_bytes=_mean(held, "exit_reserved_bytes"),
+                entry_allocated_bytes=_mean(held, "entry_allocated_bytes"),
+                entry_reserved_bytes=_mean(held, "entry_reserved_bytes"),
+                peak_bytes=int(held["peak_bytes"].max()) if held else None,
+                retained_bytes=_mean(kept, "retained_bytes"),
+                self_retained_bytes=_mean(kept, "self_retained_bytes"),
                 shared=layer.shared,
                 compiled=layer.compiled,
                 graph=self_sums["graph"] > 0,
                 self_events=self_sums["events"],
-                step_times_ns=in_steps.get(key, in_none),
+                step_times_ns=in_steps.get(key, (0,) * len(attributed.steps)),
             )
         )
     return tuple(_with_peaks_below(rows))
 
 
-def _mean(memory: CallMemory | None, name: str, calls: list[int] | None) -> float | None:
-    values: Int64 | None = None if memory is None else getattr(memory, name)
-    return None if values is None or not calls else float(values[calls].mean())
+def _mean(memory: CallMemory, name: str) -> float | None:
+    return float(memory[name].mean()) if name in memory else None
 
 
 def _with_peaks_below(rows: Sequence[LayerRow]) -> list[LayerRow]:
@@ -132,48 +132,66 @@ def _with_peaks_below(rows: Sequence[LayerRow]) -> list[LayerRow]:
 
 
 def _sums(
-    found: Attributed, exposed_ns: Int64, idle_ns: Int64 | None
-) -> tuple[dict[Key, Counter[str]], dict[Key, Counter[str]]]:
-    """What each layer gathers in each phase: (its own, with the layers below it)."""
-    places, charges = found.attribution.places, found.charges
-    time_ns = charges.time_ns
+    attributed: Attributed, exposed_ns: Int64, idle_ns: Int64 | None
+) -> tuple[dict[Key, Counter[str]], dict[Key, Counter[str]], dict[Key, tuple[int, ...]]]:
+    """What each layer gathers in each phase: its own, with the layers below it, and of that the time in each step."""
+    places, charges = attributed.attribution.places, attributed.charges
+    time_ns, count = charges.time_ns, len(places)
     columns = {
         "time": time_ns,
         "attention": np.where(charges.backend >= 0, time_ns, 0),
         "communication": np.where(charges.work == _COMMUNICATION, time_ns, 0),
         "exposed": exposed_ns,
-        "graph": charges.graph.astype(np.int64),
+        "graph": charges.graph,
         "events": np.ones(len(charges), dtype=np.int64),
     }
-    per_place = {name: sum_by_key(charges.place, values, len(places)) for name, values in columns.items()}
-    per_place["cpu"] = sum_by_key(found.attribution.place_of[found.cpu.span], found.cpu.time_ns, len(places))
+    per_place = {name: sum_by_key(charges.place, values, count) for name, values in columns.items()}
+    per_place["cpu"] = sum_by_key(attributed.attribution.place_of, attributed.cpu_ns, count)
     if idle_ns is not None:
         per_place["idle"] = idle_ns
-    own: dict[Key, Counter[str]] = defaultdict(Counter)
-    inclusive: dict[Key, Counter[str]] = defaultdict(Counter)
-    for index, place in enumerate(places):
-        sums = {name: value for name, values in per_place.items() if (value := int(values[index]))}
-        if place.layer == UNKNOWN or not sums:
+    in_steps = np.zeros((count, len(attributed.steps) + 1), dtype=np.int64)  # the last column is for no step
+    np.add.at(in_steps, (charges.place, _step_of_charges(attributed)), time_ns)
+    table = np.column_stack([*per_place.values(), in_steps[:, :-1]])
+    row_of: dict[Key, int] = {}
+    from_place, to_row, is_own = [], [], []
+    for index in np.flatnonzero(table.any(axis=1)).tolist():
+        place = places[index]
+        if place.layer == UNKNOWN:
             continue
-        chain = found.tree.layers[place.layer].ancestors if place.layer >= 0 else (NO_LAYER,)
-        own[chain[0], place.phase].update(sums)
+        chain = attributed.tree.layers[place.layer].ancestors if place.layer >= 0 else (NO_LAYER,)
         for layer in chain:
-            inclusive[layer, place.phase].update(sums)
-    return own, inclusive
+            from_place.append(index)
+            to_row.append(row_of.setdefault((layer, place.phase), len(row_of)))
+            is_own.append(layer == chain[0])
+    own, inclusive = np.zeros((2, len(row_of), table.shape[1]), dtype=np.int64)
+    pieces, rows = table[from_place], np.array(to_row, dtype=np.int64)
+    np.add.at(inclusive, rows, pieces)
+    np.add.at(own, rows[is_own], pieces[is_own])
+    of_own, of_all = defaultdict[Key, Counter[str]](Counter), defaultdict[Key, Counter[str]](Counter)
+    for key, *sums in zip(row_of, own.tolist(), inclusive.tolist(), strict=True):
+        of_own[key], of_all[key] = (Counter(dict(zip(per_place, row, strict=False))) for row in sums)
+    times = map(tuple, inclusive[:, len(per_place) :].tolist())
+    return of_own, of_all, dict(zip(row_of, times, strict=True))
+
+
+def _step_of_charges(attributed: Attributed) -> Int64:
+    """Per charge the place of the step that launched it; -1 for none, as for what has no launch."""
+    charges = attributed.charges
+    return np.where(charges.cpu_span >= 0, attributed.steps.place_of(charges.launch_ns), -1)
 
 
 _ON_CPU = re.compile(r"(gloo|mpi|ucc):")
 _LEAF = 0.5  # of an op's duration that is its own: such ops compute, others hold them
 
 
-def unattributed_rows(found: Attributed) -> tuple[UnattributedRow, ...]:
+def unattributed_rows(attributed: Attributed) -> tuple[UnattributedRow, ...]:
     """Time without a layer, by reason, the largest first."""
-    charges = found.charges
+    charges = attributed.charges
     time: Counter[str] = Counter()
     count: Counter[str] = Counter()
-    time_ns = sum_by_key(charges.place, charges.time_ns, len(found.attribution.places))
+    time_ns = sum_by_key(charges.place, charges.time_ns, len(attributed.attribution.places))
     numbers = np.bincount(charges.place, minlength=len(time_ns))
-    for place, spent, number in zip(found.attribution.places, time_ns.tolist(), numbers.tolist(), strict=True):
+    for place, spent, number in zip(attributed.attribution.places, time_ns.tolist(), numbers.tolist(), strict=True):
         if place.layer == UNKNOWN:
             time[place.reason] += spent
             count[place.reason] += number
@@ -181,12 +199,12 @@ def unattributed_rows(found: Attributed) -> tuple[UnattributedRow, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.time_ns, row.reason)))
 
 
-def attention_rows(found: Attributed) -> tuple[AttentionRow, ...]:
+def attention_rows(attributed: Attributed) -> tuple[AttentionRow, ...]:
     """Attention by innermost layer, phase and backend, layers in model order."""
-    recording, tree, charges = found.recording, found.tree, found.charges
+    recording, tree, charges = attributed.recording, attributed.tree, attributed.charges
     kernels: dict[tuple[int, Phase, int], Counter[str]] = defaultdict(Counter)
     for i in np.flatnonzero(charges.backend >= 0).tolist():
-        place = found.attribution.places[charges.place[i]]
+        place = attributed.attribution.places[charges.place[i]]
         if place.layer != UNKNOWN:
             key = (place.layer, place.phase, int(charges.backend[i]))
             kernels[key][recording.name_of(int(charges.span[i]))] += int(charges.time_ns[i])
@@ -207,10 +225,10 @@ def attention_rows(found: Attributed) -> tuple[AttentionRow, ...]:
     )
 
 
-def class_rows(found: Attributed) -> tuple[ClassRow, ...]:
+def class_rows(attributed: Attributed) -> tuple[ClassRow, ...]:
     """Time by class and phase, what has no layer included; the most expensive first."""
-    charges = found.charges
-    phase = found.attribution.phase_of_place[charges.place]
+    charges = attributed.charges
+    phase = attributed.attribution.phase_of_place[charges.place]
     time_ns, count = np.zeros((2, len(classes.CLASSES), len(PHASES)), dtype=np.int64)
     np.add.at(time_ns, (charges.work, phase), charges.time_ns)
     np.add.at(count, (charges.work, phase), 1)
@@ -221,16 +239,19 @@ def class_rows(found: Attributed) -> tuple[ClassRow, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.time_ns, row.class_name, row.phase)))
 
 
-def step_rows(found: Attributed, memory: DeviceMemory | None) -> tuple[StepRow, ...]:
+def step_rows(attributed: Attributed, memory: DeviceMemory | None) -> tuple[StepRow, ...]:
     """A row per step, and a last one (`step` None) for what was launched in no step."""
-    charges, steps = found.charges, found.steps
-    place = step_of_charges(charges, steps)
-    phase = found.attribution.phase_of_place[charges.place]
+    charges, steps = attributed.charges, attributed.steps
+    place = _step_of_charges(attributed)
+    phase = attributed.attribution.phase_of_place[charges.place]
     spent = np.zeros((len(steps) + 1, len(PHASES)), dtype=np.int64)  # the last row is for no step
     np.add.at(spent, (place, phase), charges.time_ns)
     attention = np.zeros(len(steps) + 1, dtype=np.int64)
     is_attention = charges.backend >= 0
     np.add.at(attention, place[is_attention], charges.time_ns[is_attention])
+    peaks = None
+    if memory is not None:
+        peaks = memory.highest(*np.searchsorted(memory.time_ns, [steps.start_ns, steps.end_ns])).tolist()
     rows = []
     for i, number in [*enumerate(steps.number), (-1, None)]:
         if number is None and not (place < 0).any():
@@ -243,17 +264,10 @@ def step_rows(found: Attributed, memory: DeviceMemory | None) -> tuple[StepRow, 
                 span_ns=int(steps.end_ns[i] - steps.start_ns[i]) if bounded else None,
                 phases_ns={name: int(ns) for name, ns in zip(PHASES, spent[i].tolist(), strict=True) if ns},
                 attention_ns=int(attention[i]),
-                peak_bytes=None if number is None or memory is None else _peak_bytes(memory, steps, i),
+                peak_bytes=None if number is None or peaks is None else peaks[i],
             )
         )
     return tuple(rows)
-
-
-def _peak_bytes(memory: DeviceMemory, steps: Steps, step: int) -> int:
-    """Highest allocated in a step, what was allocated when it began included."""
-    first, last = np.searchsorted(memory.time_ns, [steps.start_ns[step], steps.end_ns[step]])
-    before = int(memory.allocated[first - 1]) if first > 0 else memory.allocated_at_start
-    return max(before, int(memory.allocated[first:last].max(initial=before)))
 
 
 def exposed_communication(recording: Recording, charges: Charges) -> tuple[Int64, int | None]:
@@ -314,15 +328,15 @@ def alone_ns(moving: Union, compute: Union) -> int:
     return moving.length_ns - int(compute.overlap(moving.start_ns, moving.end_ns).sum())
 
 
-def totals(found: Attributed, exposed_ns: int | None) -> TimeTotals:
+def totals(attributed: Attributed, exposed_ns: int | None) -> TimeTotals:
     """The sums over the whole trace."""
-    recording, attribution, charges = found.recording, found.attribution, found.charges
+    recording, attribution, charges = attributed.recording, attributed.attribution, attributed.charges
     unknown = attribution.layer_of_place == UNKNOWN
     total = int(charges.time_ns.sum())
     unattributed = int(charges.time_ns[unknown[charges.place]].sum())
     spans = recording.spans
     busy = None
-    if charges.basis == "device" and found.unseen_until_ns is None:
+    if charges.basis == "device" and attributed.unseen_until_ns is None:
         start, end, device = spans.start_ns[charges.span], spans.end_ns[charges.span], spans.device[charges.span]
         busy = sum(union(start[device == d], end[device == d]).length_ns for d in np.unique(device).tolist())
     span_ns = int(spans.end_ns.max() - spans.start_ns.min()) if len(spans) else 0
@@ -337,14 +351,161 @@ def totals(found: Attributed, exposed_ns: int | None) -> TimeTotals:
 
 
 # --------------------------------------------------------------------------------------------------
+# Named things followed over the steps: ops, kernels, blocks somebody named, functions of events.
+
+_MOST_NAMED_BLOCKS = 50
+
+
+class LayerEvent(NamedTuple):
+    """What a tracking function sees of one event."""
+
+    name: str
+    time_us: float
+    phase: str
+    class_name: str
+
+
+TrackFunction = Callable[[Sequence[LayerEvent]], float]
+Track = str | re.Pattern[str] | TrackFunction
+
+
+def tracked_series(
+    attributed: Attributed, track: Sequence[Track], notes: list[str]
+) -> dict[str, tuple[float | None, ...]]:
+    """What is followed, per step, or per entry of a layer loop; `notes` gets what is not known, and why.
+
+    Microseconds of each tracked name, and of every block that the trace names: `name`. What each tracked function
+    makes of a block's events: `function[block]`.
+
+    A name is matched exactly; where nothing has it, as a regular expression anywhere in a name (as it
+    stands, if it is none). An event inside another one that matches counts once. A tracked name that
+    nothing has is no number, and `notes` says so.
+    """
+    recording, charges = attributed.recording, attributed.charges
+    iterations = find_iterations(recording)
+    steps = iterations if len(iterations) > 1 else attributed.steps
+    wanted: dict[str, set[int]] = {}
+    for item in track:
+        if callable(item):
+            continue
+        pattern = _pattern(item)
+        exact = {i for i, name in enumerate(recording.names) if name == item}
+        matching = exact or {i for i, name in enumerate(recording.names) if pattern.search(name)}
+        wanted[pattern.pattern if isinstance(item, re.Pattern) else item] = matching
+    used = np.unique(recording.spans.name[recording.spans.category == Category.ANNOTATION]).tolist()
+    for i in [i for i in used if is_named_block(recording.names[i])][:_MOST_NAMED_BLOCKS]:
+        wanted.setdefault(recording.names[i], {i})
+    place = steps.place_of(charges.launch_ns) if len(steps) else np.zeros(len(charges), dtype=np.int64)
+    count = max(len(steps), 1)
+    series: dict[str, tuple[float | None, ...]] = {}
+    for name, ids in wanted.items():
+        if not ids:
+            series[name] = (None,) * count
+            notes.append(f"the tracked {name!r} is the name of nothing in the timed trace")
+            continue
+        chosen = _inside(attributed, ids) & (place >= 0)
+        series[name] = tuple((sum_by_key(place[chosen], charges.time_ns[chosen], count) / 1000).tolist())
+    return series | _function_series(attributed, steps, [item for item in track if callable(item)], notes)
+
+
+def _pattern(item: str | re.Pattern[str]) -> re.Pattern[str]:
+    try:
+        return re.compile(item)
+    except re.error:
+        return re.compile(re.escape(str(item)))
+
+
+def _inside(attributed: Attributed, ids: set[int]) -> Bool:
+    """Per charge: it, or an event around its launch, has one of these names."""
+    recording, charges = attributed.recording, attributed.charges
+    chosen = np.isin(recording.spans.name, list(ids))
+    inside: Bool = at(nearest(attributed.enclosing, chosen) >= 0, charges.cpu_span, False) | chosen[charges.span]
+    blocks = {i for i in ids if is_named_block(recording.names[i])}
+    if blocks:
+        inside |= (charges.cpu_span >= 0) & _begins_in_block(recording, charges.cpu_span, blocks)
+    return inside
+
+
+def _begins_in_block(recording: Recording, members: Int64, names: set[int]) -> Bool:
+    """Per member: it begins while a named block of these names runs on its thread.
+
+    Such a block may cross what else encloses a member: a step that ends where a model is called within the block, or
+    an optimizer's step in whose midst it was cut off with the recording.
+    """
+    spans = recording.spans
+    blocks = np.flatnonzero((spans.category == Category.ANNOTATION) & np.isin(spans.name, list(names)))
+    within = np.zeros(len(members), dtype=np.bool_)
+    for lane in np.unique(spans.lane[blocks]).tolist():
+        here = blocks[spans.lane[blocks] == lane]
+        here = here[np.argsort(spans.start_ns[here], kind="stable")]
+        starts = spans.start_ns[members]
+        begun = np.searchsorted(spans.start_ns[here], starts, side="right")
+        ends = np.append(0, np.maximum.accumulate(spans.end_ns[here]))  # the last one of those that have begun
+        within |= (spans.lane[members] == lane) & (begun > 0) & (starts < ends[begun])
+    return within
+
+
+def _function_series(
+    attributed: Attributed, steps: Steps, functions: Sequence[TrackFunction], notes: list[str]
+) -> dict[str, tuple[float | None, ...]]:
+    """Per step, what each function makes of a block's events.
+
+    Where the model has no blocks, a root's events are given. A function that raises has no number
+    there, and `notes` gets its first reason.
+    """
+    if not functions:
+        return {}
+    groups = _events_by_block(attributed, steps)
+    series: dict[str, tuple[float | None, ...]] = {}
+    for function in functions:
+        name = getattr(function, "__name__", type(function).__name__)
+        for block in dict.fromkeys(block for block, _ in groups):
+            values = [groups.get((block, step)) for step in range(max(len(steps), 1))]
+            series[f"{name}[{block}]"] = tuple(_number(function, name, events, notes) for events in values)
+    return series
+
+
+def _number(function: TrackFunction, name: str, events: list[LayerEvent] | None, notes: list[str]) -> float | None:
+    if events is None:
+        return None
+    try:
+        return float(function(events))
+    except Exception as error:
+        note = f"the tracked {name} has gaps, because it raised {type(error).__name__}: {error}"
+        if not any(before.startswith(f"the tracked {name} has gaps") for before in notes):
+            notes.append(note)
+        return None
+
+
+def _events_by_block(attributed: Attributed, steps: Steps) -> dict[tuple[str, int], list[LayerEvent]]:
+    recording, layers, charges = attributed.recording, attributed.tree.layers, attributed.charges
+    step = steps.place_of(charges.launch_ns)
+    groups: dict[tuple[str, int], list[LayerEvent]] = defaultdict(list)
+    for i in range(len(charges)):
+        place = attributed.attribution.places[charges.place[i]]
+        if place.layer < 0:
+            continue
+        layer = layers[place.layer]
+        block = layers[layer.block if layer.block >= 0 else layer.ancestors[-1]]
+        event = LayerEvent(
+            recording.name_of(int(charges.span[i])),
+            int(charges.time_ns[i]) / 1000,
+            place.phase,
+            classes.CLASSES[charges.work[i]],
+        )
+        groups[block.name, max(int(step[i]), 0)].append(event)
+    return groups
+
+
+# --------------------------------------------------------------------------------------------------
 # FLOPs, bytes and the roof into rows of time: of layers, classes and what has no layer.
 
 
-def with_work(analysis: Analysis, found: Attributed, work: WorkCount, peaks: Given | None) -> Analysis:
+def with_work(analysis: Analysis, attributed: Attributed, work: WorkCount, peaks: Given | None) -> Analysis:
     """An analysis of times, with the FLOPs and bytes of its ops and what part of the machine they use."""
     roof, warning = peaks_of_run(analysis.run, given=peaks, on_device=analysis.time_basis == "device")
-    asked = work_by_layer(found, work, roof)
-    shares, notes = utilization(found, work.flops, roof)
+    asked = work_by_layer(attributed, work, roof)
+    shares, notes = utilization(attributed, work.flops, roof)
     if roof is not None and roof.bandwidth_bytes_per_s is None:
         of = roof.device or "this device"
         notes.insert(0, f"no memory bandwidth is known of {of}: give bandwidth=<GB/s> for the time at the roof")

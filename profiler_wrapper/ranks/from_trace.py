@@ -478,7 +478,7 @@ def cpu_pieces(found: Attributed, steps: Steps) -> list[_Piece]:
 
 def _forward_ops(found: Attributed) -> Int64:
     """The forward ops of the autograd nodes that ran."""
-    return np.array([link.forward_op for link in found.attribution.links if link.forward_op >= 0], dtype=np.int64)
+    return np.unique(found.attribution.forward_op[found.attribution.forward_op >= 0])
 
 
 def garbage_rows(found: Attributed, steps: Steps, phases: list[Row]) -> list[Row]:

@@ -49,11 +49,14 @@ def attributed_nodes(model: nn.Module, run: Callable[[], object], path: Path) ->
     profiler.export_chrome_trace(str(path))
     found = attributed(read(path))
     nodes = []
-    for link in found.attribution.links:
-        name = found.recording.name_of(link.node).removeprefix(NODE)
-        place = found.attribution.place(link.node)
+    for node, forward_op in enumerate(found.attribution.forward_op.tolist()):
+        if forward_op < 0:
+            continue
+        number = int(found.recording.spans.sequence[forward_op])
+        name = found.recording.name_of(node).removeprefix(NODE)
+        place = found.attribution.place(node)
         layer = found.tree.layers[place.layer].name if place.layer >= 0 else place.reason
-        nodes.append(Ran(Node(link.number - begin, name), layer, place.phase))
+        nodes.append(Ran(Node(number - begin, name), layer, place.phase))
     return nodes, {layer.name for layer in found.tree.layers}
 
 

@@ -15,9 +15,9 @@ from torch.profiler import ProfilerActivity, profile
 
 import profiler_wrapper as pw
 from processes import run_in_processes
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.trace.reader import read
+from recordings import analyse
 
 _WARM_UP, _STEPS = 2, 2  # DDP settles its buckets after the first step, by broadcasts
 

@@ -13,11 +13,11 @@ from torch import nn
 import models
 import variants
 from memory_recordings import assert_adds_up, stated_totals
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import BEFORE_PROFILING, MemoryMoment, MemoryUse
 from profiler_wrapper.result import load
 from profiler_wrapper.trace.reader import read
 from profiling import directory_of, profiler, result_of
+from recordings import analyse
 from shared_traces import TRACES
 
 WITH_MEMORY = "ddp_training_with_memory.pt.trace.json.gz"

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.views.operators import NO_OP
 from profiler_wrapper.trace.reader import read
+from recordings import analyse
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
 

@@ -23,7 +23,6 @@ from profiling import directory_of, profiler, result_of
 from torch_versions import TORCH, since_torch
 from unchanged import fails, nothing_left
 
-
 NEVER_STARTED = since_torch(2, 11, "after a profiler that was prepared and never started none can be")
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.trace.reader import read
+from recordings import analyse
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
 pytestmark = needs_traces

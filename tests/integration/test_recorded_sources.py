@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.views.sources import PythonSources
+from profiler_wrapper.analysis.views.operators import PythonSources
 from profiler_wrapper.trace.reader import read
 from profiler_wrapper.trace.recording import Category
+from recordings import analyse
 from shared_traces import TRACES, needs_traces
 
 pytestmark = needs_traces

@@ -11,9 +11,8 @@ import pytest
 
 from page_files import page_data, trace_href
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.reports.result_json import to_dict
-from recordings import Trace
+from recordings import Trace, analyse
 
 
 def trace(own_ns: int = 50_000) -> Trace:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAUNCH, NO_LAYERS
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.trace.recording import Category
-from recordings import AUTOGRAD, Trace
+from recordings import AUTOGRAD, Trace, analyse
 
 
 def charged(found: Attributed, name: str) -> tuple[str, str, str, str]:

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from any_traces import traces, training_step, wild_traces
 from profiler_wrapper.analysis.advice.communication import exposed_communication
 from profiler_wrapper.analysis.advice.facts import Facts
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.model import Analysis, CollectiveRow
 from profiler_wrapper.analysis.views.collectives import bus_factor, collective_of, element_bytes, type_in_kernel
 from profiler_wrapper.trace.recording import Category, CollectiveDetails, Recording
-from recordings import AUTOGRAD, Trace
+from recordings import AUTOGRAD, Trace, analyse
 
 
 def telling(trace: Trace, *told: CollectiveDetails) -> Recording:

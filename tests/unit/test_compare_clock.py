@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.analysis.steps import step_times_ns
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.verdict import CLOCK
 from profiler_wrapper.reports.describe import step_time_in_words
-from recordings import Trace
+from recordings import Trace, analyse
 
 US = 1000
 

@@ -9,11 +9,10 @@ import pytest
 from profiler_wrapper.analysis import compiled as compiled_graphs
 from profiler_wrapper.analysis import compiled as compiled_places
 from profiler_wrapper.analysis import compiled as compiled_regions
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.table import console_table
 from profiler_wrapper.trace.recording import Recording
-from recordings import Trace
+from recordings import Trace, analyse
 
 CALL = "## Call CompiledFxGraph key ##"
 MODULES = ["layers.0", "layers.0.mlp", "layers.0.mlp.up", "layers.0.norm"]  # of a graph, by number

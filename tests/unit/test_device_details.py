@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.trace import events as trace_events
 from profiler_wrapper.trace import reader
 from profiler_wrapper.trace.reader import read, read_with_shapes
 from profiler_wrapper.trace.recording import CollectiveDetails, Configurations, DeviceDetails, Recording
+from recordings import analyse
 from shared_traces import TRACES, needs_traces
 
 REAL_TRACES = [  # one of each device and of each way to spell things

@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.errors import MissingPackage, ProfilerWrapperError, WrongUse
 from profiler_wrapper.reports.page import result_html
 from profiler_wrapper.reports.result_json import LISTS, csv_text, to_dict
 from profiler_wrapper.result import as_result
-from recordings import Trace
+from recordings import Trace, analyse
 from sample_results import llama
 from sample_work import worked
 

@@ -6,10 +6,9 @@ import sys
 
 import pytest
 
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.trace.shapes import OpShapes
-from recordings import Trace
+from recordings import Trace, analyse
 from shaped_trace import shapes_of
 from unchanged import fails
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 import shaped_trace
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.table import console_table
 from profiler_wrapper.trace.shapes import OpShapes
-from recordings import Trace
+from recordings import Trace, analyse
 
 
 def square(size: int) -> OpShapes:

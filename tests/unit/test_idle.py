@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.charges import idle_per_place
-from recordings import AUTOGRAD, Trace
+from recordings import AUTOGRAD, Trace, analyse
 
 
 def idle_of(trace: Trace) -> dict[tuple[str, str], int]:

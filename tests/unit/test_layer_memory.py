@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import Analysis, LayerCall
-from recordings import AUTOGRAD, Trace
+from recordings import AUTOGRAD, Trace, analyse
 
 
 def call(result: Analysis, layer: str, index: int = 0) -> LayerCall:

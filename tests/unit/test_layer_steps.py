@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from time import process_time
 
-from profiler_wrapper.analysis.analyse import analyse
+import numpy as np
+
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.calls import layer_step_times
-from recordings import AUTOGRAD, Trace
+from profiler_wrapper.analysis.time_rows import layer_rows
+from recordings import AUTOGRAD, Trace, analyse
 
 
 def two_steps() -> Trace:
@@ -84,6 +85,6 @@ def test_a_hundred_layers_and_ten_steps_are_quick() -> None:
                 trace.mark(f"layers.{layer}.m{child}", at, at + 80).op("aten::mm", at + 10, at + 20)
     found = attributed(trace.recording())
     began = process_time()
-    times = layer_step_times(found)
+    rows = layer_rows(found, np.zeros(len(found.charges), dtype=np.int64), {})
     assert process_time() - began < 0.3
-    assert times[found.tree.by_name()["Net"], "forward"] == (9000,) * 10
+    assert {row.step_times_ns for row in rows if row.layer == "Net"} == {(9000,) * 10}

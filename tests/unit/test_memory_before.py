@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memory_recordings import BASE_NS, Tensor, category_at, held, use_of
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import BEFORE_PROFILING, MemoryUse
-from recordings import Trace
+from recordings import Trace, analyse
 
 ZERO_GRAD = "Optimizer.zero_grad#AdamW.zero_grad"
 W = (1000, 100, "params", "a.weight")

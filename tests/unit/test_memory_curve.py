@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from memory_recordings import use_of
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.memory.use import memory_curve
 from profiler_wrapper.analysis.model import StepTime
 from profiler_wrapper.trace.reader import read
-from recordings import Trace
+from recordings import Trace, analyse
 from sample_memory import EVENT_NS, llama_memory, memory_of, training
 from shared_traces import TRACES
 

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memory_recordings import BASE_NS, assert_adds_up, category_at, held, use_of
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.model import CATEGORIES
 from profiler_wrapper.reports.result_json import from_dict, to_dict
-from recordings import AUTOGRAD, Trace
+from recordings import AUTOGRAD, Trace, analyse
 
 OPTIMIZER = "Optimizer.step#AdamW.step"
 

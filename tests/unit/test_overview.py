@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.model import Overview, StepSplit
 from profiler_wrapper.analysis.steps import step_windows
@@ -23,7 +22,7 @@ from profiler_wrapper.analysis.views.overview import overview
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.trace.reader import read
 from profiler_wrapper.trace.recording import Category
-from recordings import AUTOGRAD, Trace
+from recordings import AUTOGRAD, Trace, analyse
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
 PARTS = (

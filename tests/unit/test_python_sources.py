@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.views.operators import operator_rows
-from profiler_wrapper.analysis.views.sources import Origin, PythonSources, origin_of
+from profiler_wrapper.analysis.views.operators import Origin, PythonSources, operator_rows, origin_of
 from recordings import AUTOGRAD, MAIN, Trace
 
 

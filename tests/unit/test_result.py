@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from profiler_wrapper.analysis.analyse import analyse
 from profiler_wrapper.errors import BrokenTrace, EmptyRecording, ProfilerWrapperWarning, UnknownLayer, WrongUse
 from profiler_wrapper.result import ProfileResult, analyse_trace, as_result, load
-from recordings import Trace
+from recordings import Trace, analyse
 
 
 def trace(own_ns: int = 50) -> Trace:

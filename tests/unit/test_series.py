@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from profiler_wrapper.analysis.analyse import analyse
-from profiler_wrapper.analysis.series import LayerEvent
-from recordings import Trace
+from profiler_wrapper.analysis.time_rows import LayerEvent
+from recordings import Trace, analyse
 
 
 def two_steps() -> Trace:

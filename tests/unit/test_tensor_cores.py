@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiler_wrapper.analysis.classes import tensor_core_eligible, tensor_core_kernels, uses_tensor_cores
-from profiler_wrapper.analysis.device_properties import DeviceProperties, device_properties
+from profiler_wrapper.analysis.classes import (
+    DeviceProperties,
+    device_properties,
+    tensor_core_eligible,
+    tensor_core_kernels,
+    uses_tensor_cores,
+)
 from profiler_wrapper.trace.reader import read
 from profiler_wrapper.trace.recording import Category
 from recordings import Trace

@@ -321,10 +321,8 @@ def _between(found: Attributed, first: Int64, last: Int64) -> Bool:
 
 def _with_backward(found: Attributed, forward: Bool) -> Bool:
     """The same, and the autograd nodes that it made with all that they run."""
-    nodes = [link.node for link in found.attribution.links if link.forward_op >= 0 and forward[link.forward_op]]
-    of_node = np.zeros(len(forward) + 1, dtype=np.bool_)  # the last one is for "no node"
-    of_node[nodes] = True
     attribution = found.attribution
+    of_node = np.append(np.append(forward, False)[attribution.forward_op], False)  # the last one is for "no node"
     return forward | (of_node[attribution.node_of] & attribution.in_phases("backward")[attribution.place_of])
 
 

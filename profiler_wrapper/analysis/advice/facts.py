@@ -12,8 +12,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.charges import Union, union
-from profiler_wrapper.analysis.classes import CLASSES
-from profiler_wrapper.analysis.device_properties import DeviceProperties, busiest_device, busiest_device_properties
+from profiler_wrapper.analysis.classes import CLASSES, DeviceProperties, busiest_device, busiest_device_properties
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Finding, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import number_ranges
 from profiler_wrapper.analysis.steps import StepWindows, step_windows

@@ -20,7 +20,7 @@ from profiler_wrapper.analysis.advice.facts import (
     share,
     time_of_ns,
 )
-from profiler_wrapper.analysis.device_properties import DeviceProperties
+from profiler_wrapper.analysis.classes import DeviceProperties
 from profiler_wrapper.analysis.model import Finding, KernelRow, ProductRow
 from profiler_wrapper.analysis.work.formulas import class_of_work, has_formula
 from profiler_wrapper.trace.nesting import nearest

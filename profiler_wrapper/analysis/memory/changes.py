@@ -6,14 +6,15 @@ less of what the change removes.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.memory.owned import OwnedMemory
+from profiler_wrapper.analysis.memory.blocks import OwnedMemory
+from profiler_wrapper.analysis.memory.events import NEVER
 from profiler_wrapper.analysis.model import CATEGORIES, FORWARD_PHASES, Change, ChangeKind, Leak, Phase
+from profiler_wrapper.analysis.statistics import at, sum_by_key
 from profiler_wrapper.trace.recording import Bool, Int64
 
 _MOST = 5
@@ -22,20 +23,17 @@ _CHUNKS = 8  # into which a loss is cut: one of them is held at a time
 _STATE_KEPT = 4  # a state of 8 bits is a quarter of one of 32
 _LARGE_STATE = 0.1  # of the peak
 
-_ACTIVATION = CATEGORIES.index("activation")
-_GRADS = CATEGORIES.index("grads")
-_OS_STATE = CATEGORIES.index("os_state")
-_WORKSPACE = CATEGORIES.index("workspace")
+_ACTIVATION, _GRADS, _OS_STATE, _WORKSPACE = map(CATEGORIES.index, ("activation", "grads", "os_state", "workspace"))
 
 
 def find_changes(
-    found: Attributed, owned: OwnedMemory, peak: int, leaks: Sequence[tuple[Leak, Int64]]
+    attributed: Attributed, owned: OwnedMemory, peak: int, leaks: Sequence[tuple[Leak, Int64]]
 ) -> tuple[Change, ...]:
     """The changes that save at least a hundredth of the peak (which is after event `peak`), best first.
 
     Of the leaks, the largest first, only so many are looked at as changes are listed.
     """
-    possible = _Changes(found, owned, peak, leaking=[blocks for _, blocks in leaks])
+    possible = _Changes(attributed, owned, peak, leaking=[blocks for _, blocks in leaks])
     changes = [
         possible.checkpoint(),
         possible.no_grad(),
@@ -54,38 +52,34 @@ def find_changes(
 class _Changes:
     """One change a method, None where it does not apply. What leaks is none of the other changes' business."""
 
-    def __init__(self, found: Attributed, owned: OwnedMemory, peak: int, *, leaking: Sequence[Int64]) -> None:
-        self.found, self.owned, self.peak = found, owned, peak
-        self.layers = found.tree.layers
-        blocks = owned.blocks
-        self.size, self.category = blocks.size_bytes, owned.categories.category
-        self.alive = np.zeros(len(blocks), dtype=np.bool_)
-        self.alive[blocks.alive_after(peak)] = True
-        self.leaking = np.zeros(len(blocks), dtype=np.bool_)
+    def __init__(self, attributed: Attributed, owned: OwnedMemory, peak: int, *, leaking: Sequence[Int64]) -> None:
+        self.attributed, self.owned, self.peak = attributed, owned, peak
+        self.layers = attributed.tree.layers
+        self.size, self.category = owned.blocks.size_bytes, owned.category
+        self.alive = np.zeros(len(self.size), dtype=np.bool_)
+        self.alive[owned.blocks.alive_after(peak)] = True
+        self.leaking = np.zeros_like(self.alive)
         for members in leaking:
             self.leaking[members] = self.alive[members]
         self.alive &= ~self.leaking
-        self.layer = np.append(found.attribution.layer_of_place, -1)[blocks.place]
+        self.layer = at(attributed.attribution.layer_of_place, owned.blocks.place, -1)
         self.by_forward = self._made_in(*FORWARD_PHASES)
-        has_backward = bool(found.attribution.is_node.any())
-        followed = _forwards_followed(found)  # one without a backward may have broken off before it
+        has_backward = bool(attributed.attribution.is_node.any())
+        followed = _forwards_followed(attributed)  # one without a backward may have broken off before it
         self.trains = has_backward or followed > 0
         self.infers = not has_backward and followed > 1
 
     def checkpoint(self) -> Change | None:
         """Keep of each block what the next one reads, and run it again in backward: one at a time."""
-        block_of_layer = np.array([layer.block for layer in self.layers] + [-1], dtype=np.int64)
-        block = block_of_layer[np.maximum(self.layer, -1)]
+        block = at(np.array([layer.block for layer in self.layers], dtype=np.int64), np.maximum(self.layer, -1), -1)
         kept = (self.category == _ACTIVATION) & self.by_forward & (block >= 0)
         chosen = np.flatnonzero(kept & self.alive)
         if not self.trains or not len(chosen):
             return None
         ids, row = np.unique(block[chosen], return_inverse=True)
-        freed = np.zeros(len(ids), dtype=np.int64)
-        np.add.at(freed, row, self.size[chosen])
         output = np.zeros(len(ids), dtype=np.int64)
         output[row] = self.size[chosen]  # ascending in time: the last one of each stays
-        freed -= output
+        freed = sum_by_key(row, self.size[chosen], len(ids)) - output
         names = [self.layers[i].name for i in sorted(ids.tolist(), key=lambda i: self.layers[i].order)]
         blocks = f"the {len(names)} blocks {names[0]} to {names[-1]}" if len(names) > 1 else f"the block {names[0]}"
         text = f"checkpoint {blocks}: their forward runs again in backward"
@@ -104,14 +98,12 @@ class _Changes:
 
     def free_grads(self) -> Change | None:
         """Gradients of the step before that are there while forward runs."""
-        blocks, time_ns = self.owned.blocks, self.owned.memory.time_ns
+        timeline, time_ns = self.owned.timeline, self.owned.memory.time_ns
         peak_ns = int(time_ns[self.peak])
-        starts = self.owned.timeline.phase_starts
-        current = bisect_right(starts, peak_ns, key=lambda start: start[0]) - 1
-        if current < 0 or starts[current][1] not in FORWARD_PHASES:
+        if timeline.phase_at(peak_ns) not in FORWARD_PHASES:
             return None
-        made_ns = np.append(time_ns, np.iinfo(np.int64).min)[blocks.made]
-        grads = (self.category == _GRADS) & ((made_ns < starts[current][0]) | blocks.before)
+        forward_ns = max(start_ns for start_ns, _ in timeline.phase_starts if start_ns <= peak_ns)
+        grads = (self.category == _GRADS) & (at(time_ns, self.owned.blocks.made, -NEVER) < forward_ns)
         text = "free the gradients before forward: zero_grad(set_to_none=True) straight after the optimizer's step"
         return self._change("free_grads", text, grads, costs_ns=0)
 
@@ -152,7 +144,7 @@ class _Changes:
 
     def leak(self, leak: Leak, members: Int64) -> Change:
         """What has piled up by the time of the peak."""
-        leaking = np.zeros(len(self.size), dtype=np.bool_)
+        leaking = np.zeros_like(self.alive)
         leaking[members] = True
         where = leak.layer or "code outside of all layers"
         text = f"let go of what {leak.op or 'something'} in {where} makes in every step"
@@ -174,9 +166,8 @@ class _Changes:
         At most the way down to the highest moment without all that is `removed`.
         """
         blocks, count = self.owned.blocks, self.owned.blocks.events
-        change = np.zeros(count + 1, dtype=np.int64)
-        np.add.at(change, np.maximum(blocks.made[removed], 0), self.size[removed])
-        np.add.at(change, blocks.freed[removed], -self.size[removed])
+        change = sum_by_key(np.maximum(blocks.made[removed], 0), self.size[removed], count + 1)
+        change -= sum_by_key(blocks.freed[removed], self.size[removed], count + 1)
         total = self.owned.timeline.total_bytes
         without = max(0, int((total - np.cumsum(change[:count])).max()))
         saves = self._held(removed) if saves is None else saves
@@ -189,26 +180,21 @@ class _Changes:
 
     def _made_in(self, *phases: Phase) -> Bool:
         """Per block: made in one of these phases."""
-        made: Bool = np.append(self.found.attribution.in_phases(*phases), False)[self.owned.blocks.place]
-        return made
+        return at(self.attributed.attribution.in_phases(*phases), self.owned.blocks.place, False)
 
     def _forward_time(self, blocks: set[int]) -> int | None:
         """Time per step of the forward of these blocks; None without steps."""
-        if not len(self.found.steps):
+        if not len(self.attributed.steps):
             return None
-        places, charges = self.found.attribution.places, self.found.charges
+        places, charges = self.attributed.attribution.places, self.attributed.charges
         chosen = np.array(
             [p.phase in FORWARD_PHASES and p.layer >= 0 and self.layers[p.layer].block in blocks for p in places],
             dtype=np.bool_,
         )
-        return int(charges.time_ns[chosen[charges.place]].sum()) // len(self.found.steps)
+        return int(charges.time_ns[chosen[charges.place]].sum()) // len(self.attributed.steps)
 
 
-def _forwards_followed(found: Attributed) -> int:
+def _forwards_followed(attributed: Attributed) -> int:
     """Outermost calls outside of backward, if ops in forward have sequence numbers: they get them with gradients on."""
-    attribution, calls = found.attribution, found.calls
-    forward = attribution.in_phases(*FORWARD_PHASES)
-    numbered = np.flatnonzero((found.recording.spans.sequence >= 0) & (attribution.place_of >= 0))
-    if not forward[attribution.place_of[numbered]].any():
-        return 0
-    return int(((calls.parent < 0) & (attribution.node_of[calls.span] < 0)).sum())
+    forward = at(attributed.attribution.in_phases(*FORWARD_PHASES), attributed.attribution.place_of, False)
+    return len(attributed.calls.outermost) if forward[attributed.recording.spans.sequence >= 0].any() else 0

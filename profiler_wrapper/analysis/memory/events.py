@@ -41,6 +41,19 @@ class DeviceMemory(NamedTuple):
     known: KnownTensors
     notes: tuple[str, ...] = ()  # what is not known, and why
 
+    @property
+    def held(self) -> Int64:
+        """Allocated before the first event, and after each."""
+        return np.concatenate([[self.allocated_at_start], self.allocated])
+
+    def highest(self, first: Int64, last: Int64) -> Int64:
+        """Per interval of places in `held`, both ends included, the highest allocated."""
+        if len(first) == 0:
+            return np.empty(0, dtype=np.int64)
+        padded = np.append(self.held, self.held[-1])
+        highest: Int64 = np.maximum.reduceat(padded, np.column_stack([first, last + 1]).ravel())[::2]
+        return highest
+
 
 def device_memory(
     recording: Recording, holdings: Sequence[Holding] = (), *, cpu_frees_unsure: bool = False
@@ -62,33 +75,34 @@ def device_memory(
         return None
     keys = memory.device_type.astype(np.int64) * _INDICES + np.maximum(memory.device, 0)  # a CPU has index -1
     key, notes = _chosen_device(keys, memory.total_allocated_bytes)
-    chosen = keys == key
     device = device_name(*divmod(key, _INDICES))
     known = known_tensors(recording, holdings, device)
+    chosen = np.flatnonzero(keys == key)
+    size_bytes = memory.size_bytes[chosen]
     if device == "cpu":
-        sizes, is_known = _sizes_of_frees(memory.time_ns, memory.address, memory.size_bytes, chosen, known)
-        memory = replace(memory, size_bytes=sizes)
-        chosen &= is_known if cpu_frees_unsure else True
-        if not chosen.any():
+        size_bytes, is_known = _sizes_of_frees(memory.time_ns[chosen], memory.address[chosen], size_bytes, known)
+        if cpu_frees_unsure:
+            chosen, size_bytes = chosen[is_known], size_bytes[is_known]
+        if not len(chosen):
             return None
-    lane, time_ns, address, size_bytes = (
-        column[chosen] for column in (memory.lane, memory.time_ns, memory.address, memory.size_bytes)
-    )
+    lane, time_ns, address = memory.lane[chosen], memory.time_ns[chosen], memory.address[chosen]
     stated, reserved = memory.total_allocated_bytes[chosen], memory.total_reserved_bytes[chosen]
-    is_stated = device != "cpu" and bool((stated >= 0).all())
-    start = max(0, int(stated[0] - size_bytes[0]))
-    before = _pre_existing(time_ns, address, size_bytes, known, start if is_stated else None)
     notes = (*notes, *known.notes)
-    if is_stated:
+    if device != "cpu" and bool((stated >= 0).all()):
+        start = max(0, int(stated[0] - size_bytes[0]))
+        before = _pre_existing(time_ns, address, size_bytes, known, start)
         return DeviceMemory(device, lane, time_ns, address, size_bytes, stated, reserved, start, before, known, notes)
+    before = _pre_existing(time_ns, address, size_bytes, known, None)
     if device == "cpu":
         zero_grad_ends_ns = np.sort(recording.spans.end_ns[optimizer_calls(recording, "zero_grad")])
         frees = _inferred_frees(time_ns, address, size_bytes, known, before, zero_grad_ends_ns)
-        lane = np.insert(lane, frees.event, -1)
-        time_ns = np.insert(time_ns, frees.event, frees.time_ns)
-        address = np.insert(address, frees.event, frees.address)
-        size_bytes = np.insert(size_bytes, frees.event, -frees.size_bytes)
+        at = frees.event
+        lane, time_ns = np.insert(lane, at, -1), np.insert(time_ns, at, frees.time_ns)
+        address, size_bytes = np.insert(address, at, frees.address), np.insert(size_bytes, at, -frees.size_bytes)
         reserved = np.zeros_like(size_bytes)
+        freed = np.where(before.freed < NEVER, before.freed + np.searchsorted(at, before.freed, side="right"), NEVER)
+        freed[frees.block[frees.block >= 0]] = (at + np.arange(len(at)))[frees.block >= 0]
+        before = replace(before, freed=freed)
     start = int(before.size_bytes.sum())
     allocated = np.maximum(start + np.cumsum(size_bytes), 0)  # a file may free more than there was
     return DeviceMemory(device, lane, time_ns, address, size_bytes, allocated, reserved, start, before, known, notes)
@@ -241,6 +255,7 @@ class PreExisting:
     size_bytes: Int64
     category: Int8  # index into CATEGORIES; `other` for what only its free shows
     name: Int32  # index into KnownTensors.names; -1 for none
+    freed: Int64  # index of the event that freed it; NEVER for none
     outside_bytes: int = 0  # listed, but beyond what the allocator had given out: cut off the sizes
 
     def __len__(self) -> int:
@@ -277,6 +292,8 @@ def _pre_existing(
         np.concatenate([sizes, -size_bytes[unknown]]),
         np.concatenate([known.category[entries], np.full(len(unknown), _OTHER, dtype=np.int8)]),
         np.concatenate([known.name[entries], np.full(len(unknown), -1, dtype=np.int32)]),
+        # Where an address is allocated again, what was there had gone; on a CPU `_inferred_frees` may know it earlier.
+        np.concatenate([np.where(first_event >= 0, first_event, NEVER), unknown]),
         outside,
     )
 
@@ -309,22 +326,18 @@ def _within(address: Int64, size_bytes: Int64, freed: Bool, room: int) -> tuple[
     return sizes, outside
 
 
-def _sizes_of_frees(
-    time_ns: Int64, address: Int64, size_bytes: Int64, chosen: Bool, known: KnownTensors
-) -> tuple[Int64, Bool]:
-    """(sizes, known): frees on a CPU of what is listed from before have the size that is listed.
+def _sizes_of_frees(time_ns: Int64, address: Int64, size_bytes: Int64, known: KnownTensors) -> tuple[Int64, Bool]:
+    """(sizes, known), per event: frees on a CPU of what is listed from before have the size that is listed.
 
-    The second is False for a free of what is not listed and no event before it allocated. Both are per event; only
-    the `chosen` ones are looked at.
+    The second is False for a free of what is not listed and no event before it allocated.
     """
-    members = np.flatnonzero(chosen)
     sizes, is_known = size_bytes.copy(), np.ones(len(address), dtype=np.bool_)
-    unknown = frees_of_unknown(address[members], size_bytes[members])
-    is_known[members[unknown]] = False
-    entries, event = _listed_before(EventsByAddress(address[members]), time_ns[members], known)
+    unknown = frees_of_unknown(address, size_bytes)
+    is_known[unknown] = False
+    entries, event = _listed_before(EventsByAddress(address), time_ns, known)
     freed = np.isin(event, unknown)
-    sizes[members[event[freed]]] = -known.size_bytes[entries[freed]]
-    is_known[members[event[freed]]] = True
+    sizes[event[freed]] = -known.size_bytes[entries[freed]]
+    is_known[event[freed]] = True
     return sizes, is_known
 
 
@@ -343,6 +356,7 @@ class _Frees(NamedTuple):
     time_ns: Int64
     address: Int64
     size_bytes: Int64  # positive
+    block: Int64  # index into PreExisting; -1 for a block of the recording
 
 
 def _inferred_frees(
@@ -383,6 +397,7 @@ def _inferred_frees(
         times[order],
         np.concatenate([starts[went], address[again]])[order],
         np.concatenate([sizes[went], size_bytes[previous]])[order],
+        np.concatenate([blocks[went], np.full(len(again), -1)])[order],
     )
 
 

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.attribution import Attribution
-from profiler_wrapper.analysis.calls import CallTree
-from profiler_wrapper.analysis.memory.blocks import find_blocks, op_tree
-from profiler_wrapper.analysis.memory.categories import categorise
+from profiler_wrapper.analysis.memory.blocks import OwnedMemory
 from profiler_wrapper.analysis.memory.changes import find_changes
-from profiler_wrapper.analysis.memory.events import DeviceMemory, device_name
-from profiler_wrapper.analysis.memory.owned import OwnedMemory, own
+from profiler_wrapper.analysis.memory.events import NEVER, DeviceMemory, device_name
 from profiler_wrapper.analysis.model import (
     BEFORE_PROFILING,
     CATEGORIES,
-    PHASES,
     Curve,
     Leak,
     Memory,
     MemoryMoment,
-    MemoryTimeline,
     MemoryUse,
     Owner,
-    Phase,
     Slope,
     StepTime,
 )
+from profiler_wrapper.analysis.statistics import at
 from profiler_wrapper.analysis.steps import Steps, optimizer_calls
 from profiler_wrapper.trace.marks import MEMORY_POINT
 from profiler_wrapper.trace.recording import Category, Int64, Recording
@@ -54,16 +49,18 @@ def memory_curve(use: MemoryUse) -> Curve:
     are left out.
     """
     timeline = use.timeline
-    begin_ns, end_ns = _bounds(use)
-    events = points_of(use, most=_MOST_POINTS)
-    reserved = timeline.reserved_bytes
+    times, reserved = timeline.time_ns, timeline.reserved_bytes
+    first_ns, last_ns = (int(times[0]), int(times[-1])) if len(times) else (0, 0)
+    begin_ns = first_ns if use.begin_ns is None else use.begin_ns
+    end_ns = last_ns if use.end_ns is None else use.end_ns
+    events = points_of(use)
     held = dict(zip(CATEGORIES, timeline.bytes_by_category, strict=True))
     phases = timeline.phase_starts if len(timeline.phase_starts) <= _MOST_PHASES else ()
     return {
         "start_ns": begin_ns,
         "end_us": (end_ns - begin_ns) / 1000,
         "events": len(timeline.time_ns),
-        "time_us": _since(timeline.time_ns[events], begin_ns),
+        "time_us": ((times[events] - begin_ns) / 1000).tolist(),
         "allocated_bytes": timeline.total_bytes[events].tolist(),
         "reserved_bytes": None if reserved is None else reserved[events].tolist(),
         "categories": {name: sizes[events].tolist() for name, sizes in held.items() if sizes.any()},
@@ -76,51 +73,25 @@ def memory_curve(use: MemoryUse) -> Curve:
     }
 
 
-def points_of(use: MemoryUse, *, most: int) -> Int64:
-    """The events to show, ascending: all of them, or where there are more than `most`, those that matter."""
-    timeline = use.timeline
-    times, total = timeline.time_ns, timeline.total_bytes
+def points_of(use: MemoryUse) -> Int64:
+    """The events to show, ascending: all of them, or where there are too many, those that matter."""
+    times, total, reserved = use.timeline.time_ns, use.timeline.total_bytes, use.timeline.reserved_bytes
     count = len(times)
-    if count <= most:
+    if count <= _MOST_POINTS:
         return np.arange(count)
+    marked = [0, count - 1, int(total.argmax()), *([] if reserved is None else [int(reserved.argmax())])]
     pauses = np.argpartition(np.diff(times), count - 1 - _PAUSES)[-_PAUSES:]
-    room = most - _PAUSES - len(_marked(timeline))
-    stretches = min(_STRETCHES, room // 2)
-    bounds = np.linspace(0, count, stretches + 1).astype(np.int64)
-    stretch = zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-    extremes = [first + int(find(total[first:end])) for first, end in stretch for find in (np.argmax, np.argmin)]
-    chosen = np.unique(np.concatenate([_marked(timeline), pauses, extremes]))
-    peaks = np.setdiff1d(_step_peaks(use), chosen)[: max(0, most - len(chosen))]
-    return np.sort(np.concatenate([chosen, peaks])).astype(np.int64)
-
-
-def _bounds(use: MemoryUse) -> tuple[int, int]:
-    """Begin and end of the recording; where they are not told, of its memory events."""
-    times = use.timeline.time_ns
-    first, last = (int(times[0]), int(times[-1])) if len(times) else (0, 0)
-    return (first if use.begin_ns is None else use.begin_ns), (last if use.end_ns is None else use.end_ns)
-
-
-def _marked(timeline: MemoryTimeline) -> Int64:
-    """The first and the last event, the highest allocated and the highest reserved."""
-    total, reserved = timeline.total_bytes, timeline.reserved_bytes
-    marked = [0, len(total) - 1, int(total.argmax())]
-    return np.array(marked if reserved is None else [*marked, int(reserved.argmax())], dtype=np.int64)
-
-
-def _step_peaks(use: MemoryUse) -> Int64:
-    """The event after which most is held, in each step."""
-    times, total = use.timeline.time_ns, use.timeline.total_bytes
-    found = []
-    for step in use.steps:
-        first, end = np.searchsorted(times, [step.start_ns, step.end_ns]).tolist()
-        if end > first:
-            found.append(first + int(total[first:end].argmax()))
-    return np.array(found, dtype=np.int64)
-
-
-def _since(times_ns: Int64, begin_ns: int) -> list[float]:
-    return [(time_ns - begin_ns) / 1000 for time_ns in times_ns.tolist()]
+    bounds = np.linspace(0, count, min(_STRETCHES, (_MOST_POINTS - _PAUSES - len(marked)) // 2) + 1).astype(np.int64)
+    extremes = [
+        first + int(find(total[first:end]))
+        for first, end in pairwise(bounds.tolist())
+        for find in (np.argmax, np.argmin)
+    ]
+    chosen = np.unique(np.concatenate([marked, pauses, extremes]))
+    in_steps = [np.searchsorted(times, [step.start_ns, step.end_ns]).tolist() for step in use.steps]
+    peaks = [first + int(total[first:end].argmax()) for first, end in in_steps if end > first]
+    room = max(0, _MOST_POINTS - len(chosen))
+    return np.sort(np.append(chosen, np.setdiff1d(np.array(peaks, dtype=np.int64), chosen)[:room])).astype(np.int64)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -157,8 +128,7 @@ def slope_of(owned: OwnedMemory, steps: Steps) -> Slope | None:
     if count < 2:
         return None
     event = np.searchsorted(owned.memory.time_ns, ends, side="right") - 1
-    start = owned.memory.allocated_at_start
-    y = np.where(event >= 0, owned.timeline.total_bytes[np.maximum(event, 0)], start).astype(np.float64)
+    y = at(owned.timeline.total_bytes, event, owned.memory.allocated_at_start).astype(np.float64)
     x = np.arange(count) - (count - 1) / 2
     spread = float(x @ x)
     slope = float(x @ (y - y.mean())) / spread
@@ -190,9 +160,7 @@ def find_leaks(owned: OwnedMemory, steps: Steps) -> tuple[tuple[Leak, Int64], ..
     staying, step = staying[inside], step[inside]
     if not len(staying):
         return ()
-    keys = np.column_stack(
-        [owned.layer[staying], blocks.op[staying], blocks.place[staying], owned.categories.category[staying]]
-    )
+    keys = np.column_stack([owned.layer[staying], blocks.op[staying], blocks.place[staying], owned.category[staying]])
     _, group, sizes = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
     group = group.reshape(-1)
     leaks: list[tuple[Leak, Int64]] = []
@@ -208,7 +176,7 @@ def find_leaks(owned: OwnedMemory, steps: Steps) -> tuple[tuple[Leak, Int64], ..
             layer=owned.layers[int(owned.layer[one])],
             op=blocks.ops[int(blocks.op[one])],
             phase=phase or "other",
-            category=CATEGORIES[int(owned.categories.category[one])],
+            category=CATEGORIES[int(owned.category[one])],
             bytes_per_step=size / count,
             count_per_step=len(members) / count,
             steps=count,
@@ -217,94 +185,43 @@ def find_leaks(owned: OwnedMemory, steps: Steps) -> tuple[tuple[Leak, Int64], ..
     return tuple(sorted(leaks, key=lambda found: -found[0].bytes_per_step))
 
 
-def phase_starts(recording: Recording, attribution: Attribution, calls: CallTree) -> tuple[tuple[int, Phase], ...]:
-    """When phases begin, ascending in time; what lies between two belongs to the one before.
-
-    Forward begins with an outermost layer, backward with a node of autograd, the optimizer with its step or where
-    the backward of its closure ends, and `other` when the step has ended.
-    """
-    spans = recording.spans
-    entries = _outermost_calls(attribution, calls)
-    nodes = np.flatnonzero(attribution.is_node)
-    steps = optimizer_calls(recording, "step")
-    borders = np.sort(np.concatenate([spans.start_ns[entries], spans.start_ns[steps], spans.end_ns[steps]]))
-    run = np.searchsorted(borders, spans.start_ns[nodes])
-    ends = np.zeros(len(borders) + 1, dtype=np.int64)
-    np.maximum.at(ends, run, spans.end_ns[nodes])
-    ends = ends[np.unique(run)]  # of each run of backward
-    last = np.searchsorted(spans.start_ns[steps], ends, side="right") - 1
-    resumed = ends[(last >= 0) & (ends < spans.end_ns[steps[last]])] if len(steps) else ends[:0]
-    times = np.concatenate(
-        [spans.start_ns[entries], spans.start_ns[nodes], spans.start_ns[steps], resumed, spans.end_ns[steps]]
-    )
-    phases = np.concatenate(
-        [
-            attribution.phase_of_place[attribution.place_of[entries]],
-            np.full(len(nodes), PHASES.index("backward")),
-            np.full(len(steps) + len(resumed), PHASES.index("optimizer")),
-            np.full(len(steps), PHASES.index("other")),
-        ]
-    )
-    order = np.argsort(times, kind="stable")
-    times, phases = times[order], phases[order]
-    begins = np.append(True, phases[1:] != phases[:-1])[: len(phases)]
-    return tuple(zip(times[begins].tolist(), (PHASES[i] for i in phases[begins].tolist()), strict=True))
-
-
-def find_moments(
-    recording: Recording, attribution: Attribution, calls: CallTree, steps: Steps, owned: OwnedMemory
-) -> tuple[MemoryMoment, ...]:
+def find_moments(attributed: Attributed, owned: OwnedMemory) -> tuple[MemoryMoment, ...]:
     """The moments of each step, as far as it has them, and those that somebody asked for, in order of time.
 
     "after forward": where backward begins, without one where the last outermost layer ends; "after backward":
     where the last node of autograd ends; "after optimizer": where the last step of an optimizer ends. Moments
     that the loop asks for have the name it gives them.
     """
-    spans = recording.spans
-    nodes = _InOrder(recording, np.flatnonzero(attribution.is_node))
-    entries = _InOrder(recording, _outermost_calls(attribution, calls))
-    optimizer = _InOrder(recording, optimizer_calls(recording, "step"))
+    recording, spans, steps = attributed.recording, attributed.recording.spans, attributed.steps
     found: list[MemoryMoment] = []
 
     def add(label: str, step: int | None, time_ns: int) -> None:
         event = int(np.searchsorted(owned.memory.time_ns, time_ns, side="right")) - 1
         found.append(owned.moment(label, step, time_ns, event))
 
-    for number, start, end in zip(steps.number, steps.start_ns.tolist(), steps.end_ns.tolist(), strict=True):
-        backward = nodes.begun(start, end)
-        forward = entries.begun(start, end)
-        stepped = optimizer.begun(start, end)
-        if backward is not None:
+    def extents(chosen: Int64) -> list[tuple[int, int]]:
+        """Per step the first start and the last end of those that begin in it."""
+        step = steps.place_of(spans.start_ns[chosen])
+        first, last = (np.full(len(steps) + 1, value) for value in (NEVER, -NEVER))  # the last ones are for no step
+        np.minimum.at(first, step, spans.start_ns[chosen])
+        np.maximum.at(last, step, spans.end_ns[chosen])
+        return list(zip(first[:-1].tolist(), last[:-1].tolist(), strict=True))
+
+    nodes, stepped = np.flatnonzero(attributed.attribution.is_node), optimizer_calls(recording, "step")
+    of_steps = (extents(chosen) for chosen in (nodes, attributed.calls.outermost, stepped))
+    for number, backward, forward, optimizer in zip(steps.number, *of_steps, strict=True):
+        if backward[0] < NEVER:
             add("after forward", number, backward[0] - 1)
             add("after backward", number, backward[1])
-        elif forward is not None:
+        elif forward[0] < NEVER:
             add("after forward", number, forward[1])
-        if stepped is not None:
-            add("after optimizer", number, stepped[1])
+        if optimizer[0] < NEVER:
+            add("after optimizer", number, optimizer[1])
     is_point = recording.named(lambda name: name.startswith(MEMORY_POINT))
     asked = np.flatnonzero(is_point & (spans.category <= Category.ANNOTATION))
-    for point, place in zip(asked.tolist(), steps.place_of(spans.start_ns[asked]).tolist(), strict=True):
-        label = recording.name_of(point).removeprefix(MEMORY_POINT)
-        add(label, steps.number[place] if place >= 0 else None, int(spans.start_ns[point]))
+    for point, time_ns in zip(asked.tolist(), spans.start_ns[asked].tolist(), strict=True):
+        add(recording.name_of(point).removeprefix(MEMORY_POINT), steps.number_at(time_ns), time_ns)
     return tuple(sorted(found, key=lambda moment: moment.time_ns))
-
-
-class _InOrder:
-    """Spans in the order in which they begin."""
-
-    def __init__(self, recording: Recording, chosen: Int64) -> None:
-        chosen = chosen[np.argsort(recording.spans.start_ns[chosen], kind="stable")]
-        self._start_ns, self._end_ns = recording.spans.start_ns[chosen], recording.spans.end_ns[chosen]
-
-    def begun(self, start_ns: int, end_ns: int) -> tuple[int, int] | None:
-        """The first start and the last end of those that begin within an interval; None where none does."""
-        first, last = np.searchsorted(self._start_ns, [start_ns, end_ns]).tolist()
-        return (int(self._start_ns[first]), int(self._end_ns[first:last].max())) if first < last else None
-
-
-def _outermost_calls(attribution: Attribution, calls: CallTree) -> Int64:
-    """Spans that enter a layer outside of all others, and outside of backward."""
-    return calls.span[(calls.parent < 0) & (attribution.node_of[calls.span] < 0)]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -353,65 +270,41 @@ def _renamed(row: MemoryMoment | Owner, **names: str) -> Any:
 # Whose bytes, why and when: the memory of one device over a recording.
 
 
-def owned_memory(found: Attributed, memory: DeviceMemory) -> OwnedMemory:
-    """Every block of the device that `memory` is about, with its category and owner."""
-    recording, attribution = found.recording, found.attribution
-    ops = op_tree(recording, found.nesting, found.tree)
-    blocks = find_blocks(recording, found.nesting, attribution, ops, memory)
-    categories = categorise(found, ops, memory, blocks)
-    phases = phase_starts(recording, attribution, found.calls)
-    return own(found.tree, attribution, memory, blocks, categories, phases)
-
-
 def begin_of(recording: Recording) -> int:
     """When the first event of a recording begins, on the trace's clock."""
     spans, memory = recording.spans, recording.memory
     return min(int(times.min()) for times in (spans.start_ns, memory.time_ns) if len(times))
 
 
-def _end_of(recording: Recording) -> int:
-    spans, memory = recording.spans, recording.memory
-    return max(int(times.max()) for times in (spans.end_ns, memory.time_ns) if len(times))
-
-
-def memory_use(found: Attributed, owned: OwnedMemory) -> MemoryUse:
+def memory_use(attributed: Attributed, owned: OwnedMemory) -> MemoryUse:
     """Everything known of the memory of the device whose blocks these are."""
-    recording, steps, memory = found.recording, found.steps, owned.memory
-    top = int(np.argmax(owned.timeline.total_bytes))
-    last = _last_moment(recording, memory)
-    peak_owners = owned.owners(top)
-    leaks = find_leaks(owned, steps)
+    recording, steps, memory = attributed.recording, attributed.steps, owned.memory
+    reserved = owned.timeline.reserved_bytes
+    top, last = int(np.argmax(owned.timeline.total_bytes)), _last_moment(recording, memory)
+    peak_owners, leaks = owned.owners(top), find_leaks(owned, steps)
+
+    def moment(label: str, event: int) -> MemoryMoment:
+        time_ns = int(memory.time_ns[event])
+        return owned.moment(label, steps.number_at(time_ns), time_ns, event)
+
     return MemoryUse(
         device=memory.device,
         known_owners=len(memory.known) > 0,
         timeline=owned.timeline,
-        peak=_labelled(owned, steps, "highest allocated", top),
+        peak=moment("highest allocated", top),
         peak_owners=peak_owners,
-        reserved_peak=_reserved_peak(owned, steps),
-        moments=find_moments(recording, found.attribution, found.calls, steps, owned),
-        last=_labelled(owned, steps, "last allocation", last),
+        reserved_peak=None if reserved is None else moment("highest reserved", int(np.argmax(reserved))),
+        moments=find_moments(attributed, owned),
+        last=moment("last allocation", last),
         last_owners=peak_owners if last == top else owned.owners(last),
         slope=slope_of(owned, steps),
         leaks=tuple(leak for leak, _ in leaks),
-        changes=find_changes(found, owned, top, leaks),
+        changes=find_changes(attributed, owned, top, leaks),
         notes=_notes(owned),
         begin_ns=begin_of(recording),
-        end_ns=_end_of(recording),
-        steps=tuple(
-            StepTime(*step) for step in zip(steps.number, steps.start_ns.tolist(), steps.end_ns.tolist(), strict=True)
-        ),
+        end_ns=max(int(times.max()) for times in (recording.spans.end_ns, recording.memory.time_ns) if len(times)),
+        steps=tuple(map(StepTime, steps.number, steps.start_ns.tolist(), steps.end_ns.tolist())),
     )
-
-
-def _labelled(owned: OwnedMemory, steps: Steps, label: str, event: int) -> MemoryMoment:
-    time_ns = int(owned.memory.time_ns[event])
-    (place,) = steps.place_of(np.array([time_ns], dtype=np.int64)).tolist()
-    return owned.moment(label, steps.number[place] if place >= 0 else None, time_ns, event)
-
-
-def _reserved_peak(owned: OwnedMemory, steps: Steps) -> MemoryMoment | None:
-    reserved = owned.timeline.reserved_bytes
-    return None if reserved is None else _labelled(owned, steps, "highest reserved", int(np.argmax(reserved)))
 
 
 def _last_moment(recording: Recording, memory: DeviceMemory) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +21,7 @@ import numpy as np
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.charges import outermost
 from profiler_wrapper.analysis.model import PHASES, CollectiveRow, Phase
+from profiler_wrapper.analysis.statistics import sum_if_all_known
 from profiler_wrapper.analysis.time_rows import exposed_communication
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, CollectiveDetails
@@ -80,7 +81,6 @@ def collective_of(name: str) -> str:
     return next((collective for collective, pattern in _COLLECTIVES if pattern.search(lower)), "")
 
 
-@lru_cache(maxsize=4096)
 def is_collective_call(name: str) -> bool:
     """Whether a CPU event of this name is a call that communicates."""
     return classes.class_of_op(name) == "communication"
@@ -132,37 +132,36 @@ class _Call(NamedTuple):
 @dataclass(slots=True)
 class _Sums:
     count: int = 0
-    payload_bytes: int | None = 0
+    payloads_bytes: list[int | None] = field(default_factory=list)  # of each call
     time_ns: int = 0
     exposed_ns: int = 0
 
 
-def collective_rows(found: Attributed) -> tuple[CollectiveRow, ...]:
+def collective_rows(attributed: Attributed) -> tuple[CollectiveRow, ...]:
     """The collectives of an attributed recording, the most expensive first."""
-    charges, places = found.charges, found.attribution.places
+    charges, places = attributed.charges, attributed.attribution.places
     members = np.flatnonzero(charges.work == _COMMUNICATION)
     if not len(members):
         return ()
-    exposed, _ = exposed_communication(found.recording, charges)
-    calls = _Calls(found)
+    exposed, _ = exposed_communication(attributed.recording, charges)
+    calls = _Calls(attributed)
     seen: set[int] = set()
     sums: dict[tuple[str, str, int | None, str, str | None, Phase], _Sums] = defaultdict(_Sums)
     columns = (charges.span, charges.cpu_span, charges.place, charges.time_ns, exposed)
     for span, cpu_span, place, time_ns, exposed_ns in zip(*(c[members].tolist() for c in columns), strict=True):
         identity, call = calls.of(span, cpu_span)
-        key = (*call[:4], found.layer_name(places[place]), places[place].phase)
+        key = (*call[:4], attributed.layer_name(places[place]), places[place].phase)
         gathered = sums[key]
         gathered.time_ns += time_ns
         gathered.exposed_ns += exposed_ns
         if identity not in seen:
             seen.add(identity)
             gathered.count += call.counts
-            known = call.payload_bytes is not None and gathered.payload_bytes is not None
-            gathered.payload_bytes = (gathered.payload_bytes or 0) + (call.payload_bytes or 0) if known else None
+            gathered.payloads_bytes.append(call.payload_bytes)
     on_device = charges.basis == "device"
     rows = []
     for (collective, group, group_size, dtype, layer, phase), one in sums.items():
-        payload = one.payload_bytes if one.count else None
+        payload = sum_if_all_known(one.payloads_bytes) if one.count else None
         bandwidth = payload * 1e9 / one.time_ns if on_device and payload and one.time_ns else None
         factor = bus_factor(collective, group_size)
         rows.append(
@@ -195,19 +194,19 @@ class _Calls:
     tells, or else to the outermost call around it; several kernels of one call are one collective.
     """
 
-    def __init__(self, found: Attributed) -> None:
-        self._recording, self._on_device = found.recording, found.charges.basis == "device"
-        spans, parent = found.recording.spans, found.nesting.parent
+    def __init__(self, attributed: Attributed) -> None:
+        self._recording, self._on_device = attributed.recording, attributed.charges.basis == "device"
+        spans, parent = attributed.recording.spans, attributed.nesting.parent
         self._details: dict[int, list[CollectiveDetails]] = defaultdict(list)
-        for details in found.recording.collectives:
+        for details in attributed.recording.collectives:
             self._details[details.span].append(details)
-        is_call: Bool = found.recording.named(is_collective_call) & (spans.category <= Category.ANNOTATION)
+        is_call: Bool = attributed.recording.named(is_collective_call) & (spans.category <= Category.ANNOTATION)
         self._outermost = outermost(parent, nearest(parent, is_call))
         tells = np.zeros(len(spans), dtype=np.bool_)
         tells[list(self._details)] = True
         tells &= spans.category <= Category.RUNTIME
         self._telling = nearest(parent, tells)
-        self._named = nearest(parent, is_call & found.recording.named(collective_of))
+        self._named = nearest(parent, is_call & attributed.recording.named(collective_of))
         self._inside: dict[int, list[CollectiveDetails]] = defaultdict(list)  # what is known within a call
         for span in np.flatnonzero(tells).tolist():
             if self._outermost[span] >= 0:
@@ -233,18 +232,15 @@ class _Calls:
     def _call(self, identity: int, details: list[CollectiveDetails], span: int, cpu_span: int) -> _Call:
         kernel = self._recording.name_of(span)
         named = int(self._named[cpu_span]) if cpu_span >= 0 else -1
-        names = [one.name for one in details]
-        names += [kernel, self._recording.name_of(named) if named >= 0 else ""]
+        names = [*(one.name for one in details), kernel, self._recording.name_of(named) if named >= 0 else ""]
         first = details[0] if details else CollectiveDetails(identity, "")
-        payloads = [_payload_bytes(one) for one in details]
-        known = [payload for payload in payloads if payload is not None]
         counts = self._on_device or self._recording.spans.category[identity] == Category.CPU_OP
         return _Call(
             collective=next(filter(None, map(collective_of, names)), OTHER),
             group=first.group_name or "",
             group_size=first.group_size,
             dtype=first.dtype or type_in_kernel(kernel),
-            payload_bytes=sum(known) if known and len(known) == len(payloads) else None,
+            payload_bytes=sum_if_all_known(map(_payload_bytes, details)) if details else None,
             counts=bool(counts),
         )
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.calls import find_ops
-from profiler_wrapper.analysis.classes import tensor_core_kernels
+from profiler_wrapper.analysis.classes import main_classes, tensor_core_kernels
 from profiler_wrapper.analysis.model import KernelRow
-from profiler_wrapper.analysis.statistics import largest_by_key, sum_by_key
+from profiler_wrapper.analysis.statistics import at, largest_names, sum_by_key
 from profiler_wrapper.trace.recording import Bool, Category, Configurations, Float64, Int64
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ _MOST_ROWS = 1000  # the last of them for all that do not fit
 _MOST = 3  # ops and layers of a row
 
 
-def kernel_rows(found: Attributed) -> tuple[KernelRow, ...]:
+def kernel_rows(attributed: Attributed) -> tuple[KernelRow, ...]:
     """The kernels of an attributed recording, the most expensive first.
 
     A row is a name with a grid, a block, registers and shared memory, and one class: what several kinds of work
@@ -63,17 +62,17 @@ def kernel_rows(found: Attributed) -> tuple[KernelRow, ...]:
     rows the rest are one last row, `(others)`, under the class of most of its time. Without device events there
     are none.
     """
-    if found.charges.basis != "device" or not len(found.charges):
+    if attributed.charges.basis != "device" or not len(attributed.charges):
         return ()
-    return _Table(found).rows()
+    return _Table(attributed).rows()
 
 
 class _Table:
     """Sums per key: a name, a launch configuration and a class. Keys are in order of time, the most expensive first."""
 
-    def __init__(self, found: Attributed) -> None:
-        self.found = found
-        charges, recording = found.charges, found.recording
+    def __init__(self, attributed: Attributed) -> None:
+        self.attributed = attributed
+        charges, recording = attributed.charges, attributed.recording
         self.is_kernel: Bool = recording.spans.category[charges.span] == Category.KERNEL
         self.configuration = recording.details.configuration_of(charges.span)
         launch = configuration_groups(recording.details.configurations)[self.configuration]
@@ -86,30 +85,32 @@ class _Table:
         order = np.lexsort((first, -time_ns))
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
-        self.key, self.first, self.time_ns = rank[key], first[order], time_ns[order]
-        self.count = len(order)
-        if self.count > _MOST_ROWS:
-            self.count = _MOST_ROWS
-            self.key = np.minimum(self.key, _MOST_ROWS - 1)
-            self.time_ns = sum_by_key(self.key, charges.time_ns, self.count)
-            self.has_others = True
-        else:
-            self.has_others = False
+        self.first, self.count = first[order], min(len(order), _MOST_ROWS)
+        self.has_others = len(order) > _MOST_ROWS
+        self.key = np.minimum(rank[key], self.count - 1)
+        self.time_ns = sum_by_key(self.key, charges.time_ns, self.count)
 
     def rows(self) -> tuple[KernelRow, ...]:
-        found, charges = self.found, self.found.charges
-        recording = found.recording
+        attributed, charges = self.attributed, self.attributed.charges
+        recording = attributed.recording
         details = recording.details.configurations
         counts = np.bincount(self.key, minlength=self.count)
         shortest = np.full(self.count, np.iinfo(np.int64).max)
         np.minimum.at(shortest, self.key, charges.time_ns)
         longest = np.zeros(self.count, dtype=np.int64)
         np.maximum.at(longest, self.key, charges.time_ns)
-        work = self._classes()
+        work = main_classes(self.count, (self.key, charges.work, charges.time_ns), (self.key, charges.work, 1))
         cores = self._tensor_cores()
         occupancy, blocks = self._mean(occupancy_of(details)), self._mean(details.blocks_per_sm)
         copied = self._copied_bytes(details)
-        ops, layers = self._ops(), self._layers()
+        op_of = find_ops(recording, attributed.nesting.parent, attributed.tree)
+        op = at(recording.spans.name, at(op_of.span, at(op_of.op_of, charges.cpu_span, -1), -1), -1)
+        ops = largest_names(recording.names, self.key, op, charges.time_ns, _MOST)
+        layer, names = (
+            attributed.attribution.layer_of_place[charges.place],
+            [layer.name for layer in attributed.tree.layers],
+        )
+        layers = largest_names(names, self.key, layer, charges.time_ns, _MOST)
         rows = []
         for i in range(self.count):
             is_rest = self.has_others and i == self.count - 1
@@ -137,18 +138,9 @@ class _Table:
             )
         return tuple(rows)
 
-    def _classes(self) -> list[int]:
-        """Per key the class with most of its time, or of its events where none took time."""
-        spent = np.zeros((2, self.count, len(classes.CLASSES)), dtype=np.int64)
-        np.add.at(spent[0], (self.key, self.found.charges.work), self.found.charges.time_ns)
-        np.add.at(spent[1], (self.key, self.found.charges.work), 1)
-        timed = spent[0].any(axis=1)
-        best: list[int] = np.where(timed, spent[0].argmax(axis=1), spent[1].argmax(axis=1)).tolist()
-        return best
-
     def _tensor_cores(self) -> list[bool | None]:
         """Per key what its kernels do, where all of them do the same."""
-        uses = tensor_core_kernels(self.found.recording, self.found.charges.span)
+        uses = tensor_core_kernels(self.attributed.recording, self.attributed.charges.span)
         least, most = np.full(self.count, 1), np.full(self.count, -1)
         np.minimum.at(least, self.key, uses)
         np.maximum.at(most, self.key, uses)
@@ -158,47 +150,20 @@ class _Table:
 
     def _mean(self, values: Float64) -> list[float | None]:
         """Per key the mean by time of what the configurations of its kernels tell."""
-        if not len(values):
-            return [None] * self.count
-        value = np.where(self.configuration >= 0, values[self.configuration], np.nan)
+        value = at(values, self.configuration, np.nan)
         known = ~np.isnan(value) & self.is_kernel
-        weight = np.maximum(self.found.charges.time_ns[known], 1).astype(np.float64)
+        weight = np.maximum(self.attributed.charges.time_ns[known], 1).astype(np.float64)
         total = np.bincount(self.key[known], weight, minlength=self.count)
         summed = np.bincount(self.key[known], weight * value[known], minlength=self.count)
         return [float(s / t) if t else None for s, t in zip(summed.tolist(), total.tolist(), strict=True)]
 
     def _copied_bytes(self, details: Configurations) -> list[int | None]:
         """Per key of copies and sets: bytes in all, where every one of them tells."""
-        moves = ~self.is_kernel
-        if not moves.any():
-            return [None] * self.count
-        size = np.full(len(self.key), -1, dtype=np.int64)
-        if len(details):
-            size = np.where(self.configuration >= 0, details.copied_bytes[self.configuration], size)
-        total = sum_by_key(self.key[moves], size[moves], self.count)
-        unknown = np.zeros(self.count, dtype=np.bool_)
-        unknown[self.key[moves & (size < 0)]] = True
-        copies_only = np.ones(self.count, dtype=np.bool_)
-        copies_only[self.key[self.is_kernel]] = False
-        known = copies_only & ~unknown
-        return [int(bytes_) if tells else None for bytes_, tells in zip(total.tolist(), known.tolist(), strict=True)]
-
-    def _ops(self) -> dict[int, tuple[str, ...]]:
-        found, recording = self.found, self.found.recording
-        ops = find_ops(recording, found.nesting.parent, found.tree)
-        launch = found.charges.cpu_span
-        op = np.where(launch >= 0, ops.op_of[np.maximum(launch, 0)], -1)
-        name = np.where(op >= 0, recording.spans.name[ops.span[np.maximum(op, 0)]] if len(ops) else -1, -1)
-        return self._named(recording.names, name)
-
-    def _layers(self) -> dict[int, tuple[str, ...]]:
-        names = [layer.name for layer in self.found.tree.layers]
-        return self._named(names, self.found.attribution.layer_of_place[self.found.charges.place])
-
-    def _named(self, names: Sequence[str], value: Int64) -> dict[int, tuple[str, ...]]:
-        """Per key the names, given by their index, with most of its time."""
-        largest = largest_by_key(self.key, value, self.found.charges.time_ns, _MOST)
-        return {key: tuple(names[i] for i in chosen) for key, chosen in largest.items()}
+        size = np.where(self.is_kernel, -1, at(details.copied_bytes, self.configuration, -1))
+        least = np.zeros(self.count, dtype=np.int64)
+        np.minimum.at(least, self.key, size)
+        total = sum_by_key(self.key, size, self.count)
+        return [moved if low == 0 else None for moved, low in zip(total.tolist(), least.tolist(), strict=True)]
 
 
 def _sizes(sizes: Int64, configuration: int) -> tuple[int, ...] | None:

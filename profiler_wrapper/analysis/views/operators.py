@@ -1,4 +1,4 @@
-"""Ops, one row per op and phase.
+"""Ops, one row per op and phase; what each allocates; which line of Python each comes from.
 
 A device event belongs to the innermost op around its launch. CPU time is that of `charges.cpu_time`: what
 a layer's mark inside an op takes, the op takes. What lies in no op is the row `NO_OP`, so that the rows add up:
@@ -10,114 +10,61 @@ A row has one class, that of most of its time, so sums by class are only near th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.calls import OpSpans, called_by_same_key, find_ops, with_called
+from profiler_wrapper.analysis.attribution import Attribution
+from profiler_wrapper.analysis.calls import called_by_same_key, find_ops, with_called
 from profiler_wrapper.analysis.charges import optimizer_work
-from profiler_wrapper.analysis.classes import tensor_core_eligible, tensor_core_kernels
+from profiler_wrapper.analysis.classes import main_classes, tensor_core_eligible, tensor_core_kernels
 from profiler_wrapper.analysis.memory.use import begin_of
 from profiler_wrapper.analysis.model import CATEGORIES, PHASES, AllocationRow, OperatorRow, OpMemoryRow
-from profiler_wrapper.analysis.statistics import largest_by_key, sum_by_key
-from profiler_wrapper.analysis.views.sources import PythonSources
-from profiler_wrapper.trace.recording import Int32, Int64
+from profiler_wrapper.analysis.statistics import at, largest_by_key, sum_by_key
+from profiler_wrapper.trace.nesting import nearest, nest
+from profiler_wrapper.trace.recording import Bool, Int32, Int64, PythonCalls, Recording
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
-    from profiler_wrapper.analysis.memory.owned import OwnedMemory
-
-
-# --------------------------------------------------------------------------------------------------
-# The largest allocations, and what each op allocates.
-
-_MOST_ALLOCATIONS = 500
-_NEVER = np.iinfo(np.int64).max
-
-
-def allocation_rows(found: Attributed, owned: OwnedMemory | None) -> tuple[AllocationRow, ...]:
-    """The 500 largest allocations of the recording, the largest first, of equal ones the earliest."""
-    if owned is None:
-        return ()
-    blocks, memory = owned.blocks, owned.memory
-    begin_ns = begin_of(found.recording)
-    made = np.flatnonzero(~blocks.before)  # in order of time
-    largest = made[np.argsort(-blocks.size_bytes[made], kind="stable")[:_MOST_ALLOCATIONS]]
-    freed_ns = np.append(memory.time_ns, -1)[blocks.freed[largest]]
-    return tuple(
-        AllocationRow(
-            size_bytes=int(blocks.size_bytes[block]),
-            allocated_ns=int(memory.time_ns[blocks.made[block]]) - begin_ns,
-            released_ns=released - begin_ns if blocks.freed[block] < blocks.events else None,
-            layer=owned.layers[owned.layer[block]],
-            op=blocks.ops[blocks.op[block]],
-            phase=owned.phases[blocks.place[block]],
-            category=CATEGORIES[owned.categories.category[block]],
-        )
-        for block, released in zip(largest.tolist(), freed_ns.tolist(), strict=True)
-    )
-
-
-def op_memory_rows(found: Attributed, owned: OwnedMemory | None) -> tuple[OpMemoryRow, ...]:
-    """What each op allocated, most bytes first; the sums over them are those of all allocation events."""
-    if owned is None:
-        return ()
-    blocks = owned.blocks
-    made = np.flatnonzero(~blocks.before)
-    op, sizes = blocks.op[made], blocks.size_bytes[made]
-    freed_ns = np.append(owned.memory.time_ns, _NEVER)[blocks.freed[made]]
-    ends_ns = np.append(found.recording.spans.end_ns, _NEVER)  # the last for what no op made
-    kept = freed_ns > ends_ns[blocks.maker[made]]
-    count = np.bincount(op, minlength=len(blocks.ops))
-    allocated, kept_bytes, largest = (np.zeros(len(blocks.ops), dtype=np.int64) for _ in range(3))
-    np.add.at(allocated, op, sizes)
-    np.add.at(kept_bytes, op[kept], sizes[kept])
-    np.maximum.at(largest, op, sizes)
-    rows = [
-        OpMemoryRow(
-            op=blocks.ops[i],
-            allocations=int(count[i]),
-            allocated_bytes=int(allocated[i]),
-            kept_bytes=int(kept_bytes[i]) if blocks.ops[i] else None,
-            largest_bytes=int(largest[i]),
-        )
-        for i in np.flatnonzero(count).tolist()
-    ]
-    return tuple(sorted(rows, key=lambda row: (-row.allocated_bytes, row.op)))
+    from profiler_wrapper.analysis.memory.blocks import OwnedMemory
 
 
 NO_OP = "(no op)"
 _MOST = 5  # layers and sources of a row
 
 
-def operator_rows(found: Attributed, shapes_of_op: Mapping[str, tuple[str, ...]]) -> tuple[OperatorRow, ...]:
+def operator_rows(attributed: Attributed, shapes_of_op: Mapping[str, tuple[str, ...]]) -> tuple[OperatorRow, ...]:
     """The ops of an attributed recording, the most expensive first; `shapes_of_op`: the most frequent of each."""
-    return _Table(found).rows(shapes_of_op)
+    return _Table(attributed).rows(shapes_of_op)
 
 
 class _Table:
     """Sums per key. A key is a name and a phase; behind those of the ops there is one a phase for `NO_OP`."""
 
-    def __init__(self, found: Attributed) -> None:
-        self.found = found
-        recording, attribution = found.recording, found.attribution
+    def __init__(self, attributed: Attributed) -> None:
+        self.attributed = attributed
+        recording, attribution = attributed.recording, attributed.attribution
         # A large trace has millions of ops: numbers of 32 bits, and no column longer than it is needed.
-        self.ops = find_ops(recording, found.nesting.parent, found.tree)
+        self.ops = find_ops(recording, attributed.nesting.parent, attributed.tree)
         phase_of_place = attribution.phase_of_place.astype(np.int32)
         phase = phase_of_place[attribution.place_of[self.ops.span]]
         self.keys, self.key_of_op = _numbered(recording.spans.name[self.ops.span] * np.int64(len(PHASES)) + phase)
         self.count = len(self.keys) + len(PHASES)
         self.outermost = ~called_by_same_key(self.ops, self.key_of_op)
-        charges, cpu = found.charges, found.cpu
-        self.op_of_charge = _op_of(self.ops, charges.cpu_span)
+        charges, cpu_ns = attributed.charges, attributed.cpu_ns
+        self.op_of_charge = at(self.ops.op_of, charges.cpu_span, -1)
         self.key_of_charge = self._keys(self.op_of_charge, phase_of_place[charges.place])
-        op_of_time = self.ops.op_of[cpu.span]
-        key_of_time = self._keys(op_of_time, phase_of_place[attribution.place_of[cpu.span]])
-        self.self_cpu_ns = sum_by_key(key_of_time, cpu.time_ns, self.count)
-        self.op_cpu_ns = self._with_called(op_of_time, cpu.time_ns)
-        del op_of_time, key_of_time
+        takes = np.flatnonzero(cpu_ns)
+        op_of_time = self.ops.op_of[takes]
+        key_of_time = self._keys(op_of_time, phase_of_place[attribution.place_of[takes]])
+        self.self_cpu_ns = sum_by_key(key_of_time, cpu_ns[takes], self.count)
+        self.op_cpu_ns = self._with_called(op_of_time, cpu_ns[takes])
+        del takes, op_of_time, key_of_time
         self.cpu_ns = self._inclusive(self.op_cpu_ns, self.self_cpu_ns)
         self.on_device = charges.basis == "device"
         if self.on_device:
@@ -128,7 +75,7 @@ class _Table:
             self.self_ns, self.op_ns, self.ns = self.self_cpu_ns, self.op_cpu_ns, self.cpu_ns
 
     def rows(self, shapes_of_op: Mapping[str, tuple[str, ...]]) -> tuple[OperatorRow, ...]:
-        names = self.found.recording.names
+        names = self.attributed.recording.names
         calls = np.bincount(self.key_of_op, minlength=self.count)
         launched = np.bincount(self.key_of_charge, minlength=self.count) if self.on_device else np.zeros_like(calls)
         work, multiplied = self._class_of_key(), self._tensor_core_ns()
@@ -161,8 +108,7 @@ class _Table:
 
     def _keys(self, op: Int32, phase: Int32) -> Int32:
         """Per entry the key of its op; of what has none, that of `NO_OP` in its phase."""
-        no_op: Int32 = phase + np.int32(len(self.keys))
-        return np.where(op >= 0, self.key_of_op[op], no_op) if len(self.ops) else no_op
+        return np.where(op >= 0, at(self.key_of_op, op, -1), phase + np.int32(len(self.keys)))
 
     def _with_called(self, op: Int32, values: Int64) -> Int64:
         """Per op the sum over it and all that it calls; `op`: of each value the op, -1 for none."""
@@ -175,43 +121,41 @@ class _Table:
         sums[len(self.keys) :] = own[len(self.keys) :]
         return sums
 
-    def _class_of_key(self) -> list[int]:
+    def _class_of_key(self) -> Int64:
         """The class of most of a key's own time; without any, that of most of its calls.
 
         What has no op has none, and views and allocations compute nothing, whatever they are made for.
         """
-        found, charges = self.found, self.found.charges
-        work, _ = found.work_of.ops(self.ops.span)
-        work = optimizer_work(found.attribution, found.attribution.place_of[self.ops.span], work)
-        table = np.zeros((2, self.count, len(classes.CLASSES)), dtype=np.int64)
-        np.add.at(table[0], (self.key_of_op, work), 1)
-        np.add.at(table[1], (self.key_of_charge, charges.work), charges.time_ns)
-        timed = table[1].any(axis=1)
-        best = np.where(timed, table[1].argmax(axis=1), table[0].argmax(axis=1))
-        names = [self.found.recording.names[key // len(PHASES)] for key in self.keys.tolist()]
+        attributed, charges = self.attributed, self.attributed.charges
+        work, _ = attributed.work_of.ops(self.ops.span)
+        work = optimizer_work(attributed.attribution, attributed.attribution.place_of[self.ops.span], work)
+        timed = (self.key_of_charge, charges.work, charges.time_ns)
+        best = main_classes(self.count, timed, (self.key_of_op, work, 1))
+        names = [self.attributed.recording.names[key // len(PHASES)] for key in self.keys.tolist()]
         computes_nothing = [classes.class_of_op(name) == "other" for name in names]
         best[[*computes_nothing, *[True] * len(PHASES)]] = classes.CLASSES.index("other")
-        found_classes: list[int] = best.tolist()
-        return found_classes
+        return best
 
     def _tensor_core_ns(self) -> dict[int, int]:
         """Of the keys whose kernels tell: the time in those that use tensor cores."""
         if not self.on_device:
             return {}
-        charges = self.found.charges
-        uses_cores = tensor_core_kernels(self.found.recording, charges.span)  # 1, 0, -1 for "its name does not tell"
+        charges = self.attributed.charges
+        uses_cores = tensor_core_kernels(
+            self.attributed.recording, charges.span
+        )  # 1, 0, -1 for "its name does not tell"
         known, uses = uses_cores >= 0, uses_cores == 1
         spent = sum_by_key(self.key_of_charge[uses], charges.time_ns[uses], self.count)
         return {key: int(spent[key]) for key in np.unique(self.key_of_charge[known]).tolist()}
 
     def _layers(self) -> dict[int, tuple[str, ...]]:
-        attribution = self.found.attribution
+        attribution = self.attributed.attribution
         layer = attribution.layer_of_place[attribution.place_of[self.ops.span]]
-        names = [item.name for item in self.found.tree.layers]
+        names = [item.name for item in self.attributed.tree.layers]
         return {key: tuple(names[i] for i in chosen) for key, chosen in self._largest(layer).items()}
 
     def _sources(self) -> dict[int, tuple[str, ...]]:
-        sources = PythonSources(self.found.recording, self.found.attribution)
+        sources = PythonSources(self.attributed.recording, self.attributed.attribution)
         if not sources:
             return {}
         lines = sources.of(self.ops.span)
@@ -230,6 +174,185 @@ def _numbered(keys: Int64) -> tuple[Int64, Int32]:
     return distinct, np.searchsorted(distinct, keys).astype(np.int32)
 
 
-def _op_of(ops: OpSpans, cpu_span: Int64) -> Int32:
-    """Per charge the innermost op around its launch; -1 for none."""
-    return np.where(cpu_span >= 0, ops.op_of[np.maximum(cpu_span, 0)], np.int32(-1))
+# --------------------------------------------------------------------------------------------------
+# The largest allocations, and what each op allocates.
+
+_MOST_ALLOCATIONS = 500
+_NEVER = np.iinfo(np.int64).max
+
+
+def allocation_rows(attributed: Attributed, owned: OwnedMemory | None) -> tuple[AllocationRow, ...]:
+    """The 500 largest allocations of the recording, the largest first, of equal ones the earliest."""
+    if owned is None:
+        return ()
+    blocks, memory = owned.blocks, owned.memory
+    begin_ns = begin_of(attributed.recording)
+    made = np.flatnonzero(~blocks.before)  # in order of time
+    largest = made[np.argsort(-blocks.size_bytes[made], kind="stable")[:_MOST_ALLOCATIONS]]
+    freed_ns = np.append(memory.time_ns, -1)[blocks.freed[largest]]  # the last for what stays
+    return tuple(
+        AllocationRow(
+            size_bytes=int(blocks.size_bytes[block]),
+            allocated_ns=int(memory.time_ns[blocks.made[block]]) - begin_ns,
+            released_ns=released - begin_ns if blocks.freed[block] < blocks.events else None,
+            layer=owned.layers[owned.layer[block]],
+            op=blocks.ops[blocks.op[block]],
+            phase=owned.phases[blocks.place[block]],
+            category=CATEGORIES[owned.category[block]],
+        )
+        for block, released in zip(largest.tolist(), freed_ns.tolist(), strict=True)
+    )
+
+
+def op_memory_rows(attributed: Attributed, owned: OwnedMemory | None) -> tuple[OpMemoryRow, ...]:
+    """What each op allocated, most bytes first; the sums over them are those of all allocation events."""
+    if owned is None:
+        return ()
+    blocks = owned.blocks
+    made = np.flatnonzero(~blocks.before)
+    op, sizes = blocks.op[made], blocks.size_bytes[made]
+    freed_ns = np.append(owned.memory.time_ns, _NEVER)[blocks.freed[made]]
+    ends_ns = np.append(attributed.recording.spans.end_ns, _NEVER)  # the last for what no op made
+    kept = freed_ns > ends_ns[blocks.maker[made]]
+    count = np.bincount(op, minlength=len(blocks.ops))
+    allocated, kept_bytes = (sum_by_key(op[those], sizes[those], len(count)) for those in (slice(None), kept))
+    largest = np.zeros(len(count), dtype=np.int64)
+    np.maximum.at(largest, op, sizes)
+    rows = [
+        OpMemoryRow(
+            op=blocks.ops[i],
+            allocations=int(count[i]),
+            allocated_bytes=int(allocated[i]),
+            kept_bytes=int(kept_bytes[i]) if blocks.ops[i] else None,
+            largest_bytes=int(largest[i]),
+        )
+        for i in np.flatnonzero(count).tolist()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.allocated_bytes, row.op)))
+
+
+# --------------------------------------------------------------------------------------------------
+# Which line of Python an op comes from, where the recording has Python's stacks.
+#
+# The profiler tells of a function the file and the line where it begins, as Python finds the file: a script
+# and its own modules relative to where it was started, installed packages by their name.
+
+_FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): ")
+_INSTALLED = re.compile(r"(?:.*/)?(?:site|dist)-packages/")
+_PYTHONS_OWN = re.compile(r"/lib/python3\.\d+/")
+_GENERATED = re.compile(r"^<|/torchinductor_")  # `<string>` of a dataclass, what Inductor wrote
+_CELL = re.compile(r"^<ipython-input|/ipykernel_\d+/")
+_PLUMBING = ("torch", "torchgen", "functorch", "triton", "torch_xla", "profiler_wrapper")
+_LIBRARIES = frozenset(
+    (
+        "accelerate", "apex", "bitsandbytes", "colossalai", "datasets", "deepspeed", "diffusers", "einops",
+        "fairscale", "fbgemm_gpu", "flash_attn", "flashinfer", "fla", "fsspec", "huggingface_hub", "ignite",
+        "IPython", "ipykernel", "jax", "kornia", "lightning", "lightning_fabric", "lightning_utilities",
+        "liger_kernel", "megablocks", "monai", "numpy", "open_clip", "optimum", "packaging", "pandas", "peft", "PIL",
+        "pydantic", "pytorch_lightning", "ray", "safetensors", "scipy", "sentence_transformers",
+        "sglang", "sklearn", "timm", "tokenizers", "torchao", "torchaudio", "torchmetrics", "torchtune",
+        "torchvision", "tqdm", "transformer_engine", "transformers", "trl", "typing_extensions", "unsloth", "vllm",
+        "wandb", "xformers",
+    )
+)  # fmt: skip
+
+
+_OF_LIBRARIES = 2
+
+
+class Origin(IntEnum):
+    """Whose a line is."""
+
+    NOBODY = 0  # torch's, Python's, our own, or generated
+    LIBRARY = 1
+    USER = 2
+
+
+def origin_of(file: str) -> Origin:
+    """Whose a file is, by its path as the profiler tells it."""
+    file = file.replace("\\", "/")
+    if _CELL.search(file):
+        return Origin.USER
+    if _GENERATED.search(file):
+        return Origin.NOBODY
+    installed = _INSTALLED.match(file)
+    package = file[installed.end() if installed else 0 :].partition("/")[0].removesuffix(".py")  # "" of a full path
+    if package in _PLUMBING or package in sys.stdlib_module_names or (not installed and _PYTHONS_OWN.search(file)):
+        return Origin.NOBODY
+    return Origin.LIBRARY if installed or package in _LIBRARIES else Origin.USER
+
+
+class Lines(NamedTuple):
+    """Per span numbers for `PythonSources.text`, -1 for none."""
+
+    user: Int32  # the innermost line of the user's
+    library: Int32  # the innermost line of a library other than torch, inside of that
+
+
+class PythonSources:
+    """Finds `file:line` of ops: those of the user's, and within them those of libraries."""
+
+    def __init__(self, recording: Recording, attribution: Attribution) -> None:
+        self._recording, self._attribution = recording, attribution
+        self._texts: dict[int, str] = {}  # `file:line` by name index
+        origin = np.zeros(len(recording.names) if len(recording.python) else 0, dtype=np.int8)
+        for name in np.unique(recording.python.name).tolist():
+            match = _FRAME.match(recording.names[name])
+            if match is not None:
+                self._texts[name] = f"{match['file']}:{match['line']}"
+                origin[name] = origin_of(match["file"])
+        self._origin = origin[recording.python.name]
+
+    def __bool__(self) -> bool:
+        return bool((self._origin > Origin.NOBODY).any())
+
+    def text(self, source: int) -> str:
+        """`file:line` of what `of` found."""
+        return self._texts[source]
+
+    def of(self, span: Int64, around: Int32 | None = None) -> Lines:
+        """Per CPU span its lines.
+
+        What an autograd node runs comes from the lines whose forward made the node, unless Python runs within the
+        node. `around`: per span the CPU event around it, or itself, for spans that are not nested; -1 for none.
+        """
+        node = at(self._attribution.node_of, span if around is None else around, -1)
+        made_by = at(self._attribution.forward_op, node, -1)
+        lines, began_ns = self._innermost(span)
+        in_the_node = (node >= 0) & (began_ns >= self._recording.spans.start_ns[node])
+        from_forward = np.flatnonzero((made_by >= 0) & ~in_the_node)
+        forward, began_ns = self._innermost(made_by[from_forward])
+        known = began_ns >= 0
+        lines.user[from_forward[known]] = forward.user[known]
+        lines.library[from_forward[known]] = forward.library[known]
+        return lines
+
+    def most_expensive(self, user: Iterable[int], library: Iterable[int]) -> tuple[str, ...]:
+        """As texts, at most five, each once: of the user's the first, and at least two of libraries if there are."""
+        users, libraries = (list(dict.fromkeys(map(self.text, lines))) for lines in (user, library))
+        users = users[: _MOST - min(len(libraries), _OF_LIBRARIES)]
+        return (*users, *libraries[: _MOST - len(users)])
+
+    def _innermost(self, span: Int64) -> tuple[Lines, Int64]:
+        """The lines around each span, and when the outer one of the two began; -1 for none."""
+        spans, calls = self._recording.spans, self._recording.python
+        lane, start, end = spans.lane[span], spans.start_ns[span], spans.end_ns[span]
+        frames = [np.flatnonzero(self._origin == origin) for origin in (Origin.USER, Origin.LIBRARY)]
+        user, library = (frame_around(calls, each, lane, start, end) for each in frames)
+        user_ns = at(calls.start_ns, user, -1)
+        library = np.where(at(calls.start_ns, library, -1) >= user_ns, library, -1)
+        lines = Lines(at(calls.name, user, -1), at(calls.name, library, -1))
+        return lines, np.where(user >= 0, user_ns, at(calls.start_ns, library, -1))
+
+
+def frame_around(calls: PythonCalls, frames: Int64, lane: Int32, start_ns: Int64, end_ns: Int64) -> Int64:
+    """Per interval the innermost of the frames that encloses it; -1 for none."""
+    is_frame: Bool = np.arange(len(frames) + len(lane)) < len(frames)
+    began = calls.start_ns[frames]
+    nesting = nest(
+        np.concatenate([calls.lane[frames], lane]),
+        np.concatenate([began, start_ns]),
+        np.concatenate([began + calls.duration_ns[frames], end_ns]),
+    )
+    frame = nearest(nesting.parent, is_frame)[len(frames) :]
+    return at(frames, frame, -1)

@@ -9,15 +9,16 @@ they change with what a user names; nothing is counted between steps.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.charges import Union, union
-from profiler_wrapper.analysis.classes import tensor_core_kernels
-from profiler_wrapper.analysis.device_properties import busiest_device, device_properties
+from profiler_wrapper.analysis.classes import busiest_device, device_properties, tensor_core_kernels
 from profiler_wrapper.analysis.model import Overview, StepSplit
+from profiler_wrapper.analysis.statistics import at
 from profiler_wrapper.analysis.steps import StepWindows, step_windows
 from profiler_wrapper.analysis.views.kernels import occupancy_of
 from profiler_wrapper.trace.marks import parse_mark
@@ -33,35 +34,23 @@ _NS_PER_S = 10**9
 _PARTS = 10**9  # a share of a multiprocessor is counted in these, so that sums of shares stay exact
 
 
-def overview(found: Attributed) -> Overview | None:
+def overview(attributed: Attributed) -> Overview | None:
     """The overview of an attributed recording; None where nothing takes wall time."""
-    windows = step_windows(found)
+    windows = step_windows(attributed)
     if not windows.number:
         return None
-    steps = _splits(found, windows)
-    device = busiest_device(found.recording)
+    steps = _splits(attributed, windows)
+    device = busiest_device(attributed.recording)
     if device is None:
-        return Overview(
-            device=None,
-            device_memory_bytes=None,
-            compute_capability=None,
-            multiprocessors=None,
-            steps=steps,
-            utilization=None,
-            sm_efficiency=None,
-            occupancy=None,
-            tensor_core_share=None,
-            kernels=0,
-            launches_per_s=None,
-            gaps_ns=None,
-        )
-    properties = device_properties(found.recording, device)
-    kernels = _Kernels(found.recording, device, windows)
-    here = found.recording.spans.device[found.charges.span] == device
-    is_kernel = found.recording.spans.category[found.charges.span] == Category.KERNEL
+        nothing: dict[str, Any] = dict.fromkeys(field.name for field in fields(Overview))
+        return Overview(**nothing | {"steps": steps, "kernels": 0})
+    properties = device_properties(attributed.recording, device)
+    kernels = _Kernels(attributed.recording, device, windows)
+    here = attributed.recording.spans.device[attributed.charges.span] == device
+    is_kernel = attributed.recording.spans.category[attributed.charges.span] == Category.KERNEL
     launched = int((here & is_kernel & (windows.launched_in >= 0)).sum())
-    busy = _covered(_union_of(found.recording, found.charges.span[here]), windows)
-    cut = found.unseen_until_ns is not None and len(windows.number) == 1  # the one step is not seen whole
+    busy = _covered(_union_of(attributed.recording, attributed.charges.span[here]), windows)
+    cut = attributed.unseen_until_ns is not None and len(windows.number) == 1  # the one step is not seen whole
     return Overview(
         device=properties.name,
         device_memory_bytes=properties.memory_bytes,
@@ -81,25 +70,25 @@ def overview(found: Attributed) -> Overview | None:
 # --- the split ----------------------------------------------------------------------------------
 
 
-def _splits(found: Attributed, windows: StepWindows) -> tuple[StepSplit, ...]:
+def _splits(attributed: Attributed, windows: StepWindows) -> tuple[StepSplit, ...]:
     """Per step what each kind adds to the time that the kinds before it cover; of all devices and threads."""
-    so_far, spans_ns = np.zeros(len(found.recording.spans), dtype=np.bool_), windows.end_ns - windows.start_ns
+    so_far, spans_ns = np.zeros(len(attributed.recording.spans), dtype=np.bool_), windows.end_ns - windows.start_ns
     covered = [np.zeros_like(spans_ns)]
-    for kind in _by_priority(found):
+    for kind in _by_priority(attributed):
         so_far |= kind
-        busy = _union_of(found.recording, np.flatnonzero(so_far))
+        busy = _union_of(attributed.recording, np.flatnonzero(so_far))
         covered.append(busy.overlap(windows.start_ns, windows.end_ns))
     parts = np.diff([*covered, spans_ns], axis=0).tolist()
     columns = zip(windows.number, spans_ns.tolist(), *parts, strict=True)
     return tuple(StepSplit(number, *lengths) for number, *lengths in columns)
 
 
-def _by_priority(found: Attributed) -> tuple[Bool, ...]:
+def _by_priority(attributed: Attributed) -> tuple[Bool, ...]:
     """Per span whether its time is that of a kernel, communication, memcpy, memset, runtime, data loader, CPU.
 
     Communication is kernels that move data between ranks; without device events, ops and annotations that do.
     """
-    recording, charges = found.recording, found.charges
+    recording, charges = attributed.recording, attributed.charges
     category = recording.spans.category
     communicates = np.zeros(len(category), dtype=np.bool_)
     if charges.basis == "device":
@@ -107,7 +96,6 @@ def _by_priority(found: Attributed) -> tuple[Bool, ...]:
     communicates &= category == Category.KERNEL
     on_cpu: Bool = (category == Category.CPU_OP) | (category == Category.ANNOTATION)
     is_mark = recording.named(parse_mark)
-    loads = recording.named(lambda text: text.startswith(_DATALOADER))
     if charges.basis != "device":
         communicates |= on_cpu & recording.named(lambda text: classes.class_of_op(text) == "communication") & ~is_mark
     return (
@@ -116,7 +104,7 @@ def _by_priority(found: Attributed) -> tuple[Bool, ...]:
         category == Category.MEMCPY,
         category == Category.MEMSET,
         category == Category.RUNTIME,
-        on_cpu & loads,
+        on_cpu & recording.named(lambda text: text.startswith(_DATALOADER)),
         (category == Category.CPU_OP) & ~is_mark,
     )
 
@@ -174,10 +162,7 @@ class _Kernels:
 
     def _of_configurations(self, values: Float64) -> Float64:
         """Per kernel what its configuration tells."""
-        if not len(values):
-            return np.full(len(self.span), np.nan)
-        known: Float64 = np.where(self.configuration >= 0, values[self.configuration], np.nan)
-        return known
+        return at(values, self.configuration, np.nan)
 
 
 def _union_of(recording: Recording, span: Int64) -> Union:

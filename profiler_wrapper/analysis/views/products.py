@@ -16,7 +16,7 @@ import numpy as np
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attention_ops import ATTENTIONS, ENTRY, HOLDING_ATTENTION
 from profiler_wrapper.analysis.model import AttentionCallRow, Phase, ProductRow
-from profiler_wrapper.analysis.statistics import largest_by_key, sum_by_key
+from profiler_wrapper.analysis.statistics import at, largest_by_key, sum_by_key
 from profiler_wrapper.analysis.work.flops import FlopOps
 from profiler_wrapper.analysis.work.formulas import Product, dtype_of, products_of
 from profiler_wrapper.trace.nesting import nearest, nearest_above
@@ -48,30 +48,46 @@ class AttentionMade(NamedTuple):
     backend_of: dict[int, str]  # of each call that has time
 
 
-def attention_made(found: Attributed, *, ran: Bool | None = None) -> AttentionMade:
-    """The calls of an attributed recording. `ran`: those that count; all where not given."""
-    entries = _entries(found) if ran is None else _entries(found) & ran
-    entry_of = _entry_of(found, entries)
-    return AttentionMade(entry_of, _backends(found, entry_of))
+def attention_made(attributed: Attributed, *, ran: Bool | None = None) -> AttentionMade:
+    """The calls of an attributed recording: the outermost ops that are attention, in backward those of the forward.
+
+    A backward op with a name of its own is a call itself only where nothing links it to a forward. `ran`: those that
+    count; all where not given.
+    """
+    recording, parent, attribution = attributed.recording, attributed.nesting.parent, attributed.attribution
+    is_attention: Bool = recording.named(lambda name: name == ENTRY) | (attributed.work_of.backend_of >= 0)
+    is_attention &= recording.spans.category == Category.CPU_OP
+    entries = is_attention & (nearest_above(parent, nearest(parent, is_attention)) < 0)
+    around = nearest(parent, entries if ran is None else entries & ran)
+    forward = at(at(around, attribution.forward_op, -1), attribution.node_of, -1)
+    in_backward = at(attribution.in_phases("backward"), attribution.place_of, False)
+    entry_of = np.where(in_backward & (forward >= 0), forward, around)
+    charges = attributed.charges
+    chosen = (charges.backend >= 0) & (charges.cpu_span >= 0)
+    working = entry_of[charges.cpu_span[chosen]].tolist()
+    backends = [classes.BACKENDS[backend] for backend in charges.backend[chosen].tolist()]
+    first = dict(zip(reversed(working), reversed(backends), strict=True))  # as the first op in a call names it
+    return AttentionMade(entry_of, first)
 
 
-def attention_call_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most: int) -> tuple[AttentionCallRow, ...]:
+def attention_call_rows(
+    attributed: Attributed, shapes: Shapes, ops: FlopOps, *, most: int
+) -> tuple[AttentionCallRow, ...]:
     """A row for equal calls in each layer and phase, the `most` expensive of them.
 
     Time is that of the events that are attention in every other table too: where all calls are described, the rows
     of a layer, phase and backend add up to its `AttentionRow`.
     """
-    entry_of = attention_made(found, ran=ops.ran).entry_of
+    entry_of = attention_made(attributed, ran=ops.ran).entry_of
     described: dict[tuple[int, int], _Call | None] = {}
-    names, name_of = found.recording.names, found.recording.spans.name
-    charges, places = found.charges, found.attribution.places
+    names, name_of = attributed.recording.names, attributed.recording.spans.name
+    charges, places = attributed.charges, attributed.attribution.places
     calls: dict[tuple[str, Phase, str, _Call], set[int]] = defaultdict(set)
     times: dict[tuple[str, Phase, str, _Call], int] = defaultdict(int)
-    launched = charges.cpu_span >= 0
-    owner = np.where(launched, entry_of[np.where(launched, charges.cpu_span, 0)], -1)
+    owner = at(entry_of, charges.cpu_span, -1)
     members = np.flatnonzero((owner >= 0) & (charges.backend >= 0))
     columns = (owner, charges.place, charges.backend, charges.time_ns)
-    for entry, at, backend, time_ns in zip(*(column[members].tolist() for column in columns), strict=True):
+    for entry, index, backend, time_ns in zip(*(column[members].tolist() for column in columns), strict=True):
         if entry not in shapes:
             continue
         inputs = (int(name_of[entry]), shapes.number(entry))
@@ -79,11 +95,11 @@ def attention_call_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most
             described[inputs] = _described(names[inputs[0]], shapes[entry])
         call = described[inputs]
         if call is not None:
-            place = places[at]
-            key = (found.layer_name(place) or "", place.phase, classes.BACKENDS[backend], call)
+            place = places[index]
+            key = (attributed.layer_name(place) or "", place.phase, classes.BACKENDS[backend], call)
             calls[key].add(entry)
             times[key] += time_ns
-    steps = max(1, len(found.steps))
+    steps = max(1, len(attributed.steps))
     return tuple(
         AttentionCallRow(
             layer=layer,
@@ -96,50 +112,6 @@ def attention_call_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most
         )
         for layer, phase, backend, call in sorted(calls, key=lambda key: -times[key])[:most]
     )
-
-
-# --- which ops ----------------------------------------------------------------------------------
-
-
-def _entries(found: Attributed) -> Bool:
-    """The outermost ops that are attention."""
-    spans = found.recording.spans
-    entered = found.recording.named(lambda name: name == ENTRY)
-    is_attention: Bool = entered | (found.work_of.backend_of >= 0)
-    is_attention &= spans.category == Category.CPU_OP
-    parent = found.nesting.parent
-    entries: Bool = is_attention & (nearest_above(parent, nearest(parent, is_attention)) < 0)
-    return entries
-
-
-def _entry_of(found: Attributed, entries: Bool) -> Int32:
-    """Per span the call it works for: the one around it; in backward that of the forward op that made its node.
-
-    A backward op with a name of its own is an entry itself only where nothing links it to a forward.
-    """
-    around = nearest(found.nesting.parent, entries)
-    links = [link for link in found.attribution.links if link.forward_op >= 0]
-    if not links:
-        return around
-    by_node = np.full(len(around) + 1, -1, dtype=np.int32)  # the last one is for "no node"
-    by_node[[link.node for link in links]] = around[[link.forward_op for link in links]]
-    in_backward = found.attribution.in_phases("backward")
-    backward = np.flatnonzero(in_backward[found.attribution.place_of] & (found.attribution.place_of >= 0))
-    forward = by_node[found.attribution.node_of[backward]]
-    around[backward] = np.where(forward >= 0, forward, around[backward])
-    return around
-
-
-def _backends(found: Attributed, entry_of: Int32) -> dict[int, str]:
-    """The backend of each call, as the ops in it name it."""
-    charges = found.charges
-    chosen = (charges.backend >= 0) & (charges.cpu_span >= 0)
-    backends: dict[int, str] = {}
-    for entry, backend in zip(
-        entry_of[charges.cpu_span[chosen]].tolist(), charges.backend[chosen].tolist(), strict=True
-    ):
-        backends.setdefault(entry, classes.BACKENDS[backend])
-    return backends
 
 
 # --- what they were given -----------------------------------------------------------------------
@@ -204,28 +176,30 @@ def _is_strided(shapes: OpShapes, place: int) -> bool:
 # The matrix products of a recording, by their sizes.
 
 
-def product_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most: int) -> tuple[ProductRow, ...]:
+def product_rows(attributed: Attributed, shapes: Shapes, ops: FlopOps, *, most: int) -> tuple[ProductRow, ...]:
     """A row for each size in each layer and phase, of the ops whose FLOPs count; the `most` expensive first.
 
     An op that makes two products (a convolution's backward) divides its time by their FLOPs.
     """
-    names, places = found.recording.names, found.attribution.places
+    names, places = attributed.recording.names, attributed.attribution.places
     counted = np.flatnonzero(ops.is_counted)
-    time_ns = times_inside(found, ops.is_counted)
+    time_ns = times_inside(attributed, ops.is_counted)
     known: dict[tuple[int, int], tuple[Product, ...]] = {}
     calls: dict[tuple[str, str, Phase, str, Product], int] = defaultdict(int)
     times: dict[tuple[str, str, Phase, str, Product], float] = defaultdict(float)
-    columns = (found.recording.spans.name, found.attribution.place_of, time_ns)
-    for span, name, at, taken in zip(counted.tolist(), *(column[counted].tolist() for column in columns), strict=True):
+    columns = (attributed.recording.spans.name, attributed.attribution.place_of, time_ns)
+    for span, name, index, taken in zip(
+        counted.tolist(), *(column[counted].tolist() for column in columns), strict=True
+    ):
         call = (name, shapes.number(span))
         if call not in known:
             known[call] = products_of(names[name], shapes[span])
-        place, flops = places[at], sum(product.flops for product in known[call])
+        place, flops = places[index], sum(product.flops for product in known[call])
         for product in known[call]:
-            key = (names[name], found.layer_name(place) or "", place.phase, ops.flops_of(span).dtype, product)
+            key = (names[name], attributed.layer_name(place) or "", place.phase, ops.flops_of(span).dtype, product)
             calls[key] += 1
             times[key] += taken * product.flops / flops if flops else 0.0
-    steps = max(1, len(found.steps))
+    steps = max(1, len(attributed.steps))
     return tuple(
         ProductRow(
             op=op,
@@ -240,12 +214,10 @@ def product_rows(found: Attributed, shapes: Shapes, ops: FlopOps, *, most: int) 
     )
 
 
-def times_inside(found: Attributed, chosen: np.typing.NDArray[np.bool_]) -> Int64:
+def times_inside(attributed: Attributed, chosen: np.typing.NDArray[np.bool_]) -> Int64:
     """Per span that is chosen, the time charged to it and to what it calls, up to the next chosen one."""
-    charges = found.charges
-    launched = charges.cpu_span >= 0
-    op = nearest(found.nesting.parent, chosen)[charges.cpu_span[launched]]
-    return sum_by_key(op[op >= 0], charges.time_ns[launched][op >= 0], len(chosen))
+    op = at(nearest(attributed.nesting.parent, chosen), attributed.charges.cpu_span, -1)
+    return sum_by_key(op[op >= 0], attributed.charges.time_ns[op >= 0], len(chosen))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -266,27 +238,27 @@ class ShapeRows:
     shapes_of_op: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of its inputs, the most frequent first
 
 
-def shape_rows(found: Attributed, shapes: Shapes, ops: FlopOps | None = None) -> ShapeRows:
+def shape_rows(attributed: Attributed, shapes: Shapes, ops: FlopOps | None = None) -> ShapeRows:
     """What the shapes of an attributed recording say. `ops`: of it, where they are known already."""
-    ops = ops or FlopOps(found, shapes)
+    ops = ops or FlopOps(attributed, shapes)
     return ShapeRows(
-        products=product_rows(found, shapes, ops, most=MOST_ROWS),
-        attention_calls=attention_call_rows(found, shapes, ops, most=MOST_ROWS),
-        shapes_of_op=_shapes_of_op(found, shapes, ops),
+        products=product_rows(attributed, shapes, ops, most=MOST_ROWS),
+        attention_calls=attention_call_rows(attributed, shapes, ops, most=MOST_ROWS),
+        shapes_of_op=_shapes_of_op(attributed, shapes, ops),
     )
 
 
-def _shapes_of_op(found: Attributed, shapes: Shapes, ops: FlopOps) -> dict[str, tuple[str, ...]]:
+def _shapes_of_op(attributed: Attributed, shapes: Shapes, ops: FlopOps) -> dict[str, tuple[str, ...]]:
     """By the name of an op, the most frequent shapes of its inputs as text."""
     spans, numbers = shapes.arrays()
     ran = ops.ran[spans]
-    names = found.recording.spans.name[spans[ran]].astype(np.int64)
+    names = attributed.recording.spans.name[spans[ran]].astype(np.int64)
     frequent = largest_by_key(names, numbers[ran].astype(np.int64), np.ones(len(names), dtype=np.int64), _MOST_SHAPES)
     texts = {}
     for name, chosen in frequent.items():
         kept = [text for number in chosen if (text := _text(shapes.numbered(number)))]
         if kept:
-            texts[found.recording.names[name]] = tuple(dict.fromkeys(kept))
+            texts[attributed.recording.names[name]] = tuple(dict.fromkeys(kept))
     return texts
 
 

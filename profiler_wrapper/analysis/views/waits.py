@@ -19,7 +19,7 @@ import numpy as np
 from profiler_wrapper.analysis.calls import find_ops
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.model import PHASES, Phase, SynchronisationRow
-from profiler_wrapper.analysis.views.sources import PythonSources, frame_around
+from profiler_wrapper.analysis.views.operators import PythonSources, frame_around
 from profiler_wrapper.trace.nesting import innermost_around
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
 
@@ -64,29 +64,27 @@ _OF_THE_PROFILER = re.compile(r"(^|/)(torch/profiler/|torch/autograd/profiler\.p
 class _Sums:
     wait_ns: int = 0
     waits: set[int] = field(default_factory=set)  # spans: the ops, else the calls
-    user_lines: Counter[int] = field(default_factory=Counter)  # -1 for none
-    library_lines: Counter[int] = field(default_factory=Counter)
+    lines: tuple[Counter[int], Counter[int]] = field(default_factory=lambda: (Counter(), Counter()))  # of `Lines`
 
 
-def synchronisation_rows(found: Attributed) -> tuple[SynchronisationRow, ...]:
+def synchronisation_rows(attributed: Attributed) -> tuple[SynchronisationRow, ...]:
     """The waits within the steps of an attributed recording, the longest first."""
-    if found.charges.basis != "device":
+    if attributed.charges.basis != "device":
         return ()
-    recording, attribution = found.recording, found.attribution
-    kinds = np.array([_kind_of_call(name) for name in recording.names])
-    calls = _waiting_calls(recording, kinds, found.charges)
+    recording, attribution = attributed.recording, attributed.attribution
+    tests = [pattern.match for _, pattern in _CALLS]  # per name which of them it is, -1 for none
+    kinds = np.array([next((i for i, test in enumerate(tests) if test(name)), -1) for name in recording.names])
+    calls = _waiting_calls(recording, kinds, attributed.charges)
     if not len(calls):
         return ()
     # Calls into the runtime that launch nothing are not nested, so they are looked up by time.
     spans = recording.spans
-    around = innermost_around(
-        found.nesting, spans, spans.lane[calls], spans.start_ns[calls], spans.end_ns[calls]
-    ).astype(np.int64)
-    kept = _in_steps(found, calls) & ~_of_the_profiler(found, calls, around)
+    around = innermost_around(attributed.nesting, spans, spans.lane[calls], spans.start_ns[calls], spans.end_ns[calls])
+    kept = ~_of_the_profiler(attributed, calls, around)
+    if len(attributed.steps):
+        kept &= attributed.steps.place_of(spans.start_ns[calls]) >= 0
     calls, around = calls[kept], around[kept]
-    if not len(calls):
-        return ()
-    ops = find_ops(recording, found.nesting.parent, found.tree)
+    ops = find_ops(recording, attributed.nesting.parent, attributed.tree)
     sources = PythonSources(recording, attribution)
     lines = sources.of(calls, around)
     columns = (calls, around, recording.spans.duration_ns[calls], lines.user, lines.library)
@@ -94,41 +92,28 @@ def synchronisation_rows(found: Attributed) -> tuple[SynchronisationRow, ...]:
     for call, span, wait_ns, user, library in zip(*(c.tolist() for c in columns), strict=True):
         chain = _chain(recording, ops.span, ops.around, int(ops.op_of[span]) if span >= 0 else -1)
         names = [recording.name_of(op) for op in chain]
-        kind = _kind_of_ops(names) or _CALLS[kinds[recording.spans.name[call]]][0]
+        asked = next((kind for kind, ops_of_kind in _OPS if not ops_of_kind.isdisjoint(names)), None)
+        kind = asked or _CALLS[kinds[recording.spans.name[call]]][0]
         place = attribution.places[attribution.place_of[span] if span >= 0 else attribution.outside]
-        layer = found.layer_name(place) if recording.spans.category[call] != Category.SYNC else None
+        layer = attributed.layer_name(place) if recording.spans.category[call] != Category.SYNC else None
         gathered = sums[kind, names[-1] if names else recording.name_of(call), layer, place.phase]
         gathered.wait_ns += wait_ns
         gathered.waits.add(chain[-1] if chain else call)
-        gathered.user_lines[user] += wait_ns
-        gathered.library_lines[library] += wait_ns
-    rows = []
-    for (kind, op, layer, phase), one in sums.items():
-        user_lines, library_lines = (
-            [line for line, _ in lines_of.most_common() if line >= 0]
-            for lines_of in (one.user_lines, one.library_lines)
+        gathered.lines[0][user] += wait_ns
+        gathered.lines[1][library] += wait_ns
+    rows = [
+        SynchronisationRow(
+            kind=kind,
+            op=op,
+            layer=layer,
+            phase=phase,
+            count=len(one.waits),
+            wait_ns=one.wait_ns,
+            sources=sources.most_expensive(*([line for line, _ in c.most_common() if line >= 0] for c in one.lines)),
         )
-        rows.append(
-            SynchronisationRow(
-                kind=kind,
-                op=op,
-                layer=layer,
-                phase=phase,
-                count=len(one.waits),
-                wait_ns=one.wait_ns,
-                sources=sources.most_expensive(user_lines, library_lines),
-            )
-        )
+        for (kind, op, layer, phase), one in sums.items()
+    ]
     return tuple(sorted(rows, key=lambda row: (-row.wait_ns, row.op, row.layer or "", PHASES.index(row.phase))))
-
-
-def _kind_of_call(name: str) -> int:
-    """Which of `_CALLS` a name is; -1 for none."""
-    return next((i for i, (_, pattern) in enumerate(_CALLS) if pattern.match(name)), -1)
-
-
-def _kind_of_ops(names: list[str]) -> Kind | None:
-    return next((kind for kind, ops in _OPS if not ops.isdisjoint(names)), None)
 
 
 def _waiting_calls(recording: Recording, kinds: Int64, charges: Charges) -> Int64:
@@ -154,16 +139,9 @@ def _waiting_calls(recording: Recording, kinds: Int64, charges: Charges) -> Int6
     return np.flatnonzero(waits)
 
 
-def _in_steps(found: Attributed, calls: Int64) -> Bool:
-    if not len(found.steps):
-        return np.ones(len(calls), dtype=np.bool_)
-    inside: Bool = found.steps.place_of(found.recording.spans.start_ns[calls]) >= 0
-    return inside
-
-
-def _of_the_profiler(found: Attributed, calls: Int64, around: Int64) -> Bool:
+def _of_the_profiler(attributed: Attributed, calls: Int64, around: Int32) -> Bool:
     """Waits with the profiler's own code around them, and, with nothing around, after all ops or before any."""
-    recording, spans, python = found.recording, found.recording.spans, found.recording.python
+    recording, spans, python = attributed.recording, attributed.recording.spans, attributed.recording.python
     ops = np.flatnonzero(spans.category == Category.CPU_OP)
     begin, end = spans.start_ns[calls], spans.end_ns[calls]
     own: Bool = around < 0

@@ -20,8 +20,8 @@ import numpy as np
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attribution import OPS_OF_SAVING, Attribution, Place, Role, role_of
 from profiler_wrapper.analysis.charges import Charges, optimizer_work
+from profiler_wrapper.analysis.classes import FIRST_WITH_TF32, busiest_device_properties
 from profiler_wrapper.analysis.compiled import graph_key
-from profiler_wrapper.analysis.device_properties import FIRST_WITH_TF32, busiest_device_properties
 from profiler_wrapper.analysis.model import PHASES, FlopRow, Phase, UncountedRow
 from profiler_wrapper.analysis.statistics import sum_by_key
 from profiler_wrapper.analysis.work.bytes import moves_nothing
@@ -225,8 +225,7 @@ class FlopOps:
         """
         found = self._found
         if found.charges.basis == "cpu":
-            mostly = 2 * found.cpu.time_ns > found.recording.spans.duration_ns[found.cpu.span]
-            works = marked(len(self._parent), found.cpu.span[mostly]) & ~self._holds_counted
+            works = (2 * found.cpu_ns > found.recording.spans.duration_ns) & ~self._holds_counted
         else:
             op = self._innermost_op[found.charges.cpu_span[self._unknown_kernels]]
             works = marked(len(self._parent), op)
