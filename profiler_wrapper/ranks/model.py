@@ -132,7 +132,6 @@ class Clocks:
     source: Literal["collectives", "steps", "none"]  # whose ends were taken as common
     events: int = 0  # common events in the fit
     notes: tuple[str, ...] = ()
-    residual_p95_ns: Float = field(default_factory=lambda: np.zeros(0))  # (R,) 95 of 100 are less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
