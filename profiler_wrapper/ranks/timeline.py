@@ -30,23 +30,25 @@ _NESTED = tuple(kind.name for kind in SPAN_KINDS if kind.within or kind.name == 
 DRAWN_STEPS = 3
 MOST_LANES = 32  # where nobody chose the ranks
 MOST_LANE_SPANS = 400_000
-_LONG_PAUSE, _SHORT_PAUSE = 0.3, 0.05  # of a step: longer ones between two steps are cut down to that
 _LONGEST_RATIO = 1.05  # times the median rank of a step: from there on the longest rank holds the others up
 
 
 def drawn_steps(report: RanksReport) -> list[int]:
     """Steps one after another that are like most; of a verdict on garbage collection, those that have most of it."""
-    own, count = report.own, DRAWN_STEPS
-    steps: list[int] = own.steps.tolist()
-    skipped = len(steps) - report.verdict.steps if 0 < report.verdict.steps < len(steps) else 0
-    if len(steps) - skipped <= count:
-        return steps[-count:]
-    known = np.where(np.isfinite(own.own_ns), own.own_ns, 0.0)
+    own = report.own
+    skipped = len(own.steps) - report.verdict.steps if 0 < report.verdict.steps < len(own.steps) else 0
+    steps = own.steps[skipped:]
+    known = np.nan_to_num(own.own_ns[skipped:])
     gc = report.verdict.verdict == "gc" and "gc" in own.kinds
     times: Float = known[:, :, own.kinds.index("gc")].max(axis=1) if gc else known.sum(axis=2).max(axis=1)
-    windows = np.convolve(times[skipped:], np.ones(count), mode="valid")
-    at = int(windows.argmax()) if gc else int(np.abs(windows - np.median(windows)).argmin())
-    return steps[skipped + at : skipped + at + count]
+    for width in range(min(DRAWN_STEPS, len(steps)), 0, -1):
+        first = np.flatnonzero(steps[width - 1 :] - steps[: len(steps) - width + 1] == width - 1)
+        if len(first):
+            windows = np.convolve(times, np.ones(width), mode="valid")[first]
+            at = windows.argmax() if gc else np.abs(windows - np.median(windows)).argmin()
+            found: list[int] = steps[first[at] : first[at] + width].tolist()
+            return found
+    return []
 
 
 def chosen_ranks(report: RanksReport, most: int, *, also: Iterable[int] = ()) -> list[int]:
@@ -98,43 +100,6 @@ class LaneSpans:
     depth: Int
     on_main: Bool  # on the thread of the steps
     is_marked: Bool  # of the layer that the verdict names
-    is_cut: bool = False  # pauses between steps are
-    from_own_begin: bool = False  # each rank's starts count from its own first span on: clocks tell nothing
-
-    def on_one_axis(self, *, is_aligned: bool) -> LaneSpans:
-        """The same as it can be drawn: pauses between steps cut down, so that steps recorded apart stand side by side.
-
-        Where clocks are not aligned, and tell that ranks are in a step at times that are a step apart, each rank
-        counts from its own first span on.
-        """
-        found = self
-        if not is_aligned and len(self.rank):
-            begin = {rank: int(self.start_ns[self.rank == rank].min()) for rank in np.unique(self.rank).tolist()}
-            longest = max(last - first for of_rank in begin for first, last, _ in self._extents(self.rank == of_rank))
-            if max(begin.values()) - min(begin.values()) > longest:
-                shift = np.array([begin[rank] for rank in self.rank.tolist()], dtype=np.int64)
-                found = replace(self, start_ns=self.start_ns - shift, from_own_begin=True)
-        return found._without_pauses()
-
-    def _extents(self, of: Bool) -> list[tuple[int, int, int]]:
-        """(first, last, step) of the steps of some of them."""
-        end = self.start_ns + self.duration_ns
-        parts = [(of & (self.step == step), step) for step in np.unique(self.step[of]).tolist()]
-        return sorted((int(self.start_ns[mine].min()), int(end[mine].max()), step) for mine, step in parts)
-
-    def _without_pauses(self) -> LaneSpans:
-        extents = self._extents(np.ones(len(self.rank), dtype=np.bool_))
-        usual = sorted(last - first for first, last, _ in extents)[len(extents) // 2] if extents else 0
-        cut, total, reached = dict[int, int](), 0, 0
-        for at, (first, last, step) in enumerate(extents):
-            pause = first - reached
-            if at and pause > _LONG_PAUSE * usual:
-                total += pause - round(_SHORT_PAUSE * usual)
-            cut[step], reached = total, max(reached, last)
-        if not total:
-            return self
-        shift = np.array([cut[step] for step in self.step.tolist()], dtype=np.int64)
-        return replace(self, start_ns=self.start_ns - shift, is_cut=True)
 
 
 def lane_spans(
@@ -150,11 +115,12 @@ def lane_spans(
     Of more than `most` spans one step in the middle is left, and then of that what lies in no other span.
     """
     within = f"(s.depth = 0 OR s.kind IN {_NESTED} OR coalesce(s.layer = {_text(layer)}, false))"
-    one = [steps[len(steps) // 2]] if steps else []
-    for chosen, depth in ((steps, within), (one, within), (one, "s.depth = 0")):
-        where = f"s.rank IN ({_numbers(ranks)}) AND s.step IN ({_numbers(chosen)}) AND s.kind <> 'step' AND {depth}"
-        if database.execute(f"SELECT count(*) FROM spans s WHERE {where}").fetchone()[0] <= most:
-            break
+    one = steps[len(steps) // 2 :][:1]
+    conditions = [
+        f"s.rank IN ({_numbers(ranks)}) AND {_of_steps(chosen)} AND s.kind <> 'step' AND {depth}"
+        for chosen, depth in ((steps, within), (one, within), (one, "s.depth = 0"))
+    ]
+    where = conditions[_first_small(database, conditions, most)]
     kinds = " ".join(f"WHEN '{kind}' THEN {place}" for place, kind in enumerate(KINDS))
     start, clocks = _aligned_start(database)
     found = to_arrays(
@@ -280,19 +246,14 @@ class Timeline:
 def read_timeline(
     report: RanksReport, database: Database, lanes: Sequence[int], steps: Sequence[int], *, pixels: int
 ) -> Timeline:
-    """Of the database; pauses between steps are cut down."""
-    return timeline_of(report, lane_spans(database, lanes, steps, layer=report.verdict.layer), lanes, pixels=pixels)
-
-
-def timeline_of(report: RanksReport, spans: LaneSpans, lanes: Sequence[int], *, pixels: int) -> Timeline:
-    """Of spans. What lies closer together than a picture of `pixels` columns shows is one bar."""
-    spans = spans.on_one_axis(is_aligned=report.clocks is not None and report.clocks.source != "none")
+    """What lies closer together than a picture of `pixels` columns shows is one bar."""
+    spans = lane_spans(database, lanes, steps, layer=report.verdict.layer)
     end = spans.start_ns + spans.duration_ns
     first = int(spans.start_ns.min(initial=end.max(initial=0)))
     gap_ns = float(end.max(initial=first) - first) / pixels
     stages = dict(zip(report.own.ranks.tolist(), report.own.stages.tolist(), strict=True))
     staged = len(set(stages.values())) > 1
-    steps: list[int] = np.unique(spans.step).tolist()
+    steps = np.unique(spans.step).tolist()
     begins = {}
     for step in steps:
         mine = spans.step == step
@@ -316,7 +277,7 @@ def timeline_of(report: RanksReport, spans: LaneSpans, lanes: Sequence[int], *, 
         gap_ns=gap_ns,
         waiting_known=bool((spans.waiting_ns >= 0).any()),
         drawn=_drawn_text(report, lanes, steps),
-        clocks=_clocks_text(report, spans),
+        clocks=_clocks_text(report),
     )
 
 
@@ -331,25 +292,15 @@ def telling_ranks(report: RanksReport, steps: Sequence[int], *, most: int = MOST
 
 def _drawn_text(report: RanksReport, lanes: Sequence[int], steps: Sequence[int]) -> str:
     count = len(report.own.ranks)
-    if len(lanes) >= count:
-        ranks = f"All {count:,} ranks" if count > 1 else "One rank"
-    else:
-        staged = "some of each stage, " if len(np.unique(report.own.stages)) > 1 else ""
-        by_us = list(lanes) == telling_ranks(report, steps)
-        ranks = f"{len(lanes):,} of {count:,} ranks"
-        ranks += f": those named or suspected, {staged}others evenly spread" if by_us else ""
+    ranks = "One rank" if count == 1 else f"{'All' if len(lanes) >= count else f'{len(lanes):,} of'} {count:,} ranks"
     return f"{ranks}; step{'s' if len(steps) > 1 else ''} {ranges(steps)} ({len(steps)} of {len(report.own.steps):,})"
 
 
-def _clocks_text(report: RanksReport, spans: LaneSpans) -> str:
-    hosts = set(report.hosts)
+def _clocks_text(report: RanksReport) -> str:
     if report.clocks is not None and report.clocks.source != "none":
-        said = "clocks aligned"
-    elif spans.from_own_begin:
-        said = "each rank from its own first step on, as clocks are not aligned"
-    else:
-        said = "by the clock of their one host" if len(hosts) == 1 and "" not in hosts else "by the clock of each rank"
-    return said + ("; pauses between steps are cut" if spans.is_cut else "")
+        return "clocks aligned"
+    hosts = set(report.hosts)
+    return "by the clock of their one host" if len(hosts) == 1 and "" not in hosts else "by the clock of each rank"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -456,22 +407,25 @@ def _arrows(parts: Parts, report: RanksReport) -> Iterator[Event]:
 def _chosen(report: RanksReport, database: Database, ranks: Sequence[int] | None, most: int) -> tuple[str, str]:
     """Which spans are written, as SQL, and what is not."""
     of_ranks = "true" if ranks is None else f"s.rank IN ({_numbers(ranks)})"
-    others = "" if ranks is None else f"all ranks but {ranges(ranks)}"
     few = drawn_steps(report)
-    one = [few[len(few) // 2]] if few else []
-    wanted = [("s.step IS NOT NULL", "")] + [(_of_steps(some), f"all steps but {ranges(some)}") for some in (few, one)]
-    shallow = f"{_of_steps(one)} AND s.depth = 0"
-    wanted.append((shallow, f"all steps but {ranges(one)}, and all spans within others"))
-    spans = 0
-    for part, left_out in wanted:
-        where = f"{part} AND {of_ranks}"
-        spans = database.execute(f"SELECT count(*) FROM spans s WHERE {where}").fetchone()[0]
-        if spans <= most:
-            return where, "; ".join(one for one in (left_out, others) if one)
-    there = report.own.ranks.tolist() if ranks is None else list(ranks)
-    kept = [rank for rank in chosen_ranks(report, max(1, most * len(there) // spans)) if rank in set(there)]
-    left_out = f"{wanted[-1][1]}; {len(there) - len(kept)} of {len(there)} ranks: --lanes chooses"
-    return f"{shallow} AND s.rank IN ({_numbers(kept)})", left_out
+    one = few[len(few) // 2 :][:1]
+    wanted = [
+        ("s.step IS NOT NULL", ""),
+        (_of_steps(few), f"all steps but {ranges(few)}"),
+        (_of_steps(one), f"all steps but {ranges(one)}"),
+        (f"{_of_steps(one)} AND s.depth = 0", f"all steps but {ranges(one)}, and all spans within others"),
+    ]
+    place = _first_small(database, [f"{where} AND {of_ranks}" for where, _ in wanted], most)
+    left_out = [wanted[place][1], "" if ranks is None else f"all ranks but {ranges(ranks)}"]
+    return f"{wanted[place][0]} AND {of_ranks}", "; ".join(one for one in left_out if one)
+
+
+def _first_small(database: Database, conditions: Sequence[str], most: int) -> int:
+    """Place of the first condition that at most so many spans fulfil; else of the last."""
+    for place, where in enumerate(conditions[:-1]):
+        if database.execute(f"SELECT count(*) FROM spans s WHERE {where}").fetchone()[0] <= most:
+            return place
+    return len(conditions) - 1
 
 
 def _of_steps(steps: Sequence[int]) -> str:
@@ -555,16 +509,10 @@ def _about(report: RanksReport, left_out: str, length_us: float) -> Iterator[Eve
     pid = int(report.own.ranks.max(initial=0)) + 1
     yield _named("process_name", pid, 0, name="about this trace")
     yield _named("process_sort_index", pid, 0, sort_index=-1)
-    clocks = "not aligned"
-    if report.clocks is not None:
-        aligned = "not aligned" if report.clocks.source == "none" else f"aligned by ends of {report.clocks.source}"
-        clocks = "; ".join([aligned, *report.clocks.notes])
-    args = {"evidence": "; ".join(report.verdict.evidence), "clocks": clocks, "left_out": left_out or "nothing"}
-    sentences = [report.verdict.sentence] + ([f"Left out: {left_out}"] if left_out else [])
-    for tid, sentence in enumerate(sentences, 1):
-        yield _named("thread_name", pid, tid, name=("verdict", "left out")[tid - 1])
-        event = {"ph": "X", "name": sentence, "cat": "about", "pid": pid, "tid": tid}
-        yield {**event, "ts": 0.0, "dur": length_us, "args": args}
+    texts = {"verdict": report.verdict.sentence} | ({"left out": f"Left out: {left_out}"} if left_out else {})
+    for tid, (name, text) in enumerate(texts.items(), 1):
+        yield _named("thread_name", pid, tid, name=name)
+        yield {"ph": "X", "name": text, "cat": "about", "pid": pid, "tid": tid, "ts": 0.0, "dur": length_us}
 
 
 def _processes(report: RanksReport) -> Iterator[Event]:
