@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis.statistics import mad, median
-from profiler_wrapper.ranks.database import Database, insert, steps_begin_anew, to_arrays
+from profiler_wrapper.ranks.database import Database, insert, to_arrays
 from profiler_wrapper.ranks.model import Clocks, Float, Int
 
 MOST_ROWS: Final = 400_000  # of communication that are read
@@ -47,8 +47,6 @@ def fit(database: Database) -> Clocks:
     ranks = np.array(found or [], dtype=np.int64)
     if len(ranks) < 2:
         return _unknown(ranks, base or 0, "one rank has one clock" if len(ranks) else "no rank has spans")
-    if steps_begin_anew(database, "spans"):
-        return _unknown(ranks, base, "times begin anew in each step: clocks are taken as they are")
     hosts = dict(database.execute("SELECT rank, max(host) FROM ranks WHERE host IS NOT NULL GROUP BY rank").fetchall())
     first: dict[str, int] = {}
     # Ranks of one host have one clock, which goes by the first of them.

@@ -48,7 +48,7 @@ def page_data(
 ) -> dict[str, Any]:
     """What the page's scripts read, JSON types only: `RanksReport.to_dict`, and what is drawn."""
     own = report.own
-    layers = sorted(layers_over_ranks(report.layers), key=lambda row: -row.beyond_ms)
+    layers = sorted(layers_over_ranks(report.layers), key=lambda row: -row["beyond_ms"])
     return {
         "page": {
             "title": report.run,
@@ -65,8 +65,8 @@ def page_data(
         "timeline": _timeline(report, database, ranks),
         "heat": [_heat_map(one) for one in heat_maps(report)],
         "over_ranks": [
-            {name: getattr(row, name) for name in _LAYER}
-            | {"median_ms": row.typical_ms, "spread_ms": row.typical_deviation_ms}
+            {name: row[name] for name in _LAYER}
+            | {"median_ms": row["typical_ms"], "spread_ms": row["typical_deviation_ms"]}
             for row in layers[:_MOST_LAYERS]
         ],
     }

@@ -282,17 +282,17 @@ def named_table(report: RanksReport, width: int) -> str:
 
 def layers_table(report: RanksReport, width: int) -> str:
     """Layers over the ranks that have them, those that differ most."""
-    found = sorted(layers_over_ranks(report.layers), key=lambda row: -row.beyond_ms)
+    found = sorted(layers_over_ranks(report.layers), key=lambda row: -row["beyond_ms"])
     rows = [
         [
-            shorten(clean(row.layer), max(12, min(_LONGEST_NAME, width - 62))),
-            row.kind,
-            ms(row.typical_ms),
-            ms(row.quickest_ms),
-            ms(row.typical_deviation_ms),
-            ms(row.slowest_ms),
-            "" if row.slowest_rank is None else f"rank {row.slowest_rank}",
-            f"rank {few(row.outliers)}" if row.outliers else "",
+            shorten(clean(row["layer"]), max(12, min(_LONGEST_NAME, width - 62))),
+            row["kind"],
+            ms(row["typical_ms"]),
+            ms(row["quickest_ms"]),
+            ms(row["typical_deviation_ms"]),
+            ms(row["slowest_ms"]),
+            "" if row["slowest_rank"] is None else f"rank {row['slowest_rank']}",
+            f"rank {few(row['outliers'])}" if row["outliers"] else "",
         ]
         for row in found[:_MOST_LAYERS]
     ]

@@ -9,7 +9,7 @@ import pytest
 
 import span_sums
 from processes import run_in_processes
-from profiler_wrapper.ranks.load import open_spans
+from profiler_wrapper.ranks.load import open_ranks
 from profiler_wrapper.ranks.stragglers import diagnose
 from profiler_wrapper.ranks.times import account, layer_times, match_collectives, own_times, prepare
 from straggler_jobs import Plan, record_rows, record_timers, record_traces, said, verdict_of
@@ -51,8 +51,7 @@ def test_timers_tell_what_was_planted(jobs, job: Plan) -> None:
 
 def test_those_who_wait_are_told_as_waiting(jobs) -> None:
     """The planted delay is on one rank; the others have it as waiting, and each step is whole."""
-    with open_spans(jobs[JOBS[1]][0]) as loaded:
-        prepare(loaded.database)
+    with open_ranks(jobs[JOBS[1]][0]) as (loaded, _):
         own = own_times(loaded.database)
     slow = own.ranks == 2
     forward = np.median(own.of("forward"), axis=0)

@@ -182,10 +182,10 @@ def test_layers_over_ranks_by_hand() -> None:
         own_ns=times,
     )
     first, second = layers_over_ranks(layers)
-    assert (first.layer, first.median_ms, first.slowest_ms, first.slowest_rank) == ("a.0", 11.5, 90.0, 7)
-    assert first.typical_deviation_ms == pytest.approx(1.4826) and first.outliers == (7,) and first.ranks == 8
-    assert (second.ranks, second.median_ms, second.outliers) == (4, 5.0, ())
-    assert second.slowest_rank is None, "all take equally long"
+    assert (first["layer"], first["median_ms"], first["slowest_ms"], first["slowest_rank"]) == ("a.0", 11.5, 90.0, 7)
+    assert first["typical_deviation_ms"] == pytest.approx(1.4826) and first["outliers"] == (7,) and first["ranks"] == 8
+    assert (second["ranks"], second["median_ms"], second["outliers"]) == (4, 5.0, ())
+    assert second["slowest_rank"] is None, "all take equally long"
 
 
 def test_one_of_many_still_shows_when_binned() -> None:
