@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ pytest.importorskip("duckdb")
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.ranks.load import load_ranks
-from profiler_wrapper.ranks.lost_time import binomial_tail, fewest_steady
 from profiler_wrapper.ranks.model import RanksReport
 from profiler_wrapper.ranks.text import ranks_text
 from profiler_wrapper.trace.spans import KNOWN_NAMES, kind_of_span
@@ -349,10 +347,3 @@ def test_steps_that_are_told_are_left_alone(tmp_path: Path) -> None:
     report = loaded(tmp_path, [row for row in job() if row["kind"] != "step"])
     assert not any("repetition" in line for line in report.verdict.evidence)
     assert np.all(report.own.wall_ns == 95 * MS), "from the first span of a step to its last"
-
-
-def test_how_many_steps_are_more_than_chance() -> None:
-    for steps in range(1, 40):  # by the definition
-        by_coin = next((far for far in range(steps) if binomial_tail(far, steps, 0.5) <= 0.04), steps)
-        assert fewest_steady(steps) == max(by_coin, math.ceil(0.7 * steps)), steps
-    assert fewest_steady(20_000) == 14_000
