@@ -20,7 +20,7 @@ from profiler_wrapper.ranks import model, times
 from profiler_wrapper.ranks.clocks import align, fit, write_table
 from profiler_wrapper.ranks.database import Database, LoadedSpans, insert, to_rows
 from profiler_wrapper.ranks.model import Int, NamedSpan, OwnTimes, RanksReport
-from profiler_wrapper.ranks.replay.what_if import what_if
+from profiler_wrapper.ranks.replay import what_if
 from profiler_wrapper.ranks.stragglers import LATE, OUTSIDE, diagnose
 from profiler_wrapper.ranks.times import Basis
 from profiler_wrapper.trace.atomic import finite

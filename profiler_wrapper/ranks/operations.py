@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.analysis.statistics import median
+from profiler_wrapper.ranks.model import Bool, Float, Int
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 # --------------------------------------------------------------------------------------------------
 # Where ranks are in a job: which are the stages of one pipeline, which replicas of one stage.
-
-Int = npt.NDArray[np.int64]
 
 COORDINATES: Final = ("dp", "tp", "cp", "ep")
 
@@ -34,8 +33,7 @@ def read_places(connection: DuckDBPyConnection, present: Int) -> dict[str, Int]:
     Raises:
         NotReplayable: which ranks belong together is not known.
     """
-    known = {row[0] for row in connection.execute("DESCRIBE ranks").fetchall()}
-    wanted = ", ".join(f"max({name})" if name in known else "NULL" for name in COORDINATES)
+    wanted = ", ".join(f"max({name})" for name in COORDINATES)
     rows = connection.execute(
         f"SELECT rank, max(coalesce(stage, 0)), {wanted} FROM ranks GROUP BY rank ORDER BY rank"
     ).fetchall()
@@ -70,7 +68,6 @@ def read_places(connection: DuckDBPyConnection, present: Int) -> dict[str, Int]:
 # A slot is the n-th operation of a name within a step. Ranks and steps with the same slots stand beside one another, so
 # that the replay works on whole arrays.
 
-Float = npt.NDArray[np.float64]
 Align = Callable[[Int, Int], Int]  # (ranks, own times) -> times by the common clock
 
 ROWS_AT_ONCE: Final = 500_000
@@ -148,17 +145,16 @@ def _choose_steps(connection: DuckDBPyConnection, found: Int, most_rows: int) ->
 
 def _read_rows(connection: DuckDBPyConnection) -> None:
     """A table of the operations of the chosen steps: the spans may lie in many files, which are read once."""
-    columns = {row[0] for row in connection.execute("DESCRIBE spans").fetchall()}
     computes = "s.kind IN ('forward', 'backward')"
-    waiting = f"CASE WHEN {computes} THEN coalesce(waiting_ns, 0) ELSE 0 END" if "waiting_ns" in columns else "0"
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE replay_rows AS
         SELECT r.place AS rank, t.place AS step, name, kind, start_ns, duration_ns::FLOAT AS length, sequence,
             coalesce(microbatch, -1)::SMALLINT AS microbatch,
-            {"coalesce(chunk, -1)" if "chunk" in columns else "-1"}::SMALLINT AS chunk,
+            coalesce(chunk, -1)::SMALLINT AS chunk,
             CASE WHEN s.kind = 'communication' AND "group" IS NOT NULL
                 THEN (hash("group") >> 1)::BIGINT ELSE -1 END AS of,
-            ({waiting})::FLOAT AS waiting, CASE WHEN {computes} THEN duration_ns ELSE 0 END::FLOAT AS computing
+            CASE WHEN {computes} THEN coalesce(waiting_ns, 0) ELSE 0 END::FLOAT AS waiting,
+            CASE WHEN {computes} THEN duration_ns ELSE 0 END::FLOAT AS computing
         FROM spans s JOIN replay_steps t ON s.step = t.step JOIN replay_ranks r ON s.rank = r.rank
         WHERE {_OF_SPANS}"""
     )
@@ -405,7 +401,7 @@ def stage_order(cells: Cells, roles: list[Role], stage: int, steps: Int) -> Stag
     return StageOrder(operations, starts[:, order], ends[:, order])
 
 
-def _chosen(there: npt.NDArray[np.bool_]) -> Int:
+def _chosen(there: Bool) -> Int:
     """Cells that have most, evenly spread, and some for each operation that only others have."""
     counts = there.sum(axis=0)
     full = np.flatnonzero(counts == counts.max())
