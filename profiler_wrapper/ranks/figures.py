@@ -403,7 +403,7 @@ def draw_timeline(
     `ranks` are those of the lanes; None: all, or of many those that tell most.
     """
     steps = drawn_steps(report)
-    lanes = telling_ranks(report, steps) if ranks is None else ranks
+    lanes = telling_ranks(report) if ranks is None else ranks
     drawn = read_timeline(report, database, lanes, steps, pixels=PIXELS)
     with figures.own_style():
         if not drawn.steps:
@@ -434,11 +434,6 @@ def timeline_figure(report: RanksReport, drawn: Timeline) -> Figure:
             xytext=(2, 3),
             textcoords="offset points",
             fontsize=figures.FONT_SIZE - 1,
-        )
-    for lane, begin, end in drawn.held:
-        extent, height = (begin / 1e6, (end - begin) / 1e6), (lane - 0.47, 0.94)
-        axes.broken_barh(
-            [extent], height, facecolor="none", edgecolor=NAMED_COLOR, linewidth=_FRAME, zorder=7, gid="holder"
         )
     _finish(axes, drawn)
     _legend(axes, report, drawn)
@@ -499,9 +494,6 @@ def _legend(axes: Axes, report: RanksReport, drawn: Timeline) -> None:
     if report.verdict.cause in ("late collective", "other") and report.verdict.rank is not None:
         label = f"rank {report.verdict.rank} in no span"
         handles.append(Patch(facecolor=NAMED_COLOR, alpha=_BAND, label=label))
-    if drawn.held:
-        label = "longest of its step"
-        handles.append(Patch(facecolor="none", edgecolor=NAMED_COLOR, linewidth=_FRAME, label=label))
     axes.legend(
         handles=handles,
         loc="lower left",

@@ -75,7 +75,7 @@ def page_data(
 def _timeline(report: RanksReport, database: Database, ranks: Sequence[int] | None) -> dict[str, Any]:
     """Lanes and what is drawn in them: of each kind the lanes, starts and lengths in microseconds, undermost first."""
     steps = drawn_steps(report)
-    ranks = telling_ranks(report, steps) if ranks is None else list(ranks)
+    ranks = telling_ranks(report) if ranks is None else list(ranks)
     if len(ranks) > _MOST_LANES:
         ranks = [rank for rank in chosen_ranks(report, _MOST_LANES) if rank in set(ranks)]
     drawn = read_timeline(report, database, ranks, steps, pixels=_PIXELS)
@@ -87,10 +87,6 @@ def _timeline(report: RanksReport, database: Database, ranks: Sequence[int] | No
         "clocks": drawn.clocks,
         "waiting_known": drawn.waiting_known,
         "begins_us": [_short(begin / 1000) for begin in drawn.begins_ns.values()],
-        "held": [
-            {"lane": lane, "start_us": begin / 1000, "length_us": (end - begin) / 1000}
-            for lane, begin, end in drawn.held
-        ],
         "bars": [
             {
                 "kind": bars.kind,

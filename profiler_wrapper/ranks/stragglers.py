@@ -327,6 +327,8 @@ def _moving(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
         yield _scored("imbalance", "data imbalance", cost, certain, [said])
         return
     for cause, kinds in _MOVING:
+        if not take_turns(*kinds):
+            continue
         cost = lost_time.cost_of(ideal, ideal.gain_of_kind(*kinds))
         times = lost_time.stands_out(ideal, lossy, kinds)
         certain = (
@@ -336,7 +338,6 @@ def _moving(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
             and times >= _STANDS_OUT
             and cost.typical_gain >= _HEAVY
             and not moved.of_whole_rank
-            and take_turns(*kinds)
             and cost.steps >= 0.5 * len(cost.hit)
         )
         evidence = (

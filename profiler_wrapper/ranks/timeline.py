@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count, groupby
@@ -23,14 +23,13 @@ from profiler_wrapper.ranks.times import label_key
 from profiler_wrapper.trace.spans import KINDS, SPAN_KINDS, ranges
 
 # --------------------------------------------------------------------------------------------------
-# Which ranks and steps are drawn, and who holds up each step.
+# Which ranks and steps are drawn.
 
 # Drawn over what they lie in.
 _NESTED = tuple(kind.name for kind in SPAN_KINDS if kind.within or kind.name == "data")
 DRAWN_STEPS = 3
 MOST_LANES = 32  # where nobody chose the ranks
 MOST_LANE_SPANS = 400_000
-_LONGEST_RATIO = 1.05  # times the median rank of a step: from there on the longest rank holds the others up
 
 
 def drawn_steps(report: RanksReport) -> list[int]:
@@ -51,8 +50,8 @@ def drawn_steps(report: RanksReport) -> list[int]:
     return []
 
 
-def chosen_ranks(report: RanksReport, most: int, *, also: Iterable[int] = ()) -> list[int]:
-    """Ranks to be drawn: all, or those named or suspected, `also`, one of each stage, others evenly spread."""
+def chosen_ranks(report: RanksReport, most: int) -> list[int]:
+    """Ranks to be drawn: all, or those named or suspected, one of each stage, others evenly spread."""
     own = report.own
     ranks: list[int] = own.ranks.tolist()
     if len(ranks) <= most:
@@ -60,27 +59,10 @@ def chosen_ranks(report: RanksReport, most: int, *, also: Iterable[int] = ()) ->
     named = sorted(report.named_ranks)[: most // 2]
     suspected = [one.rank for one in report.verdict.suspects[:4] if one.rank is not None]
     of_stages = own.ranks[np.unique(own.stages, return_index=True)[1]].tolist()
-    wanted = list(dict.fromkeys(one for one in (*named, *suspected, *also, *of_stages) if one in set(ranks)))[:most]
+    wanted = list(dict.fromkeys(one for one in (*named, *suspected, *of_stages) if one in set(ranks)))[:most]
     rest = [rank for rank in ranks if rank not in set(wanted)]
     spread = np.linspace(0, len(rest) - 1, most - len(wanted)).round().astype(int)
     return sorted([*wanted, *(rest[at] for at in spread.tolist())])
-
-
-def holders(report: RanksReport, steps: Sequence[int]) -> dict[int, int]:
-    """The rank with the most time of its own in each step, where no rank is to blame: another one each time.
-
-    Steps in which it has about as much as the others are left out.
-    """
-    own, verdict = report.own, report.verdict
-    if verdict.verdict not in ("imbalance", "gc", "data") or report.named_ranks:
-        return {}
-    places = {step: place for place, step in enumerate(own.steps.tolist())}
-    found = {}
-    for step in steps:
-        times = own.own_ns[places[step]].sum(axis=1) if step in places else np.zeros(0)
-        if np.isfinite(times).any() and np.nanmax(times) > _LONGEST_RATIO * np.nanmedian(times):
-            found[step] = int(own.ranks[np.nanargmax(times)])
-    return found
 
 
 # --------------------------------------------------------------------------------------------------
@@ -236,7 +218,6 @@ class Timeline:
     steps: tuple[int, ...]
     bars: tuple[Bars, ...]
     begins_ns: dict[int, float]  # of each step: the median over ranks
-    held: tuple[tuple[int, int, int], ...]  # (lane, begin, end) of the step of a rank that holds up the others
     gap_ns: float  # what lies closer together is one bar
     waiting_known: bool  # whether any communication tells its transfer from waiting
     drawn: str  # of which ranks and steps
@@ -259,13 +240,6 @@ def read_timeline(
         mine = spans.step == step
         firsts = [spans.start_ns[mine & (spans.rank == rank)].min() for rank in np.unique(spans.rank[mine])]
         begins[step] = float(np.median(firsts)) - first
-    held = []
-    for step, rank in holders(report, steps).items():
-        mine = (spans.rank == rank) & (spans.step == step)
-        if rank in lanes and mine.any():
-            held.append(
-                (list(lanes).index(rank), int(spans.start_ns[mine].min()) - first, int(end[mine].max()) - first)
-            )
     spans = replace(spans, start_ns=spans.start_ns - first)
     return Timeline(
         lanes=tuple(lanes),
@@ -273,7 +247,6 @@ def read_timeline(
         steps=tuple(steps),
         bars=tuple(lane_bars(spans, lanes, gap_ns, named=report.named_ranks)),
         begins_ns=begins,
-        held=tuple(held),
         gap_ns=gap_ns,
         waiting_known=bool((spans.waiting_ns >= 0).any()),
         drawn=_drawn_text(report, lanes, steps),
@@ -281,9 +254,9 @@ def read_timeline(
     )
 
 
-def telling_ranks(report: RanksReport, steps: Sequence[int], *, most: int = MOST_LANES) -> list[int]:
+def telling_ranks(report: RanksReport, *, most: int = MOST_LANES) -> list[int]:
     """The ranks of the lanes where nobody chose them: all, or those of many that tell most; a slow stage's together."""
-    ranks = chosen_ranks(report, most, also=holders(report, steps).values())
+    ranks = chosen_ranks(report, most)
     if report.verdict.verdict != "stage":
         return ranks
     stages = dict(zip(report.own.ranks.tolist(), report.own.stages.tolist(), strict=True))

@@ -26,7 +26,7 @@ from profiler_wrapper.ranks.figures import (
 )
 from profiler_wrapper.ranks.load import open_ranks
 from profiler_wrapper.ranks.model import RanksReport
-from profiler_wrapper.ranks.timeline import drawn_steps, holders, merged, read_timeline
+from profiler_wrapper.ranks.timeline import drawn_steps, merged, read_timeline
 from simulated_jobs import QUIET, report_of, simulated
 from small_rank_jobs import HOSTILE, write_job
 
@@ -135,20 +135,6 @@ def test_without_transfers_communication_is_one_bar(tmp_path: Path) -> None:
     legend = axes.get_legend()
     assert legend is not None
     assert "communication, with waiting" in [text.get_text() for text in legend.get_texts()]
-
-
-def test_who_holds_each_step_is_framed() -> None:
-    found = report_of(simulated("one long input", seed=0, ranks=64, steps=12, noise=QUIET))
-    assert found.verdict.verdict == "imbalance"
-    steps = drawn_steps(found)
-    of_steps = holders(found, steps)
-    own = found.own.own_ns.sum(axis=2)
-    assert of_steps == {step: int(own[step].argmax()) for step in steps}
-    like = replace(found, own=replace(found.own, own_ns=np.where(
-        (found.own.steps == steps[0])[:, None, None], 1e6, found.own.own_ns)))  # fmt: skip
-    assert steps[0] not in holders(like, steps) and steps[1] in holders(like, steps)
-    rank_job = report_of(simulated("forward", seed=0, rank=3, noise=QUIET))
-    assert holders(rank_job, drawn_steps(rank_job)) == {}, "who is named is marked in all steps"
 
 
 def test_lanes_of_a_thousand_ranks_are_one_picture() -> None:
