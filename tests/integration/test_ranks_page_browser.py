@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("duckdb")
 
 from browser import CHROMIUM, NO_CHROMIUM, Browser, Page
+from profiler_wrapper.ranks.figures import write_ranks_page
 from profiler_wrapper.ranks.load import open_ranks
-from profiler_wrapper.ranks.page import write_ranks_page
 from small_rank_jobs import HOSTILE, write_job
 
 HOSTILE_NAME = "<img src=x>my reader"
