@@ -447,7 +447,6 @@ class Transfers:
 
 class _Compute(NamedTuple):
     number: int  # of the operation
-    microbatch: int
     part: int  # of the whole model, from 0
 
 
@@ -463,13 +462,13 @@ def match_transfers(orders: list[StageOrder], first: list[int]) -> Transfers:
     chunks = [_chunks(order) for order in orders]
     found.chunks = max([1, *(1 + chunk for each in chunks for chunk in each.values())])
     stages, parts = len(orders), found.chunks * len(orders)
-    ends: dict[tuple[int, Verb, Direction], list[tuple[_Compute, End]]] = {}
+    ends: dict[tuple[int, Verb, Direction], list[End]] = {}
     for stage, order in enumerate(orders):
         found.chunk_of.update({first[stage] + index: chunk for index, chunk in chunks[stage].items()})
         directions: tuple[Direction, ...] = ("forward", "backward")
         for direction in directions:
             computes = [
-                _Compute(first[stage] + index, order.operations[index].microbatch, chunk * stages + stage)
+                _Compute(first[stage] + index, chunk * stages + stage)
                 for index, chunk in chunks[stage].items()
                 if order.operations[index].role.direction == direction
             ]
@@ -484,7 +483,7 @@ def match_transfers(orders: list[StageOrder], first: list[int]) -> Transfers:
                 (found.sends if verb == "send" else found.receives).extend(
                     End(compute, transfer) for compute, transfer in matched.items()
                 )
-                ends[stage, verb, direction] = [(each, End(each.number, matched.get(each.number))) for each in needing]
+                ends[stage, verb, direction] = [End(each.number, matched.get(each.number)) for each in needing]
     found.crossings = _pair(ends, stages)
     return found
 
@@ -528,9 +527,6 @@ def _match(
         kept = [index for index in wanted if order.ends_after(index, earliest) >= -SLACK_NS]
     if not kept:
         return {}
-    by_identity = _by_microbatch(order, kept, first, computes)
-    if by_identity:
-        return by_identity
     if len(kept) == len(computes):
         chosen = computes
     elif len(kept) == len(needing):
@@ -543,18 +539,6 @@ def _match(
             f"for {len(computes)} of {direction}: which belongs to which is not known"
         )
     return {compute.number: first + index for compute, index in zip(chosen, kept, strict=True)}
-
-
-def _by_microbatch(order: StageOrder, kept: list[int], first: int, computes: list[_Compute]) -> dict[int, int]:
-    """By microbatch and chunk where the transfers tell them and each is there once; else empty."""
-    own = {
-        (order.operations[each.number - first].microbatch, order.operations[each.number - first].chunk): each.number
-        for each in computes
-    }
-    known = {(order.operations[index].microbatch, order.operations[index].chunk): first + index for index in kept}
-    if len(own) < len(computes) or len(known) < len(kept) or any(key[0] < 0 or key not in own for key in known):
-        return {}
-    return {own[key]: transfer for key, transfer in known.items()}
 
 
 def _transfer_parts(order: StageOrder, index: int) -> tuple[tuple[str, str], ...]:
@@ -572,23 +556,12 @@ def _transfer_parts(order: StageOrder, index: int) -> tuple[tuple[str, str], ...
     return tuple(parts)
 
 
-def _pair(ends: dict[tuple[int, Verb, Direction], list[tuple[_Compute, End]]], stages: int) -> list[tuple[End, End]]:
-    senders = {key: value for key, value in ends.items() if key[1] == "send"}
-    by_what: dict[tuple[str, int, int], End] = {}
-    receivers: dict[tuple[str, int, int], End] = {}
-    count = 0
-    for (_, verb, direction), each in ends.items():
-        for compute, end in each:
-            count += 1
-            if verb == "send":
-                by_what[direction, compute.microbatch, compute.part] = end
-            else:
-                receivers[direction, compute.microbatch, _other_part(compute.part, verb, direction)] = end
-    known = all(microbatch >= 0 for _, microbatch, _ in by_what) and len(by_what) + len(receivers) == count
-    if known and by_what.keys() == receivers.keys():
-        return [(end, receivers[key]) for key, end in by_what.items()]
+def _pair(ends: dict[tuple[int, Verb, Direction], list[End]], stages: int) -> list[tuple[End, End]]:
+    """Sender and receiver of each transfer: what one stage sends to another is received in the same order."""
     crossings = []
-    for (stage, _, direction), sent in senders.items():
+    for (stage, verb, direction), sent in ends.items():
+        if verb == "receive":
+            continue
         peer = (stage + (1 if direction == "forward" else -1)) % stages
         received = ends[peer, "receive", direction]
         if len(sent) != len(received):
@@ -596,5 +569,5 @@ def _pair(ends: dict[tuple[int, Verb, Direction], list[tuple[_Compute, End]]], s
                 f"stage {stage} sends {len(sent)} times {direction} a step and stage {peer} receives {len(received)} "
                 "times: which belongs to which is not known"
             )
-        crossings += [(one[1], other[1]) for one, other in zip(sent, received, strict=True)]
+        crossings += list(zip(sent, received, strict=True))
     return crossings
