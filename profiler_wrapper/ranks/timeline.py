@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count, groupby
 from pathlib import Path
 from typing import IO, Any
@@ -69,19 +69,7 @@ def chosen_ranks(report: RanksReport, most: int) -> list[int]:
 # The spans that lanes are drawn from.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LaneSpans:
-    """Spans of chosen ranks and steps, as arrays (N,), by rank and start."""
-
-    rank: Int
-    step: Int
-    kind: Int  # its place in KINDS
-    start_ns: Int  # by aligned clocks
-    duration_ns: Int
-    waiting_ns: Int  # at its beginning, for others in a communication; -1: not known, or it is none
-    depth: Int
-    on_main: Bool  # on the thread of the steps
-    is_marked: Bool  # of the layer that the verdict names
+LaneSpans = Mapping[str, Int]
 
 
 def lane_spans(
@@ -92,7 +80,10 @@ def lane_spans(
     layer: str | None = None,
     most: int = MOST_LANE_SPANS,
 ) -> LaneSpans:
-    """What is drawn in the lanes of some ranks: phases, and what lies within them that is none.
+    """What is drawn in the lanes of some ranks, as arrays (N,) by rank and start: phases, and what lies within them.
+
+    `kind` is a place in KINDS; `start_ns` by aligned clocks; `waiting_ns`, at its beginning, for others in a
+    communication, -1: not known, or it is none; `on_main` on the thread of the steps; `is_marked` of `layer`.
 
     Of more than `most` spans one step in the middle is left, and then of that what lies in no other span.
     """
@@ -117,8 +108,7 @@ def lane_spans(
         WHERE {where}""",
     )
     order = np.lexsort((found["start_ns"], found["rank"]))
-    columns: dict[str, Any] = {name: values[order].astype(np.int64) for name, values in found.items()}
-    return LaneSpans(**columns | {name: columns[name] > 0 for name in ("on_main", "is_marked")})
+    return {name: values[order].astype(np.int64) for name, values in found.items()}
 
 
 def _aligned_start(database: Database) -> tuple[str, str]:
@@ -164,27 +154,27 @@ def lane_bars(spans: LaneSpans, ranks: Sequence[int], gap_ns: float, *, named: C
     A communication beside the main thread shows where nothing else runs; one within a phase lies over it. It begins
     with waiting for others as far as that is known; only its transfer is drawn as communication.
     """
-    communication = spans.kind == KINDS.index("communication")
-    within = communication & spans.on_main & (spans.depth > 0)
-    end = spans.start_ns + spans.duration_ns
-    moved = spans.start_ns + np.maximum(spans.waiting_ns, 0)  # the transfer begins
+    communication = spans["kind"] == KINDS.index("communication")
+    within = communication & (spans["on_main"] > 0) & (spans["depth"] > 0)
+    end = spans["start_ns"] + spans["duration_ns"]
+    moved = spans["start_ns"] + np.maximum(spans["waiting_ns"], 0)  # the transfer begins
 
     def of_kind(kind: str) -> Bool:
-        chosen: Bool = spans.kind == KINDS.index(kind)
-        return chosen if kind in _NESTED else chosen & (spans.depth == 0)
+        chosen: Bool = spans["kind"] == KINDS.index(kind)
+        return chosen if kind in _NESTED else chosen & (spans["depth"] == 0)
 
     def parts() -> Iterator[tuple[str, Bool, Int, Int]]:
         beside = communication & ~within
-        yield "waiting", beside & (spans.waiting_ns > 0), spans.start_ns, moved
+        yield "waiting", beside & (spans["waiting_ns"] > 0), spans["start_ns"], moved
         yield "communication", beside, moved, end
         for kind in (*_UNDER, *_OVER):
-            yield kind, of_kind(kind), spans.start_ns, end
-        yield "waiting", within & (spans.waiting_ns > 0), spans.start_ns, moved
+            yield kind, of_kind(kind), spans["start_ns"], end
+        yield "waiting", within & (spans["waiting_ns"] > 0), spans["start_ns"], moved
         yield "communication", within, moved, end
-        yield "gc", of_kind("gc"), spans.start_ns, end
-        yield LAYER, spans.is_marked & np.isin(spans.rank, sorted(named)), spans.start_ns, end
+        yield "gc", of_kind("gc"), spans["start_ns"], end
+        yield LAYER, (spans["is_marked"] > 0) & np.isin(spans["rank"], sorted(named)), spans["start_ns"], end
 
-    found = (_joined(kind, spans.rank, chosen, start, end, ranks, gap_ns) for kind, chosen, start, end in parts())
+    found = (_joined(kind, spans["rank"], chosen, start, end, ranks, gap_ns) for kind, chosen, start, end in parts())
     return [bars for bars in found if len(bars.lane)]
 
 
@@ -229,18 +219,18 @@ def read_timeline(
 ) -> Timeline:
     """What lies closer together than a picture of `pixels` columns shows is one bar."""
     spans = lane_spans(database, lanes, steps, layer=report.verdict.layer)
-    end = spans.start_ns + spans.duration_ns
-    first = int(spans.start_ns.min(initial=end.max(initial=0)))
+    end = spans["start_ns"] + spans["duration_ns"]
+    first = int(spans["start_ns"].min(initial=end.max(initial=0)))
     gap_ns = float(end.max(initial=first) - first) / pixels
     stages = dict(zip(report.own.ranks.tolist(), report.own.stages.tolist(), strict=True))
     staged = len(set(stages.values())) > 1
-    steps = np.unique(spans.step).tolist()
+    steps = np.unique(spans["step"]).tolist()
     begins = {}
     for step in steps:
-        mine = spans.step == step
-        firsts = [spans.start_ns[mine & (spans.rank == rank)].min() for rank in np.unique(spans.rank[mine])]
+        mine = spans["step"] == step
+        firsts = [spans["start_ns"][mine & (spans["rank"] == rank)].min() for rank in np.unique(spans["rank"][mine])]
         begins[step] = float(np.median(firsts)) - first
-    spans = replace(spans, start_ns=spans.start_ns - first)
+    spans = {**spans, "start_ns": spans["start_ns"] - first}
     return Timeline(
         lanes=tuple(lanes),
         names=tuple(f"rank {rank}" + (f", stage {stages.get(rank, 0)}" if staged else "") for rank in lanes),
@@ -248,7 +238,7 @@ def read_timeline(
         bars=tuple(lane_bars(spans, lanes, gap_ns, named=report.named_ranks)),
         begins_ns=begins,
         gap_ns=gap_ns,
-        waiting_known=bool((spans.waiting_ns >= 0).any()),
+        waiting_known=bool((spans["waiting_ns"] >= 0).any()),
         drawn=_drawn_text(report, lanes, steps),
         clocks=_clocks_text(report),
     )

@@ -345,53 +345,28 @@ def subtract_estimated_waiting(own: OwnTimes) -> OwnTimes:
     A rank that is ahead of the last one waits for it where they synchronise, and then has lost its head start: what a
     phase took it longer than the quickest rank is waiting, up to that head start, if the two end the phase together.
     Ranks need not all wait in the same phase: of DDP's broadcast of buffers, in the forward, some hear sooner than
-    others. A phase that all ranks end together, where no waiting was measured, takes each as long as the quickest.
+    others.
     """
     times, waiting = own.own_ns.copy(), own.waiting_ns.copy()
+    order = ("other", *(kind for kind in own.kinds if kind != "other"))  # what no span covers may come first or last
     for members in comparable(own):
         if len(members) < 2:
             continue
-        # What no span covers may lie before the phases or after them: the order counts that explains more.
-        orders = (own.kinds, ("other", *(kind for kind in own.kinds if kind != "other")))
-        waited = max((_waited(own, members, order) for order in orders), key=lambda found: float(np.nansum(found)))
-        times[:, members] -= waited
-        waiting[:, members] += waited.sum(axis=2)
+        measured = np.nan_to_num(own.waiting_ns[:, members])
+        begin = np.zeros(measured.shape)  # of the phase, since that of the step
+        for place in map(own.kinds.index, order):
+            phase = own.own_ns[:, members, place]
+            end = begin + phase
+            if own.kinds[place] in _MAY_WAIT:
+                last = np.where(np.isfinite(end), begin, -np.inf).argmax(axis=1)[:, None]
+                ahead = np.take_along_axis(begin, last, 1) - begin
+                apart = np.abs(np.take_along_axis(end, last, 1) - end)
+                beyond = np.minimum(phase + largest(-phase, axis=1)[:, None], ahead - measured)  # the quickest rank's
+                waited = np.clip(np.nan_to_num(np.where(apart <= _LEFT_OF_HEAD_START * ahead, beyond, 0.0)), 0.0, None)
+                times[:, members, place] -= waited
+                waiting[:, members] += waited
+            begin = end
     return replace(own, own_ns=times, waiting_ns=waiting)
-
-
-def _waited(own: OwnTimes, members: Int, order: tuple[str, ...]) -> Float:
-    """Of each step, member and kind, what was waited in it without being measured, if they come in this order."""
-    measured = np.nan_to_num(own.waiting_ns[:, members])
-    waited = np.zeros((len(own.steps), len(members), len(own.kinds)))
-    begin = np.zeros(measured.shape)  # of the phase, since that of the step
-    for kind in order:
-        place = own.kinds.index(kind)
-        phase = own.own_ns[:, members, place]
-        end = begin + phase
-        if kind in _MAY_WAIT:
-            last = np.where(np.isfinite(end), begin, -np.inf).argmax(axis=1)[:, None]
-            ahead = np.take_along_axis(begin, last, 1) - begin
-            apart = np.abs(np.take_along_axis(end, last, 1) - end)
-            beyond = phase + largest(-phase, axis=1)[:, None]  # the quickest rank's
-            if own.waiting_known or not _evens_out(begin, end):
-                beyond = np.where(apart <= _LEFT_OF_HEAD_START * ahead, np.minimum(beyond, ahead - measured), 0.0)
-            waited[:, :, place] = np.clip(np.nan_to_num(beyond), 0.0, None)
-        begin = end
-    return waited
-
-
-def _evens_out(begin: Float, end: Float) -> bool:
-    """Whether the ranks' differences at the begin of a phase are gone at its end."""
-    known = np.isfinite(begin) & np.isfinite(end)
-    before, after = _spread(begin, known), _spread(end, known)
-    return before > 0 and after < _LEFT_OF_HEAD_START * before
-
-
-def _spread(times: Float, known: Bool) -> float:
-    """Standard deviation over ranks within a step, the median over steps."""
-    values = np.where(known, times, np.nan)
-    enough = known.sum(axis=1) > 1
-    return float(np.median(np.nanstd(values[enough], axis=1))) if enough.any() else 0.0
 
 
 # --- steady steps ---

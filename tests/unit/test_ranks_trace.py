@@ -135,7 +135,7 @@ def test_clocks_are_aligned(tmp_path: Path) -> None:
             ends.setdefault(one["args"]["step"], {})[one["pid"]] = one["ts"] + one["dur"]
     assert len(ends) == STEPS
     assert all(np.ptp(list(of_step.values())) < 10 for of_step in ends.values()), "in microseconds"
-    begins = [int(spans.start_ns[spans.rank == rank].min()) for rank in (0, 1)]
+    begins = [int(spans["start_ns"][spans["rank"] == rank].min()) for rank in (0, 1)]
     assert abs(begins[1] - begins[0]) < 10_000
 
 
