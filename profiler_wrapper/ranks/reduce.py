@@ -119,14 +119,13 @@ def trace_rows(found: Attributed) -> list[Row]:
     on_cpu = from_trace.phases(
         from_trace.cpu_pieces(found, steps), collective_times, thread=from_trace.main_thread(found)
     )
-    garbage = from_trace.garbage_rows(found, steps, on_cpu)
+    garbage = from_trace.garbage_rows(found, steps)
     if on_device:
         pieces = from_trace.device_pieces(found, steps)
         compute = from_trace.phases(
             pieces, collective_times, thread=from_trace.COMPUTE_THREAD, lasting=from_trace.LASTING_ON_DEVICE
         )
         rows = [*from_trace.with_device_time(found, compute), *(row for row in on_cpu if row.kind in from_trace.OF_CPU)]
-        garbage = [row._replace(depth=0, parent=None) for row in garbage]
     else:
         rows = from_trace.without_waits((row for row in on_cpu if row.kind != "communication"), waits)
         at_top = {row.start_ns for row in on_cpu if row.kind == "communication"}
@@ -380,7 +379,7 @@ def reduce_in_workers(tasks: Sequence[Task], count: int, reduce: Reduce) -> Iter
     A task whose process dies is done again: only one that kills two has a failure.
     """
     children: set[subprocess.Popen[bytes]] = set()
-    ended, alone = threading.Event(), threading.Lock()
+    ended = threading.Event()
 
     def reduced(task: Task) -> Reduced:
         failure = "nobody waits for it any more"
@@ -389,9 +388,8 @@ def reduce_in_workers(tasks: Sequence[Task], count: int, reduce: Reduce) -> Iter
                 break
             try:
                 child = start_child(_REDUCE, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            except OSError:  # where none can be started, this process does it, a trace at a time
-                with alone:
-                    return _reduced(reduce, task)
+            except OSError as error:
+                return Reduced(task.trace, "", task.rank, failure=f"no process can be started for it: {error}")
             children.add(child)
             if ended.is_set():
                 child.kill()

@@ -69,11 +69,10 @@ def diagnose(
     if found is None:
         return verdict
     suspect = found.suspect
-    part = "all" if suspect.share >= 1 else f"{suspect.share:.0%}"
     return replace(
         verdict,
         sentence=f"{_what(suspect)}; without it a step of {ms(step_ns)} would be {ms(suspect.lost_ns)} shorter, "
-        f"{part} of the lost time.",
+        f"{min(1.0, suspect.share):.0%} of the lost time.",
         **{name: getattr(suspect, name) for name in _OF_SUSPECT},
     )
 

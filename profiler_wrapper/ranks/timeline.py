@@ -298,9 +298,10 @@ def write_ranks_trace(
     """
     where, left_out = _chosen(report, database, ranks, most)
     start, clocks = _aligned_start(database)
-    starts = f"SELECT {start}, s.duration_ns FROM spans s {clocks} WHERE {where}"
-    extent = database.execute(f"SELECT min(start_ns), max(start_ns + duration_ns) FROM ({starts})").fetchone()
-    base, end = (int(one or 0) for one in extent)
+    (base,) = database.execute(
+        f"SELECT min(start_ns) FROM (SELECT {start} FROM spans s {clocks} WHERE {where})"
+    ).fetchone()
+    base = int(base or 0)
     head = {
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": base,
@@ -313,14 +314,13 @@ def write_ranks_trace(
             file = files.enter_context(packed)
         text = json.dumps(head, allow_nan=False, separators=(",", ":"))
         file.write(f'{text[:-1]},"traceEvents":['.encode())
-        for at, event in enumerate(_events(report, database, where, left_out, base, end)):
+        for at, event in enumerate(_events(report, database, where, base)):
             line = json.dumps(event, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
             file.write(f"{',' if at else ''}\n{line}".encode())
         file.write(b"\n]}\n")
 
 
-def _events(report: RanksReport, database: Database, where: str, left_out: str, base: int, end: int) -> Iterator[Event]:
-    yield from _about(report, left_out, (end - base) / 1000)
+def _events(report: RanksReport, database: Database, where: str, base: int) -> Iterator[Event]:
     yield from _processes(report)
     columns = ", ".join(f's."{name}"' for name in _COLUMNS)
     start, clocks = _aligned_start(database)
@@ -465,17 +465,6 @@ def _event(row: dict[str, Any], rank: int, tid: int, base: int) -> Event:
 
 def _named(what: str, pid: int, tid: int, **args: Any) -> Event:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
-
-
-def _about(report: RanksReport, left_out: str, length_us: float) -> Iterator[Event]:
-    """A process before all ranks whose spans say what the trace is of, as no viewer shows metadata at once."""
-    pid = int(report.own.ranks.max(initial=0)) + 1
-    yield _named("process_name", pid, 0, name="about this trace")
-    yield _named("process_sort_index", pid, 0, sort_index=-1)
-    texts = {"verdict": report.verdict.sentence} | ({"left out": f"Left out: {left_out}"} if left_out else {})
-    for tid, (name, text) in enumerate(texts.items(), 1):
-        yield _named("thread_name", pid, tid, name=name)
-        yield {"ph": "X", "name": text, "cat": "about", "pid": pid, "tid": tid, "ts": 0.0, "dur": length_us}
 
 
 def _processes(report: RanksReport) -> Iterator[Event]:

@@ -38,7 +38,7 @@ def test_a_share_beyond_all_is_all() -> None:
     verdict = diagnose(own, replay=replayed(1.22))
     assert verdict.share == 1.22
     assert "244.0 ms shorter" in verdict.sentence, "1.22 of the 200 ms lost"
-    assert "shorter, all of the lost time." in verdict.sentence
+    assert "shorter, 100% of the lost time." in verdict.sentence
 
 
 def test_a_share_within_all_is_a_plain_number() -> None:
