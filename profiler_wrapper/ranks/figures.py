@@ -138,14 +138,14 @@ class HeatMap:
 def heat_maps(report: RanksReport) -> list[HeatMap]:
     """Ranks by kinds of time, by blocks of the model, and the mesh where it is known."""
     own = report.own
-    used = [at for at in range(len(own.kinds)) if np.nansum(np.abs(own.own_ns[:, :, at])) > 0]
+    used = [at for at in range(len(own.kinds)) if np.nansum(np.abs(own.self_ns[:, :, at])) > 0]
     blocks, of_blocks = layers_beyond(report)
     known = own.wall_ns[np.isfinite(own.wall_ns)]
     least_ms = _LEAST_SHARE * float(np.median(known)) / 1e6 if len(known) else 0.0
     kinds = [own.kinds[at] for at in used]
     found = []
     for title, names, values, least in (
-        ("Own time beyond that of the typical rank", kinds, beyond_typical(report)[:, used], least_ms),
+        ("Self time beyond that of the typical rank", kinds, beyond_typical(report)[:, used], least_ms),
         ("Forward and backward of blocks beyond that of others", blocks, of_blocks, least_ms / max(1, len(blocks))),
     ):
         if names:
@@ -179,7 +179,7 @@ def _mesh(report: RanksReport) -> list[HeatMap]:
     down, rows_of = ("dp", dp) if dp is not None else ("rank in stage", within)
     rows, row_at = np.unique(rows_of, return_inverse=True)
     columns, column_at = np.unique(columns_of, return_inverse=True)
-    work = mean(report.steady.own_ns.sum(axis=2)) / 1e6
+    work = mean(report.steady.self_ns.sum(axis=2)) / 1e6
     sums, counts = np.zeros((2, len(rows), len(columns)))
     known = np.isfinite(work)
     np.add.at(sums, (row_at[known], column_at[known]), work[known])
@@ -187,7 +187,7 @@ def _mesh(report: RanksReport) -> list[HeatMap]:
     named = np.isin(own.ranks, sorted(report.named_ranks))
     return [
         HeatMap(
-            title="Own time of a step over the mesh, ms per step",
+            title="Self time of a step over the mesh, ms per step",
             across=across,
             down=down,
             columns=columns,
@@ -205,7 +205,7 @@ def beyond_typical(report: RanksReport) -> Float:
     Compared with the ranks of its stage; where one rank is all of it, or the verdict names a stage, with all ranks.
     """
     own = report.steady
-    times = own.own_ns
+    times = own.self_ns
     groups = comparable(own)
     if report.verdict.verdict == "stage" or all(len(group) < 2 for group in groups):
         groups = [np.arange(len(own.ranks))]
@@ -229,7 +229,7 @@ def blocks(layers: LayerTimes) -> list[int]:
     found = [
         at for at, name in enumerate(names) if name in numbered or (name not in holders and not within[name] & numbered)
     ]
-    total = np.nansum(layers.own_ns, axis=(0, 2))
+    total = np.nansum(layers.self_ns, axis=(0, 2))
     whole = total[found].sum()
     return [at for at in found if "." in names[at] or len(found) == 1 or total[at] < _WHOLE_MODEL * (whole - total[at])]
 
@@ -249,8 +249,8 @@ def layers_beyond(report: RanksReport) -> tuple[list[str], Float]:
     if layers is None or not len(layers.layers):
         return [], np.zeros((len(ranks), 0))
     places = blocks(layers)
-    known = np.isfinite(layers.own_ns[:, places])
-    times = np.where(known.any(axis=2), np.where(known, layers.own_ns[:, places], 0.0).sum(axis=2), np.nan)
+    known = np.isfinite(layers.self_ns[:, places])
+    times = np.where(known.any(axis=2), np.where(known, layers.self_ns[:, places], 0.0).sum(axis=2), np.nan)
     beyond = np.full((len(ranks), len(places)), np.nan)
     at = np.searchsorted(ranks, layers.ranks)
     shared = np.isfinite(times).sum(axis=0) > 1
@@ -281,7 +281,7 @@ def binned(values: Float, most: int) -> tuple[Int, Float]:
 def draw_heat_map(report: RanksReport, path: str | os.PathLike[str]) -> None:
     """Writes the PNG: ranks by kinds of time, by blocks of the model, and the mesh where it is known."""
     with figures.own_style():
-        if not len(report.own.ranks) or not np.isfinite(report.own.own_ns).any():
+        if not len(report.own.ranks) or not np.isfinite(report.own.self_ns).any():
             figures.say(path, report.run, "No rank has a step.")
             return
         figures.save(heat_map_figure(report), path)

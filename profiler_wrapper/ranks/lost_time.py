@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis.statistics import OPEN, mad, median, split_number
-from profiler_wrapper.ranks.model import COMPUTE, OWN_KINDS, Bool, Float, Int, LayerTimes, OwnTimes
+from profiler_wrapper.ranks.model import COMPUTE, SELF_KINDS, Bool, Float, Int, LayerTimes, SelfTimes
 from profiler_wrapper.ranks.times import comparable, largest
 
 _AVOIDABLE = ("gc",)  # ideal: none of it
@@ -25,12 +26,12 @@ _OF_ITS_STAGE = (*COMPUTE, "optimizer", "communication")  # what differs from st
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdealSteps:
-    """Own times of the judged steps beside ideal ones. Times of a step: (S,); of ranks: (S, R)."""
+    """Self times of the steady steps beside ideal ones. Times of a step: (S,); of ranks: (S, R)."""
 
-    own: OwnTimes
+    own: SelfTimes
     groups: list[Int]
     base: Float  # (S, R, K) what each kind would ideally take; nan as in own
-    times: Float  # (S, R) own time, all kinds; -inf where not known
+    times: Float  # (S, R) self time, all kinds; -inf where not known
     ideals: Float  # (S, R) base, all kinds; -inf where not known
     step_ns: Float  # (S,) T
     ideal_ns: Float  # (S,) T ideal
@@ -44,11 +45,11 @@ class IdealSteps:
     def excess(self, *kinds: str) -> Float:
         """What kinds took beyond their ideal, or less than it, (S, R); 0 where not known."""
         chosen = [self.own.kinds.index(kind) for kind in kinds if kind in self.own.kinds]
-        beyond = (self.own.own_ns[:, :, chosen] - self.base[:, :, chosen]).sum(axis=2)
+        beyond = (self.own.self_ns[:, :, chosen] - self.base[:, :, chosen]).sum(axis=2)
         return np.asarray(np.nan_to_num(beyond), dtype=np.float64)
 
     def gain(self, saved: Float) -> Float:
-        """T - T without `saved`, which is (S, R) nanoseconds of the ranks' own time."""
+        """T - T without `saved`, which is (S, R) nanoseconds of self time."""
         return np.asarray(np.maximum(self.step_ns - (self.times - saved).max(axis=1), 0.0))
 
     def gain_of_kind(self, *kinds: str) -> Float:
@@ -81,16 +82,16 @@ class IdealSteps:
         return self.gain(saved)
 
 
-def ideal_steps(own: OwnTimes) -> IdealSteps:
+def ideal_steps(own: SelfTimes) -> IdealSteps:
     """The frame of steps that all have at least one rank."""
     groups = comparable(own)
-    base = np.full_like(own.own_ns, np.nan)
+    base = np.full_like(own.self_ns, np.nan)
     alone = np.concatenate([members for members in groups if len(members) == 1] or [np.empty(0, dtype=np.int64)])
     for members in groups:
         base[:, members] = _typical(own, members, alone)
     base[:, :, [own.kinds.index(kind) for kind in _AVOIDABLE if kind in own.kinds]] = 0.0
-    base[~np.isfinite(own.own_ns)] = np.nan
-    sums, ideals = own.own_ns.sum(axis=2), base.sum(axis=2)
+    base[~np.isfinite(own.self_ns)] = np.nan
+    sums, ideals = own.self_ns.sum(axis=2), base.sum(axis=2)
     stage_ns = np.stack([largest(ideals[:, members], axis=1) for members in groups], axis=1)
     stage_ns = np.where(np.isfinite(stage_ns), stage_ns, np.nanmean(stage_ns, axis=1, keepdims=True))
     times = np.where(np.isfinite(sums), sums, -np.inf)
@@ -107,9 +108,9 @@ def ideal_steps(own: OwnTimes) -> IdealSteps:
     )
 
 
-def _typical(own: OwnTimes, members: Int, alone: Int) -> Float:
+def _typical(own: SelfTimes, members: Int, alone: Int) -> Float:
     """(S, members, K): what each kind typically takes on ranks that do the same."""
-    times = own.own_ns[:, members]
+    times = own.self_ns[:, members]
     if len(members) > 2:
         typical = median(times, axis=1)[:, None]
     elif len(members) == 2:
@@ -118,7 +119,7 @@ def _typical(own: OwnTimes, members: Int, alone: Int) -> Float:
         typical = np.broadcast_to(median(times, axis=0), times.shape).copy()
         apart = [place for place, kind in enumerate(own.kinds) if kind not in _OF_ITS_STAGE]
         if len(alone) > 1:
-            typical[:, :, apart] = median(own.own_ns[:, alone][:, :, apart], axis=1)[:, None]
+            typical[:, :, apart] = median(own.self_ns[:, alone][:, :, apart], axis=1)[:, None]
     return np.broadcast_to(typical, times.shape)
 
 
@@ -129,7 +130,7 @@ LEAST_LOSS = 0.05  # of a step's time: less is no loss
 _LEAST_OF_A_KIND = 0.1  # of it, of one kind by itself
 _VIEWS = (
     ("recompute", "backward"),
-    *((kind,) for kind in OWN_KINDS if kind not in ("recompute", "backward", "communication")),
+    *((kind,) for kind in SELF_KINDS if kind not in ("recompute", "backward", "communication")),
 )
 FEW_STEPS = 5  # fewer tell little: what is said then must hold in each of them
 _LEAST_LOSS_FEW = 0.2  # of a step's time, with so few
@@ -268,7 +269,7 @@ class Movement:
     steps: int
     ranks: int
     same_rank: int  # steps whose longest forward and longest backward are of one rank
-    inflation: float  # by how much the slowest rank's compute is beyond its ideal, relative to that
+    inflation: float  # by how much the slowest rank's forward and backward each are beyond their ideal, relative to it
     other_inflation: float  # the same of the rest of its work, relative to that of compute
 
     @property
@@ -292,14 +293,15 @@ def movement(ideal: IdealSteps, lossy: Bool) -> Movement:
     forward = ideal.excess("forward")[lossy]
     backward = ideal.excess("recompute", "backward")[lossy]
     slowest = (forward + backward).argmax(axis=1)
-    inflation = _inflation(ideal, lossy, slowest, *COMPUTE)
+    phases = (("forward",), ("recompute", "backward"))
+    whole = _inflation(ideal, lossy, slowest, *COMPUTE)
     rest = _inflation(ideal, lossy, slowest, *_REST)
     return Movement(
         steps=len(forward),
         ranks=forward.shape[1],
         same_rank=int((forward.argmax(axis=1) == backward.argmax(axis=1)).sum()),
-        inflation=inflation,
-        other_inflation=max(0.0, rest) / inflation if inflation > 0 else 0.0,
+        inflation=min(_inflation(ideal, lossy, slowest, *kinds) for kinds in phases),
+        other_inflation=max(0.0, rest) / whole if whole > 0 else 0.0,
     )
 
 
@@ -328,16 +330,17 @@ _OUTLIER_RATIO = 1.5  # times its equals
 _BEYOND_NOISE = 4.0  # deviations of its equals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowLayer:
+class SlowLayer(NamedTuple):
+    """A layer that takes longer than those `beside` which it stands, in a step."""
+
     layer: str
-    excess_ns: float  # in a step
-    own_ns: float
+    excess_ns: float
+    self_ns: float
     typical_ns: float
-    beside: str  # whom it was compared with
+    beside: str
 
     def __str__(self) -> str:
-        return f"{self.layer}: {ms(self.own_ns)} a step, {ms(self.typical_ns)} {self.beside}"
+        return f"{self.layer}: {ms(self.self_ns)} a step, {ms(self.typical_ns)} {self.beside}"
 
 
 def ms(ns: float) -> str:
@@ -379,8 +382,8 @@ def outlier_layer(layers: LayerTimes, step_ns: float, least: float) -> SlowLayer
 
 def _in_all_phases(layers: LayerTimes) -> Float:
     """(R, L); nan where a rank has no such layer."""
-    known = np.isfinite(layers.own_ns)
-    return np.where(known.any(axis=2), layers.own_ns.sum(axis=2, where=known), np.nan)
+    known = np.isfinite(layers.self_ns)
+    return np.where(known.any(axis=2), layers.self_ns.sum(axis=2, where=known), np.nan)
 
 
 def _one(names: tuple[str, ...], own: Float, typical: Float, beside: str, excess_ns: float) -> SlowLayer | None:
@@ -394,13 +397,8 @@ def _one(names: tuple[str, ...], own: Float, typical: Float, beside: str, excess
     apart = [at for at in parts if not (f"{names[at]}.".startswith(within) or within.startswith(f"{names[at]}."))]
     if apart and excess[apart].max() > _NEXT * excess[deepest]:
         return None
-    return SlowLayer(
-        layer=names[deepest],
-        excess_ns=float(excess[deepest]),
-        own_ns=float(own[deepest]),
-        typical_ns=float(typical[deepest]),
-        beside=beside,
-    )
+    excess_of, self_of, typical_of = (float(values[deepest]) for values in (excess, own, typical))
+    return SlowLayer(names[deepest], excess_of, self_of, typical_of, beside)
 
 
 def _holds_the_model(names: tuple[str, ...], at: int) -> bool:

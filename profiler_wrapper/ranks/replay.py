@@ -1,7 +1,7 @@
 """What the job would take if some of its operations were as quick as their like.
 
 "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI 2025): the dependencies of a step are
-replayed with each operation's own time, then with some of these times replaced by the typical one of their kind.
+replayed with each operation's self time, then with some of these times replaced by the typical one of their kind.
 S = T / T_ideal (its equation 1); M_W is the share of T - T_ideal that goes away with the slowest 3 % of workers typical
 (5), M_S the same with the last stage typical (section 5.2).
 """
@@ -359,7 +359,7 @@ class StepClass:
 
     graph: Graph
     steps: Int  # (S,) index
-    own_ns: Float32  # (N, P, S) of a transfer or collective: from when the last one was there
+    self_ns: Float32  # (N, P, S) of a transfer or collective: from when the last one was there
     recorded_ns: Float  # (S,) from first start to last end
     unknown: Bool  # (N, P, S) not in the table, or its other end is not
     lost: int  # operations that are not in the table, though others of the pipeline are
@@ -372,14 +372,14 @@ class StepClass:
             part = slice(first, end)
             return [self._length(number, part, typical_ns, as_recorded[number]) for number in range(len(typical_ns))]
 
-        return step_times(self.graph, lengths, self.own_ns.shape[1], len(self.steps))
+        return step_times(self.graph, lengths, self.self_ns.shape[1], len(self.steps))
 
     def _length(self, number: int, part: slice, typical_ns: Float, as_recorded: Bool) -> Length:
         if as_recorded.all():
-            return self.own_ns[number, :, part]
+            return self.self_ns[number, :, part]
         found: Length = typical_ns[number]
         if as_recorded.any():
-            found = np.where(as_recorded[:, None], self.own_ns[number, :, part], typical_ns[number])
+            found = np.where(as_recorded[:, None], self.self_ns[number, :, part], typical_ns[number])
         gone = self.absent[number, :, part]
         return np.where(gone, 0.0, found) if gone.any() else found
 
@@ -388,8 +388,8 @@ class StepClass:
 
         All other pipelines are equal then, so one stands for them, and all P answers come at once.
         """
-        pipelines, steps = self.own_ns.shape[1:]
-        own = self.own_ns.reshape(len(typical_ns), -1)
+        pipelines, steps = self.self_ns.shape[1:]
+        own = self.self_ns.reshape(len(typical_ns), -1)
 
         def lengths(first: int, end: int) -> list[Length]:
             others = np.broadcast_to(typical_ns[:, None], (len(typical_ns), end - first))
@@ -399,8 +399,8 @@ class StepClass:
         return found.reshape(pipelines, steps)
 
 
-def own_lengths(cells: Cells, graph: Graph, steps: Int) -> StepClass:
-    """What each operation took in the steps given; nan in `own_ns` where it is not in the table.
+def self_lengths(cells: Cells, graph: Graph, steps: Int) -> StepClass:
+    """What each operation took in the steps given; nan in `self_ns` where it is not in the table.
 
     Raises:
         NotReplayable: operations that belong together did not run together.
@@ -467,7 +467,7 @@ def typical_lengths(classes: Sequence[StepClass]) -> dict[int, float]:
     meets = {}
     for each in classes:
         for number, operation in enumerate(each.graph.operations):
-            values = each.own_ns[number]
+            values = each.self_ns[number]
             found.setdefault(operation.name, []).append(values[~np.isnan(values)])
             meets[operation.name] = operation.role.meets
     typical = {}
@@ -484,10 +484,10 @@ def fill_unknown(each: StepClass, typical_ns: Float) -> None:
     Raises:
         NotReplayable: so many that the replay would be made up.
     """
-    if each.lost > MOST_LOST * each.own_ns.size:
-        raise NotReplayable(f"{each.lost / each.own_ns.size:.0%} of the operations of a step are not in the table")
-    np.copyto(each.own_ns, typical_ns[:, None, None].astype(np.float32), where=each.unknown)
-    np.copyto(each.own_ns, np.float32(0), where=np.isnan(each.own_ns))
+    if each.lost > MOST_LOST * each.self_ns.size:
+        raise NotReplayable(f"{each.lost / each.self_ns.size:.0%} of the operations of a step are not in the table")
+    np.copyto(each.self_ns, typical_ns[:, None, None].astype(np.float32), where=each.unknown)
+    np.copyto(each.self_ns, np.float32(0), where=np.isnan(each.self_ns))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -508,7 +508,7 @@ class Scenarios:
     def total(self, as_recorded: Callable[[StepClass], Bool]) -> float:
         """The job's time with the chosen operations (N, P) as recorded and the others typical."""
         return sum(
-            float(each.times(self.typical_of(each), np.broadcast_to(as_recorded(each), each.own_ns.shape[:2])).sum())
+            float(each.times(self.typical_of(each), np.broadcast_to(as_recorded(each), each.self_ns.shape[:2])).sum())
             for each in self.classes
         )
 
@@ -603,7 +603,7 @@ def _check(cells: Cells, roles: list[Role]) -> None:
 
 def _class(cells: Cells, roles: list[Role], steps: Int) -> StepClass:
     found = [ops.stage_order(cells, roles, stage, steps) for stage in range(len(cells.stages))]
-    return own_lengths(cells, build_graph(found, cells.coordinates, partial(_groups, cells, steps)), steps)
+    return self_lengths(cells, build_graph(found, cells.coordinates, partial(_groups, cells, steps)), steps)
 
 
 def _groups(cells: Cells, steps: Int, operation: Operation) -> Int | None:
@@ -635,7 +635,7 @@ def _answers(scenarios: Scenarios, notes: list[str]) -> Replay:
     ranks = by_slowness(cells, scenarios.with_one_pipeline() / ideal, slowdown_of_stage)
     slowest = ranks[: -(-len(ranks) * round(100 * SLOWEST) // 100)]
     share_of_rank = np.full(len(cells.ranks), np.nan)
-    asked = ranks[: max(1, int(NUMBERS_FOR_RANKS // sum(each.own_ns.size for each in scenarios.classes)))]
+    asked = ranks[: max(1, int(NUMBERS_FOR_RANKS // sum(each.self_ns.size for each in scenarios.classes)))]
     for index in asked:
         share_of_rank[index] = (total - scenarios.without(np.array([index]))) / lost
     if len(asked) < len(cells.ranks):

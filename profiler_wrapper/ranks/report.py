@@ -19,7 +19,7 @@ from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.ranks import model, times
 from profiler_wrapper.ranks.clocks import align, fit, write_table
 from profiler_wrapper.ranks.database import Database, LoadedSpans, insert, to_rows
-from profiler_wrapper.ranks.model import Int, NamedSpan, OwnTimes, RanksReport
+from profiler_wrapper.ranks.model import Int, NamedSpan, RanksReport, SelfTimes
 from profiler_wrapper.ranks.replay import what_if
 from profiler_wrapper.ranks.stragglers import LATE, OUTSIDE, diagnose
 from profiler_wrapper.ranks.times import Basis
@@ -49,7 +49,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     if clocks is not None:
         write_table(database, clocks)
     basis, arrived = _basis(loaded), times.match_collectives(database)
-    own = times.with_waiting_of_one(times.subtract_transfer_waiting(times.own_times(database, basis=basis)))
+    own = times.with_waiting_of_one(times.subtract_transfer_waiting(times.self_times(database, basis=basis)))
     if not len(own.steps):
         raise EmptyRecording(f"{loaded.run}: no span belongs to a step. {_NO_STEPS[loaded.from_timers]}")
     steady = times.steady_times(own)
@@ -98,7 +98,7 @@ def _basis(loaded: LoadedSpans) -> Basis:
     return "device" if share is not None and share >= _MOSTLY else "cpu"
 
 
-def steps_missing(own: OwnTimes) -> list[Gap]:
+def steps_missing(own: SelfTimes) -> list[Gap]:
     """Steps that not all ranks have: those in which a rank is missing are named."""
     known = np.isfinite(own.wall_ns)
     places = np.flatnonzero(~known.all(axis=0))
@@ -211,12 +211,12 @@ def layers_over_ranks(layers: model.LayerTimes | None) -> list[dict[str, Any]]:
     ranks far beyond the others, the slowest first. `slowest_rank` is None where all take equally long.
     """
     rows: list[dict[str, Any]] = []
-    for at, place in np.ndindex(*layers.own_ns.shape[1:]) if layers is not None else ():
+    for at, place in np.ndindex(*layers.self_ns.shape[1:]) if layers is not None else ():
         assert layers is not None
-        known = np.isfinite(layers.own_ns[:, at, place])
+        known = np.isfinite(layers.self_ns[:, at, place])
         if not known.any():
             continue
-        values, ranks = layers.own_ns[known, at, place], layers.ranks[known]
+        values, ranks = layers.self_ns[known, at, place], layers.ranks[known]
         usual, spread, outliers = times.over_ranks(values, ranks)
         slowest = int(values.argmax())
         equal = len(values) > 1 and values.min() == values[slowest]
@@ -353,7 +353,7 @@ def _lost_dicts(accounting: model.Accounting) -> list[dict[str, Any]]:
 
 def _rank_dicts(report: RanksReport, *, waiting_known: bool) -> list[dict[str, Any]]:
     steady, arrivals, replay, scores = report.steady, report.arrivals, report.replay, report.scores
-    own_ms, waiting_ms, wall_ms = (mean(values) / 1e6 for values in (steady.own_ns, steady.waiting_ns, steady.wall_ns))
+    own_ms, waiting_ms, wall_ms = (mean(values) / 1e6 for values in (steady.self_ns, steady.waiting_ns, steady.wall_ns))
     matched_steps = len(np.unique(arrivals.step)) if arrivals else 0
     late, times_last, shares = dict[int, float](), dict[int, int](), dict[int, float]()
     if arrivals is not None:
@@ -394,7 +394,7 @@ def _rank_dicts(report: RanksReport, *, waiting_known: bool) -> list[dict[str, A
 def _stage_dicts(report: RanksReport) -> list[dict[str, Any]]:
     replay = report.replay
     shares = dict(zip(replay.stages.tolist(), replay.share_of_stage.tolist(), strict=True)) if replay else {}
-    work = report.steady.own_ns.sum(axis=2)
+    work = report.steady.self_ns.sum(axis=2)
     rows = []
     for stage in np.unique(report.steady.stages).tolist():
         members = work[:, report.steady.stages == stage]
@@ -423,7 +423,7 @@ _MOST_OF_IT = 0.6  # of what the job loses by a rank
 _LONGEST = 80  # of a name, in a sentence
 
 
-def named_spans(database: Database, own: OwnTimes) -> tuple[NamedSpan, ...]:
+def named_spans(database: Database, own: SelfTimes) -> tuple[NamedSpan, ...]:
     """Names of kind "other" in the steps of `own`, that which differs most between ranks first.
 
     A rank without such a span took nothing for it. What lies within another of its name is in that one's time.

@@ -11,7 +11,7 @@ import numpy as np
 from profiler_wrapper.analysis.statistics import median
 from profiler_wrapper.ranks import lost_time, model
 from profiler_wrapper.ranks.lost_time import Cost, IdealSteps, ms
-from profiler_wrapper.ranks.model import COMPUTE, Arrivals, Cause, Int, LayerTimes, OwnTimes, Suspect
+from profiler_wrapper.ranks.model import COMPUTE, Arrivals, Cause, Int, LayerTimes, SelfTimes, Suspect
 from profiler_wrapper.ranks.times import (
     MANY_STEPS,
     SOME_STEPS,
@@ -30,7 +30,7 @@ _OF_SUSPECT = ("verdict", "cause", "rank", "stage", "layer", "share", "lost_ns")
 
 
 def diagnose(
-    own: OwnTimes,
+    own: SelfTimes,
     arrivals: Arrivals | None = None,
     layers: LayerTimes | None = None,
     replay: model.Replay | None = None,
@@ -116,7 +116,7 @@ def _by_replay(one: ScoredSuspect, times: IdealSteps, replay: model.Replay) -> S
     )
 
 
-def _notes(own: OwnTimes) -> list[str]:
+def _notes(own: SelfTimes) -> list[str]:
     notes = []
     if len(own.steps) < MANY_STEPS:
         notes.append(f"only {len(own.steps)} steps were judged")
@@ -129,7 +129,7 @@ def _notes(own: OwnTimes) -> list[str]:
     return notes
 
 
-def _confidence(own: OwnTimes, share: float) -> model.Confidence:
+def _confidence(own: SelfTimes, share: float) -> model.Confidence:
     steps = len(own.steps)
     if steps >= MANY_STEPS and share >= _CLEAR and own.waiting_known:
         return "high"
@@ -277,7 +277,7 @@ def _stages(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[ScoredSusp
     slow = False
     outlier = lost_time.outlier_layer(layers, step, lost_time.LEAST_LOSS) if layers is not None else None
     if outlier and layers is not None:
-        of_stage = layers.own_ns[layers.stages == stage, layers.layers.index(outlier.layer)]
+        of_stage = layers.self_ns[layers.stages == stage, layers.layers.index(outlier.layer)]
         if np.isfinite(of_stage).any():
             slow = outlier.excess_ns >= MOST * beyond
             evidence.append(str(outlier))

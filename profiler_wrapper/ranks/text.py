@@ -230,7 +230,7 @@ def _who(suspect: Suspect) -> str:
 
 
 def stages_table(report: RanksReport, width: int) -> str:
-    """Whose time a step was: parts that add up to the longest rank's own time of the stage."""
+    """Whose time a step was: parts that add up to the longest rank's self time of the stage."""
     data = report.to_dict()
     shares = {row["stage"]: row for row in data["stages"]}
     rows = []

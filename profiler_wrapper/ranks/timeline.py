@@ -37,7 +37,7 @@ def drawn_steps(report: RanksReport) -> list[int]:
     own = report.own
     skipped = len(own.steps) - report.verdict.steps if 0 < report.verdict.steps < len(own.steps) else 0
     steps = own.steps[skipped:]
-    known = np.nan_to_num(own.own_ns[skipped:])
+    known = np.nan_to_num(own.self_ns[skipped:])
     gc = report.verdict.verdict == "gc" and "gc" in own.kinds
     times: Float = known[:, :, own.kinds.index("gc")].max(axis=1) if gc else known.sum(axis=2).max(axis=1)
     for width in range(min(DRAWN_STEPS, len(steps)), 0, -1):

@@ -123,7 +123,7 @@ def test_marks_stand_by_the_score_that_is_low() -> None:
 
 def test_a_mark_agrees_with_the_number_beside_it() -> None:
     own = simulated("none", seed=0, steps=70, noise=QUIET)
-    own.own_ns[40:, 3] *= 2  # for less than half of the steps
+    own.self_ns[40:, 3] *= 2  # for less than half of the steps
     report = report_of(own)
     lines = ranks_text(report, width=250).split("\n")
     (row,) = [line.split() for line in lines if re.match(r"[> ] 3 ", line)]
