@@ -379,7 +379,7 @@ def reduce_in_workers(tasks: Sequence[Task], count: int, reduce: Reduce) -> Iter
     A task whose process dies is done again: only one that kills two has a failure.
     """
     children: set[subprocess.Popen[bytes]] = set()
-    ended = threading.Event()
+    ended, alone = threading.Event(), threading.Lock()
 
     def reduced(task: Task) -> Reduced:
         failure = "nobody waits for it any more"
@@ -388,8 +388,9 @@ def reduce_in_workers(tasks: Sequence[Task], count: int, reduce: Reduce) -> Iter
                 break
             try:
                 child = start_child(_REDUCE, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            except OSError as error:
-                return Reduced(task.trace, "", task.rank, failure=f"no process can be started for it: {error}")
+            except OSError:  # where none can be started, this process does it, a trace at a time
+                with alone:
+                    return _reduced(reduce, task)
             children.add(child)
             if ended.is_set():
                 child.kill()
